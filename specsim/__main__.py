@@ -1,0 +1,25 @@
+"""Entry point: ``specsim`` and ``python -m specsim``."""
+
+import sys
+
+from specsim.cli import app
+from specsim.errors import SpecsimError
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line; an error of specsim is one line and exit code 2."""
+    try:
+        app()
+    except SpecsimError as error:
+        if "--debug" in sys.argv:
+            raise
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""What every acceptance model answers: how long a draft survives, wherever it is made."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.families import Member
+from specsim.request import Request
+from specsim.rng import Luck
+
+__all__ = ["MAX_DRAFT_LEN", "Acceptance", "Oracle", "run_lengths", "split_tables"]
+
+MAX_DRAFT_LEN = 254
+"""Longest draft: with the bonus token it still fits into a byte, as in every table of a run."""
+
+
+class Acceptance(Member):
+    """Decides which drafts survive.
+
+    Not step by step: for each request it answers once, for every output position, how many
+    drafts would survive if drafting started there. Luck therefore belongs to positions, and no
+    policy can change it by asking differently.
+    """
+
+    kind: str
+
+    @abstractmethod
+    def survival_lens(
+        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
+    ) -> list[bytes]:
+        """Return the survival tables of some requests.
+
+        Parameters
+        ----------
+        requests : sequence of Request
+        luck : Luck
+            Indexed by request and output position.
+        max_draft_len : int, tokens
+            Longest draft that will be asked about, at most `MAX_DRAFT_LEN`.
+
+        Returns
+        -------
+        list of bytes, one per request, each of shape (request.output_len,)
+            Element `p`: accepted length of a draft of `max_draft_len` tokens made when `p` output
+            tokens are known; a shorter draft of `k` tokens survives ``min(k, element)`` long.
+
+        Raises
+        ------
+        TraceError
+            A request carries no record of what the model needs.
+        """
+
+
+class Oracle:
+    """The future: how long drafts will survive.
+
+    Only policies that say "oracle" in their name receive it.
+
+    Parameters
+    ----------
+    tables : list of bytes
+        Survival table of every request, by its index.
+    """
+
+    def __init__(self, tables: list[bytes]) -> None:
+        self._tables = tables
+
+    def survival_len(self, request: int, position: int) -> int:
+        """Return how many drafts will survive if drafting starts at an output position.
+
+        Parameters
+        ----------
+        request : int
+            Index of the request.
+        position : int
+            Output tokens known when the draft is made.
+
+        Returns
+        -------
+        int, tokens
+        """
+        table = self._tables[request]
+        return table[position] if position < len(table) else 0
+
+
+def run_lengths(successes: NDArray[np.bool_], limit: int) -> NDArray[np.uint8]:
+    """Return, for each position, the number of successes in a row from there on, up to a limit.
+
+    Parameters
+    ----------
+    successes : ndarray of bool, shape (n,)
+    limit : int
+        Longer runs are cut to this, at most `MAX_DRAFT_LEN`.
+
+    Returns
+    -------
+    ndarray of uint8, shape (n,)
+    """
+    positions = np.arange(len(successes))
+    failures = np.where(successes, len(successes), positions)
+    next_failure = np.minimum.accumulate(failures[::-1])[::-1]
+    return np.minimum(next_failure - positions, limit).astype(np.uint8)
+
+
+def split_tables(
+    flat: NDArray[np.uint8], requests: Sequence[Request], *, stride_extra: int
+) -> list[bytes]:
+    """Cut tables that lie end to end into one per request.
+
+    Parameters
+    ----------
+    flat : ndarray of uint8
+        For each request its output positions and `stride_extra` more, which are dropped.
+    requests : sequence of Request
+    stride_extra : int
+
+    Returns
+    -------
+    list of bytes
+    """
+    data = flat.tobytes()
+    tables, start = [], 0
+    for request in requests:
+        tables.append(data[start : start + request.output_len])
+        start += request.output_len + stride_extra
+    return tables

@@ -1,0 +1,73 @@
+"""Acceptance that depends on the place in the draft."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self, final
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from specsim.acceptance.base import Acceptance, split_tables
+from specsim.request import Request
+from specsim.rng import Luck
+
+__all__ = ["PerPosition"]
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+
+
+@final
+class PerPosition(Acceptance):
+    """The j-th token of a draft is accepted with its own probability.
+
+    Two conventions are in use and must be told apart, so exactly one of the fields is given:
+    `conditional_rates` are P(token j accepted | all before it were); `unconditional_rates` are
+    P(tokens 1..j all accepted), non-increasing, as vLLM reports them
+    (``spec_decode_per_position_acceptance_rates``, ``synthetic_acceptance_rates``). Tokens beyond
+    the last rate are rejected.
+    """
+
+    kind: Literal["per_position"] = "per_position"
+    conditional_rates: tuple[Rate, ...] | None = None
+    unconditional_rates: tuple[Rate, ...] | None = None
+
+    @model_validator(mode="after")
+    def _check_rates(self) -> Self:
+        given = [r for r in (self.conditional_rates, self.unconditional_rates) if r is not None]
+        if len(given) != 1 or not given[0]:
+            raise ValueError("give either conditional_rates or unconditional_rates, not empty")
+        rates = self.unconditional_rates or ()
+        if any(later > earlier for earlier, later in zip(rates, rates[1:], strict=False)):
+            raise ValueError(
+                f"unconditional_rates {list(rates)} must not increase: to accept token j + 1 "
+                "token j must have been accepted; use conditional_rates for conditional ones"
+            )
+        return self
+
+    @property
+    def rates(self) -> list[float]:
+        """Conditional rates, whichever way they were given."""
+        if self.conditional_rates is not None:
+            return list(self.conditional_rates)
+        assert self.unconditional_rates is not None
+        before = (1.0, *self.unconditional_rates)
+        return [
+            now / last if last > 0 else 0.0
+            for last, now in zip(before, self.unconditional_rates, strict=False)
+        ]
+
+    def survival_lens(
+        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
+    ) -> list[bytes]:
+        """Follow every possible draft token by token; position p + j holds the luck of token j."""
+        rates = self.rates[:max_draft_len]
+        indices = [request.index for request in requests]
+        counts = [request.output_len + len(rates) for request in requests]
+        uniforms = luck.uniforms(indices, counts)
+        # Every position that belongs to an output has all its draft tokens within its own request.
+        starts = len(uniforms) - len(rates)
+        alive = np.ones(starts, dtype=bool)
+        survived = np.zeros(len(uniforms), dtype=np.uint8)
+        for offset, rate in enumerate(rates):
+            alive &= uniforms[offset : offset + starts] < rate
+            survived[:starts] += alive
+        return split_tables(survived, requests, stride_extra=len(rates))

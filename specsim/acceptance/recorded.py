@@ -1,0 +1,53 @@
+"""Acceptance that was recorded."""
+
+from collections.abc import Sequence
+from typing import Literal, final
+
+from specsim.acceptance.base import Acceptance
+from specsim.errors import TraceError
+from specsim.request import Request
+from specsim.rng import Luck
+
+__all__ = ["Recorded"]
+
+
+@final
+class Recorded(Acceptance):
+    """The accepted lengths of a token trace, counterfactual at every output position.
+
+    Reads the column ``acc_<proposer>`` of the trace (SpecDecode-Bench, arXiv 2601.11580). Where a
+    record is shorter than the output, positions beyond its end accept nothing.
+    """
+
+    kind: Literal["recorded"] = "recorded"
+    proposer: str
+    """Whose record: ``eagle`` reads ``acc_eagle``."""
+
+    def survival_lens(
+        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
+    ) -> list[bytes]:
+        """Return the records, cut to the longest draft.
+
+        Raises
+        ------
+        TraceError
+            A request has no such record.
+        """
+        cut = bytes(min(length, max_draft_len) for length in range(256))
+        return [
+            self._record(request)[: request.output_len]
+            .translate(cut)
+            .ljust(request.output_len, b"\0")
+            for request in requests
+        ]
+
+    def _record(self, request: Request) -> bytes:
+        record = request.recorded_lens.get(self.proposer)
+        if record is None:
+            known = ", ".join(sorted(request.recorded_lens)) or "none"
+            raise TraceError(
+                f"request {request.id or request.index} has no recorded acceptance "
+                f"'acc_{self.proposer}' (it has: {known}); use a token trace that carries it, "
+                "or another acceptance model"
+            )
+        return record

@@ -1,0 +1,67 @@
+"""Files that are there whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+
+from specsim.errors import ConfigError
+
+__all__ = ["new_file", "new_folder"]
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write to; it becomes `path` only if the block succeeds.
+
+    Parameters
+    ----------
+    path : Path
+        Replaced if it exists.
+
+    Raises
+    ------
+    ConfigError
+        The folder cannot be written to.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give a temporary folder to fill; its files move into `path` only if the block succeeds.
+
+    Parameters
+    ----------
+    path : Path
+        Made if missing; files and folders of the same name in it are replaced, others stay.
+
+    Raises
+    ------
+    ConfigError
+        The folder cannot be written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        temporary = Path(mkdtemp(prefix=".unfinished-", dir=path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+    try:
+        yield temporary
+        for child in sorted(temporary.iterdir()):
+            target = path / child.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            child.replace(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

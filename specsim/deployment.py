@@ -1,0 +1,149 @@
+"""Deployment: an experiment's engine, resolved against its profile and hardware.
+
+Everything that vLLM would find out when it starts: which limits apply on this GPU, how many KV
+blocks fit, whether steps are scheduled asynchronously, and what a step costs.
+"""
+
+from dataclasses import dataclass
+
+from specsim.engine.config import EngineConfig
+from specsim.engine.scheduler import Scheduler
+from specsim.errors import ProfileError
+from specsim.experiment import Experiment
+from specsim.hardware import GIB, GpuSpec, ModelShape, load_gpu, load_model, num_kv_blocks
+from specsim.policies import Policy
+from specsim.profile import DraftCost, Profile, StepCosts, load_profile
+from specsim.proposers import Proposer
+
+__all__ = ["Deployment"]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A server that could be started."""
+
+    engine: EngineConfig
+    """With every default filled in."""
+    profile: Profile
+    policy: Policy
+    proposer: Proposer | None
+    """None if nothing is ever drafted."""
+    max_draft_len: int
+    is_async: bool
+    costs: StepCosts
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> "Deployment":
+        """Resolve an experiment.
+
+        Parameters
+        ----------
+        experiment : Experiment
+
+        Returns
+        -------
+        Deployment
+
+        Raises
+        ------
+        ProfileError
+            There is no such profile, it is of another model, or does not know the drafting method.
+        CapacityError
+            The model does not fit into the GPU's memory.
+        ConfigError
+            Two limits contradict each other.
+        """
+        profile = load_profile(experiment.profile)
+        model, gpu = load_model(profile.model), load_gpu(profile.gpu)
+        _check_same(experiment.engine, profile, model)
+        max_draft_len = experiment.max_draft_len
+        proposer = experiment.engine.speculative_config if max_draft_len else None
+        draft = _draft_cost(profile, proposer) if proposer else None
+        return cls(
+            engine=_resolved(experiment.engine, profile, model, gpu, draft),
+            profile=profile,
+            policy=experiment.effective_policy,
+            proposer=proposer,
+            max_draft_len=max_draft_len,
+            is_async=experiment.is_async,
+            costs=StepCosts(profile.target, draft, profile.overhead),
+        )
+
+    def make_scheduler(self) -> Scheduler:
+        """Return a fresh scheduler for one replica."""
+        return self.engine.make_scheduler(
+            self.proposer,
+            self.max_draft_len,
+            is_dynamic=self.policy.is_dynamic,
+            is_async=self.is_async,
+        )
+
+
+def _check_same(engine: EngineConfig, profile: Profile, model: ModelShape) -> None:
+    names = {profile.model.lower(), model.name.lower()}
+    if engine.model is not None and engine.model.lower() not in names:
+        raise ProfileError(
+            f"engine.model = '{engine.model}', but the profile was made for '{model.name}'; choose "
+            "the profile of that model or correct engine.model"
+        )
+    size = engine.tensor_parallel_size
+    if size is not None and size != profile.tensor_parallel_size:
+        raise ProfileError(
+            f"engine.tensor_parallel_size = {size}, but the profile was made with "
+            f"{profile.tensor_parallel_size}; choose a profile '...-tp{size}'"
+        )
+
+
+def _draft_cost(profile: Profile, proposer: Proposer) -> DraftCost:
+    cost = profile.drafts.get(proposer.cost_key)
+    if cost is None:
+        known = ", ".join(profile.drafts) or "none"
+        raise ProfileError(
+            f"the profile of {profile.model} on {profile.gpu} has no drafting cost for method "
+            f"'{proposer.method}' (it has: {known}); add it under 'drafts' or use another method"
+        )
+    return cost
+
+
+def _resolved(
+    engine: EngineConfig,
+    profile: Profile,
+    model: ModelShape,
+    gpu: GpuSpec,
+    draft: DraftCost | None,
+) -> EngineConfig:
+    max_model_len = engine.max_model_len or model.max_position_embeddings
+    if engine.scheduler == "prefill_first":  # defaults of vLLM 0.6
+        batched_tokens, seqs = max(2048, max_model_len), 256
+    else:
+        batched_tokens, seqs = _default_batch(gpu)
+    blocks = engine.num_gpu_blocks
+    if blocks is None:
+        size = profile.tensor_parallel_size
+        draft_gib, draft_kv = (draft.weights_gib, draft.kv_bytes_per_token) if draft else (0, 0)
+        blocks = num_kv_blocks(
+            memory_bytes=gpu.memory_gib * GIB * engine.gpu_memory_utilization,
+            taken_bytes=model.weight_bytes / size + (draft_gib + profile.reserved_gib) * GIB,
+            block_size=engine.block_size,
+            kv_bytes_per_token=model.kv_bytes_per_token / size + draft_kv,
+        )
+    return engine.resolved(
+        model=model.name,
+        tensor_parallel_size=profile.tensor_parallel_size,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batched_tokens,
+        max_model_len=max_model_len,
+        num_gpu_blocks=blocks,
+    )
+
+
+def _default_batch(gpu: GpuSpec) -> tuple[int, int]:
+    """Return max_num_batched_tokens and max_num_seqs of ``vllm serve`` 0.32.0 on this GPU.
+
+    Source: ``engine/arg_utils.py get_batch_defaults``.
+    """
+    if gpu.memory_gib >= 160:
+        return 16384, 1024
+    if gpu.memory_gib >= 70 and "a100" not in gpu.name.lower():
+        return 8192, 1024
+    return 2048, 256

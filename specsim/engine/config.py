@@ -1,0 +1,168 @@
+"""EngineConfig: the engine's settings, under vLLM's own names and defaults."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from specsim.engine.kv_cache import KVLimits
+from specsim.engine.scheduler import Scheduler, SchedulerLimits
+from specsim.engine.schedulers import AsyncScheduler, PrefillFirstScheduler, SyncScheduler
+from specsim.errors import CapacityError, ConfigError
+from specsim.proposers import PROPOSERS, Proposer
+from specsim.settings import Settings
+
+__all__ = ["EngineConfig"]
+
+Count = Annotated[int, Field(gt=0)]
+
+
+class EngineConfig(Settings):
+    """Settings of one engine.
+
+    Names, meanings and defaults are those of ``vllm serve`` 0.32.0 for an 8B text model on one
+    GPU (``config/scheduler.py``, ``config/cache.py``, ``engine/arg_utils.py``), so that the flags
+    of a deployment can be pasted in.
+    """
+
+    model: str | None = None
+    """Checked against the profile's model, if given."""
+    tensor_parallel_size: Count | None = None
+    """Checked against the profile's, if given."""
+    scheduler: Literal["v1", "prefill_first"] = "v1"
+    """``prefill_first`` is vLLM V0: waiting prompts run first, whole, in a step of their own."""
+    max_num_seqs: Count | None = None
+    """By default 1024 on GPUs of 70 GiB and more other than the A100, else 256."""
+    max_num_active_seqs: Count | None = None
+    """Caps the running sequences in place of max_num_seqs."""
+    max_num_batched_tokens: Count | None = None
+    """By default 16384 on GPUs of 160 GiB and more, 8192 from 70 GiB (not A100), else 2048."""
+    max_num_scheduled_tokens: Count | None = None
+    """By default max_num_batched_tokens."""
+    max_model_len: Count | None = None
+    """By default the model's max_position_embeddings."""
+    block_size: Count = 16
+    num_gpu_blocks: Annotated[int, Field(ge=2)] | None = None
+    """KV blocks, the null block included; by default what fits into the GPU's memory."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.92
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    async_scheduling: bool | None = None
+    """By default on, unless the drafting method or the scheduler rules it out."""
+    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    scheduler_reserve_full_isl: bool = True
+    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the blocks that admissions leave free; V0 used 0.01."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    speculative_config: Annotated[Proposer, PROPOSERS] | None = None
+    """vLLM's own JSON: ``{method: eagle3, num_speculative_tokens: 5}``."""
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        if self.scheduler == "prefill_first":
+            if self.async_scheduling:
+                raise ValueError("async_scheduling: prefill_first (vLLM V0) has none; set it false")
+            if self.long_prefill_token_threshold:
+                raise ValueError(
+                    "long_prefill_token_threshold: prefill_first (vLLM V0) runs prompts whole"
+                )
+        proposer = self.speculative_config
+        if self.async_scheduling and proposer is not None and not proposer.supports_async:
+            raise ValueError(
+                f"async_scheduling: vLLM does not combine it with method '{proposer.method}'; "
+                "set it false or leave it out"
+            )
+        return self
+
+    def resolved(self, **defaults: int) -> "EngineConfig":
+        """Return a copy in which every default that depends on the hardware is filled in.
+
+        Parameters
+        ----------
+        **defaults : int
+            Values for the fields that are None.
+
+        Returns
+        -------
+        EngineConfig
+
+        Raises
+        ------
+        ConfigError
+            Two limits contradict each other.
+        CapacityError
+            The blocks cannot hold one request of max_model_len tokens.
+        """
+        missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        config = self.model_copy(update=missing)
+        config._check_limits()
+        return config
+
+    def _check_limits(self) -> None:
+        batched_tokens, seqs = self.max_num_batched_tokens or 0, self.max_num_seqs or 0
+        if batched_tokens < seqs:
+            raise ConfigError(
+                f"engine.max_num_batched_tokens = {batched_tokens} must be at least max_num_seqs = "
+                f"{seqs}; raise it or lower max_num_seqs"
+            )
+        max_model_len, blocks = self.max_model_len or 0, self.num_gpu_blocks or 0
+        whole_prompts = self.scheduler == "prefill_first" or not self.enable_chunked_prefill
+        if whole_prompts and batched_tokens < max_model_len:
+            raise ConfigError(
+                f"engine.max_num_batched_tokens = {batched_tokens} must be at least max_model_len "
+                f"= {max_model_len} where prompts run whole; raise it or lower max_model_len"
+            )
+        if (blocks - 1) * self.block_size < max_model_len:
+            raise CapacityError(
+                f"engine.num_gpu_blocks = {blocks} hold {(blocks - 1) * self.block_size} tokens, "
+                f"less than one request of max_model_len = {max_model_len}; lower max_model_len "
+                "or use more memory"
+            )
+
+    def make_scheduler(
+        self, proposer: Proposer | None, max_draft_len: int, *, is_dynamic: bool, is_async: bool
+    ) -> Scheduler:
+        """Return a fresh scheduler with these limits.
+
+        Parameters
+        ----------
+        proposer : Proposer or None
+            None without speculation.
+        max_draft_len : int, tokens
+        is_dynamic : bool
+            Whether the draft length can change from step to step.
+        is_async : bool
+
+        Returns
+        -------
+        Scheduler
+        """
+        assert self.max_num_seqs and self.max_num_batched_tokens
+        assert self.max_model_len and self.num_gpu_blocks
+        is_v0 = self.scheduler == "prefill_first"
+        lookahead_len = proposer.lookahead_len(max_draft_len) if proposer else 0
+        limits = SchedulerLimits(
+            max_num_scheduled_tokens=self.max_num_scheduled_tokens or self.max_num_batched_tokens,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_running=self.max_num_active_seqs or self.max_num_seqs,
+            policy=self.scheduling_policy,
+            enable_chunked_prefill=self.enable_chunked_prefill and not is_v0,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            long_prefill_token_threshold_adaptive=self.long_prefill_token_threshold_adaptive,
+            draft_slots=proposer.draft_slots if proposer and not is_v0 else 0,
+            max_draft_len=max_draft_len,
+            pads_admissions=max_draft_len > 0 and not is_dynamic and not is_v0,
+            kv=KVLimits(
+                num_blocks=self.num_gpu_blocks,
+                block_size=self.block_size,
+                max_model_len=self.max_model_len,
+                lookahead_len=max_draft_len if is_v0 else lookahead_len,
+                enable_prefix_caching=self.enable_prefix_caching,
+                drops_last_hit=proposer is not None and proposer.drops_last_hit,
+                watermark_blocks=int(self.watermark * self.num_gpu_blocks),
+                reserve_full_prompt=self.scheduler_reserve_full_isl or is_v0,
+            ),
+        )
+        if is_v0:
+            return PrefillFirstScheduler(limits)
+        return AsyncScheduler(limits) if is_async else SyncScheduler(limits)

@@ -1,0 +1,233 @@
+"""Engine: one replica, driving its scheduler by the event clock.
+
+    schedule -> target forward -> accept -> draft for the next step
+
+One SimPy process per engine; a request is data, not a process. At one instant arrivals come
+first: a request that arrives exactly when a step ends is considered by the next `schedule`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Protocol
+
+from simpy import Environment, Event
+
+from specsim.engine.plan import StepPlan
+from specsim.engine.scheduler import Scheduler
+from specsim.engine.schedulers import AsyncScheduler
+from specsim.engine.sequence import Sequence
+from specsim.engine.speculation import Speculation
+from specsim.request import Request
+from specsim.step import StepLoad
+
+__all__ = ["Costs", "Engine", "EngineStep", "Observer"]
+
+
+class EngineStep:
+    """One step on the clock: its plan, what it costs and what came of it."""
+
+    __slots__ = (
+        "accepted_lens",
+        "asked_lens",
+        "draft_time",
+        "ended_at",
+        "free_blocks",
+        "load",
+        "num_running",
+        "num_waiting",
+        "overhead_time",
+        "plan",
+        "scheduled_at",
+        "started_at",
+        "target_time",
+    )
+
+    def __init__(self, plan: StepPlan, scheduler: Scheduler, now: float) -> None:
+        self.plan = plan
+        self.load: StepLoad = plan.load
+        self.scheduled_at = now
+        self.started_at = now
+        """When the GPU begins with it."""
+        self.ended_at = now
+        """When its tokens are delivered."""
+        self.num_running = len(scheduler.running)
+        self.num_waiting = len(scheduler.waiting)
+        self.free_blocks = scheduler.kv.num_free
+        self.asked_lens: int | list[int] = 0
+        """Draft lengths that the policy asked for at its end."""
+        self.accepted_lens: list[int] = []
+        self.target_time = 0.0
+        self.draft_time = 0.0
+        self.overhead_time = 0.0
+
+
+class Costs(Protocol):
+    """What a step costs, in the unit of the clock; see `specsim.profile.StepCosts`."""
+
+    def target_time(self, load: StepLoad) -> float:
+        """Return the duration of the target's forward pass."""
+
+    def draft_time(
+        self, load: StepLoad, draft_lens: int | list[int], target_time: float
+    ) -> float:
+        """Return the duration of drafting after such a step."""
+
+    def overhead_time(self, num_requests: int) -> float:
+        """Return the engine's own time per step."""
+
+
+class Observer(Protocol):
+    """Whoever watches an engine: records, invariant checks, the parity log."""
+
+    def scheduled(self, scheduler: Scheduler, step: EngineStep) -> None:
+        """See a step that has just been scheduled."""
+
+    def updated(self, scheduler: Scheduler, step: EngineStep, ended: list[Sequence]) -> None:
+        """See a step whose output has just been taken in, and the sequences that it ended."""
+
+
+class Engine:
+    """One replica.
+
+    Parameters
+    ----------
+    env : simpy.Environment
+        Its clock counts in the unit of `costs`: seconds, or whole nanoseconds under parity.
+    scheduler : Scheduler
+    speculation : Speculation
+    costs : Costs
+    observers : list of Observer
+    on_end : callable
+        Told of every sequence that ends.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        scheduler: Scheduler,
+        speculation: Speculation,
+        costs: Costs,
+        *,
+        observers: list[Observer],
+        on_end: Callable[[Sequence], None],
+    ) -> None:
+        self.env = env
+        self.scheduler = scheduler
+        self._speculation = speculation
+        self._costs = costs
+        self._observers = observers
+        self._on_end = on_end
+        self._inbox: list[tuple[Request, float]] = []
+        self._wake: Event | None = None
+        is_async = isinstance(scheduler, AsyncScheduler)
+        env.process(self._run_async() if is_async else self._run_sync())
+
+    def submit(self, request: Request) -> None:
+        """Take in a request, now; the scheduler gets it when it is next asked to schedule."""
+        self._inbox.append((request, self.env.now))
+        if self._wake is not None:
+            self._wake.succeed()
+            self._wake = None
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run."""
+        return len(self.scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have been submitted but do not run."""
+        return len(self._inbox) + len(self.scheduler.waiting)
+
+    def _take_in(self) -> None:
+        for request, arrived_at in self._inbox:
+            self._speculation.prepare(self.scheduler.add(request, arrived_at))
+        self._inbox.clear()
+
+    def _arrival(self) -> Event:
+        """Return the event of the next `submit`."""
+        self._wake = self.env.event()
+        return self._wake
+
+    def _run_sync(self) -> Generator[Event, None, None]:
+        scheduler, speculation = self.scheduler, self._speculation
+        while True:
+            self._take_in()
+            if not scheduler.has_unfinished:
+                yield self._arrival()
+                continue
+            step = EngineStep(scheduler.schedule(), scheduler, self.env.now)
+            self._execute(step)
+            self._tell_scheduled(step)
+            if step.plan.sequences:
+                yield self.env.timeout(step.target_time + step.draft_time + step.overhead_time)
+            elif not step.plan.preempted and not self._inbox:
+                yield self._arrival()  # nothing can run before something changes
+            self._update(step)
+            if not scheduler.drafts_early:
+                scheduler.offer_drafts(step.plan, speculation.offered(step.plan, step.asked_lens))
+
+    def _execute(self, step: EngineStep) -> None:
+        """Verify, decide on the next drafts, and charge for it all; only the clock is left."""
+        plan, load, speculation = step.plan, step.load, self._speculation
+        if self.scheduler.drafts_early:
+            if not plan.prefill_lens:
+                step.asked_lens = speculation.decide(plan, load, None)
+            self.scheduler.offer_drafts(plan, speculation.offered(plan, step.asked_lens))
+            step.load = plan.load
+        step.accepted_lens = speculation.verify(plan)
+        speculation.observe(plan, step.accepted_lens)
+        if not self.scheduler.drafts_early:
+            step.asked_lens = speculation.decide(plan, load, step.accepted_lens)
+        self._charge(step, load)
+
+    def _run_async(self) -> Generator[Event, None, None]:
+        """Keep two steps in flight (vLLM 0.32.0 ``v1/engine/core.py step_with_batch_queue``)."""
+        scheduler, speculation, env = self.scheduler, self._speculation, self.env
+        in_flight: deque[EngineStep] = deque()
+        gpu_free_at = env.now
+        while True:
+            self._take_in()
+            if scheduler.has_requests:
+                step = EngineStep(scheduler.schedule(), scheduler, env.now)
+                step.asked_lens = speculation.decide(step.plan, step.load, None)
+                scheduler.offer_drafts(step.plan, step.asked_lens)
+                self._tell_scheduled(step)
+                self._charge(step, step.load)
+                if step.overhead_time:
+                    yield env.timeout(step.overhead_time)  # hidden while the GPU is busy
+                step.started_at = max(env.now, gpu_free_at)
+                gpu_free_at = step.started_at + step.target_time + step.draft_time
+                step.ended_at = gpu_free_at
+                in_flight.append(step)
+                if len(in_flight) < 2 and (step.plan.sequences or scheduler.has_requests):
+                    continue
+            elif not in_flight:
+                yield self._arrival()
+                continue
+            step = in_flight.popleft()
+            if step.ended_at > env.now:
+                yield env.timeout(step.ended_at - env.now)
+            step.accepted_lens = speculation.verify(step.plan)
+            self._update(step)
+            speculation.observe(step.plan, step.accepted_lens)
+
+    def _charge(self, step: EngineStep, draft_load: StepLoad) -> None:
+        costs = self._costs
+        step.target_time = costs.target_time(step.load)
+        step.draft_time = costs.draft_time(draft_load, step.asked_lens, step.target_time)
+        step.overhead_time = costs.overhead_time(step.load.num_requests)
+
+    def _tell_scheduled(self, step: EngineStep) -> None:
+        for sequence in step.plan.admitted:
+            sequence.first_scheduled_at = step.scheduled_at
+        for observer in self._observers:
+            observer.scheduled(self.scheduler, step)
+
+    def _update(self, step: EngineStep) -> None:
+        step.ended_at = self.env.now
+        ended = self.scheduler.update(step.plan, step.accepted_lens)
+        for observer in self._observers:
+            observer.updated(self.scheduler, step, ended)
+        for sequence in ended:
+            self._on_end(sequence)

@@ -1,0 +1,357 @@
+"""KV cache: a pool of blocks with prefix caching and LRU eviction, as in vLLM V1.
+
+Sources: vLLM 0.32.0 ``v1/core/block_pool.py``, ``v1/core/kv_cache_manager.py allocate_slots`` and
+``v1/core/single_type_kv_cache_manager.py``, re-implemented from a description of their behaviour.
+
+Blocks whose content is published keep it while they wait in the free queue: a later request with
+the same prefix takes them out again, and only handing them out for something else evicts them.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from collections.abc import Sequence as Indexable
+from dataclasses import dataclass
+
+from specsim.engine.sequence import NEVER, Sequence
+from specsim.errors import InvariantError
+from specsim.request import BlockKey
+
+__all__ = ["BlockPool", "KVCache", "KVLimits"]
+
+
+class BlockPool:
+    """The blocks themselves: which are free, who shares them, what they hold.
+
+    Block 0 is a permanent null block, as in vLLM, so `num_blocks - 1` are usable.
+
+    vLLM keeps one free queue. Blocks without published content return to its front, published ones
+    to its end, and neither changes its kind while it waits, so the queue always is a stack of
+    unpublished blocks followed by the published ones in order of release. Here it is those two.
+
+    Parameters
+    ----------
+    num_blocks : int
+        Ids, the null block included.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._stack = list(range(num_blocks - 1, 0, -1))
+        """Free unpublished blocks; the next to be handed out is the last."""
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        """Free published blocks; the next to be evicted is the first."""
+        self._key_of: list[BlockKey | None] = [None] * num_blocks
+        """Key of each block, free or held; None if it is not published."""
+        self._holders: list[int] = [0] * num_blocks
+        """How many sequences hold each published block; not kept for unpublished ones."""
+        self._oldest: dict[BlockKey, int] = {}
+        """Per key the block published first."""
+        self._younger: dict[BlockKey, list[int]] = {}
+        """Per key the other blocks, in order of publication; only keys that have some."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds, published ones included."""
+        return len(self._stack) + len(self._evictable)
+
+    def free_order(self) -> list[int]:
+        """Return the free queue, the next to be handed out first."""
+        return self._stack[::-1] + list(self._evictable)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Take the first blocks of the free queue; published ones lose their identity.
+
+        Parameters
+        ----------
+        count : int
+
+        Returns
+        -------
+        list of int or None
+            Block ids; None, and nothing taken, if fewer are free.
+        """
+        stack = self._stack
+        if count == 1 and stack:
+            return [stack.pop()]
+        if count > self.num_free:
+            return None
+        kept = max(0, len(stack) - count)
+        blocks = stack[kept:]
+        del stack[kept:]
+        blocks.reverse()
+        while len(blocks) < count:
+            block = self._evictable.popitem(last=False)[0]
+            blocks.append(block)
+            key = self._key_of[block]
+            assert key is not None
+            self._key_of[block] = None
+            if self._younger:
+                self._forget_one_of_several(block, key)
+            else:
+                del self._oldest[key]
+        return blocks
+
+    def cached(self, keys: Indexable[BlockKey], limit: int) -> list[int]:
+        """Return the longest run of leading published blocks, without taking them.
+
+        Parameters
+        ----------
+        keys : sequence of BlockKey
+        limit : int
+            Look at no more than this many.
+
+        Returns
+        -------
+        list of int
+            Block ids; for equal content the one published first.
+        """
+        hit: list[int] = []
+        oldest = self._oldest
+        for number in range(limit):
+            block = oldest.get(keys[number])
+            if block is None:
+                break
+            hit.append(block)
+        return hit
+
+    def count_unheld(self, blocks: Iterable[int]) -> int:
+        """Return how many of these published blocks sit in the free queue."""
+        return sum(not self._holders[block] for block in blocks)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Hold published blocks; those that nobody held leave the free queue."""
+        for block in blocks:
+            if not self._holders[block]:
+                del self._evictable[block]
+            self._holders[block] += 1
+
+    def publish(self, block: int, key: BlockKey) -> None:
+        """Let later requests find a held, full block by its key.
+
+        There is no de-duplication, as in vLLM: equal content may live in several blocks.
+        """
+        self._key_of[block] = key
+        self._holders[block] = 1
+        if self._oldest.setdefault(key, block) != block:
+            self._younger.setdefault(key, []).append(block)
+
+    def release(self, blocks: list[int]) -> None:
+        """Give back one holder of each block.
+
+        Blocks that nobody holds any more go to the free queue: unpublished ones to its front,
+        published ones to its end, each time with the last block of the list first.
+
+        Parameters
+        ----------
+        blocks : list of int
+            In the order of the tokens that they hold.
+        """
+        if not self._oldest:
+            self._stack += blocks
+            return
+        key_of, holders = self._key_of, self._holders
+        for block in reversed(blocks):
+            if key_of[block] is not None:
+                holders[block] -= 1
+                if not holders[block]:
+                    self._evictable[block] = None
+        self._stack += [block for block in blocks if key_of[block] is None]
+
+    def _forget_one_of_several(self, block: int, key: BlockKey) -> None:
+        """Let a key no longer lead to this block, but to the next one of equal content."""
+        younger = self._younger.get(key, [])
+        if self._oldest[key] != block:
+            younger.remove(block)
+        elif younger:
+            self._oldest[key] = younger.pop(0)
+        else:
+            del self._oldest[key]
+        if not younger:
+            self._younger.pop(key, None)
+
+    def check_integrity(self, held: Iterable[list[int]]) -> None:
+        """Raise unless every block is exactly once free or held, and every key is found.
+
+        Parameters
+        ----------
+        held : iterable of list of int
+            The blocks of every running sequence.
+
+        Raises
+        ------
+        InvariantError
+        """
+        holders = Counter(block for blocks in held for block in blocks)
+        used, free = len(holders), self.num_free
+        if used + free + 1 != self.num_blocks or len({*holders, *self.free_order()}) != used + free:
+            raise InvariantError(
+                f"blocks used ({used}) + free ({free}) + null (1) != total ({self.num_blocks}), "
+                "or a block is both used and free"
+            )
+        published = [block for block, key in enumerate(self._key_of) if key is not None]
+        for block, count in holders.items():
+            if count != (self._holders[block] if self._key_of[block] is not None else 1):
+                raise InvariantError(f"block {block}: {count} sequences hold it, not as many as kept")
+        if set(self._evictable) != {block for block in published if not self._holders[block]}:
+            raise InvariantError("evictable blocks != published blocks that nobody holds")
+        found = len(self._oldest) + sum(map(len, self._younger.values()))
+        if len(published) != found:
+            raise InvariantError(
+                f"published blocks ({len(published)}) != blocks found by key ({found})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class KVLimits:
+    """What decides how many blocks a sequence needs."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    lookahead_len: int = 0
+    """Extra slots per sequence that the drafting method writes to."""
+    enable_prefix_caching: bool = False
+    drops_last_hit: bool = False
+    """EAGLE-type drafters recompute the last block of a hit to have its hidden states."""
+    watermark_blocks: int = 0
+    reserve_full_prompt: bool = True
+
+
+class KVCache:
+    """Block rules of one engine: who gets how many blocks, and when they are published.
+
+    Parameters
+    ----------
+    limits : KVLimits
+    """
+
+    def __init__(self, limits: KVLimits) -> None:
+        self.pool = BlockPool(limits.num_blocks)
+        self._limits = limits
+        self._block_size = limits.block_size
+        self._max_model_len = limits.max_model_len
+        self._lookahead_len = limits.lookahead_len
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+        return self.pool.num_free
+
+    def blocks_for(self, length: int) -> int:
+        """Return the number of blocks that hold this many tokens."""
+        return -(-length // self._block_size)
+
+    def cached_prefix(self, sequence: Sequence) -> list[int]:
+        """Return the blocks of the longest cached prefix that the sequence may use.
+
+        At least one token is always computed, so that there are logits to sample from.
+
+        Parameters
+        ----------
+        sequence : Sequence
+
+        Returns
+        -------
+        list of int
+            Block ids, none taken yet.
+        """
+        if not self._limits.enable_prefix_caching:
+            return []
+        if not sequence.block_keys:
+            sequence.block_keys = sequence.request.block_keys(self._block_size)
+        hit = self.pool.cached(sequence.block_keys, (sequence.known_len - 1) // self._block_size)
+        if hit and self._limits.drops_last_hit:
+            hit.pop()
+        return hit
+
+    def admit(
+        self, sequence: Sequence, hit: list[int], scheduled_len: int, *, is_busy: bool
+    ) -> bool:
+        """Give a waiting sequence the blocks of its hit and of its first piece, or nothing.
+
+        Parameters
+        ----------
+        sequence : Sequence
+            Holds no blocks.
+        hit : list of int
+            From `cached_prefix`.
+        scheduled_len : int, tokens
+            First piece, after the hit.
+        is_busy : bool
+            Whether other sequences run; only then the watermark counts.
+
+        Returns
+        -------
+        bool
+            Whether the blocks were there.
+        """
+        limits = self._limits
+        unavailable = self.pool.count_unheld(hit)
+        if is_busy:
+            unavailable += limits.watermark_blocks
+        if limits.reserve_full_prompt:
+            full_blocks = self.blocks_for(min(sequence.known_len, limits.max_model_len))
+            if full_blocks - len(hit) + unavailable > self.num_free:
+                return False
+        end_len = len(hit) * self._block_size + scheduled_len
+        slots = min(end_len + limits.lookahead_len, limits.max_model_len)
+        needed = max(0, self.blocks_for(slots) - len(hit))
+        if needed + unavailable > self.num_free:
+            return False
+        self.pool.share(hit)
+        sequence.blocks = [*hit, *(self.pool.allocate(needed) or ())]
+        sequence.capacity_len = len(sequence.blocks) * self._block_size
+        if limits.enable_prefix_caching:
+            sequence.published_blocks = len(hit)
+            sequence.next_publish_len = (len(hit) + 1) * self._block_size
+            self.publish(sequence, end_len)
+        return True
+
+    def extend(self, sequence: Sequence, end_len: int) -> bool:
+        """Give a running sequence the blocks that it lacks up to `end_len`, or nothing.
+
+        Parameters
+        ----------
+        sequence : Sequence
+        end_len : int, tokens
+            Length after the step, drafts included, look-ahead slots not.
+
+        Returns
+        -------
+        bool
+            Whether the blocks were there.
+        """
+        slots = end_len + self._lookahead_len
+        if slots > self._max_model_len:
+            slots = self._max_model_len
+        needed = -(-slots // self._block_size) - len(sequence.blocks)
+        if needed <= 0:
+            return True
+        blocks = self.pool.allocate(needed)
+        if blocks is None:
+            return False
+        sequence.blocks += blocks
+        sequence.capacity_len = len(sequence.blocks) * self._block_size
+        return True
+
+    def publish(self, sequence: Sequence, end_len: int) -> None:
+        """Publish the full blocks up to `end_len`; drafts are not known tokens, so not them.
+
+        Parameters
+        ----------
+        sequence : Sequence
+        end_len : int, tokens
+        """
+        full_blocks = min(end_len, sequence.known_len) // self._block_size
+        for number in range(sequence.published_blocks, full_blocks):
+            self.pool.publish(sequence.blocks[number], sequence.block_keys[number])
+        sequence.published_blocks = max(sequence.published_blocks, full_blocks)
+        sequence.next_publish_len = (sequence.published_blocks + 1) * self._block_size
+
+    def release(self, sequence: Sequence) -> None:
+        """Take every block away from a sequence that ends or is preempted."""
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.capacity_len = 0
+        sequence.published_blocks = 0
+        sequence.next_publish_len = NEVER

@@ -1,0 +1,47 @@
+"""Every error that specsim raises on purpose.
+
+The tree::
+
+    SpecsimError
+      ConfigError (ValueError)     a field of the experiment is unknown, unused or out of range
+      TraceError (ValueError)      a workload file cannot be read as what it claims to be
+      ProfileError (ValueError)    a profile is missing, malformed or of another model
+      CapacityError (ValueError)   a request or a model can never fit the memory it is given
+      InvariantError               the simulator contradicted itself: a bug, please report it
+
+Each message names the file and line or the field, the value, the rule and what to do, in one line.
+The command line prints it and exits with code 2.
+"""
+
+__all__ = [
+    "CapacityError",
+    "ConfigError",
+    "InvariantError",
+    "ProfileError",
+    "SpecsimError",
+    "TraceError",
+]
+
+
+class SpecsimError(Exception):
+    """Base of every error that specsim raises on purpose."""
+
+
+class ConfigError(SpecsimError, ValueError):
+    """A field of an experiment is unknown, unused, missing or out of range."""
+
+
+class TraceError(SpecsimError, ValueError):
+    """A workload file cannot be read as what it claims to be."""
+
+
+class ProfileError(SpecsimError, ValueError):
+    """A profile is missing, malformed, or made for another model."""
+
+
+class CapacityError(SpecsimError, ValueError):
+    """A request, or a model, can never fit the memory it is given."""
+
+
+class InvariantError(SpecsimError):
+    """The simulator contradicted itself; the message holds the equation that failed."""

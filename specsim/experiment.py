@@ -1,0 +1,202 @@
+"""Experiment: the configuration of one run, as one YAML file.
+
+The tree is frozen, every unknown key is an error that names the nearest known one, and
+``Experiment.load(path).save(other)`` loses nothing.
+"""
+
+import json
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import Field, model_validator
+
+from specsim.acceptance import ACCEPTANCE, Acceptance
+from specsim.atomic import new_file
+from specsim.engine.config import EngineConfig
+from specsim.errors import ConfigError
+from specsim.policies import POLICIES, Policy
+from specsim.policies.off import Off
+from specsim.policies.schedule import Schedule
+from specsim.policies.static import Static
+from specsim.results.slo import Slo
+from specsim.routing import ROUTING, Router
+from specsim.routing.round_robin import RoundRobin
+from specsim.settings import Settings, load_mapping, validated
+from specsim.workload import WorkloadConfig
+
+__all__ = ["Experiment"]
+
+
+class Experiment(Settings):
+    """One run: a workload, an engine, a policy, an acceptance model and a profile."""
+
+    workload: WorkloadConfig
+    profile: str
+    """Name in ``profiles/``, such as ``h100/llama-3.1-8b``, or path of a YAML file."""
+    engine: EngineConfig = EngineConfig()
+    policy: Annotated[Policy, POLICIES] | None = None
+    """By default what ``speculative_config`` says: a fixed k, its batch-size schedule, or off."""
+    acceptance: Annotated[Acceptance, ACCEPTANCE] | None = None
+    """Needed as soon as anything is drafted."""
+    replicas: int = Field(default=1, ge=1)
+    routing: Annotated[Router, ROUTING] = RoundRobin()
+    seed: int = Field(default=0, ge=0)
+    slo: Slo | None = None
+
+    @property
+    def effective_policy(self) -> Policy:
+        """The policy, or what ``speculative_config`` says in its place."""
+        if self.policy is not None:
+            return self.policy
+        proposer = self.engine.speculative_config
+        if proposer is None:
+            return Off()
+        if proposer.num_speculative_tokens_per_batch_size is not None:
+            return Schedule(ranges=proposer.num_speculative_tokens_per_batch_size)
+        return Static()
+
+    @property
+    def max_draft_len(self) -> int:
+        """Longest draft of the run, tokens; 0 without speculation."""
+        proposer = self.engine.speculative_config
+        return self.effective_policy.max_draft_len(proposer.num_speculative_tokens if proposer else 0)
+
+    @model_validator(mode="after")
+    def _check_speculation(self) -> Self:
+        policy, proposer = self.effective_policy, self.engine.speculative_config
+        if isinstance(policy, Off):
+            return self
+        if proposer is None:
+            raise ValueError(
+                f"policy '{policy.kind}' needs engine.speculative_config, such as "
+                "{method: eagle3, num_speculative_tokens: 5}"
+            )
+        if self.acceptance is None:
+            raise ValueError(
+                f"policy '{policy.kind}' needs acceptance, such as {{kind: bernoulli, alpha: 0.7}}"
+            )
+        has_schedule = proposer.num_speculative_tokens_per_batch_size is not None
+        if has_schedule and self.policy is not None and not isinstance(policy, Schedule):
+            raise ValueError(
+                "engine.speculative_config.num_speculative_tokens_per_batch_size is not used by "
+                f"policy '{policy.kind}'; remove one of them"
+            )
+        if policy.needs_sync and self.engine.async_scheduling:
+            raise ValueError(
+                f"policy '{policy.kind}' must see each step's outcome before the next; set "
+                "engine.async_scheduling to false or leave it out"
+            )
+        self.max_draft_len  # noqa: B018 - raises if the policy exceeds the limit
+        return self
+
+    @property
+    def is_async(self) -> bool:
+        """Whether steps are scheduled asynchronously, as vLLM would decide it."""
+        if self.engine.async_scheduling is not None:
+            return self.engine.async_scheduling
+        policy, proposer = self.effective_policy, self.engine.speculative_config
+        if self.engine.scheduler != "v1" or policy.needs_sync:
+            return False
+        return isinstance(policy, Off) or proposer is None or proposer.supports_async
+
+    @classmethod
+    def parse(cls, data: dict[str, Any], source: str) -> Self:
+        """Return the experiment that a mapping describes.
+
+        Parameters
+        ----------
+        data : dict
+        source : str
+            Where it came from, for error messages.
+
+        Returns
+        -------
+        Experiment
+
+        Raises
+        ------
+        ConfigError
+        """
+        with validated(source, ConfigError):
+            return cls.model_validate(data)
+
+    @classmethod
+    def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
+        """Return the experiment in a YAML file.
+
+        Parameters
+        ----------
+        path : Path
+        overrides : iterable of str
+            Such as ``policy.k=3`` or ``policy=static:k=3``; values are YAML.
+
+        Returns
+        -------
+        Experiment
+
+        Raises
+        ------
+        ConfigError
+        """
+        return cls.parse(overridden(load_mapping(path, ConfigError), overrides), str(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the resolved configuration as plain values; fields left out stay out."""
+        return self.model_dump(mode="json", exclude_none=True, warnings=False)
+
+    def save(self, path: Path) -> None:
+        """Write the resolved configuration as YAML."""
+        with new_file(path) as temporary:
+            text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+            temporary.write_text(text, encoding="utf-8")
+
+    @property
+    def hash(self) -> str:
+        """Identity of the configuration without its seed, twelve hexadecimal digits."""
+        settings = {name: value for name, value in self.to_dict().items() if name != "seed"}
+        return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+    def replace(self, **changes: object) -> Self:
+        """Return a copy with other values of top-level fields, checked like any other."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        with validated("experiment", ConfigError):
+            return type(self).model_validate({**fields, **changes})
+
+
+def overridden(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return a configuration with some values replaced.
+
+    Parameters
+    ----------
+    data : dict
+    overrides : iterable of str
+        ``dotted.path=value``, the value in YAML.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ConfigError
+        An override has no ``=``, or its path leads through something that is not a mapping.
+    """
+    result = json.loads(json.dumps(data, default=str))
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not path:
+            raise ConfigError(f"--set {override}: expected field.name=value")
+        *parents, name = path.split(".")
+        target = result
+        for parent in parents:
+            target = target.setdefault(parent, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"--set {override}: '{parent}' is not a mapping of fields")
+        try:
+            target[name] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {override}: the value is not YAML") from error
+    return result

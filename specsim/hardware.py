@@ -1,0 +1,149 @@
+"""Models and GPUs as far as memory goes: how many KV blocks fit.
+
+Source of the rule: vLLM 0.32.0 ``v1/worker/gpu_worker.py determine_available_memory`` and
+``v1/core/kv_cache_utils.py``: what gpu_memory_utilization leaves after weights and the peak of a
+profiling run is divided into blocks.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from specsim.errors import CapacityError, ProfileError
+from specsim.resources import find_resource, resource_names
+from specsim.settings import Settings, load_mapping, nearest, validated
+
+__all__ = ["GIB", "GpuSpec", "ModelShape", "num_kv_blocks"]
+
+GIB = 1 << 30
+_BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+class GpuSpec(Settings):
+    """One GPU, from ``profiles/<gpu>.yaml``."""
+
+    name: str
+    memory_gib: float = Field(gt=0)
+    """Total memory as the CUDA runtime reports it, GiB."""
+    source: str
+
+
+class ModelShape(Settings):
+    """A dense decoder-only transformer in the field names of a HuggingFace ``config.json``."""
+
+    name: str
+    num_hidden_layers: int = Field(gt=0)
+    hidden_size: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    num_key_value_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    vocab_size: int = Field(gt=0)
+    max_position_embeddings: int = Field(gt=0)
+    tie_word_embeddings: bool = False
+    torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    source: str
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of a Llama-like model: attention, gated MLP, two norms a layer, embeddings."""
+        heads = self.num_attention_heads + self.num_key_value_heads
+        attention = 2 * self.hidden_size * self.head_dim * heads
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
+        per_layer = attention + mlp + 2 * self.hidden_size
+        return self.num_hidden_layers * per_layer + embeddings + self.hidden_size
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights, bytes."""
+        return self.num_parameters * _BYTES_OF[self.torch_dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Key and value of one token in every layer, bytes."""
+        width = self.num_key_value_heads * self.head_dim * _BYTES_OF[self.torch_dtype]
+        return 2 * self.num_hidden_layers * width
+
+
+def load_gpu(name: str) -> GpuSpec:
+    """Return the specification of a GPU.
+
+    Parameters
+    ----------
+    name : str
+        As in ``profiles/<name>.yaml``.
+
+    Returns
+    -------
+    GpuSpec
+
+    Raises
+    ------
+    ProfileError
+    """
+    path = find_resource("profiles", f"{name}.yaml")
+    if path is None:
+        known = resource_names("profiles", "*.yaml")
+        raise ProfileError(f"no GPU '{name}' in profiles/; {nearest(name, known)}")
+    with validated(str(path), ProfileError):
+        return GpuSpec.model_validate(load_mapping(path, ProfileError))
+
+
+def load_model(name: str) -> ModelShape:
+    """Return the shape of a model.
+
+    Parameters
+    ----------
+    name : str
+        As in ``profiles/<name>.json``.
+
+    Returns
+    -------
+    ModelShape
+
+    Raises
+    ------
+    ProfileError
+    """
+    path = find_resource("profiles", f"{name}.json")
+    if path is None:
+        known = resource_names("profiles", "*.json")
+        raise ProfileError(f"no model '{name}' in profiles/; {nearest(name, known)}")
+    with validated(str(path), ProfileError):
+        return ModelShape.model_validate(load_mapping(path, ProfileError))
+
+
+def num_kv_blocks(
+    *, memory_bytes: float, taken_bytes: float, block_size: int, kv_bytes_per_token: float
+) -> int:
+    """Return how many KV blocks fit into one GPU, vLLM's null block included.
+
+    Parameters
+    ----------
+    memory_bytes : float
+        What vLLM may use of the GPU: total memory times gpu_memory_utilization.
+    taken_bytes : float
+        Weights of target and draft, activations, CUDA graphs.
+    block_size : int, tokens
+    kv_bytes_per_token : float
+        Of target and draft together.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    CapacityError
+        Not even two blocks fit.
+    """
+    left = memory_bytes - taken_bytes
+    blocks = int(left // (block_size * kv_bytes_per_token))
+    if blocks < 2:
+        raise CapacityError(
+            f"weights and activations take {taken_bytes / GIB:.1f} GiB of the usable "
+            f"{memory_bytes / GIB:.1f} GiB: no KV block fits; use more or larger GPUs, or raise "
+            "gpu_memory_utilization"
+        )
+    return blocks

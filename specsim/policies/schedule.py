@@ -1,0 +1,54 @@
+"""A draft length looked up by batch size."""
+
+from bisect import bisect_right
+from typing import Literal, Self, final
+
+from pydantic import Field, model_validator
+
+from specsim.policies.base import Policy, ServerView
+from specsim.step import BatchView
+
+__all__ = ["Schedule"]
+
+
+@final
+class Schedule(Policy):
+    """k by the number of sequences scheduled in the step, prefills included.
+
+    vLLM's ``num_speculative_tokens_per_batch_size`` (0.32.0 ``v1/spec_decode/dynamic/utils.py``):
+    inclusive ranges; gaps between them and the sizes beyond the last carry the previous k.
+    """
+
+    kind: Literal["schedule"] = "schedule"
+    ranges: tuple[tuple[int, int, int], ...] = Field(min_length=1)
+    """(first batch size, last batch size, k), in any order."""
+
+    @model_validator(mode="after")
+    def _check_ranges(self) -> Self:
+        previous_end = 0
+        for first, last, k in sorted(self.ranges):
+            if k < 0:
+                raise ValueError(f"range [{first}, {last}, {k}]: k must be at least 0")
+            if first > last:
+                raise ValueError(f"range [{first}, {last}, {k}]: first must not exceed last")
+            if previous_end == 0 and first != 1:
+                raise ValueError(
+                    f"the ranges start at batch size {first}; the first must start at 1"
+                )
+            if first <= previous_end:
+                raise ValueError(
+                    f"range [{first}, {last}, {k}] overlaps the one that ends at {previous_end}"
+                )
+            previous_end = last
+        return self
+
+    def start(self, server: ServerView) -> tuple[list[int], list[int]]:
+        """Return the first batch size of each range, and its k capped at the longest draft."""
+        ranges = sorted(self.ranges)
+        firsts = [first for first, _, _ in ranges]
+        return firsts, [min(k, server.max_draft_len) for _, _, k in ranges]
+
+    def draft_lens(self, batch: BatchView, memory: tuple[list[int], list[int]]) -> int:
+        """Return the k of the range that the batch falls in, or that it lies beyond."""
+        firsts, ks = memory
+        return ks[bisect_right(firsts, batch.size) - 1]

@@ -1,0 +1,41 @@
+"""A fixed draft length."""
+
+from typing import Any, Literal, final
+
+from pydantic import Field
+
+from specsim.policies.base import Policy, ServerView
+from specsim.step import BatchView
+
+__all__ = ["Static"]
+
+
+@final
+class Static(Policy):
+    """Draft k tokens for every sequence in every step: a server started with that k.
+
+    Leviathan, Kalman, Matias (2023), "Fast Inference from Transformers via Speculative Decoding".
+    """
+
+    kind: Literal["static"] = "static"
+    k: int | None = Field(default=None, ge=1)
+    """Draft length, tokens; by default num_speculative_tokens."""
+
+    def max_draft_len(self, num_speculative_tokens: int) -> int:
+        """Return k: look-ahead slots and padding are those of a server started with it."""
+        k = num_speculative_tokens if self.k is None else self.k
+        if k > num_speculative_tokens:
+            raise ValueError(
+                f"policy.k = {k} exceeds engine.speculative_config.num_speculative_tokens = "
+                f"{num_speculative_tokens}; raise that, it is the longest draft of any policy"
+            )
+        return k
+
+    @property
+    def is_dynamic(self) -> bool:
+        """A fixed k is not dynamic."""
+        return False
+
+    def draft_lens(self, batch: BatchView, memory: ServerView) -> int:
+        """Return k."""
+        return memory.max_draft_len

@@ -1,0 +1,202 @@
+"""Profiles: measured coefficients of one model on one GPU, with their provenance.
+
+``profiles/<gpu>/<model>[-tpN].yaml``. A profile says what a step costs: the target's forward pass,
+each drafting method, and the engine's own overhead.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from specsim.errors import ProfileError
+from specsim.latency import LATENCY
+from specsim.latency.base import LatencyModel
+from specsim.resources import find_resource, resource_names
+from specsim.settings import Settings, load_mapping, nearest, validated
+from specsim.step import StepLoad
+
+__all__ = ["DraftCost", "Overhead", "Profile", "StepCosts", "ValidRange", "load_profile"]
+
+
+class DraftCost(Settings):
+    """What it costs to draft with one method."""
+
+    basis: Literal["pass", "draft"] = "pass"
+    """Whether `latency` is one forward pass of the drafter, of which a draft of k tokens takes
+    k, or was fitted to whole drafts, whatever their length."""
+    latency: Annotated[LatencyModel, LATENCY] | None = None
+    target_share: float = Field(default=0.0, ge=0)
+    """Host time as a share of the target's forward pass."""
+    weights_gib: float = Field(default=0.0, ge=0)
+    """Memory of the drafter's own weights per GPU, GiB."""
+    kv_bytes_per_token: float = Field(default=0.0, ge=0)
+    """Memory of the drafter's own KV cache per GPU, bytes."""
+
+    def draft_time(
+        self, load: StepLoad, draft_lens: int | list[int], target_time: float
+    ) -> float:
+        """Return how long it takes to draft for every sequence of a step.
+
+        The first pass reads whatever the target has just read, so that the drafter's own KV cache
+        keeps up, and yields the first draft token; each later pass reads one token of every
+        sequence that is still drafting. vLLM runs the first pass also for drafts of length 0
+        (``v1/spec_decode/llm_base_proposer.py propose``); a fit to whole drafts says nothing about
+        that case and charges nothing.
+
+        Parameters
+        ----------
+        load : StepLoad
+            Of the target's forward pass.
+        draft_lens : int or list of int, tokens
+            For every sequence alike, or one per sequence.
+        target_time : float, seconds
+            Of the target's forward pass.
+
+        Returns
+        -------
+        float, seconds
+
+        References
+        ----------
+        Liu et al. (2024), "SmartSpec", eq. 5: the sum over max(k) passes.
+        """
+        longest = draft_lens if isinstance(draft_lens, int) else max(draft_lens, default=0)
+        total = self.target_share * target_time if longest else 0.0
+        if self.latency is None:
+            return total
+        if self.basis == "draft":
+            return total + (self.latency.forward_time(load) if longest else 0.0)
+        total += self.latency.forward_time(load)
+        context_tokens = load.context_tokens + load.batched_tokens
+        for number in range(2, longest + 1):
+            rows = (
+                load.num_requests
+                if isinstance(draft_lens, int)
+                else sum(draft_len >= number for draft_len in draft_lens)
+            )
+            total += self.latency.forward_time(StepLoad(context_tokens, rows, rows))
+            context_tokens += rows
+        return total
+
+
+class Overhead(Settings):
+    """Time of the engine's own code per step: scheduling, input preparation, output handling."""
+
+    step_ms: float = Field(default=0.0, ge=0)
+    request_us: float = Field(default=0.0, ge=0)
+    """Per sequence in the step."""
+
+    def step_time(self, num_requests: int) -> float:
+        """Return the overhead of a step of so many sequences, seconds."""
+        return self.step_ms * 1e-3 + self.request_us * 1e-6 * num_requests
+
+
+class ValidRange(Settings):
+    """Largest step that the coefficients were fitted on."""
+
+    context_tokens: int = Field(gt=0)
+    batched_tokens: int = Field(gt=0)
+
+
+class Provenance(Settings):
+    """Where the numbers come from."""
+
+    engine: str
+    """Engine and version that was measured."""
+    source: str
+    date: str
+    notes: str = ""
+
+
+class Profile(Settings):
+    """Coefficients of one model on one GPU type."""
+
+    model: str
+    """As in ``profiles/<model>.json``."""
+    gpu: str
+    """As in ``profiles/<gpu>.yaml``."""
+    tensor_parallel_size: int = Field(default=1, gt=0)
+    provenance: Provenance
+    target: Annotated[LatencyModel, LATENCY]
+    drafts: dict[str, DraftCost] = {}
+    """By drafting method."""
+    overhead: Overhead = Overhead()
+    valid_range: ValidRange
+    reserved_gib: float = Field(default=0.0, ge=0)
+    """Memory per GPU that is neither weights nor KV cache: activations, CUDA graphs, context."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Target forward pass, drafting and overhead of one step.
+
+    T_batch = T_target + T_draft (Liu et al. 2024, "SmartSpec", eq. 4), plus the engine's overhead.
+    """
+
+    target: LatencyModel
+    draft: DraftCost | None
+    overhead: Overhead
+
+    def target_time(self, load: StepLoad) -> float:
+        """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
+        return self.target.forward_time(load) if load.batched_tokens else 0.0
+
+    def draft_time(
+        self, load: StepLoad, draft_lens: int | list[int], target_time: float
+    ) -> float:
+        """Return the duration of drafting after such a step, seconds.
+
+        Parameters
+        ----------
+        load : StepLoad
+            Of the target's forward pass.
+        draft_lens : int or list of int, tokens
+            For every sequence alike, or one per sequence.
+        target_time : float, seconds
+            Of the target's forward pass.
+
+        Returns
+        -------
+        float, seconds
+        """
+        if self.draft is None or not load.batched_tokens:
+            return 0.0
+        return self.draft.draft_time(load, draft_lens, target_time)
+
+    def overhead_time(self, num_requests: int) -> float:
+        """Return the engine's own time per step, seconds."""
+        return self.overhead.step_time(num_requests) if num_requests else 0.0
+
+    def step_time(self, load: StepLoad, draft_lens: int | list[int]) -> float:
+        """Return what a step of this load takes that drafts so many tokens, seconds."""
+        target_time = self.target_time(load)
+        draft_time = self.draft_time(load, draft_lens, target_time)
+        return target_time + draft_time + self.overhead_time(load.num_requests)
+
+
+def load_profile(name: str) -> Profile:
+    """Return a profile by its name or path.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``h100/llama-3.1-8b``, or the path of a YAML file.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    ProfileError
+        There is none, or it is malformed.
+    """
+    is_path = name.endswith((".yaml", ".yml"))
+    path = Path(name) if is_path else find_resource("profiles", f"{name}.yaml")
+    if path is None:
+        known = resource_names("profiles", "*/*.yaml")
+        raise ProfileError(f"no profile '{name}' in profiles/; {nearest(name, known)}")
+    with validated(str(path), ProfileError):
+        return Profile.model_validate(load_mapping(path, ProfileError))

@@ -1,0 +1,78 @@
+"""What every proposer says of itself: who drafts, and what that takes from the engine."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from specsim.acceptance.base import MAX_DRAFT_LEN
+from specsim.families import Member
+
+__all__ = ["Proposer"]
+
+DraftLen = Annotated[int, Field(ge=1, le=MAX_DRAFT_LEN)]
+
+
+class Proposer(Member):
+    """A drafting method, configured by vLLM's own ``speculative_config``.
+
+    Its constants are vLLM 0.32.0's: ``config/vllm.py num_lookahead_tokens``,
+    ``config/speculative.py max_num_new_slots_for_drafting, use_eagle_block_drop``.
+    """
+
+    method: str
+    num_speculative_tokens: DraftLen
+    """Longest draft, tokens; a policy chooses at or below it."""
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
+    """vLLM's batch-size schedule, ranges (first, last, k); the policy ``schedule`` follows it."""
+    model: str | None = None
+    """Name of the draft model or head; for the record, costs come from the profile."""
+
+    draft_slots: ClassVar[int] = 0
+    """Input slots per scheduled sequence, on top of its tokens."""
+    drops_last_hit: ClassVar[bool] = False
+    """Whether the last block of a prefix-cache hit is recomputed for its hidden states."""
+    supports_async: ClassVar[bool] = True
+    """Whether vLLM schedules asynchronously with it."""
+    writes_lookahead: ClassVar[bool] = True
+    """Whether drafting writes KV entries ahead of the known tokens."""
+
+    @property
+    def cost_key(self) -> str:
+        """Entry of the profile's ``drafts`` that holds its cost."""
+        return self.method
+
+    def lookahead_len(self, max_draft_len: int) -> int:
+        """Return the extra KV slots that every sequence holds.
+
+        Parameters
+        ----------
+        max_draft_len : int, tokens
+
+        Returns
+        -------
+        int, tokens
+        """
+        return max_draft_len if self.writes_lookahead else 0
+
+    def offered_len(self, request: int, position: int, draft_len: int) -> int:
+        """Return how many drafts the method finds where it is asked for `draft_len`.
+
+        Parameters
+        ----------
+        request : int
+            Index of the request.
+        position : int
+            Output tokens known.
+        draft_len : int, tokens
+
+        Returns
+        -------
+        int, tokens
+            All of them, unless the method can come up short.
+        """
+        return draft_len
+
+    @property
+    def always_offers_all(self) -> bool:
+        """Whether `offered_len` returns what it is asked for, so that it need not be asked."""
+        return type(self).offered_len is Proposer.offered_len

@@ -1,0 +1,18 @@
+"""Multi-token prediction heads as the drafter."""
+
+from typing import ClassVar, Literal, final
+
+from specsim.proposers.base import Proposer
+
+__all__ = ["Mtp"]
+
+
+@final
+class Mtp(Proposer):
+    """The model's own multi-token prediction head drafts (DeepSeek-AI 2024, "DeepSeek-V3").
+
+    The scheduler treats it as it treats `Eagle`; the head comes with the target's weights.
+    """
+
+    method: Literal["mtp"] = "mtp"
+    drops_last_hit: ClassVar[bool] = True

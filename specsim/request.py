@@ -1,0 +1,110 @@
+"""Request: what a client sent, and what the model will answer.
+
+A request is a fact and never changes during a run; how far it has come is the engine's business
+(`specsim.engine.sequence`). Policies never see a request: its output length and its recorded
+acceptance are the future.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BlockKey", "PrefixIds", "Request"]
+
+BlockKey = int | bytes | tuple[int, int]
+"""Identity of a full KV block: equal keys hold the same tokens after the same prefix."""
+
+_OWN_BLOCKS = 1 << 32  # more blocks than any request has
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixIds:
+    """Prefix identity of a prompt whose token ids are not known, as recorded in a trace.
+
+    Mooncake and Qwen-Bailian publish, for each fixed-size piece of the prompt, an id that two
+    prompts share exactly if they agree up to the end of that piece.
+    """
+
+    hash_ids: Sequence[int]
+    """One id per piece of `block_size` tokens; the last piece may be shorter."""
+    block_size: int
+    """Tokens per piece: 512 for Mooncake, 16 for Qwen-Bailian."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One prompt as the client sent it, and the answer that the model will give.
+
+    `output_len` is where the answer ends; a server learns it only by reaching it.
+    """
+
+    index: int
+    """Position in the workload; the key of every random draw that concerns the request."""
+    prompt_len: int
+    output_len: int
+    arrived_at: float = 0.0
+    """Arrival, seconds after the start of the run (closed loops set it during the run)."""
+    id: str = ""
+    priority: int = 0
+    """Smaller runs first under ``scheduling_policy: priority``, as in vLLM."""
+    prompt_token_ids: NDArray[np.int64] | None = None
+    output_token_ids: NDArray[np.int64] | None = None
+    prefix_ids: PrefixIds | None = None
+    recorded_lens: Mapping[str, bytes] = field(default_factory=dict)
+    """Per proposer: accepted length of a draft made when `p` output tokens were known."""
+
+    def block_keys(self, block_size: int) -> Sequence[BlockKey]:
+        """Return the identity of each KV block that this request can fill.
+
+        With token ids the key of a block is a chained hash over all tokens up to its end, prompt
+        and output alike (vLLM: ``v1/core/kv_cache_utils.py hash_block_tokens``). With recorded
+        prefix ids, prompt blocks take theirs. Whatever is known by neither belongs to this
+        request alone, so that it can only be hit again after a preemption.
+
+        Parameters
+        ----------
+        block_size : int, tokens
+
+        Returns
+        -------
+        sequence of BlockKey
+            Indexed by block number; at least as long as prompt plus output has full blocks.
+        """
+        own = range(self.index * _OWN_BLOCKS, (self.index + 1) * _OWN_BLOCKS)
+        if self.prompt_token_ids is not None:
+            known = [self.prompt_token_ids]
+            if self.output_token_ids is not None:
+                known.append(self.output_token_ids)
+            return self._extended(_chained_keys(np.concatenate(known), block_size), own, block_size)
+        if self.prefix_ids is not None:
+            return self._extended(self._prefix_keys(self.prefix_ids, block_size), own, block_size)
+        return own
+
+    def _extended(
+        self, known: list[BlockKey], own: range, block_size: int
+    ) -> Sequence[BlockKey]:
+        total = (self.prompt_len + self.output_len) // block_size
+        known.extend(own[len(known) : total])
+        return known
+
+    def _prefix_keys(self, prefix: PrefixIds, block_size: int) -> list[BlockKey]:
+        full_blocks = self.prompt_len // block_size
+        ends = ((number + 1) * block_size for number in range(full_blocks))
+        pieces = ((end, (end - 1) // prefix.block_size) for end in ends)
+        return [
+            (prefix.hash_ids[piece], end - piece * prefix.block_size) for end, piece in pieces
+        ]
+
+
+def _chained_keys(token_ids: NDArray[np.int64], block_size: int) -> list[BlockKey]:
+    data = np.ascontiguousarray(token_ids, dtype=np.int64).tobytes()
+    width = block_size * 8
+    keys: list[BlockKey] = []
+    parent = b""
+    for start in range(0, len(data) - width + 1, width):
+        parent = blake2b(parent + data[start : start + width], digest_size=16).digest()
+        keys.append(parent)
+    return keys

@@ -1,0 +1,161 @@
+"""Randomness that is indexed, not drawn in sequence.
+
+Whether the draft token at output position `p` of request `r` survives is a pure function of
+(seed, stream, r, p). No policy, schedule or process count can shift it, so every run with one seed
+meets the same luck (common random numbers), and paired differences have small error bars.
+
+The function is a chain of SplitMix64 finalizers (Steele, Lea, Flood 2014, "Fast Splittable
+Pseudorandom Number Generators"), the one with which the recorded vLLM schedules of the parity
+tests were scripted, so that parity runs go through the same code as every other run. Lengths and
+arrivals, which no policy can influence, come from ordinary numpy generators, one per name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Luck", "generator", "indexed_hash", "indexed_uniforms", "splitmix64", "stream_id"]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_TO_UNIT = 2.0**-53
+# The same as numpy scalars: making them anew at every call would cost as much as using them.
+_ADD, _MUL_1, _MUL_2 = np.uint64(_GOLDEN), np.uint64(_MIX_1), np.uint64(_MIX_2)
+_SHIFT_1, _SHIFT_2, _SHIFT_3, _SHIFT_4 = map(np.uint64, (30, 27, 31, 11))
+
+
+def splitmix64(x: int) -> int:
+    """Return the SplitMix64 hash of a 64-bit unsigned integer.
+
+    Parameters
+    ----------
+    x : int
+        Taken modulo 2**64.
+
+    Returns
+    -------
+    int
+        In [0, 2**64).
+    """
+    z = (x + _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
+    return z ^ (z >> 31)
+
+
+def indexed_hash(seed: int, stream: int, request: int, position: int) -> int:
+    """Return the 64-bit hash of one (seed, stream, request, position).
+
+    Parameters
+    ----------
+    seed, stream, request, position : int
+        Taken modulo 2**64.
+
+    Returns
+    -------
+    int
+        In [0, 2**64).
+    """
+    return splitmix64(splitmix64(splitmix64(splitmix64(seed) ^ stream) ^ request) ^ position)
+
+
+def indexed_uniforms(
+    seed: int, stream: int, requests: Sequence[int], counts: Sequence[int]
+) -> NDArray[np.float64]:
+    """Return the uniform numbers of the first positions of several requests, end to end.
+
+    Parameters
+    ----------
+    seed, stream : int
+        Taken modulo 2**64.
+    requests : sequence of int, length n
+        Index of each request.
+    counts : sequence of int, length n
+        Positions of each request.
+
+    Returns
+    -------
+    ndarray of float, shape (sum(counts),)
+        Uniform in [0, 1); position `p` of request `r` is a function of (seed, stream, r, p) alone.
+    """
+    lengths = np.array(counts)
+    prefix = splitmix64(splitmix64(seed) ^ stream)
+    prefixes = _finalized(np.array(requests, dtype=np.uint64) ^ np.uint64(prefix))
+    z = np.arange(lengths.sum(), dtype=np.uint64)
+    z -= np.repeat((lengths.cumsum() - lengths).astype(np.uint64), lengths)
+    z ^= np.repeat(prefixes, lengths)
+    return (_finalized(z) >> _SHIFT_4) * _TO_UNIT
+
+
+def _finalized(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return `splitmix64` of each element; changes the array in place."""
+    z += _ADD
+    z ^= z >> _SHIFT_1
+    z *= _MUL_1
+    z ^= z >> _SHIFT_2
+    z *= _MUL_2
+    z ^= z >> _SHIFT_3
+    return z
+
+
+def stream_id(*names: str) -> int:
+    """Return the stream number of a purpose, the same in every process and Python version.
+
+    Parameters
+    ----------
+    *names : str
+        What the stream is for, such as ``"acceptance", "eagle3"``.
+
+    Returns
+    -------
+    int
+        In [0, 2**64).
+    """
+    return int.from_bytes(blake2b("/".join(names).encode(), digest_size=8).digest(), "little")
+
+
+def generator(seed: int, *names: str) -> np.random.Generator:
+    """Return a numpy generator for one named purpose.
+
+    Parameters
+    ----------
+    seed : int
+        The experiment's seed.
+    *names : str
+        What it draws; other names give independent streams.
+
+    Returns
+    -------
+    numpy.random.Generator
+    """
+    return np.random.Generator(np.random.PCG64([seed, stream_id(*names)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Luck:
+    """The indexed uniform numbers of one purpose; the only randomness a run sees."""
+
+    seed: int
+    stream: int
+
+    def uniforms(self, requests: Sequence[int], counts: Sequence[int]) -> NDArray[np.float64]:
+        """Return the numbers of the first positions of several requests, end to end.
+
+        Parameters
+        ----------
+        requests : sequence of int, length n
+            Index of each request.
+        counts : sequence of int, length n
+            Positions of each request.
+
+        Returns
+        -------
+        ndarray of float, shape (sum(counts),)
+            In [0, 1).
+        """
+        return indexed_uniforms(self.seed, self.stream, requests, counts)

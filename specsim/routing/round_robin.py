@@ -1,0 +1,24 @@
+"""Replicas in turn."""
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Literal, final
+
+from specsim.routing.base import ReplicaView, Router
+
+__all__ = ["RoundRobin"]
+
+
+@final
+class RoundRobin(Router):
+    """Request i goes to replica i modulo the number of replicas, whatever they are doing."""
+
+    kind: Literal["round_robin"] = "round_robin"
+
+    def start(self, seed: int) -> Iterator[int]:
+        """Return a counter of requests."""
+        return count()
+
+    def choose(self, replicas: Sequence[ReplicaView], memory: Iterator[int]) -> int:
+        """Return the next replica in turn."""
+        return next(memory) % len(replicas)

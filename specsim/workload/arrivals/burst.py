@@ -1,0 +1,32 @@
+"""All requests at once."""
+
+from typing import Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.errors import ConfigError
+from specsim.workload.arrivals.base import OpenArrivals
+
+__all__ = ["Burst"]
+
+
+@final
+class Burst(OpenArrivals):
+    """Every request at time 0: offline batch inference, or ``vllm bench serve`` at rate inf."""
+
+    kind: Literal["burst"] = "burst"
+
+    def times(
+        self, rng: np.random.Generator, *, count: int | None, duration: float | None
+    ) -> NDArray[np.float64]:
+        """Return zeros.
+
+        Raises
+        ------
+        ConfigError
+            Only a duration is given.
+        """
+        if count is None:
+            raise ConfigError("workload.duration: a burst has none; give num_requests")
+        return np.zeros(count)

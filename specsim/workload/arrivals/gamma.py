@@ -1,0 +1,34 @@
+"""Arrivals that are burstier, or smoother, than Poisson."""
+
+from typing import Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from specsim.workload.arrivals.base import RenewalArrivals
+
+__all__ = ["Gamma"]
+
+
+@final
+class Gamma(RenewalArrivals):
+    """Gamma-distributed gaps, with the meaning of burstiness that ``vllm bench serve`` has.
+
+    `burstiness` is the shape of the gamma distribution: 1 is Poisson, below 1 is burstier, above 1
+    more regular. The squared coefficient of variation of the gaps is its inverse.
+    """
+
+    kind: Literal["gamma"] = "gamma"
+    rate: float = Field(gt=0)
+    """Requests per second."""
+    burstiness: float = Field(gt=0)
+
+    @property
+    def mean_rate(self) -> float:
+        """The rate."""
+        return self.rate
+
+    def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+        """Return gamma-distributed gaps."""
+        return rng.gamma(self.burstiness, 1.0 / (self.rate * self.burstiness), count)

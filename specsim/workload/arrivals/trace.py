@@ -1,0 +1,86 @@
+"""Arrivals as they were recorded."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from specsim.errors import TraceError
+from specsim.workload.arrivals.base import Arrivals
+from specsim.workload.readers import read_trace
+from specsim.workload.trace import Trace
+
+__all__ = ["TraceReplay"]
+
+Instant = Annotated[float, Field(ge=0)]
+
+
+@final
+class TraceReplay(Arrivals):
+    """Replays the arrivals of a file of any known format, as recorded, stretched or squeezed.
+
+    Without `workload.lengths` the lengths, token ids and prefixes come from the same rows.
+    """
+
+    kind: Literal["trace"] = "trace"
+    path: Path
+    """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
+    window: tuple[Instant, Instant] | None = None
+    """Keep only arrivals in [start, end), seconds of the recording."""
+    time_scale: float = Field(default=1.0, gt=0)
+    """Multiplies all times: 0.5 replays twice as fast."""
+    rate: float | None = Field(default=None, gt=0)
+    """Mean requests per second to stretch or squeeze to, in place of `time_scale`."""
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        if self.rate is not None and self.time_scale != 1.0:
+            raise ValueError("give either rate or time_scale, not both")
+        if self.window is not None and self.window[0] >= self.window[1]:
+            raise ValueError(f"window {list(self.window)}: its start must come before its end")
+        return self
+
+    def select(self, count: int | None, duration: float | None) -> Trace:
+        """Return the rows to replay, with their times.
+
+        Parameters
+        ----------
+        count : int or None
+            Keep the first so many; None keeps all.
+        duration : float or None, seconds
+            Keep the arrivals before this time of the replay; None keeps all.
+
+        Returns
+        -------
+        Trace
+
+        Raises
+        ------
+        TraceError
+            The file has no arrivals, or none in the window.
+        """
+        trace = read_trace(self.path)
+        if trace.arrived_at is None:
+            raise TraceError(
+                f"{self.path}: has no arrival times ({trace.format}); give workload.arrivals of "
+                "another kind and workload.lengths: {kind: trace, path: ...}"
+            )
+        start, end = self.window or (0.0, np.inf)
+        rows = np.flatnonzero((trace.arrived_at >= start) & (trace.arrived_at < end))
+        times = self._replayed(trace.arrived_at[rows] - start)
+        keep = slice(None) if duration is None else times < duration
+        rows, times = rows[keep][:count], times[keep][:count]
+        if not len(rows):
+            raise TraceError(
+                f"{self.path}: no arrival in the window [{start:g}, {end:g}) s of its "
+                f"{trace.arrived_at[-1]:g} s"
+            )
+        return trace.take(rows).at_times(times)
+
+    def _replayed(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.rate is None or len(times) < 2 or times[-1] == times[0]:
+            return times * self.time_scale
+        recorded_rate = (len(times) - 1) / (times[-1] - times[0])
+        return times * (recorded_rate / self.rate)

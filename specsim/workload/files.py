@@ -1,0 +1,215 @@
+"""Opening a workload file: gzip or not, CSV, JSON lines, JSON or Parquet, found by content."""
+
+import csv
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from io import TextIOWrapper
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import pyarrow.parquet as pq
+
+from specsim.errors import TraceError
+
+__all__ = ["Row", "TraceFile"]
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_PARQUET_MAGIC = b"PAR1"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a file, with the place it came from for error messages."""
+
+    place: str
+    """Such as ``trace.csv, line 7``."""
+    values: dict[str, Any]
+
+    def integer(self, field: str, *, minimum: int) -> int:
+        """Return a field that must be a whole number.
+
+        Parameters
+        ----------
+        field : str
+        minimum : int
+
+        Returns
+        -------
+        int
+
+        Raises
+        ------
+        TraceError
+            It is missing, not a whole number, or below the minimum.
+        """
+        value = self.number(field)
+        if value != int(value) or value < minimum:
+            raise TraceError(
+                f"{self.place}: {field} = {self.values[field]!r} must be a whole number of at "
+                f"least {minimum}; correct or remove the row"
+            )
+        return int(value)
+
+    def number(self, field: str) -> float:
+        """Return a field that must be a finite number.
+
+        Parameters
+        ----------
+        field : str
+
+        Returns
+        -------
+        float
+
+        Raises
+        ------
+        TraceError
+            It is missing or not a finite number.
+        """
+        value = self.get(field)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not abs(number) < float("inf"):
+            raise TraceError(
+                f"{self.place}: {field} = {value!r} is not a finite number; correct or remove "
+                "the row"
+            )
+        return number
+
+    def get(self, field: str) -> Any:
+        """Return a field that must be there.
+
+        Parameters
+        ----------
+        field : str
+
+        Returns
+        -------
+        object
+
+        Raises
+        ------
+        TraceError
+            It is missing.
+        """
+        value = self.values.get(field)
+        if value is None:
+            raise TraceError(
+                f"{self.place}: no value for '{field}' (found: "
+                f"{', '.join(map(str, self.values)) or 'nothing'})"
+            )
+        return value
+
+
+class TraceFile:
+    """A workload file, opened as often as needed.
+
+    Parameters
+    ----------
+    path : Path
+
+    Raises
+    ------
+    TraceError
+        It cannot be read, or is empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as stream:
+                self._magic = stream.read(4)
+        except OSError as error:
+            raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
+        if not self._magic:
+            raise TraceError(f"{path}: is empty; a workload has at least one request")
+
+    def _open(self) -> IO[str]:
+        if self._magic.startswith(_GZIP_MAGIC):
+            return TextIOWrapper(gzip.open(self.path), encoding="utf-8", newline="")
+        return self.path.open(encoding="utf-8", newline="")
+
+    @cached_property
+    def container(self) -> Literal["parquet", "csv", "jsonl", "json"]:
+        """How rows are written, judged by the content."""
+        if self._magic == _PARQUET_MAGIC:
+            return "parquet"
+        first, second = self._first_lines()
+        if first.startswith("["):
+            return "json"
+        if first.startswith("{"):
+            complete = first.endswith("}") and (not second or second.startswith("{"))
+            return "jsonl" if complete else "json"
+        return "csv"
+
+    def _first_lines(self) -> tuple[str, str]:
+        try:
+            with self._open() as stream:
+                lines = (line.strip() for line in stream)
+                full = (line for line in lines if line)
+                return next(full, ""), next(full, "")
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise TraceError(f"{self.path}: is neither text, gzip nor Parquet: {error}") from error
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Names of the first row's fields; empty if there is no row."""
+        if self.container == "parquet":
+            return list(pq.read_schema(self.path).names)
+        if self.container == "json":
+            document = self.document
+            first = document[0] if isinstance(document, list) and document else document
+            return list(first) if isinstance(first, dict) else []
+        first_row = next(self.rows(), None)
+        return list(first_row.values) if first_row else []
+
+    @cached_property
+    def document(self) -> Any:
+        """The whole of a JSON file."""
+        try:
+            with self._open() as stream:
+                return json.load(stream)
+        except json.JSONDecodeError as error:
+            raise TraceError(f"{self.path}, line {error.lineno}: not JSON: {error.msg}") from error
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows of a CSV or JSON-lines file.
+
+        Raises
+        ------
+        TraceError
+            A line cannot be parsed.
+        """
+        try:
+            with self._open() as stream:
+                yield from self._csv_rows(stream) if self.container == "csv" else (
+                    self._json_rows(stream)
+                )
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise TraceError(f"{self.path}: ends or breaks in the middle: {error}") from error
+
+    def _csv_rows(self, stream: IO[str]) -> Iterator[Row]:
+        reader = csv.DictReader(stream, restval=None)
+        for values in reader:
+            values.pop(None, None)  # type: ignore[call-overload]
+            yield Row(f"{self.path}, line {reader.line_num}", values)
+
+    def _json_rows(self, stream: IO[str]) -> Iterator[Row]:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            place = f"{self.path}, line {number}"
+            try:
+                values = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise TraceError(
+                    f"{place}: not JSON: {error.msg}; the line may have been cut off"
+                ) from error
+            if not isinstance(values, dict):
+                raise TraceError(f"{place}: holds a {type(values).__name__}, not an object")
+            yield Row(place, values)

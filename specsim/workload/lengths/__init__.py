@@ -1,0 +1,8 @@
+"""Lengths: how long prompts and outputs are."""
+
+from specsim.families import Family
+from specsim.workload.lengths.base import Lengths
+
+__all__ = ["LENGTHS", "Lengths"]
+
+LENGTHS = Family("workload.lengths", Lengths)

@@ -1,0 +1,26 @@
+"""Lengths that are all the same."""
+
+from typing import Literal, final
+
+import numpy as np
+from pydantic import Field
+
+from specsim.workload.lengths.base import Lengths
+from specsim.workload.trace import Trace
+
+__all__ = ["Constant"]
+
+
+@final
+class Constant(Lengths):
+    """Every prompt and every output has the same length."""
+
+    kind: Literal["constant"] = "constant"
+    prompt: int = Field(ge=1)
+    """Tokens."""
+    output: int = Field(ge=1)
+    """Tokens."""
+
+    def draw(self, rng: np.random.Generator, count: int) -> Trace:
+        """Return equal requests."""
+        return Trace(np.full(count, self.prompt), np.full(count, self.output))

@@ -1,0 +1,31 @@
+"""Lengths drawn from a recording."""
+
+from pathlib import Path
+from typing import Literal, final
+
+import numpy as np
+
+from specsim.workload.lengths.base import Lengths
+from specsim.workload.readers import read_trace
+from specsim.workload.trace import Trace
+
+__all__ = ["Empirical"]
+
+
+@final
+class Empirical(Lengths):
+    """Each request is a row of a file, drawn with replacement.
+
+    Prompt and output stay together, so their correlation is kept. Not to be confused with `trace`,
+    which takes the rows in their order, once each.
+    """
+
+    kind: Literal["empirical"] = "empirical"
+    path: Path
+    """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
+
+    def draw(self, rng: np.random.Generator, count: int) -> Trace:
+        """Return rows drawn with replacement; only the lengths, for the requests are new ones."""
+        trace = read_trace(self.path)
+        rows = rng.integers(0, len(trace), count)
+        return Trace(trace.prompt_lens[rows], trace.output_lens[rows])

@@ -1,0 +1,43 @@
+"""Requests as they were recorded, without their arrivals."""
+
+from pathlib import Path
+from typing import Literal, final
+
+import numpy as np
+
+from specsim.errors import TraceError
+from specsim.workload.lengths.base import Lengths
+from specsim.workload.readers import read_trace
+from specsim.workload.trace import Trace
+
+__all__ = ["TraceRows"]
+
+
+@final
+class TraceRows(Lengths):
+    """The rows of a file in their order, with token ids and recorded acceptance if it has them."""
+
+    kind: Literal["trace"] = "trace"
+    path: Path
+    """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the file."""
+        return len(read_trace(self.path))
+
+    def draw(self, rng: np.random.Generator, count: int) -> Trace:
+        """Return the first rows.
+
+        Raises
+        ------
+        TraceError
+            The file has fewer.
+        """
+        trace = read_trace(self.path)
+        if count > len(trace):
+            raise TraceError(
+                f"{self.path}: has {len(trace)} requests, {count} are asked for; lower "
+                "num_requests or draw with lengths of kind 'empirical'"
+            )
+        return trace.take(np.arange(count))

@@ -1,0 +1,43 @@
+"""Readers: workload files of every format, recognised by their content."""
+
+from pathlib import Path
+
+from specsim.errors import TraceError
+from specsim.families import Family
+from specsim.resources import locate
+from specsim.workload.files import TraceFile
+from specsim.workload.readers.base import Reader
+from specsim.workload.trace import Trace
+
+__all__ = ["READERS", "Reader", "read_trace"]
+
+READERS = Family("workload.readers", Reader)
+
+
+def read_trace(path: Path) -> Trace:
+    """Return the workload in a file.
+
+    Parameters
+    ----------
+    path : Path
+        Of any known format, gzip-compressed or not.
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    TraceError
+        The file is missing, empty, of no known format, or breaks its format's rules.
+    """
+    file = TraceFile(locate(path))
+    for member in READERS.all_members().values():
+        reader = member()
+        if reader.matches(file):
+            return reader.read(file)
+    columns = ", ".join(file.columns) or "none"
+    raise TraceError(
+        f"{path}: no known format has these columns: {columns}; a native workload needs prompt_len "
+        "and output_len (`specsim list` shows all readers)"
+    )

@@ -1,0 +1,61 @@
+"""Production requests that Azure published."""
+
+import re
+from datetime import datetime
+from typing import Literal, final
+
+import numpy as np
+
+from specsim.errors import TraceError
+from specsim.workload.files import Row, TraceFile
+from specsim.workload.readers.base import Reader, TraceBuilder
+from specsim.workload.trace import Trace
+
+__all__ = ["Azure"]
+
+_ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
+
+
+@final
+class Azure(Reader):
+    """Azure LLM inference traces of 2023 and 2024: ``TIMESTAMP,ContextTokens,GeneratedTokens``.
+
+    Time stamps have up to seven fraction digits, in 2024 a zone as well. Source: Azure Public
+    Dataset (Patel et al. 2024, "Splitwise"; Stojkovic et al. 2024, "DynamoLLM").
+    """
+
+    kind: Literal["azure"] = "azure"
+
+    def matches(self, file: TraceFile) -> bool:
+        """Return whether a CSV has the three columns."""
+        wanted = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
+        return file.container == "csv" and wanted <= set(file.columns)
+
+    def read(self, file: TraceFile) -> Trace:
+        """Return the requests, in order of arrival."""
+        builder = TraceBuilder(file, self.kind)
+        for row in file.rows():
+            builder.add(
+                row.integer("ContextTokens", minimum=0),
+                row.integer("GeneratedTokens", minimum=0),
+                _seconds(row),
+            )
+        return builder.build()
+
+
+def _seconds(row: Row) -> float:
+    text = str(row.get("TIMESTAMP")).strip()
+    zone = _ZONE.search(text)
+    try:
+        # datetime64 keeps all seven digits, datetime would not; it does not know zones.
+        clock = np.datetime64(text[: zone.start()] if zone else text, "ns")
+        offset = datetime.fromisoformat(f"2000-01-01T00:00:00{zone[0]}").utcoffset() if zone else 0
+    except ValueError:
+        raise TraceError(
+            f"{row.place}: TIMESTAMP = {text!r} is not a time such as 2023-11-16 18:17:03.9799600"
+        ) from None
+    shift = offset.total_seconds() if offset else 0.0
+    return float((clock - _EPOCH) / np.timedelta64(1, "ns")) * 1e-9 - shift
+
+
+_EPOCH = np.datetime64("2023-01-01T00:00:00", "ns")

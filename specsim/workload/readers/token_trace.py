@@ -1,0 +1,63 @@
+"""Token ids of prompts and answers, with recorded acceptance."""
+
+from typing import Literal, final
+
+import numpy as np
+
+from specsim.errors import TraceError
+from specsim.workload.files import Row, TraceFile
+from specsim.workload.readers.base import Reader, TraceBuilder, token_ids
+from specsim.workload.trace import Trace
+
+__all__ = ["TokenTrace"]
+
+_NO_PROMPT = np.zeros(1, dtype=np.int64)
+
+
+@final
+class TokenTrace(Reader):
+    """JSON lines with ``prompt_token_ids``, ``generated_token_ids`` and ``acc_<proposer>``.
+
+    ``acc_<proposer>.acc_len[i]`` counts the tokens gained if a draft is made when i output tokens
+    are known, the bonus token included; it is kept without it. There are no arrivals. A lone token
+    0 stands for a prompt that was not recorded. Source: SpecDecode-Bench (arXiv 2601.11580).
+    """
+
+    kind: Literal["token_trace"] = "token_trace"
+
+    def matches(self, file: TraceFile) -> bool:
+        """Return whether JSON lines have token ids."""
+        wanted = {"prompt_token_ids", "generated_token_ids"}
+        return file.container == "jsonl" and wanted <= set(file.columns)
+
+    def read(self, file: TraceFile) -> Trace:
+        """Return the requests, in the order of the file."""
+        builder = TraceBuilder(file, self.kind)
+        for row in file.rows():
+            prompt, output = token_ids(row, "prompt_token_ids"), token_ids(
+                row, "generated_token_ids"
+            )
+            if not len(prompt):
+                prompt = _NO_PROMPT
+                builder.note = "prompts that were not recorded are one token long"
+            if not builder.add(len(prompt), len(output)):
+                continue
+            builder.put("ids", str(row.values.get("id", "")))
+            builder.put("prompt_token_ids", prompt)
+            builder.put("output_token_ids", output)
+            for field in row.values:
+                if field.startswith("acc_"):
+                    records = builder.recorded_lens.setdefault(field.removeprefix("acc_"), [])
+                    records.append(_record(row, field))
+        return builder.build()
+
+
+def _record(row: Row, field: str) -> bytes:
+    value = row.get(field)
+    lens = value.get("acc_len") if isinstance(value, dict) else None
+    if not isinstance(lens, list) or any(type(n) is not int or not 1 <= n <= 256 for n in lens):
+        raise TraceError(
+            f"{row.place}: {field}.acc_len is not a list of whole numbers from 1 (the bonus token "
+            "alone) to 256"
+        )
+    return bytes(n - 1 for n in lens)

@@ -1,0 +1,107 @@
+"""Trace: a workload as columns, whatever file it came from."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.request import PrefixIds, Request
+
+__all__ = ["Trace"]
+
+Column = Sequence[NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests as columns; those that a format does not have are None.
+
+    `arrived_at` starts at 0 and does not fall.
+    """
+
+    prompt_lens: NDArray[np.int64]
+    """Shape (n,), tokens, each at least 1."""
+    output_lens: NDArray[np.int64]
+    """Shape (n,), tokens, each at least 1."""
+    arrived_at: NDArray[np.float64] | None = None
+    """Shape (n,), seconds after the first arrival."""
+    ids: Sequence[str] | None = None
+    priorities: NDArray[np.int64] | None = None
+    prompt_token_ids: Column | None = None
+    output_token_ids: Column | None = None
+    prefix_ids: Sequence[PrefixIds] | None = None
+    recorded_lens: dict[str, Sequence[bytes]] = field(default_factory=dict)
+    """Per proposer and request: accepted length of a draft at every output position."""
+    num_dropped: int = 0
+    """Rows left out because they were failed requests (no prompt or no output)."""
+    format: str = ""
+    """Name of the reader that read it."""
+    note: str = ""
+    """What a user should know of how it was read."""
+
+    def __len__(self) -> int:
+        return len(self.prompt_lens)
+
+    def take(self, rows: NDArray[np.int64]) -> "Trace":
+        """Return the trace with only these rows, in this order; arrivals stay as they are.
+
+        Parameters
+        ----------
+        rows : ndarray of int, shape (m,)
+
+        Returns
+        -------
+        Trace
+        """
+        order = rows.tolist()
+
+        def pick(values: Sequence | None) -> Sequence | None:  # type: ignore[type-arg]
+            return None if values is None else [values[row] for row in order]
+
+        return replace(
+            self,
+            prompt_lens=self.prompt_lens[rows],
+            output_lens=self.output_lens[rows],
+            arrived_at=None if self.arrived_at is None else self.arrived_at[rows],
+            priorities=None if self.priorities is None else self.priorities[rows],
+            ids=pick(self.ids),
+            prompt_token_ids=pick(self.prompt_token_ids),
+            output_token_ids=pick(self.output_token_ids),
+            prefix_ids=pick(self.prefix_ids),
+            recorded_lens={
+                name: [record[row] for row in order] for name, record in self.recorded_lens.items()
+            },
+        )
+
+    def at_times(self, arrived_at: NDArray[np.float64]) -> "Trace":
+        """Return the same requests with other arrival times, seconds, shape (n,)."""
+        return replace(self, arrived_at=arrived_at)
+
+    def requests(self) -> Iterator[Request]:
+        """Yield the requests in order, numbered from 0."""
+        arrivals = np.zeros(len(self)) if self.arrived_at is None else self.arrived_at
+        priorities = (
+            np.zeros(len(self), dtype=np.int64) if self.priorities is None else self.priorities
+        )
+        rows = zip(
+            self.prompt_lens.tolist(),
+            self.output_lens.tolist(),
+            arrivals.tolist(),
+            priorities.tolist(),
+            strict=True,
+        )
+        records = self.recorded_lens
+        for index, (prompt_len, output_len, arrived_at, priority) in enumerate(rows):
+            yield Request(
+                index=index,
+                prompt_len=prompt_len,
+                output_len=output_len,
+                arrived_at=arrived_at,
+                id=self.ids[index] if self.ids else "",
+                priority=priority,
+                prompt_token_ids=self.prompt_token_ids[index] if self.prompt_token_ids else None,
+                output_token_ids=self.output_token_ids[index] if self.output_token_ids else None,
+                prefix_ids=self.prefix_ids[index] if self.prefix_ids else None,
+                recorded_lens={name: record[index] for name, record in records.items()},
+            )
