@@ -51,17 +51,18 @@ def new_folder(path: Path) -> Iterator[Path]:
     ConfigError
         The folder cannot be written to.
     """
+    temporary: Path | None = None
     try:
         path.mkdir(parents=True, exist_ok=True)
         temporary = Path(mkdtemp(prefix=".unfinished-", dir=path))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
-    try:
         yield temporary
         for child in sorted(temporary.iterdir()):
             target = path / child.name
             if target.is_dir():
                 shutil.rmtree(target)
             child.replace(target)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)

@@ -290,7 +290,7 @@ TraceFile = Annotated[Path, typer.Argument(help="A workload of any known format.
 @trace_app.command()
 def describe(
     file: TraceFile,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
     """Print counts, rates, burstiness, length quantiles and the share of reused prefix."""
     from specsim.render import description_json, trace_table

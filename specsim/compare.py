@@ -220,7 +220,8 @@ def speed_up(baseline: list[float], candidate: list[float]) -> SpeedUp:
     SpeedUp
         Geometric mean of the ratios, and its 95 % interval by Student's t on their logarithms.
     """
-    logs = [float(np.log(before / after)) for before, after in zip(baseline, candidate, strict=True)]
+    pairs = zip(baseline, candidate, strict=True)
+    logs = [float(np.log(before / after)) for before, after in pairs]
     mean = fmean(logs)
     if len(logs) < 2:
         return SpeedUp(float(np.exp(mean)), None, None)

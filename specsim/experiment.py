@@ -62,7 +62,8 @@ class Experiment(Settings):
     def max_draft_len(self) -> int:
         """Longest draft of the run, tokens; 0 without speculation."""
         proposer = self.engine.speculative_config
-        return self.effective_policy.max_draft_len(proposer.num_speculative_tokens if proposer else 0)
+        limit = proposer.num_speculative_tokens if proposer else 0
+        return self.effective_policy.max_draft_len(limit)
 
     @model_validator(mode="after")
     def _check_speculation(self) -> Self:
@@ -184,7 +185,7 @@ def overridden(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]
     ConfigError
         An override has no ``=``, or its path leads through something that is not a mapping.
     """
-    result = json.loads(json.dumps(data, default=str))
+    result: dict[str, Any] = json.loads(json.dumps(data, default=str))
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:

@@ -7,6 +7,7 @@ it. Somebody else's class is named by its path, ``kind: my_pkg.my_file:MyPolicy`
 by an entry point in the group ``specsim.<family>``.
 """
 
+import re
 import sys
 from abc import ABC
 from collections.abc import Mapping
@@ -28,12 +29,18 @@ __all__ = ["Family", "Member"]
 
 M = TypeVar("M", bound="Member")
 
+# A name, or a path and a class; then fields.
+_SHORT_FORM = re.compile(r"(?P<name>[\w.-]+(?::[A-Za-z_]\w*(?=:|$))?)(?::(?P<options>.*))?")
+_NEXT_OPTION = re.compile(r",(?=\s*\w+\s*=)")  # not the commas of a list
+
 
 class Member(Settings, ABC):
     """Base of all members of all families."""
 
     aliases: ClassVar[tuple[str, ...]] = ()
     """Other names under which the member is found."""
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    """Fields of typical members; shown by ``specsim list``, run by the family's contract tests."""
 
 
 class Family(Generic[M]):
@@ -111,8 +118,9 @@ class Family(Generic[M]):
             return self._checked(_load(name), name)
         everything = self.all_members()
         if name not in everything:
-            raise ConfigError(f"no {self.tag} '{name}' in {self.name}; "
-                              f"{nearest(name, list(everything))}")
+            raise ConfigError(
+                f"no {self.tag} '{name}' in {self.name}; {nearest(name, list(everything))}"
+            )
         return everything[name]
 
     def parse(self, value: object) -> M:
@@ -136,30 +144,31 @@ class Family(Generic[M]):
         """
         if isinstance(value, self.base):
             return value
+        value = _unquoted(value)
         fields = self._from_text(value) if isinstance(value, str) else value
         if not isinstance(fields, Mapping):
             raise ConfigError(f"{value!r} is not a mapping with a '{self.tag}'")
-        name = fields.get(self.tag)
+        name = _unquoted(fields.get(self.tag))
         if not isinstance(name, str):
-            raise ConfigError(
-                f"needs a '{self.tag}'; {nearest('', list(self.members))}"
-            )
+            raise ConfigError(f"needs a '{self.tag}'; {nearest('', list(self.members))}")
         member = self.find(name)
         parsed = member.model_validate({**fields, self.tag: self.name_of(member)})
         # Written back out, a class from elsewhere keeps the path under which it was found.
         return parsed.model_copy(update={self.tag: name}) if ":" in name else parsed
 
     def _from_text(self, text: str) -> dict[str, Any]:
-        name, separator, options = text.partition(":")
-        if separator and "=" not in options.split(",")[0]:
-            path, _, options = options.partition(":")
-            name = f"{name}:{path}"
-        fields: dict[str, Any] = {self.tag: name}
-        for option in filter(None, options.split(",")):
+        form = _SHORT_FORM.fullmatch(text)
+        if form is None:
+            raise ConfigError(f"'{text}' is not of the form name:field=value,field=value")
+        fields: dict[str, Any] = {self.tag: form["name"]}
+        for option in filter(None, _NEXT_OPTION.split(form["options"] or "")):
             key, equals, raw = option.partition("=")
+            try:
+                fields[key.strip()] = yaml.safe_load(raw)
+            except yaml.YAMLError:
+                equals = ""
             if not equals:
-                raise ConfigError(f"'{text}': option '{option}' is not key=value")
-            fields[key.strip()] = yaml.safe_load(raw)
+                raise ConfigError(f"'{text}': '{option}' is not field=value")
         return fields
 
     def _is_member(self, value: object) -> bool:
@@ -200,7 +209,12 @@ class Family(Generic[M]):
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Describe the field as one of the shipped members."""
-        return {"oneOf": [member.model_json_schema() for member in self.members.values()]}
+        return {"oneOf": [handler(m.__pydantic_core_schema__) for m in self.members.values()]}
+
+
+def _unquoted(value: object) -> object:
+    """Return a name as it was meant: an unquoted ``off`` is the boolean False in YAML 1.1."""
+    return "off" if value is False else value
 
 
 def _load(path: str) -> object:

@@ -16,13 +16,12 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from simpy import Environment
 
 from specsim.acceptance.base import Acceptance
 from specsim.acceptance.bernoulli import Bernoulli
-from specsim.engine.cluster import replay
+from specsim.engine.cluster import run_alone
 from specsim.engine.config import EngineConfig
-from specsim.engine.engine import Engine, EngineStep
+from specsim.engine.engine import Engine, EngineStep, Observer
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.scheduler import Scheduler
 from specsim.engine.sequence import Sequence
@@ -359,13 +358,14 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         survival_tables=acceptance.survival_lens(requests, luck, max_draft_len),
     )
     log = _LogWriter()
-    env = Environment(initial_time=0)
-    observers = [log, IntegrityCheck()] if check else [log]
-    engine = Engine(
-        env, scheduler, speculation, costs, observers=observers, on_end=lambda sequence: None
+    observers: list[Observer] = [log, IntegrityCheck()] if check else [log]
+    run_alone(
+        lambda env: Engine(
+            env, scheduler, speculation, costs, observers=observers, on_end=lambda sequence: None
+        ),
+        requests,
+        start=0,
     )
-    env.process(replay(env, requests, engine.submit))
-    env.run()
     return {
         "scenario": scenario.name,
         "steps": log.steps,
@@ -435,7 +435,5 @@ def _step_difference(number: int, field: str, ours: Any, theirs: Any) -> Differe
     for our_row, their_row in zip(ours, theirs, strict=False):
         for name, our_value, their_value in zip(names, our_row, their_row, strict=True):
             if our_value != their_value:
-                return Difference(
-                    number, their_row[0], f"{field}.{name}", our_value, their_value
-                )
+                return Difference(number, their_row[0], f"{field}.{name}", our_value, their_value)
     return Difference(number, None, field, ours, theirs)

@@ -34,9 +34,7 @@ class DraftCost(Settings):
     kv_bytes_per_token: float = Field(default=0.0, ge=0)
     """Memory of the drafter's own KV cache per GPU, bytes."""
 
-    def draft_time(
-        self, load: StepLoad, draft_lens: int | list[int], target_time: float
-    ) -> float:
+    def draft_time(self, load: StepLoad, draft_lens: int | list[int], target_time: float) -> float:
         """Return how long it takes to draft for every sequence of a step.
 
         The first pass reads whatever the target has just read, so that the drafter's own KV cache
@@ -120,7 +118,7 @@ class Profile(Settings):
     tensor_parallel_size: int = Field(default=1, gt=0)
     provenance: Provenance
     target: Annotated[LatencyModel, LATENCY]
-    drafts: dict[str, DraftCost] = {}
+    drafts: dict[str, DraftCost] = Field(default_factory=dict)
     """By drafting method."""
     overhead: Overhead = Overhead()
     valid_range: ValidRange
@@ -143,9 +141,7 @@ class StepCosts:
         """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
         return self.target.forward_time(load) if load.batched_tokens else 0.0
 
-    def draft_time(
-        self, load: StepLoad, draft_lens: int | list[int], target_time: float
-    ) -> float:
+    def draft_time(self, load: StepLoad, draft_lens: int | list[int], target_time: float) -> float:
         """Return the duration of drafting after such a step, seconds.
 
         Parameters

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+import yaml
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 from rich.table import Table
@@ -225,7 +226,7 @@ def family_table(family: Family[Any]) -> Table:
     rich.table.Table
     """
     table = Table(title=family.name, title_justify="left", header_style="bold", show_lines=True)
-    for column in (family.tag, "what it is", "fields"):
+    for column in (family.tag, "what it is, and an example", "fields"):
         table.add_column(column)
     for name, member in family.all_members().items():
         fields = (
@@ -234,7 +235,8 @@ def family_table(family: Family[Any]) -> Table:
             if field != family.tag
         )
         summary = (member.__doc__ or "").strip().splitlines()[0]
-        table.add_row(name, escape(summary), escape("\n".join(fields)))
+        examples = (_flow({family.tag: name, **example}) for example in member.examples)
+        table.add_row(name, escape("\n".join([summary, *examples])), escape("\n".join(fields)))
     return table
 
 
@@ -256,6 +258,12 @@ def names_table(title: str, names: dict[str, str]) -> Table:
     for name, remark in names.items():
         table.add_row(name, escape(remark))
     return table
+
+
+def _flow(value: dict[str, Any]) -> str:
+    """Return a mapping as one line of YAML."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000)
+    return text.strip()
 
 
 def _field(name: str, info: FieldInfo) -> str:

@@ -83,20 +83,19 @@ class Request:
             return self._extended(self._prefix_keys(self.prefix_ids, block_size), own, block_size)
         return own
 
-    def _extended(
-        self, known: list[BlockKey], own: range, block_size: int
-    ) -> Sequence[BlockKey]:
+    def _extended(self, known: list[BlockKey], own: range, block_size: int) -> Sequence[BlockKey]:
         total = (self.prompt_len + self.output_len) // block_size
         known.extend(own[len(known) : total])
         return known
 
     def _prefix_keys(self, prefix: PrefixIds, block_size: int) -> list[BlockKey]:
-        full_blocks = self.prompt_len // block_size
-        ends = ((number + 1) * block_size for number in range(full_blocks))
-        pieces = ((end, (end - 1) // prefix.block_size) for end in ends)
-        return [
-            (prefix.hash_ids[piece], end - piece * prefix.block_size) for end, piece in pieces
-        ]
+        keys: list[BlockKey] = []
+        for end in range(block_size, self.prompt_len + 1, block_size):
+            piece = (end - 1) // prefix.block_size
+            if piece >= len(prefix.hash_ids):  # a last, shorter piece may have no id
+                break
+            keys.append((prefix.hash_ids[piece], end - piece * prefix.block_size))
+        return keys
 
 
 def _chained_keys(token_ids: NDArray[np.int64], block_size: int) -> list[BlockKey]:

@@ -89,7 +89,7 @@ def indexed_uniforms(
     z = np.arange(lengths.sum(), dtype=np.uint64)
     z -= np.repeat((lengths.cumsum() - lengths).astype(np.uint64), lengths)
     z ^= np.repeat(prefixes, lengths)
-    return (_finalized(z) >> _SHIFT_4) * _TO_UNIT
+    return (_finalized(z) >> _SHIFT_4).astype(np.float64) * _TO_UNIT
 
 
 def _finalized(z: NDArray[np.uint64]) -> NDArray[np.uint64]:

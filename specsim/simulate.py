@@ -160,9 +160,7 @@ def _survival_tables(
     return [
         table
         for start in range(0, len(requests), _CHUNK)
-        for table in acceptance.survival_lens(
-            requests[start : start + _CHUNK], luck, max_draft_len
-        )
+        for table in acceptance.survival_lens(requests[start : start + _CHUNK], luck, max_draft_len)
     ]
 
 

@@ -1,7 +1,7 @@
 """Independent acceptance with one probability."""
 
 from collections.abc import Sequence
-from typing import Literal, final
+from typing import Any, ClassVar, Literal, final
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ class Bernoulli(Acceptance):
     """
 
     kind: Literal["bernoulli"] = "bernoulli"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"alpha": 0.7},)
     alpha: float = Field(ge=0, le=1)
     """P(a draft token is accepted | all before it in the draft were)."""
 

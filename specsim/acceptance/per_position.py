@@ -1,7 +1,8 @@
 """Acceptance that depends on the place in the draft."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self, final
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal, Self, final
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -27,6 +28,10 @@ class PerPosition(Acceptance):
     """
 
     kind: Literal["per_position"] = "per_position"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"conditional_rates": [0.8, 0.7, 0.6]},
+        {"unconditional_rates": [0.8, 0.56, 0.34]},
+    )
     conditional_rates: tuple[Rate, ...] | None = None
     unconditional_rates: tuple[Rate, ...] | None = None
 
@@ -36,7 +41,7 @@ class PerPosition(Acceptance):
         if len(given) != 1 or not given[0]:
             raise ValueError("give either conditional_rates or unconditional_rates, not empty")
         rates = self.unconditional_rates or ()
-        if any(later > earlier for earlier, later in zip(rates, rates[1:], strict=False)):
+        if any(later > earlier for earlier, later in pairwise(rates)):
             raise ValueError(
                 f"unconditional_rates {list(rates)} must not increase: to accept token j + 1 "
                 "token j must have been accepted; use conditional_rates for conditional ones"

@@ -1,7 +1,7 @@
 """Acceptance that was recorded."""
 
 from collections.abc import Sequence
-from typing import Literal, final
+from typing import Any, ClassVar, Literal, final
 
 from specsim.acceptance.base import Acceptance
 from specsim.errors import TraceError
@@ -20,6 +20,7 @@ class Recorded(Acceptance):
     """
 
     kind: Literal["recorded"] = "recorded"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"proposer": "eagle"},)
     proposer: str
     """Whose record: ``eagle`` reads ``acc_eagle``."""
 

@@ -10,7 +10,7 @@ from specsim.engine.sequence import Sequence
 from specsim.request import Request
 from specsim.routing.base import Router
 
-__all__ = ["ClosedLoopClients", "Cluster", "replay"]
+__all__ = ["ClosedLoopClients", "Cluster", "replay", "run_alone"]
 
 MakeEngine = Callable[[int, Callable[[Sequence], None]], Engine]
 
@@ -93,6 +93,25 @@ def replay(
         if request.arrived_at > env.now:
             yield _Arrival(env, request.arrived_at - env.now)
         submit(request)
+
+
+def run_alone(
+    make_engine: Callable[[Environment], Engine], requests: Iterable[Request], start: float
+) -> None:
+    """Run one engine by itself until all requests have ended.
+
+    Parameters
+    ----------
+    make_engine : callable
+        Makes the engine, given the event clock.
+    requests : iterable of Request
+        In order of arrival.
+    start : float
+        Where the clock starts; a whole number keeps it in whole numbers.
+    """
+    env = Environment(initial_time=start)
+    env.process(replay(env, requests, make_engine(env).submit))
+    env.run()
 
 
 class ClosedLoopClients:

@@ -74,12 +74,12 @@ class EngineConfig(Settings):
             )
         return self
 
-    def resolved(self, **defaults: int) -> "EngineConfig":
+    def resolved(self, **defaults: int | str) -> "EngineConfig":
         """Return a copy in which every default that depends on the hardware is filled in.
 
         Parameters
         ----------
-        **defaults : int
+        **defaults : int or str
             Values for the fields that are None.
 
         Returns
@@ -137,8 +137,10 @@ class EngineConfig(Settings):
         -------
         Scheduler
         """
-        assert self.max_num_seqs and self.max_num_batched_tokens
-        assert self.max_model_len and self.num_gpu_blocks
+        assert self.max_num_seqs is not None
+        assert self.max_num_batched_tokens is not None
+        assert self.max_model_len is not None
+        assert self.num_gpu_blocks is not None
         is_v0 = self.scheduler == "prefill_first"
         lookahead_len = proposer.lookahead_len(max_draft_len) if proposer else 0
         limits = SchedulerLimits(

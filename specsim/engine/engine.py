@@ -67,9 +67,7 @@ class Costs(Protocol):
     def target_time(self, load: StepLoad) -> float:
         """Return the duration of the target's forward pass."""
 
-    def draft_time(
-        self, load: StepLoad, draft_lens: int | list[int], target_time: float
-    ) -> float:
+    def draft_time(self, load: StepLoad, draft_lens: int | list[int], target_time: float) -> float:
         """Return the duration of drafting after such a step."""
 
     def overhead_time(self, num_requests: int) -> float:

@@ -191,7 +191,7 @@ class BlockPool:
         published = [block for block, key in enumerate(self._key_of) if key is not None]
         for block, count in holders.items():
             if count != (self._holders[block] if self._key_of[block] is not None else 1):
-                raise InvariantError(f"block {block}: {count} sequences hold it, not as many as kept")
+                raise InvariantError(f"block {block}: {count} sequences hold it, kept is another")
         if set(self._evictable) != {block for block in published if not self._holders[block]}:
             raise InvariantError("evictable blocks != published blocks that nobody holds")
         found = len(self._oldest) + sum(map(len, self._younger.values()))
@@ -321,9 +321,7 @@ class KVCache:
         bool
             Whether the blocks were there.
         """
-        slots = end_len + self._lookahead_len
-        if slots > self._max_model_len:
-            slots = self._max_model_len
+        slots = min(end_len + self._lookahead_len, self._max_model_len)
         needed = -(-slots // self._block_size) - len(sequence.blocks)
         if needed <= 0:
             return True

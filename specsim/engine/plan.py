@@ -46,9 +46,7 @@ class StepPlan:
         "tokens_left",
     )
 
-    def __init__(
-        self, index: int, *, tokens_left: int, inputs_left: int, piece_limit: int
-    ) -> None:
+    def __init__(self, index: int, *, tokens_left: int, inputs_left: int, piece_limit: int) -> None:
         self.index = index
         self.tokens_left = tokens_left
         self.inputs_left = inputs_left

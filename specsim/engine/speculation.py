@@ -67,9 +67,7 @@ class Speculation:
         """Tell the policy what became of the drafts of a step."""
         if self._observes:
             requests = [sequence.index for sequence in plan.sequences]
-            self.policy.observe(
-                StepOutcome(requests, plan.draft_lens, accepted_lens), self.memory
-            )
+            self.policy.observe(StepOutcome(requests, plan.draft_lens, accepted_lens), self.memory)
 
     def decide(
         self, plan: StepPlan, load: StepLoad, accepted_lens: list[int] | None

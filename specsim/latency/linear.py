@@ -1,6 +1,6 @@
 """The three-coefficient latency model."""
 
-from typing import Literal, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,9 @@ class Linear(LatencyModel):
     """
 
     kind: Literal["linear"] = "linear"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"alpha_ns": 39.3, "gamma_us": 21.0, "delta_ms": 5.9},
+    )
     alpha_ns: float = Field(ge=0)
     """Per context token, nanoseconds."""
     gamma_us: float = Field(ge=0)

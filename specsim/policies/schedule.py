@@ -1,7 +1,7 @@
 """A draft length looked up by batch size."""
 
 from bisect import bisect_right
-from typing import Literal, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,9 @@ class Schedule(Policy):
     """
 
     kind: Literal["schedule"] = "schedule"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"ranges": [[1, 8, 3], [9, 32, 1], [33, 256, 0]]},
+    )
     ranges: tuple[tuple[int, int, int], ...] = Field(min_length=1)
     """(first batch size, last batch size, k), in any order."""
 

@@ -1,6 +1,6 @@
 """A fixed draft length."""
 
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ class Static(Policy):
     """
 
     kind: Literal["static"] = "static"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"k": 3}, {})
     k: int | None = Field(default=None, ge=1)
     """Draft length, tokens; by default num_speculative_tokens."""
 

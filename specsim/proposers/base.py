@@ -1,6 +1,6 @@
 """What every proposer says of itself: who drafts, and what that takes from the engine."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ class Proposer(Member):
     """
 
     method: str
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"num_speculative_tokens": 3},)
     num_speculative_tokens: DraftLen
     """Longest draft, tokens; a policy chooses at or below it."""
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None

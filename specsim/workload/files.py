@@ -10,6 +10,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specsim.errors import TraceError
@@ -139,20 +140,17 @@ class TraceFile:
         """How rows are written, judged by the content."""
         if self._magic == _PARQUET_MAGIC:
             return "parquet"
-        first, second = self._first_lines()
+        first = self._first_line()
         if first.startswith("["):
             return "json"
         if first.startswith("{"):
-            complete = first.endswith("}") and (not second or second.startswith("{"))
-            return "jsonl" if complete else "json"
+            return "jsonl" if _is_json(first) else "json"
         return "csv"
 
-    def _first_lines(self) -> tuple[str, str]:
+    def _first_line(self) -> str:
         try:
             with self._open() as stream:
-                lines = (line.strip() for line in stream)
-                full = (line for line in lines if line)
-                return next(full, ""), next(full, "")
+                return next((line.strip() for line in stream if line.strip()), "")
         except (OSError, EOFError, UnicodeDecodeError) as error:
             raise TraceError(f"{self.path}: is neither text, gzip nor Parquet: {error}") from error
 
@@ -160,7 +158,10 @@ class TraceFile:
     def columns(self) -> list[str]:
         """Names of the first row's fields; empty if there is no row."""
         if self.container == "parquet":
-            return list(pq.read_schema(self.path).names)
+            try:
+                return list(pq.read_schema(self.path).names)
+            except (OSError, pa.ArrowInvalid) as error:
+                raise TraceError(f"{self.path}: is not a complete Parquet file") from error
         if self.container == "json":
             document = self.document
             first = document[0] if isinstance(document, list) and document else document
@@ -187,16 +188,15 @@ class TraceFile:
         """
         try:
             with self._open() as stream:
-                yield from self._csv_rows(stream) if self.container == "csv" else (
-                    self._json_rows(stream)
-                )
+                parse = self._csv_rows if self.container == "csv" else self._json_rows
+                yield from parse(stream)
         except (OSError, EOFError, UnicodeDecodeError) as error:
             raise TraceError(f"{self.path}: ends or breaks in the middle: {error}") from error
 
     def _csv_rows(self, stream: IO[str]) -> Iterator[Row]:
         reader = csv.DictReader(stream, restval=None)
         for values in reader:
-            values.pop(None, None)  # type: ignore[call-overload]
+            values.pop(None, None)
             yield Row(f"{self.path}, line {reader.line_num}", values)
 
     def _json_rows(self, stream: IO[str]) -> Iterator[Row]:
@@ -213,3 +213,11 @@ class TraceFile:
             if not isinstance(values, dict):
                 raise TraceError(f"{place}: holds a {type(values).__name__}, not an object")
             yield Row(place, values)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    return True

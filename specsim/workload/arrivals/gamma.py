@@ -1,6 +1,6 @@
 """Arrivals that are burstier, or smoother, than Poisson."""
 
-from typing import Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ class Gamma(RenewalArrivals):
     """
 
     kind: Literal["gamma"] = "gamma"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"rate": 8.0, "burstiness": 0.5},)
     rate: float = Field(gt=0)
     """Requests per second."""
     burstiness: float = Field(gt=0)

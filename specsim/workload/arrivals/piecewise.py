@@ -1,6 +1,6 @@
 """Arrivals whose rate changes over time."""
 
-from typing import Annotated, Literal, Self, final
+from typing import Annotated, Any, ClassVar, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ class Piecewise(OpenArrivals):
     """
 
     kind: Literal["piecewise"] = "piecewise"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"segments": [[40, 1], [40, 16], [40, 48]]},)
     segments: tuple[tuple[Duration, Rate], ...] = Field(min_length=1)
     """(seconds, requests per second), one after the other; after the last nothing arrives."""
 
@@ -43,5 +44,5 @@ class Piecewise(OpenArrivals):
         unit_times = np.cumsum(rng.exponential(1.0, size))
         unit_times = unit_times[unit_times < totals[-1]]
         segment = np.searchsorted(totals, unit_times, side="right") - 1
-        times = ends[segment] + (unit_times - totals[segment]) / rates[segment]
+        times: NDArray[np.float64] = ends[segment] + (unit_times - totals[segment]) / rates[segment]
         return times[:count] if duration is None else times[times < duration][:count]

@@ -1,6 +1,6 @@
 """Arrivals without memory."""
 
-from typing import Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ class Poisson(RenewalArrivals):
     """A Poisson process: independent exponential gaps."""
 
     kind: Literal["poisson"] = "poisson"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"rate": 8.0},)
     rate: float = Field(gt=0)
     """Requests per second."""
 

@@ -1,7 +1,7 @@
 """Arrivals as they were recorded."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self, final
+from typing import Annotated, Any, ClassVar, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ class TraceReplay(Arrivals):
     """
 
     kind: Literal["trace"] = "trace"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"path": "traces/chat.parquet"},)
     path: Path
     """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
     window: tuple[Instant, Instant] | None = None
@@ -83,4 +84,4 @@ class TraceReplay(Arrivals):
         if self.rate is None or len(times) < 2 or times[-1] == times[0]:
             return times * self.time_scale
         recorded_rate = (len(times) - 1) / (times[-1] - times[0])
-        return times * (recorded_rate / self.rate)
+        return times * float(recorded_rate / self.rate)

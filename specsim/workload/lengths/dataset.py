@@ -1,6 +1,6 @@
 """Lengths of datasets by name."""
 
-from typing import Literal, NamedTuple, Self, final
+from typing import Any, ClassVar, Literal, NamedTuple, Self, final
 
 import numpy as np
 from pydantic import model_validator
@@ -69,6 +69,7 @@ class Dataset(Lengths):
     """
 
     kind: Literal["dataset"] = "dataset"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"name": "sharegpt"},)
     name: str
 
     @model_validator(mode="after")

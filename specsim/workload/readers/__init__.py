@@ -32,8 +32,8 @@ def read_trace(path: Path) -> Trace:
         The file is missing, empty, of no known format, or breaks its format's rules.
     """
     file = TraceFile(locate(path))
-    for member in READERS.all_members().values():
-        reader = member()
+    for kind in READERS.all_members():
+        reader = READERS.parse({"kind": kind})
         if reader.matches(file):
             return reader.read(file)
     columns = ", ".join(file.columns) or "none"

@@ -49,7 +49,9 @@ def _seconds(row: Row) -> float:
     try:
         # datetime64 keeps all seven digits, datetime would not; it does not know zones.
         clock = np.datetime64(text[: zone.start()] if zone else text, "ns")
-        offset = datetime.fromisoformat(f"2000-01-01T00:00:00{zone[0]}").utcoffset() if zone else 0
+        offset = datetime.fromisoformat(
+            f"2000-01-01T00:00:00{zone[0] if zone else 'Z'}"
+        ).utcoffset()
     except ValueError:
         raise TraceError(
             f"{row.place}: TIMESTAMP = {text!r} is not a time such as 2023-11-16 18:17:03.9799600"

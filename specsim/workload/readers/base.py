@@ -138,8 +138,8 @@ class TraceBuilder:
     def _zero_based(self) -> NDArray[np.float64] | None:
         if not self._arrivals:
             return None
-        arrivals = np.array(self._arrivals)
-        return arrivals - arrivals.min()
+        arrivals = np.array(self._arrivals, dtype=np.float64)
+        return arrivals - float(arrivals.min())
 
     @staticmethod
     def _as_array(name: str, column: list[Any]) -> Any:

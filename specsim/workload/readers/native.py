@@ -82,7 +82,7 @@ def _parquet_rows(file: TraceFile) -> Iterator[Row]:
     try:
         table = pq.read_table(file.path)
     except (OSError, pa.ArrowInvalid) as error:
-        raise TraceError(f"{file.path}: is not a complete Parquet file: {error}") from error
+        raise TraceError(f"{file.path}: is not a complete Parquet file") from error
     names = table.column_names
     columns = [column.to_pylist() for column in table.columns]
     for number, values in enumerate(zip(*columns, strict=True)):
@@ -110,7 +110,7 @@ def native_columns(trace: Trace) -> dict[str, Any]:
         "output_token_ids": trace.output_token_ids,
     }
     if trace.prefix_ids:
-        columns["prefix_hash_ids"] = [np.array(p.hash_ids, dtype=np.int64) for p in trace.prefix_ids]
+        columns["prefix_hash_ids"] = [np.array(prefix.hash_ids) for prefix in trace.prefix_ids]
         columns["prefix_block_size"] = [prefix.block_size for prefix in trace.prefix_ids]
     for proposer, records in trace.recorded_lens.items():
         columns[ACCEPTED + proposer] = [np.frombuffer(r, dtype=np.uint8) for r in records]

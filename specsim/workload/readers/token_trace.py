@@ -34,9 +34,8 @@ class TokenTrace(Reader):
         """Return the requests, in the order of the file."""
         builder = TraceBuilder(file, self.kind)
         for row in file.rows():
-            prompt, output = token_ids(row, "prompt_token_ids"), token_ids(
-                row, "generated_token_ids"
-            )
+            prompt = token_ids(row, "prompt_token_ids")
+            output = token_ids(row, "generated_token_ids")
             if not len(prompt):
                 prompt = _NO_PROMPT
                 builder.note = "prompts that were not recorded are one token long"

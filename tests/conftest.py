@@ -1,0 +1,78 @@
+"""What all tests share: a tiny experiment, and the real data where they are at hand."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specsim.experiment import Experiment
+
+ROOT = Path(__file__).parents[1]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--regen", action="store_true", help="write the golden files anew")
+
+
+def data_folder() -> Path:
+    return Path(os.environ.get("SPECSIM_DATA", ROOT.parent / "shared" / "data"))
+
+
+def needs(path: Path) -> pytest.MarkDecorator:
+    """Skip a test, saying why, where a file that is never committed is not at hand."""
+    return pytest.mark.skipif(not path.exists(), reason=f"{path} is not here (see SPECSIM_DATA)")
+
+
+def tiny_config(**changes: Any) -> dict[str, Any]:
+    """A run of a fraction of a second; top-level fields can be replaced."""
+    config: dict[str, Any] = {
+        "workload": {
+            "arrivals": {"kind": "poisson", "rate": 20.0},
+            "lengths": {"kind": "uniform", "prompt": [1, 200], "output": [1, 40]},
+            "num_requests": 30,
+        },
+        "engine": {
+            "num_gpu_blocks": 400,
+            "max_model_len": 1024,
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 256,
+            "speculative_config": {"method": "eagle3", "num_speculative_tokens": 3},
+        },
+        "acceptance": {"kind": "bernoulli", "alpha": 0.7},
+        "profile": "h100/llama-3.1-8b",
+    }
+    return {**config, **changes}
+
+
+@pytest.fixture
+def tiny() -> Callable[..., Experiment]:
+    """Make a tiny experiment: ``tiny(policy={"kind": "off"})``."""
+    return lambda **changes: Experiment.parse(tiny_config(**changes), "tiny")
+
+
+@pytest.fixture
+def constant_step(tmp_path: Path) -> Callable[..., str]:
+    """Make a profile with chosen costs, ``constant_step(delta_ms=8.0)``, and return its path."""
+
+    def make(*, alpha_ns: float = 0, gamma_us: float = 0, delta_ms: float = 0, **rest: Any) -> str:
+        path = tmp_path / f"profile-{len(list(tmp_path.iterdir()))}.yaml"
+        profile = {
+            "model": "llama-3.1-8b",
+            "gpu": "h100",
+            "provenance": {"engine": "none", "source": "a test", "date": "2026-01-01"},
+            "target": {
+                "kind": "linear",
+                "alpha_ns": alpha_ns,
+                "gamma_us": gamma_us,
+                "delta_ms": delta_ms,
+            },
+            "valid_range": {"context_tokens": 10**9, "batched_tokens": 10**9},
+            **rest,
+        }
+        path.write_text(yaml.safe_dump(profile))
+        return str(path)
+
+    return make

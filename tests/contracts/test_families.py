@@ -1,0 +1,112 @@
+"""What every member of every family promises: it can be configured, found and written down."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specsim.catalogue import FAMILIES
+from specsim.errors import ConfigError
+from specsim.families import Family
+from specsim.policies import POLICIES
+
+CASES = [
+    pytest.param(family, name, example, id=f"{family.name}-{name}-{number}")
+    for family in FAMILIES.values()
+    for name, member in family.members.items()
+    for number, example in enumerate(member.examples)
+]
+
+
+@pytest.mark.parametrize(("family", "name", "example"), CASES)
+def test_examples_survive_a_round_trip_through_yaml(
+    family: Family[Any], name: str, example: dict[str, Any]
+) -> None:
+    member = family.parse({family.tag: name, **example})
+    text = yaml.safe_dump(member.model_dump(mode="json", exclude_none=True))
+    assert family.parse(yaml.safe_load(text)) == member
+
+
+@pytest.mark.parametrize(("family", "name", "example"), CASES)
+def test_members_are_immutable_and_documented(
+    family: Family[Any], name: str, example: dict[str, Any]
+) -> None:
+    member = family.parse({family.tag: name, **example})
+    with pytest.raises(ValueError, match="frozen"):
+        setattr(member, family.tag, "other")
+    assert type(member).__doc__
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_every_file_of_a_family_is_a_member(family: Family[Any]) -> None:
+    folder = Path(__file__).parents[2] / "specsim" / family.name.replace(".", "/")
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "base"}
+    modules = {member.__module__.rsplit(".", 1)[1] for member in family.members.values()}
+    assert files == modules
+
+
+def test_unknown_names_answer_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'static'"):
+        POLICIES.parse("statik")
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("off", {"kind": "off"}),
+        ("static:k=3", {"kind": "static", "k": 3}),
+        (
+            "schedule:ranges=[[1, 8, 3], [9, 9, 0]]",
+            {"kind": "schedule", "ranges": [[1, 8, 3], [9, 9, 0]]},
+        ),
+    ],
+)
+def test_short_form(text: str, fields: dict[str, Any]) -> None:
+    assert POLICIES.parse(text) == POLICIES.parse(fields)
+
+
+def test_off_needs_no_quotes_in_yaml() -> None:
+    # YAML 1.1 reads an unquoted off as False.
+    assert POLICIES.parse(yaml.safe_load("{kind: off}")) == POLICIES.parse("off")
+
+
+OWN_POLICY = '''
+from typing import Any, Literal
+
+from specsim.policies import Policy
+from specsim.step import BatchView
+
+
+class HalfTheBatch(Policy):
+    """Draft only while the batch is small."""
+
+    kind: Literal["half_the_batch"] = "half_the_batch"
+    limit: int = 8
+
+    def draft_lens(self, batch: BatchView, memory: Any) -> int:
+        return memory.max_draft_len if batch.size <= self.limit else 0
+
+
+class NotAPolicy:
+    pass
+'''
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_policies.py").write_text(OWN_POLICY)
+    monkeypatch.chdir(tmp_path)
+    return "my_policies"
+
+
+def test_a_class_from_elsewhere_is_named_by_its_path(own_module: str) -> None:
+    policy = POLICIES.parse(f"{own_module}:HalfTheBatch:limit=4")
+    assert policy.model_dump(warnings=False) == {"kind": f"{own_module}:HalfTheBatch", "limit": 4}
+    assert POLICIES.parse(policy.model_dump(warnings=False)) == policy
+
+
+@pytest.mark.parametrize("path", ["no_such:Policy", "{}:Missing", "{}:NotAPolicy"])
+def test_a_bad_path_is_a_clear_error(own_module: str, path: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot load|is not a Policy"):
+        POLICIES.parse(path.format(own_module))

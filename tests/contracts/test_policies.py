@@ -1,0 +1,140 @@
+"""What every policy, proposer and router promises."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import tiny_config
+
+from specsim.acceptance import Oracle
+from specsim.engine.plan import StepPlan
+from specsim.engine.sequence import Sequence
+from specsim.experiment import Experiment
+from specsim.policies import POLICIES, OraclePolicy, ServerView
+from specsim.proposers import PROPOSERS
+from specsim.request import Request
+from specsim.routing import ROUTING
+from specsim.simulate import simulate
+from specsim.step import BatchView, StepLoad
+from specsim.summary import Summary
+
+NAMED = [
+    pytest.param({"kind": name, **example}, id=f"{name}-{number}")
+    for name, member in POLICIES.members.items()
+    for number, example in enumerate(member.examples)
+]
+
+
+@pytest.mark.parametrize("policy", NAMED)
+@pytest.mark.parametrize("method", ["eagle3", "ngram"])
+def test_runs_keep_every_invariant_and_leave_nothing_behind(
+    policy: dict[str, Any], method: str, tiny: Callable[..., Experiment]
+) -> None:
+    spec = {"method": method, "num_speculative_tokens": 4}
+    engine = {**tiny_config()["engine"], "speculative_config": spec}
+    experiment = tiny(policy=policy, engine=engine)
+    first, second = (Summary(simulate(experiment, check=True)).data for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("policy", NAMED)
+def test_draft_lens_stay_within_the_limit(policy: dict[str, Any]) -> None:
+    parsed = POLICIES.parse(policy)
+    limit = parsed.max_draft_len(4)
+    assert 0 <= limit <= 4
+    oracle = Oracle([b"\1\4\2\0" * 10] * 8) if isinstance(parsed, OraclePolicy) else None
+    memory = parsed.start(ServerView(limit, lambda load, lens: 1e-3 * load.batched_tokens, oracle))
+    for size in (1, 3, 8):
+        sequences = [
+            Sequence(Request(index=i, prompt_len=5, output_len=9), 0, 99) for i in range(size)
+        ]
+        batch = BatchView(sequences, StepLoad(5 * size, size, size), [0] * size)
+        lens = parsed.draft_lens(batch, memory)
+        for length in [lens] if isinstance(lens, int) else lens:
+            assert 0 <= length <= limit
+        assert isinstance(lens, int) or len(lens) == size
+
+
+def view(size: int) -> BatchView:
+    sequences = [Sequence(Request(index=i, prompt_len=5, output_len=9), 0, 99) for i in range(size)]
+    return BatchView(sequences, StepLoad(0, size, size), [0] * size)
+
+
+@pytest.mark.parametrize(
+    ("size", "k"), [(1, 5), (3, 5), (4, 3), (6, 3), (7, 3), (8, 3), (9, 0), (16, 0), (99, 0)]
+)
+def test_schedule_carries_k_through_gaps_and_beyond_the_end(size: int, k: int) -> None:
+    policy = POLICIES.parse("schedule:ranges=[[4, 6, 3], [1, 3, 7], [9, 16, 0]]")
+    memory = policy.start(ServerView(5, lambda load, lens: 1.0))  # 7 is capped at 5
+    assert policy.draft_lens(view(size), memory) == k
+
+
+def test_oracle_drafts_what_survives_while_it_pays() -> None:
+    policy = POLICIES.parse("oracle")
+    oracle = Oracle([bytes([0, 3, 0]), bytes([0, 1, 0]), bytes([0, 0, 0])])
+
+    def drafting(cost_of_a_pass: float) -> list[int]:
+        def step_time(load: StepLoad, lens: int | list[int]) -> float:
+            assert isinstance(lens, list)
+            return 1.0 + cost_of_a_pass * max(lens)
+
+        return policy.draft_lens(view(3), policy.start(ServerView(8, step_time, oracle)))
+
+    assert drafting(0.0) == [3, 1, 0]
+    assert drafting(0.4) == [1, 1, 0]  # 5 tokens in 1.4 beat 7 in 2.2 and 3 in 1.0
+    assert drafting(9.0) == [0, 0, 0]
+
+
+def test_views_show_what_a_server_could_see_and_nothing_else() -> None:
+    visible = {name for name in dir(view(1)) if not name.startswith("_")}
+    assert visible == {"in_prefill", "known_lens", "load", "output_lens", "requests", "size"}
+
+
+@pytest.mark.parametrize(
+    ("method", "lookahead", "slots", "drops"),
+    [
+        ("draft_model", 4, 1, False),
+        ("eagle", 4, 0, True),
+        ("eagle3", 4, 0, True),
+        ("mtp", 4, 0, True),
+        ("ngram", 0, 0, False),
+        ("suffix", 0, 0, False),
+    ],
+)
+def test_proposers_take_what_they_take_in_vllm(
+    method: str, lookahead: int, slots: int, drops: bool
+) -> None:
+    proposer = PROPOSERS.parse({"method": method, "num_speculative_tokens": 4})
+    assert (proposer.lookahead_len(4), proposer.draft_slots, proposer.drops_last_hit) == (
+        lookahead,
+        slots,
+        drops,
+    )
+
+
+class Replica:
+    num_running = 3
+    num_waiting = 1
+
+
+@pytest.mark.parametrize("kind", ROUTING.members)
+def test_routers_choose_a_replica_that_exists(kind: str) -> None:
+    router = ROUTING.parse(kind)
+    memory = router.start(0)
+    replicas = [Replica()] * 3
+    assert all(0 <= router.choose(replicas, memory) < 3 for _ in range(20))
+
+
+def test_round_robin_takes_turns() -> None:
+    router = ROUTING.parse("round_robin")
+    memory = router.start(0)
+    assert [router.choose([Replica()] * 3, memory) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_a_withdrawn_sequence_gives_back_what_it_had() -> None:
+    plan = StepPlan(0, tokens_left=0, inputs_left=0, piece_limit=99)
+    sequence = Sequence(Request(index=0, prompt_len=5, output_len=9), 0, 99)
+    assert plan.withdraw(sequence) is None
+    plan.sequences, plan.scheduled_lens, plan.draft_lens = [sequence], [4], [3]
+    assert plan.withdraw(sequence) == 4
+    assert plan.sequences == plan.scheduled_lens == plan.draft_lens == []

@@ -1,0 +1,306 @@
+"""The command line, as a user types it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from conftest import ROOT, tiny_config
+
+from specsim.__main__ import main
+from specsim.engine.scheduler import Scheduler
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in an empty folder; return exit code, output and error output."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["specsim", *map(str, args)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return run
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Callable[..., Path]:
+    """Write a tiny experiment, with changes, and return its path."""
+
+    def write(**changes: Any) -> Path:
+        path = tmp_path / "exp.yaml"
+        path.write_text(yaml.safe_dump(tiny_config(**changes)))
+        return path
+
+    return write
+
+
+def test_run_prints_a_table_and_fills_the_folder(
+    cli: Run, experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    code, out, err = cli("run", experiment(), "--out", "results", "--check")
+    assert (code, err) == (0, "")
+    for word in ("TTFT", "TPOT", "ITL", "E2E", "preemptions", "draft acceptance"):
+        assert word in out
+    files = {path.name for path in (tmp_path / "results").iterdir()}
+    assert files == {"summary.json", "requests.parquet", "steps.parquet", "config.yaml"}
+
+
+def test_set_and_seed_replace_fields(
+    cli: Run, experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    args = ("--set", "policy.kind=static", "--set", "policy.k=2", "--seed", 7, "--out", "r")
+    assert cli("run", experiment(), *args)[0] == 0
+    config = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())
+    assert config["policy"] == {"kind": "static", "k": 2}
+    assert config["seed"] == 7
+
+
+def test_compare_takes_many_policies_after_one_flag(
+    cli: Run, experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    args = ("--policies", "off", "static:k=1", "static:k=3", "--replications", 2, "--workers", 1)
+    code, out, _ = cli("compare", experiment(), *args, "--out", "cmp")
+    assert code == 0
+    for word in ("static:k=1", "static:k=3", "speed-up", "95 % interval"):
+        assert word in out
+    names = {path.name for path in (tmp_path / "cmp").iterdir()}
+    assert names == {"comparison.json", "plot.png", "off", "static-k=1", "static-k=3"}
+    assert (tmp_path / "cmp" / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_policies_may_stand_before_the_experiment(
+    cli: Run, experiment: Callable[..., Path]
+) -> None:
+    path = experiment()
+    code, out, _ = cli("compare", "--policies", "off", "static:k=1", path, "--replications", 1)
+    assert code == 0
+    assert "static:k=1" in out
+
+
+def test_many_policies_become_rows_in_order_of_speed(
+    cli: Run, experiment: Callable[..., Path]
+) -> None:
+    policies = ["static:k=1", "static:k=2", "static:k=3", "oracle", "schedule:ranges=[[1,4,3]]"]
+    code, out, _ = cli("compare", experiment(), "--policies", *policies, "--replications", 1)
+    assert code == 0
+    assert out.index("oracle") < out.index("off")
+
+
+def overload() -> dict[str, Any]:
+    return {
+        "arrivals": {"kind": "poisson", "rate": 2000.0},
+        "lengths": {"kind": "constant", "prompt": 200, "output": 20},
+        "num_requests": 300,
+    }
+
+
+def test_overload_is_called_unstable(cli: Run, experiment: Callable[..., Path]) -> None:
+    code, out, err = cli("run", experiment(workload=overload()))
+    assert code == 0
+    assert "UNSTABLE" in out
+    assert "queue kept growing" in err
+    out = cli("compare", experiment(workload=overload()), "--policies", "off", "--replications", 1)[
+        1
+    ]
+    assert "UNSTABLE" in out
+
+
+def test_parity_agrees_differs_and_writes(cli: Run, tmp_path: Path) -> None:
+    scenario = ROOT / "tests" / "parity" / "recorded" / "worked.scenario.json"
+    code, out, _ = cli("parity", scenario, "--out", "ours.json")
+    assert code == 0
+    assert "agree" in out
+    log = json.loads((tmp_path / "ours.json").read_text())
+    log["steps"][4]["sched"][0][1] += 1
+    (tmp_path / "other.json").write_text(json.dumps(log))
+    code, out, _ = cli("parity", scenario, "--log", "other.json")
+    assert code == 1
+    assert "step 4, request A, field sched.n: ours 3, theirs 4" in out
+
+
+def test_trace_commands(cli: Run) -> None:
+    synth = ("--arrivals", "gamma:rate=5,burstiness=0.5", "--lengths", "dataset:name=gsm8k")
+    assert cli("trace", "synth", "w.parquet", *synth, "--num-requests", 50)[0] == 0
+    assert cli("trace", "convert", "w.parquet", "w.jsonl.gz")[0] == 0
+    code, out, _ = cli("trace", "describe", "w.jsonl.gz")
+    assert code == 0
+    assert "burstiness" in out
+    data = json.loads(cli("trace", "describe", "w.parquet", "--json")[1])
+    assert data["num_requests"] == 50
+
+
+def test_synth_is_reproducible(cli: Run, tmp_path: Path) -> None:
+    args = ("--arrivals", "poisson:rate=5", "--lengths", "dataset:name=gsm8k", "--duration", 30)
+    for name in ("a.parquet", "b.parquet"):
+        assert cli("trace", "synth", name, *args)[0] == 0
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+
+
+def test_list_shows_every_member_with_its_fields(cli: Run) -> None:
+    code, out, _ = cli("list")
+    assert code == 0
+    for word in ("poisson", "burstiness: float", "static", "eagle3", "h100/llama-3.1-8b", "arena"):
+        assert word in out
+
+
+def test_schema_is_json_schema(cli: Run) -> None:
+    schema = json.loads(cli("schema")[1])
+    assert {"workload", "profile", "policy"} <= set(schema["properties"])
+    policies = json.dumps(schema["properties"]["policy"])
+    assert '"const": "static"' in policies
+    assert '"const": "schedule"' in policies
+
+
+def test_help_teaches(cli: Run) -> None:
+    code, out, _ = cli("run", "--help")
+    assert code == 0
+    assert "vllm bench serve" in " ".join(out.replace("│", " ").split())
+
+
+def requests_file(path: Path, **columns: Any) -> None:
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+TRACE = {"arrivals": {"kind": "trace", "path": "bad.jsonl"}}
+BAD: dict[str, tuple[dict[str, Any], str | None, str]] = {
+    "empty trace": ({"workload": TRACE}, "", "bad.jsonl: is empty"),
+    "missing column": ({"workload": TRACE}, '{"arrived_at": 0, "prompt_len": 5}\n', "no known"),
+    "negative length": (
+        {"workload": TRACE},
+        '{"arrived_at": 0, "prompt_len": -5, "output_len": 3}\n',
+        "line 1: prompt_len = -5 must be a whole number",
+    ),
+    "truncated line": (
+        {"workload": TRACE},
+        '{"arrived_at": 0, "prompt_len": 5, "output_len": 3}\n{"arrived_at": 1, "pro',
+        "line 2: not JSON",
+    ),
+    "no arrivals": ({"workload": TRACE}, '{"prompt_len": 5, "output_len": 3}\n', "no arrival"),
+    "NaN rate": (
+        {"workload": {**tiny_config()["workload"],
+                      "arrivals": {"kind": "poisson", "rate": float("nan")}}},
+        None,
+        "workload.arrivals.rate = nan",
+    ),
+    "alpha 1.2": ({"acceptance": {"kind": "bernoulli", "alpha": 1.2}}, None, "acceptance.alpha ="),
+    "prompt longer than max_model_len": (
+        {"workload": {**tiny_config()["workload"],
+                      "lengths": {"kind": "constant", "prompt": 1024, "output": 1}}},
+        None,
+        "prompt of 1024 tokens must be shorter than engine.max_model_len = 1024",
+    ),
+    "prompt longer than all KV blocks": (
+        {"engine": {**tiny_config()["engine"], "num_gpu_blocks": 20}},
+        None,
+        "num_gpu_blocks = 20 hold 304 tokens, less than one request",
+    ),
+    "unknown policy": ({"policy": {"kind": "godput"}}, None, "no kind 'godput' in policies"),
+    "zero replicas": ({"replicas": 0}, None, "replicas = 0"),
+    "profile of another model": (
+        {"engine": {**tiny_config()["engine"], "model": "Qwen/Qwen3-8B"}},
+        None,
+        "engine.model = 'Qwen/Qwen3-8B', but the profile was made for",
+    ),
+    "no record": ({"acceptance": {"kind": "recorded", "proposer": "eagle"}}, None, "acc_eagle"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_exit_code_2_and_nothing_written(
+    case: str, cli: Run, experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    changes, trace, message = BAD[case]
+    if trace is not None:
+        (tmp_path / "bad.jsonl").write_text(trace)
+    code, out, err = cli("run", experiment(**changes), "--out", "results")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("run", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+        (("trace", "describe", "nowhere.csv"), "nowhere.csv: cannot be read"),
+        (("trace", "synth", "w.csv", "--arrivals", "poisson:rate=1", "--lengths",
+          "dataset:name=gsm8k", "--num-requests", "3"), ".parquet, .jsonl"),
+        (("trace", "synth", "w.parquet", "--arrivals", "poisson:rate=0", "--lengths",
+          "dataset:name=gsm8k", "--num-requests", "3"), "greater than 0"),
+        (("parity", "nowhere.json"), "cannot be read"),
+        (("list", "policy"), "did you mean 'policies'"),
+    ],
+)  # fmt: skip
+def test_other_commands_fail_the_same_way(args: tuple[str, ...], message: str, cli: Run) -> None:
+    code, _, err = cli(*args)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("args", [("run",), ("run", "a.yaml", "--sed", "3"), ("compre",)])
+def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], cli: Run) -> None:
+    assert cli(*args)[0] == 2
+
+
+def test_a_broken_invariant_is_found_by_check(
+    cli: Run, experiment: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A scheduler that forgets to free the blocks of ended sequences.
+    monkeypatch.setattr(Scheduler, "_finish", lambda self, sequence: setattr(
+        sequence, "is_finished", True))  # fmt: skip
+    code, _, err = cli("run", experiment(), "--check")
+    assert code == 2
+    assert "blocks used" in err
+
+
+def test_debug_shows_the_traceback(cli: Run) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        cli("--debug", "run", "nowhere.yaml")
+
+
+def test_the_module_runs_by_itself() -> None:
+    command = [sys.executable, "-m", "specsim", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("specsim ")
+
+
+def test_version_needs_no_simulation_code() -> None:
+    script = (
+        "import sys; sys.argv = ['specsim', '--version']\n"
+        "from specsim.__main__ import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'numpy', 'pyarrow', 'pydantic', 'matplotlib', 'simpy', 'scipy'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_requests_replayed_from_results_are_the_same(
+    cli: Run, experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    assert cli("run", experiment(), "--out", "first")[0] == 0
+    workload = {"arrivals": {"kind": "trace", "path": "first/summary.json"}}
+    assert cli("run", experiment(workload=workload), "--out", "again")[0] == 0
+    lens = [
+        pq.read_table(tmp_path / name / "requests.parquet")["prompt_len"].to_pylist()
+        for name in ("first", "again")
+    ]
+    assert lens[0] == lens[1]

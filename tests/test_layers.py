@@ -1,0 +1,51 @@
+"""Which module may import which; the rows are those of the design, lowest first."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROWS = [
+    "errors version resources atomic settings families rng request step",
+    "workload acceptance latency hardware profile proposers policies routing",
+    "engine results",
+    "experiment deployment simulate summary",
+    "compare parity catalogue render plots cli api __main__",
+]
+RANK = {
+    unit: (row, place) for row, units in enumerate(ROWS) for place, unit in enumerate(units.split())
+}
+FAMILIES = {"acceptance", "latency", "proposers", "policies", "routing"}
+ROOT = Path(__file__).parents[1] / "specsim"
+MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """Return what a file imports, and whether it does so at its top level."""
+    tree = ast.parse(path.read_text())
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found.append((node.module or "", node in tree.body))
+        elif isinstance(node, ast.Import):
+            found.extend((alias.name, node in tree.body) for alias in node.names)
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down_or_left(path: Path) -> None:
+    own = path.relative_to(ROOT).with_suffix("").parts[0]
+    for name, is_top_level in imports(path):
+        assert is_top_level or own == "cli", f"imports {name} inside a function"
+        assert not name.startswith(("torch", "vllm")) or own == "calibration"
+        assert not name.startswith("simpy") or own in {"engine", "simulate"}
+        if not name.startswith("specsim."):
+            continue
+        _, unit, *rest = name.split(".")
+        assert unit == own or RANK[unit] < RANK[own], f"{own} must not import {unit}"
+        is_member = unit in FAMILIES and rest and rest[0] != "base"
+        assert not (is_member and own in FAMILIES - {unit}), f"{own} imports a member of {unit}"
+
+
+def test_every_unit_has_a_place() -> None:
+    assert {path.relative_to(ROOT).with_suffix("").parts[0] for path in MODULES} <= set(RANK)
