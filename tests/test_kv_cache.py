@@ -86,7 +86,8 @@ class PoolMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         assert self.pool.free_order() == list(self.queue)
         assert self.pool.num_free == len(self.queue)
-        self.pool.check_integrity(self.held)
+        self.pool.check_held(self.held)
+        self.pool.check_free(self.held)
 
 
 TestPool = PoolMachine.TestCase
@@ -98,14 +99,17 @@ def test_integrity_check_finds_a_leak() -> None:
     held = [pool.allocate(3) or []]
     held[0].pop()
     with pytest.raises(InvariantError, match="total"):
-        pool.check_integrity(held)
+        pool.check_held(held)
 
 
 def test_integrity_check_finds_a_block_in_two_places() -> None:
     pool = BlockPool(8)
     blocks = pool.allocate(3) or []
-    with pytest.raises(InvariantError):
-        pool.check_integrity([blocks, blocks[:1]])
+    with pytest.raises(InvariantError, match="sequences hold it"):
+        pool.check_held([blocks, blocks[:1]])
+    pool.release(blocks[:1])
+    with pytest.raises(InvariantError, match="used and free"):
+        pool.check_free([blocks])
 
 
 def make_cache(**limits: object) -> KVCache:

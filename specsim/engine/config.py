@@ -66,6 +66,11 @@ class EngineConfig(Settings):
                 raise ValueError(
                     "long_prefill_token_threshold: prefill_first (vLLM V0) runs prompts whole"
                 )
+        elif self.speculative_config and self.speculative_config.disable_mqa_scorer:
+            raise ValueError(
+                "speculative_config.disable_mqa_scorer: only vLLM V0 has it; set scheduler to "
+                "prefill_first or leave it out"
+            )
         proposer = self.speculative_config
         if self.async_scheduling and proposer is not None and not proposer.supports_async:
             raise ValueError(
@@ -154,6 +159,7 @@ class EngineConfig(Settings):
             draft_slots=proposer.draft_slots if proposer and not is_v0 else 0,
             max_draft_len=max_draft_len,
             pads_admissions=max_draft_len > 0 and not is_dynamic and not is_v0,
+            expands_batch=proposer is not None and proposer.disable_mqa_scorer,
             kv=KVLimits(
                 num_blocks=self.num_gpu_blocks,
                 block_size=self.block_size,

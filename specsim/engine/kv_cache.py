@@ -169,8 +169,8 @@ class BlockPool:
         if not younger:
             self._younger.pop(key, None)
 
-    def check_integrity(self, held: Iterable[list[int]]) -> None:
-        """Raise unless every block is exactly once free or held, and every key is found.
+    def check_held(self, held: Iterable[list[int]]) -> None:
+        """Raise unless the blocks in use and the free ones add up, and holders are counted right.
 
         Parameters
         ----------
@@ -183,15 +183,32 @@ class BlockPool:
         """
         holders = Counter(block for blocks in held for block in blocks)
         used, free = len(holders), self.num_free
-        if used + free + 1 != self.num_blocks or len({*holders, *self.free_order()}) != used + free:
+        if used + free + 1 != self.num_blocks:
             raise InvariantError(
-                f"blocks used ({used}) + free ({free}) + null (1) != total ({self.num_blocks}), "
-                "or a block is both used and free"
+                f"blocks used ({used}) + free ({free}) + null (1) != total ({self.num_blocks})"
             )
-        published = [block for block, key in enumerate(self._key_of) if key is not None]
         for block, count in holders.items():
             if count != (self._holders[block] if self._key_of[block] is not None else 1):
                 raise InvariantError(f"block {block}: {count} sequences hold it, kept is another")
+
+    def check_free(self, held: Iterable[list[int]]) -> None:
+        """Raise unless no block is in two places, and every key leads to its blocks.
+
+        Looks at every block of the pool, which `check_held` does not.
+
+        Parameters
+        ----------
+        held : iterable of list of int
+            The blocks of every running sequence.
+
+        Raises
+        ------
+        InvariantError
+        """
+        used, free = {block for blocks in held for block in blocks}, self.free_order()
+        if used & set(free) or len(used) + len(set(free)) + 1 != self.num_blocks:
+            raise InvariantError("a block is used and free, or twice in the free queue")
+        published = [block for block, key in enumerate(self._key_of) if key is not None]
         if set(self._evictable) != {block for block in published if not self._holders[block]}:
             raise InvariantError("evictable blocks != published blocks that nobody holds")
         found = len(self._oldest) + sum(map(len, self._younger.values()))

@@ -24,6 +24,8 @@ from specsim.request import Request
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 
+_THOROUGH = 100  # blocks of a pool that is small enough to be looked at whole in every step
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
@@ -44,6 +46,8 @@ class SchedulerLimits:
     """Input slots that the drafting method takes per scheduled sequence."""
     pads_admissions: bool = False
     """Whether an admission that has one token to compute is padded with dummy drafts."""
+    expands_batch: bool = False
+    """Whether every draft token reads the whole context again to be verified (vLLM V0)."""
 
 
 class Scheduler(ABC):
@@ -363,6 +367,9 @@ class Scheduler(ABC):
     def check_integrity(self, *, in_step: bool) -> None:
         """Raise unless blocks and tokens are conserved.
 
+        Every call looks at every running sequence and its blocks; the larger the pool, the rarer
+        the calls that look at the whole of it.
+
         Parameters
         ----------
         in_step : bool
@@ -373,7 +380,10 @@ class Scheduler(ABC):
         InvariantError
             Names the equation that failed.
         """
-        self.kv.pool.check_integrity(sequence.blocks for sequence in self.running)
+        held = [sequence.blocks for sequence in self.running]
+        self.kv.pool.check_held(held)
+        if self.num_steps % (1 + self.limits.kv.num_blocks // _THOROUGH) == 0:
+            self.kv.pool.check_free(held)
         slack = 1 + self.limits.max_draft_len if in_step else 0
         for sequence in self.running:
             self._check_running(sequence, slack)

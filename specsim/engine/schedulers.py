@@ -81,6 +81,8 @@ class PrefillFirstScheduler(Scheduler):
         lens = [draft_lens] * len(plan.sequences) if isinstance(draft_lens, int) else draft_lens
         for position, sequence in enumerate(plan.sequences):
             draft_len = min(lens[position], last_len - sequence.computed_len)
+            if self.limits.expands_batch:
+                plan.context_tokens += draft_len * sequence.computed_len
             sequence.computed_len += draft_len
             plan.scheduled_lens[position] += draft_len
             plan.draft_lens[position] = draft_len

@@ -27,6 +27,9 @@ class Proposer(Member):
     """vLLM's batch-size schedule, ranges (first, last, k); the policy ``schedule`` follows it."""
     model: str | None = None
     """Name of the draft model or head; for the record, costs come from the profile."""
+    disable_mqa_scorer: bool = False
+    """vLLM V0 only: verify by batch expansion, each draft token as a sequence of its own that
+    reads the whole context again (0.6 ``spec_decode/batch_expansion.py``)."""
 
     draft_slots: ClassVar[int] = 0
     """Input slots per scheduled sequence, on top of its tokens."""

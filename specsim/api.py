@@ -1,0 +1,41 @@
+"""The public names of specsim.
+
+from pathlib import Path
+from specsim.api import Experiment, Summary, simulate
+
+experiment = Experiment.load(Path("experiment.yaml"), ["policy.k=3"])
+summary = Summary(simulate(experiment))
+print(summary.data["mean_tpot_ms"])
+summary.save(Path("results"))
+"""
+
+from specsim.compare import compare, parse_policies
+from specsim.experiment import Experiment
+from specsim.policies import OraclePolicy, Policy, ServerView
+from specsim.profile import Profile, load_profile
+from specsim.request import Request
+from specsim.simulate import Run, simulate
+from specsim.step import BatchView, StepLoad, StepOutcome
+from specsim.summary import Summary
+from specsim.workload.readers import read_trace
+from specsim.workload.trace import Trace
+
+__all__ = [
+    "BatchView",
+    "Experiment",
+    "OraclePolicy",
+    "Policy",
+    "Profile",
+    "Request",
+    "Run",
+    "ServerView",
+    "StepLoad",
+    "StepOutcome",
+    "Summary",
+    "Trace",
+    "compare",
+    "load_profile",
+    "parse_policies",
+    "read_trace",
+    "simulate",
+]
