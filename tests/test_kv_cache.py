@@ -48,7 +48,7 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = data.draw(st.sampled_from(self.held))
         fresh = [block for block in blocks if block not in self.keys]
         if fresh:
-            self.pool.publish(fresh[0], key)
+            self.pool.publish(fresh[:1], [key])
             self.keys[fresh[0]] = key
             self.published.append(fresh[0])
 

@@ -125,15 +125,24 @@ class BlockPool:
                 del self._evictable[block]
             self._holders[block] += 1
 
-    def publish(self, block: int, key: BlockKey) -> None:
-        """Let later requests find a held, full block by its key.
+    def publish(self, blocks: Iterable[int], keys: Iterable[BlockKey]) -> None:
+        """Let later requests find blocks by their keys.
 
         There is no de-duplication, as in vLLM: equal content may live in several blocks.
+
+        Parameters
+        ----------
+        blocks : iterable of int
+            Full, each with one holder.
+        keys : iterable of BlockKey
+            One per block.
         """
-        self._key_of[block] = key
-        self._holders[block] = 1
-        if self._oldest.setdefault(key, block) != block:
-            self._younger.setdefault(key, []).append(block)
+        key_of, holders, oldest = self._key_of, self._holders, self._oldest
+        for block, key in zip(blocks, keys, strict=True):
+            key_of[block] = key
+            holders[block] = 1
+            if oldest.setdefault(key, block) != block:
+                self._younger.setdefault(key, []).append(block)
 
     def release(self, blocks: list[int]) -> None:
         """Give back one holder of each block.
@@ -358,8 +367,8 @@ class KVCache:
         end_len : int, tokens
         """
         full_blocks = min(end_len, sequence.known_len) // self._block_size
-        for number in range(sequence.published_blocks, full_blocks):
-            self.pool.publish(sequence.blocks[number], sequence.block_keys[number])
+        new = slice(sequence.published_blocks, full_blocks)
+        self.pool.publish(sequence.blocks[new], sequence.block_keys[new])
         sequence.published_blocks = max(sequence.published_blocks, full_blocks)
         sequence.next_publish_len = (sequence.published_blocks + 1) * self._block_size
 
