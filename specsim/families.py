@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeGuard, TypeVar
 
 import yaml
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -171,7 +171,7 @@ class Family(Generic[M]):
                 raise ConfigError(f"'{text}': '{option}' is not field=value")
         return fields
 
-    def _is_member(self, value: object) -> bool:
+    def _is_member(self, value: object) -> TypeGuard[type[M]]:
         return (
             isinstance(value, type)
             and issubclass(value, self.base)
@@ -185,7 +185,7 @@ class Family(Generic[M]):
                 f"'{path}' is not a {self.base.__name__} with a default '{self.tag}'; "
                 f"subclass specsim.{self.name}.{self.base.__name__}"
             )
-        return value  # type: ignore[return-value]
+        return value
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from specsim.engine.kv_cache import BlockPool, KVCache, KVLimits
+from specsim.engine.block_pool import BlockPool
+from specsim.engine.kv_cache import KVCache, KVLimits
 from specsim.engine.sequence import Sequence
 from specsim.errors import InvariantError
 from specsim.request import Request

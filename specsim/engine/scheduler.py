@@ -19,12 +19,9 @@ from specsim.engine.kv_cache import KVCache, KVLimits
 from specsim.engine.plan import StepPlan
 from specsim.engine.sequence import NEVER, Sequence
 from specsim.engine.waiting import FcfsQueue, PriorityQueue, WaitingQueue
-from specsim.errors import InvariantError
 from specsim.request import Request
 
 __all__ = ["Scheduler", "SchedulerLimits"]
-
-_THOROUGH = 100  # blocks of a pool that is small enough to be looked at whole in every step
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,46 +360,3 @@ class Scheduler(ABC):
         sequence.is_finished = True
         sequence.is_running = False
         self._has_unflushed = True
-
-    def check_integrity(self, *, in_step: bool) -> None:
-        """Raise unless blocks and tokens are conserved.
-
-        Every call looks at every running sequence and its blocks; the larger the pool, the rarer
-        the calls that look at the whole of it.
-
-        Parameters
-        ----------
-        in_step : bool
-            Whether a step has been scheduled whose output is still to come.
-
-        Raises
-        ------
-        InvariantError
-            Names the equation that failed.
-        """
-        held = [sequence.blocks for sequence in self.running]
-        self.kv.pool.check_held(held)
-        if self.num_steps % (1 + self.limits.kv.num_blocks // _THOROUGH) == 0:
-            self.kv.pool.check_free(held)
-        slack = 1 + self.limits.max_draft_len if in_step else 0
-        for sequence in self.running:
-            self._check_running(sequence, slack)
-        for sequence in self.waiting:
-            if sequence.blocks or sequence.computed_len:
-                raise InvariantError(f"{sequence} waits but holds blocks or computed tokens")
-
-    def _check_running(self, sequence: Sequence, slack: int) -> None:
-        if len(sequence.blocks) * self.limits.kv.block_size != sequence.capacity_len:
-            raise InvariantError(f"{sequence}: blocks x block_size != {sequence.capacity_len}")
-        if not 0 < sequence.computed_len <= sequence.capacity_len:
-            raise InvariantError(f"{sequence}: computed tokens do not fit its blocks")
-        if not sequence.prompt_len <= sequence.known_len < sequence.max_len:
-            raise InvariantError(f"{sequence}: runs outside [prompt, end)")
-        # All but the last known token are computed, and everything in flight is counted.
-        settled_len = sequence.known_len + sequence.placeholder_len - 1
-        ahead = sequence.computed_len - settled_len
-        if ahead > slack or (ahead < 0 and not sequence.in_chunk):
-            raise InvariantError(
-                f"{sequence}: computed tokens ({sequence.computed_len}) != known + in flight - 1 "
-                f"({settled_len})"
-            )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from specsim.request import PrefixIds, Request
 
 __all__ = ["Trace"]
 
+T = TypeVar("T")
 Column = Sequence[NDArray[np.int64]]
 
 
@@ -56,7 +58,7 @@ class Trace:
         """
         order = rows.tolist()
 
-        def pick(values: Sequence | None) -> Sequence | None:  # type: ignore[type-arg]
+        def pick(values: Sequence[T] | None) -> list[T] | None:
             return None if values is None else [values[row] for row in order]
 
         return replace(
