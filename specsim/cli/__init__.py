@@ -1,0 +1,47 @@
+"""The command line.
+
+Functions here do nothing but read arguments and show results. They import late, and only they may:
+``specsim --version`` starts in a fraction of what a simulation has to load.
+"""
+
+from typing import Annotated
+
+import typer
+
+from specsim.cli.catalogue import list_members, schema
+from specsim.cli.parity import parity
+from specsim.cli.simulation import ManyPolicies, compare, run
+from specsim.cli.trace import trace_app
+from specsim.version import __version__
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Simulate LLM serving with speculative decoding: which policy, which k, at which load.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(run)
+app.command(cls=ManyPolicies)(compare)
+app.command()(parity)
+app.add_typer(trace_app, name="trace")
+app.command("list")(list_members)
+app.command()(schema)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"specsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Read the options that come before the command."""

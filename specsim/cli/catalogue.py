@@ -1,0 +1,40 @@
+"""Commands that show what there is: ``list`` and ``schema``."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from specsim.cli.terminal import show
+
+__all__ = ["list_members", "schema"]
+
+
+def list_members(
+    family: Annotated[str | None, typer.Argument(help="Show only this family.")] = None,
+) -> None:
+    """Show every member of every family with its fields, and the shipped profiles."""
+    from specsim.catalogue import FAMILIES
+    from specsim.errors import ConfigError
+    from specsim.render import family_table, names_table
+    from specsim.resources import resource_names
+    from specsim.settings import nearest
+    from specsim.workload.lengths.dataset import DATASETS
+
+    if family is not None and family not in FAMILIES:
+        raise ConfigError(f"no family '{family}'; {nearest(family, list(FAMILIES))}")
+    for name, members in FAMILIES.items():
+        if family in (None, name):
+            show(family_table(members))
+    if family is None:
+        show(
+            names_table("datasets", {name: stats.source for name, stats in DATASETS.items()}),
+            names_table("profiles", dict.fromkeys(resource_names("profiles", "*/*.yaml"), "")),
+        )
+
+
+def schema() -> None:
+    """Print the JSON schema of an experiment, for editors that complete YAML."""
+    from specsim.experiment import Experiment
+
+    typer.echo(json.dumps(Experiment.model_json_schema(), indent=2))

@@ -1,0 +1,69 @@
+"""What a person at a terminal sees beside the results: tables, warnings, progress."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+__all__ = ["progress", "show", "spinner", "warn"]
+
+_SLOW = 1.0  # seconds after which a progress bar appears
+_FILE_WIDTH = 160
+
+
+@contextmanager
+def progress(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal, once the work has taken a second; elsewhere nothing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done: None
+        return
+    started_at = monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
+        task = bars.add_task(description, total=total, visible=False)
+        last_shown = started_at
+
+        def advance(done: int) -> None:
+            nonlocal last_shown
+            now = monotonic()
+            if now - started_at > _SLOW and now - last_shown > 0.1:
+                last_shown = now
+                bars.update(task, completed=done, visible=True)
+
+        yield advance
+
+
+@contextmanager
+def spinner(description: str) -> Iterator[None]:
+    """Show on a terminal that work of unknown length goes on; elsewhere nothing."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(f"{description} ..."):
+        yield
+
+
+def show(*tables: Any) -> None:
+    """Print tables to standard output."""
+    from rich.console import Console
+
+    # Into a file or pipe nothing has to fit, and nothing is cut.
+    console = Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    for table in tables:
+        console.print(table)
+
+
+def warn(warnings: list[str]) -> None:
+    """Print warnings to standard error."""
+    from rich.console import Console
+
+    for warning in warnings:
+        Console(stderr=True, soft_wrap=True).print(f"warning: {warning}", markup=False)
