@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -44,13 +44,15 @@ def new_folder(path: Path) -> Iterator[Path]:
     Parameters
     ----------
     path : Path
-        Made if missing; files and folders of the same name in it are replaced, others stay.
+        Made if missing, and taken away again if the block fails; files and folders of the same
+        name in it are replaced, others stay.
 
     Raises
     ------
     ConfigError
         The folder cannot be written to.
     """
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     temporary: Path | None = None
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -66,3 +68,6 @@ def new_folder(path: Path) -> Iterator[Path]:
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+        for folder in made:
+            with suppress(OSError):  # holds the results, or was never made
+                folder.rmdir()

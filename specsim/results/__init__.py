@@ -1,0 +1,1 @@
+"""Results: records of a run, and what is computed and written from them."""

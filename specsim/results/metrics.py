@@ -1,0 +1,198 @@
+"""Metrics: pure functions from the tables of a run to numbers.
+
+Names and units are those of ``vllm bench serve`` (0.32.0 ``benchmarks/serve.py``): latencies in
+milliseconds, throughput per second. Three per-token latencies are different things, and all are
+given: ITL, the gap between two deliveries; TPOT, (last - first) / (n - 1) per request; and the gap
+shared out among the tokens that it delivered (`amortised_itl`).
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.results.slo import Slo
+from specsim.results.tables import RunTables
+
+__all__ = [
+    "PERCENTILES",
+    "latencies",
+    "latency_statistics",
+    "speculation_metrics",
+    "throughput_metrics",
+    "time_shares",
+]
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+def latencies(tables: RunTables) -> dict[str, NDArray[np.float64]]:
+    """Return the latency samples of a run.
+
+    Parameters
+    ----------
+    tables : RunTables
+
+    Returns
+    -------
+    dict of str to ndarray of float, seconds
+        ``ttft``, ``e2el`` and ``queue`` per request, ``tpot`` per request with more than one
+        token, ``itl`` per delivery after the first, ``amortised_itl`` per token after the first
+        delivery.
+    """
+    requests = tables.requests
+    several = requests["output_len"] > 1
+    decode_time = (requests["ended_at"] - requests["first_token_at"])[several]
+    return {
+        "ttft": requests["first_token_at"] - requests["arrived_at"],
+        "tpot": decode_time / (requests["output_len"][several] - 1),
+        "itl": tables.gaps,
+        "amortised_itl": _amortised(tables),
+        "e2el": requests["ended_at"] - requests["arrived_at"],
+        "queue": requests["scheduled_at"] - requests["arrived_at"],
+    }
+
+
+def _amortised(tables: RunTables) -> NDArray[np.float64]:
+    if (tables.gap_lens == 1).all():
+        return tables.gaps
+    return np.repeat(tables.gaps / tables.gap_lens, tables.gap_lens)
+
+
+def latency_statistics(samples: NDArray[np.float64]) -> dict[str, float]:
+    """Return mean, median, standard deviation and percentiles, in milliseconds.
+
+    Parameters
+    ----------
+    samples : ndarray of float, seconds
+
+    Returns
+    -------
+    dict of str to float
+        ``mean``, ``median``, ``std``, ``p50``, ``p90``, ``p95`` and ``p99``; 0 without samples,
+        as in vLLM.
+    """
+    if not len(samples):
+        return dict.fromkeys(["mean", "median", "std", *(f"p{p}" for p in PERCENTILES)], 0.0)
+    values = np.percentile(samples, PERCENTILES) * 1e3
+    named = {f"p{p}": float(value) for p, value in zip(PERCENTILES, values, strict=True)}
+    return {
+        "mean": float(samples.mean()) * 1e3,
+        "median": named["p50"],
+        "std": float(samples.std()) * 1e3,
+        **named,
+    }
+
+
+def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | int | None]:
+    """Return counts and rates of a run, under vLLM's names.
+
+    Parameters
+    ----------
+    tables : RunTables
+    slo : Slo or None
+        For ``request_goodput``: requests per second that keep all limits; None without limits.
+
+    Returns
+    -------
+    dict
+    """
+    requests = tables.requests
+    start = float(requests["arrived_at"].min())
+    duration = float(requests["ended_at"].max()) - start
+    input_tokens = int(requests["prompt_len"].sum())
+    output_tokens = int(requests["output_len"].sum())
+    return {
+        "duration": duration,
+        "completed": len(requests),
+        "failed": 0,
+        "total_input_tokens": input_tokens,
+        "total_output_tokens": output_tokens,
+        "request_throughput": len(requests) / duration,
+        "request_goodput": None if slo is None else _num_good(tables, slo) / duration,
+        "output_throughput": output_tokens / duration,
+        "total_token_throughput": (input_tokens + output_tokens) / duration,
+        "max_output_tokens_per_s": _max_tokens_per_second(tables, start),
+        "max_concurrent_requests": _max_concurrent(requests),
+    }
+
+
+def _num_good(tables: RunTables, slo: Slo) -> int:
+    requests = tables.requests
+    ttft = requests["first_token_at"] - requests["arrived_at"]
+    decode_time = requests["ended_at"] - requests["first_token_at"]
+    # vLLM counts the TPOT of a one-token answer as 0, so that it keeps that limit.
+    tpot = decode_time / np.maximum(requests["output_len"] - 1, 1)
+    good = np.ones(len(requests), dtype=bool)
+    for samples, limit_ms in (
+        (ttft, slo.ttft_ms),
+        (tpot, slo.tpot_ms),
+        (ttft + decode_time, slo.e2el_ms),
+    ):
+        if limit_ms is not None:
+            good &= samples * 1e3 <= limit_ms
+    return int(good.sum())
+
+
+def _max_tokens_per_second(tables: RunTables, start: float) -> float:
+    seconds = (tables.steps["ended_at"] - start).astype(np.int64)
+    return float(np.bincount(seconds, weights=tables.steps["output_tokens"]).max())
+
+
+def _max_concurrent(requests: NDArray[np.void]) -> int:
+    times = np.concatenate([requests["arrived_at"], requests["ended_at"]])
+    changes = np.repeat([1, -1], len(requests))
+    order = np.lexsort((changes, times))  # at one instant, ends before arrivals
+    return int(np.cumsum(changes[order]).max())
+
+
+def speculation_metrics(tables: RunTables) -> dict[str, Any]:
+    """Return what speculation achieved, under vLLM's names; nothing if there was none.
+
+    vLLM's counters leave out steps without a draft, so ``spec_decode_acceptance_length``,
+    1 + accepted / drafts, is not the number of tokens per step.
+
+    Parameters
+    ----------
+    tables : RunTables
+
+    Returns
+    -------
+    dict
+        Acceptance rate in percent, per-position rates unconditional in [0, 1].
+    """
+    outcomes = tables.outcomes  # (drafted, accepted)
+    drafts = int(outcomes.sum())
+    if not drafts:
+        return {}
+    lens = np.arange(len(outcomes))
+    draft_tokens = int(outcomes.sum(axis=1) @ lens)
+    accepted_tokens = int(outcomes.sum(axis=0) @ lens)
+    reached = outcomes.sum(axis=0)[::-1].cumsum()[::-1]  # drafts that accepted at least j
+    return {
+        "spec_decode_acceptance_rate": 100.0 * accepted_tokens / draft_tokens,
+        "spec_decode_acceptance_length": 1.0 + accepted_tokens / drafts,
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_draft_tokens": draft_tokens,
+        "spec_decode_accepted_tokens": accepted_tokens,
+        "spec_decode_per_position_acceptance_rates": (reached[1:] / drafts).tolist(),
+    }
+
+
+def time_shares(tables: RunTables) -> dict[str, float]:
+    """Return how the engines' busy time divides.
+
+    Parameters
+    ----------
+    tables : RunTables
+
+    Returns
+    -------
+    dict of str to float
+        Shares of target forward passes, drafting and overhead; they add up to 1.
+    """
+    sums = {
+        name: float(tables.steps[f"{name}_time"].sum()) for name in ("target", "draft", "overhead")
+    }
+    total = sum(sums.values())
+    return {name: value / total for name, value in sums.items()}
