@@ -61,9 +61,13 @@ class Experiment(Settings):
     @property
     def max_draft_len(self) -> int:
         """Longest draft of the run, tokens; 0 without speculation."""
+        return self.effective_policy.max_draft_len(self.num_speculative_tokens)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """The limit that ``speculative_config`` sets, tokens; 0 without it."""
         proposer = self.engine.speculative_config
-        limit = proposer.num_speculative_tokens if proposer else 0
-        return self.effective_policy.max_draft_len(limit)
+        return proposer.num_speculative_tokens if proposer else 0
 
     @model_validator(mode="after")
     def _check_speculation(self) -> Self:
@@ -89,6 +93,12 @@ class Experiment(Settings):
             raise ValueError(
                 f"policy '{policy.kind}' must see each step's outcome before the next; set "
                 "engine.async_scheduling to false or leave it out"
+            )
+        policy.check_proposer(proposer)
+        if policy.drafts_trees and self.acceptance.position_rates(1) is None:
+            raise ValueError(
+                f"policy '{policy.kind}' drafts trees, which need an acceptance rate per position; "
+                f"acceptance '{self.acceptance.kind}' has none: use bernoulli or per_position"
             )
         self.max_draft_len  # noqa: B018 - raises if the policy exceeds the limit
         return self

@@ -1,12 +1,16 @@
 """simulate: run an experiment, and return what was recorded."""
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 from simpy import Environment
 
-from specsim.acceptance import Oracle
+from specsim.acceptance import Acceptance, Oracle
 from specsim.deployment import Deployment
+from specsim.draft_luck import DraftLuck
 from specsim.engine.cluster import ClosedLoopClients, Cluster, replay
 from specsim.engine.engine import Engine, Observer
 from specsim.engine.integrity import IntegrityCheck
@@ -15,6 +19,7 @@ from specsim.engine.speculation import Speculation
 from specsim.errors import CapacityError, InvariantError
 from specsim.experiment import Experiment
 from specsim.policies import OraclePolicy, ServerView
+from specsim.proposers import Proposer
 from specsim.request import Request
 from specsim.results.records import Recorder, ReplicaRecords
 from specsim.rng import Luck, generator, stream_id
@@ -67,7 +72,7 @@ def simulate(
     if requests is None:
         requests = list(experiment.workload.build(experiment.seed).requests())
     _check_requests(requests, deployment)
-    tables = _survival_tables(experiment, deployment, requests)
+    drafting = _Drafting(experiment, deployment, requests)
     env = Environment()
     recorders = [Recorder(deployment.max_draft_len) for _ in range(experiment.replicas)]
     residence = _Residence(env, on_progress)
@@ -77,7 +82,7 @@ def simulate(
         return Engine(
             env,
             deployment.make_scheduler(),
-            _speculation(deployment, tables),
+            drafting.start(number),
             deployment.costs,
             observers=[*observers, recorders[number]],
             on_end=on_end,
@@ -148,33 +153,84 @@ def _check_requests(requests: list[Request], deployment: Deployment) -> None:
             )
 
 
-def _survival_tables(
-    experiment: Experiment, deployment: Deployment, requests: list[Request]
-) -> list[bytes]:
-    """Return the fate of every draft of the run, settled before it begins."""
-    proposer, acceptance = deployment.proposer, experiment.acceptance
-    if proposer is None or acceptance is None:
-        return []
-    luck = Luck(experiment.seed, stream_id("acceptance", proposer.method))
-    max_draft_len = deployment.max_draft_len
-    return [
-        table
-        for start in range(0, len(requests), _CHUNK)
-        for table in acceptance.survival_lens(requests[start : start + _CHUNK], luck, max_draft_len)
-    ]
+class _Drafting:
+    """The fate of every draft of a run, settled before it begins."""
+
+    def __init__(
+        self, experiment: Experiment, deployment: Deployment, requests: list[Request]
+    ) -> None:
+        self._experiment = experiment
+        self._deployment = deployment
+        self._requests = requests
+        proposer, acceptance = deployment.proposer, experiment.acceptance
+        self._tables: list[bytes] = []
+        self._draft_luck: DraftLuck | None = None
+        self._proposer_memory: Any = None
+        if proposer is None or acceptance is None:
+            return
+        policy, max_draft_len = deployment.policy, deployment.max_draft_len
+        luck = self._luck("acceptance", proposer.method)
+        for chunk in _chunks(requests):
+            self._tables += acceptance.survival_lens(chunk, luck, max_draft_len)
+        if policy.drafts_trees:
+            self._draft_luck = self._tree_luck(acceptance, luck)
+        elif policy.uses_confidences:
+            self._draft_luck = self._confidence_luck(acceptance, proposer)
+        self._proposer_memory = proposer.start(
+            requests, self._luck("proposer", proposer.method), max_draft_len
+        )
+
+    def _luck(self, *names: str) -> Luck:
+        return Luck(self._experiment.seed, stream_id(*names))
+
+    def _tree_luck(self, acceptance: Acceptance, luck: Luck) -> DraftLuck:
+        num_heads = self._experiment.num_speculative_tokens
+        rates = acceptance.position_rates(num_heads)
+        assert rates is not None  # the experiment has checked it
+        uniforms = [
+            array("d", luck.uniforms([request.index], [request.output_len + num_heads]))
+            for request in self._requests
+        ]
+        return DraftLuck(candidate_luck=uniforms, rates=rates)
+
+    def _confidence_luck(self, acceptance: Acceptance, proposer: Proposer) -> DraftLuck:
+        luck = self._luck("confidence", proposer.method)
+        accepted: list[bytes] = []
+        rejected: list[bytes] = []
+        for start, chunk in zip(count(0, _CHUNK), _chunks(self._requests), strict=False):
+            tables = DraftLuck.confidence_tables(
+                chunk,
+                self._tables[start : start + _CHUNK],
+                luck,
+                acceptance.confidence_concentration,
+                self._deployment.max_draft_len,
+            )
+            accepted += tables[0]
+            rejected += tables[1]
+        return DraftLuck(accepted=accepted, rejected=rejected)
+
+    def start(self, replica: int) -> Speculation:
+        """Return the speculation of one replica, with fresh memories."""
+        experiment, deployment = self._experiment, self._deployment
+        policy, slo = deployment.policy, experiment.slo
+        server = ServerView(
+            max_draft_len=deployment.max_draft_len,
+            step_time=deployment.costs.step_time,
+            oracle=Oracle(self._tables) if isinstance(policy, OraclePolicy) else None,
+            rng=generator(experiment.seed, "policy", str(replica)),
+            tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
+        )
+        return Speculation(
+            policy=policy,
+            memory=policy.start(server),
+            max_draft_len=deployment.max_draft_len,
+            proposer=deployment.proposer,
+            proposer_memory=self._proposer_memory,
+            survival_tables=self._tables,
+            luck=self._draft_luck,
+        )
 
 
-def _speculation(deployment: Deployment, tables: list[bytes]) -> Speculation:
-    policy = deployment.policy
-    server = ServerView(
-        max_draft_len=deployment.max_draft_len,
-        step_time=deployment.costs.step_time,
-        oracle=Oracle(tables) if isinstance(policy, OraclePolicy) else None,
-    )
-    return Speculation(
-        policy=policy,
-        memory=policy.start(server),
-        max_draft_len=deployment.max_draft_len,
-        proposer=deployment.proposer,
-        survival_tables=tables,
-    )
+def _chunks(requests: list[Request]) -> Iterator[list[Request]]:
+    for start in range(0, len(requests), _CHUNK):
+        yield requests[start : start + _CHUNK]

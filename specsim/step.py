@@ -3,13 +3,19 @@
     schedule  ->  target forward (prefill chunks + verification of the last drafts)
               ->  accept  ->  draft for the next step
 
-`StepLoad` is all that a latency model is told, `BatchView` and `StepOutcome` all that a policy is.
+`StepLoad` is all that a latency model is told; `BatchView`, `DraftView` and `StepOutcome` are all
+that a policy is.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple, Protocol
 
-__all__ = ["BatchView", "SeenSequence", "StepLoad", "StepOutcome"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BatchView", "DraftView", "SeenSequence", "StepLoad", "StepOutcome", "Tree"]
 
 
 class StepLoad(NamedTuple):
@@ -25,6 +31,37 @@ class StepLoad(NamedTuple):
     """Batched tokens that belong to prefills; 0 in a decode-only step."""
 
 
+class Tree(NamedTuple):
+    """Shape of a draft that holds several candidates per position (Cai et al. 2024, "Medusa").
+
+    Every candidate of a position is linked to every candidate of the next, and all of them are
+    batched for verification.
+    """
+
+    widths: tuple[int, ...]
+    """Candidates per position; the first position that is not drafted ends it."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Tokens to verify: sum over h of k_1 * ... * k_h (SmartSpec, section 4.3)."""
+        return sum(accumulate(self.widths, mul))
+
+    def complete_widths(self, num_nodes: int) -> tuple[int, ...]:
+        """Return the widths of the positions of which all candidates are among the first nodes.
+
+        Parameters
+        ----------
+        num_nodes : int
+            Nodes that were batched, position after position.
+
+        Returns
+        -------
+        tuple of int
+        """
+        ends = accumulate(accumulate(self.widths, mul))
+        return self.widths[: sum(end <= num_nodes for end in ends)]
+
+
 class SeenSequence(Protocol):
     """What a server knows of a sequence."""
 
@@ -35,7 +72,7 @@ class SeenSequence(Protocol):
 
 
 class BatchView:
-    """The sequences of a step as a server sees them when it decides how much to draft.
+    """The sequences of a step as a server sees them when it decides how much to draft or verify.
 
     Parameters
     ----------
@@ -46,19 +83,28 @@ class BatchView:
     accepted_lens : list of int or None, tokens
         What the step's verification accepted, per sequence; None where the decision precedes it
         (asynchronous scheduling, and drafts that are verified in the same step).
+    now : float, seconds
+        When the step was scheduled.
+    free_slots : int, tokens
+        Room in the KV blocks that nobody holds.
     """
 
-    __slots__ = ("_accepted_lens", "_sequences", "load")
+    __slots__ = ("_accepted_lens", "_sequences", "free_slots", "load", "now")
 
     def __init__(
         self,
         sequences: Sequence[SeenSequence],
         load: StepLoad,
         accepted_lens: list[int] | None = None,
+        *,
+        now: float = 0.0,
+        free_slots: int = 1 << 40,
     ) -> None:
         self._sequences = sequences
         self._accepted_lens = accepted_lens
         self.load = load
+        self.now = now
+        self.free_slots = free_slots
 
     @property
     def size(self) -> int:
@@ -74,6 +120,11 @@ class BatchView:
     def in_prefill(self) -> list[bool]:
         """Whether each sequence is still in mid-prefill, so that its draft would be ignored."""
         return [sequence.in_chunk for sequence in self._sequences]
+
+    @property
+    def prompt_lens(self) -> list[int]:
+        """Prompt tokens of each sequence."""
+        return [sequence.prompt_len for sequence in self._sequences]
 
     @property
     def output_lens(self) -> list[int]:
@@ -93,6 +144,29 @@ class BatchView:
             for sequence, accepted_len in zip(self._sequences, self._accepted_lens, strict=True)
         ]
 
+    def decode_load(self) -> StepLoad:
+        """Return the load of the next step if nothing were drafted, as far as it is known.
+
+        One token of every sequence that is not in mid-prefill: what continues its prefill, is
+        admitted or ends cannot be foreseen.
+        """
+        in_prefill, known_lens = self.in_prefill, self.known_lens
+        size = len(known_lens) - sum(in_prefill)
+        if size < len(known_lens):
+            pairs = zip(known_lens, in_prefill, strict=True)
+            known_lens = [known_len for known_len, prefill in pairs if not prefill]
+        return StepLoad(sum(known_lens) - size, size, size)
+
+
+class DraftView(NamedTuple):
+    """The drafts of a step that is about to be executed; rows in scheduling order."""
+
+    draft_lens: list[int]
+    """Draft tokens of each sequence, all in the batch already."""
+    confidences: NDArray[np.float32]
+    """Shape (sequences, longest draft): the drafter's own probability of each token it drafted;
+    0 beyond the end of a draft. Only for a policy that says `uses_confidences`, else empty."""
+
 
 class StepOutcome(NamedTuple):
     """What became of the drafts of a step; parallel lists in scheduling order."""
@@ -103,3 +177,15 @@ class StepOutcome(NamedTuple):
     """Drafts verified, tokens."""
     accepted_lens: list[int]
     """Drafts accepted, tokens, without the bonus token."""
+    load: StepLoad = StepLoad(0, 0)
+    """What the step verified."""
+    output_tokens: int = 0
+    """Tokens that it emitted, bonus tokens included."""
+    target_time: float = 0.0
+    """Seconds of its forward pass."""
+    draft_time: float = 0.0
+    """Seconds that it took to make its drafts."""
+    overhead_time: float = 0.0
+    """Seconds of the engine's own work."""
+    trees: list[Tree | None] | None = None
+    """Shape of each draft, for a policy that drafts trees."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROWS = [
-    "errors version resources atomic settings families rng request step",
+    "errors version resources atomic settings families rng request step draft_luck",
     "workload acceptance latency hardware profile proposers policies routing",
     "engine results",
     "experiment deployment simulate summary",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from specsim.families import Member
 from specsim.request import Request
@@ -25,6 +26,9 @@ class Acceptance(Member):
     """
 
     kind: str
+    confidence_concentration: float = Field(default=1.0, gt=0)
+    """How little the drafter's confidence in a token says about its fate, for policies that look
+    at it; see `specsim.draft_luck.DraftLuck.confidence_tables`."""
 
     @abstractmethod
     def survival_lens(
@@ -51,6 +55,21 @@ class Acceptance(Member):
         TraceError
             A request carries no record of what the model needs.
         """
+
+    def position_rates(self, num_positions: int) -> list[float] | None:
+        """Return the acceptance rate of each position of a draft, if it depends on nothing else.
+
+        Parameters
+        ----------
+        num_positions : int
+
+        Returns
+        -------
+        list of float or None
+            Element j: P(draft token j + 1 is accepted | all before it were); None if requests or
+            output positions differ. Trees need it.
+        """
+        return None
 
 
 class Oracle:
@@ -83,6 +102,27 @@ class Oracle:
         """
         table = self._tables[request]
         return table[position] if position < len(table) else 0
+
+    def useful_len(self, request: int, position: int) -> int:
+        """Return how many drafts are worth making if drafting starts at an output position.
+
+        As `survival_len`, but none beyond the end of the answer: its last token comes as the
+        bonus token.
+
+        Parameters
+        ----------
+        request : int
+            Index of the request.
+        position : int
+            Output tokens known when the draft is made.
+
+        Returns
+        -------
+        int, tokens
+        """
+        table = self._tables[request]
+        left = len(table) - position - 1
+        return min(table[position], left) if left > 0 else 0
 
 
 def run_lengths(successes: NDArray[np.bool_], limit: int) -> NDArray[np.uint8]:

@@ -36,3 +36,7 @@ class Bernoulli(Acceptance):
         # A run that leaves a request's positions does so only beyond its output.
         lens = run_lengths(accepted, max_draft_len)
         return split_tables(lens, requests, stride_extra=max_draft_len)
+
+    def position_rates(self, num_positions: int) -> list[float]:
+        """Return alpha for every position."""
+        return [self.alpha] * num_positions

@@ -76,3 +76,7 @@ class PerPosition(Acceptance):
             alive &= uniforms[offset : offset + starts] < rate
             survived[:starts] += alive
         return split_tables(survived, requests, stride_extra=len(rates))
+
+    def position_rates(self, num_positions: int) -> list[float]:
+        """Return the conditional rates, 0 beyond the last."""
+        return (self.rates + [0.0] * num_positions)[:num_positions]

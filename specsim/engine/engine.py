@@ -12,7 +12,7 @@ from typing import Protocol
 
 from simpy import Environment, Event
 
-from specsim.engine.plan import StepPlan
+from specsim.engine.engine_step import EngineStep
 from specsim.engine.scheduler import Scheduler
 from specsim.engine.schedulers import AsyncScheduler
 from specsim.engine.sequence import Sequence
@@ -20,45 +20,7 @@ from specsim.engine.speculation import Speculation
 from specsim.request import Request
 from specsim.step import StepLoad
 
-__all__ = ["Costs", "Engine", "EngineStep", "Observer"]
-
-
-class EngineStep:
-    """One step on the clock: its plan, what it costs and what came of it."""
-
-    __slots__ = (
-        "accepted_lens",
-        "asked_lens",
-        "draft_time",
-        "ended_at",
-        "free_blocks",
-        "load",
-        "num_running",
-        "num_waiting",
-        "overhead_time",
-        "plan",
-        "scheduled_at",
-        "started_at",
-        "target_time",
-    )
-
-    def __init__(self, plan: StepPlan, scheduler: Scheduler, now: float) -> None:
-        self.plan = plan
-        self.load: StepLoad = plan.load
-        self.scheduled_at = now
-        self.started_at = now
-        """When the GPU begins with it."""
-        self.ended_at = now
-        """When its tokens are delivered."""
-        self.num_running = len(scheduler.running)
-        self.num_waiting = len(scheduler.waiting)
-        self.free_blocks = scheduler.kv.num_free
-        self.asked_lens: int | list[int] = 0
-        """Draft lengths that the policy asked for at its end."""
-        self.accepted_lens: list[int] = []
-        self.target_time = 0.0
-        self.draft_time = 0.0
-        self.overhead_time = 0.0
+__all__ = ["Costs", "Engine", "Observer"]
 
 
 class Costs(Protocol):
@@ -117,6 +79,7 @@ class Engine:
         self._on_end = on_end
         self._inbox: list[tuple[Request, float]] = []
         self._wake: Event | None = None
+        self._last_draft_time = 0.0
         is_async = isinstance(scheduler, AsyncScheduler)
         env.process(self._run_async() if is_async else self._run_sync())
 
@@ -154,7 +117,7 @@ class Engine:
             if not scheduler.has_unfinished:
                 yield self._arrival()
                 continue
-            step = EngineStep(scheduler.schedule(), scheduler, self.env.now)
+            step = self._schedule()
             self._execute(step)
             self._tell_scheduled(step)
             if step.plan.sequences:
@@ -167,17 +130,23 @@ class Engine:
 
     def _execute(self, step: EngineStep) -> None:
         """Verify, decide on the next drafts, and charge for it all; only the clock is left."""
-        plan, load, speculation = step.plan, step.load, self._speculation
-        if self.scheduler.drafts_early:
+        plan, speculation, drafts_early = step.plan, self._speculation, self.scheduler.drafts_early
+        drafting_load = step.load
+        if drafts_early:
             if not plan.prefill_lens:
-                step.asked_lens = speculation.decide(plan, load, None)
+                step.asked_lens = self._decide(step, None)
             self.scheduler.offer_drafts(plan, speculation.offered(plan, step.asked_lens))
-            step.load = plan.load
+        speculation.begin(plan, step.scheduled_at)
+        step.load = plan.load
+        self._charge_forward(step)
+        if drafts_early:
+            self._charge_drafting(step, drafting_load)
+            step.verified_draft_time = step.draft_time
         step.accepted_lens = speculation.verify(plan)
-        speculation.observe(plan, step.accepted_lens)
-        if not self.scheduler.drafts_early:
-            step.asked_lens = speculation.decide(plan, load, step.accepted_lens)
-        self._charge(step, load)
+        speculation.observe(step)
+        if not drafts_early:
+            step.asked_lens = self._decide(step, step.accepted_lens)
+            self._charge_drafting(step, step.load)
 
     def _run_async(self) -> Generator[Event, None, None]:
         """Keep two steps in flight (vLLM 0.32.0 ``v1/engine/core.py step_with_batch_queue``)."""
@@ -187,11 +156,13 @@ class Engine:
         while True:
             self._take_in()
             if scheduler.has_requests:
-                step = EngineStep(scheduler.schedule(), scheduler, env.now)
-                step.asked_lens = speculation.decide(step.plan, step.load, None)
+                step = self._schedule()
+                speculation.begin(step.plan, env.now)
+                step.asked_lens = self._decide(step, None)
                 scheduler.offer_drafts(step.plan, step.asked_lens)
                 self._tell_scheduled(step)
-                self._charge(step, step.load)
+                self._charge_forward(step)
+                self._charge_drafting(step, step.load)
                 if step.overhead_time:
                     yield env.timeout(step.overhead_time)  # hidden while the GPU is busy
                 step.started_at = max(env.now, gpu_free_at)
@@ -208,13 +179,24 @@ class Engine:
                 yield env.timeout(step.ended_at - env.now)
             step.accepted_lens = speculation.verify(step.plan)
             self._update(step)
-            speculation.observe(step.plan, step.accepted_lens)
+            speculation.observe(step)
 
-    def _charge(self, step: EngineStep, draft_load: StepLoad) -> None:
-        costs = self._costs
-        step.target_time = costs.target_time(step.load)
-        step.draft_time = costs.draft_time(draft_load, step.asked_lens, step.target_time)
-        step.overhead_time = costs.overhead_time(step.load.num_requests)
+    def _schedule(self) -> EngineStep:
+        step = EngineStep(self.scheduler.schedule(), self.scheduler, self.env.now)
+        step.verified_draft_time = self._last_draft_time
+        return step
+
+    def _decide(self, step: EngineStep, accepted_lens: list[int] | None) -> int | list[int]:
+        return self._speculation.decide(step, accepted_lens, self.scheduler.kv.free_slots)
+
+    def _charge_forward(self, step: EngineStep) -> None:
+        step.target_time = self._costs.target_time(step.load)
+        step.overhead_time = self._costs.overhead_time(step.load.num_requests)
+
+    def _charge_drafting(self, step: EngineStep, load: StepLoad) -> None:
+        load = self._speculation.drafting_load(step.plan, load)
+        step.draft_time = self._costs.draft_time(load, step.asked_lens, step.target_time)
+        self._last_draft_time = step.draft_time
 
     def _tell_scheduled(self, step: EngineStep) -> None:
         for sequence in step.plan.admitted:

@@ -1,6 +1,6 @@
 """The invariants of an engine: blocks and tokens conserved, times in order."""
 
-from specsim.engine.engine import EngineStep
+from specsim.engine.engine_step import EngineStep
 from specsim.engine.scheduler import Scheduler
 from specsim.engine.sequence import Sequence
 from specsim.errors import InvariantError

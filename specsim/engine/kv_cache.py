@@ -48,6 +48,11 @@ class KVCache:
         """Blocks that nobody holds."""
         return self.pool.num_free
 
+    @property
+    def free_slots(self) -> int:
+        """Tokens that fit into blocks that nobody holds."""
+        return self.pool.num_free * self._block_size
+
     def blocks_for(self, length: int) -> int:
         """Return the number of blocks that hold this many tokens."""
         return -(-length // self._block_size)

@@ -44,6 +44,7 @@ class StepPlan:
         "scheduled_lens",
         "sequences",
         "tokens_left",
+        "verified_lens",
     )
 
     def __init__(self, index: int, *, tokens_left: int, inputs_left: int, piece_limit: int) -> None:
@@ -55,7 +56,9 @@ class StepPlan:
         self.scheduled_lens: list[int] = []
         """Tokens that each sequence processes, its drafts included."""
         self.draft_lens: list[int] = []
-        """Drafts among them, to be verified."""
+        """Drafts among them."""
+        self.verified_lens = self.draft_lens
+        """Drafts that are verified: all of them, unless the policy trims the step."""
         self.emitted_lens: list[int] = []
         """Tokens that each sequence delivered; empty until the update."""
         self.partial: set[Sequence] = set()
@@ -107,6 +110,17 @@ class StepPlan:
         self.partial.discard(sequence)
         self.prefill_lens.pop(sequence, None)
         return scheduled_len
+
+    def trim(self, verified_lens: list[int]) -> None:
+        """Drop drafts from a scheduled step; their KV slots stay reserved until the update.
+
+        Parameters
+        ----------
+        verified_lens : list of int, tokens
+            At most as many as were drafted, per sequence.
+        """
+        self.batched_tokens -= sum(self.draft_lens) - sum(verified_lens)
+        self.verified_lens = verified_lens
 
     def count_tokens(self) -> None:
         """Add up the tokens of a complete plan; the sequences have already been advanced."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Indexable
 
 from specsim.request import BlockKey, Request
+from specsim.step import Tree
 
 __all__ = ["NEVER", "Sequence"]
 
@@ -36,6 +37,7 @@ class Sequence:
         "capacity_len",
         "computed_len",
         "draft_len",
+        "draft_tree",
         "first_scheduled_at",
         "in_chunk",
         "index",
@@ -69,6 +71,8 @@ class Sequence:
         """Tokens scheduled so far; optimistic by the drafts in flight."""
         self.draft_len = 0
         """Drafts that wait to be verified."""
+        self.draft_tree: Tree | None = None
+        """Their shape, where a policy drafts trees."""
         self.placeholder_len = 0
         """Output tokens in flight that are counted as computed (asynchronous scheduling)."""
         self.in_chunk = False

@@ -1,20 +1,28 @@
 """Speculation: the policy, the proposer and the acceptance model of one engine, at work."""
 
+from collections.abc import Sequence as Indexable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.draft_luck import DraftLuck
+from specsim.engine.engine_step import EngineStep
 from specsim.engine.plan import StepPlan
 from specsim.engine.sequence import Sequence
 from specsim.policies.base import Policy
 from specsim.proposers.base import Proposer
-from specsim.step import BatchView, StepLoad, StepOutcome
+from specsim.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 
 __all__ = ["Speculation"]
+
+_NO_CONFIDENCES = np.empty((0, 0), dtype=np.float32)
 
 
 @dataclass
 class Speculation:
-    """Who drafts how much, and what survives."""
+    """Who drafts how much, what is verified of it, and what survives."""
 
     policy: Policy
     memory: Any
@@ -22,14 +30,26 @@ class Speculation:
     max_draft_len: int
     """Longest draft, tokens; 0 without speculation."""
     proposer: Proposer | None = None
+    proposer_memory: Any = None
+    """From ``proposer.start``; None if it always offers what it is asked for."""
     survival_tables: list[bytes] = field(default_factory=list)
     """By request index: the fate of every draft that could be made (`Acceptance`)."""
+    luck: DraftLuck | None = None
+    """For policies that draft trees or use confidences."""
 
     def __post_init__(self) -> None:
         # Asked at every step, the same answer every time.
-        self._is_dynamic = self.policy.is_dynamic
-        self._observes = self.policy.observes
-        self._offers_all = self.proposer is None or self.proposer.always_offers_all
+        policy = self.policy
+        self._is_dynamic = policy.is_dynamic
+        self._observes = policy.observes
+        self._trims = policy.trims
+        self._estimates = policy.estimates_alpha
+        self._threshold = policy.draft_threshold
+        self._disables_prefill = policy.disables_prefill and (
+            self.proposer is not None and self.proposer.has_prefill
+        )
+        self._unspeculative: set[int] = set()
+        """Requests whose prefill the drafter has left out."""
 
     def prepare(self, sequence: Sequence) -> None:
         """Give a new sequence its survival table, moved up to count from the first prompt token.
@@ -40,6 +60,17 @@ class Speculation:
         if self.max_draft_len:
             table = self.survival_tables[sequence.index]
             sequence.survival_lens = bytes(sequence.prompt_len) + table + b"\0"
+
+    def begin(self, plan: StepPlan, now: float) -> None:
+        """Settle what a scheduled step verifies, and whom the drafter will never serve."""
+        if self._disables_prefill and plan.admitted:
+            batch = BatchView(plan.sequences, plan.load, now=now)
+            if self.policy.skips_draft_prefill(batch, self.memory):
+                self._unspeculative.update(sequence.index for sequence in plan.admitted)
+        if self._trims and any(plan.draft_lens):
+            batch = BatchView(plan.sequences, plan.load, now=now)
+            drafts = DraftView(plan.draft_lens, self._confidences(plan.sequences, plan.draft_lens))
+            plan.trim(self.policy.verify_lens(batch, drafts, self.memory))
 
     def verify(self, plan: StepPlan) -> list[int]:
         """Return the accepted length of each sequence of a step that is being executed.
@@ -55,7 +86,9 @@ class Speculation:
         """
         if not self.max_draft_len:
             return [0] * len(plan.sequences)
-        draft_lens = plan.draft_lens
+        draft_lens = plan.verified_lens
+        if self.policy.drafts_trees:
+            return list(map(self._accepted_path, plan.sequences, draft_lens))
         accepted_lens = [s.survival_lens[s.known_len] for s in plan.sequences]
         if draft_lens.count(self.max_draft_len) < len(draft_lens):
             accepted_lens = list(map(min, accepted_lens, draft_lens))
@@ -63,28 +96,118 @@ class Speculation:
             accepted_lens[plan.sequences.index(sequence)] = 0
         return accepted_lens
 
-    def observe(self, plan: StepPlan, accepted_lens: list[int]) -> None:
+    def _accepted_path(self, sequence: Sequence, num_nodes: int) -> int:
+        if not num_nodes or sequence.draft_tree is None or self.luck is None:
+            return 0
+        widths = sequence.draft_tree.complete_widths(num_nodes)
+        return self.luck.path_len(sequence.index, sequence.output_len, widths)
+
+    def observe(self, step: EngineStep) -> None:
         """Tell the policy what became of the drafts of a step."""
-        if self._observes:
-            requests = [sequence.index for sequence in plan.sequences]
-            self.policy.observe(StepOutcome(requests, plan.draft_lens, accepted_lens), self.memory)
+        if not self._observes:
+            return
+        plan, accepted_lens, sequences = step.plan, step.accepted_lens, step.plan.sequences
+        outcome = StepOutcome(
+            requests=[sequence.index for sequence in sequences],
+            draft_lens=plan.verified_lens,
+            accepted_lens=accepted_lens,
+            load=step.load,
+            output_tokens=sum(accepted_lens) + len(sequences) - len(plan.partial),
+            target_time=step.target_time,
+            draft_time=step.verified_draft_time,
+            overhead_time=step.overhead_time,
+            trees=[s.draft_tree for s in sequences] if self.policy.drafts_trees else None,
+        )
+        self.policy.observe(outcome, self.memory)
 
     def decide(
-        self, plan: StepPlan, load: StepLoad, accepted_lens: list[int] | None
+        self, step: EngineStep, accepted_lens: list[int] | None, free_slots: int
     ) -> int | list[int]:
-        """Return the draft lengths that the policy asks for at the end of a step."""
-        if not self._is_dynamic or not plan.sequences:
+        """Return the draft lengths that the drafter is run for at the end of a step, tokens.
+
+        Parameters
+        ----------
+        step : EngineStep
+        accepted_lens : list of int or None, tokens
+            What its verification accepted; None where that is not known yet.
+        free_slots : int, tokens
+            Room in the free KV blocks.
+        """
+        sequences = step.plan.sequences
+        if not self._is_dynamic or not sequences:
             return self.max_draft_len
-        batch = BatchView(plan.sequences, load, accepted_lens)
-        return self.policy.draft_lens(batch, self.memory)
+        batch = BatchView(
+            sequences, step.load, accepted_lens, now=step.scheduled_at, free_slots=free_slots
+        )
+        asked = self.policy.draft_lens(batch, self.memory)
+        if self._estimates:
+            step.alpha_estimate = self.policy.alpha_estimate(self.memory)
+        if isinstance(asked, Tree):
+            for sequence in sequences:
+                sequence.draft_tree = asked
+            return asked.num_nodes
+        if self._unspeculative and asked:
+            lens = [asked] * len(sequences) if isinstance(asked, int) else asked
+            pairs = zip(sequences, lens, strict=True)
+            asked = [0 if s.index in self._unspeculative else length for s, length in pairs]
+        if self._threshold is not None and asked:
+            asked = self._until_unsure(batch, asked, self._threshold)
+        return asked
+
+    def _until_unsure(
+        self, batch: BatchView, asked: int | list[int], threshold: float
+    ) -> list[int]:
+        """Cut each draft after the first token of which the drafter is not sure enough."""
+        assert self.luck is not None
+        lens = [asked] * batch.size if isinstance(asked, int) else asked
+        positions = batch.output_lens
+        confidences = self.luck.confidences(batch.requests, positions, lens, self._fates(batch))
+        is_unsure = confidences <= threshold
+        is_unsure[:, -1:] = True  # nothing is drafted beyond
+        first_unsure = is_unsure.argmax(axis=1) + 1
+        drafted: list[int] = np.minimum(first_unsure, lens).tolist()
+        return drafted
+
+    def _fates(self, batch: BatchView) -> list[int]:
+        """Return how long drafts made now will survive."""
+        tables = self.survival_tables
+        return [
+            tables[request][position] if 0 <= position < len(tables[request]) else 0
+            for request, position in zip(batch.requests, batch.output_lens, strict=True)
+        ]
+
+    def _confidences(
+        self, sequences: Indexable[Sequence], draft_lens: list[int]
+    ) -> NDArray[np.float32]:
+        if not self.policy.uses_confidences or self.luck is None:
+            return _NO_CONFIDENCES
+        return self.luck.confidences(
+            [s.index for s in sequences],
+            [s.output_len for s in sequences],
+            draft_lens,
+            [s.survival_lens[s.known_len] for s in sequences],
+        )
 
     def offered(self, plan: StepPlan, asked_lens: int | list[int]) -> int | list[int]:
         """Return the draft lengths that the proposer comes up with; positions are known."""
-        proposer = self.proposer
-        if self._offers_all or proposer is None:
+        proposer, memory = self.proposer, self.proposer_memory
+        if memory is None or proposer is None:
             return asked_lens
         lens = [asked_lens] * len(plan.sequences) if isinstance(asked_lens, int) else asked_lens
         return [
-            proposer.offered_len(sequence.index, sequence.output_len, asked_len)
+            proposer.offered_len(sequence.index, sequence.output_len, asked_len, memory)
             for sequence, asked_len in zip(plan.sequences, lens, strict=True)
         ]
+
+    def drafting_load(self, plan: StepPlan, load: StepLoad) -> StepLoad:
+        """Return what the drafter has to read of a step: all of it, but for unserved requests."""
+        if not self._unspeculative:
+            return load
+        rows = [
+            (sequence.computed_len, scheduled_len)
+            for sequence, scheduled_len in zip(plan.sequences, plan.scheduled_lens, strict=True)
+            if sequence.index not in self._unspeculative
+        ]
+        batched_tokens = sum(scheduled_len for _, scheduled_len in rows)
+        ends = sum(computed_len for computed_len, _ in rows)
+        return StepLoad(ends - batched_tokens, batched_tokens, len(rows))

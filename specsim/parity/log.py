@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from specsim.engine.engine import EngineStep
+from specsim.engine.engine_step import EngineStep
 from specsim.engine.scheduler import Scheduler
 from specsim.engine.sequence import Sequence
 from specsim.errors import TraceError

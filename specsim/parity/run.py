@@ -74,7 +74,10 @@ class _ScriptedNgram(Proposer):
     p_zero: float
     seed: int
 
-    def offered_len(self, request: int, position: int, draft_len: int) -> int:
+    def start(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> int:
+        return self.seed
+
+    def offered_len(self, request: int, position: int, draft_len: int, memory: Any) -> int:
         v = (indexed_hash(self.seed, _DRAFTS, request, position) >> 11) * 2.0**-53
         if v < self.p_zero or not draft_len:
             return 0
@@ -153,6 +156,7 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         memory=policy.start(ServerView(max_draft_len, lambda load, lens: 0.0)),
         max_draft_len=max_draft_len,
         proposer=proposer,
+        proposer_memory=proposer.start(requests, luck, max_draft_len) if proposer else None,
         survival_tables=acceptance.survival_lens(requests, luck, max_draft_len),
     )
     log = LogWriter()

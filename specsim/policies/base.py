@@ -7,12 +7,16 @@ only `OraclePolicy` gets at them.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import nan
 from typing import Any, ClassVar
+
+import numpy as np
 
 from specsim.acceptance.base import Oracle
 from specsim.families import Member
-from specsim.step import BatchView, StepLoad, StepOutcome
+from specsim.proposers.base import Proposer
+from specsim.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 
 __all__ = ["OraclePolicy", "Policy", "ServerView"]
 
@@ -27,6 +31,10 @@ class ServerView:
     """Seconds that a step of this load takes that then drafts so many tokens per sequence."""
     oracle: Oracle | None = None
     """The future; None except for an `OraclePolicy`."""
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    """For a policy that draws: its own stream, the same in every run of one seed."""
+    tpot_slo: float | None = None
+    """The experiment's limit on time per output token, seconds."""
 
 
 class Policy(Member):
@@ -40,6 +48,10 @@ class Policy(Member):
 
     needs_sync: ClassVar[bool] = False
     """Whether it must see the outcome of a step before the next is scheduled."""
+    drafts_trees: ClassVar[bool] = False
+    """Whether it asks for trees, which only a proposer that drafts them can serve."""
+    uses_confidences: ClassVar[bool] = False
+    """Whether it wants to know how sure the drafter was of each token."""
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
         """Return the longest draft that it will ever ask for.
@@ -70,6 +82,11 @@ class Policy(Member):
         """
         return True
 
+    @property
+    def draft_threshold(self) -> float | None:
+        """Confidence at or below which the drafter stops after a token; None: it never stops."""
+        return None
+
     def start(self, server: ServerView) -> Any:
         """Return a fresh memory for one replica of one run.
 
@@ -84,8 +101,31 @@ class Policy(Member):
         """
         return server
 
+    def check_proposer(self, proposer: Proposer) -> None:
+        """Refuse a proposer that the policy makes no sense for.
+
+        Parameters
+        ----------
+        proposer : Proposer
+
+        Raises
+        ------
+        ValueError
+            Saying why, and what to use instead.
+        """
+        if self.drafts_trees and not proposer.drafts_trees:
+            raise ValueError(
+                f"policy '{self.kind}' drafts trees, which method '{proposer.method}' cannot; use "
+                "method medusa, or another policy"
+            )
+        if self.uses_confidences and not proposer.has_confidences:
+            raise ValueError(
+                f"policy '{self.kind}' needs the confidence of each draft token, which method "
+                f"'{proposer.method}' does not know; use a draft model or head, or another policy"
+            )
+
     @abstractmethod
-    def draft_lens(self, batch: BatchView, memory: Any) -> int | list[int]:
+    def draft_lens(self, batch: BatchView, memory: Any) -> int | list[int] | Tree:
         """Return how many tokens to draft at the end of a step.
 
         Called once a step, after scheduling, where vLLM decides it
@@ -101,9 +141,81 @@ class Policy(Member):
 
         Returns
         -------
-        int or list of int, tokens
-            For every sequence alike, or one per sequence in the batch's order.
+        int, list of int or Tree
+            Tokens for every sequence alike, or one length per sequence in the batch's order, or
+            (`drafts_trees`) one shape for all of them.
         """
+
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: Any) -> list[int]:
+        """Return how many drafts of each sequence the step is to verify; the rest is dropped.
+
+        Called after scheduling and before the forward pass, which gets shorter by what is
+        dropped: there vLLM trims (0.32.0 ``v1/worker/gpu/model_runner.py``), and there SmartSpec
+        has its verification length (Liu et al. 2024, algorithm 3, line 13).
+
+        Parameters
+        ----------
+        batch : BatchView
+            The step that is about to be executed.
+        drafts : DraftView
+        memory : object
+            From `start`.
+
+        Returns
+        -------
+        list of int, tokens
+            At most as many as were drafted.
+        """
+        return drafts.draft_lens
+
+    @property
+    def trims(self) -> bool:
+        """Whether `verify_lens` drops anything, so that it must be called."""
+        return type(self).verify_lens is not Policy.verify_lens
+
+    def skips_draft_prefill(self, batch: BatchView, memory: Any) -> bool:
+        """Return whether the drafter leaves out the prefill of the requests admitted in a step.
+
+        Such a request is never drafted for (SmartSpec, section 5; TurboSpec, listing 1).
+
+        Parameters
+        ----------
+        batch : BatchView
+            The step that admits them.
+        memory : object
+            From `start`.
+
+        Returns
+        -------
+        bool
+        """
+        return False
+
+    @property
+    def disables_prefill(self) -> bool:
+        """Whether `skips_draft_prefill` can say yes, so that it must be called."""
+        return type(self).skips_draft_prefill is not Policy.skips_draft_prefill
+
+    def alpha_estimate(self, memory: Any) -> float:
+        """Return the acceptance rate that the policy believes in, for timelines.
+
+        Parameters
+        ----------
+        memory : object
+            From `start`.
+
+        Returns
+        -------
+        float
+            P(a draft token is accepted | all before it were), over all requests; NaN if it has
+            no such estimate.
+        """
+        return nan
+
+    @property
+    def estimates_alpha(self) -> bool:
+        """Whether `alpha_estimate` has an answer, so that it is worth calling."""
+        return type(self).alpha_estimate is not Policy.alpha_estimate
 
     def observe(self, outcome: StepOutcome, memory: Any) -> None:
         """Learn from a step that has ended.

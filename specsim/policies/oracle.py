@@ -12,7 +12,8 @@ __all__ = ["OracleGoodput"]
 class OracleGoodput(OraclePolicy):
     """Per sequence, the draft length that maximises the goodput of its verification.
 
-    With accepted lengths known, a draft is never longer than what survives of it. Every surviving
+    With accepted lengths known, a draft is never longer than what survives of it and is still
+    wanted. Every surviving
     draft token adds one emitted token at the same cost, so for each limit v on the draft length
     the best choice is min(v, survival), and the best v is found by trying all. Liu et al. (2024),
     "SmartSpec", section 7.2.1: an oracle that calculates goodput from the actual accepted lengths.
@@ -26,7 +27,7 @@ class OracleGoodput(OraclePolicy):
         """Return the lengths of highest goodput for the step that will verify them."""
         assert memory.oracle is not None
         survivals = [
-            0 if in_prefill else memory.oracle.survival_len(request, position)
+            0 if in_prefill else memory.oracle.useful_len(request, position)
             for request, position, in_prefill in zip(
                 batch.requests, batch.output_lens, batch.in_prefill, strict=True
             )

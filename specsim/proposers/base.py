@@ -1,11 +1,14 @@
 """What every proposer says of itself: who drafts, and what that takes from the engine."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.families import Member
+from specsim.request import Request
+from specsim.rng import Luck
 
 __all__ = ["Proposer"]
 
@@ -39,6 +42,12 @@ class Proposer(Member):
     """Whether vLLM schedules asynchronously with it."""
     writes_lookahead: ClassVar[bool] = True
     """Whether drafting writes KV entries ahead of the known tokens."""
+    drafts_trees: ClassVar[bool] = False
+    """Whether it can draft several candidates per position."""
+    has_confidences: ClassVar[bool] = True
+    """Whether it knows a probability of each token that it drafts."""
+    has_prefill: ClassVar[bool] = True
+    """Whether it has to read a prompt before it can draft for it."""
 
     @property
     def cost_key(self) -> str:
@@ -58,7 +67,27 @@ class Proposer(Member):
         """
         return max_draft_len if self.writes_lookahead else 0
 
-    def offered_len(self, request: int, position: int, draft_len: int) -> int:
+    def start(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Any:
+        """Return a fresh memory for one run.
+
+        Parameters
+        ----------
+        requests : sequence of Request
+            Of the run, by index.
+        luck : Luck
+            Indexed by request and output position.
+        max_draft_len : int, tokens
+            Longest draft that it will be asked for.
+
+        Returns
+        -------
+        object
+            Whatever `offered_len` wants to be given; None if it always offers what it is asked
+            for, so that it need not be called.
+        """
+        return None
+
+    def offered_len(self, request: int, position: int, draft_len: int, memory: Any) -> int:
         """Return how many drafts the method finds where it is asked for `draft_len`.
 
         Parameters
@@ -68,15 +97,11 @@ class Proposer(Member):
         position : int
             Output tokens known.
         draft_len : int, tokens
+        memory : object
+            From `start`.
 
         Returns
         -------
         int, tokens
-            All of them, unless the method can come up short.
         """
         return draft_len
-
-    @property
-    def always_offers_all(self) -> bool:
-        """Whether `offered_len` returns what it is asked for, so that it need not be asked."""
-        return type(self).offered_len is Proposer.offered_len

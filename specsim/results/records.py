@@ -13,7 +13,7 @@ from struct import Struct
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.engine.engine import EngineStep
+from specsim.engine.engine_step import EngineStep
 from specsim.engine.scheduler import Scheduler
 from specsim.engine.sequence import Sequence
 
@@ -41,11 +41,13 @@ STEP_FIELDS = np.dtype(
         ("output_tokens", "<i4"),
         ("deliveries", "<i4"),
         ("asked_draft_len", "<f4"),
+        ("alpha_estimate", "<f4"),
     ]
 )
 """Columns of the steps table; times in seconds. `drafts` counts the sequences that had drafts to
 verify; like vLLM's counters it leaves out those that had ended before the step came back.
-`asked_draft_len` is the mean draft length that the policy asked for at the step's end."""
+`asked_draft_len` is the mean draft length that the drafter was run for at the step's end,
+`alpha_estimate` the acceptance rate that the policy then believed in, NaN if it has no belief."""
 
 REQUEST_FIELDS = np.dtype(
     [
@@ -61,7 +63,7 @@ REQUEST_FIELDS = np.dtype(
 )
 """Columns of the requests table. `cached_len`: prefix-cache hit of the first admission."""
 
-_STEP = Struct("<6dq12if")
+_STEP = Struct("<6dq12i2f")
 _REQUEST = Struct("<q3d4i")
 
 
@@ -110,7 +112,7 @@ class Recorder:
         if not plan.sequences:
             return
         receivers = [sequence.index for sequence in plan.sequences]
-        columns = [receivers, plan.emitted_lens, plan.draft_lens, step.accepted_lens]
+        columns = [receivers, plan.emitted_lens, plan.verified_lens, step.accepted_lens]
         if 0 in plan.emitted_lens:  # mid-prefill, or ended before this step came back
             delivered = list(map(bool, plan.emitted_lens))
             columns = [list(compress(column, delivered)) for column in columns]
@@ -142,6 +144,7 @@ class Recorder:
             sum(emitted_lens),
             len(receivers),
             asked if isinstance(asked, int) else sum(asked) / len(asked),
+            step.alpha_estimate,
         )
         for sequence in ended:
             self._add_request(sequence, step.ended_at)

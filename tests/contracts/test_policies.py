@@ -71,7 +71,7 @@ def test_schedule_carries_k_through_gaps_and_beyond_the_end(size: int, k: int) -
 
 def test_oracle_drafts_what_survives_while_it_pays() -> None:
     policy = POLICIES.parse("oracle")
-    oracle = Oracle([bytes([0, 3, 0]), bytes([0, 1, 0]), bytes([0, 0, 0])])
+    oracle = Oracle([bytes([0, fate, 0, 0, 0, 0]) for fate in (3, 1, 0)])
 
     def drafting(cost_of_a_pass: float) -> list[int]:
         def step_time(load: StepLoad, lens: int | list[int]) -> float:
@@ -87,7 +87,10 @@ def test_oracle_drafts_what_survives_while_it_pays() -> None:
 
 def test_views_show_what_a_server_could_see_and_nothing_else() -> None:
     visible = {name for name in dir(view(1)) if not name.startswith("_")}
-    assert visible == {"in_prefill", "known_lens", "load", "output_lens", "requests", "size"}
+    assert visible == {
+        *("in_prefill", "prompt_lens", "known_lens", "output_lens", "requests", "size"),
+        *("load", "decode_load", "now", "free_slots"),
+    }
 
 
 @pytest.mark.parametrize(
