@@ -149,10 +149,10 @@ class DraftLuck:
         means = [1.0 - table.count(0) / max(1, len(table)) for table in survival_tables]
         levels = np.clip((np.array(means) * _LEVELS).astype(np.intp), 0, _LEVELS - 1)
         rows = np.repeat(levels, counts)
+        ends = np.cumsum(counts).tolist()
         tables: list[list[bytes]] = []
         for a_extra, b_extra in ((1.0, 0.0), (0.0, 1.0)):
             flat = _quantile_grid(concentration, a_extra, b_extra)[rows, quantiles].tobytes()
-            ends = np.cumsum(counts).tolist()
             tables.append([flat[end - n : end] for end, n in zip(ends, counts, strict=True)])
         return tables[0], tables[1]
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.errors import ProfileError
@@ -23,12 +25,15 @@ __all__ = ["DraftCost", "Overhead", "Profile", "StepCosts", "ValidRange", "load_
 class DraftCost(Settings):
     """What it costs to draft with one method."""
 
-    basis: Literal["pass", "draft"] = "pass"
-    """Whether `latency` is one forward pass of the drafter, of which a draft of k tokens takes
-    k, or was fitted to whole drafts, whatever their length."""
+    basis: Literal["pass", "draft", "heads"] = "pass"
+    """What `latency` is: one forward pass of the drafter, of which a draft of k tokens takes k; a
+    fit to whole drafts, whatever their length; or heads that all run once, on the last token of
+    each sequence."""
     latency: Annotated[LatencyModel, LATENCY] | None = None
     target_share: float = Field(default=0.0, ge=0)
     """Host time as a share of the target's forward pass."""
+    token_us: float = Field(default=0.0, ge=0)
+    """Host time per drafted token, microseconds."""
     weights_gib: float = Field(default=0.0, ge=0)
     """Memory of the drafter's own weights per GPU, GiB."""
     kv_bytes_per_token: float = Field(default=0.0, ge=0)
@@ -61,11 +66,14 @@ class DraftCost(Settings):
         Liu et al. (2024), "SmartSpec", eq. 5: the sum over max(k) passes.
         """
         longest = draft_lens if isinstance(draft_lens, int) else max(draft_lens, default=0)
-        total = self.target_share * target_time if longest else 0.0
+        total = self._host_time(load, draft_lens, target_time) if longest else 0.0
         if self.latency is None:
             return total
         if self.basis == "draft":
             return total + (self.latency.forward_time(load) if longest else 0.0)
+        if self.basis == "heads":
+            num = load.num_requests
+            return total + (self.latency.forward_time(StepLoad(0, num, num)) if longest else 0.0)
         total += self.latency.forward_time(load)
         context_tokens = load.context_tokens + load.batched_tokens
         for number in range(2, longest + 1):
@@ -77,6 +85,10 @@ class DraftCost(Settings):
             total += self.latency.forward_time(StepLoad(context_tokens, rows, rows))
             context_tokens += rows
         return total
+
+    def _host_time(self, load: StepLoad, draft_lens: int | list[int], target_time: float) -> float:
+        tokens = draft_lens * load.num_requests if isinstance(draft_lens, int) else sum(draft_lens)
+        return self.target_share * target_time + self.token_us * 1e-6 * tokens
 
 
 class Overhead(Settings):
@@ -167,9 +179,30 @@ class StepCosts:
 
     def step_time(self, load: StepLoad, draft_lens: int | list[int]) -> float:
         """Return what a step of this load takes that drafts so many tokens, seconds."""
-        target_time = self.target_time(load)
-        draft_time = self.draft_time(load, draft_lens, target_time)
-        return target_time + draft_time + self.overhead_time(load.num_requests)
+        target_time = self.target.forward_time(load)
+        draft_time = self.draft.draft_time(load, draft_lens, target_time) if self.draft else 0.0
+        return target_time + draft_time + self.overhead.step_time(load.num_requests)
+
+    def step_times(
+        self, load: StepLoad, batched_tokens: NDArray[np.int64], longest: int
+    ) -> NDArray[np.float64]:
+        """Return what steps take that differ in their batched tokens, seconds.
+
+        Parameters
+        ----------
+        load : StepLoad
+            Everything else about them.
+        batched_tokens : ndarray of int, shape (n,)
+        longest : int, tokens
+            Draft length of every sequence.
+
+        Returns
+        -------
+        ndarray of float, shape (n,)
+        """
+        loads = load._replace(batched_tokens=batched_tokens)  # type: ignore[arg-type]
+        times: NDArray[np.float64] = np.asarray(self.step_time(loads, longest))
+        return times
 
 
 def load_profile(name: str) -> Profile:

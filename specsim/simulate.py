@@ -16,9 +16,9 @@ from specsim.engine.engine import Engine, Observer
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.sequence import Sequence
 from specsim.engine.speculation import Speculation
-from specsim.errors import CapacityError, InvariantError
+from specsim.errors import CapacityError, InvariantError, TraceError
 from specsim.experiment import Experiment
-from specsim.policies import OraclePolicy, ServerView
+from specsim.policies import OraclePolicy, Policy, ServerView
 from specsim.proposers import Proposer
 from specsim.request import Request
 from specsim.results.records import Recorder, ReplicaRecords
@@ -72,6 +72,8 @@ def simulate(
     if requests is None:
         requests = list(experiment.workload.build(experiment.seed).requests())
     _check_requests(requests, deployment)
+    if deployment.policy.uses_tokens:
+        _check_tokens(requests, deployment.policy)
     drafting = _Drafting(experiment, deployment, requests)
     env = Environment()
     recorders = [Recorder(deployment.max_draft_len) for _ in range(experiment.replicas)]
@@ -153,6 +155,16 @@ def _check_requests(requests: list[Request], deployment: Deployment) -> None:
             )
 
 
+def _check_tokens(requests: list[Request], policy: Policy) -> None:
+    for request in requests:
+        if request.prompt_token_ids is None or request.output_token_ids is None:
+            raise TraceError(
+                f"policy '{policy.kind}' needs token ids, which request "
+                f"{request.id or request.index} does not have; replay a token trace (see "
+                "`specsim list workload.readers`) or use another policy"
+            )
+
+
 class _Drafting:
     """The fate of every draft of a run, settled before it begins."""
 
@@ -216,6 +228,9 @@ class _Drafting:
         server = ServerView(
             max_draft_len=deployment.max_draft_len,
             step_time=deployment.costs.step_time,
+            step_times=deployment.costs.step_times,
+            drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
+            prompt_token_ids=lambda request: _token_ids(self._requests[request]),
             oracle=Oracle(self._tables) if isinstance(policy, OraclePolicy) else None,
             rng=generator(experiment.seed, "policy", str(replica)),
             tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
@@ -229,6 +244,12 @@ class _Drafting:
             survival_tables=self._tables,
             luck=self._draft_luck,
         )
+
+
+def _token_ids(request: Request) -> list[int]:
+    assert request.prompt_token_ids is not None  # checked before the run
+    ids: list[int] = request.prompt_token_ids.tolist()
+    return ids
 
 
 def _chunks(requests: list[Request]) -> Iterator[list[Request]]:

@@ -172,7 +172,7 @@ class StepOutcome(NamedTuple):
     """What became of the drafts of a step; parallel lists in scheduling order."""
 
     requests: list[int]
-    """Index of the request of each sequence."""
+    """Index of the request of each sequence that emitted tokens."""
     draft_lens: list[int]
     """Drafts verified, tokens."""
     accepted_lens: list[int]
@@ -189,3 +189,5 @@ class StepOutcome(NamedTuple):
     """Seconds of the engine's own work."""
     trees: list[Tree | None] | None = None
     """Shape of each draft, for a policy that drafts trees."""
+    token_ids: list[list[int]] = []  # noqa: RUF012 - never changed
+    """Tokens that each sequence emitted, for a policy that uses them."""

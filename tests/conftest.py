@@ -5,10 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from numpy.typing import NDArray
 
 from specsim.experiment import Experiment
+from specsim.policies import ServerView
+from specsim.step import StepLoad
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,3 +80,17 @@ def constant_step(tmp_path: Path) -> Callable[..., str]:
         return str(path)
 
     return make
+
+
+def server_view(
+    max_draft_len: int, step_time: Callable[[StepLoad, Any], float], **others: Any
+) -> ServerView:
+    """Return what a policy sees of a server whose steps take what `step_time` says."""
+
+    def step_times(
+        load: StepLoad, batched_tokens: NDArray[np.int64], longest: int
+    ) -> NDArray[np.float64]:
+        loads = [load._replace(batched_tokens=int(tokens)) for tokens in batched_tokens]
+        return np.array([step_time(each, longest) for each in loads])
+
+    return ServerView(max_draft_len, step_time, step_times, **others)

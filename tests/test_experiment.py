@@ -196,8 +196,8 @@ def test_a_drafter_takes_kv_blocks() -> None:
         ({"tensor_parallel_size": 2}, ProfileError, "-tp2"),
         ({"max_num_batched_tokens": 64}, ConfigError, "at least max_num_seqs"),
         ({"enable_chunked_prefill": False}, ConfigError, "at least max_model_len"),
-        ({"speculative_config": {"method": "suffix", "num_speculative_tokens": 3}}, ProfileError,
-         r"no drafting cost for method 'suffix' \(it has: eagle3, ngram\)"),
+        ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}, ProfileError,
+         r"no drafting cost for method 'mtp' \(it has: eagle3, ngram, suffix\)"),
     ],
 )  # fmt: skip
 def test_servers_that_would_not_start(engine: Any, error: type[Exception], message: str) -> None:

@@ -178,8 +178,8 @@ class Engine:
             if step.ended_at > env.now:
                 yield env.timeout(step.ended_at - env.now)
             step.accepted_lens = speculation.verify(step.plan)
-            self._update(step)
             speculation.observe(step)
+            self._update(step)
 
     def _schedule(self) -> EngineStep:
         step = EngineStep(self.scheduler.schedule(), self.scheduler, self.env.now)
@@ -187,7 +187,9 @@ class Engine:
         return step
 
     def _decide(self, step: EngineStep, accepted_lens: list[int] | None) -> int | list[int]:
-        return self._speculation.decide(step, accepted_lens, self.scheduler.kv.free_slots)
+        scheduler = self.scheduler
+        ahead = scheduler.limits.kv.lookahead_len * len(step.plan.sequences)
+        return self._speculation.decide(step, accepted_lens, scheduler.kv.free_slots + ahead)
 
     def _charge_forward(self, step: EngineStep) -> None:
         step.target_time = self._costs.target_time(step.load)

@@ -72,7 +72,10 @@ class IntegrityCheck:
         """
         check_integrity(scheduler, in_step=True)
         plan, limits = step.plan, scheduler.limits
-        if plan.batched_tokens != sum(plan.scheduled_lens):
+        if any(map(int.__gt__, plan.verified_lens, plan.draft_lens)):
+            raise InvariantError("a step verifies more than was drafted")
+        dropped = sum(plan.draft_lens) - sum(plan.verified_lens)
+        if plan.batched_tokens + dropped != sum(plan.scheduled_lens):
             raise InvariantError("batched tokens of the step != sum over its sequences")
         # vLLM V0 pays for prompts only; its drafts come on top of the budget.
         if plan.batched_tokens > limits.max_num_scheduled_tokens and not plan.drafts_on_top:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Indexable
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -106,19 +107,27 @@ class Speculation:
         """Tell the policy what became of the drafts of a step."""
         if not self._observes:
             return
-        plan, accepted_lens, sequences = step.plan, step.accepted_lens, step.plan.sequences
+        plan = step.plan
+        sequences, draft_lens = plan.sequences, plan.verified_lens
+        accepted_lens, policy = step.accepted_lens, self.policy
+        emits = [not (s.is_finished or s in plan.partial) for s in sequences]
+        if not all(emits):
+            sequences = list(compress(sequences, emits))
+            draft_lens = list(compress(draft_lens, emits))
+            accepted_lens = list(compress(accepted_lens, emits))
         outcome = StepOutcome(
             requests=[sequence.index for sequence in sequences],
-            draft_lens=plan.verified_lens,
+            draft_lens=draft_lens,
             accepted_lens=accepted_lens,
             load=step.load,
-            output_tokens=sum(accepted_lens) + len(sequences) - len(plan.partial),
+            output_tokens=sum(accepted_lens) + len(sequences),
             target_time=step.target_time,
             draft_time=step.verified_draft_time,
             overhead_time=step.overhead_time,
-            trees=[s.draft_tree for s in sequences] if self.policy.drafts_trees else None,
+            trees=[s.draft_tree for s in sequences] if policy.drafts_trees else None,
+            token_ids=_emitted_tokens(sequences, accepted_lens) if policy.uses_tokens else [],
         )
-        self.policy.observe(outcome, self.memory)
+        policy.observe(outcome, self.memory)
 
     def decide(
         self, step: EngineStep, accepted_lens: list[int] | None, free_slots: int
@@ -211,3 +220,14 @@ class Speculation:
         batched_tokens = sum(scheduled_len for _, scheduled_len in rows)
         ends = sum(computed_len for computed_len, _ in rows)
         return StepLoad(ends - batched_tokens, batched_tokens, len(rows))
+
+
+def _emitted_tokens(sequences: list[Sequence], accepted_lens: list[int]) -> list[list[int]]:
+    """Return the tokens of a step that has not been updated yet, bonus tokens included."""
+    tokens: list[list[int]] = []
+    for sequence, accepted_len in zip(sequences, accepted_lens, strict=True):
+        ids = sequence.request.output_token_ids
+        assert ids is not None  # checked before the run
+        start = sequence.output_len
+        tokens.append(ids[start : start + accepted_len + 1].tolist())
+    return tokens

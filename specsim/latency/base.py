@@ -20,7 +20,7 @@ class LatencyModel(Member):
         Parameters
         ----------
         load : StepLoad
-            With at least one batched token.
+            With at least one batched token. Any count may be an array, the result then is one.
 
         Returns
         -------

@@ -84,6 +84,16 @@ class _ScriptedNgram(Proposer):
         return min(draft_len, 1 + int((v - self.p_zero) / (1 - self.p_zero) * draft_len))
 
 
+def _no_time(load: StepLoad, draft_lens: int | list[int]) -> float:
+    return 0.0
+
+
+def _no_times(
+    load: StepLoad, batched_tokens: NDArray[np.int64], longest: int
+) -> NDArray[np.float64]:
+    return np.zeros(len(batched_tokens))
+
+
 def _policy(spec: SpecScript | None) -> Policy:
     if spec is None:
         return Off()
@@ -153,7 +163,7 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     luck = Luck(scenario.seed, _ACCEPTANCE)
     speculation = Speculation(
         policy=policy,
-        memory=policy.start(ServerView(max_draft_len, lambda load, lens: 0.0)),
+        memory=policy.start(ServerView(max_draft_len, _no_time, _no_times)),
         max_draft_len=max_draft_len,
         proposer=proposer,
         proposer_memory=proposer.start(requests, luck, max_draft_len) if proposer else None,

@@ -6,12 +6,13 @@ only `OraclePolicy` gets at them.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import nan
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specsim.acceptance.base import Oracle
 from specsim.families import Member
@@ -19,6 +20,10 @@ from specsim.proposers.base import Proposer
 from specsim.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 
 __all__ = ["OraclePolicy", "Policy", "ServerView"]
+
+
+def _no_token_ids(request: int) -> Iterable[int]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,12 @@ class ServerView:
     """Longest draft that it may ask for, tokens."""
     step_time: Callable[[StepLoad, int | list[int]], float]
     """Seconds that a step of this load takes that then drafts so many tokens per sequence."""
+    step_times: Callable[[StepLoad, NDArray[np.int64], int], NDArray[np.float64]]
+    """The same for many numbers of batched tokens at once, which replace those of the load."""
+    drafts_by_model: bool = True
+    """Whether a model drafts, for which length costs time, or a lookup, for which it does not."""
+    prompt_token_ids: Callable[[int], Iterable[int]] = _no_token_ids
+    """Prompt of a request, by its index; only for a policy that says `uses_tokens`."""
     oracle: Oracle | None = None
     """The future; None except for an `OraclePolicy`."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
@@ -50,6 +61,8 @@ class Policy(Member):
     """Whether it must see the outcome of a step before the next is scheduled."""
     drafts_trees: ClassVar[bool] = False
     """Whether it asks for trees, which only a proposer that drafts them can serve."""
+    uses_tokens: ClassVar[bool] = False
+    """Whether it wants to see token ids, which the workload must then have."""
     uses_confidences: ClassVar[bool] = False
     """Whether it wants to know how sure the drafter was of each token."""
 
@@ -118,7 +131,7 @@ class Policy(Member):
                 f"policy '{self.kind}' drafts trees, which method '{proposer.method}' cannot; use "
                 "method medusa, or another policy"
             )
-        if self.uses_confidences and not proposer.has_confidences:
+        if self.uses_confidences and not proposer.is_model:
             raise ValueError(
                 f"policy '{self.kind}' needs the confidence of each draft token, which method "
                 f"'{proposer.method}' does not know; use a draft model or head, or another policy"

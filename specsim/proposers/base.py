@@ -1,6 +1,7 @@
 """What every proposer says of itself: who drafts, and what that takes from the engine."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -10,7 +11,7 @@ from specsim.families import Member
 from specsim.request import Request
 from specsim.rng import Luck
 
-__all__ = ["Proposer"]
+__all__ = ["Proposer", "split_rows"]
 
 DraftLen = Annotated[int, Field(ge=1, le=MAX_DRAFT_LEN)]
 
@@ -44,8 +45,8 @@ class Proposer(Member):
     """Whether drafting writes KV entries ahead of the known tokens."""
     drafts_trees: ClassVar[bool] = False
     """Whether it can draft several candidates per position."""
-    has_confidences: ClassVar[bool] = True
-    """Whether it knows a probability of each token that it drafts."""
+    is_model: ClassVar[bool] = True
+    """Whether a model drafts: it knows a probability of each token, and length costs time."""
     has_prefill: ClassVar[bool] = True
     """Whether it has to read a prompt before it can draft for it."""
 
@@ -105,3 +106,9 @@ class Proposer(Member):
         int, tokens
         """
         return draft_len
+
+
+def split_rows(data: bytes, counts: Sequence[int]) -> list[bytes]:
+    """Cut bytes that lie end to end into rows of the given lengths."""
+    ends = list(accumulate(counts))
+    return [data[end - count : end] for end, count in zip(ends, counts, strict=True)]

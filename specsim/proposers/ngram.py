@@ -1,10 +1,13 @@
 """Prompt lookup as the drafter."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Self, final
 
 from pydantic import Field, model_validator
 
-from specsim.proposers.base import Proposer
+from specsim.proposers.base import Proposer, split_rows
+from specsim.request import Request
+from specsim.rng import Luck
 
 __all__ = ["Ngram"]
 
@@ -13,8 +16,9 @@ __all__ = ["Ngram"]
 class Ngram(Proposer):
     """Drafts what followed the last n tokens where they stood before (Saxena 2023, prompt lookup).
 
-    Here the method is statistical: it always finds a match of full length, and the acceptance
-    model says how much of it survives. It costs host time only, reserves no KV slots, and vLLM
+    Here the method is statistical: it finds a match of full length with `match_probability`,
+    independently at every output position, and the acceptance model says how much of it
+    survives. It costs host time only, reserves no KV slots, and vLLM
     does not schedule asynchronously with it.
     """
 
@@ -23,8 +27,12 @@ class Ngram(Proposer):
     """Longest n-gram to match, tokens."""
     prompt_lookup_min: int = Field(default=5, ge=1)
     """Shortest n-gram to match, tokens."""
+    match_probability: float = Field(default=1.0, ge=0, le=1)
+    """P(there is a match to draft from)."""
     supports_async: ClassVar[bool] = False
     writes_lookahead: ClassVar[bool] = False
+    is_model: ClassVar[bool] = False
+    has_prefill: ClassVar[bool] = False
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -34,3 +42,17 @@ class Ngram(Proposer):
                 f"prompt_lookup_max ({self.prompt_lookup_max})"
             )
         return self
+
+    def start(
+        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
+    ) -> list[bytes] | None:
+        """Return whether there is a match, by request and output position; None if always."""
+        if self.match_probability == 1.0:
+            return None
+        counts = [request.output_len + 1 for request in requests]
+        uniforms = luck.uniforms([request.index for request in requests], counts)
+        return split_rows((uniforms < self.match_probability).tobytes(), counts)
+
+    def offered_len(self, request: int, position: int, draft_len: int, memory: list[bytes]) -> int:
+        """Return all or nothing."""
+        return draft_len if memory[request][position] else 0

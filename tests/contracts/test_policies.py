@@ -1,21 +1,23 @@
 """What every policy, proposer and router promises."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import tiny_config
+from conftest import server_view, tiny_config
 
 from specsim.acceptance import Oracle
 from specsim.engine.plan import StepPlan
 from specsim.engine.sequence import Sequence
+from specsim.errors import ConfigError, TraceError
 from specsim.experiment import Experiment
-from specsim.policies import POLICIES, OraclePolicy, ServerView
+from specsim.policies import POLICIES, OraclePolicy
 from specsim.proposers import PROPOSERS
 from specsim.request import Request
 from specsim.routing import ROUTING
 from specsim.simulate import simulate
-from specsim.step import BatchView, StepLoad
+from specsim.step import BatchView, StepLoad, Tree
 from specsim.summary import Summary
 
 NAMED = [
@@ -26,13 +28,25 @@ NAMED = [
 
 
 @pytest.mark.parametrize("policy", NAMED)
-@pytest.mark.parametrize("method", ["eagle3", "ngram"])
+@pytest.mark.parametrize("method", ["eagle3", "ngram", "medusa"])
 def test_runs_keep_every_invariant_and_leave_nothing_behind(
     policy: dict[str, Any], method: str, tiny: Callable[..., Experiment]
 ) -> None:
     spec = {"method": method, "num_speculative_tokens": 4}
     engine = {**tiny_config()["engine"], "speculative_config": spec}
-    experiment = tiny(policy=policy, engine=engine)
+    parsed = POLICIES.parse(policy)
+    try:
+        parsed.check_proposer(PROPOSERS.parse(spec))
+    except ValueError as refusal:
+        with pytest.raises(ConfigError, match=re.escape(str(refusal)[:40])):
+            tiny(policy=policy, engine=engine)
+        return
+    profile = "a100/llama-7b" if method == "medusa" else "h100/llama-3.1-8b"
+    experiment = tiny(policy=policy, engine=engine, profile=profile)
+    if parsed.uses_tokens:
+        with pytest.raises(TraceError, match="needs token ids"):
+            simulate(experiment)
+        return
     first, second = (Summary(simulate(experiment, check=True)).data for _ in range(2))
     assert first == second
 
@@ -41,15 +55,19 @@ def test_runs_keep_every_invariant_and_leave_nothing_behind(
 def test_draft_lens_stay_within_the_limit(policy: dict[str, Any]) -> None:
     parsed = POLICIES.parse(policy)
     limit = parsed.max_draft_len(4)
-    assert 0 <= limit <= 4
+    assert parsed.drafts_trees or 0 <= limit <= 4
     oracle = Oracle([b"\1\4\2\0" * 10] * 8) if isinstance(parsed, OraclePolicy) else None
-    memory = parsed.start(ServerView(limit, lambda load, lens: 1e-3 * load.batched_tokens, oracle))
+    server = server_view(limit, lambda load, lens: 1e-3 * load.batched_tokens, oracle=oracle)
+    memory = parsed.start(server)
     for size in (1, 3, 8):
         sequences = [
             Sequence(Request(index=i, prompt_len=5, output_len=9), 0, 99) for i in range(size)
         ]
         batch = BatchView(sequences, StepLoad(5 * size, size, size), [0] * size)
         lens = parsed.draft_lens(batch, memory)
+        if isinstance(lens, Tree):
+            assert lens.num_nodes <= limit
+            continue
         for length in [lens] if isinstance(lens, int) else lens:
             assert 0 <= length <= limit
         assert isinstance(lens, int) or len(lens) == size
@@ -65,7 +83,7 @@ def view(size: int) -> BatchView:
 )
 def test_schedule_carries_k_through_gaps_and_beyond_the_end(size: int, k: int) -> None:
     policy = POLICIES.parse("schedule:ranges=[[4, 6, 3], [1, 3, 7], [9, 16, 0]]")
-    memory = policy.start(ServerView(5, lambda load, lens: 1.0))  # 7 is capped at 5
+    memory = policy.start(server_view(5, lambda load, lens: 1.0))  # 7 is capped at 5
     assert policy.draft_lens(view(size), memory) == k
 
 
@@ -78,7 +96,7 @@ def test_oracle_drafts_what_survives_while_it_pays() -> None:
             assert isinstance(lens, list)
             return 1.0 + cost_of_a_pass * max(lens)
 
-        return policy.draft_lens(view(3), policy.start(ServerView(8, step_time, oracle)))
+        return policy.draft_lens(view(3), policy.start(server_view(8, step_time, oracle=oracle)))
 
     assert drafting(0.0) == [3, 1, 0]
     assert drafting(0.4) == [1, 1, 0]  # 5 tokens in 1.4 beat 7 in 2.2 and 3 in 1.0
@@ -99,6 +117,7 @@ def test_views_show_what_a_server_could_see_and_nothing_else() -> None:
         ("draft_model", 4, 1, False),
         ("eagle", 4, 0, True),
         ("eagle3", 4, 0, True),
+        ("medusa", 0, 0, False),
         ("mtp", 4, 0, True),
         ("ngram", 0, 0, False),
         ("suffix", 0, 0, False),

@@ -1,0 +1,56 @@
+"""Hold an acceptance rate, whatever it costs: the control that must lose under load."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal, final
+
+from pydantic import Field
+
+from specsim.policies.base import Policy, ServerView
+from specsim.step import BatchView, StepOutcome
+
+__all__ = ["AcceptanceTarget"]
+
+
+@dataclass(slots=True)
+class _Memory:
+    k_max: int
+    k: int
+    steps: deque[tuple[int, int]] = field(default_factory=deque)
+    """Drafted and accepted tokens of the last steps."""
+
+
+@final
+class AcceptanceTarget(Policy):
+    """One k for all: up while more of the drafts is accepted than wanted, down while less.
+
+    The rule that users ask engines for (TensorRT-LLM ``acceptance_rate_threshold``; the
+    discussion of vLLM's pull request 26504). It looks at acceptance alone, so under load it keeps
+    speculating where speculation no longer pays.
+    """
+
+    kind: Literal["acceptance_target"] = "acceptance_target"
+    target: float = Field(default=0.6, ge=0, le=1)
+    """Share of the draft tokens that should be accepted."""
+    window: int = Field(default=20, ge=1)
+    """Steps that a rate is taken over; k moves once per window."""
+
+    def start(self, server: ServerView) -> _Memory:
+        """Return the longest k."""
+        return _Memory(server.max_draft_len, server.max_draft_len)
+
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
+        """Return k."""
+        return memory.k
+
+    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
+        """At the end of a window, move k by one."""
+        drafted = sum(outcome.draft_lens)
+        if not drafted:
+            return
+        memory.steps.append((drafted, sum(outcome.accepted_lens)))
+        if len(memory.steps) == self.window:
+            rate = sum(a for _, a in memory.steps) / sum(d for d, _ in memory.steps)
+            moved = memory.k + (1 if rate > self.target else -1)
+            memory.k = min(max(moved, 1), memory.k_max)
+            memory.steps.clear()

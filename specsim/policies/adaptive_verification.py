@@ -1,0 +1,81 @@
+"""vLLM's adaptive verification: the surest drafts of the whole batch, as many as pay."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.policies._estimate import PerRequest
+from specsim.policies.base import Policy, ServerView
+from specsim.step import BatchView, DraftView
+
+__all__ = ["AdaptiveVerification"]
+
+
+@dataclass(slots=True)
+class _Memory:
+    server: ServerView
+    stale: list[PerRequest]
+    """Per position of a draft: confidence in each request's last one; 1 for new requests."""
+
+
+@final
+class AdaptiveVerification(Policy):
+    """Draft the longest length, verify the B drafts of highest survival S = product of confidences.
+
+    B = argmax (n + sum of the B largest S) / (draft cost + verify cost at B drafts). The engine has
+    to size the step before this step's confidences have come back from the GPU, so B is chosen by
+    the confidences of each request's previous draft, 1 for a new request, while the GPU gives the
+    B places to the drafts of this step that are surest now. vLLM 0.32.0
+    ``enable_adaptive_verification``, ``v1/worker/gpu/spec_decode/adaptive_verification.py
+    get_num_tokens, reallocate_drafts``. All drafts are scheduled: what is dropped frees time, not
+    token budget.
+
+    vLLM allocates on the GPU and so can schedule asynchronously; here the step is synchronous.
+    """
+
+    kind: Literal["adaptive_verification"] = "adaptive_verification"
+    uses_confidences: ClassVar[bool] = True
+    needs_sync: ClassVar[bool] = True
+
+    def start(self, server: ServerView) -> _Memory:
+        """Return confidence 1 for all."""
+        return _Memory(server, [PerRequest(1.0) for _ in range(server.max_draft_len)])
+
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
+        """Return the longest draft."""
+        return memory.server.max_draft_len
+
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> list[int]:
+        """Return how many drafts of each request are among the B surest of the batch."""
+        draft_lens = np.array(drafts.draft_lens)
+        longest = drafts.confidences.shape[1]
+        rows = [column.rows(batch.requests) for column in memory.stale[:longest]]
+        pairs = zip(memory.stale, rows, strict=False)
+        stale = np.stack([column[places] for column, places in pairs], axis=1)
+        is_draft = np.arange(longest) < draft_lens[:, np.newaxis]
+        budget = self._budget(batch, np.where(is_draft, np.cumprod(stale, axis=1), 0.0), memory)
+        drafting = draft_lens > 0
+        for column, places, now in zip(memory.stale, rows, drafts.confidences.T, strict=False):
+            column[places[drafting]] = now[drafting].astype(float)
+        total = int(draft_lens.sum())
+        if budget >= total:
+            return drafts.draft_lens
+        fresh = np.where(is_draft, np.cumprod(drafts.confidences, axis=1), -1.0)
+        # First tokens first: among equals a draft keeps its beginning.
+        winners = np.argsort(-fresh.T.ravel(), kind="stable")[:budget]
+        counts: list[int] = np.bincount(
+            winners % len(draft_lens), minlength=len(draft_lens)
+        ).tolist()
+        return counts
+
+    def _budget(self, batch: BatchView, survival: NDArray[np.float64], memory: _Memory) -> int:
+        total = int((survival > 0).sum())
+        scores = -np.sort(-survival, axis=None)[:total]
+        emitted = batch.size - sum(batch.in_prefill) + np.concatenate([[0.0], np.cumsum(scores)])
+        load = batch.load
+        first = load.batched_tokens - total
+        tokens = np.arange(first, first + total + 1)
+        times = memory.server.step_times(load, tokens, memory.server.max_draft_len)
+        return int((emitted / times).argmax())

@@ -1,0 +1,76 @@
+"""Draft lengths as the arms of a bandit."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from specsim.policies.base import Policy, ServerView
+from specsim.step import BatchView, StepOutcome
+
+__all__ = ["Bandit"]
+
+
+@dataclass(slots=True)
+class _Memory:
+    rng: np.random.Generator
+    sums: NDArray[np.float64]
+    """Shape (3, k_max + 1): plays of each arm, their rewards, and the squares of those."""
+    scale: float = 0.0
+    """Largest reward so far, tokens per second and sequence."""
+
+
+@final
+class Bandit(Policy):
+    """One k per step, each of 0..V an arm; the reward is the goodput of the step per sequence.
+
+    "BanditSpec", Hou et al. (2025), arXiv 2505.15141: UCB1 (optimism in the face of uncertainty)
+    or Thompson sampling with Gaussian rewards, without any model of cost or acceptance. Old rewards
+    fade with `memory_steps`, since the load changes under the agent's hands.
+    """
+
+    kind: Literal["bandit"] = "bandit"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"algorithm": "ucb1"},
+        {"algorithm": "thompson"},
+    )
+    algorithm: Literal["ucb1", "thompson"] = "ucb1"
+    exploration: float = Field(default=0.3, ge=0)
+    """Width of the confidence bound of UCB1, as a share of the largest reward."""
+    memory_steps: int = Field(default=500, ge=1)
+    """Steps after which a reward has faded to 1/e."""
+
+    def start(self, server: ServerView) -> _Memory:
+        """Return arms that have never been played."""
+        return _Memory(server.rng, np.zeros((3, server.max_draft_len + 1)))
+
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
+        """Return the arm to play; those never played come first, longest drafts first."""
+        plays, rewards, squares = memory.sums
+        unplayed = np.flatnonzero(plays == 0)
+        if len(unplayed):
+            return int(unplayed[-1])
+        means = rewards / plays
+        if self.algorithm == "ucb1":
+            total = float(plays.sum())
+            width = self.exploration * memory.scale * np.sqrt(2 * np.log(total + 1) / plays)
+            return int((means + width).argmax())
+        variances = np.maximum(squares / plays - means**2, (0.05 * memory.scale) ** 2)
+        draws = memory.rng.normal(means, np.sqrt(variances / plays))
+        return int(draws.argmax())
+
+    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
+        """Reward the arm that the step verified; steps with prefills say nothing about it."""
+        lens = outcome.draft_lens
+        if not lens or outcome.load.prefill_tokens:
+            return
+        k = lens[0]
+        if lens.count(k) < len(lens):
+            return  # sequences that joined in between had no drafts: no arm was played
+        time = outcome.target_time + outcome.draft_time + outcome.overhead_time
+        reward = outcome.output_tokens / len(lens) / time
+        memory.sums *= 1.0 - 1.0 / self.memory_steps
+        memory.sums[:, k] += (1.0, reward, reward**2)
+        memory.scale = max(memory.scale, reward)

@@ -1,0 +1,50 @@
+"""Draft while the drafter is sure, then verify by goodput."""
+
+from typing import ClassVar, Literal, final
+
+import numpy as np
+from pydantic import Field
+
+from specsim.policies.base import Policy, ServerView
+from specsim.step import BatchView, DraftView
+
+__all__ = ["Confidence"]
+
+
+@final
+class Confidence(Policy):
+    """Each request drafts until the drafter's confidence in a token falls to the threshold.
+
+    Then the verification length v of highest goodput is chosen for the batch: the expected number
+    of accepted tokens is the sum over all requests of the products of their confidences. Liu et
+    al. (2024), "SmartSpec", appendix, algorithm 3. At least one token is always drafted (there,
+    line 4: the confidence starts at 1), which is what the method pays for under load.
+    """
+
+    kind: Literal["confidence"] = "confidence"
+    uses_confidences: ClassVar[bool] = True
+    needs_sync: ClassVar[bool] = True
+    threshold: float = Field(default=0.3, ge=0, le=1)
+    """Confidence at or below which a request stops drafting."""
+
+    @property
+    def draft_threshold(self) -> float:
+        """Confidence at or below which a request stops drafting."""
+        return self.threshold
+
+    def draft_lens(self, batch: BatchView, memory: ServerView) -> int:
+        """Return the longest draft: the drafter stops by itself."""
+        return memory.max_draft_len
+
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: ServerView) -> list[int]:
+        """Return what the verification length of highest goodput leaves of each draft."""
+        survival = np.cumprod(drafts.confidences, axis=1).sum(axis=0)
+        draft_lens = np.array(drafts.draft_lens)
+        longest = len(survival)
+        longer = (draft_lens[:, np.newaxis] > np.arange(longest)).sum(axis=0)
+        tokens = batch.load.batched_tokens - int(draft_lens.sum())
+        budgets = tokens + np.concatenate([[0], np.cumsum(longer)])
+        emitted = batch.size + np.concatenate([[0.0], np.cumsum(survival)])
+        times = memory.step_times(batch.load, budgets, longest)
+        verified: list[int] = np.minimum(draft_lens, int((emitted / times).argmax())).tolist()
+        return verified

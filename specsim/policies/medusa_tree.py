@@ -1,0 +1,149 @@
+"""Trees of candidates, their widths chosen by goodput."""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from specsim.policies.base import Policy, ServerView
+from specsim.step import BatchView, StepOutcome, Tree
+
+__all__ = ["MedusaTree", "expected_tree_len"]
+
+
+@dataclass(slots=True)
+class _Memory:
+    server: ServerView
+    trees: list[Tree]
+    nodes: NDArray[np.int64]
+    widths: NDArray[np.int64]
+    """Shape (trees, heads), 0 where a tree has ended."""
+    alpha: float
+    hits: float = 0.0
+    trials: float = 0.0
+
+
+@final
+class MedusaTree(Policy):
+    """Top-k_h candidates of each head h, all linked; goodput picks k_1..k_H, or they are fixed.
+
+    Liu et al. (2024), "SmartSpec", sections 4.4 and 7.2.2, after Cai et al. (2024), "Medusa". A
+    tree of widths k_1..k_H batches sum over h of k_1 * ... * k_h tokens, of which at most H can be
+    accepted: at any load worth the name it costs more than it brings.
+    """
+
+    kind: Literal["medusa_tree"] = "medusa_tree"
+    drafts_trees: ClassVar[bool] = True
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"widths": [2, 2, 2]})
+    widths: tuple[int, ...] | None = Field(default=None, min_length=1)
+    """Candidates per head, fixed; by default goodput decides."""
+    max_width: int = Field(default=3, ge=1)
+    """Most candidates per head that goodput considers."""
+    window: int = Field(default=50, ge=1)
+    """Steps over which past acceptance fades."""
+    prior: float = Field(default=0.7, ge=0, le=1)
+    """alpha before anything has been seen."""
+
+    def max_draft_len(self, num_speculative_tokens: int) -> int:
+        """Return the nodes of the widest tree; ``num_speculative_tokens`` is the number of heads.
+
+        Raises
+        ------
+        ValueError
+            More widths than heads, a width below 1, or a tree too large for the engine.
+        """
+        widths = self.widths or (self.max_width,) * num_speculative_tokens
+        if len(widths) > num_speculative_tokens:
+            raise ValueError(
+                f"policy.widths {list(widths)} names {len(widths)} heads, but "
+                f"engine.speculative_config.num_speculative_tokens = {num_speculative_tokens}; "
+                "raise that or shorten widths"
+            )
+        if min(widths) < 1:
+            raise ValueError(f"policy.widths {list(widths)}: each must be at least 1")
+        return Tree(widths).num_nodes
+
+    def start(self, server: ServerView) -> _Memory:
+        """Return all trees to choose from."""
+        if self.widths is not None:
+            trees = [Tree(self.widths)]
+        else:
+            depth = next(d for d in range(99) if self._nodes(d) >= server.max_draft_len)
+            trees = [
+                Tree(widths)
+                for length in range(depth + 1)
+                for widths in product(range(1, self.max_width + 1), repeat=length)
+            ]
+        depth = max(len(tree.widths) for tree in trees)
+        padded = [tree.widths + (0,) * (depth - len(tree.widths)) for tree in trees]
+        nodes = np.array([tree.num_nodes for tree in trees])
+        return _Memory(server, trees, nodes, np.array(padded).reshape(-1, depth), self.prior)
+
+    def _nodes(self, depth: int) -> int:
+        return Tree((self.max_width,) * depth).num_nodes
+
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> Tree:
+        """Return the tree of highest goodput."""
+        if len(memory.trees) == 1:
+            return memory.trees[0]
+        load = batch.decode_load()
+        if not load.num_requests:
+            return memory.trees[0]
+        emitted = expected_tree_len(memory.alpha, memory.widths)
+        tokens = load.num_requests * (1 + memory.nodes)
+        times = memory.server.step_times(load, tokens, 1)
+        times = np.where(memory.nodes > 0, times, memory.server.step_time(load, 0))
+        return memory.trees[int((emitted / times).argmax())]
+
+    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
+        """Fit alpha to how often some candidate of a position was right.
+
+        One of w candidates is with p = 1 - (1 - alpha)^w; the share p of each width seen gives an
+        alpha, and they are averaged by their trials.
+        """
+        seen: dict[int, list[int]] = {}
+        for tree, nodes, accepted_len in zip(
+            outcome.trees or (), outcome.draft_lens, outcome.accepted_lens, strict=True
+        ):
+            widths = tree.complete_widths(nodes) if tree is not None else ()
+            for position, width in enumerate(widths[: accepted_len + 1]):
+                counts = seen.setdefault(width, [0, 0])
+                counts[0] += position < accepted_len
+                counts[1] += 1
+        keep = 1.0 - 1.0 / self.window
+        for width, (hits, trials) in seen.items():
+            alpha = 1.0 - (1.0 - hits / trials) ** (1.0 / width)
+            memory.hits = keep * memory.hits + alpha * trials
+            memory.trials = keep * memory.trials + trials
+        if memory.trials:
+            memory.alpha = memory.hits / memory.trials
+
+    def alpha_estimate(self, memory: _Memory) -> float:
+        """Return the rate of one candidate."""
+        return memory.alpha
+
+
+def expected_tree_len(alpha: float, widths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the tokens that trees emit on average, bonus token included.
+
+    1 + sum over i of the product over j <= i of [1 - (1 - alpha)^k_j]. SmartSpec's eq. 10 means
+    the same but, as printed, lacks the term of no accepted token and takes 1 - alpha_{i+1} where
+    the failure of all candidates, (1 - alpha_{i+1})^k_{i+1}, is meant.
+
+    Parameters
+    ----------
+    alpha : float
+        P(a candidate is accepted | its parent was).
+    widths : ndarray of int, shape (trees, heads)
+        Candidates per head; 0 where a tree has ended.
+
+    Returns
+    -------
+    ndarray of float, shape (trees,), tokens
+    """
+    hits = 1.0 - (1.0 - alpha) ** widths
+    emitted: NDArray[np.float64] = 1.0 + np.cumprod(hits, axis=1).sum(axis=1)
+    return emitted

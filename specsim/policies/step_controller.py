@@ -1,0 +1,52 @@
+"""One token more after a success, one less after a failure."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import numpy as np
+from pydantic import Field
+
+from specsim.policies._estimate import PerRequest
+from specsim.policies.base import Policy, ServerView
+from specsim.step import BatchView, StepOutcome
+
+__all__ = ["StepController"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    k_max: int
+    lens: PerRequest
+
+
+@final
+class StepController(Policy):
+    """Per request: any rejection takes one token off its draft, full acceptance adds one.
+
+    A saturating counter as in branch prediction, blind to cost. A draft of length 0 has nothing to
+    reject, so a request climbs back from it. "A Drop-in Solution for On-the-fly Adaptation of
+    Speculative Decoding", section 4.2, which calls it a finite state machine.
+    """
+
+    kind: Literal["step_controller"] = "step_controller"
+    aliases: ClassVar[tuple[str, ...]] = ("fsm",)
+    k_start: int | None = Field(default=None, ge=0)
+    """First draft length of a request, tokens; by default the longest."""
+
+    def start(self, server: ServerView) -> _Memory:
+        """Return the draft lengths of all requests, none of them known yet."""
+        k_max = server.max_draft_len
+        start = k_max if self.k_start is None else min(self.k_start, k_max)
+        return _Memory(k_max, PerRequest(start))
+
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> list[int]:
+        """Return the counter of each request."""
+        lens: list[int] = memory.lens[memory.lens.rows(batch.requests)].astype(int).tolist()
+        return lens
+
+    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
+        """Count each request up or down."""
+        rows = memory.lens.rows(outcome.requests)
+        accepted_all = np.array(outcome.accepted_lens) == np.array(outcome.draft_lens)
+        moved = memory.lens[rows] + np.where(accepted_all, 1, -1)
+        memory.lens[rows] = np.minimum(np.maximum(moved, 0), memory.k_max)

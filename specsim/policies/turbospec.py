@@ -1,0 +1,100 @@
+"""TurboSpec: goodput with a verification length of its own, and draft prefills left out."""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Literal, final
+
+from pydantic import Field
+
+from specsim.policies._estimate import AlphaWindow
+from specsim.policies.base import Policy, ServerView
+from specsim.policies.goodput import best_common_len
+from specsim.step import BatchView, DraftView, StepOutcome
+
+__all__ = ["TurboSpec"]
+
+
+@dataclass(slots=True)
+class _Memory:
+    server: ServerView
+    alphas: AlphaWindow
+    disable_size: float = inf
+    """Batch size at which nothing was proposed any more."""
+    num_skips: int = 0
+
+
+@final
+class TurboSpec(Policy):
+    """Proposed length and verification length by goodput, each where it is free to move.
+
+    Liu et al. (2025), "TurboSpec", arXiv 2406.14066v3, section 4.2, listings 1 and 2. A draft model
+    or head is asked for the k of highest goodput and all of it is verified. A method that only
+    looks up is always asked for the longest draft, since length costs it nothing, and goodput
+    decides how many of the tokens found are verified. Whenever k = 0 is chosen, the batch size is
+    remembered: prefills in a larger batch leave out the drafter's prefill, and such a request is
+    never drafted for; every `reset_steps` times the threshold is forgotten. As in `goodput`,
+    k = 0 is a candidate.
+    """
+
+    kind: Literal["turbospec"] = "turbospec"
+    window: int = Field(default=50, ge=1)
+    """Steps with drafts that the moving average of alpha goes over."""
+    prior: float = Field(default=0.7, ge=0, le=1)
+    """alpha before anything has been seen."""
+    reset_steps: int = Field(default=100, ge=1)
+    """Skipped prefills after which the threshold is forgotten (listing 1, RESETSTEPS)."""
+
+    def start(self, server: ServerView) -> _Memory:
+        """Return the prior and no threshold."""
+        return _Memory(server, AlphaWindow(self.window, self.prior))
+
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
+        """Return the proposed length: fixed for lookup methods, else that of highest goodput."""
+        server = memory.server
+        if not server.drafts_by_model:
+            return server.max_draft_len
+        load = batch.decode_load()
+        if not load.num_requests:
+            return 0
+        k = best_common_len(server, load, memory.alphas.alpha, batch.free_slots)
+        if k == 0:
+            memory.disable_size = batch.size
+        return k
+
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> list[int]:
+        """Return the verification length: all of a model's draft, or as goodput says."""
+        server, draft_lens = memory.server, drafts.draft_lens
+        if server.drafts_by_model:
+            return draft_lens
+        # Only sequences with a match have anything to verify; the rest is there in any case.
+        best_k, best_rate, alpha = 0, 0.0, memory.alphas.alpha
+        tokens = batch.load.batched_tokens - sum(draft_lens)
+        expected = float(batch.size)
+        gain = 1.0
+        for k in range(max(draft_lens) + 1):
+            if k:
+                longer = sum(draft_len >= k for draft_len in draft_lens)
+                gain *= alpha
+                tokens += longer
+                expected += longer * gain
+            rate = expected / server.step_time(batch.load._replace(batched_tokens=tokens), k)
+            if rate > best_rate:
+                best_k, best_rate = k, rate
+        return [min(best_k, draft_len) for draft_len in draft_lens]
+
+    def skips_draft_prefill(self, batch: BatchView, memory: _Memory) -> bool:
+        """Return whether the batch is too large for speculation to be worth preparing."""
+        if batch.size <= memory.disable_size:
+            return False
+        memory.num_skips += 1
+        if memory.num_skips % self.reset_steps == 0:
+            memory.disable_size = inf
+        return True
+
+    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
+        """Move the average."""
+        memory.alphas.add(outcome)
+
+    def alpha_estimate(self, memory: _Memory) -> float:
+        """Return the moving average."""
+        return memory.alphas.alpha

@@ -1,0 +1,94 @@
+"""The draft length that recent acceptance and recent step times make best."""
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from specsim.policies._estimate import AlphaPerRequest
+from specsim.policies.base import Policy, ServerView
+from specsim.step import BatchView, StepOutcome
+
+__all__ = ["WindowOpt"]
+
+
+@dataclass(slots=True)
+class _Memory:
+    max_draft_len: int
+    alphas: AlphaPerRequest
+    draft_pass_time: float = 0.0
+    """a: seconds per drafted token, last seen."""
+    verify_time: float = 0.0
+    """b: seconds per step without drafting, last seen."""
+    last_drafted: int = 0
+
+
+@final
+class WindowOpt(Policy):
+    """Per request, the k that maximises l(alpha, k) / (k a + b), all three observed online.
+
+    alpha: maximum likelihood over the request's last drafts, accepted / (accepted + drafts with a
+    rejection), capped at `alpha_max`; a and b: the most recent drafting time per token and
+    verification time. "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding",
+    section 4.1, eq. 1 and 2. There is no profile and no term for the batch: b is what the last
+    step happened to take.
+    """
+
+    kind: Literal["window_opt"] = "window_opt"
+    window: int = Field(default=16, ge=1)
+    """h, drafts of a request over which its past fades."""
+    alpha_max: float = Field(default=0.98, gt=0, lt=1)
+    prior: float = Field(default=0.7, ge=0, le=1)
+    """alpha before anything has been seen."""
+
+    def start(self, server: ServerView) -> _Memory:
+        """Return the prior, and no time seen."""
+        return _Memory(server.max_draft_len, AlphaPerRequest(self.window, self.prior, 1.0))
+
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | list[int]:
+        """Return the best length of each request; the longest until times have been seen."""
+        if memory.draft_pass_time == 0.0 or memory.verify_time == 0.0:
+            memory.last_drafted = memory.max_draft_len
+            return memory.max_draft_len
+        alphas = np.minimum(memory.alphas.alphas(batch.requests), self.alpha_max)
+        lens = best_lens(alphas, memory.max_draft_len, memory.draft_pass_time, memory.verify_time)
+        memory.last_drafted = int(lens.max(initial=0))
+        chosen: list[int] = lens.tolist()
+        return chosen
+
+    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
+        """Learn alpha from the drafts, a and b from the clock."""
+        memory.alphas.add(outcome)
+        memory.verify_time = outcome.target_time + outcome.overhead_time
+        longest = max(outcome.draft_lens, default=0)
+        if longest:
+            memory.draft_pass_time = outcome.draft_time / longest
+
+    def alpha_estimate(self, memory: _Memory) -> float:
+        """Return the rate of all requests together."""
+        return memory.alphas.alpha
+
+
+def best_lens(
+    alphas: NDArray[np.float64], longest: int, pass_time: float, verify_time: float
+) -> NDArray[np.intp]:
+    """Return the k that maximises (1 - alpha^(k + 1)) / ((1 - alpha) (k a + b)) for each alpha.
+
+    Parameters
+    ----------
+    alphas : ndarray of float, shape (n,)
+    longest : int, tokens
+    pass_time, verify_time : float, seconds
+        a and b.
+
+    Returns
+    -------
+    ndarray of int, shape (n,)
+    """
+    powers = alphas[:, np.newaxis] ** np.arange(1, longest + 2)
+    emitted = (1.0 - powers) / (1.0 - alphas[:, np.newaxis])
+    rates = emitted / (np.arange(longest + 1) * pass_time + verify_time)
+    best: NDArray[np.intp] = rates.argmax(axis=1)
+    return best
