@@ -9,8 +9,10 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 from rich.table import Table
 
-from specsim.compare import Comparison, PolicyResult, SpeedUp
+from specsim.compare import Comparison, PolicyResult
 from specsim.families import Family
+from specsim.paired import SpeedUp
+from specsim.scoreboard import scoreboard
 from specsim.settings import Settings
 from specsim.summary import Summary
 from specsim.workload.describe import TraceDescription
@@ -26,7 +28,7 @@ __all__ = [
 
 _LATENCIES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E latency", "e2el"))
 _STATISTICS = ("mean", "p50", "p90", "p99")
-_MAX_COLUMNS = 5
+_MAX_COLUMNS = 4
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:
@@ -80,7 +82,7 @@ def run_table(summary: Summary, title: str) -> Table:
 
 
 def comparison_table(comparison: Comparison, title: str) -> Table:
-    """Return the table of a comparison: policies as columns while few, as rows when many.
+    """Return the table of a comparison: policies as columns while few, ranked when many.
 
     Parameters
     ----------
@@ -94,7 +96,7 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
     count = comparison.num_replications
     title = f"{title} ({count} replication{'s' if count > 1 else ''})"
     if len(comparison.results) > _MAX_COLUMNS:
-        return _policies_as_rows(comparison.results, title)
+        return scoreboard(comparison, title)
     return _policies_as_columns(comparison.results, title)
 
 
@@ -110,8 +112,8 @@ def _policies_as_columns(results: list[PolicyResult], title: str) -> Table:
         ("output tokens/s", "output_throughput", "{:,.0f}"),
     ):
         table.add_row(name, *(form.format(result.mean(field)) for result in results))
-    table.add_row("tokens per step", *(f"{_own(r, 'tokens_per_step'):.3f}" for r in results))
-    table.add_row("preemptions", *(f"{_own(r, 'num_preemptions'):,.0f}" for r in results))
+    table.add_row("tokens per step", *(f"{r.mean('tokens_per_step'):.3f}" for r in results))
+    table.add_row("preemptions", *(f"{r.mean('num_preemptions'):,.0f}" for r in results))
     table.add_row("draft acceptance", *map(_acceptance, results))
     table.add_section()
     table.add_row("speed-up", *(f"{result.speed_up.mean:.3f}" for result in results))
@@ -121,41 +123,6 @@ def _policies_as_columns(results: list[PolicyResult], title: str) -> Table:
         marks = ("UNSTABLE" if result.is_unstable else "" for result in results)
         table.add_row("queue still growing", *marks)
     return table
-
-
-def _policies_as_rows(results: list[PolicyResult], title: str) -> Table:
-    table = _table(
-        title,
-        [
-            "policy",
-            "speed-up",
-            "95 % interval",
-            "E2E mean, ms",
-            "TTFT p99, ms",
-            "TPOT mean, ms",
-            "tokens/s",
-            "acceptance",
-            "",
-        ],
-    )
-    for result in sorted(results, key=lambda result: -result.speed_up.mean):
-        table.add_row(
-            escape(result.label),
-            f"{result.speed_up.mean:.3f}",
-            _interval(result.speed_up),
-            f"{result.mean('mean_e2el_ms'):,.1f}",
-            f"{result.mean('p99_ttft_ms'):,.1f}",
-            f"{result.mean('mean_tpot_ms'):,.2f}",
-            f"{result.mean('output_throughput'):,.0f}",
-            _acceptance(result),
-            "UNSTABLE" if result.is_unstable else "",
-        )
-    return table
-
-
-def _own(result: PolicyResult, field: str) -> float:
-    values = [summary["specsim"][field] for summary in result.summaries]
-    return float(sum(values) / len(values))
 
 
 def _acceptance(result: PolicyResult) -> str:

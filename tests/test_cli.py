@@ -92,12 +92,19 @@ def test_policies_may_stand_before_the_experiment(
 
 
 def test_many_policies_become_rows_in_order_of_speed(
-    cli: Run, experiment: Callable[..., Path]
+    cli: Run, experiment: Callable[..., Path], tmp_path: Path
 ) -> None:
     policies = ["static:k=1", "static:k=2", "static:k=3", "oracle", "schedule:ranges=[[1,4,3]]"]
-    code, out, _ = cli("compare", experiment(), "--policies", *policies, "--replications", 1)
+    args = ("--policies", *policies, "--replications", 2, "--workers", 1, "--out", "cmp")
+    code, out, _ = cli("compare", experiment(), *args)
     assert code == 0
-    assert out.index("oracle") < out.index("off")
+    data = json.loads((tmp_path / "cmp" / "comparison.json").read_text())
+    ranked = sorted(data, key=lambda label: data[label]["rank"])
+    places = [out.index(f"  {label} ") for label in ranked]
+    assert places == sorted(places)
+    assert "regret against" in out
+    assert data[ranked[0]]["tied_with_rank_above"] is None
+    assert data["off"]["regret_oracle"]["reference"] == "oracle"
 
 
 def overload() -> dict[str, Any]:
