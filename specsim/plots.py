@@ -150,7 +150,7 @@ def plot_timelines(timelines: dict[str, Timeline], path: Path, suffix: str) -> N
             axis.legend(fontsize="small")
     for axis in axes[0]:  # the axes below share its limits
         axis.set_ylim(bottom=0)
-    axes[0, 2].set_ylim(0, 1)
+    axes[0, 2].set_ylim(0, 1.05)
     for axis, title in zip(axes[0], _TIMELINE_PANELS, strict=True):
         axis.set_title(title)
     for axis in axes[-1]:
@@ -158,17 +158,18 @@ def plot_timelines(timelines: dict[str, Timeline], path: Path, suffix: str) -> N
     _save(figure, path, suffix)
 
 
-def plot_breakdown(breakdown: Breakdown, path: Path, title: str) -> None:
+def plot_breakdown(breakdown: Breakdown, path: Path, suffix: str, title: str) -> None:
     """Draw where time went, by batch size, and where memory went.
 
     Parameters
     ----------
     breakdown : Breakdown
     path : Path
-        ``.png``, ``.svg`` or ``.pdf``.
+        Written as it is, like that of `plot_timelines`.
+    suffix : str
+        From `plot_format`.
     title : str
     """
-    suffix = plot_format(path)
     figure, axes = plt.subplots(1, 2, figsize=(13, 4), constrained_layout=True)
     figure.suptitle(title)
     rows = [breakdown.time.overall, *breakdown.time.rows]
@@ -178,8 +179,7 @@ def plot_breakdown(breakdown: Breakdown, path: Path, title: str) -> None:
     axes[0].set_ylabel("share of the time")
     _stack(axes[1], ["one GPU", "KV cache in use"], _memory_stack(breakdown))
     axes[1].set_ylabel("memory, GiB")
-    with new_file(path) as temporary:
-        _save(figure, temporary, suffix)
+    _save(figure, path, suffix)
 
 
 def _memory_stack(breakdown: Breakdown) -> dict[str, list[float]]:
@@ -200,9 +200,9 @@ def _memory_stack(breakdown: Breakdown) -> dict[str, list[float]]:
 
 
 def _stack(axis: Axes, names: list[str], parts: dict[str, list[float]]) -> None:
-    bottom, colours = np.zeros(len(names)), iter(plt.get_cmap("tab20").colors)
+    bottom = np.zeros(len(names))
     for label, heights in parts.items():
-        axis.bar(names, heights, bottom=bottom, label=label, color=next(colours))
+        axis.bar(names, heights, bottom=bottom, label=label)
         bottom += heights
     axis.legend(fontsize="small", bbox_to_anchor=(1, 1), loc="upper left", reverse=True)
 

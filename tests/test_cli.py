@@ -10,30 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from conftest import ROOT, tiny_config
+from conftest import ROOT, Run, tiny_config
 
-from specsim.__main__ import main
 from specsim.engine.scheduler import Scheduler
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in an empty folder; return exit code, output and error output."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["specsim", *map(str, args)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        output = capsys.readouterr()
-        return code, output.out, output.err
-
-    return run
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -86,15 +87,18 @@ def breakdown(
     from specsim.breakdown import break_down
     from specsim.render import breakdown_tables
 
+    if out is not None:
+        from specsim.plots import plot_breakdown, plot_format
+
+        suffix = plot_format(out)
     with spinner("reading the results"):
         found = break_down(results)
-    if as_json is not None:
-        with new_file(as_json) as temporary:
-            temporary.write_text(json.dumps(found.to_dict(), indent=1) + "\n")
-    if out is not None:
-        from specsim.plots import plot_breakdown
-
-        with spinner("drawing"):
-            plot_breakdown(found, out, str(results))
+    with spinner("writing"), ExitStack() as files:
+        if as_json is not None:
+            text = json.dumps(found.to_dict(), indent=1) + "\n"
+            files.enter_context(new_file(as_json)).write_text(text)
+        if out is not None:
+            picture = files.enter_context(new_file(out))
+            plot_breakdown(found, picture, suffix, str(results))
     show(*breakdown_tables(found, str(results)))
     warn(found.warnings)
