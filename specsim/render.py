@@ -15,7 +15,7 @@ from specsim.families import Family
 from specsim.hardware import GIB
 from specsim.paired import SpeedUp
 from specsim.results.time_use import PARTS
-from specsim.scoreboard import scoreboard
+from specsim.scoreboard import Scoreboard
 from specsim.settings import Settings
 from specsim.summary import Summary
 from specsim.workload.describe import TraceDescription
@@ -85,7 +85,7 @@ def run_table(summary: Summary, title: str) -> Table:
     return table
 
 
-def comparison_table(comparison: Comparison, title: str) -> Table:
+def comparison_table(comparison: Comparison, title: str) -> Table | Scoreboard:
     """Return the table of a comparison: policies as columns while few, ranked when many.
 
     Parameters
@@ -95,12 +95,12 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
 
     Returns
     -------
-    rich.table.Table
+    rich.table.Table or Scoreboard
     """
     count = comparison.num_replications
     title = f"{title} ({count} replication{'s' if count > 1 else ''})"
     if len(comparison.results) > _MAX_COLUMNS:
-        return scoreboard(comparison, title)
+        return Scoreboard(comparison, title)
     return _policies_as_columns(comparison.results, title)
 
 

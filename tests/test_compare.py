@@ -14,6 +14,7 @@ from specsim.experiment import Experiment
 from specsim.paired import regret, speed_up
 from specsim.policies import Policy
 from specsim.render import comparison_table
+from specsim.scoreboard import Scoreboard
 
 STATISTICS, KINDS = ("mean", "p50", "p90", "p99"), ("ttft", "tpot", "itl", "e2el")
 
@@ -99,8 +100,8 @@ FOUR = {
 }  # fmt: skip
 
 
-def text_of(table: Table) -> str:
-    console = Console(width=200, file=StringIO(), record=True)
+def text_of(table: Table | Scoreboard, width: int = 200) -> str:
+    console = Console(width=width, file=StringIO(), record=True)
     console.print(table)
     return console.export_text()
 
@@ -117,6 +118,14 @@ def test_five_policies_become_a_scoreboard() -> None:
     assert rows["2"][:2] == ["static:k=3", "UNSTABLE"]
     assert rows["4"][:2] == ["=", "static:k=2"]
     assert sum("UNSTABLE" in words for words in lines) == 1
+
+
+@pytest.mark.parametrize(("width", "num_tables"), [(160, 1), (100, 2)])
+def test_a_scoreboard_too_wide_for_the_terminal_becomes_two(width: int, num_tables: int) -> None:
+    shown = comparison({**FOUR, "static:k=3": [4.0, 4.1]})
+    text = text_of(comparison_table(shown, "many"), width)
+    assert text.count("static:k=1 ") == num_tables
+    assert "…" not in text
 
 
 def test_the_baseline_is_always_there(tiny: Callable[..., Experiment]) -> None:
