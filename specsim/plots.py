@@ -144,6 +144,8 @@ def plot_timelines(timelines: dict[str, Timeline], path: Path, suffix: str) -> N
             if series.name != "alpha_estimate" or timeline.knows_alpha:
                 row[series.axis].plot(times, timeline[series.name], label=series.label, lw=1)
         row[0].set_ylabel(fill(label, _LABEL_WIDTH))
+        for axis in row:
+            axis.update_datalim([(times[0], 0.0)])  # so that a level line has room above it too
     for axis in axes.flat:
         axis.grid(alpha=0.3)
         if len(axis.lines) > 1:
