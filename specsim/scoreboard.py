@@ -21,7 +21,6 @@ _MARK = ""  # the column that says UNSTABLE has no title
 _MAX_LABEL = 32
 _UNLIMITED = 10_000
 
-
 Cell = Callable[[Standing], str]
 
 
