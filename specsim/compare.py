@@ -10,40 +10,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
-
-import numpy as np
-from scipy.special import stdtrit
 
 from specsim.errors import ConfigError
 from specsim.experiment import Experiment
+from specsim.paired import Regret, SpeedUp, regret, speed_up
 from specsim.policies import POLICIES, Policy
 from specsim.policies.off import Off
 from specsim.settings import validated
 from specsim.simulate import simulate
 from specsim.summary import Summary
 
-__all__ = [
-    "Comparison",
-    "PolicyResult",
-    "SpeedUp",
-    "compare",
-    "folder_name",
-    "parse_policies",
-    "speed_up",
-]
-
-
-@dataclass(frozen=True)
-class SpeedUp:
-    """How many times faster than the baseline, with a paired 95 % confidence interval."""
-
-    mean: float
-    """Geometric mean over the replications."""
-    low: float | None
-    """None with a single replication, which says nothing about spread."""
-    high: float | None
+__all__ = ["Comparison", "PolicyResult", "Standing", "compare", "folder_name", "parse_policies"]
 
 
 @dataclass(frozen=True)
@@ -58,9 +37,25 @@ class PolicyResult:
     """Of the mean end-to-end latency over no speculation."""
 
     def mean(self, field: str) -> float:
-        """Return the mean of a field of the summaries; nan where a summary lacks it."""
-        values = [summary.get(field) for summary in self.summaries]
+        """Return the mean of a field of the summaries, or of their block ``specsim``.
+
+        Parameters
+        ----------
+        field : str
+            Such as ``mean_e2el_ms`` or ``tokens_per_step``.
+
+        Returns
+        -------
+        float
+            nan where a summary lacks the field.
+        """
+        values = [{**s["specsim"], **s}.get(field) for s in self.summaries]
         return fmean(float("nan") if value is None else value for value in values)
+
+    @property
+    def latencies(self) -> list[float]:
+        """Mean end-to-end latency of each replication, milliseconds."""
+        return [summary["mean_e2el_ms"] for summary in self.summaries]
 
     @property
     def is_unstable(self) -> bool:
@@ -74,18 +69,77 @@ class PolicyResult:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """The place of one policy among all."""
+
+    rank: int
+    """From 1, the highest speed-up."""
+    result: PolicyResult
+    is_tied: bool | None
+    """Whether the paired 95 % interval of the difference to the rank above includes 0; None for
+    the first, and with a single replication."""
+    regret_oracle: Regret | None
+    """Against the policy ``oracle``, the faster if there are several; None if there is none."""
+    regret_best_static: Regret | None
+    """Against the fastest ``static`` policy, chosen with hindsight; None if there is none."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the standing as plain values, with all summaries."""
+        return {
+            "rank": self.rank,
+            "tied_with_rank_above": self.is_tied,
+            "unstable": self.result.is_unstable,
+            "speed_up": asdict(self.result.speed_up),
+            "regret_oracle": self.regret_oracle and asdict(self.regret_oracle),
+            "regret_best_static": self.regret_best_static and asdict(self.regret_best_static),
+            "summaries": self.result.summaries,
+        }
+
+
+@dataclass(frozen=True)
 class Comparison:
     """All policies, the baseline first."""
 
     results: list[PolicyResult]
     num_replications: int
 
+    @property
+    def standings(self) -> list[Standing]:
+        """All policies by falling speed-up; those of equal speed-up in the order given."""
+        ranked = sorted(self.results, key=lambda result: -result.speed_up.mean)
+        oracle, best_static = _first_of("oracle", ranked), _first_of("static", ranked)
+        return [
+            Standing(
+                rank=rank,
+                result=result,
+                is_tied=_is_tied(above, result) if above is not None else None,
+                regret_oracle=_regret(oracle, result),
+                regret_best_static=_regret(best_static, result),
+            )
+            for rank, (above, result) in enumerate(zip([None, *ranked], ranked, strict=False), 1)
+        ]
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain values: per policy its speed-up and all summaries."""
-        return {
-            result.label: {"speed_up": asdict(result.speed_up), "summaries": result.summaries}
-            for result in self.results
-        }
+        """Return the comparison as plain values: per policy its standing and all summaries."""
+        standings = {standing.result.label: standing for standing in self.standings}
+        return {result.label: standings[result.label].to_dict() for result in self.results}
+
+
+def _first_of(kind: str, ranked: list[PolicyResult]) -> PolicyResult | None:
+    return next((result for result in ranked if result.policy.kind == kind), None)
+
+
+def _regret(reference: PolicyResult | None, result: PolicyResult) -> Regret | None:
+    if reference is None:
+        return None
+    return regret(reference.latencies, result.latencies, reference.label)
+
+
+def _is_tied(above: PolicyResult, result: PolicyResult) -> bool | None:
+    ratio = speed_up(above.latencies, result.latencies)
+    if ratio.low is None or ratio.high is None:
+        return None
+    return ratio.low <= 1.0 <= ratio.high
 
 
 def parse_policies(texts: list[str]) -> dict[str, Policy]:
@@ -205,25 +259,3 @@ def _run_one(task: Task) -> dict[str, Any]:
     if folder is not None:
         summary.save(folder)
     return summary.data
-
-
-def speed_up(baseline: list[float], candidate: list[float]) -> SpeedUp:
-    """Return the paired speed-up of latencies over those of a baseline.
-
-    Parameters
-    ----------
-    baseline, candidate : list of float
-        Mean latency of each replication, in the same order.
-
-    Returns
-    -------
-    SpeedUp
-        Geometric mean of the ratios, and its 95 % interval by Student's t on their logarithms.
-    """
-    pairs = zip(baseline, candidate, strict=True)
-    logs = [float(np.log(before / after)) for before, after in pairs]
-    mean = fmean(logs)
-    if len(logs) < 2:
-        return SpeedUp(float(np.exp(mean)), None, None)
-    half_width = float(stdtrit(len(logs) - 1, 0.975)) * stdev(logs) / len(logs) ** 0.5
-    return SpeedUp(*(float(np.exp(mean + shift)) for shift in (0.0, -half_width, half_width)))

@@ -10,7 +10,7 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.scheduler import Scheduler
 from specsim.errors import ProfileError
 from specsim.experiment import Experiment
-from specsim.hardware import GIB, GpuSpec, ModelShape, load_gpu, load_model, num_kv_blocks
+from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.policies import Policy
 from specsim.profile import DraftCost, Profile, StepCosts, load_profile
 from specsim.proposers import Proposer
@@ -31,6 +31,8 @@ class Deployment:
     max_draft_len: int
     is_async: bool
     costs: StepCosts
+    memory: MemoryPlan
+    """Of each GPU."""
 
     @classmethod
     def of(cls, experiment: Experiment) -> "Deployment":
@@ -59,14 +61,16 @@ class Deployment:
         max_draft_len = experiment.max_draft_len
         proposer = experiment.engine.speculative_config if max_draft_len else None
         draft = _draft_cost(profile, proposer) if proposer else None
+        memory = _memory_plan(experiment.engine, profile, model, gpu, draft)
         return cls(
-            engine=_resolved(experiment.engine, profile, model, gpu, draft),
+            engine=_resolved(experiment.engine, profile, model, gpu, memory),
             profile=profile,
             policy=experiment.effective_policy,
             proposer=proposer,
             max_draft_len=max_draft_len,
             is_async=experiment.is_async,
             costs=StepCosts(profile.target, draft, profile.overhead),
+            memory=memory,
         )
 
     def make_scheduler(self) -> Scheduler:
@@ -105,12 +109,32 @@ def _draft_cost(profile: Profile, proposer: Proposer) -> DraftCost:
     return cost
 
 
-def _resolved(
+def _memory_plan(
     engine: EngineConfig,
     profile: Profile,
     model: ModelShape,
     gpu: GpuSpec,
     draft: DraftCost | None,
+) -> MemoryPlan:
+    size = profile.tensor_parallel_size
+    draft_gib, draft_kv = (draft.weights_gib, draft.kv_bytes_per_token) if draft else (0, 0)
+    return MemoryPlan(
+        total_bytes=gpu.memory_gib * GIB,
+        usable_bytes=gpu.memory_gib * GIB * engine.gpu_memory_utilization,
+        weight_bytes=model.weight_bytes / size,
+        draft_weight_bytes=draft_gib * GIB,
+        reserved_bytes=profile.reserved_gib * GIB,
+        block_bytes=engine.block_size * model.kv_bytes_per_token / size,
+        draft_block_bytes=engine.block_size * draft_kv,
+    )
+
+
+def _resolved(
+    engine: EngineConfig,
+    profile: Profile,
+    model: ModelShape,
+    gpu: GpuSpec,
+    memory: MemoryPlan,
 ) -> EngineConfig:
     max_model_len = engine.max_model_len or model.max_position_embeddings
     if engine.scheduler == "prefill_first":  # defaults of vLLM 0.6
@@ -119,14 +143,7 @@ def _resolved(
         batched_tokens, seqs = _default_batch(gpu)
     blocks = engine.num_gpu_blocks
     if blocks is None:
-        size = profile.tensor_parallel_size
-        draft_gib, draft_kv = (draft.weights_gib, draft.kv_bytes_per_token) if draft else (0, 0)
-        blocks = num_kv_blocks(
-            memory_bytes=gpu.memory_gib * GIB * engine.gpu_memory_utilization,
-            taken_bytes=model.weight_bytes / size + (draft_gib + profile.reserved_gib) * GIB,
-            block_size=engine.block_size,
-            kv_bytes_per_token=model.kv_bytes_per_token / size + draft_kv,
-        )
+        blocks = memory.num_blocks()
     return engine.resolved(
         model=model.name,
         tensor_parallel_size=profile.tensor_parallel_size,

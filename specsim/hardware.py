@@ -5,6 +5,7 @@ Source of the rule: vLLM 0.32.0 ``v1/worker/gpu_worker.py determine_available_me
 profiling run is divided into blocks.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -13,7 +14,15 @@ from specsim.errors import CapacityError, ProfileError
 from specsim.resources import find_resource, resource_names
 from specsim.settings import Settings, load_mapping, nearest, validated
 
-__all__ = ["GIB", "GpuSpec", "ModelShape", "num_kv_blocks"]
+__all__ = [
+    "GIB",
+    "GpuSpec",
+    "MemoryPlan",
+    "ModelShape",
+    "load_gpu",
+    "load_model",
+    "num_kv_blocks",
+]
 
 GIB = 1 << 30
 _BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -66,6 +75,40 @@ class ModelShape(Settings):
         return 2 * self.num_hidden_layers * width
 
 
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What the memory of one GPU is for, bytes."""
+
+    total_bytes: float
+    """Total memory of the GPU."""
+    usable_bytes: float
+    """What vLLM may use of it: times gpu_memory_utilization."""
+    weight_bytes: float
+    """Weights of the target."""
+    draft_weight_bytes: float
+    """Weights of the drafter."""
+    reserved_bytes: float
+    """Activations, CUDA graphs, context."""
+    block_bytes: float
+    """One KV block of the target."""
+    draft_block_bytes: float
+    """The drafter's share of one KV block."""
+
+    def num_blocks(self) -> int:
+        """Return how many KV blocks fit, vLLM's null block included.
+
+        Raises
+        ------
+        CapacityError
+            Not even two blocks fit.
+        """
+        return num_kv_blocks(
+            memory_bytes=self.usable_bytes,
+            taken_bytes=self.weight_bytes + self.draft_weight_bytes + self.reserved_bytes,
+            block_bytes=self.block_bytes + self.draft_block_bytes,
+        )
+
+
 def load_gpu(name: str) -> GpuSpec:
     """Return the specification of a GPU.
 
@@ -114,9 +157,7 @@ def load_model(name: str) -> ModelShape:
         return ModelShape.model_validate(load_mapping(path, ProfileError))
 
 
-def num_kv_blocks(
-    *, memory_bytes: float, taken_bytes: float, block_size: int, kv_bytes_per_token: float
-) -> int:
+def num_kv_blocks(*, memory_bytes: float, taken_bytes: float, block_bytes: float) -> int:
     """Return how many KV blocks fit into one GPU, vLLM's null block included.
 
     Parameters
@@ -125,9 +166,8 @@ def num_kv_blocks(
         What vLLM may use of the GPU: total memory times gpu_memory_utilization.
     taken_bytes : float
         Weights of target and draft, activations, CUDA graphs.
-    block_size : int, tokens
-    kv_bytes_per_token : float
-        Of target and draft together.
+    block_bytes : float
+        One KV block, of target and draft together.
 
     Returns
     -------
@@ -139,7 +179,7 @@ def num_kv_blocks(
         Not even two blocks fit.
     """
     left = memory_bytes - taken_bytes
-    blocks = int(left // (block_size * kv_bytes_per_token))
+    blocks = int(left // block_bytes)
     if blocks < 2:
         raise CapacityError(
             f"weights and activations take {taken_bytes / GIB:.1f} GiB of the usable "

@@ -9,13 +9,19 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 from rich.table import Table
 
-from specsim.compare import Comparison, PolicyResult, SpeedUp
+from specsim.breakdown import Breakdown
+from specsim.compare import Comparison, PolicyResult
 from specsim.families import Family
+from specsim.hardware import GIB
+from specsim.paired import SpeedUp
+from specsim.results.time_use import PARTS
+from specsim.scoreboard import Scoreboard
 from specsim.settings import Settings
 from specsim.summary import Summary
 from specsim.workload.describe import TraceDescription
 
 __all__ = [
+    "breakdown_tables",
     "comparison_table",
     "description_json",
     "family_table",
@@ -26,7 +32,7 @@ __all__ = [
 
 _LATENCIES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E latency", "e2el"))
 _STATISTICS = ("mean", "p50", "p90", "p99")
-_MAX_COLUMNS = 5
+_MAX_COLUMNS = 4
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:
@@ -79,8 +85,8 @@ def run_table(summary: Summary, title: str) -> Table:
     return table
 
 
-def comparison_table(comparison: Comparison, title: str) -> Table:
-    """Return the table of a comparison: policies as columns while few, as rows when many.
+def comparison_table(comparison: Comparison, title: str) -> Table | Scoreboard:
+    """Return the table of a comparison: policies as columns while few, ranked when many.
 
     Parameters
     ----------
@@ -89,12 +95,12 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
 
     Returns
     -------
-    rich.table.Table
+    rich.table.Table or Scoreboard
     """
     count = comparison.num_replications
     title = f"{title} ({count} replication{'s' if count > 1 else ''})"
     if len(comparison.results) > _MAX_COLUMNS:
-        return _policies_as_rows(comparison.results, title)
+        return Scoreboard(comparison, title)
     return _policies_as_columns(comparison.results, title)
 
 
@@ -110,8 +116,8 @@ def _policies_as_columns(results: list[PolicyResult], title: str) -> Table:
         ("output tokens/s", "output_throughput", "{:,.0f}"),
     ):
         table.add_row(name, *(form.format(result.mean(field)) for result in results))
-    table.add_row("tokens per step", *(f"{_own(r, 'tokens_per_step'):.3f}" for r in results))
-    table.add_row("preemptions", *(f"{_own(r, 'num_preemptions'):,.0f}" for r in results))
+    table.add_row("tokens per step", *(f"{r.mean('tokens_per_step'):.3f}" for r in results))
+    table.add_row("preemptions", *(f"{r.mean('num_preemptions'):,.0f}" for r in results))
     table.add_row("draft acceptance", *map(_acceptance, results))
     table.add_section()
     table.add_row("speed-up", *(f"{result.speed_up.mean:.3f}" for result in results))
@@ -121,41 +127,6 @@ def _policies_as_columns(results: list[PolicyResult], title: str) -> Table:
         marks = ("UNSTABLE" if result.is_unstable else "" for result in results)
         table.add_row("queue still growing", *marks)
     return table
-
-
-def _policies_as_rows(results: list[PolicyResult], title: str) -> Table:
-    table = _table(
-        title,
-        [
-            "policy",
-            "speed-up",
-            "95 % interval",
-            "E2E mean, ms",
-            "TTFT p99, ms",
-            "TPOT mean, ms",
-            "tokens/s",
-            "acceptance",
-            "",
-        ],
-    )
-    for result in sorted(results, key=lambda result: -result.speed_up.mean):
-        table.add_row(
-            escape(result.label),
-            f"{result.speed_up.mean:.3f}",
-            _interval(result.speed_up),
-            f"{result.mean('mean_e2el_ms'):,.1f}",
-            f"{result.mean('p99_ttft_ms'):,.1f}",
-            f"{result.mean('mean_tpot_ms'):,.2f}",
-            f"{result.mean('output_throughput'):,.0f}",
-            _acceptance(result),
-            "UNSTABLE" if result.is_unstable else "",
-        )
-    return table
-
-
-def _own(result: PolicyResult, field: str) -> float:
-    values = [summary["specsim"][field] for summary in result.summaries]
-    return float(sum(values) / len(values))
 
 
 def _acceptance(result: PolicyResult) -> str:
@@ -168,6 +139,71 @@ def _interval(value: SpeedUp) -> str:
     if value.low is None or value.high is None:
         return "-"
     return f"{value.low:.3f} - {value.high:.3f}"
+
+
+def breakdown_tables(breakdown: Breakdown, title: str) -> list[Table]:
+    """Return the tables of ``specsim breakdown``: time, memory, and use of the KV cache.
+
+    Parameters
+    ----------
+    breakdown : Breakdown
+    title : str
+
+    Returns
+    -------
+    list of rich.table.Table
+    """
+    time, names = breakdown.time, ["batch size", "steps", "of the time", *PARTS]
+    times = _table(f"{title}: time of all replicas", names)
+    for label, row in [*((row.label, row) for row in time.rows), ("all", time.overall)]:
+        if row is time.overall:
+            times.add_section()
+        shares = (f"{100 * share:.1f} %" for share in (row.share, *row.parts.values()))
+        times.add_row(label, f"{row.num_steps:,}", *shares)
+    if time.hidden_overhead_share > 0:
+        times.caption = f"and {100 * time.hidden_overhead_share:.1f} % overhead hidden by the GPU"
+    return [times, _memory_table(breakdown), _kv_table(breakdown)]
+
+
+def _memory_table(breakdown: Breakdown) -> Table:
+    parts, memory = breakdown.memory_parts, breakdown.memory
+    limit = memory.usable_bytes / memory.total_bytes
+    table = _table("memory of one GPU", ["", "GiB", "of the GPU"])
+    for name, label in (
+        ("target_weights", "weights of the target"),
+        ("draft_weights", "weights of the drafter"),
+        ("reserved", "activations, CUDA graphs"),
+        ("target_kv", "KV blocks of the target"),
+        ("draft_kv", "KV blocks of the drafter"),
+        ("unused", "left over"),
+    ):
+        table.add_row(label, *_gib(parts[name], memory.total_bytes))
+    table.add_section()
+    label = f"gpu_memory_utilization {limit:.2f}"
+    table.add_row(label, *_gib(memory.usable_bytes, memory.total_bytes))
+    table.add_row("the GPU", *_gib(memory.total_bytes, memory.total_bytes))
+    return table
+
+
+def _kv_table(breakdown: Breakdown) -> Table:
+    kv, memory = breakdown.kv, breakdown.memory
+    block_bytes = memory.block_bytes + memory.draft_block_bytes
+    table = _table("KV cache of one replica", ["", "blocks", "GiB per GPU", "of the cache"])
+    for label, blocks in (
+        ("used, mean over time", kv.mean_used),
+        ("used, peak", kv.peak_used),
+        ("free, mean over time", kv.num_usable - kv.mean_used),
+        ("free at the peak", kv.num_usable - kv.peak_used),
+        ("look-ahead slots, mean", kv.mean_lookahead),
+        ("look-ahead slots, peak", kv.peak_lookahead),
+    ):
+        sizes = _gib(blocks * block_bytes, kv.num_usable * block_bytes)
+        table.add_row(label, f"{blocks:,.1f}", *sizes)
+    return table
+
+
+def _gib(size: float, whole: float) -> tuple[str, str]:
+    return f"{size / GIB:,.2f}", f"{100 * size / whole:.1f} %"
 
 
 def trace_table(description: TraceDescription, title: str) -> Table:

@@ -1,6 +1,7 @@
 """What all tests share: a tiny experiment, and the real data where they are at hand."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import pytest
 import yaml
 from numpy.typing import NDArray
 
+from specsim.__main__ import main
 from specsim.experiment import Experiment
 from specsim.policies import ServerView
 from specsim.step import StepLoad
 
 ROOT = Path(__file__).parents[1]
+
+Run = Callable[..., tuple[int, str, str]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -94,3 +98,21 @@ def server_view(
         return np.array([step_time(each, longest) for each in loads])
 
     return ServerView(max_draft_len, step_time, step_times, **others)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in an empty folder; return exit code, output and error output."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["specsim", *map(str, args)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return run

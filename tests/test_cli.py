@@ -10,30 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from conftest import ROOT, tiny_config
+from conftest import ROOT, Run, tiny_config
 
-from specsim.__main__ import main
 from specsim.engine.scheduler import Scheduler
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in an empty folder; return exit code, output and error output."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["specsim", *map(str, args)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        output = capsys.readouterr()
-        return code, output.out, output.err
-
-    return run
 
 
 @pytest.fixture
@@ -92,12 +71,19 @@ def test_policies_may_stand_before_the_experiment(
 
 
 def test_many_policies_become_rows_in_order_of_speed(
-    cli: Run, experiment: Callable[..., Path]
+    cli: Run, experiment: Callable[..., Path], tmp_path: Path
 ) -> None:
     policies = ["static:k=1", "static:k=2", "static:k=3", "oracle", "schedule:ranges=[[1,4,3]]"]
-    code, out, _ = cli("compare", experiment(), "--policies", *policies, "--replications", 1)
+    args = ("--policies", *policies, "--replications", 2, "--workers", 1, "--out", "cmp")
+    code, out, _ = cli("compare", experiment(), *args)
     assert code == 0
-    assert out.index("oracle") < out.index("off")
+    data = json.loads((tmp_path / "cmp" / "comparison.json").read_text())
+    ranked = sorted(data, key=lambda label: data[label]["rank"])
+    places = [out.index(f"  {label} ") for label in ranked]
+    assert places == sorted(places)
+    assert "regret against" in out
+    assert data[ranked[0]]["tied_with_rank_above"] is None
+    assert data["off"]["regret_oracle"]["reference"] == "oracle"
 
 
 def overload() -> dict[str, Any]:

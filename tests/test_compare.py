@@ -1,13 +1,22 @@
 """Comparisons: paired, reproducible, and fair."""
 
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
-from specsim.compare import compare, folder_name, parse_policies, speed_up
+from specsim.compare import Comparison, PolicyResult, compare, folder_name, parse_policies
 from specsim.errors import ConfigError
 from specsim.experiment import Experiment
+from specsim.paired import regret, speed_up
+from specsim.policies import Policy
+from specsim.render import comparison_table
+from specsim.scoreboard import Scoreboard
+
+STATISTICS, KINDS = ("mean", "p50", "p90", "p99"), ("ttft", "tpot", "itl", "e2el")
 
 
 def test_speed_up_is_the_geometric_mean_with_a_paired_interval() -> None:
@@ -20,6 +29,103 @@ def test_speed_up_is_the_geometric_mean_with_a_paired_interval() -> None:
 
 def test_a_single_replication_has_no_interval() -> None:
     assert speed_up([2.0], [1.0]).low is None
+
+
+def test_regret_is_the_geometric_mean_in_percent_with_a_paired_interval() -> None:
+    value = regret([1.0, 2.0], [2.0, 8.0], "oracle")
+    assert value.reference == "oracle"
+    assert value.mean == pytest.approx(100 * (8**0.5 - 1))
+    assert value.high == pytest.approx(100 * (8**0.5 * 2 ** (12.706 / 2) - 1), rel=1e-3)
+    assert value.low == pytest.approx(100 * (8**0.5 / 2 ** (12.706 / 2) - 1), rel=1e-3)
+
+
+def test_regret_is_negative_when_better_and_nothing_against_oneself() -> None:
+    assert regret([4.0], [3.0], "x").mean == pytest.approx(-25.0)
+    itself = regret([4.0, 5.0], [4.0, 5.0], "x")
+    assert (itself.mean, itself.low, itself.high) == (0.0, 0.0, 0.0)
+
+
+def comparison(latencies: dict[str, list[float]], unstable: str = "") -> Comparison:
+    """Return a comparison of policies with these mean latencies per replication."""
+    fields = {f"{statistic}_{kind}_ms": 1.0 for statistic in STATISTICS for kind in KINDS}
+    fields |= {"request_throughput": 1.0, "output_throughput": 5.0}
+
+    def result(label: str, policy: Policy) -> PolicyResult:
+        own = {"unstable": label == unstable, "tokens_per_step": 1.5, "num_preemptions": 0}
+        summaries = [
+            {**fields, "mean_e2el_ms": value, "specsim": own} for value in latencies[label]
+        ]
+        return PolicyResult(label, policy, summaries, speed_up(latencies["off"], latencies[label]))
+
+    policies = parse_policies(list(latencies))
+    return Comparison([result(*item) for item in policies.items()], len(latencies["off"]))
+
+
+def test_standings_rank_by_speed_and_name_their_references() -> None:
+    found = comparison(
+        {"off": [8.0], "static:k=1": [5.0], "static:k=3": [4.0], "oracle": [2.0]}
+    ).standings
+    assert [(s.rank, s.result.label) for s in found] == [
+        (1, "oracle"), (2, "static:k=3"), (3, "static:k=1"), (4, "off"),
+    ]  # fmt: skip
+    assert [s.regret_oracle.mean for s in found if s.regret_oracle] == pytest.approx(
+        [0.0, 100.0, 150.0, 300.0]
+    )
+    best = [s.regret_best_static for s in found if s.regret_best_static]
+    assert {value.reference for value in best} == {"static:k=3"}
+    assert [value.mean for value in best] == pytest.approx([-50.0, 0.0, 25.0, 100.0])
+
+
+def test_without_the_references_there_is_no_regret() -> None:
+    standing = comparison({"off": [8.0]}).standings[0]
+    assert (standing.regret_oracle, standing.regret_best_static) == (None, None)
+
+
+def test_a_tie_is_an_interval_that_holds_no_difference() -> None:
+    latencies = {
+        "off": [8.0, 8.1, 8.2], "static:k=1": [4.0, 4.1, 4.2], "static:k=2": [4.1, 4.0, 4.3],
+    }  # fmt: skip
+    found = comparison(latencies).standings
+    assert [(s.result.label, s.is_tied) for s in found] == [
+        ("static:k=1", None), ("static:k=2", True), ("off", False),
+    ]  # fmt: skip
+
+
+def test_one_replication_cannot_tell_a_tie() -> None:
+    assert {s.is_tied for s in comparison({"off": [8.0], "static": [8.0]}).standings} == {None}
+
+
+FOUR = {
+    "off": [8.0, 8.1], "static:k=1": [5.0, 5.1], "static:k=2": [5.1, 5.0], "oracle": [2.0, 2.1],
+}  # fmt: skip
+
+
+def text_of(table: Table | Scoreboard, width: int = 200) -> str:
+    console = Console(width=width, file=StringIO(), record=True)
+    console.print(table)
+    return console.export_text()
+
+
+def test_four_policies_stay_columns() -> None:
+    assert "ITL p99, ms" in text_of(comparison_table(comparison(FOUR), "few"))
+
+
+def test_five_policies_become_a_scoreboard() -> None:
+    shown = comparison({**FOUR, "static:k=3": [4.0, 4.1]}, unstable="static:k=3")
+    lines = [line.split() for line in text_of(comparison_table(shown, "many")).splitlines()]
+    rows = {words[0]: words[1:] for words in lines if words and words[0].isdigit()}
+    assert rows["1"][0] == "oracle"
+    assert rows["2"][:2] == ["static:k=3", "UNSTABLE"]
+    assert rows["4"][:2] == ["=", "static:k=2"]
+    assert sum("UNSTABLE" in words for words in lines) == 1
+
+
+@pytest.mark.parametrize(("width", "num_tables"), [(160, 1), (100, 2)])
+def test_a_scoreboard_too_wide_for_the_terminal_becomes_two(width: int, num_tables: int) -> None:
+    shown = comparison({**FOUR, "static:k=3": [4.0, 4.1]})
+    text = text_of(comparison_table(shown, "many"), width)
+    assert text.count("static:k=1 ") == num_tables
+    assert "…" not in text
 
 
 def test_the_baseline_is_always_there(tiny: Callable[..., Experiment]) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from specsim.cli.catalogue import list_members, schema
+from specsim.cli.inspection import breakdown, timeline
 from specsim.cli.parity import parity
 from specsim.cli.simulation import ManyPolicies, compare, run
 from specsim.cli.trace import trace_app
@@ -25,6 +26,8 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command(cls=ManyPolicies)(compare)
+app.command()(timeline)
+app.command()(breakdown)
 app.command()(parity)
 app.add_typer(trace_app, name="trace")
 app.command("list")(list_members)

@@ -109,7 +109,8 @@ def compare(
 ) -> None:
     """Run several policies on identical luck and print their speed-up over no speculation.
 
-    All of them meet the same requests, and the same draft tokens survive for all of them. With
+    All of them meet the same requests, and the same draft tokens survive for all of them. More
+    than four are ranked, with their regret against the oracle and against the best static k. With
     --out the folder gets the results of the first replication of each policy, comparison.json
     and plot.png.
     """

@@ -1,0 +1,92 @@
+"""Paired statistics: two policies on the same luck, compared replication by replication.
+
+Ratios of latencies are averaged as logarithms, so that a speed-up of 2 and one of 1/2 cancel, and
+the regret of a policy agrees with the speed-ups that it can be computed from.
+"""
+
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+import numpy as np
+from scipy.special import stdtrit
+
+__all__ = ["Regret", "SpeedUp", "regret", "speed_up"]
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """How many times faster than the baseline, with a paired 95 % confidence interval."""
+
+    mean: float
+    """Geometric mean over the replications."""
+    low: float | None
+    """None with a single replication, which says nothing about spread."""
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Regret:
+    """How much slower than a reference, in percent, with a paired 95 % confidence interval."""
+
+    reference: str
+    """Label of the policy that it is compared with."""
+    mean: float
+    """Geometric mean over the replications; negative if faster than the reference."""
+    low: float | None
+    """None with a single replication."""
+    high: float | None
+
+
+def speed_up(baseline: list[float], candidate: list[float]) -> SpeedUp:
+    """Return the paired speed-up of latencies over those of a baseline.
+
+    Parameters
+    ----------
+    baseline, candidate : list of float
+        Mean latency of each replication, in the same order.
+
+    Returns
+    -------
+    SpeedUp
+        Geometric mean of the ratios, and its 95 % interval by Student's t on their logarithms.
+    """
+    mean, half_width = _log_ratio(baseline, candidate)
+    if half_width is None:
+        return SpeedUp(float(np.exp(mean)), None, None)
+    return SpeedUp(*(float(np.exp(mean + shift)) for shift in (0.0, -half_width, half_width)))
+
+
+def regret(reference: list[float], candidate: list[float], label: str) -> Regret:
+    """Return by how many percent latencies exceed those of a reference, paired.
+
+    Parameters
+    ----------
+    reference, candidate : list of float
+        Mean latency of each replication, in the same order.
+    label : str
+        Of the reference.
+
+    Returns
+    -------
+    Regret
+        Geometric mean of the ratios, less 1, and its 95 % interval by Student's t on their
+        logarithms.
+    """
+    mean, half_width = _log_ratio(candidate, reference)
+    if half_width is None:
+        return Regret(label, _percent_above(mean), None, None)
+    values = (_percent_above(mean + shift) for shift in (0.0, -half_width, half_width))
+    return Regret(label, *values)
+
+
+def _percent_above(log_ratio: float) -> float:
+    return 100.0 * float(np.expm1(log_ratio))
+
+
+def _log_ratio(above: list[float], below: list[float]) -> tuple[float, float | None]:
+    """Return the mean logarithm of the ratios, and half its 95 % interval if there are several."""
+    logs = [float(np.log(a / b)) for a, b in zip(above, below, strict=True)]
+    mean = fmean(logs)
+    if len(logs) < 2:
+        return mean, None
+    return mean, float(stdtrit(len(logs) - 1, 0.975)) * stdev(logs) / len(logs) ** 0.5
