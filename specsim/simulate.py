@@ -1,33 +1,24 @@
 """simulate: run an experiment, and return what was recorded."""
 
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
-from typing import Any
 
 from simpy import Environment
 
-from specsim.acceptance import Acceptance, Oracle
 from specsim.deployment import Deployment
-from specsim.draft_luck import DraftLuck
+from specsim.drafting import Drafting
 from specsim.engine.cluster import ClosedLoopClients, Cluster, replay
 from specsim.engine.engine import Engine, Observer
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.sequence import Sequence
-from specsim.engine.speculation import Speculation
-from specsim.errors import CapacityError, InvariantError, TraceError
+from specsim.errors import CapacityError, InvariantError
 from specsim.experiment import Experiment
-from specsim.policies import OraclePolicy, Policy, ServerView
-from specsim.proposers import Proposer
 from specsim.request import Request
 from specsim.results.records import Recorder, ReplicaRecords
-from specsim.rng import Luck, generator, stream_id
+from specsim.rng import generator
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 
 __all__ = ["Run", "simulate"]
-
-_CHUNK = 1024  # requests whose survival tables are made at once: fast, and small next to a run
 
 
 @dataclass(frozen=True)
@@ -72,9 +63,7 @@ def simulate(
     if requests is None:
         requests = list(experiment.workload.build(experiment.seed).requests())
     _check_requests(requests, deployment)
-    if deployment.policy.uses_tokens:
-        _check_tokens(requests, deployment.policy)
-    drafting = _Drafting(experiment, deployment, requests)
+    drafting = Drafting(experiment, deployment, requests)
     env = Environment()
     recorders = [Recorder(deployment.max_draft_len) for _ in range(experiment.replicas)]
     residence = _Residence(env, on_progress)
@@ -153,105 +142,3 @@ def _check_requests(requests: list[Request], deployment: Deployment) -> None:
                 f"must be shorter than engine.max_model_len = {max_model_len}; raise that or "
                 "remove the request"
             )
-
-
-def _check_tokens(requests: list[Request], policy: Policy) -> None:
-    for request in requests:
-        if request.prompt_token_ids is None or request.output_token_ids is None:
-            raise TraceError(
-                f"policy '{policy.kind}' needs token ids, which request "
-                f"{request.id or request.index} does not have; replay a token trace (see "
-                "`specsim list workload.readers`) or use another policy"
-            )
-
-
-class _Drafting:
-    """The fate of every draft of a run, settled before it begins."""
-
-    def __init__(
-        self, experiment: Experiment, deployment: Deployment, requests: list[Request]
-    ) -> None:
-        self._experiment = experiment
-        self._deployment = deployment
-        self._requests = requests
-        proposer, acceptance = deployment.proposer, experiment.acceptance
-        self._tables: list[bytes] = []
-        self._draft_luck: DraftLuck | None = None
-        self._proposer_memory: Any = None
-        if proposer is None or acceptance is None:
-            return
-        policy, max_draft_len = deployment.policy, deployment.max_draft_len
-        luck = self._luck("acceptance", proposer.method)
-        for chunk in _chunks(requests):
-            self._tables += acceptance.survival_lens(chunk, luck, max_draft_len)
-        if policy.drafts_trees:
-            self._draft_luck = self._tree_luck(acceptance, luck)
-        elif policy.uses_confidences:
-            self._draft_luck = self._confidence_luck(acceptance, proposer)
-        self._proposer_memory = proposer.start(
-            requests, self._luck("proposer", proposer.method), max_draft_len
-        )
-
-    def _luck(self, *names: str) -> Luck:
-        return Luck(self._experiment.seed, stream_id(*names))
-
-    def _tree_luck(self, acceptance: Acceptance, luck: Luck) -> DraftLuck:
-        num_heads = self._experiment.num_speculative_tokens
-        rates = acceptance.position_rates(num_heads)
-        assert rates is not None  # the experiment has checked it
-        uniforms = [
-            array("d", luck.uniforms([request.index], [request.output_len + num_heads]))
-            for request in self._requests
-        ]
-        return DraftLuck(candidate_luck=uniforms, rates=rates)
-
-    def _confidence_luck(self, acceptance: Acceptance, proposer: Proposer) -> DraftLuck:
-        luck = self._luck("confidence", proposer.method)
-        accepted: list[bytes] = []
-        rejected: list[bytes] = []
-        for start, chunk in zip(count(0, _CHUNK), _chunks(self._requests), strict=False):
-            tables = DraftLuck.confidence_tables(
-                chunk,
-                self._tables[start : start + _CHUNK],
-                luck,
-                acceptance.confidence_concentration,
-                self._deployment.max_draft_len,
-            )
-            accepted += tables[0]
-            rejected += tables[1]
-        return DraftLuck(accepted=accepted, rejected=rejected)
-
-    def start(self, replica: int) -> Speculation:
-        """Return the speculation of one replica, with fresh memories."""
-        experiment, deployment = self._experiment, self._deployment
-        policy, slo = deployment.policy, experiment.slo
-        server = ServerView(
-            max_draft_len=deployment.max_draft_len,
-            step_time=deployment.costs.step_time,
-            step_times=deployment.costs.step_times,
-            drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
-            prompt_token_ids=lambda request: _token_ids(self._requests[request]),
-            oracle=Oracle(self._tables) if isinstance(policy, OraclePolicy) else None,
-            rng=generator(experiment.seed, "policy", str(replica)),
-            tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
-        )
-        return Speculation(
-            policy=policy,
-            memory=policy.start(server),
-            max_draft_len=deployment.max_draft_len,
-            proposer=deployment.proposer,
-            proposer_memory=self._proposer_memory,
-            survival_tables=self._tables,
-            luck=self._draft_luck,
-        )
-
-
-def _token_ids(request: Request) -> list[int]:
-    assert request.prompt_token_ids is not None  # checked before the run
-    ids: list[int] = request.prompt_token_ids.tolist()
-    return ids
-
-
-def _chunks(requests: list[Request]) -> Iterator[list[Request]]:
-    for start in range(0, len(requests), _CHUNK):
-        yield requests[start : start + _CHUNK]

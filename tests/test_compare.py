@@ -13,7 +13,7 @@ from specsim.errors import ConfigError
 from specsim.experiment import Experiment
 from specsim.paired import regret, speed_up
 from specsim.policies import Policy
-from specsim.render import comparison_table
+from specsim.render.runs import comparison_table
 from specsim.scoreboard import Scoreboard
 
 STATISTICS, KINDS = ("mean", "p50", "p90", "p99"), ("ttft", "tpot", "itl", "e2el")

@@ -16,7 +16,7 @@ def list_members(
     """Show every member of every family with its fields, and the shipped profiles."""
     from specsim.catalogue import FAMILIES
     from specsim.errors import ConfigError
-    from specsim.render import family_table, names_table
+    from specsim.render.catalogue import family_table, names_table
     from specsim.resources import resource_names
     from specsim.settings import nearest
     from specsim.workload.lengths.dataset import DATASETS

@@ -85,7 +85,7 @@ def breakdown(
     """
     from specsim.atomic import new_file
     from specsim.breakdown import break_down
-    from specsim.render import breakdown_tables
+    from specsim.render.breakdown import breakdown_tables
 
     if out is not None:
         from specsim.plots import plot_breakdown, plot_format

@@ -71,7 +71,7 @@ def run(
     requests.parquet, steps.parquet and the resolved config.yaml.
     """
     from specsim.experiment import Experiment
-    from specsim.render import run_table
+    from specsim.render.runs import run_table
     from specsim.simulate import simulate
     from specsim.summary import Summary
 
@@ -117,7 +117,7 @@ def compare(
     from specsim.compare import compare as run_comparison
     from specsim.compare import folder_name, parse_policies
     from specsim.experiment import Experiment
-    from specsim.render import comparison_table
+    from specsim.render.runs import comparison_table
 
     experiment = Experiment.load(config, _overrides(overrides, seed))
     chosen = parse_policies(policies)

@@ -23,7 +23,7 @@ def describe(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
     """Print counts, rates, burstiness, length quantiles and the share of reused prefix."""
-    from specsim.render import description_json, trace_table
+    from specsim.render.traces import description_json, trace_table
     from specsim.workload.describe import describe as describe_trace
     from specsim.workload.readers import read_trace
 

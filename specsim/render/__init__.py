@@ -1,0 +1,1 @@
+"""Tables on the terminal, one module per subject."""

@@ -1,0 +1,114 @@
+"""Runs and comparisons of runs."""
+
+from typing import Any
+
+from rich.table import Table
+
+from specsim.compare import Comparison, PolicyResult
+from specsim.paired import SpeedUp
+from specsim.render.tables import new_table
+from specsim.scoreboard import Scoreboard
+from specsim.summary import Summary
+
+__all__ = ["comparison_table", "run_table"]
+
+_LATENCIES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E latency", "e2el"))
+_STATISTICS = ("mean", "p50", "p90", "p99")
+_MAX_COLUMNS = 4
+
+
+def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
+    own = data["specsim"]
+    rows = [
+        ("requests/s", f"{data['request_throughput']:.3f}"),
+        ("output tokens/s", f"{data['output_throughput']:,.0f}"),
+        ("tokens per step", f"{own['tokens_per_step']:.3f}"),
+        ("preemptions", f"{own['num_preemptions']:,}"),
+    ]
+    if data["request_goodput"] is not None:
+        rows.insert(1, ("goodput requests/s", f"{data['request_goodput']:.3f}"))
+    if "spec_decode_acceptance_rate" in data:
+        rows.append(("draft acceptance", f"{data['spec_decode_acceptance_rate']:.1f} %"))
+    if own["prefix_hit_tokens"]:
+        rows.append(("prefix hit tokens", f"{own['prefix_hit_tokens']:,}"))
+    return rows
+
+
+def run_table(summary: Summary, title: str) -> Table:
+    """Return the table of one run.
+
+    Parameters
+    ----------
+    summary : Summary
+    title : str
+
+    Returns
+    -------
+    rich.table.Table
+    """
+    data = summary.data
+    unstable = " UNSTABLE (queue still growing)" if summary.is_unstable else ""
+    table = new_table(title + unstable, ["ms", *_STATISTICS])
+    for name, kind in _LATENCIES:
+        values = (data[f"{statistic}_{kind}_ms"] for statistic in _STATISTICS)
+        table.add_row(name, *(f"{value:,.2f}" for value in values))
+    table.add_section()
+    for name, value in _scalar_rows(data):
+        table.add_row(name, value, "", "", "")
+    return table
+
+
+def comparison_table(comparison: Comparison, title: str) -> Table | Scoreboard:
+    """Return the table of a comparison: policies as columns while few, ranked when many.
+
+    Parameters
+    ----------
+    comparison : Comparison
+    title : str
+
+    Returns
+    -------
+    rich.table.Table or Scoreboard
+    """
+    count = comparison.num_replications
+    title = f"{title} ({count} replication{'s' if count > 1 else ''})"
+    if len(comparison.results) > _MAX_COLUMNS:
+        return Scoreboard(comparison, title)
+    return _policies_as_columns(comparison.results, title)
+
+
+def _policies_as_columns(results: list[PolicyResult], title: str) -> Table:
+    table = new_table(title, ["", *(result.label for result in results)])
+    for name, kind in _LATENCIES:
+        for statistic in _STATISTICS:
+            values = (result.mean(f"{statistic}_{kind}_ms") for result in results)
+            table.add_row(f"{name} {statistic}, ms", *(f"{value:,.2f}" for value in values))
+        table.add_section()
+    for name, field, form in (
+        ("requests/s", "request_throughput", "{:.3f}"),
+        ("output tokens/s", "output_throughput", "{:,.0f}"),
+    ):
+        table.add_row(name, *(form.format(result.mean(field)) for result in results))
+    table.add_row("tokens per step", *(f"{r.mean('tokens_per_step'):.3f}" for r in results))
+    table.add_row("preemptions", *(f"{r.mean('num_preemptions'):,.0f}" for r in results))
+    table.add_row("draft acceptance", *map(_acceptance, results))
+    table.add_section()
+    table.add_row("speed-up", *(f"{result.speed_up.mean:.3f}" for result in results))
+    if results[0].speed_up.low is not None:
+        table.add_row("95 % interval", *(_interval(result.speed_up) for result in results))
+    if any(result.is_unstable for result in results):
+        marks = ("UNSTABLE" if result.is_unstable else "" for result in results)
+        table.add_row("queue still growing", *marks)
+    return table
+
+
+def _acceptance(result: PolicyResult) -> str:
+    if "spec_decode_acceptance_rate" not in result.summaries[0]:
+        return "-"
+    return f"{result.mean('spec_decode_acceptance_rate'):.1f} %"
+
+
+def _interval(value: SpeedUp) -> str:
+    if value.low is None or value.high is None:
+        return "-"
+    return f"{value.low:.3f} - {value.high:.3f}"

@@ -1,0 +1,28 @@
+"""What all tables have in common."""
+
+from collections.abc import Iterable
+
+from rich.markup import escape
+from rich.table import Table
+
+__all__ = ["new_table"]
+
+
+def new_table(title: str, columns: Iterable[str]) -> Table:
+    """Return an empty table: the first column names the rows, the others hold numbers.
+
+    Parameters
+    ----------
+    title : str
+    columns : iterable of str
+
+    Returns
+    -------
+    rich.table.Table
+    """
+    table = Table(title=escape(title), title_justify="left", header_style="bold")
+    first, *others = columns
+    table.add_column(first, no_wrap=True)
+    for column in others:
+        table.add_column(escape(column), justify="right", overflow="fold")
+    return table
