@@ -60,8 +60,8 @@ class Deployment:
         _check_same(experiment.engine, profile, model)
         max_draft_len = experiment.max_draft_len
         proposer = experiment.engine.speculative_config if max_draft_len else None
-        draft = _draft_cost(profile, proposer) if proposer else None
-        memory = _memory_plan(experiment.engine, profile, model, gpu, draft)
+        drafts = _draft_costs(profile, proposer) if proposer else ()
+        memory = _memory_plan(experiment.engine, profile, model, gpu, drafts)
         return cls(
             engine=_resolved(experiment.engine, profile, model, gpu, memory),
             profile=profile,
@@ -69,7 +69,7 @@ class Deployment:
             proposer=proposer,
             max_draft_len=max_draft_len,
             is_async=experiment.is_async,
-            costs=StepCosts(profile.target, draft, profile.overhead),
+            costs=StepCosts(profile.target, drafts, profile.overhead),
             memory=memory,
         )
 
@@ -98,15 +98,16 @@ def _check_same(engine: EngineConfig, profile: Profile, model: ModelShape) -> No
         )
 
 
-def _draft_cost(profile: Profile, proposer: Proposer) -> DraftCost:
-    cost = profile.drafts.get(proposer.cost_key)
-    if cost is None:
-        known = ", ".join(profile.drafts) or "none"
-        raise ProfileError(
-            f"the profile of {profile.model} on {profile.gpu} has no drafting cost for method "
-            f"'{proposer.method}' (it has: {known}); add it under 'drafts' or use another method"
-        )
-    return cost
+def _draft_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
+    for key in proposer.cost_keys:
+        if key not in profile.drafts:
+            known = ", ".join(profile.drafts) or "none"
+            what = "method" if key == proposer.method else "draft model"
+            raise ProfileError(
+                f"the profile of {profile.model} on {profile.gpu} has no drafting cost for {what} "
+                f"'{key}' (it has: {known}); add it under 'drafts' or use another method"
+            )
+    return tuple(profile.drafts[key] for key in proposer.cost_keys)
 
 
 def _memory_plan(
@@ -114,10 +115,11 @@ def _memory_plan(
     profile: Profile,
     model: ModelShape,
     gpu: GpuSpec,
-    draft: DraftCost | None,
+    drafts: tuple[DraftCost, ...],
 ) -> MemoryPlan:
     size = profile.tensor_parallel_size
-    draft_gib, draft_kv = (draft.weights_gib, draft.kv_bytes_per_token) if draft else (0, 0)
+    draft_gib = sum(draft.weights_gib for draft in drafts)
+    draft_kv = sum(draft.kv_bytes_per_token for draft in drafts)
     return MemoryPlan(
         total_bytes=gpu.memory_gib * GIB,
         usable_bytes=gpu.memory_gib * GIB * engine.gpu_memory_utilization,

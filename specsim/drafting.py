@@ -15,6 +15,7 @@ from specsim.policies import OraclePolicy, Policy, ServerView
 from specsim.proposers import Proposer
 from specsim.request import Request
 from specsim.rng import Luck, generator, stream_id
+from specsim.step import StepLoad
 
 __all__ = ["Drafting"]
 
@@ -46,17 +47,15 @@ class Drafting:
         if deployment.policy.uses_tokens:
             _check_tokens(requests, deployment.policy)
         proposer, acceptance = deployment.proposer, experiment.acceptance
-        self._tables: list[bytes] = []
+        self._tables: list[list[bytes]] = []
         self._draft_luck: DraftLuck | None = None
         self._proposer_memory: Any = None
         if proposer is None or acceptance is None:
             return
         policy, max_draft_len = deployment.policy, deployment.max_draft_len
-        luck = self._luck("acceptance", proposer.method)
-        for chunk in _chunks(requests):
-            self._tables += acceptance.survival_lens(chunk, luck, max_draft_len)
+        self._tables = [self._survival_tables(acceptance, name) for name in proposer.cost_keys]
         if policy.drafts_trees:
-            self._draft_luck = self._tree_luck(acceptance, luck)
+            self._draft_luck = self._tree_luck(acceptance, proposer)
         elif policy.uses_confidences:
             self._draft_luck = self._confidence_luck(acceptance, proposer)
         self._proposer_memory = proposer.start(
@@ -66,7 +65,17 @@ class Drafting:
     def _luck(self, *names: str) -> Luck:
         return Luck(self._experiment.seed, stream_id(*names))
 
-    def _tree_luck(self, acceptance: Acceptance, luck: Luck) -> DraftLuck:
+    def _survival_tables(self, acceptance: Acceptance, drafter: str) -> list[bytes]:
+        model, luck = acceptance.of_drafter(drafter), self._luck("acceptance", drafter)
+        max_draft_len = self._deployment.max_draft_len
+        return [
+            table
+            for chunk in _chunks(self._requests)
+            for table in model.survival_lens(chunk, luck, max_draft_len)
+        ]
+
+    def _tree_luck(self, acceptance: Acceptance, proposer: Proposer) -> DraftLuck:
+        luck = self._luck("acceptance", proposer.method)
         num_heads = self._experiment.num_speculative_tokens
         rates = acceptance.position_rates(num_heads)
         assert rates is not None  # the experiment has checked it
@@ -83,7 +92,7 @@ class Drafting:
         for start, chunk in zip(count(0, _CHUNK), _chunks(self._requests), strict=False):
             tables = DraftLuck.confidence_tables(
                 chunk,
-                self._tables[start : start + _CHUNK],
+                self._tables[0][start : start + _CHUNK],
                 luck,
                 acceptance.confidence_concentration,
                 self._deployment.max_draft_len,
@@ -95,14 +104,21 @@ class Drafting:
     def start(self, replica: int) -> Speculation:
         """Return the speculation of one replica, with fresh memories."""
         experiment, deployment = self._experiment, self._deployment
-        policy, slo = deployment.policy, experiment.slo
+        policy, slo, costs = deployment.policy, experiment.slo, deployment.costs
+        alone = StepLoad(512, 1, 1)
+        target_time = costs.target_time(alone)
         server = ServerView(
             max_draft_len=deployment.max_draft_len,
-            step_time=deployment.costs.step_time,
-            step_times=deployment.costs.step_times,
+            step_time=costs.step_time,
+            step_times=costs.step_times,
+            verify_time=target_time + costs.overhead_time(1),
+            pass_times=tuple(
+                draft.draft_time(alone, 2, target_time) - draft.draft_time(alone, 1, target_time)
+                for draft in costs.drafts
+            ),
             drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
             prompt_token_ids=lambda request: _token_ids(self._requests[request]),
-            oracle=Oracle(self._tables) if isinstance(policy, OraclePolicy) else None,
+            oracle=Oracle(self._tables[0]) if isinstance(policy, OraclePolicy) else None,
             rng=generator(experiment.seed, "policy", str(replica)),
             tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
         )

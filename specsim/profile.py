@@ -146,14 +146,17 @@ class StepCosts:
     """
 
     target: LatencyModel
-    draft: DraftCost | None
+    drafts: tuple[DraftCost, ...]
+    """One for each drafter; empty without speculation."""
     overhead: Overhead
 
     def target_time(self, load: StepLoad) -> float:
         """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
         return self.target.forward_time(load) if load.batched_tokens else 0.0
 
-    def draft_time(self, load: StepLoad, draft_lens: int | list[int], target_time: float) -> float:
+    def draft_time(
+        self, load: StepLoad, draft_lens: int | list[int], target_time: float, drafter: int = 0
+    ) -> float:
         """Return the duration of drafting after such a step, seconds.
 
         Parameters
@@ -164,14 +167,16 @@ class StepCosts:
             For every sequence alike, or one per sequence.
         target_time : float, seconds
             Of the target's forward pass.
+        drafter : int
+            Which of several.
 
         Returns
         -------
         float, seconds
         """
-        if self.draft is None or not load.batched_tokens:
+        if not self.drafts or not load.batched_tokens:
             return 0.0
-        return self.draft.draft_time(load, draft_lens, target_time)
+        return self.drafts[drafter].draft_time(load, draft_lens, target_time)
 
     def overhead_time(self, num_requests: int) -> float:
         """Return the engine's own time per step, seconds."""
@@ -180,8 +185,10 @@ class StepCosts:
     def step_time(self, load: StepLoad, draft_lens: int | list[int]) -> float:
         """Return what a step of this load takes that drafts so many tokens, seconds."""
         target_time = self.target.forward_time(load)
-        draft_time = self.draft.draft_time(load, draft_lens, target_time) if self.draft else 0.0
-        return target_time + draft_time + self.overhead.step_time(load.num_requests)
+        total = target_time + self.overhead.step_time(load.num_requests)
+        if not self.drafts:
+            return total
+        return total + self.drafts[0].draft_time(load, draft_lens, target_time)
 
     def step_times(
         self, load: StepLoad, batched_tokens: NDArray[np.int64], longest: int

@@ -56,6 +56,20 @@ class Acceptance(Member):
             A request carries no record of what the model needs.
         """
 
+    def of_drafter(self, name: str) -> "Acceptance":
+        """Return the acceptance model of one of several drafters.
+
+        Parameters
+        ----------
+        name : str
+            As in ``speculative_config.models``.
+
+        Returns
+        -------
+        Acceptance
+        """
+        return self
+
     def position_rates(self, num_positions: int) -> list[float] | None:
         """Return the acceptance rate of each position of a draft, if it depends on nothing else.
 

@@ -29,8 +29,10 @@ class Costs(Protocol):
     def target_time(self, load: StepLoad) -> float:
         """Return the duration of the target's forward pass."""
 
-    def draft_time(self, load: StepLoad, draft_lens: int | list[int], target_time: float) -> float:
-        """Return the duration of drafting after such a step."""
+    def draft_time(
+        self, load: StepLoad, draft_lens: int | list[int], target_time: float, drafter: int
+    ) -> float:
+        """Return the duration of one drafter's work after such a step."""
 
     def overhead_time(self, num_requests: int) -> float:
         """Return the engine's own time per step."""
@@ -196,8 +198,12 @@ class Engine:
         step.overhead_time = self._costs.overhead_time(step.load.num_requests)
 
     def _charge_drafting(self, step: EngineStep, load: StepLoad) -> None:
-        load = self._speculation.drafting_load(step.plan, load)
-        step.draft_time = self._costs.draft_time(load, step.asked_lens, step.target_time)
+        shares = self._speculation.drafter_loads(step.plan, load, step.asked_lens)
+        draft_time = self._costs.draft_time
+        step.draft_time = sum(
+            draft_time(own_load, draft_lens, step.target_time, drafter)
+            for drafter, own_load, draft_lens in shares
+        )
         self._last_draft_time = step.draft_time
 
     def _tell_scheduled(self, step: EngineStep) -> None:

@@ -38,6 +38,7 @@ class Sequence:
         "computed_len",
         "draft_len",
         "draft_tree",
+        "drafter",
         "first_scheduled_at",
         "in_chunk",
         "index",
@@ -73,6 +74,8 @@ class Sequence:
         """Drafts that wait to be verified."""
         self.draft_tree: Tree | None = None
         """Their shape, where a policy drafts trees."""
+        self.drafter = 0
+        """Which of several drafters serves it."""
         self.placeholder_len = 0
         """Output tokens in flight that are counted as computed (asynchronous scheduling)."""
         self.in_chunk = False

@@ -1,5 +1,6 @@
 """Speculation: the policy, the proposer and the acceptance model of one engine, at work."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Indexable
 from dataclasses import dataclass, field
 from itertools import compress
@@ -33,8 +34,8 @@ class Speculation:
     proposer: Proposer | None = None
     proposer_memory: Any = None
     """From ``proposer.start``; None if it always offers what it is asked for."""
-    survival_tables: list[bytes] = field(default_factory=list)
-    """By request index: the fate of every draft that could be made (`Acceptance`)."""
+    survival_tables: list[list[bytes]] = field(default_factory=list)
+    """By drafter and request index: the fate of every draft that could be made (`Acceptance`)."""
     luck: DraftLuck | None = None
     """For policies that draft trees or use confidences."""
 
@@ -53,13 +54,19 @@ class Speculation:
         """Requests whose prefill the drafter has left out."""
 
     def prepare(self, sequence: Sequence) -> None:
-        """Give a new sequence its survival table, moved up to count from the first prompt token.
+        """Give a new sequence its drafter, and the fate of what that may draft.
+
+        The survival table is moved up to count from the first prompt token.
 
         It is one position longer than the output: a step may still be in flight for a sequence
         that has ended.
         """
         if self.max_draft_len:
-            table = self.survival_tables[sequence.index]
+            if self.policy.selects_drafter:
+                sequence.drafter = self.policy.choose_drafter(
+                    sequence.index, sequence.prompt_len, self.memory
+                )
+            table = self.survival_tables[sequence.drafter][sequence.index]
             sequence.survival_lens = bytes(sequence.prompt_len) + table + b"\0"
 
     def begin(self, plan: StepPlan, now: float) -> None:
@@ -105,9 +112,9 @@ class Speculation:
 
     def observe(self, step: EngineStep) -> None:
         """Tell the policy what became of the drafts of a step."""
-        if not self._observes:
-            return
         plan = step.plan
+        if not self._observes or not plan.sequences:
+            return
         sequences, draft_lens = plan.sequences, plan.verified_lens
         accepted_lens, policy = step.accepted_lens, self.policy
         emits = [not (s.is_finished or s in plan.partial) for s in sequences]
@@ -179,7 +186,7 @@ class Speculation:
 
     def _fates(self, batch: BatchView) -> list[int]:
         """Return how long drafts made now will survive."""
-        tables = self.survival_tables
+        tables = self.survival_tables[0]
         return [
             tables[request][position] if 0 <= position < len(tables[request]) else 0
             for request, position in zip(batch.requests, batch.output_lens, strict=True)
@@ -208,18 +215,44 @@ class Speculation:
             for sequence, asked_len in zip(plan.sequences, lens, strict=True)
         ]
 
-    def drafting_load(self, plan: StepPlan, load: StepLoad) -> StepLoad:
-        """Return what the drafter has to read of a step: all of it, but for unserved requests."""
-        if not self._unspeculative:
-            return load
-        rows = [
-            (sequence.computed_len, scheduled_len)
-            for sequence, scheduled_len in zip(plan.sequences, plan.scheduled_lens, strict=True)
-            if sequence.index not in self._unspeculative
-        ]
-        batched_tokens = sum(scheduled_len for _, scheduled_len in rows)
-        ends = sum(computed_len for computed_len, _ in rows)
-        return StepLoad(ends - batched_tokens, batched_tokens, len(rows))
+    def drafter_loads(
+        self, plan: StepPlan, load: StepLoad, draft_lens: int | list[int]
+    ) -> Iterable[tuple[int, StepLoad, int | list[int]]]:
+        """Return what each drafter has to read and to draft after a step.
+
+        Parameters
+        ----------
+        plan : StepPlan
+        load : StepLoad
+            Of the step, without drafts that are made and verified in it.
+        draft_lens : int or list of int, tokens
+
+        Returns
+        -------
+        iterable of (int, StepLoad, int or list of int)
+            All of it, unless there are several drafters or requests that none serves.
+        """
+        if not (self._unspeculative or self.policy.selects_drafter):
+            return ((0, load, draft_lens),)
+        lens = [draft_lens] * len(plan.sequences) if isinstance(draft_lens, int) else draft_lens
+        rows: dict[int, list[tuple[int, int, int]]] = {}
+        # The drafter does not read what was trimmed, nor, in vLLM V0, what it has yet to draft.
+        kept_lens = [0] * len(lens) if plan.drafts_on_top else plan.verified_lens
+        for sequence, scheduled_len, drafted_len, kept_len, draft_len in zip(
+            plan.sequences, plan.scheduled_lens, plan.draft_lens, kept_lens, lens, strict=True
+        ):
+            if sequence.index not in self._unspeculative:
+                cut = drafted_len - kept_len
+                row = (sequence.computed_len - cut, scheduled_len - cut, draft_len)
+                rows.setdefault(sequence.drafter, []).append(row)
+        return [(drafter, *_load_of(rows[drafter])) for drafter in sorted(rows)]
+
+
+def _load_of(rows: list[tuple[int, int, int]]) -> tuple[StepLoad, list[int]]:
+    """Return the load and the draft lengths of (computed, scheduled, draft) lengths."""
+    ends, scheduled_lens, draft_lens = zip(*rows, strict=True)
+    batched_tokens = sum(scheduled_lens)
+    return StepLoad(sum(ends) - batched_tokens, batched_tokens, len(rows)), list(draft_lens)
 
 
 def _emitted_tokens(sequences: list[Sequence], accepted_lens: list[int]) -> list[list[int]]:

@@ -43,7 +43,9 @@ class _ScriptedCosts:
         per_ctx = cost.per_ctx_ns * (load.context_tokens + tokens)
         return cost.base_ns + cost.per_token_ns * tokens + per_ctx
 
-    def draft_time(self, load: StepLoad, draft_lens: int | list[int], target_time: float) -> int:
+    def draft_time(
+        self, load: StepLoad, draft_lens: int | list[int], target_time: float, drafter: int
+    ) -> int:
         return 0
 
     def overhead_time(self, num_requests: int) -> int:
@@ -167,7 +169,7 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         max_draft_len=max_draft_len,
         proposer=proposer,
         proposer_memory=proposer.start(requests, luck, max_draft_len) if proposer else None,
-        survival_tables=acceptance.survival_lens(requests, luck, max_draft_len),
+        survival_tables=[acceptance.survival_lens(requests, luck, max_draft_len)],
     )
     log = LogWriter()
     observers: list[Observer] = [log, IntegrityCheck()] if check else [log]

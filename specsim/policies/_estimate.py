@@ -125,6 +125,9 @@ class PerRequest:
             self._values = np.concatenate([self._values, more])
         return rows
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def __getitem__(self, rows: NDArray[np.intp]) -> NDArray[np.float64]:
         return self._values[rows]
 

@@ -36,6 +36,10 @@ class ServerView:
     """Seconds that a step of this load takes that then drafts so many tokens per sequence."""
     step_times: Callable[[StepLoad, NDArray[np.int64], int], NDArray[np.float64]]
     """The same for many numbers of batched tokens at once, which replace those of the load."""
+    verify_time: float = 0.0
+    """Seconds of a step that decodes one sequence of 512 tokens and drafts nothing."""
+    pass_times: tuple[float, ...] = ()
+    """Seconds that each drafter takes per token of one such sequence."""
     drafts_by_model: bool = True
     """Whether a model drafts, for which length costs time, or a lookup, for which it does not."""
     prompt_token_ids: Callable[[int], Iterable[int]] = _no_token_ids
@@ -59,6 +63,8 @@ class Policy(Member):
 
     needs_sync: ClassVar[bool] = False
     """Whether it must see the outcome of a step before the next is scheduled."""
+    selects_drafter: ClassVar[bool] = False
+    """Whether it gives each request one of several drafters."""
     drafts_trees: ClassVar[bool] = False
     """Whether it asks for trees, which only a proposer that drafts them can serve."""
     uses_tokens: ClassVar[bool] = False
@@ -126,6 +132,16 @@ class Policy(Member):
         ValueError
             Saying why, and what to use instead.
         """
+        if len(proposer.cost_keys) > 1 and not self.selects_drafter:
+            raise ValueError(
+                f"policy '{self.kind}' drives one drafter, method '{proposer.method}' has "
+                f"{len(proposer.cost_keys)}; use policy draft_selection, or another method"
+            )
+        if self.selects_drafter and len(proposer.cost_keys) < 2:
+            raise ValueError(
+                f"policy '{self.kind}' chooses between drafters, method '{proposer.method}' has "
+                "one; use method draft_models, or another policy"
+            )
         if self.drafts_trees and not proposer.drafts_trees:
             raise ValueError(
                 f"policy '{self.kind}' drafts trees, which method '{proposer.method}' cannot; use "
@@ -136,6 +152,24 @@ class Policy(Member):
                 f"policy '{self.kind}' needs the confidence of each draft token, which method "
                 f"'{proposer.method}' does not know; use a draft model or head, or another policy"
             )
+
+    def choose_drafter(self, request: int, prompt_len: int, memory: Any) -> int:
+        """Return which of several drafters serves a request; asked when it arrives.
+
+        Parameters
+        ----------
+        request : int
+            Its index.
+        prompt_len : int, tokens
+        memory : object
+            From `start`.
+
+        Returns
+        -------
+        int
+            Place in ``speculative_config.models``.
+        """
+        return 0
 
     @abstractmethod
     def draft_lens(self, batch: BatchView, memory: Any) -> int | list[int] | Tree:

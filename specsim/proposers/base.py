@@ -51,9 +51,9 @@ class Proposer(Member):
     """Whether it has to read a prompt before it can draft for it."""
 
     @property
-    def cost_key(self) -> str:
-        """Entry of the profile's ``drafts`` that holds its cost."""
-        return self.method
+    def cost_keys(self) -> tuple[str, ...]:
+        """Entries of the profile's ``drafts`` that hold its costs, one for each drafter."""
+        return (self.method,)
 
     def lookahead_len(self, max_draft_len: int) -> int:
         """Return the extra KV slots that every sequence holds.

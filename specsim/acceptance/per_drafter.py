@@ -1,0 +1,48 @@
+"""An acceptance model for each of several drafters."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, final
+
+from pydantic import Field
+
+from specsim.acceptance import ACCEPTANCE
+from specsim.acceptance.base import Acceptance
+from specsim.errors import ConfigError
+from specsim.request import Request
+from specsim.rng import Luck
+
+__all__ = ["PerDrafter"]
+
+
+@final
+class PerDrafter(Acceptance):
+    """Which drafts survive depends on who made them: one acceptance model per draft model."""
+
+    kind: Literal["per_drafter"] = "per_drafter"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"models": {"small": {"kind": "bernoulli", "alpha": 0.6}}},
+    )
+    models: dict[str, Annotated[Acceptance, ACCEPTANCE]] = Field(min_length=1)
+    """By name of the drafter, as in ``speculative_config.models``."""
+
+    def of_drafter(self, name: str) -> Acceptance:
+        """Return the acceptance model of a drafter.
+
+        Raises
+        ------
+        ConfigError
+            It has none.
+        """
+        if name not in self.models:
+            raise ConfigError(
+                f"acceptance.models has no '{name}' (it has: {', '.join(self.models)}); give each "
+                "of engine.speculative_config.models an acceptance model"
+            )
+        return self.models[name]
+
+    def survival_lens(
+        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
+    ) -> list[bytes]:
+        """Return the tables of the first drafter."""
+        first, *_ = self.models.values()
+        return first.survival_lens(requests, luck, max_draft_len)

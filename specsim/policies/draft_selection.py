@@ -1,0 +1,135 @@
+"""Which of several draft models a request gets."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from specsim.policies._estimate import AlphaPerRequest, PerRequest
+from specsim.policies.base import Policy, ServerView
+from specsim.policies.window_opt import best_lens
+from specsim.step import BatchView, StepOutcome
+
+__all__ = ["DraftSelection"]
+
+
+@dataclass(slots=True)
+class _Memory:
+    server: ServerView
+    alphas: AlphaPerRequest
+    drafters: PerRequest
+    prompt_lens: PerRequest
+    accepted: PerRequest
+    trials: PerRequest
+    verify_time: float
+    num_arrived: int = 0
+    weights: NDArray[np.float64] | None = None
+    """Z of eq. 8, shape (features, drafters), once it has been fitted."""
+
+
+@final
+class DraftSelection(Policy):
+    """Predict alpha of each draft model from the prompt; take the larger where it is faster.
+
+    "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 5. The first
+    requests take the models in turn. Their acceptance gives, by ordinary least squares, weights Z
+    with alpha = u'Z (eq. 8). From then on a request gets the model whose best window makes most
+    tokens per second, max over k of l(alpha, k) / (k a + b): eq. 3 to 5, in which the unknown
+    length of the answer cancels, and of which eq. 7 is the short form for two models. Windows are
+    chosen as in `window_opt`.
+
+    Of the paper's features a trace of lengths has one, the prompt's length: u = (1, length / 1000,
+    log2 length). Perplexity and term frequencies would need the text.
+    """
+
+    kind: Literal["draft_selection"] = "draft_selection"
+    selects_drafter: ClassVar[bool] = True
+    num_probes: int = Field(default=25, ge=3)
+    """Requests per draft model before the weights are fitted (there, 25 prompts)."""
+    window: int = Field(default=16, ge=1)
+    """Drafts of a request over which its past fades."""
+    alpha_max: float = Field(default=0.98, gt=0, lt=1)
+    prior: float = Field(default=0.7, ge=0, le=1)
+    """alpha before anything has been seen."""
+
+    def start(self, server: ServerView) -> _Memory:
+        """Return no request seen."""
+        return _Memory(
+            server,
+            AlphaPerRequest(self.window, self.prior, prior_trials=1.0),
+            drafters=PerRequest(0),
+            prompt_lens=PerRequest(1),
+            accepted=PerRequest(0),
+            trials=PerRequest(0),
+            verify_time=server.verify_time,
+        )
+
+    def choose_drafter(self, request: int, prompt_len: int, memory: _Memory) -> int:
+        """Return the draft model of a request that has just arrived."""
+        num_drafters = len(memory.server.pass_times)
+        row = memory.drafters.rows([request])
+        for numbers in (memory.prompt_lens, memory.accepted, memory.trials):
+            numbers.rows([request])
+        if memory.num_arrived == self.num_probes * num_drafters and memory.weights is None:
+            memory.weights = self._fitted(memory)
+        if memory.weights is None:
+            chosen = memory.num_arrived % num_drafters
+        else:
+            alphas = _features(np.array([prompt_len])) @ memory.weights
+            chosen = self._fastest(np.clip(alphas[0], 0.0, self.alpha_max), memory)
+        memory.num_arrived += 1
+        memory.drafters[row] = np.array([float(chosen)])
+        memory.prompt_lens[row] = np.array([float(prompt_len)])
+        return chosen
+
+    def _fitted(self, memory: _Memory) -> NDArray[np.float64]:
+        requests = np.arange(len(memory.trials))
+        seen = requests[memory.trials[requests] > 0]
+        columns = []
+        for drafter in range(len(memory.server.pass_times)):
+            rows = seen[memory.drafters[seen] == drafter]
+            rates = memory.accepted[rows] / memory.trials[rows]
+            features = _features(memory.prompt_lens[rows])
+            columns.append(np.linalg.lstsq(features, rates, rcond=None)[0])
+        return np.stack(columns, axis=1)
+
+    @staticmethod
+    def _fastest(alphas: NDArray[np.float64], memory: _Memory) -> int:
+        k = np.arange(memory.server.max_draft_len + 1)
+        emitted = (1.0 - alphas[:, np.newaxis] ** (k + 1)) / (1.0 - alphas[:, np.newaxis])
+        passes = np.array(memory.server.pass_times)[:, np.newaxis]
+        return int((emitted / (k * passes + memory.verify_time)).max(axis=1).argmax())
+
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> list[int]:
+        """Return the best window of each request with its own draft model."""
+        alphas = np.minimum(memory.alphas.alphas(batch.requests), self.alpha_max)
+        drafters = memory.drafters[memory.drafters.rows(batch.requests)]
+        lens = np.zeros(batch.size, dtype=np.intp)
+        for drafter, pass_time in enumerate(memory.server.pass_times):
+            own = drafters == drafter
+            longest = memory.server.max_draft_len
+            lens[own] = best_lens(alphas[own], longest, pass_time, memory.verify_time)
+        chosen: list[int] = lens.tolist()
+        return chosen
+
+    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
+        """Learn what was accepted, and what verification takes."""
+        memory.alphas.add(outcome)
+        memory.verify_time = outcome.target_time + outcome.overhead_time
+        rows = memory.accepted.rows(outcome.requests)
+        memory.trials.rows(outcome.requests)
+        accepted = np.array(outcome.accepted_lens)
+        cut_short = accepted < np.array(outcome.draft_lens)
+        memory.accepted[rows] = memory.accepted[rows] + accepted
+        memory.trials[rows] = memory.trials[rows] + accepted + cut_short
+
+    def alpha_estimate(self, memory: _Memory) -> float:
+        """Return the rate of all requests together."""
+        return memory.alphas.alpha
+
+
+def _features(prompt_lens: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return u of each prompt, shape (n, 3)."""
+    return np.stack([np.ones(len(prompt_lens)), prompt_lens / 1000.0, np.log2(prompt_lens)], axis=1)

@@ -1,0 +1,110 @@
+"""Several draft models: each request gets the one that is faster for it, and pays for it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specsim.errors import ConfigError, ProfileError
+from specsim.experiment import Experiment
+from specsim.policies.draft_selection import DraftSelection
+from specsim.simulate import Run, simulate
+from specsim.summary import Summary
+
+FAST, SLOW = ({"basis": "pass", "latency": {"kind": "linear", "alpha_ns": 0, "gamma_us": 0,
+                                            "delta_ms": ms}} for ms in (0.2, 1.0))  # fmt: skip
+
+
+@pytest.fixture
+def two_models(constant_step: Callable[..., str]) -> Callable[..., Run]:
+    def make(small: float, large: float, **policy: Any) -> Run:
+        config = {
+            "workload": {
+                "arrivals": {"kind": "closed_loop", "concurrency": 2},
+                "lengths": {"kind": "uniform", "prompt": [16, 600], "output": [40, 80]},
+                "num_requests": 60,
+            },
+            "engine": {
+                "num_gpu_blocks": 400,
+                "max_model_len": 1024,
+                "max_num_seqs": 16,
+                "speculative_config": {
+                    "method": "draft_models",
+                    "models": ["small", "large"],
+                    "num_speculative_tokens": 4,
+                },
+            },
+            "policy": {"kind": "draft_selection", "num_probes": 8, **policy},
+            "acceptance": {
+                "kind": "per_drafter",
+                "models": {
+                    "small": {"kind": "bernoulli", "alpha": small},
+                    "large": {"kind": "bernoulli", "alpha": large},
+                },
+            },
+            "profile": constant_step(delta_ms=10, drafts={"small": FAST, "large": SLOW}),
+        }
+        return simulate(Experiment.parse(config, "two models"), check=True)
+
+    return make
+
+
+@pytest.mark.parametrize(("small", "large", "better"), [(0.3, 0.9, 1), (0.8, 0.82, 0)])
+def test_requests_after_the_probes_get_the_faster_model(
+    two_models: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+    small: float,
+    large: float,
+    better: int,
+) -> None:
+    chosen: list[int] = []
+    choose = DraftSelection.choose_drafter
+
+    def spied(self: DraftSelection, *args: Any) -> int:
+        chosen.append(choose(self, *args))
+        return chosen[-1]
+
+    monkeypatch.setattr(DraftSelection, "choose_drafter", spied)
+    two_models(small, large)
+    assert chosen[:16] == [0, 1] * 8
+    # Three weights from eight short probes each: the odd extreme prompt is still misjudged.
+    assert chosen[16:].count(better) >= 0.7 * len(chosen[16:])
+
+
+def test_each_model_is_paid_for_by_its_own_requests(two_models: Callable[..., Run]) -> None:
+    run = two_models(0.5, 0.9, num_probes=1000)  # in turn to the end
+    tables = Summary(run).tables
+    # Two requests at a time, one of each model: a step drafts with both, a pass per token.
+    steps = tables.steps[tables.steps["prefill_tokens"] == 0]
+    passes = np.round(steps["draft_time"] / 0.2e-3).astype(int)
+    assert np.allclose(steps["draft_time"], passes * 0.2e-3)
+    both = steps["num_requests"] == 2
+    assert (steps["draft_time"][both] > 1.1e-3).any()
+    rates = tables.requests["accepted_tokens"] / tables.requests["draft_tokens"]
+    assert rates[1::2].mean() > rates[::2].mean() + 0.2
+
+
+def test_one_drafter_and_several_do_not_mix(tiny: Callable[..., Experiment]) -> None:
+    with pytest.raises(ConfigError, match="chooses between drafters, method 'eagle3' has one"):
+        tiny(policy="draft_selection")
+    engine = {
+        "speculative_config": {
+            "method": "draft_models",
+            "models": ["a", "b"],
+            "num_speculative_tokens": 3,
+        }
+    }
+    with pytest.raises(ConfigError, match="drives one drafter, method 'draft_models' has 2"):
+        tiny(policy="goodput", engine=engine)
+    with pytest.raises(ProfileError, match="no drafting cost for draft model 'a'"):
+        simulate(tiny(policy="draft_selection", engine=engine))
+
+
+def test_every_draft_model_needs_an_acceptance_model(
+    two_models: Callable[..., Run], constant_step: Callable[..., str]
+) -> None:
+    experiment = two_models(0.5, 0.5).experiment
+    only_small = {"kind": "per_drafter", "models": {"small": {"kind": "bernoulli", "alpha": 0.5}}}
+    with pytest.raises(ConfigError, match=r"acceptance.models has no 'large' \(it has: small\)"):
+        simulate(experiment.replace(acceptance=only_small))
