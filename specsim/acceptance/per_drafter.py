@@ -1,11 +1,11 @@
 """An acceptance model for each of several drafters."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 from pydantic import Field
 
-from specsim.acceptance import ACCEPTANCE
+from specsim.acceptance import NestedAcceptance
 from specsim.acceptance.base import Acceptance
 from specsim.errors import ConfigError
 from specsim.request import Request
@@ -22,7 +22,7 @@ class PerDrafter(Acceptance):
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"models": {"small": {"kind": "bernoulli", "alpha": 0.6}}},
     )
-    models: dict[str, Annotated[Acceptance, ACCEPTANCE]] = Field(min_length=1)
+    models: dict[str, NestedAcceptance] = Field(min_length=1)
     """By name of the drafter, as in ``speculative_config.models``."""
 
     def of_drafter(self, name: str) -> Acceptance:
