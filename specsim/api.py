@@ -15,13 +15,14 @@ from specsim.policies import OraclePolicy, Policy, ServerView
 from specsim.profile import Profile, load_profile
 from specsim.request import Request
 from specsim.simulate import Run, simulate
-from specsim.step import BatchView, StepLoad, StepOutcome
+from specsim.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 from specsim.summary import Summary
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
 __all__ = [
     "BatchView",
+    "DraftView",
     "Experiment",
     "OraclePolicy",
     "Policy",
@@ -33,6 +34,7 @@ __all__ = [
     "StepOutcome",
     "Summary",
     "Trace",
+    "Tree",
     "compare",
     "load_profile",
     "parse_policies",

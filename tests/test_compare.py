@@ -14,7 +14,7 @@ from specsim.experiment import Experiment
 from specsim.paired import regret, speed_up
 from specsim.policies import Policy
 from specsim.render.runs import comparison_table
-from specsim.scoreboard import Scoreboard
+from specsim.render.scoreboard import Scoreboard
 
 STATISTICS, KINDS = ("mean", "p50", "p90", "p99"), ("ttft", "tpot", "itl", "e2el")
 

@@ -6,8 +6,8 @@ from rich.table import Table
 
 from specsim.compare import Comparison, PolicyResult
 from specsim.paired import SpeedUp
+from specsim.render.scoreboard import Scoreboard
 from specsim.render.tables import new_table
-from specsim.scoreboard import Scoreboard
 from specsim.summary import Summary
 
 __all__ = ["comparison_table", "run_table"]
