@@ -18,6 +18,7 @@ from specsim.workload.describe import TraceDescription
 __all__ = [
     "comparison_table",
     "description_json",
+    "distances_table",
     "family_table",
     "names_table",
     "run_table",
@@ -212,6 +213,32 @@ def _number(value: float | None) -> str:
 def description_json(description: TraceDescription) -> dict[str, Any]:
     """Return a description as plain values."""
     return asdict(description)
+
+
+def distances_table(rows: dict[str, dict[str, float]], title: str) -> Table:
+    """Return the goodness of fit of acceptance models.
+
+    Parameters
+    ----------
+    rows : dict of str to dict of str to float
+        Per model the fields of `specsim.acceptance_fit.Distances`.
+    title : str
+
+    Returns
+    -------
+    rich.table.Table
+    """
+    table = _table(
+        title,
+        ["distance to the held-out half", "per step", "per request", "per 8 steps", "total steps"],
+    )
+    for name, row in rows.items():
+        table.add_row(
+            escape(name),
+            *(f"{row[field]:.3f}" for field in ("per_step", "per_request", "per_window")),
+            f"{100 * row['steps_error']:+.1f} %",
+        )
+    return table
 
 
 def family_table(family: Family[Any]) -> Table:

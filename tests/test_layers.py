@@ -9,7 +9,7 @@ ROWS = [
     "errors version resources atomic settings families rng request step",
     "workload acceptance latency hardware profile proposers policies routing",
     "engine results",
-    "experiment deployment simulate summary",
+    "experiment deployment simulate summary acceptance_fit",
     "compare parity catalogue render plots cli api __main__",
 ]
 RANK = {

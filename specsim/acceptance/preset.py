@@ -13,17 +13,40 @@ from specsim.resources import find_resource, resource_names
 from specsim.rng import Luck
 from specsim.settings import Settings, load_mapping, nearest, validated
 
-__all__ = ["AcceptanceFile", "Preset", "load_preset"]
+__all__ = ["AcceptanceFile", "Preset", "Provenance", "Validation", "load_preset"]
+
+
+class Provenance(Settings):
+    """Where the parameters come from."""
+
+    source: str
+    """Of the data."""
+    fitted_to: str
+    """Which part of the data."""
+    command: str
+    """What makes them again."""
+
+
+class Validation(Settings):
+    """How the same kind of model does on one half of the requests, fitted to the other."""
+
+    acceptance: Annotated[Acceptance, ACCEPTANCE]
+    """The model fitted to one half."""
+    split_seed: int
+    num_fitted: int
+    num_held_out: int
+    held_out: dict[str, float]
+    """Distances between that model and the other half."""
+    halves: dict[str, float]
+    """The same distances between the two halves of the data."""
 
 
 class AcceptanceFile(Settings):
-    """A file below profiles/acceptance: a model, and how it came about."""
+    """A file below profiles/acceptance: a model, where it comes from, and how well it fits."""
 
     acceptance: Annotated[Acceptance, ACCEPTANCE]
-    provenance: dict[str, Any]
-    """Source of the data and the command that was run."""
-    validation: dict[str, Any]
-    """How the same kind of model, fitted to one half of the requests, does on the other."""
+    provenance: Provenance
+    validation: Validation
 
 
 @final

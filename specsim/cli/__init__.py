@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from specsim.cli.acceptance import acceptance_app
 from specsim.cli.catalogue import list_members, schema
 from specsim.cli.parity import parity
 from specsim.cli.simulation import ManyPolicies, compare, run
@@ -27,6 +28,7 @@ app.command()(run)
 app.command(cls=ManyPolicies)(compare)
 app.command()(parity)
 app.add_typer(trace_app, name="trace")
+app.add_typer(acceptance_app, name="acceptance")
 app.command("list")(list_members)
 app.command()(schema)
 
