@@ -13,6 +13,7 @@ __all__ = ["Records", "load_records"]
 class Records:
     """Survival tables of the requests that a fit looks at."""
 
+    file: Path
     tables: list[bytes]
     """Per request, in the order of the file: accepted length of a draft at each position."""
     num_too_long: int
@@ -59,4 +60,4 @@ def load_records(path: Path, proposer: str, max_output_len: int) -> Records:
             f"{path}: no request with 2 to {max_output_len} recorded output tokens is in it; raise "
             "--max-output-len or use another trace"
         )
-    return Records(tables, len(trace) - len(kept), len(kept) - len(tables))
+    return Records(path, tables, len(trace) - len(kept), len(kept) - len(tables))

@@ -48,7 +48,7 @@ class Replay:
         sums = before[WINDOW:] - before[:-WINDOW]
         requests = np.repeat(np.arange(len(self.num_steps)), self.num_steps)
         is_within = requests[WINDOW - 1 :] == requests[: len(sums)]
-        return sums[is_within].astype(np.int16)
+        return np.asarray(sums[is_within], dtype=np.int16)
 
     @cached_property
     def conditional_rates(self) -> NDArray[np.float64]:

@@ -16,14 +16,17 @@ __all__ = ["FitRun", "fields"]
 class FitRun:
     """A study, with what it was asked and what was read."""
 
-    file: str
-    """Name of the token trace, without its folder."""
     proposer: str
     draft_len: int
     max_output_len: int
     split_seed: int
     records: Records
     study: Study
+
+    @property
+    def file(self) -> str:
+        """Name of the token trace, without its folder."""
+        return self.records.file.name
 
     @property
     def command(self) -> str:

@@ -82,7 +82,8 @@ def run_study(records: Records, draft_len: int, split_seed: int) -> Study:
     fitted, held_out = (replay(half, draft_len) for half in split_halves(records, split_seed))
     if not (len(fitted.window_sums) and len(held_out.window_sums)):
         raise TraceError(
-            f"a half of the requests has none that takes {WINDOW} steps; a fit needs longer outputs"
+            f"{records.file}: no request in one of the halves takes {WINDOW} steps; a fit needs "
+            "longer outputs, or more of them"
         )
     twin = Twin(held_out, _POSITIONS, "measure")
     candidates = {}
@@ -103,14 +104,14 @@ def run_study(records: Records, draft_len: int, split_seed: int) -> Study:
 def _check(records: Records, draft_len: int) -> None:
     if len(records.tables) < 4:
         raise TraceError(
-            f"{len(records.tables)} requests are too few to fit to one half and measure on the "
-            "other; at least 4 are needed"
+            f"{records.file}: {len(records.tables)} requests are too few to fit to one half and "
+            "measure on the other; at least 4 are needed"
         )
     longest = max(map(max, records.tables))
     if draft_len > longest:
         raise TraceError(
-            f"k = {draft_len}, but the longest recorded draft survived {longest} tokens; choose a "
-            "k of at most that"
+            f"{records.file}: k = {draft_len}, but no recorded draft survived longer than "
+            f"{longest} tokens; choose a k of at most that"
         )
 
 

@@ -1,6 +1,7 @@
 """Command ``acceptance fit``."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -53,17 +54,19 @@ def fit(
     from specsim.atomic import new_file
     from specsim.render import distances_table
 
-    with spinner(f"fitting to {file.name}"):
-        records = load_records(file, proposer, max_output_len)
-        study = run_study(records, k, split_seed)
-    done = FitRun(file.name, proposer, k, max_output_len, split_seed, records, study)
-    if json_out is not None:
-        with new_file(json_out) as temporary:
-            temporary.write_text(json.dumps(done.as_json(), indent=1) + "\n")
-    if preset is not None:
-        content = done.as_preset(source).model_dump(mode="json", exclude_none=True)
-        with new_file(preset) as temporary:
-            temporary.write_text(yaml.safe_dump(content, sort_keys=False, width=100))
+    # Opened before the work, so that a path that cannot be written to is found at once.
+    with ExitStack() as outputs:
+        json_file = outputs.enter_context(new_file(json_out)) if json_out else None
+        preset_file = outputs.enter_context(new_file(preset)) if preset else None
+        with spinner(f"fitting to {file.name}"):
+            records = load_records(file, proposer, max_output_len)
+            study = run_study(records, k, split_seed)
+        done = FitRun(proposer, k, max_output_len, split_seed, records, study)
+        if json_file is not None:
+            json_file.write_text(json.dumps(done.as_json(), indent=1) + "\n")
+        if preset_file is not None:
+            content = done.as_preset(source).model_dump(mode="json", exclude_none=True)
+            preset_file.write_text(yaml.safe_dump(content, sort_keys=False, width=100))
     rows = {kind: asdict(each.held_out) for kind, each in study.candidates.items()}
     title = f"{file.name}, {proposer}, k = {k}: {study.num_fitted} requests fitted"
     show(distances_table({"the other half of the data": asdict(study.halves), **rows}, title))
