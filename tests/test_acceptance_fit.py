@@ -102,8 +102,7 @@ def test_simulation_recovers_the_layers(quick: None) -> None:
         "kind": "layered",
         "rates": (0.7, 0.6, 0.5, 0.5),
         "request_spread": 0.6,
-        "regime_spread": 1.0,
-        "regime_len": 10.0,
+        "regimes": [{"spread": 1.0, "mean_len": 10.0}],
         "drift": 0.2,
     }
     data = made_by(model)
@@ -111,7 +110,8 @@ def test_simulation_recovers_the_layers(quick: None) -> None:
     found = fitted.model_dump()
     assert found["rates"] == pytest.approx(model["rates"], abs=0.06)
     assert found["request_spread"] == pytest.approx(0.6, abs=0.2)
-    assert found["regime_spread"] == pytest.approx(1.0, abs=0.3)
+    spreads = [regime["spread"] for regime in found["regimes"]]
+    assert np.linalg.norm(spreads) == pytest.approx(1.0, abs=0.3)
     assert found["drift"] == pytest.approx(0.2, abs=0.1)
     again = Distances.between(Twin(data, 200_000, "test").replay(fitted), data)
     assert max(again.per_step, again.per_window, abs(again.steps_error)) < 0.02

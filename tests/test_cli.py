@@ -202,6 +202,7 @@ def test_acceptance_fit_prints_distances_and_what_an_experiment_takes(
         ({"FILE": "empty.jsonl"}, "empty.jsonl: is empty"),
         ({"FILE": "nowhere.jsonl"}, "nowhere.jsonl: cannot be read"),
         ({"FILE": "few.jsonl"}, "few.jsonl: 2 requests are too few"),
+        ({"--kind": "beto"}, "no kind 'beto' to fit; did you mean 'beta'?"),
         ({"--json": "tokens.jsonl/fit.json"}, "cannot be written"),
     ],
 )

@@ -11,8 +11,9 @@ from scipy.special import ndtri
 from specsim.acceptance.base import Acceptance, runs_below, split_tables
 from specsim.request import Request
 from specsim.rng import Luck
+from specsim.settings import Settings
 
-__all__ = ["REFERENCE_POSITION", "Layered"]
+__all__ = ["REFERENCE_POSITION", "Layered", "Regime"]
 
 REFERENCE_POSITION = 100
 """Output position at which `Layered.rates` hold."""
@@ -20,16 +21,25 @@ REFERENCE_POSITION = 100
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
+class Regime(Settings):
+    """Stretches of the output that are easier or harder to draft than others."""
+
+    spread: float = Field(ge=0)
+    """How much regimes differ, in units of the spread of a single token's own luck."""
+    mean_len: float = Field(ge=1)
+    """Mean number of tokens until the regime's luck is drawn anew."""
+
+
 @final
 class Layered(Acceptance):
-    """Luck in three layers: the request's own, its present regime's, and each token's.
+    """Luck in layers: the request's own, that of short and long regimes, and each token's.
 
     The j-th token of a draft is accepted, given that all before it were, if
 
-        level_j + request_spread * z + regime_spread * s + drift * ln(q / 100) + e > 0
+        level_j + request_spread * z + sum of spread_i * s_i + drift * ln(q / 100) + e > 0
 
-    where z is normal and drawn once per request, s is normal and drawn anew with probability
-    1 / regime_len at every output token, e is normal and each token's own, and q = p + 1 for a
+    where z is normal and drawn once per request, s_i is normal and drawn anew with probability
+    1 / mean_len_i at every output token, e is normal and each token's own, and q = p + 1 for a
     token at output position p (`REFERENCE_POSITION` is the 100). The levels are chosen so that
     averaged over all luck a fresh j-th token at q = 100 would be accepted with probability
     rates[j - 1]; the last rate holds for all tokens after it. A variance-components probit: what
@@ -41,26 +51,22 @@ class Layered(Acceptance):
         {
             "rates": [0.75, 0.65, 0.6],
             "request_spread": 0.4,
-            "regime_spread": 0.8,
-            "regime_len": 8.0,
+            "regimes": [{"spread": 0.8, "mean_len": 3.0}, {"spread": 0.3, "mean_len": 30.0}],
             "drift": 0.1,
         },
     )
     rates: tuple[Share, ...] = Field(min_length=1)
     request_spread: float = Field(default=0.0, ge=0)
-    """How much requests differ, in units of the spread of a single token's luck."""
-    regime_spread: float = Field(default=0.0, ge=0)
-    """How much regimes within a request differ, in the same units."""
-    regime_len: float = Field(default=1.0, ge=1)
-    """Mean number of tokens until the regime is drawn anew."""
+    """How much requests differ, in units of the spread of a single token's own luck."""
+    regimes: tuple[Regime, ...] = ()
     drift: float = 0.0
     """Score gained whenever the output grows by a factor e: positive if text becomes easier."""
 
     @property
     def levels(self) -> NDArray[np.float64]:
         """Score of the j-th token before any luck, shape (len(rates),)."""
-        spread = np.sqrt(1 + self.request_spread**2 + self.regime_spread**2)
-        return np.asarray(ndtri(self.rates) * spread)
+        spreads = [1.0, self.request_spread, *(regime.spread for regime in self.regimes)]
+        return np.asarray(ndtri(self.rates) * np.linalg.norm(spreads))
 
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
@@ -71,9 +77,9 @@ class Layered(Acceptance):
         own = self.request_spread * _normals(luck.child("request").per_request(indices))
         # A token fails if its own luck falls short of what the other layers leave to it.
         lacking = -_normals(luck.uniforms(indices, counts)) - np.repeat(own, counts)
-        if self.regime_spread:
-            regimes = luck.child("regime").renewed(indices, counts, self.regime_len)
-            lacking -= self.regime_spread * _normals(regimes)
+        for number, regime in enumerate(self.regimes):
+            drawn = luck.child(f"regime {number}").renewed(indices, counts, regime.mean_len)
+            lacking -= regime.spread * _normals(drawn)
         if self.drift:
             lacking -= self.drift * _log_positions(counts)
         levels = self.levels.tolist()

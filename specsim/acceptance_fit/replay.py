@@ -11,10 +11,13 @@ from specsim.acceptance.base import Acceptance
 from specsim.request import Request
 from specsim.rng import Luck, stream_id
 
-__all__ = ["WINDOW", "Replay", "Twin", "replay"]
+__all__ = ["LAGS", "WINDOW", "Replay", "Twin", "replay"]
 
 WINDOW = 8
 """Consecutive steps over which accepted tokens are summed."""
+
+LAGS = (1, 2, 4, 8)
+"""Steps apart at which the correlation of accepted tokens is measured."""
 
 _CHUNK = 1024  # requests asked about at once, as in a run
 
@@ -49,6 +52,19 @@ class Replay:
         requests = np.repeat(np.arange(len(self.num_steps)), self.num_steps)
         is_within = requests[WINDOW - 1 :] == requests[: len(sums)]
         return np.asarray(sums[is_within], dtype=np.int16)
+
+    @cached_property
+    def autocorrelations(self) -> NDArray[np.float64]:
+        """Correlation of accepted tokens with those so many steps later, shape (len(LAGS),)."""
+        requests = np.repeat(np.arange(len(self.num_steps)), self.num_steps)
+        deviations = self.accepted_lens - self.accepted_lens.mean()
+        variance = max(float(deviations.var()), 1e-12)
+        found = np.zeros(len(LAGS))
+        for row, lag in enumerate(LAGS):
+            is_within = requests[lag:] == requests[:-lag]
+            products = (deviations[lag:] * deviations[:-lag])[is_within]
+            found[row] = products.mean() / variance if len(products) else 0.0
+        return found
 
     @cached_property
     def conditional_rates(self) -> NDArray[np.float64]:

@@ -33,7 +33,8 @@ class FitRun:
         """The command that does it again."""
         return (
             f"specsim acceptance fit {self.file} --proposer {self.proposer} --k {self.draft_len} "
-            f"--max-output-len {self.max_output_len} --split-seed {self.split_seed}"
+            f"--max-output-len {self.max_output_len} --split-seed {self.split_seed} "
+            f"--kind {self.study.chosen_kind}"
         )
 
     @property
@@ -80,7 +81,7 @@ class FitRun:
         AcceptanceFile
         """
         study = self.study
-        best = study.candidates[study.best]
+        candidate = study.candidates[study.chosen_kind]
         provenance = Provenance(
             source=source,
             fitted_to=(
@@ -90,11 +91,11 @@ class FitRun:
             command=self.command,
         )
         validation = Validation(
-            acceptance=best.model,
+            acceptance=candidate.model,
             split_seed=self.split_seed,
             num_fitted=study.num_fitted,
             num_held_out=study.num_held_out,
-            held_out=_digits(best.held_out),
+            held_out=_digits(candidate.held_out),
             halves=_digits(study.halves),
         )
         return AcceptanceFile(acceptance=study.chosen, provenance=provenance, validation=validation)

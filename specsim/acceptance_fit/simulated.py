@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, logit, ndtr, ndtri
 
+from specsim.acceptance import layered
 from specsim.acceptance.layered import Layered
 from specsim.acceptance.markov import Markov, Regime
 from specsim.acceptance_fit.distance import discrepancy
@@ -21,8 +22,8 @@ __all__ = ["fit_layered", "fit_markov"]
 
 Vector = NDArray[np.float64]
 
-_POSITIONS = 100_000  # output positions per trial: errors far below those of the data
-_MAX_TRIALS = 120  # per start
+_POSITIONS = 60_000  # output positions per trial: errors far below those of the data
+_MAX_TRIALS = 250  # per start
 
 
 def fit_markov(data: Replay) -> Markov:
@@ -30,7 +31,8 @@ def fit_markov(data: Replay) -> Markov:
     twin = Twin(data, _POSITIONS, "fit")
     middle = logit(np.clip(fit_bernoulli(data).alpha, 0.05, 0.95))
     starts = [(0.0, middle - 1.5, middle + 1.5, np.log(length)) for length in (3.0, 20.0)]
-    x = _closest(lambda x: discrepancy(twin.replay(_markov(x)), data), starts)
+    steps = (0.7, 0.7, 0.7, 0.7)
+    x = _closest(lambda x: discrepancy(twin.replay(_markov(x)), data), starts, steps)
     return _markov(x)
 
 
@@ -42,7 +44,7 @@ def _markov(x: Vector) -> Markov:
             Regime(weight=rounded(1 - easy), alpha=low),
             Regime(weight=rounded(easy), alpha=high),
         ),
-        regime_len=_regime_len(x[3]),
+        regime_len=_mean_len(x[3]),
     )
 
 
@@ -57,9 +59,11 @@ def fit_layered(data: Replay) -> Layered:
         rates, distance = _matched(_layered(x, rates), target, twin, data)
         return distance
 
-    starts = [(np.log(0.5), np.log(spread), np.log(length), 0.1)
-              for spread, length in ((0.7, 7.0), (1.5, 20.0))]  # fmt: skip
-    x = _closest(loss, starts)
+    starts = [
+        (np.log(own), np.log(short), np.log(2.0), np.log(long), np.log(20.0), 0.1)
+        for own, short, long in ((0.5, 0.7, 0.4), (0.5, 0.3, 1.2), (1.0, 0.3, 0.3))
+    ]
+    x = _closest(loss, starts, steps=(0.7, 0.7, 0.7, 0.7, 0.7, 0.2))
     rates, _ = _matched(_layered(x, rates), target, twin, data, rounds=8)
     return _layered(x, rates)
 
@@ -67,15 +71,17 @@ def fit_layered(data: Replay) -> Layered:
 def _layered(x: Vector, rates: Vector) -> Layered:
     return Layered(
         rates=tuple(map(rounded, rates.tolist())),
-        request_spread=rounded(float(np.exp(np.clip(x[0], -5, 2)))),
-        regime_spread=rounded(float(np.exp(np.clip(x[1], -5, 2)))),
-        regime_len=_regime_len(x[2]),
-        drift=rounded(float(np.clip(x[3], -2, 2))),
+        request_spread=_spread(x[0]),
+        regimes=(
+            layered.Regime(spread=_spread(x[1]), mean_len=_mean_len(x[2])),
+            layered.Regime(spread=_spread(x[3]), mean_len=_mean_len(x[4])),
+        ),
+        drift=rounded(float(np.clip(x[5], -2, 2))),
     )
 
 
 def _matched(
-    model: Layered, target: Vector, twin: Twin, data: Replay, rounds: int = 3
+    model: Layered, target: Vector, twin: Twin, data: Replay, rounds: int = 2
 ) -> tuple[Vector, float]:
     """Return the rates that make a model's conditional rates those of the data, and its distance.
 
@@ -92,12 +98,20 @@ def _matched(
     return rates, discrepancy(trial, data)
 
 
-def _regime_len(log_len: float) -> float:
+def _spread(log_spread: float) -> float:
+    return rounded(float(np.exp(np.clip(log_spread, -5, 1.5))))
+
+
+def _mean_len(log_len: float) -> float:
     """Return a length that may approach 1 (every token its own regime) but not go below."""
     return rounded(1 + float(np.exp(np.clip(log_len, -5, 7))))
 
 
-def _closest(loss: Callable[[Vector], float], starts: Sequence[tuple[float, ...]]) -> Vector:
+def _closest(
+    loss: Callable[[Vector], float],
+    starts: Sequence[tuple[float, ...]],
+    steps: tuple[float, ...],
+) -> Vector:
     """Return the best point that Nelder and Mead's method finds from any of the starts."""
     found = [
         minimize(
@@ -108,7 +122,7 @@ def _closest(loss: Callable[[Vector], float], starts: Sequence[tuple[float, ...]
                 "maxfev": _MAX_TRIALS,
                 "xatol": 1e-2,
                 "fatol": 1e-6,
-                "initial_simplex": np.vstack([start, np.array(start) + 0.7 * np.eye(len(start))]),
+                "initial_simplex": np.vstack([start, np.array(start) + np.diag(steps)]),
             },
         )
         for start in starts

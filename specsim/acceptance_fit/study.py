@@ -16,8 +16,9 @@ from specsim.acceptance_fit.estimate import (
 from specsim.acceptance_fit.records import Records
 from specsim.acceptance_fit.replay import WINDOW, Replay, Twin, replay
 from specsim.acceptance_fit.simulated import fit_layered, fit_markov
-from specsim.errors import TraceError
+from specsim.errors import ConfigError, TraceError
 from specsim.rng import Luck, stream_id
+from specsim.settings import nearest
 
 __all__ = ["FITS", "Candidate", "Study", "run_study", "split_halves"]
 
@@ -55,11 +56,15 @@ class Study:
     """By kind."""
     best: str
     """Kind of the candidate that is closest to the held-out half."""
+    chosen_kind: str
+    """The best, unless another one was asked for."""
     chosen: Acceptance
     """A model of that kind, fitted to all requests."""
 
 
-def run_study(records: Records, draft_len: int, split_seed: int) -> Study:
+def run_study(
+    records: Records, draft_len: int, split_seed: int, chosen_kind: str | None = None
+) -> Study:
     """Fit all models and choose the best.
 
     Parameters
@@ -68,6 +73,8 @@ def run_study(records: Records, draft_len: int, split_seed: int) -> Study:
     draft_len : int, tokens
     split_seed : int
         Other seeds divide the requests in other ways.
+    chosen_kind : str, optional
+        Choose this kind, whatever is best.
 
     Returns
     -------
@@ -75,9 +82,15 @@ def run_study(records: Records, draft_len: int, split_seed: int) -> Study:
 
     Raises
     ------
+    ConfigError
+        There is no such kind, or it cannot be fitted.
     TraceError
         The records are too few or too short, or drafts in them are shorter than `draft_len`.
     """
+    if chosen_kind not in (None, *FITS):
+        raise ConfigError(
+            f"no kind '{chosen_kind}' to fit; {nearest(str(chosen_kind), list(FITS))}"
+        )
     _check(records, draft_len)
     fitted, held_out = (replay(half, draft_len) for half in split_halves(records, split_seed))
     if not (len(fitted.window_sums) and len(held_out.window_sums)):
@@ -97,7 +110,8 @@ def run_study(records: Records, draft_len: int, split_seed: int) -> Study:
         halves=Distances.between(fitted, held_out),
         candidates=candidates,
         best=best,
-        chosen=FITS[best](replay(records.tables, draft_len)),
+        chosen_kind=chosen_kind or best,
+        chosen=FITS[chosen_kind or best](replay(records.tables, draft_len)),
     )
 
 

@@ -28,6 +28,9 @@ def fit(
         int, typer.Option(min=2, help="Leave longer outputs out: they are endless loops.")
     ] = 1500,
     split_seed: Annotated[int, typer.Option(min=0, help="Of the division into halves.")] = 0,
+    kind: Annotated[
+        str | None, typer.Option(help="Choose this model; by default the closest.")
+    ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Write everything here, as JSON.")
     ] = None,
@@ -43,8 +46,8 @@ def fit(
 
     Prints how far each model is from the held-out half (Kolmogorov-Smirnov distances of accepted
     tokens per step, tokens per step per request and accepted tokens in 8 consecutive steps; error
-    of the total of steps), and how far the halves are from each other. The best kind of model is
-    fitted again to all requests and printed as it goes into an experiment.
+    of the total of steps), and how far the halves are from each other. The closest kind of model,
+    or the one asked for, is fitted again to all requests and printed as it goes into an experiment.
     """
     from dataclasses import asdict
 
@@ -60,7 +63,7 @@ def fit(
         preset_file = outputs.enter_context(new_file(preset)) if preset else None
         with spinner(f"fitting to {file.name}"):
             records = load_records(file, proposer, max_output_len)
-            study = run_study(records, k, split_seed)
+            study = run_study(records, k, split_seed, kind)
         done = FitRun(proposer, k, max_output_len, split_seed, records, study)
         if json_file is not None:
             json_file.write_text(json.dumps(done.as_json(), indent=1) + "\n")
@@ -71,5 +74,6 @@ def fit(
     title = f"{file.name}, {proposer}, k = {k}: {study.num_fitted} requests fitted"
     show(distances_table({"the other half of the data": asdict(study.halves), **rows}, title))
     typer.echo(done.left_out)
-    typer.echo(f"\nbest: {study.best}; fitted to all {len(records.tables)} requests:\n")
+    typer.echo(f"\nclosest: {study.best}")
+    typer.echo(f"{study.chosen_kind}, fitted to all {len(records.tables)} requests:\n")
     typer.echo(yaml.safe_dump({"acceptance": fields(study.chosen)}, sort_keys=False), nl=False)

@@ -83,8 +83,7 @@ LAYERED = {
     "kind": "layered",
     "rates": [0.8, 0.3],
     "request_spread": 0.7,
-    "regime_spread": 1.2,
-    "regime_len": 4.0,
+    "regimes": [{"spread": 1.2, "mean_len": 4.0}],
 }
 
 
@@ -111,6 +110,17 @@ def test_layered_without_spread_is_per_position() -> None:
     assert measured == pytest.approx([0.8, 0.4, 0.2], abs=0.006)
 
 
-def test_requests_and_regimes_persist() -> None:
-    shares = tables({**LAYERED, "regime_spread": 0.0}, 2000, 400).mean(axis=1)
-    assert shares.std() > 5 * (0.8 * 0.2 / 400) ** 0.5
+@pytest.mark.parametrize("distance", [1, 5])
+def test_layered_regimes_are_forgotten_geometrically(distance: int) -> None:
+    accepted = (tables({**LAYERED, "rates": [0.5]}, 8000, 60) >= 1).astype(float)
+    products = (accepted[:, distance:] * accepted[:, :-distance]).mean(axis=1)
+    # Two scores share the request's luck, and the regime's while it lasts; both fail or both
+    # succeed with probability 1/2 + arcsin(correlation) / pi (Sheppard 1899).
+    variance = 1 + 0.7**2 + 1.2**2
+    lasts = (1 - 1 / 4.0) ** distance
+    expected = lasts * _both(0.7**2 + 1.2**2, variance) + (1 - lasts) * _both(0.7**2, variance)
+    assert abs(products.mean() - expected) < 4 * standard_error(products)
+
+
+def _both(shared: float, variance: float) -> float:
+    return 0.25 + float(np.arcsin(shared / variance)) / (2 * np.pi)
