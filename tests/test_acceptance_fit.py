@@ -68,7 +68,8 @@ def made_by(model: dict[str, Any], count: int = 300, output_len: int = 200) -> R
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated, "_POSITIONS", 30_000)
+    monkeypatch.setattr(simulated, "_POSITIONS", 1)  # the requests of the data, once
+    monkeypatch.setattr(simulated, "_MAX_TRIALS", 120)
 
 
 @pytest.mark.parametrize(
@@ -186,21 +187,26 @@ def held_out(proposer: str, dataset: str) -> tuple[Distances, Distances]:
     _, half = split_halves(records, said.split_seed)
     data = replay(half, 5)
     assert len(half) == said.num_held_out
-    model = Twin(data, 300_000, "another").replay(said.acceptance)
+    model = Twin(data, 1_000_000, "measure").replay(said.acceptance)
     return Distances(**said.held_out), Distances.between(model, data)
 
 
 @needs(DATA / "llama31_8b_gsm8k.jsonl.gz")
 @pytest.mark.parametrize(
     ("proposer", "targets"),
-    [("eagle", Distances(0, 0, 0, 0)), ("ngram", Distances(0, 0, 0, 0))],
+    [
+        ("eagle", Distances(0.020, 0.120, 0.047, 0.05)),
+        ("ngram", Distances(0.020, 0.125, 0.047, 0.07)),
+    ],
 )
 def test_shipped_presets_fit_the_half_that_they_were_not_fitted_to(
     proposer: str, targets: Distances
 ) -> None:
+    # Half of 150 requests differ from the other half by 0.11 per request, and by 0.012 per step; a
+    # fit cannot be much closer than that, whatever it is.
     pairs = [held_out(proposer, dataset) for dataset in DATASETS]
     for said, found in pairs:
-        assert asdict(found) == pytest.approx(asdict(said), abs=0.01)
+        assert asdict(found) == pytest.approx(asdict(said), abs=2e-4)
     found = [each for _, each in pairs]
     assert np.mean([each.per_step for each in found]) <= targets.per_step
     assert np.mean([each.per_request for each in found]) <= targets.per_request

@@ -13,7 +13,7 @@ from specsim.request import Request
 from specsim.rng import Luck
 from specsim.settings import Settings
 
-__all__ = ["REFERENCE_POSITION", "Layered", "Regime"]
+__all__ = ["REFERENCE_POSITION", "Layered", "RegimeLayer"]
 
 REFERENCE_POSITION = 100
 """Output position at which `Layered.rates` hold."""
@@ -21,7 +21,7 @@ REFERENCE_POSITION = 100
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-class Regime(Settings):
+class RegimeLayer(Settings):
     """Stretches of the output that are easier or harder to draft than others."""
 
     spread: float = Field(ge=0)
@@ -58,7 +58,7 @@ class Layered(Acceptance):
     rates: tuple[Share, ...] = Field(min_length=1)
     request_spread: float = Field(default=0.0, ge=0)
     """How much requests differ, in units of the spread of a single token's own luck."""
-    regimes: tuple[Regime, ...] = ()
+    regimes: tuple[RegimeLayer, ...] = ()
     drift: float = 0.0
     """Score gained whenever the output grows by a factor e: positive if text becomes easier."""
 

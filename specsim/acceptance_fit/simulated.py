@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, logit, ndtr, ndtri
 
-from specsim.acceptance import layered
-from specsim.acceptance.layered import Layered
+from specsim.acceptance.layered import Layered, RegimeLayer
 from specsim.acceptance.markov import Markov, Regime
 from specsim.acceptance_fit.distance import discrepancy
 from specsim.acceptance_fit.estimate import fit_bernoulli, rounded
@@ -44,7 +43,7 @@ def _markov(x: Vector) -> Markov:
             Regime(weight=rounded(1 - easy), alpha=low),
             Regime(weight=rounded(easy), alpha=high),
         ),
-        regime_len=_mean_len(x[3]),
+        regime_len=_mean_len(x[3], shortest=1),
     )
 
 
@@ -61,7 +60,7 @@ def fit_layered(data: Replay) -> Layered:
 
     starts = [
         (np.log(own), np.log(short), np.log(2.0), np.log(long), np.log(20.0), 0.1)
-        for own, short, long in ((0.5, 0.7, 0.4), (0.5, 0.3, 1.2), (1.0, 0.3, 0.3))
+        for own, short, long in ((0.5, 0.7, 0.4), (0.4, 0.3, 1.2))
     ]
     x = _closest(loss, starts, steps=(0.7, 0.7, 0.7, 0.7, 0.7, 0.2))
     rates, _ = _matched(_layered(x, rates), target, twin, data, rounds=8)
@@ -73,8 +72,8 @@ def _layered(x: Vector, rates: Vector) -> Layered:
         rates=tuple(map(rounded, rates.tolist())),
         request_spread=_spread(x[0]),
         regimes=(
-            layered.Regime(spread=_spread(x[1]), mean_len=_mean_len(x[2])),
-            layered.Regime(spread=_spread(x[3]), mean_len=_mean_len(x[4])),
+            RegimeLayer(spread=_spread(x[1]), mean_len=_mean_len(x[2], shortest=1)),
+            RegimeLayer(spread=_spread(x[3]), mean_len=_mean_len(x[4], shortest=8)),
         ),
         drift=rounded(float(np.clip(x[5], -2, 2))),
     )
@@ -99,12 +98,13 @@ def _matched(
 
 
 def _spread(log_spread: float) -> float:
-    return rounded(float(np.exp(np.clip(log_spread, -5, 1.5))))
+    """Return a spread of at most twice a token's own, beyond which hardly anything changes."""
+    return rounded(float(np.exp(np.clip(log_spread, -5, np.log(2)))))
 
 
-def _mean_len(log_len: float) -> float:
-    """Return a length that may approach 1 (every token its own regime) but not go below."""
-    return rounded(1 + float(np.exp(np.clip(log_len, -5, 7))))
+def _mean_len(log_excess: float, shortest: int) -> float:
+    """Return a mean length that may approach the shortest but not go below, nor beyond outputs."""
+    return rounded(shortest + float(np.exp(np.clip(log_excess, -5, 5))))
 
 
 def _closest(
