@@ -231,7 +231,15 @@ def test_acceptance_fit_rejects_a_k_that_is_no_draft_length(k: str, cli: Run) ->
 def test_list_shows_every_member_with_its_fields(cli: Run) -> None:
     code, out, _ = cli("list")
     assert code == 0
-    for word in ("poisson", "burstiness: float", "static", "eagle3", "h100/llama-3.1-8b", "arena"):
+    for word in (
+        "poisson",
+        "burstiness: float",
+        "static",
+        "eagle3",
+        "h100/llama-3.1-8b",
+        "arena",
+        "llama-3.1-8b/ngram/cnn",
+    ):
         assert word in out
 
 

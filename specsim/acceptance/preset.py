@@ -13,7 +13,7 @@ from specsim.resources import find_resource, resource_names
 from specsim.rng import Luck
 from specsim.settings import Settings, load_mapping, nearest, validated
 
-__all__ = ["AcceptanceFile", "Preset", "Provenance", "Validation", "load_preset"]
+__all__ = ["AcceptanceFile", "Preset", "Provenance", "Validation", "load_preset", "preset_names"]
 
 
 class Provenance(Settings):
@@ -73,6 +73,12 @@ class Preset(Acceptance):
         return self._model.survival_lens(requests, luck, max_draft_len)
 
 
+def preset_names() -> list[str]:
+    """Return the names of all shipped presets, sorted."""
+    found = resource_names("profiles", "acceptance/*/*/*.yaml")
+    return [name.removeprefix("acceptance/") for name in found]
+
+
 def load_preset(name: str) -> AcceptanceFile:
     """Return the content of a shipped file.
 
@@ -92,9 +98,8 @@ def load_preset(name: str) -> AcceptanceFile:
     """
     path = find_resource("profiles", f"acceptance/{name}.yaml")
     if path is None:
-        found = resource_names("profiles", "acceptance/*/*/*.yaml")
-        known = [preset.removeprefix("acceptance/") for preset in found]
-        raise ConfigError(f"no preset '{name}' in profiles/acceptance/; {nearest(name, known)}")
+        hint = nearest(name, preset_names())
+        raise ConfigError(f"no preset '{name}' in profiles/acceptance/; {hint}")
     with validated(str(path), ConfigError):
         preset = AcceptanceFile.model_validate(load_mapping(path, ConfigError))
     if preset.acceptance.kind == "preset":
