@@ -34,7 +34,8 @@ def new_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it has become `path`, or its folder is none
+            temporary.unlink()
 
 
 @contextmanager

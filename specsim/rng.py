@@ -159,3 +159,57 @@ class Luck:
             In [0, 1).
         """
         return indexed_uniforms(self.seed, self.stream, requests, counts)
+
+    def per_request(self, requests: Sequence[int]) -> NDArray[np.float64]:
+        """Return one number for each request.
+
+        Parameters
+        ----------
+        requests : sequence of int, length n
+
+        Returns
+        -------
+        ndarray of float, shape (n,)
+            In [0, 1).
+        """
+        return self.uniforms(requests, [1] * len(requests))
+
+    def renewed(
+        self, requests: Sequence[int], counts: Sequence[int], mean_len: float
+    ) -> NDArray[np.float64]:
+        """Return numbers that stay for a while along each request, end to end.
+
+        At every position the number is drawn anew with probability 1 / mean_len, independently of
+        all before, and stays as it was otherwise.
+
+        Parameters
+        ----------
+        requests : sequence of int, length n
+        counts : sequence of int, length n
+            Positions of each request, at least 1.
+        mean_len : float
+            Mean number of positions until the next draw, at least 1.
+
+        Returns
+        -------
+        ndarray of float, shape (sum(counts),)
+            In [0, 1).
+        """
+        is_drawn = self.child("renewal").uniforms(requests, counts) < 1 / mean_len
+        is_drawn[np.cumsum(counts) - counts] = True
+        drawn = self.uniforms(requests, counts)[is_drawn]
+        return np.repeat(drawn, np.diff(np.flatnonzero(np.append(is_drawn, True))))
+
+    def child(self, name: str) -> "Luck":
+        """Return luck for another purpose of the same model, independent of this one.
+
+        Parameters
+        ----------
+        name : str
+            What it decides, such as ``"request"``.
+
+        Returns
+        -------
+        Luck
+        """
+        return Luck(self.seed, splitmix64(self.stream ^ stream_id(name)))

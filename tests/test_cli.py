@@ -12,6 +12,7 @@ import pytest
 import yaml
 from conftest import ROOT, Run, tiny_config
 
+from specsim.acceptance_fit import simulated, study
 from specsim.engine.scheduler import Scheduler
 
 
@@ -136,10 +137,95 @@ def test_synth_is_reproducible(cli: Run, tmp_path: Path) -> None:
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
+def write_tokens(path: Path, count: int = 12) -> None:
+    """Write a token trace of a proposer that alternates between hits and misses."""
+    lens = [1] + [4, 3, 2, 1, 1, 2, 1, 1] * 30
+    row = {"prompt_token_ids": [1], "generated_token_ids": list(range(len(lens)))}
+    lines = (
+        json.dumps(
+            {**row, "id": str(i), "acc_eagle": {"acc_len": [1, *lens[1 + i :], *lens[1 : 1 + i]]}}
+        )
+        for i in range(count)
+    )
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def quick_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated, "_POSITIONS", 3000)
+    monkeypatch.setattr(simulated, "_MAX_TRIALS", 10)
+    monkeypatch.setattr(study, "_POSITIONS", 10_000)
+
+
+def test_acceptance_fit_prints_distances_and_what_an_experiment_takes(
+    cli: Run, experiment: Callable[..., Path], tmp_path: Path, quick_fit: None
+) -> None:
+    write_tokens(tmp_path / "tokens.jsonl")
+    args = ("acceptance", "fit", "tokens.jsonl", "--proposer", "eagle", "--k", 3)
+    preset = Path("profiles") / "acceptance" / "mine.yaml"
+    code, out, err = cli(*args, "--json", "fit.json", "--preset", preset, "--source", "a test")
+    assert (code, err) == (0, "")
+    for word in ("other half of the data", "beta_position", "layered", "0 requests of more than"):
+        assert word in out
+    found = json.loads((tmp_path / "fit.json").read_text())
+    assert (found["num_fitted"], found["num_held_out"], found["k"]) == (6, 6, 3)
+    printed = yaml.safe_load(out[out.index("\nacceptance:") :])
+    assert printed["acceptance"] == found["acceptance"]
+    assert found["acceptance"]["kind"] == found["best"]
+    again = cli(*args, "--json", "again.json")
+    assert again[0] == 0
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "fit.json").read_bytes()
+    for acceptance in (printed["acceptance"], {"kind": "preset", "name": "mine"}):
+        assert cli("run", experiment(acceptance=acceptance))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"--proposer": "medusa"}, "no column 'acc_medusa' (recorded proposers: eagle)"),
+        ({"--k": 9}, "tokens.jsonl: k = 9, but no recorded draft survived longer than 3"),
+        ({"--max-output-len": 100}, "no request with 2 to 100 recorded output tokens"),
+        ({"FILE": "empty.jsonl"}, "empty.jsonl: is empty"),
+        ({"FILE": "nowhere.jsonl"}, "nowhere.jsonl: cannot be read"),
+        ({"FILE": "few.jsonl"}, "few.jsonl: 2 requests are too few"),
+        ({"--kind": "beto"}, "no kind 'beto' to fit; did you mean 'beta'?"),
+        ({"--json": "tokens.jsonl/fit.json"}, "cannot be written"),
+    ],
+)
+def test_acceptance_fit_on_bad_input(
+    options: dict[str, Any], message: str, cli: Run, tmp_path: Path, quick_fit: None
+) -> None:
+    write_tokens(tmp_path / "tokens.jsonl")
+    write_tokens(tmp_path / "few.jsonl", 2)
+    (tmp_path / "empty.jsonl").write_text("")
+    given = {"FILE": "tokens.jsonl", "--proposer": "eagle", "--k": 3, **options}
+    file = given.pop("FILE")
+    code, _, err = cli(
+        "acceptance", "fit", file, *(part for pair in given.items() for part in pair)
+    )
+    assert code == 2
+    assert message in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("k", ["0", "-1", "many"])
+def test_acceptance_fit_rejects_a_k_that_is_no_draft_length(k: str, cli: Run) -> None:
+    assert cli("acceptance", "fit", "tokens.jsonl", "--proposer", "eagle", "--k", k)[0] == 2
+
+
 def test_list_shows_every_member_with_its_fields(cli: Run) -> None:
     code, out, _ = cli("list")
     assert code == 0
-    for word in ("poisson", "burstiness: float", "static", "eagle3", "h100/llama-3.1-8b", "arena"):
+    for word in (
+        "poisson",
+        "burstiness: float",
+        "static",
+        "eagle3",
+        "h100/llama-3.1-8b",
+        "arena",
+        "llama-3.1-8b/ngram/cnn",
+    ):
         assert word in out
 
 

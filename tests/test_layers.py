@@ -9,7 +9,7 @@ ROWS = [
     "errors version resources atomic settings families rng request step draft_luck",
     "workload acceptance latency hardware profile proposers policies routing",
     "engine results",
-    "experiment deployment drafting simulate summary",
+    "experiment deployment drafting simulate summary acceptance_fit",
     "paired compare breakdown parity catalogue render plots cli api __main__",
 ]
 RANK = {

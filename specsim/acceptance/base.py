@@ -11,7 +11,7 @@ from specsim.families import Member
 from specsim.request import Request
 from specsim.rng import Luck
 
-__all__ = ["MAX_DRAFT_LEN", "Acceptance", "Oracle", "run_lengths", "split_tables"]
+__all__ = ["MAX_DRAFT_LEN", "Acceptance", "Oracle", "run_lengths", "runs_below", "split_tables"]
 
 MAX_DRAFT_LEN = 254
 """Longest draft: with the bonus token it still fits into a byte, as in every table of a run."""
@@ -156,6 +156,29 @@ def run_lengths(successes: NDArray[np.bool_], limit: int) -> NDArray[np.uint8]:
     failures = np.where(successes, len(successes), positions)
     next_failure = np.minimum.accumulate(failures[::-1])[::-1]
     return np.minimum(next_failure - positions, limit).astype(np.uint8)
+
+
+def runs_below(values: NDArray[np.float64], limits: Sequence[float]) -> NDArray[np.uint8]:
+    """Return, for each position, how many values in a row from there on stay below their limits.
+
+    Parameters
+    ----------
+    values : ndarray of float, shape (n,)
+    limits : sequence of float, length m
+        The first for the value at the position itself, the next for the one after it, ...
+
+    Returns
+    -------
+    ndarray of uint8, shape (n,)
+        At most m; 0 at the last m positions, from which the limits reach too far.
+    """
+    starts = max(len(values) - len(limits), 0)
+    alive = np.ones(starts, dtype=bool)
+    lens = np.zeros(len(values), dtype=np.uint8)
+    for offset, limit in enumerate(limits):
+        alive &= values[offset : offset + starts] < limit
+        lens[:starts] += alive
+    return lens
 
 
 def split_tables(

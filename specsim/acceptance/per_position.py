@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self, final
 
-import numpy as np
 from pydantic import Field, model_validator
 
-from specsim.acceptance.base import Acceptance, split_tables
+from specsim.acceptance.base import Acceptance, runs_below, split_tables
 from specsim.request import Request
 from specsim.rng import Luck
 
@@ -67,15 +66,9 @@ class PerPosition(Acceptance):
         rates = self.rates[:max_draft_len]
         indices = [request.index for request in requests]
         counts = [request.output_len + len(rates) for request in requests]
-        uniforms = luck.uniforms(indices, counts)
         # Every position that belongs to an output has all its draft tokens within its own request.
-        starts = len(uniforms) - len(rates)
-        alive = np.ones(starts, dtype=bool)
-        survived = np.zeros(len(uniforms), dtype=np.uint8)
-        for offset, rate in enumerate(rates):
-            alive &= uniforms[offset : offset + starts] < rate
-            survived[:starts] += alive
-        return split_tables(survived, requests, stride_extra=len(rates))
+        lens = runs_below(luck.uniforms(indices, counts), rates)
+        return split_tables(lens, requests, stride_extra=len(rates))
 
     def position_rates(self, num_positions: int) -> list[float]:
         """Return the conditional rates, 0 beyond the last."""

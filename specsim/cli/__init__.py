@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from specsim.cli.acceptance import acceptance_app
 from specsim.cli.catalogue import list_members, schema
 from specsim.cli.inspection import breakdown, timeline
 from specsim.cli.parity import parity
@@ -30,6 +31,7 @@ app.command()(timeline)
 app.command()(breakdown)
 app.command()(parity)
 app.add_typer(trace_app, name="trace")
+app.add_typer(acceptance_app, name="acceptance")
 app.command("list")(list_members)
 app.command()(schema)
 

@@ -14,6 +14,7 @@ def list_members(
     family: Annotated[str | None, typer.Argument(help="Show only this family.")] = None,
 ) -> None:
     """Show every member of every family with its fields, and the shipped profiles."""
+    from specsim.acceptance.preset import load_preset, preset_names
     from specsim.catalogue import FAMILIES
     from specsim.errors import ConfigError
     from specsim.render.catalogue import family_table, names_table
@@ -27,9 +28,11 @@ def list_members(
         if family in (None, name):
             show(family_table(members))
     if family is None:
+        presets = {name: load_preset(name).provenance.fitted_to for name in preset_names()}
         show(
             names_table("datasets", {name: stats.source for name, stats in DATASETS.items()}),
             names_table("profiles", dict.fromkeys(resource_names("profiles", "*/*.yaml"), "")),
+            names_table("acceptance presets", presets),
         )
 
 

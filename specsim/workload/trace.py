@@ -76,6 +76,40 @@ class Trace:
             },
         )
 
+    def followed_by(self, other: "Trace") -> "Trace":
+        """Return these requests and then those of another trace, without arrival times.
+
+        Parameters
+        ----------
+        other : Trace
+
+        Returns
+        -------
+        Trace
+            With the columns that both have.
+        """
+
+        def join(first: Sequence[T] | None, second: Sequence[T] | None) -> list[T] | None:
+            return None if first is None or second is None else [*first, *second]
+
+        shared = self.recorded_lens.keys() & other.recorded_lens.keys()
+        priorities = None
+        if self.priorities is not None and other.priorities is not None:
+            priorities = np.concatenate([self.priorities, other.priorities])
+        return Trace(
+            prompt_lens=np.concatenate([self.prompt_lens, other.prompt_lens]),
+            output_lens=np.concatenate([self.output_lens, other.output_lens]),
+            ids=join(self.ids, other.ids),
+            priorities=priorities,
+            prompt_token_ids=join(self.prompt_token_ids, other.prompt_token_ids),
+            output_token_ids=join(self.output_token_ids, other.output_token_ids),
+            prefix_ids=join(self.prefix_ids, other.prefix_ids),
+            recorded_lens={
+                name: [*self.recorded_lens[name], *other.recorded_lens[name]]
+                for name in sorted(shared)
+            },
+        )
+
     def at_times(self, arrived_at: NDArray[np.float64]) -> "Trace":
         """Return the same requests with other arrival times, seconds, shape (n,)."""
         return replace(self, arrived_at=arrived_at)
