@@ -69,7 +69,12 @@ class Deployment:
             proposer=proposer,
             max_draft_len=max_draft_len,
             is_async=experiment.is_async,
-            costs=StepCosts(profile.target, drafts, profile.overhead),
+            costs=StepCosts(
+                profile.target,
+                drafts,
+                profile.overhead,
+                expands_batch=proposer is not None and proposer.disable_mqa_scorer,
+            ),
             memory=memory,
         )
 

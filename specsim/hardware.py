@@ -50,15 +50,17 @@ class ModelShape(Settings):
     vocab_size: int = Field(gt=0)
     max_position_embeddings: int = Field(gt=0)
     tie_word_embeddings: bool = False
+    has_gated_mlp: bool = True
+    """Whether the MLP has a gate, and so three matrices (Llama) instead of two (OPT)."""
     torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     source: str
 
     @property
     def num_parameters(self) -> int:
-        """Weights of a Llama-like model: attention, gated MLP, two norms a layer, embeddings."""
+        """Weights of a Llama-like model: attention, MLP, two norms a layer, embeddings."""
         heads = self.num_attention_heads + self.num_key_value_heads
         attention = 2 * self.hidden_size * self.head_dim * heads
-        mlp = 3 * self.hidden_size * self.intermediate_size
+        mlp = (3 if self.has_gated_mlp else 2) * self.hidden_size * self.intermediate_size
         embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
         per_layer = attention + mlp + 2 * self.hidden_size
         return self.num_hidden_layers * per_layer + embeddings + self.hidden_size

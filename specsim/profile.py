@@ -149,6 +149,8 @@ class StepCosts:
     drafts: tuple[DraftCost, ...]
     """One for each drafter; empty without speculation."""
     overhead: Overhead
+    expands_batch: bool = False
+    """Whether each draft token is verified as a sequence of its own, which reads the context."""
 
     def target_time(self, load: StepLoad) -> float:
         """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
@@ -183,8 +185,16 @@ class StepCosts:
         return self.overhead.step_time(num_requests) if num_requests else 0.0
 
     def step_time(self, load: StepLoad, draft_lens: int | list[int]) -> float:
-        """Return what a step of this load takes that drafts so many tokens, seconds."""
-        target_time = self.target.forward_time(load)
+        """Return what a decode of this load takes that drafts so many tokens, seconds.
+
+        For estimates: its context is that of the sequences, read once. Under batch expansion each
+        batched token reads its sequence's, here taken to be of mean length.
+        """
+        verified = load
+        if self.expands_batch and load.num_requests:
+            reads = load.batched_tokens / load.num_requests
+            verified = load._replace(context_tokens=load.context_tokens * reads)  # type: ignore[arg-type]
+        target_time = self.target.forward_time(verified)
         total = target_time + self.overhead.step_time(load.num_requests)
         if not self.drafts:
             return total

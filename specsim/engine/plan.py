@@ -1,5 +1,7 @@
 """StepPlan: what one call of the scheduler decided."""
 
+from operator import mul
+
 from specsim.engine.sequence import Sequence
 from specsim.step import StepLoad
 
@@ -28,6 +30,7 @@ class StepPlan:
         "admitted",
         "batched_tokens",
         "context_tokens",
+        "draft_contexts",
         "draft_lens",
         "drafts_on_top",
         "emitted_lens",
@@ -72,6 +75,8 @@ class StepPlan:
         self.preempted: list[Sequence] = []
         self.context_tokens = 0
         self.batched_tokens = 0
+        self.draft_contexts: list[int] = []
+        """Under batch expansion, the context that each draft of each sequence reads anew."""
         self.drafts_on_top = False
         """Whether drafts came on top of the token budget (vLLM V0)."""
         self.num_running_scheduled = 0
@@ -82,8 +87,9 @@ class StepPlan:
     @property
     def load(self) -> StepLoad:
         """What the duration of the target forward pass depends on."""
+        read_anew = sum(map(mul, self.draft_contexts, self.verified_lens))
         return StepLoad(
-            self.context_tokens,
+            self.context_tokens + read_anew,
             self.batched_tokens,
             len(self.sequences),
             sum(self.prefill_lens.values()),

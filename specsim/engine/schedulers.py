@@ -82,7 +82,7 @@ class PrefillFirstScheduler(Scheduler):
         for position, sequence in enumerate(plan.sequences):
             draft_len = min(lens[position], last_len - sequence.computed_len)
             if self.limits.expands_batch:
-                plan.context_tokens += draft_len * sequence.computed_len
+                plan.draft_contexts.append(sequence.computed_len)
             sequence.computed_len += draft_len
             plan.scheduled_lens[position] += draft_len
             plan.draft_lens[position] = draft_len

@@ -76,7 +76,9 @@ class Speculation:
             if self.policy.skips_draft_prefill(batch, self.memory):
                 self._unspeculative.update(sequence.index for sequence in plan.admitted)
         if self._trims and any(plan.draft_lens):
-            batch = BatchView(plan.sequences, plan.load, now=now)
+            # The context once: what batch expansion reads anew, the policy's cost model adds.
+            load = plan.load._replace(context_tokens=plan.context_tokens)
+            batch = BatchView(plan.sequences, load, now=now)
             drafts = DraftView(plan.draft_lens, self._confidences(plan.sequences, plan.draft_lens))
             plan.trim(self.policy.verify_lens(batch, drafts, self.memory))
 

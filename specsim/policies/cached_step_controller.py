@@ -20,11 +20,12 @@ class _Memory:
 class CachedStepController(Policy):
     """Per request: longer drafts while the answer repeats tokens that it has seen before.
 
-    A cache of tokens, seeded with the prompt, takes in every validated token. The draft grows by
-    one if a validated token was in the cache already, by another one if all drafts were accepted,
-    and shrinks by one if none was in it. "A Drop-in Solution for On-the-fly Adaptation of
-    Speculative Decoding", section 4.2. Validated tokens are what the step emitted, bonus token
-    included: so a request climbs back from a draft length of 0.
+    A cache of tokens, seeded with the prompt, takes in every token of the answer. The draft grows
+    by one if an accepted token was in the cache already, by another one if all drafts were
+    accepted, and shrinks by one if no accepted token was in it. "A Drop-in Solution for On-the-fly
+    Adaptation of Speculative Decoding", section 4.2. The bonus token was not speculated and does
+    not count; but where nothing was drafted it stands in for it and can only add, so that a request
+    climbs back from a draft length of 0.
     """
 
     kind: Literal["cached_step_controller"] = "cached_step_controller"
@@ -52,8 +53,11 @@ class CachedStepController(Policy):
             cache = memory.caches.get(request)
             if cache is None:
                 cache = memory.caches[request] = set(server.prompt_token_ids(request))
-            change = 1 if any(token in cache for token in tokens) else -1
-            change += accepted_len == draft_len
+            if draft_len:
+                change = 1 if any(token in cache for token in tokens[:accepted_len]) else -1
+                change += accepted_len == draft_len
+            else:
+                change = int(tokens[-1] in cache)
             moved = memory.lens.get(request, longest) + change
             memory.lens[request] = min(max(moved, 0), longest)
             cache.update(tokens)

@@ -19,9 +19,11 @@ class _Memory:
     rng: np.random.Generator
     values: NDArray[np.float64]
     """Shape (k_max + 1, k_max + 1): by previous and next draft length."""
+    visits: NDArray[np.int64]
+    """Same shape: how often each was done."""
     previous: PerRequest
     current: PerRequest
-    num_steps: int = 0
+    num_drafts: int = 0
 
 
 @final
@@ -31,23 +33,29 @@ class QLearning(Policy):
     "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 4.2 and
     appendix B.4. The reward does not know what time costs, so the agent settles on short drafts,
     which are accepted most: there as here. A length of 0 has no reward and is no action. One table
-    serves all requests.
+    serves all requests. The n-th visit of an entry moves it by n^-`decay` of the way, since at a
+    constant rate the noise of a reward outweighs what tells two lengths apart (Watkins and Dayan
+    1992: the steps must add up to infinity, their squares must not).
     """
 
     kind: Literal["q_learning"] = "q_learning"
-    learning_rate: float = Field(default=0.1, gt=0, le=1)
+    decay: float = Field(default=0.6, gt=0.5, le=1)
     discount: float = Field(default=0.9, ge=0, lt=1)
     exploration: float = Field(default=0.1, ge=0, le=1)
     """Share of decisions at random after the warm-up."""
-    warm_up: int = Field(default=100, ge=0)
-    """Steps of random lengths at first."""
+    warm_up: int = Field(default=1000, ge=0)
+    """Drafts of random lengths at first; some 25 answers, as in appendix C.1."""
 
     def start(self, server: ServerView) -> _Memory:
         """Return an empty table."""
         size = server.max_draft_len + 1
-        longest = PerRequest(server.max_draft_len)
+        longest = server.max_draft_len
         return _Memory(
-            server.rng, np.zeros((size, size)), longest, PerRequest(server.max_draft_len)
+            server.rng,
+            np.zeros((size, size)),
+            np.zeros((size, size), dtype=np.int64),
+            PerRequest(longest),
+            PerRequest(longest),
         )
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> list[int]:
@@ -56,7 +64,7 @@ class QLearning(Policy):
         memory.previous.rows(batch.requests)
         state = memory.current[rows].astype(np.intp)
         best = memory.values[:, 1:].argmax(axis=1) + 1
-        share = 1.0 if memory.num_steps < self.warm_up else self.exploration
+        share = 1.0 if memory.num_drafts < self.warm_up else self.exploration
         explores = memory.rng.random(len(rows)) < share
         tried = memory.rng.integers(1, len(memory.values), len(rows))
         chosen = np.where(explores, tried, best[state])
@@ -71,7 +79,7 @@ class QLearning(Policy):
         is_draft = drafted > 0
         if not is_draft.any():
             return
-        memory.num_steps += 1
+        memory.num_drafts += int(is_draft.sum())
         rows = memory.current.rows(outcome.requests)
         memory.previous.rows(outcome.requests)
         state = memory.previous[rows].astype(np.intp)[is_draft]
@@ -82,6 +90,7 @@ class QLearning(Policy):
         counts = np.bincount(flat, minlength=memory.values.size)
         sums = np.bincount(flat, weights=target, minlength=memory.values.size)
         seen = counts > 0
-        values = memory.values.ravel()  # a view
-        weight = 1.0 - (1.0 - self.learning_rate) ** counts[seen]
+        values, visits = memory.values.ravel(), memory.visits.ravel()  # views
+        visits += counts
+        weight = 1.0 - (1.0 - visits[seen] ** -self.decay) ** counts[seen]
         values[seen] += weight * (sums[seen] / counts[seen] - values[seen])

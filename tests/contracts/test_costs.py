@@ -2,13 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsim.hardware import load_model
 from specsim.latency import LATENCY
 from specsim.latency.linear import Linear
-from specsim.profile import DraftCost, load_profile
+from specsim.profile import DraftCost, Overhead, StepCosts, load_profile
 from specsim.resources import resource_names
 from specsim.step import StepLoad
 
@@ -86,3 +88,18 @@ def test_first_profile_holds_the_published_fit() -> None:
     assert eagle == pytest.approx(10_000 * 2.378e-9 + 100 * 0.841e-6 + 2.135e-3, rel=1e-3)
     assert profile.drafts["ngram"].draft_time(load, 5, target) == pytest.approx(0.005875 * target)
     assert profile.overhead.step_time(20) == pytest.approx(1.207e-3, rel=1e-3)
+
+
+def test_batch_expansion_reads_the_context_once_per_batched_token() -> None:
+    model = Linear(alpha_ns=1000, gamma_us=1000, delta_ms=1)
+    costs = StepCosts(model, None, Overhead(), expands_batch=True)
+    load = StepLoad(400, 12, 4)  # 4 sequences of 100 tokens, k = 2
+    once = StepCosts(model, None, Overhead())
+    assert costs.step_time(load, 2) == pytest.approx(once.step_time(StepLoad(1200, 12, 4), 2))
+    batched = np.array([4, 12])
+    singly = [costs.step_time(load._replace(batched_tokens=int(each)), 2) for each in batched]
+    assert costs.step_times(load, batched, 2) == pytest.approx(singly)
+
+
+def test_opt_13b_has_as_many_weights_as_its_name_says() -> None:
+    assert load_model("opt-13b").num_parameters == pytest.approx(12.85e9, rel=1e-3)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import server_view, tiny_config
 
@@ -17,7 +18,7 @@ from specsim.proposers import PROPOSERS
 from specsim.request import Request
 from specsim.routing import ROUTING
 from specsim.simulate import simulate
-from specsim.step import BatchView, StepLoad, Tree
+from specsim.step import BatchView, StepLoad, StepOutcome, Tree
 from specsim.summary import Summary
 
 NAMED = [
@@ -160,3 +161,53 @@ def test_a_withdrawn_sequence_gives_back_what_it_had() -> None:
     plan.sequences, plan.scheduled_lens, plan.draft_lens = [sequence], [4], [3]
     assert plan.withdraw(sequence) == 4
     assert plan.sequences == plan.scheduled_lens == plan.draft_lens == []
+
+
+def test_trimmed_drafts_read_no_context_under_batch_expansion() -> None:
+    plan = StepPlan(0, tokens_left=0, inputs_left=0, piece_limit=99)
+    plan.context_tokens, plan.batched_tokens = 300, 6
+    plan.draft_contexts, plan.draft_lens = [100, 200], [3, 1]
+    plan.verified_lens = plan.draft_lens
+    assert plan.load.context_tokens == 300 + 3 * 100 + 1 * 200
+    plan.trim([1, 0])
+    assert plan.load[:2] == (300 + 100, 3)
+
+
+def outcome(draft_len: int, accepted_len: int, tokens: list[int]) -> StepOutcome:
+    return StepOutcome([0], [draft_len], [accepted_len], token_ids=[tokens])
+
+
+def test_cached_step_controller_counts_accepted_tokens_only() -> None:
+    policy = POLICIES.parse("cached_step_controller")
+    server = server_view(4, lambda load, lens: 1.0, prompt_token_ids=lambda request: [1, 2])
+    memory = policy.start(server)
+
+    def after(*step: Any) -> int:
+        policy.observe(outcome(*step), memory)
+        [length] = policy.draft_lens(view(1), memory)
+        return length
+
+    assert after(4, 0, [1]) == 3  # the bonus token is in the prompt, but was not speculated
+    assert after(3, 1, [7, 2]) == 2  # accepted, and never seen before
+    assert after(2, 1, [7, 8]) == 3  # seen
+    assert after(3, 3, [9, 10, 11, 2]) == 3  # none seen, all accepted
+    assert after(3, 3, [9, 10, 11, 2]) == 4  # both, and no further than the limit
+    for left in (3, 2, 1, 0, 0):
+        assert after(left + 1, 0, [12]) == left
+    assert after(0, 0, [13]) == 0
+    assert after(0, 0, [13]) == 1
+
+
+@pytest.mark.parametrize("k_max", [4, 8])
+def test_q_learning_settles_on_the_length_of_the_highest_share(k_max: int) -> None:
+    policy = POLICIES.parse("q_learning:exploration=0")
+    rng = np.random.default_rng(1)
+    memory = policy.start(server_view(k_max, lambda load, lens: 1.0, rng=rng))
+    chosen = []
+    for _ in range(4000):
+        [length] = policy.draft_lens(view(1), memory)
+        accepted_len = int((rng.random(length) < 0.7).cumprod().sum())
+        policy.observe(outcome(length, accepted_len, []), memory)
+        chosen.append(length)
+    assert np.mean(chosen[:1000]) > k_max / 2.5  # warm-up
+    assert np.mean(chosen[2000:]) < 2.0

@@ -1,0 +1,107 @@
+"""The scripts of experiments/ run, in small, and the stories that they tell still hold."""
+
+import csv
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from conftest import ROOT, data_folder, needs
+
+from specsim.experiment import Experiment
+from specsim.profile import load_profile
+
+TOKENS = data_folder() / "tokens" / "llama31_8b_gsm8k.jsonl.gz"
+
+
+def script(name: str) -> ModuleType:
+    path = ROOT / "experiments" / name / "run.py"
+    spec = importlib.util.spec_from_file_location(f"experiment_{name.replace('-', '_')}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def test_smartspec_fig5(tmp_path: Path) -> None:
+    fig5 = script("smartspec-fig5")
+    fig5.main(tmp_path, sizes=(1, 16), rounds=1)
+    kept = ROOT / "experiments" / "smartspec-fig5" / "closed_form.csv"
+    assert (tmp_path / "closed_form.csv").read_text() == kept.read_text()
+    assert (tmp_path / "plot.png").exists()
+    profile = load_profile("a100/llama-7b")
+    best = [fig5.best_k(profile, size, 0.7, 96, "batch expansion") for size in fig5.SIZES]
+    assert best == sorted(best, reverse=True)
+    assert (best[0], best[-1]) == (4, 0)
+
+
+def test_goodput_knows_what_batch_expansion_costs() -> None:
+    fig5 = script("smartspec-fig5")
+    base = Experiment.load(ROOT / "experiments" / "smartspec-fig5" / "experiment.yaml")
+    table = {
+        row["policy"]: row["mean_k"]
+        for row in fig5.engine(base, (256,), 1)
+        if row["verification"] == "batch expansion"
+    }
+    assert table["goodput"] < 0.5
+
+
+def test_smartspec_medusa(tmp_path: Path) -> None:
+    medusa = script("smartspec-medusa")
+    medusa.main(tmp_path, rates=(1, 12), alphas=(0.8,), num_requests=60)
+    table = {(float(row["rate"]), row["policy"]): row for row in rows(tmp_path / "results.csv")}
+    latency = {key: float(row["mean_e2el_ms"]) for key, row in table.items()}
+    assert latency[12, "top 3"] > 1.3 * latency[12, "off"]
+    assert latency[12, "goodput"] < 1.03 * min(latency[12, "top 1"], latency[12, "top 2"])
+    assert float(table[12, "top 3"]["tokens_per_request"]) == 1 + 3 + 9 + 27
+    assert 3.5 < float(table[12, "goodput"]["tokens_per_request"]) < 6.5
+    assert float(table[1, "goodput"]["tokens_per_request"]) > 8
+
+
+@needs(TOKENS)
+def test_on_the_fly_fig3(tmp_path: Path) -> None:
+    fig3 = script("on-the-fly-fig3")
+    fig3.main(tmp_path, ("gsm8k",), num_requests=12, warm_up=12, lens=(2, 8), sojourns=(80,))
+    table = {
+        (row["dataset"], row["policy"], row["limit"]): float(row["speed_up"])
+        for row in rows(tmp_path / "results.csv")
+    }
+    for dataset in ("gsm8k", "passages of 80"):
+        at_most_8 = {policy: table[dataset, policy, "8"] for policy in ("static", *fig3.ADAPTIVE)}
+        assert max(at_most_8, key=lambda policy: at_most_8[policy]) == "window_opt"
+        assert table[dataset, "oracle", "8"] > at_most_8["window_opt"]
+
+
+def test_a_policy_that_sees_only_acceptance_loses_under_load(tmp_path: Path) -> None:
+    ramp = script("load-ramp")
+    base = Experiment.load(
+        ROOT / "experiments" / "load-ramp" / "experiment.yaml", ["workload.duration=6"]
+    )
+    loads = ramp.at_loads(base, (50, 400), seeds=(0,))
+    table = {(row["rate"], row["policy"]): row for row in loads}
+    assert table[50, "acceptance_target"]["latency_over_off"] < 0.5
+    assert table[400, "acceptance_target"]["latency_over_off"] > 1.05
+    assert table[400, "acceptance_target"]["throughput_over_off"] < 0.98
+    for rate in (50, 400):
+        assert table[rate, "goodput"]["latency_over_best"] < 1.03
+        assert table[rate, "goodput"]["throughput_over_best"] > 0.97
+    segments = ((2, 25), (4, 400))
+    top = {
+        row["policy"]: row["mean_e2el_ms"]
+        for row in ramp.on_ramp(base, segments, (0,), ("off", "goodput", "acceptance_target"))
+        if row["rate"] == 400
+    }
+    assert top["goodput"] < top["off"] < top["acceptance_target"]
+    ramp.draw(loads, ramp.on_ramp(base, segments, (0,), ("off",)), tmp_path)
+
+
+def test_what_is_published_of_goodput() -> None:
+    kept = rows(ROOT / "experiments" / "load-ramp" / "loads.csv")
+    mine = [r for r in kept if r["policy"] == "goodput" and r["mean_output_len"] == "128"]
+    assert len(mine) > 5
+    assert all(float(row["latency_over_best"]) < 1.03 for row in mine)
+    assert all(float(row["throughput_over_best"]) > 0.97 for row in mine)
