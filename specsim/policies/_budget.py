@@ -18,8 +18,9 @@ def best_lens(
 ) -> NDArray[np.intp]:
     """Return the draft lengths k_1..k_n that maximise the goodput of the step that verifies them.
 
-    Goodput is (n + sum_i sum_{j <= k_i} S_ij) / T(n + sum_i k_i, max_i k_i), S_ij the probability
-    that the first j drafts of sequence i are all accepted.
+    Goodput is (n + sum_i sum_{j <= k_i} S_ij) / T(n + sum_i k_i, max_i k_i), n the sequences of the
+    load and S_ij the probability that the first j drafts of sequence i are all accepted. Rows of
+    zeros may stand for sequences that the load leaves out.
 
     Why a sort finds the optimum. Fix the longest draft v and the budget B = sum_i k_i: T is then a
     constant, and the sum of gains is to be maximised. S_ij does not rise with j, so the B largest
@@ -34,10 +35,10 @@ def best_lens(
 
     Parameters
     ----------
-    survival : ndarray of float, shape (n, V)
+    survival : ndarray of float, shape (at least n, V)
         Rows non-increasing.
     load : StepLoad
-        Of the step without drafts.
+        Of the step without drafts; without sequences it gets no drafts beyond the floor.
     step_times : callable
         Seconds of a step of this load by its batched tokens and a longest draft.
     floor : ndarray of int, shape (n,), optional
@@ -49,13 +50,17 @@ def best_lens(
     """
     num, longest = survival.shape
     base = np.zeros(num, dtype=np.intp) if floor is None else floor
+    if not load.num_requests:
+        return base
     gains = survival.T.ravel()  # first tokens first, so that a stable sort breaks ties by j
     if floor is not None:
         is_spent = (np.arange(longest)[:, np.newaxis] < floor).ravel()
         gains = np.where(is_spent, -1.0, gains)
     order = np.argsort(-gains, kind="stable")[: gains.size - int(base.sum())]
     ranks = order // num
-    emitted_before = num + float(survival[np.arange(longest) < base[:, np.newaxis]].sum())
+    emitted_before = load.num_requests + float(
+        survival[np.arange(longest) < base[:, np.newaxis]].sum()
+    )
     tokens_before = load.batched_tokens + int(base.sum())
     best_goodput, best_choice = -1.0, order[:0]
     for limit in range(int(base.max(initial=0)), longest + 1):

@@ -40,7 +40,7 @@ class Goodput(Policy):
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"granularity": "request"})
     granularity: Literal["step", "request"] = "step"
     window: int = Field(default=50, ge=1)
-    """Steps with drafts that the moving average goes over; the paper finds it uncritical."""
+    """Steps that the moving average goes over; the paper finds it uncritical."""
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
 
@@ -88,6 +88,8 @@ def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots
     int, tokens
     """
     num = load.num_requests
+    if not num:
+        return 0  # all are in mid-prefill
     best_k, best_rate = 0, 0.0
     for k in range(server.max_draft_len + 1):
         if k * num > free_slots:
