@@ -22,7 +22,6 @@ class _Memory:
     """a: seconds per drafted token, last seen."""
     verify_time: float = 0.0
     """b: seconds per step without drafting, last seen."""
-    last_drafted: int = 0
 
 
 @final
@@ -50,11 +49,9 @@ class WindowOpt(Policy):
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int | list[int]:
         """Return the best length of each request; the longest until times have been seen."""
         if memory.draft_pass_time == 0.0 or memory.verify_time == 0.0:
-            memory.last_drafted = memory.max_draft_len
             return memory.max_draft_len
         alphas = np.minimum(memory.alphas.alphas(batch.requests), self.alpha_max)
         lens = best_lens(alphas, memory.max_draft_len, memory.draft_pass_time, memory.verify_time)
-        memory.last_drafted = int(lens.max(initial=0))
         chosen: list[int] = lens.tolist()
         return chosen
 
