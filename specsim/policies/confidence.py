@@ -44,7 +44,7 @@ class Confidence(Policy):
         longer = (draft_lens[:, np.newaxis] > np.arange(longest)).sum(axis=0)
         tokens = batch.load.batched_tokens - int(draft_lens.sum())
         budgets = tokens + np.concatenate([[0], np.cumsum(longer)])
-        emitted = batch.size + np.concatenate([[0.0], np.cumsum(survival)])
+        emitted = batch.size - sum(batch.in_prefill) + np.concatenate([[0.0], np.cumsum(survival)])
         times = memory.step_times(batch.load, budgets, longest)
         verified: list[int] = np.minimum(draft_lens, int((emitted / times).argmax())).tolist()
         return verified
