@@ -55,10 +55,11 @@ class AdaptiveVerification(Policy):
         pairs = zip(memory.stale, rows, strict=False)
         stale = np.stack([column[places] for column, places in pairs], axis=1)
         is_draft = np.arange(longest) < draft_lens[:, np.newaxis]
-        budget = self._budget(batch, np.where(is_draft, np.cumprod(stale, axis=1), 0.0), memory)
-        drafting = draft_lens > 0
-        for column, places, now in zip(memory.stale, rows, drafts.confidences.T, strict=False):
-            column[places[drafting]] = now[drafting].astype(float)
+        budget = self._budget(batch, np.where(is_draft, np.cumprod(stale, axis=1), -1.0), memory)
+        for column, places, now, drafted in zip(
+            memory.stale, rows, drafts.confidences.T, is_draft.T, strict=False
+        ):
+            column[places[drafted]] = now[drafted].astype(float)
         total = int(draft_lens.sum())
         if budget >= total:
             return drafts.draft_lens
@@ -71,7 +72,7 @@ class AdaptiveVerification(Policy):
         return counts
 
     def _budget(self, batch: BatchView, survival: NDArray[np.float64], memory: _Memory) -> int:
-        total = int((survival > 0).sum())
+        total = int((survival >= 0).sum())  # -1: no draft there
         scores = -np.sort(-survival, axis=None)[:total]
         emitted = batch.size - sum(batch.in_prefill) + np.concatenate([[0.0], np.cumsum(scores)])
         load = batch.load
