@@ -21,7 +21,7 @@ class _Memory:
     tpot: float
     alphas: AlphaPerRequest
     first_token_at: PerRequest
-    """When each request's first token was seen, seconds; NaN before."""
+    """When the step was scheduled that showed each request's first token, seconds; NaN before."""
 
 
 @final
@@ -73,7 +73,8 @@ class SloAware(Policy):
         is_new = np.isnan(first) & (output_lens > 0)
         first = np.where(is_new, batch.now, first)
         memory.first_token_at[rows] = first
-        due = (batch.now - np.nan_to_num(first, nan=batch.now) + 2 * step_time) / memory.tpot
+        # The next step ends two steps from now, the first token came one step after `first`.
+        due = (batch.now - np.nan_to_num(first, nan=batch.now) + step_time) / memory.tpot
         wanted = due - (output_lens - 1)  # tokens after the first, by the end of the next step
         emitted = 1.0 + np.cumsum(gains, axis=1)
         needed: NDArray[np.intp] = (emitted < wanted[:, np.newaxis] - 1e-9).sum(axis=1)
