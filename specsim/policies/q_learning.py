@@ -19,8 +19,10 @@ class _Memory:
     rng: np.random.Generator
     values: NDArray[np.float64]
     """Shape (k_max + 1, k_max + 1): by previous and next draft length."""
-    previous: PerRequest
-    current: PerRequest
+    verified: PerRequest
+    """Length of each request's last verified draft."""
+    chosen: PerRequest
+    """Length of the draft chosen last; under asynchronous scheduling it is still under way."""
     num_steps: int = 0
 
 
@@ -45,23 +47,19 @@ class QLearning(Policy):
     def start(self, server: ServerView) -> _Memory:
         """Return an empty table."""
         size = server.max_draft_len + 1
-        longest = PerRequest(server.max_draft_len)
-        return _Memory(
-            server.rng, np.zeros((size, size)), longest, PerRequest(server.max_draft_len)
-        )
+        verified, chosen = PerRequest(server.max_draft_len), PerRequest(server.max_draft_len)
+        return _Memory(server.rng, np.zeros((size, size)), verified, chosen)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> list[int]:
         """Return the best known length for each request's last, or a random one."""
-        rows = memory.current.rows(batch.requests)
-        memory.previous.rows(batch.requests)
-        state = memory.current[rows].astype(np.intp)
+        rows = memory.chosen.rows(batch.requests)
+        state = memory.chosen[rows].astype(np.intp)
         best = memory.values[:, 1:].argmax(axis=1) + 1
         share = 1.0 if memory.num_steps < self.warm_up else self.exploration
         explores = memory.rng.random(len(rows)) < share
         tried = memory.rng.integers(1, len(memory.values), len(rows))
         chosen = np.where(explores, tried, best[state])
-        memory.previous[rows] = memory.current[rows]
-        memory.current[rows] = chosen.astype(float)
+        memory.chosen[rows] = chosen.astype(float)
         lens: list[int] = chosen.tolist()
         return lens
 
@@ -72,10 +70,10 @@ class QLearning(Policy):
         if not is_draft.any():
             return
         memory.num_steps += 1
-        rows = memory.current.rows(outcome.requests)
-        memory.previous.rows(outcome.requests)
-        state = memory.previous[rows].astype(np.intp)[is_draft]
+        rows = memory.verified.rows(outcome.requests)[is_draft]
+        state = memory.verified[rows].astype(np.intp)
         action = drafted[is_draft]
+        memory.verified[rows] = action.astype(float)
         reward = np.array(outcome.accepted_lens)[is_draft] / action
         target = reward + self.discount * memory.values[:, 1:].max(axis=1)[action]
         flat = state * len(memory.values) + action
