@@ -7,7 +7,14 @@ from numpy.typing import NDArray
 
 from specsim.step import StepOutcome
 
-__all__ = ["AlphaPerRequest", "AlphaWindow", "PerRequest", "expected_len", "survival"]
+__all__ = [
+    "PRIOR_TRIALS",
+    "AlphaPerRequest",
+    "AlphaWindow",
+    "PerRequest",
+    "expected_len",
+    "survival",
+]
 
 
 def expected_len(alpha: float, draft_len: int) -> float:
@@ -65,7 +72,8 @@ def count_trials(outcome: StepOutcome) -> tuple[int, int]:
     return sum(accepted_lens), len(accepted_lens) - full
 
 
-_PRIOR_TRIALS = 5.0
+PRIOR_TRIALS = 5.0
+"""Trials that a prior counts for in an estimate over all requests."""
 
 
 class AlphaWindow:
@@ -100,7 +108,7 @@ class AlphaWindow:
     def alpha(self) -> float:
         """The estimate."""
         trials = self._accepted + self._cut_short
-        return (self._accepted + _PRIOR_TRIALS * self._prior) / (trials + _PRIOR_TRIALS)
+        return (self._accepted + PRIOR_TRIALS * self._prior) / (trials + PRIOR_TRIALS)
 
 
 class PerRequest:
@@ -171,9 +179,7 @@ class AlphaPerRequest:
     @property
     def alpha(self) -> float:
         """The rate of all requests together."""
-        return (self._all_accepted + _PRIOR_TRIALS * self._prior) / (
-            self._all_trials + _PRIOR_TRIALS
-        )
+        return (self._all_accepted + PRIOR_TRIALS * self._prior) / (self._all_trials + PRIOR_TRIALS)
 
     def alphas(self, requests: list[int]) -> NDArray[np.float64]:
         """Return the rate of each of some requests."""
