@@ -212,14 +212,19 @@ class Speculation:
         """Return what the drafter has to read of a step: all of it, but for unserved requests."""
         if not self._unspeculative:
             return load
-        rows = [
-            (sequence.computed_len, scheduled_len)
+        unread = [
+            (sequence.computed_len, scheduled_len, plan.prefill_lens.get(sequence, 0))
             for sequence, scheduled_len in zip(plan.sequences, plan.scheduled_lens, strict=True)
-            if sequence.index not in self._unspeculative
+            if sequence.index in self._unspeculative  # so it has no drafts either
         ]
-        batched_tokens = sum(scheduled_len for _, scheduled_len in rows)
-        ends = sum(computed_len for computed_len, _ in rows)
-        return StepLoad(ends - batched_tokens, batched_tokens, len(rows))
+        batched_tokens = sum(scheduled_len for _, scheduled_len, _ in unread)
+        ends = sum(computed_len for computed_len, _, _ in unread)
+        return StepLoad(
+            load.context_tokens - (ends - batched_tokens),
+            load.batched_tokens - batched_tokens,
+            load.num_requests - len(unread),
+            load.prefill_tokens - sum(prefill_len for _, _, prefill_len in unread),
+        )
 
 
 def _emitted_tokens(sequences: list[Sequence], accepted_lens: list[int]) -> list[list[int]]:
