@@ -134,9 +134,7 @@ def test_adaptive_verification_sizes_by_the_last_draft_and_allots_by_this_one() 
 
     def verified(requests: tuple[int, ...], rows: list[list[float]]) -> list[int]:
         drafts = draft_view(rows)
-        return policy.verify_lens(
-            batch(*requests, drafts=sum(drafts.draft_lens)), drafts, memory
-        )
+        return policy.verify_lens(batch(*requests, drafts=sum(drafts.draft_lens)), drafts, memory)
 
     # New requests count as sure: 2 / 6, 3 / 7, 4 / 8, 5 / 9, 6 / 10: all four drafts.
     assert verified((0, 1), [[0.9, 0.9], [0.1, 0.1]]) == [2, 2]
@@ -170,10 +168,10 @@ def test_adaptive_verification_keeps_what_a_cut_draft_did_not_show() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(sure_rows(), st.floats(0.02, 2.0))
-def test_adaptive_verification_allots_to_the_surest(
-    rows: list[list[float]], gamma: float
-) -> None:
-    policy, memory = started("adaptive_verification", 4, lambda load, lens: 1.0 + gamma * load.batched_tokens)
+def test_adaptive_verification_allots_to_the_surest(rows: list[list[float]], gamma: float) -> None:
+    policy, memory = started(
+        "adaptive_verification", 4, lambda load, lens: 1.0 + gamma * load.batched_tokens
+    )
     drafts = draft_view(rows)
     view = batch(*range(len(rows)), drafts=sum(drafts.draft_lens))
     policy.verify_lens(view, drafts, memory)
@@ -221,8 +219,12 @@ def recorded(num: int, longest: int) -> list[Request]:
         lens = rng.geometric(1 - rng.random(), request.output_len) - 1
         record = {"x": np.minimum(lens, longest).astype(np.uint8).tobytes()}
         made.append(
-            Request(index=request.index, prompt_len=3, output_len=request.output_len,
-                    recorded_lens=record)  # fmt: skip
+            Request(
+                index=request.index,
+                prompt_len=3,
+                output_len=request.output_len,
+                recorded_lens=record,
+            )  # fmt: skip
         )
     return made
 
@@ -251,7 +253,9 @@ def test_a_token_of_confidence_c_is_accepted_with_probability_c(
     luck = DraftLuck(accepted=accepted, rejected=rejected)
     rows = np.concatenate(
         [
-            luck.confidences([r.index] * len(table), range(len(table)), [longest] * len(table), table)
+            luck.confidences(
+                [r.index] * len(table), range(len(table)), [longest] * len(table), table
+            )
             for r, table in zip(served, survival, strict=True)
         ]
     )

@@ -188,7 +188,9 @@ def test_schedule_follows_the_batch_of_the_step_that_drafts(serve: Serve, steps:
     policy = "schedule:ranges=[[1, 1, 3], [2, 9, 1]]"
     rows, tables = [(0.0, 1, 5), (0.0625, 1, 5)], [[0] * 5] * 2
     lens = [
-        steps(serve(policy, rows, tables, async_scheduling=is_async), "num_requests", "draft_tokens")
+        steps(
+            serve(policy, rows, tables, async_scheduling=is_async), "num_requests", "draft_tokens"
+        )
         for is_async in (False, True)
     ]
     # Step 1 holds two requests: one verifies what was decided when it was alone.
@@ -223,9 +225,7 @@ def test_q_learning_learns_about_the_step_that_was_made(delay: int) -> None:
             rewards[verified[-1], k] = accepted / k
             verified.append(k)
             policy.observe(outcome([k], [accepted]), memory)
-    table = {
-        (i, j): memory.values[i, j] for i, j in zip(*np.nonzero(memory.values), strict=True)
-    }
+    table = {(i, j): memory.values[i, j] for i, j in zip(*np.nonzero(memory.values), strict=True)}
     assert table == pytest.approx({pair: share for pair, share in rewards.items() if share})
 
 
@@ -309,9 +309,7 @@ def eq_1(alpha: float, k: int, a: float, b: float) -> float:
 
 @pytest.mark.parametrize(("a", "b"), [(0.02, 1.0), (0.1, 1.0), (0.3, 1.0), (0.5, 1.0), (2.0, 1.0)])
 @pytest.mark.parametrize("accepted", [0, 1, 2, 3, 6])
-def test_window_opt_maximises_eq_1_with_what_it_observed(
-    a: float, b: float, accepted: int
-) -> None:
+def test_window_opt_maximises_eq_1_with_what_it_observed(a: float, b: float, accepted: int) -> None:
     policy, memory = started("window_opt", 6)
     assert policy.draft_lens(batch(0), memory) == 6  # no times seen yet
     for _ in range(400):
