@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from specsim.step import StepLoad
 
-__all__ = ["best_lens"]
+__all__ = ["best_lens", "largest"]
 
 
 def best_lens(
@@ -25,13 +25,15 @@ def best_lens(
     Why a sort finds the optimum. Fix the longest draft v and the budget B = sum_i k_i: T is then a
     constant, and the sum of gains is to be maximised. S_ij does not rise with j, so the B largest
     gains with j <= v, ties taken by smaller j, are a legal choice: whenever (i, j + 1) is among
-    them, so is (i, j). No choice of B gains can sum to more. One sort of all gains serves every v,
-    since dropping those with j > v keeps the order; prefix sums give every budget. A choice whose
-    longest draft turns out shorter than v is charged for v here, never less than it costs, and is
-    found again, rightly charged, at the smaller v. So the maximum over v and B is exact wherever T
-    depends on the batch through B and max k only, and does not fall with max k.
+    them, so is (i, j). No choice of B gains can sum to more. Prefix sums of the sorted gains give
+    every budget. A choice whose longest draft turns out shorter than v is charged for v here, never
+    less than it costs, and is found again, rightly charged, at the smaller v. So the maximum over v
+    and B is exact wherever T depends on the batch through B and max k only, and does not fall with
+    max k.
 
-    O(n V (V + log n V)) for n sequences and longest draft V.
+    O(n V (V + log n V)) for n sequences and longest draft V, if one sort serves every v; the few
+    sorts made here are faster than picking the gains of each v out of one. Where a longer draft
+    takes no more time than one token, one sort is all there is.
 
     Parameters
     ----------
@@ -52,26 +54,67 @@ def best_lens(
     base = np.zeros(num, dtype=np.intp) if floor is None else floor
     if not load.num_requests:
         return base
-    gains = survival.T.ravel()  # first tokens first, so that a stable sort breaks ties by j
-    if floor is not None:
-        is_spent = (np.arange(longest)[:, np.newaxis] < floor).ravel()
+    gains = survival.T.ravel()  # first tokens first
+    spent = int(base.sum())
+    emitted_before = float(load.num_requests)
+    if spent:
+        is_spent = (np.arange(longest)[:, np.newaxis] < base).ravel()
+        emitted_before += float(gains[is_spent].sum())
         gains = np.where(is_spent, -1.0, gains)
-    order = np.argsort(-gains, kind="stable")[: gains.size - int(base.sum())]
-    ranks = order // num
-    emitted_before = load.num_requests + float(
-        survival[np.arange(longest) < base[:, np.newaxis]].sum()
-    )
-    tokens_before = load.batched_tokens + int(base.sum())
-    best_goodput, best_choice = -1.0, order[:0]
-    for limit in range(int(base.max(initial=0)), longest + 1):
-        chosen = order if limit == longest else order[ranks < limit]
-        emitted = np.empty(len(chosen) + 1)
-        emitted[0] = emitted_before
-        np.cumsum(gains[chosen], out=emitted[1:])
-        emitted[1:] += emitted_before
-        tokens = np.arange(tokens_before, tokens_before + len(emitted))
-        goodputs = emitted / step_times(load, tokens, limit)
+    tokens = load.batched_tokens + spent + np.arange(gains.size - spent + 1)
+    shortest = int(base.max(initial=0))
+    best_goodput, best_limit, best_budget = -1.0, shortest, 0
+    for limit in _limits(load, tokens, step_times, shortest, longest):
+        sizes = tokens[: limit * num - spent + 1]
+        emitted = np.empty(len(sizes))
+        emitted[0] = 0.0
+        np.cumsum(np.sort(gains[: limit * num])[::-1][: len(sizes) - 1], out=emitted[1:])
+        goodputs = (emitted + emitted_before) / step_times(load, sizes, limit)
         budget = int(goodputs.argmax())
         if goodputs[budget] > best_goodput:
-            best_goodput, best_choice = float(goodputs[budget]), chosen[:budget]
-    return base + np.bincount(best_choice % num, minlength=num)
+            best_goodput, best_limit, best_budget = float(goodputs[budget]), limit, budget
+    return base + largest(gains[: best_limit * num], best_budget, num)
+
+
+def _limits(
+    load: StepLoad,
+    tokens: NDArray[np.int64],
+    step_times: Callable[[StepLoad, NDArray[np.int64], int], NDArray[np.float64]],
+    shortest: int,
+    longest: int,
+) -> list[int]:
+    """Return the longest drafts to try: of several that take the same time, the last."""
+    first = max(shortest, 1)
+    if first < longest:
+        same = np.array_equal(step_times(load, tokens, first), step_times(load, tokens, longest))
+        if same:  # so are those between, since time does not fall with the longest draft
+            return [0, longest] if shortest == 0 else [longest]
+    return list(range(shortest, longest + 1))
+
+
+def largest(gains: NDArray[np.floating], budget: int, num: int) -> NDArray[np.intp]:
+    """Return how many of the largest gains fall on each sequence.
+
+    Parameters
+    ----------
+    gains : ndarray of float, shape (longest * num,)
+        The first token of every sequence, then the second and so on; of equal gains the earlier
+        goes first.
+    budget : int
+        Gains to choose.
+    num : int
+        Sequences.
+
+    Returns
+    -------
+    ndarray of int, shape (num,)
+    """
+    if not budget:
+        return np.zeros(num, dtype=np.intp)
+    limit = np.partition(gains, gains.size - budget)[gains.size - budget]
+    is_above = gains > limit
+    is_chosen = is_above.copy()
+    equal = np.flatnonzero(gains == limit)
+    is_chosen[equal[: budget - int(np.count_nonzero(is_above))]] = True
+    counts: NDArray[np.intp] = is_chosen.reshape(-1, num).sum(axis=0)
+    return counts

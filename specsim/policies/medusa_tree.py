@@ -1,5 +1,6 @@
 """Trees of candidates, their widths chosen by goodput."""
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import count, product
 from typing import Any, ClassVar, Literal, final
@@ -121,13 +122,15 @@ class MedusaTree(Policy):
         keep = 1.0 - 1.0 / self.window
         memory.hits *= keep
         memory.trials *= keep
-        for tree, nodes, accepted_len in zip(
-            outcome.trees or (), outcome.draft_lens, outcome.accepted_lens, strict=True
-        ):
+        trees = outcome.trees or []
+        by_id = {id(tree): tree for tree in trees}  # few trees, shared by many sequences
+        keys = zip(map(id, trees), outcome.draft_lens, outcome.accepted_lens, strict=True)
+        for (tree_id, nodes, accepted_len), times in Counter(keys).items():
+            tree = by_id[tree_id]
             widths = tree.complete_widths(nodes) if tree is not None else ()
             for position, width in enumerate(widths[: accepted_len + 1]):
-                memory.hits[width] += position < accepted_len
-                memory.trials[width] += 1
+                memory.hits[width] += times * (position < accepted_len)
+                memory.trials[width] += times
         (seen,) = memory.trials.nonzero()
         trials = memory.trials[seen]
         alphas = 1.0 - (1.0 - np.minimum(memory.hits[seen] / trials, 1.0)) ** (1.0 / seen)
@@ -157,6 +160,6 @@ def expected_tree_len(alpha: float, widths: NDArray[np.int64]) -> NDArray[np.flo
     -------
     ndarray of float, shape (trees,), tokens
     """
-    hits = 1.0 - (1.0 - alpha) ** widths
+    hits = (1.0 - (1.0 - alpha) ** np.arange(widths.max(initial=0) + 1))[widths]
     emitted: NDArray[np.float64] = 1.0 + np.cumprod(hits, axis=1).sum(axis=1)
     return emitted

@@ -1,5 +1,6 @@
 """TurboSpec: goodput with a verification length of its own, and draft prefills left out."""
 
+from collections import Counter
 from dataclasses import dataclass
 from math import inf
 from typing import Literal, final
@@ -71,10 +72,10 @@ class TurboSpec(Policy):
         best_k, best_rate, alpha = 0, 0.0, memory.alphas.alpha
         tokens = batch.load.batched_tokens - sum(draft_lens)
         expected = float(batch.size - sum(batch.in_prefill))
-        gain = 1.0
+        gain, longer, counts = 1.0, len(draft_lens), Counter(draft_lens)
         for k in range(max(draft_lens) + 1):
             if k:
-                longer = sum(draft_len >= k for draft_len in draft_lens)
+                longer -= counts[k - 1]
                 gain *= alpha
                 tokens += longer
                 expected += longer * gain

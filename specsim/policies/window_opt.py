@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.policies._estimate import AlphaPerRequest
+from specsim.policies._estimate import AlphaPerRequest, survival
 from specsim.policies.base import Policy, ServerView
 from specsim.step import BatchView, StepOutcome
 
@@ -84,8 +84,8 @@ def best_lens(
     -------
     ndarray of int, shape (n,)
     """
-    powers = alphas[:, np.newaxis] ** np.arange(1, longest + 2)
-    emitted = (1.0 - powers) / (1.0 - alphas[:, np.newaxis])
-    rates = emitted / (np.arange(longest + 1) * pass_time + verify_time)
-    best: NDArray[np.intp] = rates.argmax(axis=1)
+    powers = survival(alphas, longest + 1).T
+    times = np.arange(longest + 1) * pass_time + verify_time
+    rates = (1.0 - powers) / times[:, np.newaxis]  # but for 1 - alpha, which changes no argmax
+    best: NDArray[np.intp] = rates.argmax(axis=0)
     return best
