@@ -137,6 +137,7 @@ def main() -> None:
         taken = samples(*CASES[name])
         rows.append((name, statistics.median(taken), statistics.quantiles(taken, n=20)[-1]))
         print(f"{name:24} {rows[-1][1]:8.1f} us, 95 %: {rows[-1][2]:8.1f} us", flush=True)
+        print("   min", min(taken))
     if names == list(CASES):
         with (HERE / "policies.csv").open("w", newline="") as stream:
             writer = csv.writer(stream, lineterminator="\n")

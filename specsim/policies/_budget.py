@@ -63,33 +63,23 @@ def best_lens(
         gains = np.where(is_spent, -1.0, gains)
     tokens = load.batched_tokens + spent + np.arange(gains.size - spent + 1)
     shortest = int(base.max(initial=0))
+    times = step_times(load, tokens, longest)
+    limits = range(shortest, longest + 1)
+    if np.array_equal(step_times(load, tokens, max(shortest, 1)), times):
+        # One token takes as long as the longest draft, and so does every length between.
+        limits = range(0, longest + 1, longest) if shortest == 0 else range(longest, longest + 1)
     best_goodput, best_limit, best_budget = -1.0, shortest, 0
-    for limit in _limits(load, tokens, step_times, shortest, longest):
+    for limit in limits:
         sizes = tokens[: limit * num - spent + 1]
         emitted = np.empty(len(sizes))
         emitted[0] = 0.0
         np.cumsum(np.sort(gains[: limit * num])[::-1][: len(sizes) - 1], out=emitted[1:])
-        goodputs = (emitted + emitted_before) / step_times(load, sizes, limit)
-        budget = int(goodputs.argmax())
-        if goodputs[budget] > best_goodput:
-            best_goodput, best_limit, best_budget = float(goodputs[budget]), limit, budget
+        emitted += emitted_before
+        emitted /= times if limit == longest else step_times(load, sizes, limit)
+        budget = int(emitted.argmax())
+        if emitted[budget] > best_goodput:
+            best_goodput, best_limit, best_budget = float(emitted[budget]), limit, budget
     return base + largest(gains[: best_limit * num], best_budget, num)
-
-
-def _limits(
-    load: StepLoad,
-    tokens: NDArray[np.int64],
-    step_times: Callable[[StepLoad, NDArray[np.int64], int], NDArray[np.float64]],
-    shortest: int,
-    longest: int,
-) -> list[int]:
-    """Return the longest drafts to try: of several that take the same time, the last."""
-    first = max(shortest, 1)
-    if first < longest:
-        same = np.array_equal(step_times(load, tokens, first), step_times(load, tokens, longest))
-        if same:  # so are those between, since time does not fall with the longest draft
-            return [0, longest] if shortest == 0 else [longest]
-    return list(range(shortest, longest + 1))
 
 
 def largest(gains: NDArray[np.floating], budget: int, num: int) -> NDArray[np.intp]:

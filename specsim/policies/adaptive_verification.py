@@ -50,7 +50,7 @@ class AdaptiveVerification(Policy):
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> list[int]:
         """Return how many drafts of each request are among the B surest of the batch."""
-        draft_lens = np.array(drafts.draft_lens)
+        draft_lens = np.array(drafts.draft_lens, dtype=np.intp)
         longest = drafts.confidences.shape[1]
         is_draft = np.arange(longest)[:, np.newaxis] < draft_lens
         rows = memory.stale.rows(batch.requests)

@@ -40,7 +40,7 @@ class Confidence(Policy):
         """Return what the verification length of highest goodput leaves of each draft."""
         survival = np.cumprod(drafts.confidences.T, axis=0).sum(axis=1)
         longest = len(survival)
-        draft_lens = np.array(drafts.draft_lens)
+        draft_lens = np.array(drafts.draft_lens, dtype=np.intp)
         ended = np.cumsum(np.bincount(draft_lens, minlength=longest + 1)[:longest])
         budgets, emitted = np.zeros(longest + 1, dtype=np.intp), np.zeros(longest + 1)
         np.cumsum(len(draft_lens) - ended, out=budgets[1:])

@@ -56,7 +56,9 @@ class Goodput(Policy):
         if isinstance(alphas, AlphaPerRequest):
             rates = alphas.alphas(batch.requests)
             gains = survival(rates, server.max_draft_len)
-            gains[np.array(batch.in_prefill)] = 0.0
+            in_prefill = batch.in_prefill
+            if True in in_prefill:
+                gains[in_prefill] = 0.0
             lens: list[int] = best_lens(gains, load, server.step_times).tolist()
             return lens if sum(lens) <= batch.free_slots else 0
         return best_common_len(server, load, alphas.alpha, batch.free_slots)

@@ -123,8 +123,9 @@ class MedusaTree(Policy):
         memory.hits *= keep
         memory.trials *= keep
         trees = outcome.trees or []
-        by_id = {id(tree): tree for tree in trees}  # few trees, shared by many sequences
-        keys = zip(map(id, trees), outcome.draft_lens, outcome.accepted_lens, strict=True)
+        ids = list(map(id, trees))  # few trees, shared by many sequences
+        by_id = dict(zip(ids, trees, strict=True))
+        keys = zip(ids, outcome.draft_lens, outcome.accepted_lens, strict=True)
         for (tree_id, nodes, accepted_len), times in Counter(keys).items():
             tree = by_id[tree_id]
             widths = tree.complete_widths(nodes) if tree is not None else ()

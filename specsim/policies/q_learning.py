@@ -65,7 +65,7 @@ class QLearning(Policy):
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Move the value of what was done towards its reward and what may follow."""
-        drafted = np.array(outcome.draft_lens)
+        drafted = np.array(outcome.draft_lens, dtype=np.intp)
         is_draft = drafted > 0
         if not is_draft.any():
             return
@@ -74,7 +74,7 @@ class QLearning(Policy):
         state = memory.verified[rows].astype(np.intp)
         action = drafted[is_draft]
         memory.verified[rows] = action.astype(float)
-        reward = np.array(outcome.accepted_lens)[is_draft] / action
+        reward = np.array(outcome.accepted_lens, dtype=np.intp)[is_draft] / action
         target = reward + self.discount * memory.values[:, 1:].max(axis=1)[action]
         flat = state * len(memory.values) + action
         counts = np.bincount(flat, minlength=memory.values.size)

@@ -68,7 +68,7 @@ class SloAware(Policy):
     ) -> NDArray[np.intp]:
         """Return the shortest drafts that are expected to bring late requests back on time."""
         rows = memory.first_token_at.rows(batch.requests)
-        output_lens = np.array(batch.output_lens)
+        output_lens = np.array(batch.output_lens, dtype=np.intp)
         first = memory.first_token_at[rows]
         is_new = np.isnan(first) & (output_lens > 0)
         first = np.where(is_new, batch.now, first)

@@ -48,7 +48,7 @@ class StepController(Policy):
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Count each request up or down."""
         rows = memory.lens.rows(outcome.requests)
-        lens, drafted = memory.lens[rows], np.array(outcome.draft_lens)
-        accepted_all = np.array(outcome.accepted_lens) == drafted
+        lens, drafted = memory.lens[rows], np.array(outcome.draft_lens, dtype=np.intp)
+        accepted_all = np.array(outcome.accepted_lens, dtype=np.intp) == drafted
         moved = np.clip(lens + np.where(accepted_all, 1, -1), 0, memory.k_max)
         memory.lens[rows] = np.where((drafted > 0) | (lens == 0), moved, lens)
