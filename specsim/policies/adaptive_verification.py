@@ -55,7 +55,7 @@ class AdaptiveVerification(Policy):
         is_draft = np.arange(longest)[:, np.newaxis] < draft_lens
         rows = memory.stale.rows(batch.requests)
         stale = memory.stale[rows]
-        survival = np.cumprod(stale[:, :longest].T, axis=0)[is_draft]
+        survival = np.cumprod(stale[:, :longest].T, axis=0, dtype=np.float64)[is_draft]
         budget = self._budget(batch, survival, memory)
         stale[:, :longest] = np.where(is_draft.T, drafts.confidences, stale[:, :longest])
         memory.stale[rows] = stale

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
-import numpy as np
 from pydantic import Field
 
 from specsim.policies._budget import best_lens

@@ -135,7 +135,6 @@ def test_goodput_is_the_argmax_of_an_enumeration(profile: str, method: str) -> N
 @pytest.mark.parametrize(("profile", "method"), PROFILES)
 def test_lengths_per_request_never_lose_to_a_common_one(profile: str, method: str) -> None:
     step_costs = real_costs(profile, method)
-    server = ServerView(6, step_costs.step_time, step_costs.step_times)
     rng = np.random.default_rng(3)
     for num in (1, 5, 40, 150):
         survival = rng.random((num, 1)) ** np.arange(1, 7)

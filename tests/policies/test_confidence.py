@@ -183,8 +183,11 @@ def test_adaptive_verification_allots_to_the_surest(rows: list[list[float]], gam
         return (len(rows) + sum(gains[:budget])) / (1.0 + gamma * (len(rows) + budget))
 
     assert all(0 <= k <= len(row) for k, row in zip(chosen, rows, strict=True))
-    emitted = sum(float(np.prod(np.float32(row[: j + 1]))) for row, k in zip(rows, chosen, strict=True)
-                  for j in range(k))  # fmt: skip
+    emitted = sum(
+        float(np.prod(np.float32(row[: j + 1])))
+        for row, k in zip(rows, chosen, strict=True)
+        for j in range(k)
+    )
     rate = (len(rows) + emitted) / (1.0 + gamma * (len(rows) + sum(chosen)))
     assert rate == pytest.approx(max(map(goodput, range(len(gains) + 1))), rel=1e-5)
 
@@ -224,7 +227,7 @@ def recorded(num: int, longest: int) -> list[Request]:
                 prompt_len=3,
                 output_len=request.output_len,
                 recorded_lens=record,
-            )  # fmt: skip
+            )
         )
     return made
 

@@ -344,5 +344,6 @@ def test_window_opt_uses_the_times_of_the_last_step(serve: Serve, steps: Steps) 
     costs = {"drafts": {"draft_model": {"basis": "pass", "latency": {
         "kind": "linear", "alpha_ns": 0, "gamma_us": 0, "delta_ms": 1000}}}}  # fmt: skip
     run = serve("window_opt", [(0.0, 4, 30)], [table], speculative=("draft_model", 3), costs=costs)
-    # A pass now costs four verifications: (1 + 0.98) / (4 + 1) < 1 / 1, so after one draft it stops.
+    # A pass now costs four verifications: (1 + 0.98) / (4 + 1) < 1 / 1: one
+    # draft, and it stops.
     assert steps(run, "draft_tokens")[:5] == [0, 3, 0, 0, 0]
