@@ -150,12 +150,17 @@ class BatchView:
         One token of every sequence that is not in mid-prefill: what continues its prefill, is
         admitted or ends cannot be foreseen.
         """
-        in_prefill, known_lens = self.in_prefill, self.known_lens
-        size = len(known_lens) - sum(in_prefill)
-        if size < len(known_lens):
-            pairs = zip(known_lens, in_prefill, strict=True)
+        in_prefill = self.in_prefill
+        if True in in_prefill:
+            pairs = zip(self.known_lens, in_prefill, strict=True)
             known_lens = [known_len for known_len, prefill in pairs if not prefill]
-        return StepLoad(sum(known_lens) - size, size, size)
+            size = len(known_lens)
+            return StepLoad(sum(known_lens) - size, size, size)
+        size = len(self._sequences)
+        known_tokens = sum([sequence.known_len for sequence in self._sequences])
+        if self._accepted_lens is not None:
+            known_tokens += sum(self._accepted_lens) + size
+        return StepLoad(known_tokens - size, size, size)
 
 
 class DraftView(NamedTuple):

@@ -237,7 +237,7 @@ class Speculation:
         if not (self._unspeculative or self.policy.selects_drafter):
             return ((0, load, draft_lens),)
         lens = [draft_lens] * len(plan.sequences) if isinstance(draft_lens, int) else draft_lens
-        rows: dict[int, list[tuple[int, int, int]]] = {}
+        rows: dict[int, list[tuple[int, int, int, int]]] = {}
         # The drafter does not read what was trimmed, nor, in vLLM V0, what it has yet to draft.
         kept_lens = [0] * len(lens) if plan.drafts_on_top else plan.verified_lens
         for sequence, scheduled_len, drafted_len, kept_len, draft_len in zip(
@@ -245,16 +245,18 @@ class Speculation:
         ):
             if sequence.index not in self._unspeculative:
                 cut = drafted_len - kept_len
-                row = (sequence.computed_len - cut, scheduled_len - cut, draft_len)
+                prefill_len = plan.prefill_lens.get(sequence, 0)
+                row = (sequence.computed_len - cut, scheduled_len - cut, prefill_len, draft_len)
                 rows.setdefault(sequence.drafter, []).append(row)
         return [(drafter, *_load_of(rows[drafter])) for drafter in sorted(rows)]
 
 
-def _load_of(rows: list[tuple[int, int, int]]) -> tuple[StepLoad, list[int]]:
-    """Return the load and the draft lengths of (computed, scheduled, draft) lengths."""
-    ends, scheduled_lens, draft_lens = zip(*rows, strict=True)
+def _load_of(rows: list[tuple[int, int, int, int]]) -> tuple[StepLoad, list[int]]:
+    """Return the load and the draft lengths of (computed, scheduled, prefill, draft) lengths."""
+    ends, scheduled_lens, prefill_lens, draft_lens = zip(*rows, strict=True)
     batched_tokens = sum(scheduled_lens)
-    return StepLoad(sum(ends) - batched_tokens, batched_tokens, len(rows)), list(draft_lens)
+    load = StepLoad(sum(ends) - batched_tokens, batched_tokens, len(rows), sum(prefill_lens))
+    return load, list(draft_lens)
 
 
 def _emitted_tokens(sequences: list[Sequence], accepted_lens: list[int]) -> list[list[int]]:

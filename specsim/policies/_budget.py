@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from specsim.step import StepLoad
 
-__all__ = ["best_lens"]
+__all__ = ["best_lens", "largest"]
 
 
 def best_lens(
@@ -18,26 +18,29 @@ def best_lens(
 ) -> NDArray[np.intp]:
     """Return the draft lengths k_1..k_n that maximise the goodput of the step that verifies them.
 
-    Goodput is (n + sum_i sum_{j <= k_i} S_ij) / T(n + sum_i k_i, max_i k_i), S_ij the probability
-    that the first j drafts of sequence i are all accepted.
+    Goodput is (n + sum_i sum_{j <= k_i} S_ij) / T(n + sum_i k_i, max_i k_i), n the sequences of the
+    load and S_ij the probability that the first j drafts of sequence i are all accepted. Rows of
+    zeros may stand for sequences that the load leaves out.
 
     Why a sort finds the optimum. Fix the longest draft v and the budget B = sum_i k_i: T is then a
     constant, and the sum of gains is to be maximised. S_ij does not rise with j, so the B largest
     gains with j <= v, ties taken by smaller j, are a legal choice: whenever (i, j + 1) is among
-    them, so is (i, j). No choice of B gains can sum to more. One sort of all gains serves every v,
-    since dropping those with j > v keeps the order; prefix sums give every budget. A choice whose
-    longest draft turns out shorter than v is charged for v here, never less than it costs, and is
-    found again, rightly charged, at the smaller v. So the maximum over v and B is exact wherever T
-    depends on the batch through B and max k only, and does not fall with max k.
+    them, so is (i, j). No choice of B gains can sum to more. Prefix sums of the sorted gains give
+    every budget. A choice whose longest draft turns out shorter than v is charged for v here, never
+    less than it costs, and is found again, rightly charged, at the smaller v. So the maximum over v
+    and B is exact wherever T depends on the batch through B and max k only, and does not fall with
+    max k.
 
-    O(n V (V + log n V)) for n sequences and longest draft V.
+    O(n V (V + log n V)) for n sequences and longest draft V, if one sort serves every v; the few
+    sorts made here are faster than picking the gains of each v out of one. Where a longer draft
+    takes no more time than one token, one sort is all there is.
 
     Parameters
     ----------
-    survival : ndarray of float, shape (n, V)
+    survival : ndarray of float, shape (at least n, V)
         Rows non-increasing.
     load : StepLoad
-        Of the step without drafts.
+        Of the step without drafts; without sequences it gets no drafts beyond the floor.
     step_times : callable
         Seconds of a step of this load by its batched tokens and a longest draft.
     floor : ndarray of int, shape (n,), optional
@@ -49,24 +52,59 @@ def best_lens(
     """
     num, longest = survival.shape
     base = np.zeros(num, dtype=np.intp) if floor is None else floor
-    gains = survival.T.ravel()  # first tokens first, so that a stable sort breaks ties by j
-    if floor is not None:
-        is_spent = (np.arange(longest)[:, np.newaxis] < floor).ravel()
+    if not load.num_requests:
+        return base
+    gains = survival.T.ravel()  # first tokens first
+    spent = int(base.sum())
+    emitted_before = float(load.num_requests)
+    if spent:
+        is_spent = (np.arange(longest)[:, np.newaxis] < base).ravel()
+        emitted_before += float(gains[is_spent].sum())
         gains = np.where(is_spent, -1.0, gains)
-    order = np.argsort(-gains, kind="stable")[: gains.size - int(base.sum())]
-    ranks = order // num
-    emitted_before = num + float(survival[np.arange(longest) < base[:, np.newaxis]].sum())
-    tokens_before = load.batched_tokens + int(base.sum())
-    best_goodput, best_choice = -1.0, order[:0]
-    for limit in range(int(base.max(initial=0)), longest + 1):
-        chosen = order if limit == longest else order[ranks < limit]
-        emitted = np.empty(len(chosen) + 1)
-        emitted[0] = emitted_before
-        np.cumsum(gains[chosen], out=emitted[1:])
-        emitted[1:] += emitted_before
-        tokens = np.arange(tokens_before, tokens_before + len(emitted))
-        goodputs = emitted / step_times(load, tokens, limit)
-        budget = int(goodputs.argmax())
-        if goodputs[budget] > best_goodput:
-            best_goodput, best_choice = float(goodputs[budget]), chosen[:budget]
-    return base + np.bincount(best_choice % num, minlength=num)
+    tokens = load.batched_tokens + spent + np.arange(gains.size - spent + 1)
+    shortest = int(base.max(initial=0))
+    times = step_times(load, tokens, longest)
+    limits = range(shortest, longest + 1)
+    if np.array_equal(step_times(load, tokens, max(shortest, 1)), times):
+        # One token takes as long as the longest draft, and so does every length between.
+        limits = range(0, longest + 1, longest) if shortest == 0 else range(longest, longest + 1)
+    best_goodput, best_limit, best_budget = -1.0, shortest, 0
+    for limit in limits:
+        sizes = tokens[: limit * num - spent + 1]
+        emitted = np.empty(len(sizes))
+        emitted[0] = 0.0
+        np.cumsum(np.sort(gains[: limit * num])[::-1][: len(sizes) - 1], out=emitted[1:])
+        emitted += emitted_before
+        emitted /= times if limit == longest else step_times(load, sizes, limit)
+        budget = int(emitted.argmax())
+        if emitted[budget] > best_goodput:
+            best_goodput, best_limit, best_budget = float(emitted[budget]), limit, budget
+    return base + largest(gains[: best_limit * num], best_budget, num)
+
+
+def largest(gains: NDArray[np.floating], budget: int, num: int) -> NDArray[np.intp]:
+    """Return how many of the largest gains fall on each sequence.
+
+    Parameters
+    ----------
+    gains : ndarray of float, shape (longest * num,)
+        The first token of every sequence, then the second and so on; of equal gains the earlier
+        goes first.
+    budget : int
+        Gains to choose.
+    num : int
+        Sequences.
+
+    Returns
+    -------
+    ndarray of int, shape (num,)
+    """
+    if not budget:
+        return np.zeros(num, dtype=np.intp)
+    limit = np.partition(gains, gains.size - budget)[gains.size - budget]
+    is_above = gains > limit
+    is_chosen = is_above.copy()
+    equal = np.flatnonzero(gains == limit)
+    is_chosen[equal[: budget - int(np.count_nonzero(is_above))]] = True
+    counts: NDArray[np.intp] = is_chosen.reshape(-1, num).sum(axis=0)
+    return counts

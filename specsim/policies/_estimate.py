@@ -1,13 +1,21 @@
 """What adaptive policies share: what a draft is worth, and how likely its tokens are accepted."""
 
 from collections import deque
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.step import StepOutcome
 
-__all__ = ["AlphaPerRequest", "AlphaWindow", "PerRequest", "expected_len", "survival"]
+__all__ = [
+    "PRIOR_TRIALS",
+    "AlphaPerRequest",
+    "AlphaWindow",
+    "PerRequest",
+    "expected_len",
+    "survival",
+]
 
 
 def expected_len(alpha: float, draft_len: int) -> float:
@@ -42,8 +50,11 @@ def survival(alphas: NDArray[np.float64], longest: int) -> NDArray[np.float64]:
     ndarray of float, shape (n, longest)
         Element (i, j): alphas[i] ** (j + 1).
     """
-    powers: NDArray[np.float64] = alphas[:, np.newaxis] ** np.arange(1, longest + 1)
-    return powers
+    powers = np.empty((longest, len(alphas)))
+    powers[:1] = alphas
+    for shorter, longer in pairwise(powers):
+        np.multiply(shorter, alphas, out=longer)
+    return powers.T
 
 
 def count_trials(outcome: StepOutcome) -> tuple[int, int]:
@@ -65,7 +76,8 @@ def count_trials(outcome: StepOutcome) -> tuple[int, int]:
     return sum(accepted_lens), len(accepted_lens) - full
 
 
-_PRIOR_TRIALS = 5.0
+PRIOR_TRIALS = 5.0
+"""Trials that a prior counts for in an estimate over all requests."""
 
 
 class AlphaWindow:
@@ -100,28 +112,31 @@ class AlphaWindow:
     def alpha(self) -> float:
         """The estimate."""
         trials = self._accepted + self._cut_short
-        return (self._accepted + _PRIOR_TRIALS * self._prior) / (trials + _PRIOR_TRIALS)
+        return (self._accepted + PRIOR_TRIALS * self._prior) / (trials + PRIOR_TRIALS)
 
 
 class PerRequest:
-    """A number for every request, in an array that grows.
+    """A number, or a row of numbers, for every request, in an array that grows.
 
     Parameters
     ----------
     initial : float
         Value of a request that nothing is known of.
+    *shape : int
+        Of its row, if it is one.
     """
 
-    def __init__(self, initial: float) -> None:
+    def __init__(self, initial: float, *shape: int) -> None:
         self._initial = initial
-        self._values = np.full(1024, initial)
+        self._values = np.full((1024, *shape), initial, dtype=np.float64)
 
     def rows(self, requests: list[int]) -> NDArray[np.intp]:
         """Return the places of some requests; make room for them."""
         rows = np.array(requests, dtype=np.intp)
         needed = int(rows.max(initial=0)) + 1
         if needed > len(self._values):
-            more = np.full(max(needed, 2 * len(self._values)) - len(self._values), self._initial)
+            size = max(needed - len(self._values), len(self._values))
+            more = np.full((size, *self._values.shape[1:]), self._initial, dtype=np.float64)
             self._values = np.concatenate([self._values, more])
         return rows
 
@@ -155,32 +170,30 @@ class AlphaPerRequest:
         self._keep = 1.0 - 1.0 / window
         self._prior = prior
         self._prior_trials = prior_trials
-        self._accepted = PerRequest(0.0)
-        self._trials = PerRequest(0.0)
+        self._counts = PerRequest(0.0, 2)
+        """Accepted tokens, trials."""
         self._all_accepted = 0.0
         self._all_trials = 0.0
 
     def add(self, outcome: StepOutcome) -> None:
         """Take a step in."""
-        rows = self._accepted.rows(outcome.requests)
-        self._trials.rows(outcome.requests)
-        accepted = np.array(outcome.accepted_lens)
-        trials = accepted + (accepted < np.array(outcome.draft_lens))
-        self._accepted[rows] = self._keep * self._accepted[rows] + accepted
-        self._trials[rows] = self._keep * self._trials[rows] + trials
-        self._all_accepted = self._keep * self._all_accepted + int(accepted.sum())
-        self._all_trials = self._keep * self._all_trials + int(trials.sum())
+        rows = self._counts.rows(outcome.requests)
+        counts = np.empty((len(rows), 2))
+        counts[:, 0] = accepted = np.array(outcome.accepted_lens, dtype=np.intp)
+        counts[:, 1] = accepted + (accepted < np.array(outcome.draft_lens, dtype=np.intp))
+        self._counts[rows] = self._keep * self._counts[rows] + counts
+        all_accepted, all_trials = counts.sum(axis=0).tolist()
+        self._all_accepted = self._keep * self._all_accepted + all_accepted
+        self._all_trials = self._keep * self._all_trials + all_trials
 
     @property
     def alpha(self) -> float:
         """The rate of all requests together."""
-        return (self._all_accepted + _PRIOR_TRIALS * self._prior) / (
-            self._all_trials + _PRIOR_TRIALS
-        )
+        return (self._all_accepted + PRIOR_TRIALS * self._prior) / (self._all_trials + PRIOR_TRIALS)
 
     def alphas(self, requests: list[int]) -> NDArray[np.float64]:
         """Return the rate of each of some requests."""
-        rows = self._accepted.rows(requests)
-        self._trials.rows(requests)
+        accepted, trials = self._counts[self._counts.rows(requests)].T
         weight = self._prior_trials
-        return (self._accepted[rows] + weight * self.alpha) / (self._trials[rows] + weight)
+        rates: NDArray[np.float64] = (accepted + weight * self.alpha) / (trials + weight)
+        return rates

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.policies._budget import largest
 from specsim.policies._estimate import PerRequest
 from specsim.policies.base import Policy, ServerView
 from specsim.step import BatchView, DraftView
@@ -16,8 +17,8 @@ __all__ = ["AdaptiveVerification"]
 @dataclass(slots=True)
 class _Memory:
     server: ServerView
-    stale: list[PerRequest]
-    """Per position of a draft: confidence in each request's last one; 1 for new requests."""
+    stale: PerRequest
+    """Confidences of each request's last draft; 1 for new requests."""
 
 
 @final
@@ -41,7 +42,7 @@ class AdaptiveVerification(Policy):
 
     def start(self, server: ServerView) -> _Memory:
         """Return confidence 1 for all."""
-        return _Memory(server, [PerRequest(1.0) for _ in range(server.max_draft_len)])
+        return _Memory(server, PerRequest(1.0, server.max_draft_len))
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
         """Return the longest draft."""
@@ -49,33 +50,27 @@ class AdaptiveVerification(Policy):
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> list[int]:
         """Return how many drafts of each request are among the B surest of the batch."""
-        draft_lens = np.array(drafts.draft_lens)
+        draft_lens = np.array(drafts.draft_lens, dtype=np.intp)
         longest = drafts.confidences.shape[1]
-        rows = [column.rows(batch.requests) for column in memory.stale[:longest]]
-        pairs = zip(memory.stale, rows, strict=False)
-        stale = np.stack([column[places] for column, places in pairs], axis=1)
-        is_draft = np.arange(longest) < draft_lens[:, np.newaxis]
-        budget = self._budget(batch, np.where(is_draft, np.cumprod(stale, axis=1), 0.0), memory)
-        drafting = draft_lens > 0
-        for column, places, now in zip(memory.stale, rows, drafts.confidences.T, strict=False):
-            column[places[drafting]] = now[drafting].astype(float)
-        total = int(draft_lens.sum())
-        if budget >= total:
+        is_draft = np.arange(longest)[:, np.newaxis] < draft_lens
+        rows = memory.stale.rows(batch.requests)
+        stale = memory.stale[rows]
+        survival = np.cumprod(stale[:, :longest].T, axis=0, dtype=np.float64)[is_draft]
+        budget = self._budget(batch, survival, memory)
+        stale[:, :longest] = np.where(is_draft.T, drafts.confidences, stale[:, :longest])
+        memory.stale[rows] = stale
+        if budget >= len(survival):
             return drafts.draft_lens
-        fresh = np.where(is_draft, np.cumprod(drafts.confidences, axis=1), -1.0)
-        # First tokens first: among equals a draft keeps its beginning.
-        winners = np.argsort(-fresh.T.ravel(), kind="stable")[:budget]
-        counts: list[int] = np.bincount(
-            winners % len(draft_lens), minlength=len(draft_lens)
-        ).tolist()
-        return counts
+        fresh = np.where(is_draft, np.cumprod(drafts.confidences.T, axis=0), -1.0).ravel()
+        lens: list[int] = largest(fresh, budget, len(draft_lens)).tolist()
+        return lens
 
     def _budget(self, batch: BatchView, survival: NDArray[np.float64], memory: _Memory) -> int:
-        total = int((survival > 0).sum())
-        scores = -np.sort(-survival, axis=None)[:total]
-        emitted = batch.size - sum(batch.in_prefill) + np.concatenate([[0.0], np.cumsum(scores)])
+        emitted = np.empty(len(survival) + 1)
+        emitted[0] = 0.0
+        np.cumsum(np.sort(survival)[::-1], out=emitted[1:])
+        emitted += batch.size - sum(batch.in_prefill)
         load = batch.load
-        first = load.batched_tokens - total
-        tokens = np.arange(first, first + total + 1)
+        tokens = load.batched_tokens - len(survival) + np.arange(len(emitted))
         times = memory.server.step_times(load, tokens, memory.server.max_draft_len)
         return int((emitted / times).argmax())

@@ -18,8 +18,11 @@ class _Memory:
     rng: np.random.Generator
     sums: NDArray[np.float64]
     """Shape (3, k_max + 1): plays of each arm, their rewards, and the squares of those."""
+    drafts_by_model: bool
     scale: float = 0.0
     """Largest reward so far, tokens per second and sequence."""
+    arm: int = 0
+    """Played last."""
 
 
 @final
@@ -44,10 +47,15 @@ class Bandit(Policy):
 
     def start(self, server: ServerView) -> _Memory:
         """Return arms that have never been played."""
-        return _Memory(server.rng, np.zeros((3, server.max_draft_len + 1)))
+        sums = np.zeros((3, server.max_draft_len + 1))
+        return _Memory(server.rng, sums, server.drafts_by_model)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
         """Return the arm to play; those never played come first, longest drafts first."""
+        memory.arm = self._choice(memory)
+        return memory.arm
+
+    def _choice(self, memory: _Memory) -> int:
         plays, rewards, squares = memory.sums
         unplayed = np.flatnonzero(plays == 0)
         if len(unplayed):
@@ -62,12 +70,16 @@ class Bandit(Policy):
         return int(draws.argmax())
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Reward the arm that the step verified; steps with prefills say nothing about it."""
+        """Reward the arm that the step verified; steps with prefills say nothing about it.
+
+        The drafts of a model tell which arm that was. A lookup finds what it finds, but is never
+        scheduled asynchronously, so that the arm is the last one.
+        """
         lens = outcome.draft_lens
         if not lens or outcome.load.prefill_tokens:
             return
-        k = lens[0]
-        if lens.count(k) < len(lens):
+        k = lens[0] if memory.drafts_by_model else memory.arm
+        if memory.drafts_by_model and lens.count(k) < len(lens):
             return  # sequences that joined in between had no drafts: no arm was played
         time = outcome.target_time + outcome.draft_time + outcome.overhead_time
         reward = outcome.output_tokens / len(lens) / time

@@ -38,11 +38,13 @@ class CachedStepController(Policy):
     def draft_lens(self, batch: BatchView, memory: _Memory) -> list[int]:
         """Return the counter of each request."""
         longest = memory.server.max_draft_len
-        return [memory.lens.get(request, longest) for request in batch.requests]
+        get = memory.lens.get
+        return [get(request, longest) for request in batch.requests]
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Count each request up or down, and remember its tokens."""
         server, longest = memory.server, memory.server.max_draft_len
+        caches, lens = memory.caches, memory.lens
         for request, draft_len, accepted_len, tokens in zip(
             outcome.requests,
             outcome.draft_lens,
@@ -50,14 +52,15 @@ class CachedStepController(Policy):
             outcome.token_ids,
             strict=True,
         ):
-            cache = memory.caches.get(request)
+            cache = caches.get(request)
             if cache is None:
-                cache = memory.caches[request] = set(server.prompt_token_ids(request))
+                cache = caches[request] = set(server.prompt_token_ids(request))
+                lens[request] = longest
             if draft_len:
-                change = 1 if any(token in cache for token in tokens[:accepted_len]) else -1
+                change = -1 if cache.isdisjoint(tokens[:accepted_len]) else 1
                 change += accepted_len == draft_len
             else:
                 change = int(tokens[-1] in cache)
-            moved = memory.lens.get(request, longest) + change
-            memory.lens[request] = min(max(moved, 0), longest)
+            moved = lens[request] + change
+            lens[request] = 0 if moved < 0 else longest if moved > longest else moved
             cache.update(tokens)

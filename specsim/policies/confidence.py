@@ -38,13 +38,15 @@ class Confidence(Policy):
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: ServerView) -> list[int]:
         """Return what the verification length of highest goodput leaves of each draft."""
-        survival = np.cumprod(drafts.confidences, axis=1).sum(axis=0)
-        draft_lens = np.array(drafts.draft_lens)
+        survival = np.cumprod(drafts.confidences.T, axis=0).sum(axis=1)
         longest = len(survival)
-        longer = (draft_lens[:, np.newaxis] > np.arange(longest)).sum(axis=0)
-        tokens = batch.load.batched_tokens - int(draft_lens.sum())
-        budgets = tokens + np.concatenate([[0], np.cumsum(longer)])
-        emitted = batch.size + np.concatenate([[0.0], np.cumsum(survival)])
+        draft_lens = np.array(drafts.draft_lens, dtype=np.intp)
+        ended = np.cumsum(np.bincount(draft_lens, minlength=longest + 1)[:longest])
+        budgets, emitted = np.zeros(longest + 1, dtype=np.intp), np.zeros(longest + 1)
+        np.cumsum(len(draft_lens) - ended, out=budgets[1:])
+        np.cumsum(survival, out=emitted[1:])
+        budgets += batch.load.batched_tokens - int(draft_lens.sum())
+        emitted += batch.size - sum(batch.in_prefill)
         times = memory.step_times(batch.load, budgets, longest)
         verified: list[int] = np.minimum(draft_lens, int((emitted / times).argmax())).tolist()
         return verified

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
-import numpy as np
 from pydantic import Field
 
 from specsim.policies._budget import best_lens
@@ -40,7 +39,7 @@ class Goodput(Policy):
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"granularity": "request"})
     granularity: Literal["step", "request"] = "step"
     window: int = Field(default=50, ge=1)
-    """Steps with drafts that the moving average goes over; the paper finds it uncritical."""
+    """Steps that the moving average goes over; the paper finds it uncritical."""
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
 
@@ -56,7 +55,9 @@ class Goodput(Policy):
         if isinstance(alphas, AlphaPerRequest):
             rates = alphas.alphas(batch.requests)
             gains = survival(rates, server.max_draft_len)
-            gains[np.array(batch.in_prefill)] = 0.0
+            in_prefill = batch.in_prefill
+            if True in in_prefill:
+                gains[in_prefill] = 0.0
             lens: list[int] = best_lens(gains, load, server.step_times).tolist()
             return lens if sum(lens) <= batch.free_slots else 0
         return best_common_len(server, load, alphas.alpha, batch.free_slots)
@@ -88,6 +89,8 @@ def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots
     int, tokens
     """
     num = load.num_requests
+    if not num:
+        return 0  # all are in mid-prefill
     best_k, best_rate = 0, 0.0
     for k in range(server.max_draft_len + 1):
         if k * num > free_slots:

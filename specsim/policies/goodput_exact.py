@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, final
 
-import numpy as np
 from pydantic import Field
 
 from specsim.policies._budget import best_lens
@@ -60,8 +59,8 @@ class GoodputExact(Policy):
         server = memory.server
         gains = survival(memory.alphas.alphas(batch.requests), server.max_draft_len)
         in_prefill = batch.in_prefill
-        if any(in_prefill):
-            gains[np.array(in_prefill)] = 0.0
+        if True in in_prefill:
+            gains[in_prefill] = 0.0
         lens: list[int] = best_lens(gains, batch.decode_load(), server.step_times).tolist()
         return lens
 

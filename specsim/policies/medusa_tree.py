@@ -1,13 +1,16 @@
 """Trees of candidates, their widths chosen by goodput."""
 
+from collections import Counter
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, product
 from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.acceptance.base import MAX_DRAFT_LEN
+from specsim.policies._estimate import PRIOR_TRIALS
 from specsim.policies.base import Policy, ServerView
 from specsim.step import BatchView, StepOutcome, Tree
 
@@ -22,8 +25,10 @@ class _Memory:
     widths: NDArray[np.int64]
     """Shape (trees, heads), 0 where a tree has ended."""
     alpha: float
-    hits: float = 0.0
-    trials: float = 0.0
+    hits: NDArray[np.float64]
+    """By width: positions at which some candidate was right, fading."""
+    trials: NDArray[np.float64]
+    """By width: positions tried, fading."""
 
 
 @final
@@ -64,14 +69,21 @@ class MedusaTree(Policy):
             )
         if min(widths) < 1:
             raise ValueError(f"policy.widths {list(widths)}: each must be at least 1")
-        return Tree(widths).num_nodes
+        num_nodes = Tree(widths).num_nodes
+        if num_nodes > MAX_DRAFT_LEN:
+            raise ValueError(
+                f"a tree of widths {list(widths)} has {num_nodes} nodes, more than the "
+                f"{MAX_DRAFT_LEN} that can be drafted; lower policy.widths, policy.max_width or "
+                "engine.speculative_config.num_speculative_tokens"
+            )
+        return num_nodes
 
     def start(self, server: ServerView) -> _Memory:
         """Return all trees to choose from."""
         if self.widths is not None:
             trees = [Tree(self.widths)]
         else:
-            depth = next(d for d in range(99) if self._nodes(d) >= server.max_draft_len)
+            depth = next(d for d in count() if self._nodes(d) >= server.max_draft_len)
             trees = [
                 Tree(widths)
                 for length in range(depth + 1)
@@ -80,7 +92,9 @@ class MedusaTree(Policy):
         depth = max(len(tree.widths) for tree in trees)
         padded = [tree.widths + (0,) * (depth - len(tree.widths)) for tree in trees]
         nodes = np.array([tree.num_nodes for tree in trees])
-        return _Memory(server, trees, nodes, np.array(padded).reshape(-1, depth), self.prior)
+        table = np.array(padded).reshape(-1, depth)
+        hits, trials = np.zeros((2, table.max() + 1))
+        return _Memory(server, trees, nodes, table, self.prior, hits, trials)
 
     def _nodes(self, depth: int) -> int:
         return Tree((self.max_width,) * depth).num_nodes
@@ -102,24 +116,27 @@ class MedusaTree(Policy):
         """Fit alpha to how often some candidate of a position was right.
 
         One of w candidates is with p = 1 - (1 - alpha)^w; the share p of each width seen gives an
-        alpha, and they are averaged by their trials.
+        alpha, and they are averaged by their trials. As elsewhere, the prior counts for a few
+        trials and steps without drafts forget as well, so that speculation is tried again.
         """
-        seen: dict[int, list[int]] = {}
-        for tree, nodes, accepted_len in zip(
-            outcome.trees or (), outcome.draft_lens, outcome.accepted_lens, strict=True
-        ):
+        keep = 1.0 - 1.0 / self.window
+        memory.hits *= keep
+        memory.trials *= keep
+        trees = outcome.trees or []
+        ids = list(map(id, trees))  # few trees, shared by many sequences
+        by_id = dict(zip(ids, trees, strict=True))
+        keys = zip(ids, outcome.draft_lens, outcome.accepted_lens, strict=True)
+        for (tree_id, nodes, accepted_len), times in Counter(keys).items():
+            tree = by_id[tree_id]
             widths = tree.complete_widths(nodes) if tree is not None else ()
             for position, width in enumerate(widths[: accepted_len + 1]):
-                counts = seen.setdefault(width, [0, 0])
-                counts[0] += position < accepted_len
-                counts[1] += 1
-        keep = 1.0 - 1.0 / self.window
-        for width, (hits, trials) in seen.items():
-            alpha = 1.0 - (1.0 - hits / trials) ** (1.0 / width)
-            memory.hits = keep * memory.hits + alpha * trials
-            memory.trials = keep * memory.trials + trials
-        if memory.trials:
-            memory.alpha = memory.hits / memory.trials
+                memory.hits[width] += times * (position < accepted_len)
+                memory.trials[width] += times
+        (seen,) = memory.trials.nonzero()
+        trials = memory.trials[seen]
+        alphas = 1.0 - (1.0 - np.minimum(memory.hits[seen] / trials, 1.0)) ** (1.0 / seen)
+        evidence = float(alphas @ trials) + PRIOR_TRIALS * self.prior
+        memory.alpha = evidence / (float(trials.sum()) + PRIOR_TRIALS)
 
     def alpha_estimate(self, memory: _Memory) -> float:
         """Return the rate of one candidate."""
@@ -144,6 +161,6 @@ def expected_tree_len(alpha: float, widths: NDArray[np.int64]) -> NDArray[np.flo
     -------
     ndarray of float, shape (trees,), tokens
     """
-    hits = 1.0 - (1.0 - alpha) ** widths
+    hits = (1.0 - (1.0 - alpha) ** np.arange(widths.max(initial=0) + 1))[widths]
     emitted: NDArray[np.float64] = 1.0 + np.cumprod(hits, axis=1).sum(axis=1)
     return emitted

@@ -21,8 +21,10 @@ class _Memory:
     """Shape (k_max + 1, k_max + 1): by previous and next draft length."""
     visits: NDArray[np.int64]
     """Same shape: how often each was done."""
-    previous: PerRequest
-    current: PerRequest
+    verified: PerRequest
+    """Length of each request's last verified draft."""
+    chosen: PerRequest
+    """Length of the draft chosen last; under asynchronous scheduling it is still under way."""
     num_drafts: int = 0
 
 
@@ -54,37 +56,35 @@ class QLearning(Policy):
             server.rng,
             np.zeros((size, size)),
             np.zeros((size, size), dtype=np.int64),
-            PerRequest(longest),
-            PerRequest(longest),
+            verified=PerRequest(longest),
+            chosen=PerRequest(longest),
         )
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> list[int]:
         """Return the best known length for each request's last, or a random one."""
-        rows = memory.current.rows(batch.requests)
-        memory.previous.rows(batch.requests)
-        state = memory.current[rows].astype(np.intp)
+        rows = memory.chosen.rows(batch.requests)
+        state = memory.chosen[rows].astype(np.intp)
         best = memory.values[:, 1:].argmax(axis=1) + 1
         share = 1.0 if memory.num_drafts < self.warm_up else self.exploration
         explores = memory.rng.random(len(rows)) < share
         tried = memory.rng.integers(1, len(memory.values), len(rows))
         chosen = np.where(explores, tried, best[state])
-        memory.previous[rows] = memory.current[rows]
-        memory.current[rows] = chosen.astype(float)
+        memory.chosen[rows] = chosen.astype(float)
         lens: list[int] = chosen.tolist()
         return lens
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Move the value of what was done towards its reward and what may follow."""
-        drafted = np.array(outcome.draft_lens)
+        drafted = np.array(outcome.draft_lens, dtype=np.intp)
         is_draft = drafted > 0
         if not is_draft.any():
             return
         memory.num_drafts += int(is_draft.sum())
-        rows = memory.current.rows(outcome.requests)
-        memory.previous.rows(outcome.requests)
-        state = memory.previous[rows].astype(np.intp)[is_draft]
+        rows = memory.verified.rows(outcome.requests)[is_draft]
+        state = memory.verified[rows].astype(np.intp)
         action = drafted[is_draft]
-        reward = np.array(outcome.accepted_lens)[is_draft] / action
+        memory.verified[rows] = action.astype(float)
+        reward = np.array(outcome.accepted_lens, dtype=np.intp)[is_draft] / action
         target = reward + self.discount * memory.values[:, 1:].max(axis=1)[action]
         flat = state * len(memory.values) + action
         counts = np.bincount(flat, minlength=memory.values.size)

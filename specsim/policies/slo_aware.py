@@ -21,7 +21,7 @@ class _Memory:
     tpot: float
     alphas: AlphaPerRequest
     first_token_at: PerRequest
-    """When each request's first token was seen, seconds; NaN before."""
+    """When the step was scheduled that showed each request's first token, seconds; NaN before."""
 
 
 @final
@@ -55,10 +55,11 @@ class SloAware(Policy):
         """Return what each request needs to be on time, and what pays on top."""
         server, load = memory.server, batch.decode_load()
         gains = survival(memory.alphas.alphas(batch.requests), server.max_draft_len)
-        in_prefill = np.array(batch.in_prefill)
-        gains[in_prefill] = 0.0
         floor = self._needed(batch, gains, server.step_time(load, server.max_draft_len), memory)
-        floor[in_prefill] = 0
+        in_prefill = batch.in_prefill
+        if True in in_prefill:
+            gains[in_prefill] = 0.0
+            floor[in_prefill] = 0
         lens: list[int] = best_lens(gains, load, server.step_times, floor).tolist()
         return lens
 
@@ -68,17 +69,21 @@ class SloAware(Policy):
     ) -> NDArray[np.intp]:
         """Return the shortest drafts that are expected to bring late requests back on time."""
         rows = memory.first_token_at.rows(batch.requests)
-        output_lens = np.array(batch.output_lens)
+        output_lens = np.array(batch.output_lens, dtype=np.intp)
         first = memory.first_token_at[rows]
         is_new = np.isnan(first) & (output_lens > 0)
         first = np.where(is_new, batch.now, first)
         memory.first_token_at[rows] = first
-        due = (batch.now - np.nan_to_num(first, nan=batch.now) + 2 * step_time) / memory.tpot
+        # The next step ends two steps from now, the first token came one step after `first`.
+        due = (batch.now - np.nan_to_num(first, nan=batch.now) + step_time) / memory.tpot
         wanted = due - (output_lens - 1)  # tokens after the first, by the end of the next step
-        emitted = 1.0 + np.cumsum(gains, axis=1)
-        needed: NDArray[np.intp] = (emitted < wanted[:, np.newaxis] - 1e-9).sum(axis=1)
-        needed += wanted > 1.0
-        return np.where(wanted > 1.0, np.minimum(needed, gains.shape[1]), 0)
+        needed = np.zeros(len(rows), dtype=np.intp)
+        (late,) = np.nonzero(wanted > 1.0)
+        if len(late):
+            emitted = 1.0 + np.cumsum(gains[late].T, axis=0)
+            too_short = (emitted < wanted[late] - 1e-9).sum(axis=0)
+            needed[late] = np.minimum(too_short + 1, gains.shape[1])
+        return needed
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Learn from what was accepted."""

@@ -24,8 +24,9 @@ class StepController(Policy):
     """Per request: any rejection takes one token off its draft, full acceptance adds one.
 
     A saturating counter as in branch prediction, blind to cost. A draft of length 0 has nothing to
-    reject, so a request climbs back from it. "A Drop-in Solution for On-the-fly Adaptation of
-    Speculative Decoding", section 4.2, which calls it a finite state machine.
+    reject, so a request climbs back from it; a step that verified nothing although the counter
+    stands higher, such as a request's prefill, says nothing. "A Drop-in Solution for On-the-fly
+    Adaptation of Speculative Decoding", section 4.2, which calls it a finite state machine.
     """
 
     kind: Literal["step_controller"] = "step_controller"
@@ -47,6 +48,7 @@ class StepController(Policy):
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Count each request up or down."""
         rows = memory.lens.rows(outcome.requests)
-        accepted_all = np.array(outcome.accepted_lens) == np.array(outcome.draft_lens)
-        moved = memory.lens[rows] + np.where(accepted_all, 1, -1)
-        memory.lens[rows] = np.minimum(np.maximum(moved, 0), memory.k_max)
+        lens, drafted = memory.lens[rows], np.array(outcome.draft_lens, dtype=np.intp)
+        accepted_all = np.array(outcome.accepted_lens, dtype=np.intp) == drafted
+        moved = np.clip(lens + np.where(accepted_all, 1, -1), 0, memory.k_max)
+        memory.lens[rows] = np.where((drafted > 0) | (lens == 0), moved, lens)

@@ -1,5 +1,6 @@
 """TurboSpec: goodput with a verification length of its own, and draft prefills left out."""
 
+from collections import Counter
 from dataclasses import dataclass
 from math import inf
 from typing import Literal, final
@@ -38,7 +39,7 @@ class TurboSpec(Policy):
 
     kind: Literal["turbospec"] = "turbospec"
     window: int = Field(default=50, ge=1)
-    """Steps with drafts that the moving average of alpha goes over."""
+    """Steps that the moving average of alpha goes over."""
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
     reset_steps: int = Field(default=100, ge=1)
@@ -66,18 +67,20 @@ class TurboSpec(Policy):
         server, draft_lens = memory.server, drafts.draft_lens
         if server.drafts_by_model:
             return draft_lens
-        # Only sequences with a match have anything to verify; the rest is there in any case.
+        # Only sequences with a match have anything to verify; the rest is there in any case, and
+        # so is the drafting, whatever is verified of it.
         best_k, best_rate, alpha = 0, 0.0, memory.alphas.alpha
         tokens = batch.load.batched_tokens - sum(draft_lens)
-        expected = float(batch.size)
-        gain = 1.0
+        expected = float(batch.size - sum(batch.in_prefill))
+        gain, longer, counts = 1.0, len(draft_lens), Counter(draft_lens)
         for k in range(max(draft_lens) + 1):
             if k:
-                longer = sum(draft_len >= k for draft_len in draft_lens)
+                longer -= counts[k - 1]
                 gain *= alpha
                 tokens += longer
                 expected += longer * gain
-            rate = expected / server.step_time(batch.load._replace(batched_tokens=tokens), k)
+            load = batch.load._replace(batched_tokens=tokens)
+            rate = expected / server.step_time(load, server.max_draft_len)
             if rate > best_rate:
                 best_k, best_rate = k, rate
         return [min(best_k, draft_len) for draft_len in draft_lens]

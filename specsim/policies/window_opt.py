@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.policies._estimate import AlphaPerRequest
+from specsim.policies._estimate import AlphaPerRequest, survival
 from specsim.policies.base import Policy, ServerView
 from specsim.step import BatchView, StepOutcome
 
@@ -22,7 +22,6 @@ class _Memory:
     """a: seconds per drafted token, last seen."""
     verify_time: float = 0.0
     """b: seconds per step without drafting, last seen."""
-    last_drafted: int = 0
 
 
 @final
@@ -50,11 +49,9 @@ class WindowOpt(Policy):
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int | list[int]:
         """Return the best length of each request; the longest until times have been seen."""
         if memory.draft_pass_time == 0.0 or memory.verify_time == 0.0:
-            memory.last_drafted = memory.max_draft_len
             return memory.max_draft_len
         alphas = np.minimum(memory.alphas.alphas(batch.requests), self.alpha_max)
         lens = best_lens(alphas, memory.max_draft_len, memory.draft_pass_time, memory.verify_time)
-        memory.last_drafted = int(lens.max(initial=0))
         chosen: list[int] = lens.tolist()
         return chosen
 
@@ -87,8 +84,8 @@ def best_lens(
     -------
     ndarray of int, shape (n,)
     """
-    powers = alphas[:, np.newaxis] ** np.arange(1, longest + 2)
-    emitted = (1.0 - powers) / (1.0 - alphas[:, np.newaxis])
-    rates = emitted / (np.arange(longest + 1) * pass_time + verify_time)
-    best: NDArray[np.intp] = rates.argmax(axis=1)
+    powers = survival(alphas, longest + 1).T
+    times = np.arange(longest + 1) * pass_time + verify_time
+    rates = (1.0 - powers) / times[:, np.newaxis]  # but for 1 - alpha, which changes no argmax
+    best: NDArray[np.intp] = rates.argmax(axis=0)
     return best

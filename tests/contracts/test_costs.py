@@ -92,9 +92,9 @@ def test_first_profile_holds_the_published_fit() -> None:
 
 def test_batch_expansion_reads_the_context_once_per_batched_token() -> None:
     model = Linear(alpha_ns=1000, gamma_us=1000, delta_ms=1)
-    costs = StepCosts(model, None, Overhead(), expands_batch=True)
+    costs = StepCosts(model, (), Overhead(), expands_batch=True)
     load = StepLoad(400, 12, 4)  # 4 sequences of 100 tokens, k = 2
-    once = StepCosts(model, None, Overhead())
+    once = StepCosts(model, (), Overhead())
     assert costs.step_time(load, 2) == pytest.approx(once.step_time(StepLoad(1200, 12, 4), 2))
     batched = np.array([4, 12])
     singly = [costs.step_time(load._replace(batched_tokens=int(each)), 2) for each in batched]

@@ -1,0 +1,153 @@
+"""What a decision costs: every policy on a full batch, by itself.
+
+    python benchmarks/policies.py            # two minutes; writes policies.csv
+
+A step of 256 decoding sequences with up to 8 drafts each, on the costs of h100/llama-3.1-8b with
+eagle3 (medusa_tree: a100/llama-7b with three heads; lookups: h100/llama-3.1-8b with ngram). Counted
+is all that the policy adds to a step: its view, `draft_lens`, `verify_lens` and `observe`. The
+median over many steps, of the least disturbed of five repeats.
+"""
+
+import csv
+import platform
+import statistics
+import sys
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from specsim.acceptance import Oracle
+from specsim.engine.sequence import Sequence
+from specsim.policies import POLICIES, OraclePolicy, ServerView
+from specsim.profile import StepCosts, load_profile
+from specsim.request import Request
+from specsim.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
+
+HERE = Path(__file__).parent
+BATCH = 256
+LONGEST = 8
+STEPS = 400
+WARM_UP = 50
+REPEATS = 5
+PROMPT, OUTPUT = 450, 400
+CASES: dict[str, tuple[Any, str]] = {
+    "off": ("off", "eagle3"),
+    "static": ("static", "eagle3"),
+    "schedule": ("schedule:ranges=[[1, 8, 8], [9, 64, 4], [65, 512, 1]]", "eagle3"),
+    "step_controller": ("step_controller", "eagle3"),
+    "cached_step_controller": ("cached_step_controller", "eagle3"),
+    "q_learning": ("q_learning", "eagle3"),
+    "window_opt": ("window_opt", "eagle3"),
+    "goodput": ("goodput", "eagle3"),
+    "goodput, per request": ("goodput:granularity=request", "eagle3"),
+    "goodput_exact": ("goodput_exact", "eagle3"),
+    "turbospec": ("turbospec", "eagle3"),
+    "turbospec, ngram": ("turbospec", "ngram"),
+    "confidence": ("confidence", "eagle3"),
+    "adaptive_verification": ("adaptive_verification", "eagle3"),
+    "medusa_tree": ("medusa_tree", "medusa"),
+    "ema_tiers": ("ema_tiers", "eagle3"),
+    "acceptance_target": ("acceptance_target", "eagle3"),
+    "bandit, ucb1": ("bandit:algorithm=ucb1", "eagle3"),
+    "bandit, thompson": ("bandit:algorithm=thompson", "eagle3"),
+    "slo_aware": ("slo_aware:tpot_ms=20", "eagle3"),
+    "oracle": ("oracle", "eagle3"),
+    "random": ("random", "eagle3"),
+}
+
+
+def costs(method: str) -> StepCosts:
+    profile = load_profile("a100/llama-7b" if method == "medusa" else "h100/llama-3.1-8b")
+    return StepCosts(profile.target, (profile.drafts[method],), profile.overhead)
+
+
+def decode_sequences(rng: np.random.Generator) -> list[Sequence]:
+    sequences = []
+    for index in range(BATCH):
+        request = Request(index=index, prompt_len=PROMPT, output_len=OUTPUT)
+        sequence = Sequence(request, 0.0, 1 << 20)
+        sequence.known_len += int(rng.integers(1, 200))
+        sequences.append(sequence)
+    return sequences
+
+
+def samples(policy: str, method: str) -> list[float]:
+    """Microseconds of each step."""
+    rng = np.random.default_rng(1)
+    step_costs, parsed = costs(method), POLICIES.parse(policy)
+    longest = parsed.max_draft_len(3 if method == "medusa" else LONGEST)
+    lens = (rng.geometric(0.3, (BATCH, OUTPUT)) - 1).clip(0, LONGEST).astype(np.uint8)
+    oracle = Oracle([row.tobytes() for row in lens])
+    server = ServerView(
+        longest,
+        step_costs.step_time,
+        step_costs.step_times,
+        drafts_by_model=method != "ngram",
+        prompt_token_ids=lambda request: range(PROMPT),
+        oracle=oracle if isinstance(parsed, OraclePolicy) else None,
+    )
+    memory, sequences = parsed.start(server), decode_sequences(rng)
+    context = sum(s.known_len for s in sequences)
+    asked: Any = LONGEST
+    taken = []
+    for step in range(STEPS):
+        is_tree = isinstance(asked, Tree)
+        nodes = asked.num_nodes if is_tree else asked
+        drafts = [nodes] * BATCH if isinstance(nodes, int) else list(nodes)
+        load = StepLoad(context, BATCH + sum(drafts), BATCH)
+        confidences = rng.random((BATCH, max(drafts)), dtype=np.float32) ** np.float32(0.3)
+        view = DraftView(drafts, confidences)
+        limit = len(asked.widths) if is_tree else LONGEST
+        survived = (rng.geometric(0.3, BATCH) - 1).clip(0, limit).tolist()
+        tokens = [rng.integers(0, 30_000, n + 1).tolist() for n in survived]
+
+        began = perf_counter_ns()
+        if parsed.trims:
+            drafts = parsed.verify_lens(BatchView(sequences, load, now=0.03 * step), view, memory)
+        spent = perf_counter_ns() - began
+        accepted = list(map(min, survived, drafts))
+        output = StepOutcome(
+            requests=[s.index for s in sequences],
+            draft_lens=drafts,
+            accepted_lens=accepted,
+            load=load,
+            output_tokens=sum(accepted) + BATCH,
+            target_time=0.02,
+            draft_time=0.003,
+            overhead_time=0.001,
+            trees=[asked if is_tree else None] * BATCH,
+            token_ids=[t[: n + 1] for t, n in zip(tokens, accepted, strict=True)],
+        )
+        began = perf_counter_ns()
+        if parsed.observes:
+            parsed.observe(output, memory)
+        if parsed.is_dynamic:
+            batch = BatchView(sequences, load, accepted, now=0.03 * step)
+            asked = parsed.draft_lens(batch, memory)
+            if parsed.estimates_alpha:
+                parsed.alpha_estimate(memory)
+        spent += perf_counter_ns() - began
+        taken.append(spent / 1e3)
+    return taken[WARM_UP:]
+
+
+def main() -> None:
+    rows = []
+    names = [name for name in CASES if len(sys.argv) < 2 or name in sys.argv[1:]]
+    for name in names:
+        repeats = [samples(*CASES[name]) for _ in range(REPEATS)]
+        taken = min(repeats, key=statistics.median)
+        rows.append((name, statistics.median(taken), statistics.quantiles(taken, n=20)[-1]))
+        print(f"{name:24} {rows[-1][1]:8.1f} us, 95 %: {rows[-1][2]:8.1f} us", flush=True)
+    if names == list(CASES):
+        with (HERE / "policies.csv").open("w", newline="") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(["policy", "median_us", "p95_us"])
+            writer.writerows([name, f"{median:.1f}", f"{p95:.1f}"] for name, median, p95 in rows)
+    print(f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}")
+
+
+if __name__ == "__main__":
+    main()

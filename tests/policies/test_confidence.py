@@ -1,0 +1,320 @@
+"""Policies that look at how sure the drafter was, and the confidences that they look at."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from driving import batch, started
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from specsim.acceptance.bernoulli import Bernoulli
+from specsim.acceptance.recorded import Recorded
+from specsim.draft_luck import DraftLuck
+from specsim.request import Request
+from specsim.rng import Luck, stream_id
+from specsim.simulate import Run
+from specsim.step import DraftView, StepLoad
+
+Serve = Callable[..., Run]
+Steps = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def sure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Set the confidences of all requests by output position, in fifths, accepted or not."""
+
+    def make(*fifths: int) -> None:
+        table = bytes(51 * each for each in fifths) + bytes(40)
+        monkeypatch.setattr(
+            DraftLuck,
+            "confidence_tables",
+            staticmethod(lambda requests, *rest: ([table] * len(requests),) * 2),
+        )
+
+    return make
+
+
+def test_drafting_stops_after_the_first_token_that_is_not_sure_enough(
+    serve: Serve, steps: Steps, sure: Callable[..., None]
+) -> None:
+    # Passes of 1/16 s. From position 1: 5/5, 5/5, 1/5, which is exactly the threshold: three
+    # passes. From 5: 0, one pass, and nothing gained by verifying it. From 6: four are sure enough,
+    # all that may be drafted.
+    sure(5, 5, 5, 1, 5, 0, 5, 2, 2, 2, 2)
+    run = serve("confidence:threshold=0.2", [(0.0, 4, 12)], [[0, 4, 0, 0, 0, 1, 4] + [0] * 5],
+                speculative=("draft_model", 4))  # fmt: skip
+    names = ("asked_draft_len", "draft_time", "draft_tokens", "output_tokens")
+    assert steps(run, *names) == [
+        (3, 0.1875, 0, 1),
+        (1, 0.0625, 3, 4),
+        (4, 0.25, 0, 1),
+        (1, 0.0625, 4, 5),
+        (1, 0.0625, 0, 1),
+    ]
+
+
+def test_what_is_verified_pays_and_the_step_is_shorter_by_the_rest(
+    serve: Serve, steps: Steps, sure: Callable[..., None]
+) -> None:
+    # A step of n tokens takes (2 + n) / 8 s and has been preceded by three passes of 1/16 s:
+    # 2 / 11/16, 3 / 13/16 and 3.2 / 15/16 tokens per second; two drafts are best.
+    sure(5, 5, 5, 1)
+    run = serve("confidence:threshold=0.2", [(0.0, 4, 4)], [[0, 4, 4, 4]],
+                speculative=("draft_model", 4), costs={"gamma_us": 125_000})  # fmt: skip
+    names = ("batched_tokens", "draft_tokens", "accepted_tokens", "target_time")
+    assert steps(run, *names) == [(4, 0, 0, 0.75), (3, 2, 2, 0.625)]
+
+
+def test_passes_are_charged_for_those_who_still_draft(
+    serve: Serve, steps: Steps, sure: Callable[..., None]
+) -> None:
+    # Only a second pass of two requests differs from one of one: 1/16 s per token and pass.
+    sure(5, 5, 0, 5, 5, 5, 5)
+    costs = {"drafts": {"draft_model": {"basis": "pass", "latency": {
+        "kind": "linear", "alpha_ns": 0, "gamma_us": 62_500, "delta_ms": 0}}}}  # fmt: skip
+    run = serve("confidence", [(0.0, 1, 6), (0.25, 1, 6)], [[4] * 6] * 2,
+                speculative=("draft_model", 4), costs=costs)  # fmt: skip
+    # The first drafts two tokens, one of which is worth verifying, then four from 3 on; the second
+    # drafts two.
+    assert steps(run, "num_requests", "asked_draft_len", "draft_time")[0] == (1, 2, 2 / 16)
+    requests, asked, time = steps(run, "num_requests", "asked_draft_len", "draft_time")[1]
+    assert (requests, asked) == (2, 3)
+    # The first pass reads the whole step: a token, a draft and the second's prompt.
+    assert time == (3 + 2 + 1 + 1) / 16
+
+
+def sure_rows(max_len: int = 4) -> st.SearchStrategy[list[list[float]]]:
+    level = st.integers(0, 255).map(lambda n: n / 255)
+    return st.lists(st.lists(level, min_size=0, max_size=max_len), min_size=1, max_size=4).filter(
+        any
+    )
+
+
+def draft_view(rows: list[list[float]]) -> DraftView:
+    table = np.zeros((len(rows), max(map(len, rows))), dtype=np.float32)
+    for place, row in enumerate(rows):
+        table[place, : len(row)] = row
+    return DraftView([len(row) for row in rows], table)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sure_rows(), st.floats(0.01, 2.0), st.integers(0, 2))
+def test_confidence_verifies_the_length_of_highest_goodput(
+    rows: list[list[float]], slope: float, num_chunks: int
+) -> None:
+    policy, memory = started(
+        "confidence", 4, lambda load, lens: 1.0 + slope * load.batched_tokens + 0.25 * lens
+    )
+    num = len(rows)
+    rows = rows + [[]] * num_chunks
+    view = batch(*range(len(rows)), drafts=sum(map(len, rows)), chunks=tuple(range(num, 9)))
+    longest = max(map(len, rows))
+
+    def goodput(v: int) -> float:
+        emitted = num + sum(float(np.prod(row[:j])) for row in rows
+                            for j in range(1, min(v, len(row)) + 1))  # fmt: skip
+        tokens = len(rows) + sum(min(v, len(row)) for row in rows)
+        return emitted / (1.0 + slope * tokens + 0.25 * longest)
+
+    chosen = policy.verify_lens(view, draft_view(rows), memory)
+    v = max(chosen)
+    assert chosen == [min(v, len(row)) for row in rows]
+    assert goodput(v) == pytest.approx(max(map(goodput, range(longest + 1))), rel=1e-5)
+
+
+def slope(load: StepLoad, lens: Any) -> float:
+    return 1.0 + 0.25 * load.batched_tokens
+
+
+def test_adaptive_verification_sizes_by_the_last_draft_and_allots_by_this_one() -> None:
+    policy, memory = started("adaptive_verification", 2, slope)
+
+    def verified(requests: tuple[int, ...], rows: list[list[float]]) -> list[int]:
+        drafts = draft_view(rows)
+        return policy.verify_lens(batch(*requests, drafts=sum(drafts.draft_lens)), drafts, memory)
+
+    # New requests count as sure: 2 / 6, 3 / 7, 4 / 8, 5 / 9, 6 / 10: all four drafts.
+    assert verified((0, 1), [[0.9, 0.9], [0.1, 0.1]]) == [2, 2]
+    # Survivals then: 0.9, 0.81, 0.1, 0.01. 2.9 / 7 < 3.71 / 8 > 3.81 / 9: two drafts, for the
+    # two surest of now.
+    assert verified((0, 1), [[0.2, 0.2], [0.8, 0.7]]) == [0, 2]
+    # A new request is sure, 1 and 1, request 0 was not, 0.2 and 0.04: two again.
+    assert verified((0, 2), [[0.9, 0.5], [0.5, 0.9]]) == [1, 1]
+    # Request 1 was sure last time, whatever it is now.
+    assert verified((1,), [[0.0, 0.0]]) == [2]
+    assert verified((1,), [[1.0, 1.0]]) == [0]
+
+
+def test_adaptive_verification_counts_drafts_without_any_confidence() -> None:
+    # Up to three tokens fit into a step of 1 s. Request 0 has no confidence at all.
+    def step_time(load: StepLoad, lens: Any) -> float:
+        return 1.0 if load.batched_tokens <= 3 else 10.0
+
+    policy, memory = started("adaptive_verification", 2, step_time)
+    drafts = draft_view([[0.0, 0.0], [0.9, 0.9]])
+    policy.verify_lens(batch(0, 1, drafts=4), drafts, memory)
+    assert policy.verify_lens(batch(0, 1, drafts=4), drafts, memory) == [0, 1]
+
+
+def test_adaptive_verification_keeps_what_a_cut_draft_did_not_show() -> None:
+    policy, memory = started("adaptive_verification", 2, slope)
+    # The draft of request 0 is cut to one token by the budget; its second stays at 1.
+    policy.verify_lens(batch(0, 1, drafts=3), draft_view([[1.0], [1.0, 1.0]]), memory)
+    assert policy.verify_lens(batch(0, drafts=2), draft_view([[1.0, 1.0]]), memory) == [2]
+
+
+@settings(max_examples=100, deadline=None)
+@given(sure_rows(), st.floats(0.02, 2.0))
+def test_adaptive_verification_allots_to_the_surest(rows: list[list[float]], gamma: float) -> None:
+    policy, memory = started(
+        "adaptive_verification", 4, lambda load, lens: 1.0 + gamma * load.batched_tokens
+    )
+    drafts = draft_view(rows)
+    view = batch(*range(len(rows)), drafts=sum(drafts.draft_lens))
+    policy.verify_lens(view, drafts, memory)
+    chosen = policy.verify_lens(view, drafts, memory)  # stale and fresh are now the same
+    gains = sorted((float(np.prod(np.float32(row[: j + 1]))) for row in rows
+                    for j in range(len(row))), reverse=True)  # fmt: skip
+
+    def goodput(budget: int) -> float:
+        return (len(rows) + sum(gains[:budget])) / (1.0 + gamma * (len(rows) + budget))
+
+    assert all(0 <= k <= len(row) for k, row in zip(chosen, rows, strict=True))
+    emitted = sum(
+        float(np.prod(np.float32(row[: j + 1])))
+        for row, k in zip(rows, chosen, strict=True)
+        for j in range(k)
+    )
+    rate = (len(rows) + emitted) / (1.0 + gamma * (len(rows) + sum(chosen)))
+    assert rate == pytest.approx(max(map(goodput, range(len(gains) + 1))), rel=1e-5)
+
+
+def test_adaptive_verification_in_the_engine_trims_one_step_late(
+    serve: Serve, steps: Steps, sure: Callable[..., None]
+) -> None:
+    sure(0, 0, 0, 0, 5, 5, 5, 5)
+    run = serve("adaptive_verification", [(0.0, 4, 8)], [[0, 0, 0, 0, 2, 2, 2, 2]],
+                speculative=("eagle3", 2), costs={"gamma_us": 125_000})  # fmt: skip
+    # Unsure drafts from 1, 2 and 3 are all verified (a new request is sure), then none; the sure
+    # one from 4 is judged by that from 3.
+    assert steps(run, "asked_draft_len", "draft_tokens")[:6] == [
+        (2, 0),
+        (2, 2),
+        (2, 0),
+        (2, 0),
+        (2, 0),
+        (2, 2),
+    ]
+
+
+def requests(num: int = 60, output: int = 200) -> list[Request]:
+    return [Request(index=i, prompt_len=3, output_len=output + i) for i in range(num)]
+
+
+def recorded(num: int, longest: int) -> list[Request]:
+    """Requests whose records differ widely in how much of them is accepted."""
+    rng = np.random.default_rng(8)
+    made = []
+    for request in requests(num):
+        lens = rng.geometric(1 - rng.random(), request.output_len) - 1
+        record = {"x": np.minimum(lens, longest).astype(np.uint8).tobytes()}
+        made.append(
+            Request(
+                index=request.index,
+                prompt_len=3,
+                output_len=request.output_len,
+                recorded_lens=record,
+            )
+        )
+    return made
+
+
+def tables(
+    acceptance: Any, served: list[Request], longest: int, concentration: float = 1.0
+) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    luck = Luck(3, stream_id("acceptance", "eagle3"))
+    survival = acceptance.survival_lens(served, luck, longest)
+    luck = Luck(3, stream_id("confidence", "eagle3"))
+    rows = DraftLuck.confidence_tables(served, survival, luck, concentration, longest)
+    return survival, *rows
+
+
+@pytest.mark.parametrize("concentration", [0.3, 1.0, 10.0])
+@pytest.mark.parametrize("kind", [0.2, 0.5, 0.8, "recorded"])
+def test_a_token_of_confidence_c_is_accepted_with_probability_c(
+    kind: Any, concentration: float
+) -> None:
+    longest = 3
+    if kind == "recorded":
+        model, served = Recorded(proposer="x"), recorded(120, longest)
+    else:
+        model, served = Bernoulli(alpha=kind), requests(120)
+    survival, accepted, rejected = tables(model, served, longest, concentration)
+    luck = DraftLuck(accepted=accepted, rejected=rejected)
+    rows = np.concatenate(
+        [
+            luck.confidences(
+                [r.index] * len(table), range(len(table)), [longest] * len(table), table
+            )
+            for r, table in zip(served, survival, strict=True)
+        ]
+    )
+    fates = np.frombuffer(b"".join(survival), dtype=np.uint8)
+    # Of recorded drafts only the first tokens: those after them are accepted at other rates.
+    for depth in range(1 if kind == "recorded" else longest):
+        reached = fates >= depth
+        confidence, hit = rows[reached, depth].astype(float), fates[reached] > depth
+        bins = np.clip((confidence * 10).astype(int), 0, 9)
+        for number in np.unique(bins):
+            here = bins == number
+            expected, seen = confidence[here].mean(), hit[here].mean()
+            error = norm.ppf(0.99995) * np.sqrt(expected * (1 - expected) / here.sum())
+            # Levels of mean acceptance are 1/64 wide, levels of confidence 1/255.
+            assert abs(seen - expected) < error + 1 / 64
+        assert np.ptp(confidence) > 0.5  # it does tell something
+
+
+def test_confidences_are_the_same_however_requests_are_chunked() -> None:
+    served = recorded(20, 4)
+    whole = tables(Recorded(proposer="x"), served, 4)
+    for cut in (1, 7, 19):
+        parts = [tables(Recorded(proposer="x"), part, 4) for part in (served[:cut], served[cut:])]
+        for number in range(3):
+            assert parts[0][number] + parts[1][number] == whole[number]
+
+
+def test_confidences_do_not_depend_on_the_longest_draft() -> None:
+    served = requests(10)
+    short, long = (tables(Bernoulli(alpha=0.6), served, longest) for longest in (2, 8))
+    for number in (1, 2):
+        for a, b in zip(short[number], long[number], strict=True):
+            assert b.startswith(a)
+            assert len(b) - len(a) == 6
+
+
+def test_confidences_do_not_depend_on_the_policy(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    make = DraftLuck.confidence_tables
+
+    def spy(*args: Any) -> Any:
+        made.append(make(*args))
+        return made[-1]
+
+    monkeypatch.setattr(DraftLuck, "confidence_tables", staticmethod(spy))
+    for policy in ("confidence", "confidence:threshold=0.9", "adaptive_verification"):
+        serve(policy, [(0.0, 3, 30)] * 3, [[0, 1] * 15] * 3)
+    assert made[0] == made[1] == made[2]
+    assert len(set(made[0][0])) == 3  # requests differ
+
+
+def test_confidences_beyond_a_draft_are_zero() -> None:
+    luck = DraftLuck(accepted=[bytes([51] * 9)], rejected=[bytes([102] * 9)])
+    rows = luck.confidences([0, 0, 0], [0, 2, 8], [4, 2, 4], [1, 4, 0])
+    expected = [[0.2, 0.4, 0.4, 0.4], [0.2, 0.2, 0, 0], [0.4, 0, 0, 0]]
+    assert rows == pytest.approx(np.array(expected), rel=1e-6)
+    assert luck.confidences([], [], [], []).shape == (0, 0)
