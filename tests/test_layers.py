@@ -10,7 +10,7 @@ ROWS = [
     "workload acceptance latency hardware profile proposers policies routing",
     "engine results",
     "experiment deployment simulate summary",
-    "compare parity catalogue render plots cli api __main__",
+    "compare tune parity catalogue render plots cli api __main__",
 ]
 RANK = {
     unit: (row, place) for row, units in enumerate(ROWS) for place, unit in enumerate(units.split())

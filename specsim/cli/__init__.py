@@ -12,6 +12,7 @@ from specsim.cli.catalogue import list_members, schema
 from specsim.cli.parity import parity
 from specsim.cli.simulation import ManyPolicies, compare, run
 from specsim.cli.trace import trace_app
+from specsim.cli.tune import tune
 from specsim.version import __version__
 
 __all__ = ["app"]
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command(cls=ManyPolicies)(compare)
+app.command()(tune)
 app.command()(parity)
 app.add_typer(trace_app, name="trace")
 app.command("list")(list_members)

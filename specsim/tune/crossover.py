@@ -1,0 +1,204 @@
+"""Up to which load a fixed k is better than no speculation.
+
+Better is a smaller mean end-to-end latency. Each k is compared with no speculation at a series of
+loads up to saturation, and where its speed-up falls through 1 the series is made denser.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from specsim.compare import SpeedUp, speed_up
+from specsim.tune.batch import BatchTuning
+from specsim.tune.load import Loads, fixed_policy
+from specsim.tune.trials import Measurement, Trials
+
+__all__ = ["Crossover", "LoadCurve", "LoadSeries", "find_crossovers"]
+
+_SHARES = (1 / 8, 1 / 2, 3 / 4, 7 / 8, 0.95)
+"""Loads to begin with, as shares of the highest throughput of any k."""
+_FINE = 1.15  # ratio of the two loads between which a crossover is interpolated
+_MAX_ROUNDS = 5
+_ROUNDS = 4  # requests per request that is in the system at a time
+_MIN_REQUESTS = 300
+
+
+@dataclass(frozen=True)
+class LoadSeries:
+    """Which loads are worth simulating, and for how long."""
+
+    loads: Loads
+    capacity: float
+    """Highest load that any k sustains, as the batch sizes showed it."""
+    curve: list[tuple[float, int]]
+    """(load, requests in the system) of the best k, both rising."""
+
+    @classmethod
+    def of(cls, loads: Loads, batches: BatchTuning) -> "LoadSeries":
+        """Return the series that the throughput by batch size suggests."""
+        replicas = loads.experiment.replicas
+        curve: list[tuple[float, int]] = []
+        for point in batches.points:
+            in_system = point.batch_size * replicas
+            rate = point.requests_per_second(point.fastest_k) * replicas
+            load = float(in_system) if loads.is_closed else rate
+            if not curve or load > curve[-1][0]:
+                curve.append((load, in_system))
+        return cls(loads, curve[-1][0], curve)
+
+    @property
+    def start(self) -> list[float]:
+        """The loads to begin with."""
+        return sorted({self.loads.possible(share * self.capacity) for share in _SHARES})
+
+    def count(self, load: float) -> int:
+        """Return how many requests a run at a load takes, several times what it holds at once."""
+        known_loads, in_system = zip(*self.curve, strict=True)
+        expected = float(np.interp(load, known_loads, in_system))
+        return max(_MIN_REQUESTS, round(_ROUNDS * expected))
+
+
+@dataclass(frozen=True)
+class LoadPoint:
+    """A fixed k and no speculation at one load."""
+
+    load: float
+    speed_up: SpeedUp
+    """Of the mean end-to-end latency over no speculation."""
+    is_saturated: bool
+    """Whether neither of the two keeps up."""
+
+
+@dataclass(frozen=True)
+class LoadCurve:
+    """A fixed k over the load."""
+
+    k: int
+    points: list[LoadPoint]
+    """By load, up to the last that one of the two keeps up with."""
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Where a fixed k stops being better than no speculation."""
+
+    k: int
+    pays: Literal["always", "never", "below"]
+    """``below`` the crossover load; ``always`` and ``never`` hold for all loads looked at."""
+    load: float | None
+    """None unless `pays` is ``below``."""
+    low: float | None
+    """Ends of the 95 % interval; None where it is open."""
+    high: float | None
+    highest_load: float
+    """The last load looked at, which one of the two still keeps up with."""
+
+
+def find_crossovers(series: LoadSeries, trials: Trials) -> tuple[list[Crossover], list[LoadCurve]]:
+    """Find the crossover load of every k.
+
+    Parameters
+    ----------
+    series : LoadSeries
+    trials : Trials
+
+    Returns
+    -------
+    list of Crossover
+        By k, from 1.
+    list of LoadCurve
+        What they rest on.
+
+    Raises
+    ------
+    SpecsimError
+        The experiment cannot be run.
+    """
+    ks = range(1, series.loads.experiment.max_draft_len + 1)
+    wanted = {k: set(series.start) for k in ks}
+    for _ in range(_MAX_ROUNDS):
+        curves = _measured(series, trials, wanted)
+        middles = {curve.k: _middle(series.loads, curve) for curve in curves}
+        if not any(middles.values()):
+            break
+        for k, load in middles.items():
+            wanted[k] |= {load} if load is not None else set()
+    return [_crossover(curve) for curve in curves], curves
+
+
+def _measured(series: LoadSeries, trials: Trials, wanted: dict[int, set[float]]) -> list[LoadCurve]:
+    pairs = [(k, load) for k, some in wanted.items() for load in some]
+    everything = sorted({*pairs, *((0, load) for _, load in pairs)})
+    groups = [
+        series.loads.trials(fixed_policy(k), load, series.count(load)) for k, load in everything
+    ]
+    measured = iter(trials.run(trial for group in groups for trial in group))
+    by_place = {
+        place: [next(measured) for _ in group]
+        for place, group in zip(everything, groups, strict=True)
+    }
+    return [
+        LoadCurve(
+            k,
+            _up_to_saturation(
+                _point(load, by_place[0, load], by_place[k, load]) for load in sorted(some)
+            ),
+        )
+        for k, some in wanted.items()
+    ]
+
+
+def _point(load: float, off: list[Measurement], fixed: list[Measurement]) -> LoadPoint:
+    ratio = speed_up([m.e2e_latency for m in off], [m.e2e_latency for m in fixed])
+    return LoadPoint(load, ratio, _is_unstable(off) and _is_unstable(fixed))
+
+
+def _is_unstable(group: list[Measurement]) -> bool:
+    return sum(m.is_unstable for m in group) > len(group) / 2
+
+
+def _up_to_saturation(points: Iterable[LoadPoint]) -> list[LoadPoint]:
+    """Return the points before the first at which nothing keeps up, but at least one."""
+    kept: list[LoadPoint] = []
+    for point in points:
+        if point.is_saturated and kept:
+            break
+        kept.append(point)
+    return kept
+
+
+def _middle(loads: Loads, curve: LoadCurve) -> float | None:
+    """Return a load between the two where k stops paying; None if they are close enough."""
+    for left, right in pairwise(curve.points):
+        if left.speed_up.mean > 1 >= right.speed_up.mean:
+            middle = loads.possible((left.load * right.load) ** 0.5)
+            is_between = left.load < middle < right.load
+            return middle if is_between and right.load > _FINE * left.load else None
+    return None
+
+
+def _crossover(curve: LoadCurve) -> Crossover:
+    points, last = curve.points, curve.points[-1].load
+    if points[0].speed_up.mean <= 1:
+        return Crossover(curve.k, "never", None, None, None, last)
+    load = _falls_through_one(points, [p.speed_up.mean for p in points])
+    if load is None:
+        return Crossover(curve.k, "always", None, None, None, last)
+    low = _falls_through_one(points, [p.speed_up.low or 0.0 for p in points])
+    high = _falls_through_one(points, [p.speed_up.high or 0.0 for p in points])
+    return Crossover(curve.k, "below", load, low, high, last)
+
+
+def _falls_through_one(points: list[LoadPoint], speed_ups: list[float]) -> float | None:
+    """Return the lowest load at which an interpolated speed-up is down to 1; None if it never is.
+
+    Also None if it is so from the first load on: where it falls through 1 is then not known.
+    """
+    logs = np.log(speed_ups)
+    for (left, above), (right, below) in pairwise(zip(points, logs, strict=True)):
+        if above > 0 >= below:
+            return float(left.load + (right.load - left.load) * above / (above - below))
+    return None
