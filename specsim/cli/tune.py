@@ -37,7 +37,7 @@ def tune(
     emit: Annotated[
         Emit | None,
         typer.Option(
-            help="Print only the JSON for vLLM's --speculative-config; the rest as errors."
+            help="Print only the schedule, for --speculative-config; tables go to stderr."
         ),
     ] = None,
     out: Out = None,
@@ -53,7 +53,7 @@ def tune(
     from specsim.atomic import new_folder
     from specsim.experiment import Experiment
     from specsim.tune import tune as run_tuning
-    from specsim.tune.report import report
+    from specsim.tune.report import tuning_tables, verdict
 
     experiment = Experiment.load(config, overrides or [])
     if seed is not None:
@@ -71,9 +71,12 @@ def tune(
         if folder is not None:
             with spinner("drawing"):
                 tuning.save(folder, config.stem)
-    show(*report(tuning, config.name), to_stderr=emit is not None)
+    is_for_vllm = emit is not None
+    show(*tuning_tables(tuning, config.name), to_stderr=is_for_vllm)
+    for line in verdict(tuning):
+        typer.echo(line, err=is_for_vllm)
     warn(tuning.warnings)
-    if emit is not None:
+    if is_for_vllm:
         typer.echo(json.dumps(tuning.speculative_config))
     elif out is not None:
         typer.echo(f"results: {out} (tune.json and plot.png)")

@@ -27,6 +27,8 @@ class LoadCheck:
     name: str
     """``own``, or ``low``, ``medium`` or ``high``."""
     load: float
+    is_saturated: bool
+    """Whether no k sustains it; then latencies grow with the length of the run."""
     fixed: list[list[Measurement]]
     """By k, 0 without speculation, then by replication."""
     schedule: list[Measurement]
@@ -53,11 +55,6 @@ class LoadCheck:
         """Speed-up of the schedule over the k that is best at this load."""
         return _speed_up(self.fixed[self.best_fixed], self.schedule)
 
-    @property
-    def is_saturated(self) -> bool:
-        """Whether not even the schedule keeps up."""
-        return sum(m.is_unstable for m in self.schedule) > len(self.schedule) / 2
-
 
 @dataclass(frozen=True)
 class Check:
@@ -67,7 +64,7 @@ class Check:
     best_fixed: int
     """The k of the smallest latency over all loads, by geometric mean; 0 without speculation."""
     over_best_fixed: SpeedUp
-    """Speed-up of the schedule over that k, by geometric mean over the loads."""
+    """Speed-up of the schedule over that k, by geometric mean over the sustained loads."""
     synchronous_over_best_fixed: SpeedUp
     """The same under synchronous scheduling."""
     oracle_over_best_fixed: SpeedUp
@@ -117,7 +114,8 @@ def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> 
 
     ks = range(loads.experiment.max_draft_len + 1)
     measured = measure([*map(fixed_policy, ks), schedule], synchronous=False)
-    names = _counted(measured)
+    # A load that nothing sustains would outweigh all others.
+    names = [name for name, load in named.items() if load <= series.capacity]
     fixed_latencies = [_overall([measured[name][k] for name in names]) for k in ks]
     best = int(np.argmin([np.log(values).mean() for values in fixed_latencies]))
     synchronous = measure([fixed_policy(best), schedule, OracleGoodput()], synchronous=True)
@@ -129,6 +127,7 @@ def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> 
             LoadCheck(
                 name,
                 load,
+                load > series.capacity,
                 measured[name][:-1],
                 measured[name][-1],
                 dict(zip(("fixed", "schedule", "oracle"), synchronous[name], strict=True)),
@@ -163,16 +162,6 @@ def _by_load(
         name: [[next(measured) for _ in range(loads.replications)] for _ in policies]
         for name in named
     }
-
-
-def _counted(measured: dict[str, list[list[Measurement]]]) -> list[str]:
-    """Return the loads that the schedule, always last, keeps up with; all, if with none."""
-    stable = [
-        name
-        for name, groups in measured.items()
-        if sum(m.is_unstable for m in groups[-1]) <= len(groups[-1]) / 2
-    ]
-    return stable or list(measured)
 
 
 def _logs(groups: list[list[Measurement]]) -> NDArray[np.float64]:

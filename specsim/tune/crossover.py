@@ -4,7 +4,6 @@ Better is a smaller mean end-to-end latency. Each k is compared with no speculat
 loads up to saturation, and where its speed-up falls through 1 the series is made denser.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -18,7 +17,7 @@ from specsim.tune.trials import Measurement, Trials
 
 __all__ = ["Crossover", "LoadCurve", "LoadSeries", "find_crossovers"]
 
-_SHARES = (1 / 8, 1 / 2, 3 / 4, 7 / 8, 0.95)
+_SHARES = (1 / 64, 1 / 8, 1 / 2, 3 / 4, 7 / 8, 0.95)
 """Loads to begin with, as shares of the highest throughput of any k."""
 _FINE = 1.15  # ratio of the two loads between which a crossover is interpolated
 _MAX_ROUNDS = 5
@@ -31,8 +30,8 @@ class LoadSeries:
     """Which loads are worth simulating, and for how long."""
 
     loads: Loads
-    capacity: float
-    """Highest load that any k sustains, as the batch sizes showed it."""
+    capacities: list[float]
+    """Highest load that each k sustains, from 0, as the batch sizes showed it."""
     curve: list[tuple[float, int]]
     """(load, requests in the system) of the best k, both rising."""
 
@@ -40,19 +39,27 @@ class LoadSeries:
     def of(cls, loads: Loads, batches: BatchTuning) -> "LoadSeries":
         """Return the series that the throughput by batch size suggests."""
         replicas = loads.experiment.replicas
-        curve: list[tuple[float, int]] = []
-        for point in batches.points:
-            in_system = point.batch_size * replicas
-            rate = point.requests_per_second(point.fastest_k) * replicas
-            load = float(in_system) if loads.is_closed else rate
-            if not curve or load > curve[-1][0]:
-                curve.append((load, in_system))
-        return cls(loads, curve[-1][0], curve)
+        ks = range(loads.experiment.max_draft_len + 1)
+        rates = [[point.requests_per_second(k) * replicas for k in ks] for point in batches.points]
+        sizes = [point.batch_size * replicas for point in batches.points]
+        if loads.is_closed:
+            return cls(loads, [float(sizes[-1]) for _ in ks], [(float(n), n) for n in sizes])
+        best = np.maximum.accumulate([max(row) for row in rates]).tolist()
+        return cls(loads, np.max(rates, axis=0).tolist(), list(zip(best, sizes, strict=True)))
 
     @property
-    def start(self) -> list[float]:
-        """The loads to begin with."""
-        return sorted({self.loads.possible(share * self.capacity) for share in _SHARES})
+    def capacity(self) -> float:
+        """Highest load that any k sustains."""
+        return max(self.capacities)
+
+    def start(self, k: int) -> set[float]:
+        """Return the loads to begin with, those left out that neither k nor k = 0 sustains.
+
+        Beyond them latencies grow with the length of the run, and say nothing.
+        """
+        sustained = max(self.capacities[0], self.capacities[k])
+        loads = [self.loads.possible(share * self.capacity) for share in _SHARES]
+        return {load for load in loads if load <= sustained} or {min(loads)}
 
     def count(self, load: float) -> int:
         """Return how many requests a run at a load takes, several times what it holds at once."""
@@ -68,8 +75,6 @@ class LoadPoint:
     load: float
     speed_up: SpeedUp
     """Of the mean end-to-end latency over no speculation."""
-    is_saturated: bool
-    """Whether neither of the two keeps up."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class LoadCurve:
 
     k: int
     points: list[LoadPoint]
-    """By load, up to the last that one of the two keeps up with."""
+    """By load, up to the last that one of the two sustains."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ class Crossover:
     """Ends of the 95 % interval; None where it is open."""
     high: float | None
     highest_load: float
-    """The last load looked at, which one of the two still keeps up with."""
+    """The last load looked at, which one of the two still sustains."""
 
 
 def find_crossovers(series: LoadSeries, trials: Trials) -> tuple[list[Crossover], list[LoadCurve]]:
@@ -118,7 +123,7 @@ def find_crossovers(series: LoadSeries, trials: Trials) -> tuple[list[Crossover]
         The experiment cannot be run.
     """
     ks = range(1, series.loads.experiment.max_draft_len + 1)
-    wanted = {k: set(series.start) for k in ks}
+    wanted = {k: series.start(k) for k in ks}
     for _ in range(_MAX_ROUNDS):
         curves = _measured(series, trials, wanted)
         middles = {curve.k: _middle(series.loads, curve) for curve in curves}
@@ -141,33 +146,14 @@ def _measured(series: LoadSeries, trials: Trials, wanted: dict[int, set[float]])
         for place, group in zip(everything, groups, strict=True)
     }
     return [
-        LoadCurve(
-            k,
-            _up_to_saturation(
-                _point(load, by_place[0, load], by_place[k, load]) for load in sorted(some)
-            ),
-        )
+        LoadCurve(k, [_point(load, by_place[0, load], by_place[k, load]) for load in sorted(some)])
         for k, some in wanted.items()
     ]
 
 
 def _point(load: float, off: list[Measurement], fixed: list[Measurement]) -> LoadPoint:
-    ratio = speed_up([m.e2e_latency for m in off], [m.e2e_latency for m in fixed])
-    return LoadPoint(load, ratio, _is_unstable(off) and _is_unstable(fixed))
-
-
-def _is_unstable(group: list[Measurement]) -> bool:
-    return sum(m.is_unstable for m in group) > len(group) / 2
-
-
-def _up_to_saturation(points: Iterable[LoadPoint]) -> list[LoadPoint]:
-    """Return the points before the first at which nothing keeps up, but at least one."""
-    kept: list[LoadPoint] = []
-    for point in points:
-        if point.is_saturated and kept:
-            break
-        kept.append(point)
-    return kept
+    latencies = ([m.e2e_latency for m in group] for group in (off, fixed))
+    return LoadPoint(load, speed_up(*latencies))
 
 
 def _middle(loads: Loads, curve: LoadCurve) -> float | None:

@@ -1,10 +1,9 @@
-"""A tuning on the terminal: three tables, a verdict, and the JSON."""
+"""A tuning on the terminal: three tables and a verdict."""
 
 import json
 
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from specsim.compare import SpeedUp
 from specsim.tune.batch import BatchTuning
@@ -12,11 +11,11 @@ from specsim.tune.check import Check
 from specsim.tune.crossover import Crossover
 from specsim.tune.tuning import Tuning
 
-__all__ = ["report", "verdict"]
+__all__ = ["tuning_tables", "verdict"]
 
 
-def report(tuning: Tuning, title: str) -> list[Table | Text]:
-    """Return what a person wants to read of a tuning.
+def tuning_tables(tuning: Tuning, title: str) -> list[Table]:
+    """Return the tables of a tuning: batch sizes, crossover loads, and the schedule's check.
 
     Parameters
     ----------
@@ -25,18 +24,14 @@ def report(tuning: Tuning, title: str) -> list[Table | Text]:
 
     Returns
     -------
-    list of rich renderables
+    list of rich.table.Table
     """
-    parts: list[Table | Text] = [
+    unit = tuning.load_unit
+    return [
         _batch_table(tuning.batches, f"{title}: output throughput over k = 0, by batch size"),
-        _crossover_table(tuning, "load up to which a fixed k is better than no speculation"),
-        _check_table(tuning.check, f"speed-up over no speculation, load in {tuning.load_unit}"),
+        _crossover_table(tuning.crossovers, unit),
+        _check_table(tuning.check, f"speed-up of mean latency over no speculation, load in {unit}"),
     ]
-    lines = [*verdict(tuning), "", "schedule:     " + json.dumps(tuning.speculative_config)]
-    if tuning.recommended != tuning.speculative_config:
-        recommended = json.dumps(tuning.recommended) if tuning.recommended else "no speculation"
-        lines.append(f"recommended:  {recommended}")
-    return [*parts, Text("\n".join(lines))]
 
 
 def _table(title: str, columns: list[str]) -> Table:
@@ -70,9 +65,9 @@ def _batch_table(batches: BatchTuning, title: str) -> Table:
     return table
 
 
-def _crossover_table(tuning: Tuning, title: str) -> Table:
-    table = _table(title, ["k", f"pays below, {tuning.load_unit}", "95 % interval"])
-    for crossover in tuning.crossovers:
+def _crossover_table(crossovers: list[Crossover], unit: str) -> Table:
+    table = _table("load below which a fixed k pays", ["k", unit, "95 % interval"])
+    for crossover in crossovers:
         table.add_row(str(crossover.k), *_crossover_texts(crossover))
     return table
 
@@ -102,7 +97,7 @@ def _check_table(check: Check, title: str) -> Table:
             f"{load.over_best_fixed.mean:.3f} (k={load.best_fixed})",
             _interval(load.over_best_fixed),
             f"{load.oracle_over_schedule.mean:.3f}",
-            "UNSTABLE" if load.is_saturated else "",
+            "SATURATED" if load.is_saturated else "",
         )
     table.caption = "* over the schedule, both without asynchronous scheduling"
     table.caption_justify = "left"
@@ -110,7 +105,7 @@ def _check_table(check: Check, title: str) -> Table:
 
 
 def verdict(tuning: Tuning) -> list[str]:
-    """Return in a few sentences what the schedule gains, and what to use.
+    """Return in a few lines what the schedule gains and what to use.
 
     Parameters
     ----------
@@ -120,36 +115,39 @@ def verdict(tuning: Tuning) -> list[str]:
     -------
     list of str
     """
-    check = tuning.check
+    schedule = f"schedule:  {json.dumps(tuning.speculative_config)}"
     if not tuning.longest:
-        return ["Speculation pays at no batch size: start the server without it."]
-    best = f"the best fixed k ({check.best_fixed})" if check.best_fixed else "no speculation"
-    gain = _percent(check.over_best_fixed)
-    lines = []
-    if check.schedule_pays:
-        lines.append(f"Over these loads the schedule is {gain} faster than {best}{_share(check)}.")
-        lines.append("Use the schedule.")
-    else:
-        lines.append(
-            f"Over these loads the schedule is not faster than {best} beyond doubt: {gain}."
-        )
-        use = f"Use num_speculative_tokens = {check.best_fixed} without a schedule."
-        lines.append(use if check.best_fixed else "Start the server without speculation.")
+        return ["Speculation pays at no batch size: start the server without it.", schedule]
+    check = tuning.check
     own = next(load for load in check.loads if load.name == "own")
-    lines.append(
-        f"At the experiment's own load ({own.load:.3g} {tuning.load_unit}) alone, the best fixed k "
-        f"is {own.best_fixed}, and the schedule is {_percent(own.over_best_fixed)} faster than it."
-    )
-    return lines
+    lines = [
+        f"Over these loads the schedule gains {_percent(check.over_best_fixed)} over "
+        f"{_server(check.best_fixed)}, the best fixed k{_share(check)}.",
+        f"At the experiment's own load of {own.load:.3g} {tuning.load_unit} it gains "
+        f"{_percent(own.over_best_fixed)} over {_server(own.best_fixed)}, the best there.",
+    ]
+    if tuning.recommended != tuning.speculative_config:
+        lines.append(
+            f"The schedule does not beat {_server(check.best_fixed)} beyond doubt: use that."
+        )
+    if tuning.recommended is None:
+        return [*lines, schedule]
+    return [*lines, schedule, f"use:       {json.dumps(tuning.recommended)}"]
+
+
+def _server(k: int) -> str:
+    return f"k = {k}" if k else "no speculation"
 
 
 def _percent(value: SpeedUp) -> str:
     assert value.low is not None
     assert value.high is not None
     low, mean, high = ((ratio - 1) * 100 for ratio in (value.low, value.mean, value.high))
-    return f"{mean:.1f} % ({low:.1f} to {high:.1f})"
+    return f"{mean:.1f} % (95 %: {low:.1f} to {high:.1f} %)"
 
 
 def _share(check: Check) -> str:
     share = check.share_of_oracle
-    return "" if share is None else f", {share:.0%} of what an oracle would gain"
+    if share is None or not check.schedule_pays:
+        return ""
+    return f", which is {share:.0%} of the oracle's gain"

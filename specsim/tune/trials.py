@@ -15,7 +15,6 @@ from specsim.experiment import Experiment
 from specsim.request import Request
 from specsim.rng import generator
 from specsim.simulate import Run, simulate
-from specsim.summary import Summary
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.base import OpenArrivals
 from specsim.workload.arrivals.closed_loop import ClosedLoop
@@ -109,7 +108,6 @@ class Measurement:
     """Sequences per step over the same time as `time_per_token`."""
     mean_output_len: float
     """Tokens per request."""
-    is_unstable: bool
     context_tokens: int
     """Of the largest step."""
     batched_tokens: int
@@ -182,8 +180,9 @@ class Trials:
 
 def _measure(trial: Trial) -> Measurement:
     run = simulate(trial.experiment, requests=trial.requests())
-    summary = Summary(run)
-    requests, steps = summary.tables.requests, summary.tables.steps
+    requests = np.concatenate([records.requests for records in run.replicas])
+    steps = np.concatenate([records.steps for records in run.replicas])
+    requests = requests[np.argsort(requests["request"])]
     start, end = _steady_window(run, requests)
     is_steady = (steps["ended_at"] > start) & (steps["ended_at"] <= end)
     fifth = len(requests) // 5
@@ -193,7 +192,6 @@ def _measure(trial: Trial) -> Measurement:
         e2e_latency=float(latency.mean()),
         mean_batch_size=float(steps["num_requests"][is_steady].mean()),
         mean_output_len=float(requests["output_len"].mean()),
-        is_unstable=summary.is_unstable,
         context_tokens=int(steps["context_tokens"].max()),
         batched_tokens=int(steps["batched_tokens"].max()),
     )

@@ -26,8 +26,9 @@ class Tuning:
     """What a tuning found."""
 
     experiment: Experiment
-    proposer: Proposer
-    """The drafting method as the experiment gave it."""
+    """As it was given."""
+    max_k: int
+    """Largest k that was tried, tokens."""
     replications: int
     load_unit: str
     capacity: float
@@ -65,7 +66,7 @@ class Tuning:
     @property
     def _given(self) -> dict[str, Any]:
         tuned = {"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
-        return self.proposer.model_dump(
+        return _proposer(self.experiment).model_dump(
             mode="json", exclude_unset=True, exclude_none=True, exclude=tuned, warnings=False
         )
 
@@ -122,6 +123,7 @@ class Tuning:
             },
             "warnings": self.warnings,
             "config": self.experiment.to_dict(),
+            "max_k": self.max_k,
             "config_hash": self.experiment.hash,
             "seeds": list(range(seed, seed + self.replications)),
             "specsim_version": __version__,
@@ -199,16 +201,16 @@ def tune(
         raise ConfigError(
             f"replications = {replications} must be at least 2: one says nothing about spread"
         )
-    proposer = _proposer(experiment)
-    loads = Loads(_tunable(experiment, proposer, max_k), replications)
+    tunable = _tunable(experiment, max_k)
+    loads = Loads(tunable, replications)
     with Trials(workers, on_progress) as trials:
         batches = tune_batches(loads, trials)
         series = LoadSeries.of(loads, batches)
         crossovers, curves = find_crossovers(series, trials)
         check = check_schedule(series, batches, trials)
     return Tuning(
-        experiment=loads.experiment,
-        proposer=proposer,
+        experiment=experiment,
+        max_k=tunable.max_draft_len,
         replications=replications,
         load_unit=loads.unit,
         capacity=series.capacity,
@@ -234,9 +236,9 @@ def _proposer(experiment: Experiment) -> Proposer:
     return proposer
 
 
-def _tunable(experiment: Experiment, proposer: Proposer, max_k: int | None) -> Experiment:
-    """Return the experiment with room for every k, and without a schedule of its own."""
-    fields = proposer.model_dump(mode="json", exclude_none=True, warnings=False)
+def _tunable(experiment: Experiment, max_k: int | None) -> Experiment:
+    """Return the experiment with room for every k, and without a policy or schedule of its own."""
+    fields = _proposer(experiment).model_dump(mode="json", exclude_none=True, warnings=False)
     fields.pop("num_speculative_tokens_per_batch_size", None)
     if max_k is not None:
         fields["num_speculative_tokens"] = max_k
