@@ -22,8 +22,8 @@ from specsim.tune.trials import Measurement, Trials
 
 __all__ = ["BatchPoint", "BatchTuning", "best_k", "non_increasing", "tune_batches"]
 
-_ROUNDS = 5  # requests per client; the first two and the last are not measured
-_MIN_REQUESTS = 64
+_UNMEASURED_ROUNDS = 3  # requests per client: two until all are mixed, one at the end
+_MIN_MEASURED = 100  # requests, and at least one per client
 
 
 @dataclass(frozen=True)
@@ -137,15 +137,17 @@ def _try_all(loads: Loads, trials: Trials, sizes: list[int]) -> list[BatchPoint]
             trial
             for size in sizes
             for k in ks
-            for trial in loads.closed_trials(
-                Schedule(ranges=((1, size, k),)), size, max(_MIN_REQUESTS, _ROUNDS * size)
-            )
+            for trial in loads.closed_trials(Schedule(ranges=((1, size, k),)), size, _count(size))
         )
     )
     return [
         BatchPoint(size, [[next(measured) for _ in range(loads.replications)] for _ in ks])
         for size in sizes
     ]
+
+
+def _count(size: int) -> int:
+    return _UNMEASURED_ROUNDS * size + max(_MIN_MEASURED, size)
 
 
 def best_k(log_times: NDArray[np.float64]) -> int:

@@ -18,6 +18,7 @@ __all__ = ["Check", "LoadCheck", "check_schedule"]
 
 _SHARES = {"low": 1 / 8, "medium": 1 / 2, "high": 7 / 8}
 """Loads to check at beside the experiment's own, as shares of the highest throughput."""
+_NEAR = 1.25  # ratio of two loads that need not both be checked
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,7 @@ def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> 
         The experiment cannot be run.
     """
     loads, schedule = series.loads, Schedule(ranges=batches.ranges)
-    named = {name: loads.possible(share * series.capacity) for name, share in _SHARES.items()}
-    named["own"] = loads.own
+    named = _named_loads(series)
 
     def measure(policies: list[Policy], *, synchronous: bool) -> dict[str, list[list[Measurement]]]:
         return _by_load(series, trials, named, policies, synchronous=synchronous)
@@ -141,6 +141,16 @@ def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> 
         synchronous_over_best_fixed=speed_up(reference, tuned),
         oracle_over_best_fixed=speed_up(reference, oracle),
     )
+
+
+def _named_loads(series: LoadSeries) -> dict[str, float]:
+    """Return the experiment's own load, and others that are not almost the same."""
+    own = series.loads.own
+    others = {
+        name: series.loads.possible(share * series.capacity) for name, share in _SHARES.items()
+    }
+    apart = {name: load for name, load in others.items() if not 1 / _NEAR < load / own < _NEAR}
+    return {"own": own, **apart}
 
 
 def _by_load(

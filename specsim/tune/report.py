@@ -142,7 +142,8 @@ def _server(k: int) -> str:
 def _percent(value: SpeedUp) -> str:
     assert value.low is not None
     assert value.high is not None
-    low, mean, high = ((ratio - 1) * 100 for ratio in (value.low, value.mean, value.high))
+    percents = ((ratio - 1) * 100 for ratio in (value.low, value.mean, value.high))
+    low, mean, high = (round(percent, 1) + 0.0 for percent in percents)  # no negative zero
     return f"{mean:.1f} % (95 %: {low:.1f} to {high:.1f} %)"
 
 
