@@ -269,6 +269,16 @@ def test_the_load_of_a_closed_loop_is_its_clients(tiny: Callable[..., Experiment
     assert trial.experiment.workload.arrivals == ClosedLoop(concurrency=3, think_time=0.1)
 
 
+def test_more_clients_than_fit_are_no_overload(
+    tiny: Callable[..., Experiment], batches: BatchTuning
+) -> None:
+    arrivals = {"kind": "closed_loop", "concurrency": 2 * LARGEST}
+    loads = Loads(tiny(workload={**tiny().workload.model_dump(), "arrivals": arrivals}), 1)
+    series = LoadSeries.of(loads, batches)
+    assert series.capacity == loads.own
+    assert series.count(loads.own) > 2 * loads.own
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

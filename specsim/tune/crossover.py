@@ -17,10 +17,12 @@ from specsim.tune.trials import Measurement, Trials
 
 __all__ = ["Crossover", "LoadCurve", "LoadSeries", "find_crossovers"]
 
-_SHARES = (1 / 64, 1 / 8, 1 / 2, 3 / 4, 7 / 8, 0.95)
+_SHARES = (1 / 8, 1 / 2, 3 / 4, 7 / 8, 0.95)
 """Loads to begin with, as shares of the highest throughput of any k."""
+_LOWEST = 1 / 64
+"""Share below which nobody asks whether a k pays."""
 _FINE = 1.15  # ratio of the two loads between which a crossover is interpolated
-_MAX_ROUNDS = 5
+_MAX_ROUNDS = 8
 _ROUNDS = 4  # requests per request that is in the system at a time
 _MIN_REQUESTS = 300
 
@@ -43,7 +45,8 @@ class LoadSeries:
         rates = [[point.requests_per_second(k) * replicas for k in ks] for point in batches.points]
         sizes = [point.batch_size * replicas for point in batches.points]
         if loads.is_closed:
-            return cls(loads, [float(sizes[-1]) for _ in ks], [(float(n), n) for n in sizes])
+            clients = sorted({*sizes, int(loads.own)})  # more than fit wait, which is no overload
+            return cls(loads, [float(clients[-1]) for _ in ks], [(float(n), n) for n in clients])
         best = np.maximum.accumulate([max(row) for row in rates]).tolist()
         return cls(loads, np.max(rates, axis=0).tolist(), list(zip(best, sizes, strict=True)))
 
@@ -126,10 +129,10 @@ def find_crossovers(series: LoadSeries, trials: Trials) -> tuple[list[Crossover]
     wanted = {k: series.start(k) for k in ks}
     for _ in range(_MAX_ROUNDS):
         curves = _measured(series, trials, wanted)
-        middles = {curve.k: _middle(series.loads, curve) for curve in curves}
-        if not any(middles.values()):
+        new = {curve.k: _next_load(series, curve) for curve in curves}
+        if not any(new.values()):
             break
-        for k, load in middles.items():
+        for k, load in new.items():
             wanted[k] |= {load} if load is not None else set()
     return [_crossover(curve) for curve in curves], curves
 
@@ -156,11 +159,15 @@ def _point(load: float, off: list[Measurement], fixed: list[Measurement]) -> Loa
     return LoadPoint(load, speed_up(*latencies))
 
 
-def _middle(loads: Loads, curve: LoadCurve) -> float | None:
+def _next_load(series: LoadSeries, curve: LoadCurve) -> float | None:
     """Return a load between the two where k stops paying; None if they are close enough."""
+    first = curve.points[0]
+    if first.speed_up.mean <= 1:  # it stops further down, if it ever pays
+        lower = series.loads.possible(first.load / 2)
+        return lower if _LOWEST * series.capacity <= lower < first.load else None
     for left, right in pairwise(curve.points):
         if left.speed_up.mean > 1 >= right.speed_up.mean:
-            middle = loads.possible((left.load * right.load) ** 0.5)
+            middle = series.loads.possible((left.load * right.load) ** 0.5)
             is_between = left.load < middle < right.load
             return middle if is_between and right.load > _FINE * left.load else None
     return None
