@@ -106,6 +106,53 @@ def test_overload_is_called_unstable(cli: Run, experiment: Callable[..., Path]) 
     assert "UNSTABLE" in out
 
 
+def few_seqs() -> dict[str, Any]:
+    return {**tiny_config()["engine"], "max_num_seqs": 2}
+
+
+def test_tune_prints_tables_and_fills_the_folder(
+    cli: Run, experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    args = ("--max-k", 1, "--replications", 2, "--workers", 1)
+    code, out, err = cli("tune", experiment(engine=few_seqs()), *args, "--out", "tuned")
+    assert (code, err) == (0, "")
+    for word in ("best k", "load below which", "oracle", "own", "schedule:  {", "use:       {"):
+        assert word in out
+    assert {path.name for path in (tmp_path / "tuned").iterdir()} == {"tune.json", "plot.png"}
+    data = json.loads((tmp_path / "tuned" / "tune.json").read_text())
+    assert data["seeds"] == [0, 1]
+
+
+def test_tune_emits_nothing_but_json_for_vllm(cli: Run, experiment: Callable[..., Path]) -> None:
+    args = ("--max-k", 1, "--replications", 2, "--workers", 1, "--seed", 3, "--emit", "vllm")
+    code, out, err = cli("tune", experiment(engine=few_seqs()), *args)
+    assert code == 0
+    assert json.loads(out) == {
+        "method": "eagle3",
+        "num_speculative_tokens": 1,
+        "num_speculative_tokens_per_batch_size": [[1, 2, 1]],
+    }
+    assert "best k" in err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": {}}, "engine.speculative_config is missing"),
+        ({"acceptance": None}, "needs acceptance"),
+        ({"workload": overload() | {"arrivals": {"kind": "burst"}}}, "has no rate"),
+    ],
+)
+def test_what_tune_cannot_use_is_one_line_and_nothing_written(
+    changes: dict[str, Any], message: str, cli: Run, experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    code, out, err = cli("tune", experiment(**changes), "--out", "tuned")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "tuned").exists()
+
+
 def test_parity_agrees_differs_and_writes(cli: Run, tmp_path: Path) -> None:
     scenario = ROOT / "tests" / "parity" / "recorded" / "worked.scenario.json"
     code, out, _ = cli("parity", scenario, "--out", "ours.json")
@@ -327,7 +374,16 @@ def test_other_commands_fail_the_same_way(args: tuple[str, ...], message: str, c
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("args", [("run",), ("run", "a.yaml", "--sed", "3"), ("compre",)])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("run",),
+        ("run", "a.yaml", "--sed", "3"),
+        ("compre",),
+        ("tune", "a.yaml", "--replications", "-1"),
+        ("tune", "a.yaml", "--emit", "sglang"),
+    ],
+)
 def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], cli: Run) -> None:
     assert cli(*args)[0] == 2
 

@@ -10,7 +10,7 @@ ROWS = [
     "workload acceptance latency hardware profile proposers policies routing",
     "engine results",
     "experiment deployment drafting simulate summary acceptance_fit",
-    "paired compare breakdown parity catalogue render plots cli api __main__",
+    "paired compare tune breakdown parity catalogue render plots cli api __main__",
 ]
 RANK = {
     unit: (row, place) for row, units in enumerate(ROWS) for place, unit in enumerate(units.split())

@@ -14,6 +14,7 @@ from specsim.cli.inspection import breakdown, timeline
 from specsim.cli.parity import parity
 from specsim.cli.simulation import ManyPolicies, compare, run
 from specsim.cli.trace import trace_app
+from specsim.cli.tune import tune
 from specsim.version import __version__
 
 __all__ = ["app"]
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command(cls=ManyPolicies)(compare)
+app.command()(tune)
 app.command()(timeline)
 app.command()(breakdown)
 app.command()(parity)

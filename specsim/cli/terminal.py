@@ -51,12 +51,13 @@ def spinner(description: str) -> Iterator[None]:
         yield
 
 
-def show(*tables: Any) -> None:
-    """Print tables to standard output."""
+def show(*tables: Any, to_stderr: bool = False) -> None:
+    """Print tables to standard output, or where that is for another program, to standard error."""
     from rich.console import Console
 
     # Into a file or pipe nothing has to fit, and nothing is cut.
-    console = Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    stream = sys.stderr if to_stderr else sys.stdout
+    console = Console(width=None if stream.isatty() else _FILE_WIDTH, stderr=to_stderr)
     for table in tables:
         console.print(table)
 

@@ -1,0 +1,82 @@
+"""Command ``tune``."""
+
+import json
+import os
+from contextlib import nullcontext
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from specsim.cli.simulation import Config, Out, Overrides, Seed
+from specsim.cli.terminal import progress, show, spinner, warn
+
+__all__ = ["tune"]
+
+
+class Emit(StrEnum):
+    """What to print in place of the tables."""
+
+    VLLM = "vllm"
+
+
+def tune(
+    config: Config,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    max_k: Annotated[
+        int | None,
+        typer.Option("--max-k", min=1, help="Largest k to try; by default num_speculative_tokens."),
+    ] = None,
+    replications: Annotated[
+        int, typer.Option(min=2, help="Runs of each kind; more give narrower intervals.")
+    ] = 5,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes; the results do not depend on them.")
+    ] = os.cpu_count() or 1,
+    emit: Annotated[
+        Emit | None,
+        typer.Option(
+            help="Print only the schedule, for --speculative-config; tables go to stderr."
+        ),
+    ] = None,
+    out: Out = None,
+) -> None:
+    """Find the best k per batch size and the load up to which each k pays, with intervals.
+
+    Prints a schedule that vLLM reads (num_speculative_tokens_per_batch_size), simulates it against
+    the best fixed k and the oracle, and says what it gains. With --out the folder gets tune.json
+    and plot.png.
+
+    vllm serve MODEL --speculative-config "$(specsim tune EXP.yaml --emit vllm)"
+    """
+    from specsim.atomic import new_folder
+    from specsim.experiment import Experiment
+    from specsim.tune import tune as run_tuning
+    from specsim.tune.report import tuning_tables, verdict
+
+    experiment = Experiment.load(config, overrides or [])
+    if seed is not None:
+        experiment = experiment.replace(seed=seed)
+    # Opened before the work: what cannot be written fails at once.
+    with nullcontext() if out is None else new_folder(out) as folder:
+        with progress("simulations", None) as on_progress:
+            tuning = run_tuning(
+                experiment,
+                max_k=max_k,
+                replications=replications,
+                workers=workers,
+                on_progress=on_progress,
+            )
+        if folder is not None:
+            with spinner("drawing"):
+                tuning.save(folder, config.stem)
+    is_for_vllm = emit is not None
+    show(*tuning_tables(tuning, config.name), to_stderr=is_for_vllm)
+    for line in verdict(tuning):
+        typer.echo(line, err=is_for_vllm)
+    warn(tuning.warnings)
+    if is_for_vllm:
+        typer.echo(json.dumps(tuning.speculative_config))
+    elif out is not None:
+        typer.echo(f"results: {out} (tune.json and plot.png)")
