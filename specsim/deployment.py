@@ -61,6 +61,7 @@ class Deployment:
         max_draft_len = experiment.max_draft_len
         proposer = experiment.engine.speculative_config if max_draft_len else None
         drafts = _draft_costs(profile, proposer) if proposer else ()
+        _check_trees(experiment.effective_policy, drafts)
         memory = _memory_plan(experiment.engine, profile, model, gpu, drafts)
         return cls(
             engine=_resolved(experiment.engine, profile, model, gpu, memory),
@@ -113,6 +114,14 @@ def _draft_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
                 f"'{key}' (it has: {known}); add it under 'drafts' or use another method"
             )
     return tuple(profile.drafts[key] for key in proposer.cost_keys)
+
+
+def _check_trees(policy: Policy, drafts: tuple[DraftCost, ...]) -> None:
+    if policy.drafts_trees and any(draft.basis == "pass" for draft in drafts):
+        raise ProfileError(
+            f"policy '{policy.kind}' drafts trees, but the profile's drafting cost is of basis "
+            "'pass', one pass per token of a chain; give one of basis 'heads' or 'draft'"
+        )
 
 
 def _memory_plan(

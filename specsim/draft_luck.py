@@ -7,6 +7,8 @@ request and output position like everything else, so that no policy can shift th
 
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +17,21 @@ from scipy.special import betaincinv
 from specsim.request import Request
 from specsim.rng import Luck
 
-__all__ = ["DraftLuck"]
+__all__ = ["Confidences", "DraftLuck"]
 
 _LEVELS = 64  # of a request's mean acceptance
 _STEPS = 256  # of a quantile, and of a confidence
+
+
+class Confidences(NamedTuple):
+    """How sure the drafter is of a token, by its output position, in steps of 1/255."""
+
+    accepted: bytes
+    """If the token is accepted."""
+    rejected: bytes
+    """If it is the first of its draft to be rejected."""
+    beyond: bytes
+    """If it comes after that one."""
 
 
 class DraftLuck:
@@ -31,9 +44,8 @@ class DraftLuck:
         trees. It is the number that the survival tables were made from.
     rates : sequence of float
         P(a candidate for position j of a draft is accepted | a candidate was at all before it).
-    accepted, rejected : list of bytes
-        By request index and output position, the confidence of the token drafted there if it is
-        accepted and if it is not, in steps of 1/255; empty if no policy asks.
+    confidences : list of Confidences
+        By request index; empty if no policy asks.
     """
 
     def __init__(
@@ -41,13 +53,11 @@ class DraftLuck:
         *,
         candidate_luck: "list[array[float]] | None" = None,
         rates: Sequence[float] = (),
-        accepted: list[bytes] | None = None,
-        rejected: list[bytes] | None = None,
+        confidences: "list[Confidences] | None" = None,
     ) -> None:
         self._candidate_luck = candidate_luck or []
         self._misses = [1.0 - rate for rate in rates]
-        self._accepted = accepted or []
-        self._rejected = rejected or []
+        self._confidences = confidences or []
 
     def path_len(self, request: int, position: int, widths: tuple[int, ...]) -> int:
         """Return the accepted length of a tree.
@@ -106,8 +116,13 @@ class DraftLuck:
             requests, positions, draft_lens, survival_lens, strict=True
         ):
             end = position + draft_len
-            middle = min(position + survival_len, end)
-            row = self._accepted[request][position:middle] + self._rejected[request][middle:end]
+            failed_at = min(position + survival_len, end)
+            tables = self._confidences[request]
+            row = (
+                tables.accepted[position:failed_at]
+                + tables.rejected[failed_at : min(failed_at + 1, end)]
+                + tables.beyond[failed_at + 1 : end]
+            )
             rows.append(row.ljust(width, b"\0"))
         levels = np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), width)
         return levels.astype(np.float32) / np.float32(_STEPS - 1)
@@ -119,14 +134,16 @@ class DraftLuck:
         luck: Luck,
         concentration: float,
         max_draft_len: int,
-    ) -> tuple[list[bytes], list[bytes]]:
-        """Return the confidences of some requests, of accepted and of rejected tokens.
+    ) -> "list[Confidences]":
+        """Return the confidences of some requests.
 
-        The drafter is calibrated: a token of confidence c is accepted with probability c. If the
-        confidences of a request follow Beta(s m, s (1 - m)), with m the share of its positions at
-        which the first draft token is accepted, Bayes' rule gives Beta(s m + 1, s (1 - m)) for the
-        accepted ones and Beta(s m, s (1 - m) + 1) for the rejected: the two distributions of
-        SmartSpec's fig. 17 (Liu et al. 2024).
+        The drafter is calibrated: a token of confidence c is accepted with probability c, given
+        that all before it were. If the confidences of a request follow Beta(s m, s (1 - m)), with
+        m the share of its positions at which the first draft token is accepted, Bayes' rule gives
+        Beta(s m + 1, s (1 - m)) for the accepted ones and Beta(s m, s (1 - m) + 1) for the
+        rejected: the two distributions of SmartSpec's fig. 17 (Liu et al. 2024). What is drafted
+        after a rejected token continues a text that the drafter believes in, so its confidences
+        are as they always are.
 
         Parameters
         ----------
@@ -141,7 +158,7 @@ class DraftLuck:
 
         Returns
         -------
-        tuple of two lists of bytes, one per request, of length output_len + max_draft_len
+        list of Confidences, one per request
         """
         counts = [request.output_len + max_draft_len for request in requests]
         uniforms = luck.uniforms([request.index for request in requests], counts)
@@ -149,12 +166,14 @@ class DraftLuck:
         means = [1.0 - table.count(0) / max(1, len(table)) for table in survival_tables]
         levels = np.clip((np.array(means) * _LEVELS).astype(np.intp), 0, _LEVELS - 1)
         rows = np.repeat(levels, counts)
-        ends = np.cumsum(counts).tolist()
-        tables: list[list[bytes]] = []
-        for a_extra, b_extra in ((1.0, 0.0), (0.0, 1.0)):
-            flat = _quantile_grid(concentration, a_extra, b_extra)[rows, quantiles].tobytes()
-            tables.append([flat[end - n : end] for end, n in zip(ends, counts, strict=True)])
-        return tables[0], tables[1]
+        starts = np.cumsum([0, *counts]).tolist()
+        grids = [
+            _quantile_grid(concentration, a_extra, b_extra)[rows, quantiles].tobytes()
+            for a_extra, b_extra in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0))
+        ]
+        return [
+            Confidences(*(grid[start:end] for grid in grids)) for start, end in pairwise(starts)
+        ]
 
 
 def _quantile_grid(concentration: float, a_extra: float, b_extra: float) -> NDArray[np.uint8]:

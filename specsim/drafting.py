@@ -7,7 +7,7 @@ from typing import Any
 
 from specsim.acceptance import Acceptance, Oracle
 from specsim.deployment import Deployment
-from specsim.draft_luck import DraftLuck
+from specsim.draft_luck import Confidences, DraftLuck
 from specsim.engine.speculation import Speculation
 from specsim.errors import TraceError
 from specsim.experiment import Experiment
@@ -87,19 +87,16 @@ class Drafting:
 
     def _confidence_luck(self, acceptance: Acceptance, proposer: Proposer) -> DraftLuck:
         luck = self._luck("confidence", proposer.method)
-        accepted: list[bytes] = []
-        rejected: list[bytes] = []
+        confidences: list[Confidences] = []
         for start, chunk in zip(count(0, _CHUNK), _chunks(self._requests), strict=False):
-            tables = DraftLuck.confidence_tables(
+            confidences += DraftLuck.confidence_tables(
                 chunk,
                 self._tables[0][start : start + _CHUNK],
                 luck,
                 acceptance.confidence_concentration,
                 self._deployment.max_draft_len,
             )
-            accepted += tables[0]
-            rejected += tables[1]
-        return DraftLuck(accepted=accepted, rejected=rejected)
+        return DraftLuck(confidences=confidences)
 
     def start(self, replica: int) -> Speculation:
         """Return the speculation of one replica, with fresh memories."""

@@ -100,43 +100,29 @@ class Oracle:
     def __init__(self, tables: list[bytes]) -> None:
         self._tables = tables
 
-    def survival_len(self, request: int, position: int) -> int:
-        """Return how many drafts will survive if drafting starts at an output position.
+    def useful_lens(self, requests: Sequence[int], positions: Sequence[int]) -> list[int]:
+        """Return how many drafts are worth making where drafting starts now.
+
+        As many as will survive, but none beyond the end of the answer, whose last token comes as
+        the bonus token.
 
         Parameters
         ----------
-        request : int
-            Index of the request.
-        position : int
+        requests : sequence of int, length n
+            Index of each request.
+        positions : sequence of int, length n
             Output tokens known when the draft is made.
 
         Returns
         -------
-        int, tokens
+        list of int, tokens
         """
-        table = self._tables[request]
-        return table[position] if position < len(table) else 0
-
-    def useful_len(self, request: int, position: int) -> int:
-        """Return how many drafts are worth making if drafting starts at an output position.
-
-        As `survival_len`, but none beyond the end of the answer: its last token comes as the
-        bonus token.
-
-        Parameters
-        ----------
-        request : int
-            Index of the request.
-        position : int
-            Output tokens known when the draft is made.
-
-        Returns
-        -------
-        int, tokens
-        """
-        table = self._tables[request]
-        left = len(table) - position - 1
-        return min(table[position], left) if left > 0 else 0
+        tables = self._tables
+        left_lens = [len(tables[r]) - p - 1 for r, p in zip(requests, positions, strict=True)]
+        return [
+            min(tables[request][position], left_len) if left_len > 0 else 0
+            for request, position, left_len in zip(requests, positions, left_lens, strict=True)
+        ]
 
 
 def run_lengths(successes: NDArray[np.bool_], limit: int) -> NDArray[np.uint8]:

@@ -15,6 +15,7 @@ def best_lens(
     load: StepLoad,
     step_times: Callable[[StepLoad, NDArray[np.int64], int], NDArray[np.float64]],
     floor: NDArray[np.intp] | None = None,
+    free_slots: int = 1 << 40,
 ) -> NDArray[np.intp]:
     """Return the draft lengths k_1..k_n that maximise the goodput of the step that verifies them.
 
@@ -45,24 +46,28 @@ def best_lens(
         Seconds of a step of this load by its batched tokens and a longest draft.
     floor : ndarray of int, shape (n,), optional
         Draft lengths that are spent in any case; the optimum is over what is added.
+    free_slots : int, tokens
+        KV slots that drafts may take; a floor that does not fit is disregarded.
 
     Returns
     -------
     ndarray of int, shape (n,)
     """
     num, longest = survival.shape
-    base = np.zeros(num, dtype=np.intp) if floor is None else floor
+    if floor is None or floor.sum() > free_slots:
+        floor = np.zeros(num, dtype=np.intp)
     if not load.num_requests:
-        return base
+        return floor
     gains = survival.T.ravel()  # first tokens first
-    spent = int(base.sum())
+    spent = int(floor.sum())
     emitted_before = float(load.num_requests)
     if spent:
-        is_spent = (np.arange(longest)[:, np.newaxis] < base).ravel()
+        is_spent = (np.arange(longest)[:, np.newaxis] < floor).ravel()
         emitted_before += float(gains[is_spent].sum())
         gains = np.where(is_spent, -1.0, gains)
-    tokens = load.batched_tokens + spent + np.arange(gains.size - spent + 1)
-    shortest = int(base.max(initial=0))
+    most = min(gains.size, free_slots) - spent
+    tokens = load.batched_tokens + spent + np.arange(most + 1)
+    shortest = int(floor.max(initial=0))
     times = step_times(load, tokens, longest)
     limits = range(shortest, longest + 1)
     if np.array_equal(step_times(load, tokens, max(shortest, 1)), times):
@@ -70,7 +75,7 @@ def best_lens(
         limits = range(0, longest + 1, longest) if shortest == 0 else range(longest, longest + 1)
     best_goodput, best_limit, best_budget = -1.0, shortest, 0
     for limit in limits:
-        sizes = tokens[: limit * num - spent + 1]
+        sizes = tokens[: max(limit * num - spent, 0) + 1]
         emitted = np.empty(len(sizes))
         emitted[0] = 0.0
         np.cumsum(np.sort(gains[: limit * num])[::-1][: len(sizes) - 1], out=emitted[1:])
@@ -79,7 +84,7 @@ def best_lens(
         budget = int(emitted.argmax())
         if emitted[budget] > best_goodput:
             best_goodput, best_limit, best_budget = float(emitted[budget]), limit, budget
-    return base + largest(gains[: best_limit * num], best_budget, num)
+    return floor + largest(gains[: best_limit * num], best_budget, num)
 
 
 def largest(gains: NDArray[np.floating], budget: int, num: int) -> NDArray[np.intp]:

@@ -58,8 +58,9 @@ class Goodput(Policy):
             in_prefill = batch.in_prefill
             if True in in_prefill:
                 gains[in_prefill] = 0.0
-            lens: list[int] = best_lens(gains, load, server.step_times).tolist()
-            return lens if sum(lens) <= batch.free_slots else 0
+            best = best_lens(gains, load, server.step_times, free_slots=batch.free_slots)
+            lens: list[int] = best.tolist()
+            return lens
         return best_common_len(server, load, alphas.alpha, batch.free_slots)
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:

@@ -61,7 +61,8 @@ class GoodputExact(Policy):
         in_prefill = batch.in_prefill
         if True in in_prefill:
             gains[in_prefill] = 0.0
-        lens: list[int] = best_lens(gains, batch.decode_load(), server.step_times).tolist()
+        best = best_lens(gains, batch.decode_load(), server.step_times, free_slots=batch.free_slots)
+        lens: list[int] = best.tolist()
         return lens
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:

@@ -2,8 +2,10 @@
 
 from typing import Literal, final
 
+import numpy as np
+
 from specsim.policies.base import OraclePolicy, ServerView
-from specsim.step import BatchView, StepLoad
+from specsim.step import BatchView
 
 __all__ = ["OracleGoodput"]
 
@@ -13,10 +15,10 @@ class OracleGoodput(OraclePolicy):
     """Per sequence, the draft length that maximises the goodput of its verification.
 
     With accepted lengths known, a draft is never longer than what survives of it and is still
-    wanted. Every surviving
-    draft token adds one emitted token at the same cost, so for each limit v on the draft length
-    the best choice is min(v, survival), and the best v is found by trying all. Liu et al. (2024),
-    "SmartSpec", section 7.2.1: an oracle that calculates goodput from the actual accepted lengths.
+    wanted. Every surviving draft token adds one emitted token at the same cost, so for each limit
+    v on the draft length the best choice is min(v, survival), and the best v is found by trying
+    all. Liu et al. (2024), "SmartSpec", section 7.2.1: an oracle that calculates goodput from the
+    actual accepted lengths.
 
     It is greedy, one step at a time: under continuous batching another policy can beat it.
     """
@@ -26,19 +28,19 @@ class OracleGoodput(OraclePolicy):
     def draft_lens(self, batch: BatchView, memory: ServerView) -> list[int]:
         """Return the lengths of highest goodput for the step that will verify them."""
         assert memory.oracle is not None
-        survivals = [
-            0 if in_prefill else memory.oracle.useful_len(request, position)
-            for request, position, in_prefill in zip(
-                batch.requests, batch.output_lens, batch.in_prefill, strict=True
-            )
-        ]
-        context_tokens = sum(batch.known_lens) - batch.size
-        longest = min(memory.max_draft_len, max(survivals, default=0))
-        candidates = [[min(v, survival) for survival in survivals] for v in range(longest + 1)]
-
-        def goodput(draft_lens: list[int]) -> float:
-            emitted_tokens = sum(draft_lens) + batch.size
-            load = StepLoad(context_tokens, emitted_tokens, batch.size)
-            return emitted_tokens / memory.step_time(load, draft_lens)
-
-        return max(candidates, key=goodput)
+        load = batch.decode_load()
+        useful_lens = np.array(memory.oracle.useful_lens(batch.requests, batch.output_lens))
+        useful_lens[np.array(batch.in_prefill, dtype=bool)] = 0
+        best, best_rate = [0] * batch.size, 0.0
+        if not load.num_requests:
+            return best
+        longest = min(memory.max_draft_len, int(useful_lens.max()))
+        for limit in range(longest + 1):
+            draft_lens = np.minimum(useful_lens, limit)
+            emitted_tokens = load.num_requests + int(draft_lens.sum())
+            lens: list[int] = draft_lens.tolist()
+            verified = load._replace(batched_tokens=emitted_tokens)
+            rate = emitted_tokens / memory.step_time(verified, lens)
+            if rate > best_rate:
+                best, best_rate = lens, rate
+        return best

@@ -60,7 +60,8 @@ class SloAware(Policy):
         if True in in_prefill:
             gains[in_prefill] = 0.0
             floor[in_prefill] = 0
-        lens: list[int] = best_lens(gains, load, server.step_times, floor).tolist()
+        best = best_lens(gains, load, server.step_times, floor, free_slots=batch.free_slots)
+        lens: list[int] = best.tolist()
         return lens
 
     @staticmethod

@@ -102,9 +102,5 @@ def test_a_missing_record_names_those_that_are_there() -> None:
 
 
 def test_the_oracle_reads_the_tables() -> None:
-    oracle = Oracle([b"\1\2", b"\3"])
-    assert [oracle.survival_len(0, 1), oracle.survival_len(1, 0), oracle.survival_len(1, 9)] == [
-        2,
-        3,
-        0,
-    ]
+    oracle = Oracle([b"\1\2\0\0", b"\3\1\0"])
+    assert oracle.useful_lens([0, 0, 1, 1], [1, 3, 0, 9]) == [2, 0, 2, 0]  # the end is near

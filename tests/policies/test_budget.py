@@ -158,10 +158,11 @@ def test_goodput_leaves_out_what_has_no_kv_slots() -> None:
     assert free[1:] == [5, 4, 1, 0, 0]
 
 
-def test_request_granularity_gives_up_without_kv_slots() -> None:
-    policy, memory = started("goodput:granularity=request", 4)
-    assert policy.draft_lens(batch(0, 1, free_slots=8), memory) == [4, 4]
-    assert policy.draft_lens(batch(0, 1, free_slots=7), memory) == 0
+@pytest.mark.parametrize("kind", ["goodput:granularity=request", "goodput_exact", "slo_aware"])
+def test_lengths_per_request_fit_into_the_kv_slots(kind: str) -> None:
+    policy, memory = started(kind, 4)
+    for free_slots, lens in ((8, [4, 4]), (7, [4, 3]), (1, [1, 0]), (0, [0, 0])):
+        assert policy.draft_lens(batch(0, 1, free_slots=free_slots), memory) == lens
 
 
 @pytest.mark.parametrize("k", range(6))

@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from specsim.acceptance.bernoulli import Bernoulli
 from specsim.acceptance.recorded import Recorded
-from specsim.draft_luck import DraftLuck
+from specsim.draft_luck import Confidences, DraftLuck
 from specsim.request import Request
 from specsim.rng import Luck, stream_id
 from specsim.simulate import Run
@@ -31,7 +31,9 @@ def sure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             DraftLuck,
             "confidence_tables",
-            staticmethod(lambda requests, *rest: ([table] * len(requests),) * 2),
+            staticmethod(
+                lambda requests, *rest: [Confidences(table, table, table)] * len(requests)
+            ),
         )
 
     return make
@@ -234,12 +236,11 @@ def recorded(num: int, longest: int) -> list[Request]:
 
 def tables(
     acceptance: Any, served: list[Request], longest: int, concentration: float = 1.0
-) -> tuple[list[bytes], list[bytes], list[bytes]]:
+) -> tuple[list[bytes], list[Confidences]]:
     luck = Luck(3, stream_id("acceptance", "eagle3"))
     survival = acceptance.survival_lens(served, luck, longest)
     luck = Luck(3, stream_id("confidence", "eagle3"))
-    rows = DraftLuck.confidence_tables(served, survival, luck, concentration, longest)
-    return survival, *rows
+    return survival, DraftLuck.confidence_tables(served, survival, luck, concentration, longest)
 
 
 @pytest.mark.parametrize("concentration", [0.3, 1.0, 10.0])
@@ -252,8 +253,8 @@ def test_a_token_of_confidence_c_is_accepted_with_probability_c(
         model, served = Recorded(proposer="x"), recorded(120, longest)
     else:
         model, served = Bernoulli(alpha=kind), requests(120)
-    survival, accepted, rejected = tables(model, served, longest, concentration)
-    luck = DraftLuck(accepted=accepted, rejected=rejected)
+    survival, confidences = tables(model, served, longest, concentration)
+    luck = DraftLuck(confidences=confidences)
     rows = np.concatenate(
         [
             luck.confidences(
@@ -282,15 +283,15 @@ def test_confidences_are_the_same_however_requests_are_chunked() -> None:
     whole = tables(Recorded(proposer="x"), served, 4)
     for cut in (1, 7, 19):
         parts = [tables(Recorded(proposer="x"), part, 4) for part in (served[:cut], served[cut:])]
-        for number in range(3):
+        for number in range(2):
             assert parts[0][number] + parts[1][number] == whole[number]
 
 
 def test_confidences_do_not_depend_on_the_longest_draft() -> None:
     served = requests(10)
     short, long = (tables(Bernoulli(alpha=0.6), served, longest) for longest in (2, 8))
-    for number in (1, 2):
-        for a, b in zip(short[number], long[number], strict=True):
+    for few, many in zip(short[1], long[1], strict=True):
+        for a, b in zip(few, many, strict=True):
             assert b.startswith(a)
             assert len(b) - len(a) == 6
 
@@ -309,12 +310,29 @@ def test_confidences_do_not_depend_on_the_policy(
     for policy in ("confidence", "confidence:threshold=0.9", "adaptive_verification"):
         serve(policy, [(0.0, 3, 30)] * 3, [[0, 1] * 15] * 3)
     assert made[0] == made[1] == made[2]
-    assert len(set(made[0][0])) == 3  # requests differ
+    assert len(set(made[0])) == 3  # requests differ
 
 
 def test_confidences_beyond_a_draft_are_zero() -> None:
-    luck = DraftLuck(accepted=[bytes([51] * 9)], rejected=[bytes([102] * 9)])
+    tables = Confidences(*(bytes([level] * 9) for level in (51, 102, 153)))
+    luck = DraftLuck(confidences=[tables])
     rows = luck.confidences([0, 0, 0], [0, 2, 8], [4, 2, 4], [1, 4, 0])
-    expected = [[0.2, 0.4, 0.4, 0.4], [0.2, 0.2, 0, 0], [0.4, 0, 0, 0]]
+    expected = [[0.2, 0.4, 0.6, 0.6], [0.2, 0.2, 0, 0], [0.4, 0, 0, 0]]
     assert rows == pytest.approx(np.array(expected), rel=1e-6)
     assert luck.confidences([], [], [], []).shape == (0, 0)
+
+
+def test_what_follows_a_rejected_token_tells_nothing_of_it() -> None:
+    served = requests(200)
+    survival, confidences = tables(Bernoulli(alpha=0.6), served, 2)
+    luck = DraftLuck(confidences=confidences)
+    first, second = [], []
+    for request, table in zip(served, survival, strict=True):
+        places = [p for p, fate in enumerate(table) if fate == 0]
+        count = len(places)
+        rows = luck.confidences([request.index] * count, places, [2] * count, [0] * count)
+        first.append(rows[:, 0])
+        second.append(rows[:, 1])
+    # Rejected tokens of a calibrated drafter average less than alpha; those after them average it.
+    assert np.concatenate(first).mean() < 0.4
+    assert np.concatenate(second).mean() == pytest.approx(0.6, abs=0.03)
