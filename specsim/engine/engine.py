@@ -198,12 +198,16 @@ class Engine:
         step.overhead_time = self._costs.overhead_time(step.load.num_requests)
 
     def _charge_drafting(self, step: EngineStep, load: StepLoad) -> None:
-        shares = self._speculation.drafter_loads(step.plan, load, step.asked_lens)
-        draft_time = self._costs.draft_time
-        step.draft_time = sum(
-            draft_time(own_load, draft_lens, step.target_time, drafter)
-            for drafter, own_load, draft_lens in shares
-        )
+        draft_time, speculation = self._costs.draft_time, self._speculation
+        if speculation.is_shared_out:
+            step.draft_time = sum(
+                draft_time(own_load, draft_lens, step.target_time, drafter)
+                for drafter, own_load, draft_lens in speculation.drafter_loads(
+                    step.plan, step.asked_lens
+                )
+            )
+        else:
+            step.draft_time = draft_time(load, step.asked_lens, step.target_time, 0)
         self._last_draft_time = step.draft_time
 
     def _tell_scheduled(self, step: EngineStep) -> None:

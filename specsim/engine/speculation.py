@@ -1,6 +1,5 @@
 """Speculation: the policy, the proposer and the acceptance model of one engine, at work."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Indexable
 from dataclasses import dataclass, field
 from itertools import compress
@@ -217,25 +216,26 @@ class Speculation:
             for sequence, asked_len in zip(plan.sequences, lens, strict=True)
         ]
 
+    @property
+    def is_shared_out(self) -> bool:
+        """Whether there are several drafters, or requests that none serves."""
+        return bool(self._unspeculative) or self.policy.selects_drafter
+
     def drafter_loads(
-        self, plan: StepPlan, load: StepLoad, draft_lens: int | list[int]
-    ) -> Iterable[tuple[int, StepLoad, int | list[int]]]:
+        self, plan: StepPlan, draft_lens: int | list[int]
+    ) -> list[tuple[int, StepLoad, list[int]]]:
         """Return what each drafter has to read and to draft after a step.
 
         Parameters
         ----------
         plan : StepPlan
-        load : StepLoad
-            Of the step, without drafts that are made and verified in it.
         draft_lens : int or list of int, tokens
 
         Returns
         -------
-        iterable of (int, StepLoad, int or list of int)
-            All of it, unless there are several drafters or requests that none serves.
+        list of (int, StepLoad, list of int)
+            Of each drafter that has anything to do.
         """
-        if not (self._unspeculative or self.policy.selects_drafter):
-            return ((0, load, draft_lens),)
         lens = [draft_lens] * len(plan.sequences) if isinstance(draft_lens, int) else draft_lens
         rows: dict[int, list[tuple[int, int, int, int]]] = {}
         # The drafter does not read what was trimmed, nor, in vLLM V0, what it has yet to draft.

@@ -206,7 +206,7 @@ def test_the_drafter_reads_no_drafts_that_come_on_top() -> None:
     load = plan.load
     assert load == StepLoad(5 + 6 + 7, 3, 3)
     scheduler.offer_drafts(plan, [3, 0, 3])
-    shares = list(speculation.drafter_loads(plan, load, [3, 0, 3]))
+    shares = list(speculation.drafter_loads(plan, [3, 0, 3]))
     assert shares == [(0, StepLoad(5 + 7, 2, 2), [3, 3])]
 
 
