@@ -89,7 +89,7 @@ class Experiment(Settings):
                 "engine.speculative_config.num_speculative_tokens_per_batch_size is not used by "
                 f"policy '{policy.kind}'; remove one of them"
             )
-        if policy.needs_sync and self.engine.async_scheduling:
+        if (policy.needs_sync or policy.uses_confidences) and self.engine.async_scheduling:
             raise ValueError(
                 f"policy '{policy.kind}' must see each step's outcome before the next; set "
                 "engine.async_scheduling to false or leave it out"
@@ -109,7 +109,7 @@ class Experiment(Settings):
         if self.engine.async_scheduling is not None:
             return self.engine.async_scheduling
         policy, proposer = self.effective_policy, self.engine.speculative_config
-        if self.engine.scheduler != "v1" or policy.needs_sync:
+        if self.engine.scheduler != "v1" or policy.needs_sync or policy.uses_confidences:
             return False
         return isinstance(policy, Off) or proposer is None or proposer.supports_async
 

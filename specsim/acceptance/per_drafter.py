@@ -43,6 +43,17 @@ class PerDrafter(Acceptance):
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes]:
-        """Return the tables of the first drafter."""
-        first, *_ = self.models.values()
-        return first.survival_lens(requests, luck, max_draft_len)
+        """Return the tables of the only drafter.
+
+        Raises
+        ------
+        ConfigError
+            There are several, and nobody said which.
+        """
+        if len(self.models) > 1:
+            raise ConfigError(
+                f"acceptance 'per_drafter' has models for {', '.join(self.models)}, but the method "
+                "of engine.speculative_config has one drafter; use method draft_models"
+            )
+        [model] = self.models.values()
+        return model.survival_lens(requests, luck, max_draft_len)

@@ -66,6 +66,10 @@ class Preset(Acceptance):
         """Load the file, so that a wrong name is found when the configuration is read."""
         self._model = load_preset(self.name).acceptance
 
+    def position_rates(self, num_positions: int) -> list[float] | None:
+        """Ask the model in the file."""
+        return self._model.position_rates(num_positions)
+
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes]:

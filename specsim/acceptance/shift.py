@@ -30,6 +30,11 @@ class Shift(Acceptance):
     before: NestedAcceptance
     after: NestedAcceptance
 
+    def of_drafter(self, name: str) -> "Shift":
+        """Return the shift between what both models say of a drafter."""
+        models = {"before": self.before.of_drafter(name), "after": self.after.of_drafter(name)}
+        return self.model_copy(update=models)
+
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes]:

@@ -160,6 +160,7 @@ class Engine:
             if scheduler.has_requests:
                 step = self._schedule()
                 speculation.begin(step.plan, env.now)
+                step.load = step.plan.load
                 step.asked_lens = self._decide(step, None)
                 scheduler.offer_drafts(step.plan, step.asked_lens)
                 self._tell_scheduled(step)
@@ -222,4 +223,5 @@ class Engine:
         for observer in self._observers:
             observer.updated(self.scheduler, step, ended)
         for sequence in ended:
+            self._speculation.end(sequence)
             self._on_end(sequence)

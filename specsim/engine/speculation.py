@@ -68,6 +68,10 @@ class Speculation:
             table = self.survival_tables[sequence.drafter][sequence.index]
             sequence.survival_lens = bytes(sequence.prompt_len) + table + b"\0"
 
+    def end(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended."""
+        self._unspeculative.discard(sequence.index)
+
     def begin(self, plan: StepPlan, now: float) -> None:
         """Settle what a scheduled step verifies, and whom the drafter will never serve."""
         if self._disables_prefill and plan.admitted:

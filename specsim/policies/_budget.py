@@ -1,13 +1,15 @@
-"""How to spend verification on a batch: the exact optimum of estimated goodput."""
+"""How to spend verification on a batch: the lengths of highest estimated goodput."""
 
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.policies._estimate import expected_len
+from specsim.policies.base import ServerView
 from specsim.step import StepLoad
 
-__all__ = ["best_lens", "largest"]
+__all__ = ["best_common_len", "best_lens", "largest"]
 
 
 def best_lens(
@@ -113,3 +115,34 @@ def largest(gains: NDArray[np.floating], budget: int, num: int) -> NDArray[np.in
     is_chosen[equal[: budget - int(np.count_nonzero(is_above))]] = True
     counts: NDArray[np.intp] = is_chosen.reshape(-1, num).sum(axis=0)
     return counts
+
+
+def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots: int) -> int:
+    """Return the k of highest goodput if all sequences draft k tokens.
+
+    Parameters
+    ----------
+    server : ServerView
+    load : StepLoad
+        Of the step without drafts.
+    alpha : float
+        Of all sequences.
+    free_slots : int, tokens
+        KV slots that the drafts may take.
+
+    Returns
+    -------
+    int, tokens
+    """
+    num = load.num_requests
+    if not num:
+        return 0  # all are in mid-prefill
+    best_k, best_rate = 0, 0.0
+    for k in range(server.max_draft_len + 1):
+        if k * num > free_slots:
+            break
+        verified = StepLoad(load.context_tokens, num * (1 + k), num)
+        rate = expected_len(alpha, k) / server.step_time(verified, k)
+        if rate > best_rate:
+            best_k, best_rate = k, rate
+    return best_k

@@ -13,6 +13,7 @@ __all__ = [
     "AlphaPerRequest",
     "AlphaWindow",
     "PerRequest",
+    "best_windows",
     "expected_len",
     "survival",
 ]
@@ -197,3 +198,26 @@ class AlphaPerRequest:
         weight = self._prior_trials
         rates: NDArray[np.float64] = (accepted + weight * self.alpha) / (trials + weight)
         return rates
+
+
+def best_windows(
+    alphas: NDArray[np.float64], longest: int, pass_time: float, verify_time: float
+) -> NDArray[np.intp]:
+    """Return the k that maximises (1 - alpha^(k + 1)) / ((1 - alpha) (k a + b)) for each alpha.
+
+    Parameters
+    ----------
+    alphas : ndarray of float, shape (n,)
+    longest : int, tokens
+    pass_time, verify_time : float, seconds
+        a and b.
+
+    Returns
+    -------
+    ndarray of int, shape (n,)
+    """
+    powers = survival(alphas, longest + 1).T
+    times = np.arange(longest + 1) * pass_time + verify_time
+    rates = (1.0 - powers) / times[:, np.newaxis]  # but for 1 - alpha, which changes no argmax
+    best: NDArray[np.intp] = rates.argmax(axis=0)
+    return best

@@ -70,7 +70,8 @@ class Policy(Member):
     uses_tokens: ClassVar[bool] = False
     """Whether it wants to see token ids, which the workload must then have."""
     uses_confidences: ClassVar[bool] = False
-    """Whether it wants to know how sure the drafter was of each token."""
+    """Whether it wants to know how sure the drafter was of each token; such a policy, too, needs
+    synchronous scheduling."""
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
         """Return the longest draft that it will ever ask for.

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.policies._estimate import AlphaPerRequest, PerRequest
+from specsim.policies._estimate import AlphaPerRequest, PerRequest, best_windows
 from specsim.policies.base import Policy, ServerView
-from specsim.policies.window_opt import best_lens
 from specsim.step import BatchView, StepOutcome
 
 __all__ = ["DraftSelection"]
@@ -72,7 +71,7 @@ class DraftSelection(Policy):
         row = memory.drafters.rows([request])
         for numbers in (memory.prompt_lens, memory.accepted, memory.trials):
             numbers.rows([request])
-        if memory.num_arrived == self.num_probes * num_drafters and memory.weights is None:
+        if memory.num_arrived >= self.num_probes * num_drafters and memory.weights is None:
             memory.weights = self._fitted(memory)
         if memory.weights is None:
             chosen = memory.num_arrived % num_drafters
@@ -84,12 +83,15 @@ class DraftSelection(Policy):
         memory.prompt_lens[row] = np.array([float(prompt_len)])
         return chosen
 
-    def _fitted(self, memory: _Memory) -> NDArray[np.float64]:
+    def _fitted(self, memory: _Memory) -> NDArray[np.float64] | None:
+        """Return the weights, or None while some model has been seen on too few requests."""
         requests = np.arange(len(memory.trials))
         seen = requests[memory.trials[requests] > 0]
         columns = []
         for drafter in range(len(memory.server.pass_times)):
             rows = seen[memory.drafters[seen] == drafter]
+            if len(rows) < self.num_probes:
+                return None
             rates = memory.accepted[rows] / memory.trials[rows]
             features = _features(memory.prompt_lens[rows])
             columns.append(np.linalg.lstsq(features, rates, rcond=None)[0])
@@ -110,7 +112,7 @@ class DraftSelection(Policy):
         for drafter, pass_time in enumerate(memory.server.pass_times):
             own = drafters == drafter
             longest = memory.server.max_draft_len
-            lens[own] = best_lens(alphas[own], longest, pass_time, memory.verify_time)
+            lens[own] = best_windows(alphas[own], longest, pass_time, memory.verify_time)
         chosen: list[int] = lens.tolist()
         return chosen
 

@@ -5,12 +5,12 @@ from typing import Any, ClassVar, Literal, final
 
 from pydantic import Field
 
-from specsim.policies._budget import best_lens
-from specsim.policies._estimate import AlphaPerRequest, AlphaWindow, expected_len, survival
+from specsim.policies._budget import best_common_len, best_lens
+from specsim.policies._estimate import AlphaPerRequest, AlphaWindow, survival
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepLoad, StepOutcome
+from specsim.step import BatchView, StepOutcome
 
-__all__ = ["Goodput", "best_common_len"]
+__all__ = ["Goodput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Goodput(Policy):
     Liu et al. (2024), "Optimizing Speculative Decoding for Serving Large Language Models Using
     Goodput", algorithms 1 and 2: emitted tokens by eq. 8 and 9 with a moving average of past
     acceptance, T_batch = T_draft(k) + T_target by eq. 4 to 7 from the profile. With `granularity`
-    step, all requests share one alpha and one k; with request, each has its own.
+    step, all requests share one alpha and one k; with request, each has its own, found by the
+    search of `goodput_exact` from estimates that lean less on all requests together.
 
     k = 0 is among the candidates: the text requires speculation to be switched off under load,
     though TurboSpec's listing 2 starts at 1. A k whose KV slots are not free is left out (line 5).
@@ -70,34 +71,3 @@ class Goodput(Policy):
     def alpha_estimate(self, memory: _Memory) -> float:
         """Return the moving average."""
         return memory.alphas.alpha
-
-
-def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots: int) -> int:
-    """Return the k of highest goodput if all sequences draft k tokens.
-
-    Parameters
-    ----------
-    server : ServerView
-    load : StepLoad
-        Of the step without drafts.
-    alpha : float
-        Of all sequences.
-    free_slots : int, tokens
-        KV slots that the drafts may take.
-
-    Returns
-    -------
-    int, tokens
-    """
-    num = load.num_requests
-    if not num:
-        return 0  # all are in mid-prefill
-    best_k, best_rate = 0, 0.0
-    for k in range(server.max_draft_len + 1):
-        if k * num > free_slots:
-            break
-        verified = StepLoad(load.context_tokens, num * (1 + k), num)
-        rate = expected_len(alpha, k) / server.step_time(verified, k)
-        if rate > best_rate:
-            best_k, best_rate = k, rate
-    return best_k

@@ -3,11 +3,11 @@
 from collections import Counter
 from dataclasses import dataclass
 from itertools import count, product
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.policies._estimate import PRIOR_TRIALS
@@ -45,12 +45,18 @@ class MedusaTree(Policy):
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"widths": [2, 2, 2]})
     widths: tuple[int, ...] | None = Field(default=None, min_length=1)
     """Candidates per head, fixed; by default goodput decides."""
-    max_width: int = Field(default=3, ge=1)
-    """Most candidates per head that goodput considers."""
+    max_width: int | None = Field(default=None, ge=1)
+    """Most candidates per head that goodput considers; by default 3."""
     window: int = Field(default=50, ge=1)
     """Steps over which past acceptance fades."""
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
+
+    @model_validator(mode="after")
+    def _check_widths(self) -> Self:
+        if self.widths is not None and self.max_width is not None:
+            raise ValueError("max_width is not used where widths are fixed; give one of them")
+        return self
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
         """Return the nodes of the widest tree; ``num_speculative_tokens`` is the number of heads.
@@ -60,7 +66,7 @@ class MedusaTree(Policy):
         ValueError
             More widths than heads, a width below 1, or a tree too large for the engine.
         """
-        widths = self.widths or (self.max_width,) * num_speculative_tokens
+        widths = self.widths or (self._widest,) * num_speculative_tokens
         if len(widths) > num_speculative_tokens:
             raise ValueError(
                 f"policy.widths {list(widths)} names {len(widths)} heads, but "
@@ -87,7 +93,7 @@ class MedusaTree(Policy):
             trees = [
                 Tree(widths)
                 for length in range(depth + 1)
-                for widths in product(range(1, self.max_width + 1), repeat=length)
+                for widths in product(range(1, self._widest + 1), repeat=length)
             ]
         depth = max(len(tree.widths) for tree in trees)
         padded = [tree.widths + (0,) * (depth - len(tree.widths)) for tree in trees]
@@ -96,8 +102,12 @@ class MedusaTree(Policy):
         hits, trials = np.zeros((2, table.max() + 1))
         return _Memory(server, trees, nodes, table, self.prior, hits, trials)
 
+    @property
+    def _widest(self) -> int:
+        return 3 if self.max_width is None else self.max_width
+
     def _nodes(self, depth: int) -> int:
-        return Tree((self.max_width,) * depth).num_nodes
+        return Tree((self._widest,) * depth).num_nodes
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Tree:
         """Return the tree of highest goodput."""

@@ -1,7 +1,7 @@
 """Verification first for those who are about to be late."""
 
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ class SloAware(Policy):
     """
 
     kind: Literal["slo_aware"] = "slo_aware"
+    needs_sync: ClassVar[bool] = True
     tpot_ms: float | None = Field(default=None, gt=0)
     """Limit on time per output token; by default the experiment's ``slo.tpot_ms``, else 50."""
     window: int = Field(default=50, ge=1)

@@ -7,9 +7,9 @@ from typing import Literal, final
 
 from pydantic import Field
 
+from specsim.policies._budget import best_common_len
 from specsim.policies._estimate import AlphaWindow
 from specsim.policies.base import Policy, ServerView
-from specsim.policies.goodput import best_common_len
 from specsim.step import BatchView, DraftView, StepOutcome
 
 __all__ = ["TurboSpec"]

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.policies._estimate import AlphaPerRequest, survival
+from specsim.policies._estimate import AlphaPerRequest, best_windows
 from specsim.policies.base import Policy, ServerView
 from specsim.step import BatchView, StepOutcome
 
@@ -51,7 +50,9 @@ class WindowOpt(Policy):
         if memory.draft_pass_time == 0.0 or memory.verify_time == 0.0:
             return memory.max_draft_len
         alphas = np.minimum(memory.alphas.alphas(batch.requests), self.alpha_max)
-        lens = best_lens(alphas, memory.max_draft_len, memory.draft_pass_time, memory.verify_time)
+        lens = best_windows(
+            alphas, memory.max_draft_len, memory.draft_pass_time, memory.verify_time
+        )
         chosen: list[int] = lens.tolist()
         return chosen
 
@@ -66,26 +67,3 @@ class WindowOpt(Policy):
     def alpha_estimate(self, memory: _Memory) -> float:
         """Return the rate of all requests together."""
         return memory.alphas.alpha
-
-
-def best_lens(
-    alphas: NDArray[np.float64], longest: int, pass_time: float, verify_time: float
-) -> NDArray[np.intp]:
-    """Return the k that maximises (1 - alpha^(k + 1)) / ((1 - alpha) (k a + b)) for each alpha.
-
-    Parameters
-    ----------
-    alphas : ndarray of float, shape (n,)
-    longest : int, tokens
-    pass_time, verify_time : float, seconds
-        a and b.
-
-    Returns
-    -------
-    ndarray of int, shape (n,)
-    """
-    powers = survival(alphas, longest + 1).T
-    times = np.arange(longest + 1) * pass_time + verify_time
-    rates = (1.0 - powers) / times[:, np.newaxis]  # but for 1 - alpha, which changes no argmax
-    best: NDArray[np.intp] = rates.argmax(axis=0)
-    return best

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.policies import ServerView
-from specsim.policies._budget import best_lens
+from specsim.policies._budget import best_common_len, best_lens
 from specsim.policies._estimate import expected_len
-from specsim.policies.goodput import best_common_len
 from specsim.profile import StepCosts, load_profile
 from specsim.step import StepLoad
 

@@ -101,6 +101,31 @@ def test_one_drafter_and_several_do_not_mix(tiny: Callable[..., Experiment]) -> 
         simulate(tiny(policy="draft_selection", engine=engine))
 
 
+def test_a_burst_takes_the_models_in_turn_until_there_is_something_to_learn_from(
+    two_models: Callable[..., Run],
+) -> None:
+    run = two_models(0.1, 0.9)
+    arrivals = {"kind": "burst"}
+    workload = {**run.experiment.workload.model_dump(mode="json"), "arrivals": arrivals}
+    tables = Summary(simulate(run.experiment.replace(workload=workload))).tables
+    rates = tables.requests["accepted_tokens"] / tables.requests["draft_tokens"]
+    assert rates[::2].max() < 0.5 < rates[1::2].min()
+
+
+def test_a_shift_between_drafters_keeps_them_apart(two_models: Callable[..., Run]) -> None:
+    run = two_models(0.1, 0.9, num_probes=1000)
+    models = {
+        name: {"kind": "bernoulli", "alpha": alpha}
+        for name, alpha in (("small", 0.1), ("large", 0.9))
+    }
+    same = {"kind": "per_drafter", "models": models}
+    shift = {"kind": "shift", "at_request": 30, "before": same, "after": same}
+    shifted = simulate(run.experiment.replace(acceptance=shift))
+    for tables in (Summary(run).tables, Summary(shifted).tables):
+        rates = tables.requests["accepted_tokens"] / tables.requests["draft_tokens"]
+        assert rates[1::2].mean() > rates[::2].mean() + 0.5
+
+
 def test_every_draft_model_needs_an_acceptance_model(
     two_models: Callable[..., Run], constant_step: Callable[..., str]
 ) -> None:
