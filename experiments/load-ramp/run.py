@@ -1,4 +1,4 @@
-"""One acceptance rate, ten loads: a policy that looks at acceptance alone loses at the top.
+"""One acceptance rate, nine loads: a policy that looks at acceptance alone loses at the top.
 
     python experiments/load-ramp/run.py
 
