@@ -11,7 +11,7 @@ from rich.table import Table
 from specsim.compare import Comparison, PolicyResult, compare, folder_name, parse_policies
 from specsim.errors import ConfigError
 from specsim.experiment import Experiment
-from specsim.paired import regret, speed_up
+from specsim.paired import mean_and_half_width, regret, speed_up
 from specsim.policies import Policy
 from specsim.render.runs import comparison_table
 from specsim.render.scoreboard import Scoreboard
@@ -29,6 +29,13 @@ def test_speed_up_is_the_geometric_mean_with_a_paired_interval() -> None:
 
 def test_a_single_replication_has_no_interval() -> None:
     assert speed_up([2.0], [1.0]).low is None
+
+
+def test_the_interval_is_students() -> None:
+    assert mean_and_half_width([5.0]) == (5.0, None)
+    mean, half_width = mean_and_half_width([1.0, 2.0, 3.0])
+    # t(2, 97.5 %) = 4.303; the standard deviation is 1.
+    assert (mean, half_width) == (2.0, pytest.approx(4.303 / 3**0.5, rel=1e-3))
 
 
 def test_regret_is_the_geometric_mean_in_percent_with_a_paired_interval() -> None:
