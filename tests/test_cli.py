@@ -14,6 +14,7 @@ from conftest import ROOT, Run, tiny_config
 
 from specsim.acceptance_fit import simulated, study
 from specsim.engine.scheduler import Scheduler
+from specsim.results.export import RESULT_FILES
 
 
 @pytest.fixture
@@ -37,6 +38,7 @@ def test_run_prints_a_table_and_fills_the_folder(
         assert word in out
     files = {path.name for path in (tmp_path / "results").iterdir()}
     assert files == {"summary.json", "requests.parquet", "steps.parquet", "config.yaml"}
+    assert files == set(RESULT_FILES)
 
 
 def test_set_and_seed_replace_fields(

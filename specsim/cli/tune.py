@@ -2,13 +2,12 @@
 
 import json
 import os
-from contextlib import nullcontext
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from specsim.cli.simulation import Config, Out, Overrides, Seed
+from specsim.cli.options import Config, Out, Overrides, Seed, all_overrides, results_folder
 from specsim.cli.terminal import progress, show, spinner, warn
 
 __all__ = ["tune"]
@@ -50,16 +49,12 @@ def tune(
 
     vllm serve MODEL --speculative-config "$(specsim tune EXP.yaml --emit vllm)"
     """
-    from specsim.atomic import new_folder
     from specsim.experiment import Experiment
+    from specsim.render.tune import tuning_tables, verdict
     from specsim.tune import tune as run_tuning
-    from specsim.tune.report import tuning_tables, verdict
 
-    experiment = Experiment.load(config, overrides or [])
-    if seed is not None:
-        experiment = experiment.replace(seed=seed)
-    # Opened before the work: what cannot be written fails at once.
-    with nullcontext() if out is None else new_folder(out) as folder:
+    experiment = Experiment.load(config, all_overrides(overrides, seed))
+    with results_folder(out) as folder:
         with progress("simulations", None) as on_progress:
             tuning = run_tuning(
                 experiment,
@@ -69,8 +64,11 @@ def tune(
                 on_progress=on_progress,
             )
         if folder is not None:
+            from specsim.plots.tune import plot_tuning
+
             with spinner("drawing"):
-                tuning.save(folder, config.stem)
+                plot_tuning(tuning, folder / "plot.png", config.stem)
+            tuning.save(folder)
     is_for_vllm = emit is not None
     show(*tuning_tables(tuning, config.name), to_stderr=is_for_vllm)
     for line in verdict(tuning):

@@ -14,7 +14,6 @@ from specsim.tune.batch import BatchPoint, BatchTuning, tune_batches
 from specsim.tune.check import Check, LoadCheck, check_schedule
 from specsim.tune.crossover import Crossover, LoadCurve, LoadSeries, find_crossovers
 from specsim.tune.load import Loads
-from specsim.tune.plot import plot_tuning
 from specsim.tune.trials import Trials
 from specsim.version import __version__
 
@@ -129,10 +128,9 @@ class Tuning:
             "specsim_version": __version__,
         }
 
-    def save(self, folder: Path, title: str) -> None:
-        """Write ``tune.json`` and ``plot.png`` into a folder that exists."""
+    def save(self, folder: Path) -> None:
+        """Write ``tune.json`` into a folder that exists."""
         (folder / "tune.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-        plot_tuning(self.batches, self.curves, self.load_unit, folder / "plot.png", title)
 
 
 def _point(point: BatchPoint) -> dict[str, Any]:
