@@ -170,6 +170,25 @@ def test_one_policy_that_needs_synchronous_steps_makes_all_synchronous(
 ) -> None:
     result = compare(tiny(), parse_policies(["static:k=3", "oracle"]), replications=1)
     assert not any(policy.summaries[0]["specsim"]["is_async"] for policy in result.results)
+    note = "synchronous scheduling for all, because oracle needs it"
+    assert result.warnings[0] == note
+    assert all(policy["warnings"][0] == note for policy in result.to_dict().values())
+
+
+def test_all_policies_that_need_synchronous_steps_are_named(
+    tiny: Callable[..., Experiment],
+) -> None:
+    result = compare(tiny(), parse_policies(["oracle", "confidence"]), replications=1)
+    assert result.notes == ["synchronous scheduling for all, because oracle and confidence need it"]
+
+
+def test_where_steps_are_synchronous_anyway_nothing_is_said(
+    tiny: Callable[..., Experiment],
+) -> None:
+    engine = {**tiny().engine.model_dump(exclude_none=True), "async_scheduling": False}
+    result = compare(tiny(engine=engine), parse_policies(["oracle"]), replications=1)
+    assert result.notes == []
+    assert compare(tiny(), parse_policies(["static"]), replications=1).notes == []
 
 
 @pytest.mark.parametrize(
@@ -183,3 +202,9 @@ def test_one_policy_that_needs_synchronous_steps_makes_all_synchronous(
 def test_bad_policies_are_named(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_policies([text])
+
+
+@pytest.mark.parametrize("texts", [["static:k=1", "off", "static:k=1"], ["off", "off"]])
+def test_a_policy_given_twice_is_named(texts: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"--policies {texts[-1]}: is given 2 times"):
+        parse_policies(texts)

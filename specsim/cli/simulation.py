@@ -114,6 +114,6 @@ def compare(
                 plot_runs(folders, folder / "plot.png", config.stem)
             (folder / "comparison.json").write_text(json.dumps(comparison.to_dict(), indent=1))
     show(comparison_table(comparison, config.name))
-    warn(sorted({text for result in comparison.results for text in result.warnings}))
+    warn(comparison.warnings)
     if out is not None:
         typer.echo(f"results: {out} (plot.png, and a folder per policy)")
