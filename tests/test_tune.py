@@ -217,6 +217,23 @@ def test_fields_of_the_method_are_passed_on(tuning: Tuning) -> None:
     assert emitted == {**tuning.speculative_config, **ngram}
 
 
+@pytest.mark.parametrize(
+    ("known", "own"),
+    [
+        ({"method": "eagle3", "model": "a/head"}, {"disable_mqa_scorer": False}),
+        ({"method": "ngram", "prompt_lookup_max": 6}, {"match_probability": 0.5}),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": 2.0}, {"mean_match_len": 3.0}),
+    ],
+)
+def test_fields_that_vllm_does_not_know_are_not_passed_on(
+    known: dict[str, Any], own: dict[str, Any], tuning: Tuning
+) -> None:
+    fields = {**known, **own, "num_speculative_tokens": 3}
+    found = replace(tuning, experiment=with_engine(tuning.experiment, speculative_config=fields))
+    assert found.speculative_config == {**tuning.speculative_config, **known}
+    assert found.recommended == {**(tuning.recommended or {}), **known}
+
+
 def test_where_no_batch_gains_the_server_should_not_speculate(tuning: Tuning) -> None:
     nothing = replace(tuning, batches=replace(tuning.batches, ranges=((1, 4, 0),)))
     assert nothing.recommended is None

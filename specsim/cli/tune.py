@@ -35,9 +35,7 @@ def tune(
     ] = os.cpu_count() or 1,
     emit: Annotated[
         Emit | None,
-        typer.Option(
-            help="Print only the schedule, for --speculative-config; tables go to stderr."
-        ),
+        typer.Option(help="Print only what to use, for --speculative-config; tables go to stderr."),
     ] = None,
     out: Out = None,
 ) -> None:
@@ -45,7 +43,8 @@ def tune(
 
     Prints a schedule that vLLM reads (num_speculative_tokens_per_batch_size), simulates it against
     the best fixed k and the oracle, and says what it gains. With --out the folder gets tune.json
-    and plot.png.
+    and plot.png. --emit prints the schedule, or the best fixed k where the schedule does not beat
+    it; where no speculation at all is best, nothing, and exits with 1.
 
     vllm serve MODEL --speculative-config "$(specsim tune EXP.yaml --emit vllm)"
     """
@@ -74,7 +73,11 @@ def tune(
     for line in verdict(tuning):
         typer.echo(line, err=is_for_vllm)
     warn(tuning.warnings)
-    if is_for_vllm:
-        typer.echo(json.dumps(tuning.speculative_config))
-    elif out is not None:
-        typer.echo(f"results: {out} (tune.json and plot.png)")
+    if not is_for_vllm:
+        if out is not None:
+            typer.echo(f"results: {out} (tune.json and plot.png)")
+    elif tuning.recommended is not None:
+        typer.echo(json.dumps(tuning.recommended))
+    else:
+        typer.echo("nothing to emit: the server is faster without speculation", err=True)
+        raise typer.Exit(1)

@@ -44,7 +44,7 @@ class Tuning:
 
     @property
     def speculative_config(self) -> dict[str, Any]:
-        """The schedule as vLLM's ``--speculative-config``, other fields as they were given."""
+        """The schedule as vLLM's ``--speculative-config``, its other fields as given."""
         return {
             **self._given,
             "num_speculative_tokens": max(1, self.longest),  # vLLM allows no 0 here
@@ -64,10 +64,17 @@ class Tuning:
 
     @property
     def _given(self) -> dict[str, Any]:
+        """What vLLM knows of the proposer's fields, but for those that were tuned."""
+        proposer = _proposer(self.experiment)
         tuned = {"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
-        return _proposer(self.experiment).model_dump(
-            mode="json", exclude_unset=True, exclude_none=True, exclude=tuned, warnings=False
+        fields = proposer.model_dump(
+            mode="json",
+            exclude_unset=True,
+            exclude_none=True,
+            exclude=tuned | proposer.own_fields,
+            warnings=False,
         )
+        return {"method": proposer.method, **fields}
 
     @property
     def warnings(self) -> list[str]:
@@ -242,4 +249,5 @@ def _tunable(experiment: Experiment, max_k: int | None) -> Experiment:
         fields["num_speculative_tokens"] = max_k
     engine = experiment.engine.model_dump(mode="json", exclude_none=True, warnings=False)
     engine["speculative_config"] = fields
-    return experiment.replace(engine=engine, policy=None)
+    source = "experiment" if max_k is None else f"--max-k {max_k}"
+    return experiment.replace(source, engine=engine, policy=None)
