@@ -6,9 +6,10 @@ replication by replication, and its confidence interval is narrow.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -102,6 +103,13 @@ class Comparison:
 
     results: list[PolicyResult]
     num_replications: int
+    notes: list[str] = field(default_factory=list)
+    """What was changed for all policies alike, so that they can be compared."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user should know before believing the numbers."""
+        return [*self.notes, *sorted({text for each in self.results for text in each.warnings})]
 
     @property
     def standings(self) -> list[Standing]:
@@ -121,8 +129,14 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain values: per policy its standing and all summaries."""
-        standings = {standing.result.label: standing for standing in self.standings}
-        return {result.label: standings[result.label].to_dict() for result in self.results}
+        standings = {standing.result.label: standing.to_dict() for standing in self.standings}
+        return {
+            result.label: {
+                **standings[result.label],
+                "warnings": [*self.notes, *result.warnings],
+            }
+            for result in self.results
+        }
 
 
 def _first_of(kind: str, ranked: list[PolicyResult]) -> PolicyResult | None:
@@ -157,8 +171,11 @@ def parse_policies(texts: list[str]) -> dict[str, Policy]:
     Raises
     ------
     ConfigError
-        A policy is unknown or a field of it wrong.
+        A policy is unknown, a field of it wrong, or the same text is given twice.
     """
+    for text, count in Counter(texts).items():
+        if count > 1:
+            raise ConfigError(f"--policies {text}: is given {count} times; leave one")
     policies: dict[str, Policy] = {"off": Off()}
     for text in texts:
         with validated(f"--policies {text}", ConfigError):
@@ -201,13 +218,10 @@ def compare(
     SpecsimError
         A policy cannot be run with this experiment.
     """
-    if any(policy.needs_sync for policy in policies.values()):
-        # All policies on one engine: not some with synchronous scheduling and some without.
-        engine = experiment.engine.model_copy(update={"async_scheduling": False})
-        experiment = experiment.replace(engine=engine)
+    experiment, notes = _on_one_engine(experiment, policies)
     tasks = [
         (
-            experiment.replace(policy=policy, seed=experiment.seed + number),
+            experiment.replace(f"--policies {label}", policy=policy, seed=experiment.seed + number),
             folder / folder_name(label) if folder and number == 0 else None,
         )
         for label, policy in policies.items()
@@ -234,7 +248,26 @@ def compare(
             for label, group in groups.items()
         ],
         replications,
+        notes,
     )
+
+
+def _on_one_engine(
+    experiment: Experiment, policies: dict[str, Policy]
+) -> tuple[Experiment, list[str]]:
+    """Return the experiment without asynchronous scheduling if a policy needs that, and say so."""
+    needing = [label for label, policy in policies.items() if policy.needs_sync]
+    if not needing:
+        return experiment, []
+    would_be_async = any(
+        experiment.replace(f"--policies {label}", policy=policy).is_async
+        for label, policy in policies.items()
+        if not policy.needs_sync
+    )
+    engine = experiment.engine.model_copy(update={"async_scheduling": False})
+    names = f"{' and '.join(needing)} need{'s' if len(needing) == 1 else ''} it"
+    notes = [f"synchronous scheduling for all, because {names}"] if would_be_async else []
+    return experiment.replace(engine=engine), notes
 
 
 def folder_name(label: str) -> str:

@@ -170,10 +170,26 @@ class Experiment(Settings):
         settings = {name: value for name, value in self.to_dict().items() if name != "seed"}
         return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
-    def replace(self, **changes: object) -> Self:
-        """Return a copy with other values of top-level fields, checked like any other."""
+    def replace(self, source: str = "experiment", /, **changes: object) -> Self:
+        """Return a copy with other values of top-level fields, checked like any other.
+
+        Parameters
+        ----------
+        source : str
+            Where the values come from, for error messages.
+        **changes : object
+            By field.
+
+        Returns
+        -------
+        Experiment
+
+        Raises
+        ------
+        ConfigError
+        """
         fields = {name: getattr(self, name) for name in type(self).model_fields}
-        with validated("experiment", ConfigError):
+        with validated(source, ConfigError):
             return type(self).model_validate({**fields, **changes})
 
 

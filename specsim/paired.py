@@ -4,13 +4,14 @@ Ratios of latencies are averaged as logarithms, so that a speed-up of 2 and one 
 the regret of a policy agrees with the speed-ups that it can be computed from.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
 import numpy as np
 from scipy.special import stdtrit
 
-__all__ = ["Regret", "SpeedUp", "regret", "speed_up"]
+__all__ = ["Regret", "SpeedUp", "mean_and_half_width", "regret", "speed_up"]
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,24 @@ def _percent_above(log_ratio: float) -> float:
 
 def _log_ratio(above: list[float], below: list[float]) -> tuple[float, float | None]:
     """Return the mean logarithm of the ratios, and half its 95 % interval if there are several."""
-    logs = [float(np.log(a / b)) for a, b in zip(above, below, strict=True)]
-    mean = fmean(logs)
-    if len(logs) < 2:
+    return mean_and_half_width([float(np.log(a / b)) for a, b in zip(above, below, strict=True)])
+
+
+def mean_and_half_width(samples: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean of some samples and half its 95 % confidence interval, by Student's t.
+
+    Parameters
+    ----------
+    samples : sequence of float
+        At least one.
+
+    Returns
+    -------
+    mean : float
+    half_width : float or None
+        None of a single sample, which says nothing about spread.
+    """
+    mean, count = fmean(samples), len(samples)
+    if count < 2:
         return mean, None
-    return mean, float(stdtrit(len(logs) - 1, 0.975)) * stdev(logs) / len(logs) ** 0.5
+    return mean, float(stdtrit(count - 1, 0.975)) * stdev(samples) / count**0.5

@@ -14,6 +14,8 @@ from conftest import ROOT, Run, tiny_config
 
 from specsim.acceptance_fit import simulated, study
 from specsim.engine.scheduler import Scheduler
+from specsim.results.export import RESULT_FILES
+from specsim.tune.check import Check
 
 
 @pytest.fixture
@@ -37,6 +39,7 @@ def test_run_prints_a_table_and_fills_the_folder(
         assert word in out
     files = {path.name for path in (tmp_path / "results").iterdir()}
     assert files == {"summary.json", "requests.parquet", "steps.parquet", "config.yaml"}
+    assert files == set(RESULT_FILES)
 
 
 def test_set_and_seed_replace_fields(
@@ -69,6 +72,34 @@ def test_policies_may_stand_before_the_experiment(
     code, out, _ = cli("compare", "--policies", "off", "static:k=1", path, "--replications", 1)
     assert code == 0
     assert "static:k=1" in out
+
+
+def test_synchronous_scheduling_for_the_sake_of_one_is_said(
+    cli: Run, experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    args = ("--policies", "static", "oracle", "--replications", 1, "--workers", 1, "--out", "cmp")
+    code, _, err = cli("compare", experiment(), *args)
+    note = "synchronous scheduling for all, because oracle needs it"
+    assert (code, err) == (0, f"warning: {note}\n")
+    data = json.loads((tmp_path / "cmp" / "comparison.json").read_text())
+    assert data["static"]["warnings"] == [note]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("compare", "--policies", "static:k=1", "static:k=1"), "--policies static:k=1: is given"),
+        (("compare", "--policies", "static", "medusa_tree"), "--policies medusa_tree: "),
+        (("tune", "--max-k", "300"), "--max-k 300: engine.speculative_config"),
+    ],
+)
+def test_the_option_at_fault_is_named(
+    args: tuple[str, ...], message: str, cli: Run, experiment: Callable[..., Path]
+) -> None:
+    code, out, err = cli(args[0], experiment(), *args[1:], "--out", "results")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
 
 
 def test_many_policies_become_rows_in_order_of_speed(
@@ -123,9 +154,14 @@ def test_tune_prints_tables_and_fills_the_folder(
     assert data["seeds"] == [0, 1]
 
 
-def test_tune_emits_nothing_but_json_for_vllm(cli: Run, experiment: Callable[..., Path]) -> None:
-    args = ("--max-k", 1, "--replications", 2, "--workers", 1, "--seed", 3, "--emit", "vllm")
-    code, out, err = cli("tune", experiment(engine=few_seqs()), *args)
+EMIT = ("--max-k", 1, "--replications", 2, "--workers", 1, "--seed", 3, "--emit", "vllm")
+
+
+def test_tune_emits_nothing_but_json_for_vllm(
+    cli: Run, experiment: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Check, "schedule_pays", True)
+    code, out, err = cli("tune", experiment(engine=few_seqs()), *EMIT)
     assert code == 0
     assert json.loads(out) == {
         "method": "eagle3",
@@ -133,6 +169,27 @@ def test_tune_emits_nothing_but_json_for_vllm(cli: Run, experiment: Callable[...
         "num_speculative_tokens_per_batch_size": [[1, 2, 1]],
     }
     assert "best k" in err
+
+
+def test_tune_emits_a_fixed_k_that_the_schedule_does_not_beat(
+    cli: Run, experiment: Callable[..., Path]
+) -> None:
+    code, out, err = cli("tune", experiment(engine=few_seqs()), *EMIT)
+    assert code == 0
+    assert json.loads(out) == {"method": "eagle3", "num_speculative_tokens": 1}
+    assert "does not beat k = 1" in err
+
+
+def test_tune_emits_nothing_where_speculation_never_pays(
+    cli: Run, experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    hopeless = {"kind": "bernoulli", "alpha": 0.0}
+    path = experiment(engine=few_seqs(), acceptance=hopeless)
+    code, out, err = cli("tune", path, *EMIT, "--out", "tuned")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1] == "nothing to emit: the server is faster without speculation"
+    data = json.loads((tmp_path / "tuned" / "tune.json").read_text())
+    assert data["recommended"] is None
 
 
 @pytest.mark.parametrize(

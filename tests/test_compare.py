@@ -11,7 +11,7 @@ from rich.table import Table
 from specsim.compare import Comparison, PolicyResult, compare, folder_name, parse_policies
 from specsim.errors import ConfigError
 from specsim.experiment import Experiment
-from specsim.paired import regret, speed_up
+from specsim.paired import mean_and_half_width, regret, speed_up
 from specsim.policies import Policy
 from specsim.render.runs import comparison_table
 from specsim.render.scoreboard import Scoreboard
@@ -29,6 +29,13 @@ def test_speed_up_is_the_geometric_mean_with_a_paired_interval() -> None:
 
 def test_a_single_replication_has_no_interval() -> None:
     assert speed_up([2.0], [1.0]).low is None
+
+
+def test_the_interval_is_students() -> None:
+    assert mean_and_half_width([5.0]) == (5.0, None)
+    mean, half_width = mean_and_half_width([1.0, 2.0, 3.0])
+    # t(2, 97.5 %) = 4.303; the standard deviation is 1.
+    assert (mean, half_width) == (2.0, pytest.approx(4.303 / 3**0.5, rel=1e-3))
 
 
 def test_regret_is_the_geometric_mean_in_percent_with_a_paired_interval() -> None:
@@ -163,6 +170,25 @@ def test_one_policy_that_needs_synchronous_steps_makes_all_synchronous(
 ) -> None:
     result = compare(tiny(), parse_policies(["static:k=3", "oracle"]), replications=1)
     assert not any(policy.summaries[0]["specsim"]["is_async"] for policy in result.results)
+    note = "synchronous scheduling for all, because oracle needs it"
+    assert result.warnings[0] == note
+    assert all(policy["warnings"][0] == note for policy in result.to_dict().values())
+
+
+def test_all_policies_that_need_synchronous_steps_are_named(
+    tiny: Callable[..., Experiment],
+) -> None:
+    result = compare(tiny(), parse_policies(["oracle", "confidence"]), replications=1)
+    assert result.notes == ["synchronous scheduling for all, because oracle and confidence need it"]
+
+
+def test_where_steps_are_synchronous_anyway_nothing_is_said(
+    tiny: Callable[..., Experiment],
+) -> None:
+    engine = {**tiny().engine.model_dump(exclude_none=True), "async_scheduling": False}
+    result = compare(tiny(engine=engine), parse_policies(["oracle"]), replications=1)
+    assert result.notes == []
+    assert compare(tiny(), parse_policies(["static"]), replications=1).notes == []
 
 
 @pytest.mark.parametrize(
@@ -176,3 +202,9 @@ def test_one_policy_that_needs_synchronous_steps_makes_all_synchronous(
 def test_bad_policies_are_named(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_policies([text])
+
+
+@pytest.mark.parametrize("texts", [["static:k=1", "off", "static:k=1"], ["off", "off"]])
+def test_a_policy_given_twice_is_named(texts: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"--policies {texts[-1]}: is given 2 times"):
+        parse_policies(texts)

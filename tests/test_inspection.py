@@ -301,7 +301,7 @@ def test_a_spoilt_folder_is_one_line_and_nothing_is_written(
     spoil, message = SPOILT[case]
     spoil(folder)
     before = sorted(folder.iterdir())
-    code, out, err = cli(command, folder, "--out", folder / "plot.png")
+    code, out, err = cli(command, folder, "--plot", folder / "plot.png")
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert message in err
@@ -369,14 +369,22 @@ def test_several_folders_share_a_plot(saved: Callable[..., Path], cli: Run, tmp_
     rewrite(one, alpha_estimate=np.full(len(load_steps(one)), 0.5))
     code, _, err = cli("timeline", one, two)
     assert code == 2
-    assert "--out" in err
-    assert cli("timeline", one, two, "--out", tmp_path / "both.svg", "--bins", 10)[0] == 0
+    assert "--plot" in err
+    assert cli("timeline", one, two, "--plot", tmp_path / "both.svg", "--bins", 10)[0] == 0
     picture = (tmp_path / "both.svg").read_text()
     rows = pq.read_table(tmp_path / "both.parquet")
     assert rows.num_rows == 20
     assert rows["run"].to_pylist() == [one.name] * 10 + [two.name] * 10
     assert len(set(rows["config_hash"].to_pylist())) == 2
     assert picture.count("estimate of alpha") == 1
+
+
+def test_a_folder_given_twice_is_an_error(saved: Callable[..., Path], cli: Run) -> None:
+    folder = saved()
+    same = folder / ".." / folder.name
+    code, out, err = cli("timeline", folder, same, "--plot", "both.png")
+    assert (code, out, err) == (2, "", f"error: {same}: is given twice; leave it out once\n")
+    assert not Path("both.png").exists()
 
 
 def test_one_replica_can_be_chosen(saved: Callable[..., Path], cli: Run) -> None:
@@ -393,9 +401,13 @@ def test_one_replica_can_be_chosen(saved: Callable[..., Path], cli: Run) -> None
 @pytest.mark.parametrize(
     ("command", "args", "message"),
     [
-        ("timeline", ("--out", "plot.gif"), "must end in .png, .svg, .pdf, not '.gif'"),
-        ("breakdown", ("--out", "plot"), "must end in .png, .svg, .pdf, not ''"),
-        ("timeline", ("--out", "steps.png"), "would replace steps.parquet"),
+        ("timeline", ("--plot", "plot.gif"), "must end in .png, .svg, .pdf, not '.gif'"),
+        ("breakdown", ("--plot", "plot"), "must end in .png, .svg, .pdf, not ''"),
+        ("timeline", ("--plot", "steps.png"), "would replace steps.parquet"),
+        ("timeline", ("--plot", "there/requests.svg"), "would replace requests.parquet"),
+        ("breakdown", ("--json", "summary.json"), "would replace summary.json, a result of a run"),
+        ("breakdown", ("--json", "config.yaml"), "would replace config.yaml, a result of a run"),
+        ("breakdown", ("--plot", "steps.parquet"), "would replace steps.parquet, a result of"),
         ("timeline", ("--bins", "0"), "bins"),
         ("timeline", ("--window", "0"), "window"),
     ],
@@ -416,7 +428,7 @@ def test_breakdown_prints_draws_and_writes(
     saved: Callable[..., Path], cli: Run, tmp_path: Path
 ) -> None:
     folder = saved()
-    args = ("--json", tmp_path / "b.json", "--out", tmp_path / "b.png")
+    args = ("--json", tmp_path / "b.json", "--plot", tmp_path / "b.png")
     code, out, err = cli("breakdown", folder, *args)
     assert (code, err) == (0, "")
     for words in ("batch size", "hidden", "KV blocks of the drafter", "look-ahead", "0.92"):

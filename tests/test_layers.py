@@ -39,6 +39,7 @@ def test_imports_point_down_or_left(path: Path) -> None:
         assert is_top_level or own == "cli", f"imports {name} inside a function"
         assert not name.startswith(("torch", "vllm")) or own == "calibration"
         assert not name.startswith("simpy") or own in {"engine", "simulate"}
+        assert not name.startswith("matplotlib") or own == "plots"
         if not name.startswith("specsim."):
             continue
         _, unit, *rest = name.split(".")

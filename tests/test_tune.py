@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,18 @@ import numpy as np
 import pytest
 import yaml
 from conftest import tiny_config
+from rich.console import Console
 
 from specsim.errors import ConfigError
 from specsim.experiment import Experiment
+from specsim.plots.tune import plot_tuning
 from specsim.policies.off import Off
 from specsim.policies.schedule import Schedule
+from specsim.render.tune import tuning_tables, verdict
 from specsim.tune import Tuning, tune
 from specsim.tune.batch import BatchTuning, best_k, non_increasing, tune_batches
-from specsim.tune.crossover import LoadSeries, find_crossovers
+from specsim.tune.crossover import Crossover, LoadSeries, find_crossovers
 from specsim.tune.load import Loads, fixed_policy
-from specsim.tune.report import verdict
 from specsim.tune.trials import Trials
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 
@@ -183,12 +186,14 @@ def tuning(small: Experiment) -> Tuning:
 def test_the_number_of_processes_changes_nothing(
     tuning: Tuning, small: Experiment, tmp_path: Path
 ) -> None:
-    (tmp_path / "two").mkdir()
-    (tmp_path / "one").mkdir()
-    tuning.save(tmp_path / "one", "small")
-    tune(small, max_k=1, replications=2, workers=2).save(tmp_path / "two", "small")
-    for name in ("tune.json", "plot.png"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    several = tune(small, max_k=1, replications=2, workers=2)
+    for name, found in (("one", tuning), ("two", several)):
+        (tmp_path / name).mkdir()
+        found.save(tmp_path / name)
+        for suffix in ("png", "svg", "pdf"):
+            plot_tuning(found, tmp_path / name / f"plot.{suffix}", "small")
+    for path in sorted((tmp_path / "one").iterdir()):
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
 
 
 def test_the_emitted_json_is_an_experiments_speculative_config(
@@ -212,6 +217,23 @@ def test_fields_of_the_method_are_passed_on(tuning: Tuning) -> None:
     assert emitted == {**tuning.speculative_config, **ngram}
 
 
+@pytest.mark.parametrize(
+    ("known", "own"),
+    [
+        ({"method": "eagle3", "model": "a/head"}, {"disable_mqa_scorer": False}),
+        ({"method": "ngram", "prompt_lookup_max": 6}, {"match_probability": 0.5}),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": 2.0}, {"mean_match_len": 3.0}),
+    ],
+)
+def test_fields_that_vllm_does_not_know_are_not_passed_on(
+    known: dict[str, Any], own: dict[str, Any], tuning: Tuning
+) -> None:
+    fields = {**known, **own, "num_speculative_tokens": 3}
+    found = replace(tuning, experiment=with_engine(tuning.experiment, speculative_config=fields))
+    assert found.speculative_config == {**tuning.speculative_config, **known}
+    assert found.recommended == {**(tuning.recommended or {}), **known}
+
+
 def test_where_no_batch_gains_the_server_should_not_speculate(tuning: Tuning) -> None:
     nothing = replace(tuning, batches=replace(tuning.batches, ranges=((1, 4, 0),)))
     assert nothing.recommended is None
@@ -226,6 +248,31 @@ def test_everything_is_kept_with_its_provenance(tuning: Tuning, small: Experimen
     assert "own" in {load["name"] for load in data["check"]["loads"]}
     assert [crossover["k"] for crossover in data["crossovers"]] == [1]
     json.dumps(data, allow_nan=False)
+
+
+def text_of(tuning: Tuning) -> str:
+    console = Console(width=200, file=StringIO(), record=True)
+    console.print(*tuning_tables(tuning, "small"))
+    return console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("load", "text"), [(0.01234, "0.0123"), (3.456, "3.46"), (345.6, "346"), (3456.0, "3,456")]
+)
+def test_loads_are_printed_with_three_significant_digits(
+    load: float, text: str, tuning: Tuning
+) -> None:
+    own = next(each for each in tuning.check.loads if each.name == "own")
+    crossover = Crossover(1, "below", load, load, None, 4000.0)
+    found = replace(
+        tuning,
+        crossovers=[crossover],
+        check=replace(tuning.check, loads=[replace(own, load=load)]),
+    )
+    words = text_of(found).split()
+    assert words.count(text) == 3  # the crossover, its lower end, and the load of the check
+    assert "4,000" in words
+    assert f"own load of {text} " in "\n".join(verdict(found))
 
 
 def test_the_verdict_says_what_to_use(tuning: Tuning) -> None:

@@ -13,6 +13,24 @@ from specsim.cli.terminal import show, spinner, warn
 __all__ = ["breakdown", "timeline"]
 
 
+def _check_distinct(folders: list[Path]) -> None:
+    from specsim.errors import ConfigError
+
+    known: set[Path] = set()
+    for folder in folders:
+        if folder.resolve() in known:
+            raise ConfigError(f"{folder}: is given twice; leave it out once")
+        known.add(folder.resolve())
+
+
+def _check_keeps_results(path: Path, source: str) -> None:
+    from specsim.errors import ConfigError
+    from specsim.results.export import RESULT_FILES
+
+    if path.name in RESULT_FILES:
+        raise ConfigError(f"{source} would replace {path.name}, a result of a run; rename it")
+
+
 def _labels(folders: list[Path]) -> list[str]:
     """Return the paths of folders below the nearest folder that holds them all."""
     resolved = [folder.resolve() for folder in folders]
@@ -24,9 +42,11 @@ def timeline(
     results: Annotated[
         list[Path], typer.Argument(help="Folders that run --out wrote.", show_default=False)
     ],
-    out: Annotated[
+    plot: Annotated[
         Path | None,
-        typer.Option(help="The plot; by default timeline.png in the folder, if it is one."),
+        typer.Option(
+            help="Draw it here, .png, .svg or .pdf; by default timeline.png in the only folder."
+        ),
     ] = None,
     bins: Annotated[int, typer.Option(min=1, max=10_000, help="Bins of the time axis.")] = 200,
     window: Annotated[
@@ -45,37 +65,40 @@ def timeline(
     """
     from specsim.atomic import new_file
     from specsim.errors import ConfigError
-    from specsim.plots import plot_format, plot_timelines
+    from specsim.plots.save import check_suffix
+    from specsim.plots.timeline import plot_timelines
     from specsim.results.steps import load_steps
     from specsim.results.timeline import timeline as binned
     from specsim.results.timeline import write_timelines
 
-    if out is None and len(results) > 1:
-        raise ConfigError(f"timeline of {len(results)} folders: say with --out where the plot goes")
-    plot = out or results[0] / "timeline.png"
-    suffix = plot_format(plot)
+    if plot is None and len(results) > 1:
+        raise ConfigError(
+            f"timeline of {len(results)} folders: say with --plot where the plot goes"
+        )
+    plot = plot or results[0] / "timeline.png"
     table = plot.with_suffix(".parquet")
-    if table.name in ("requests.parquet", "steps.parquet"):
-        raise ConfigError(f"{plot}: its series would replace {table.name}; rename the plot")
+    check_suffix(plot)
+    _check_keeps_results(table, f"{plot}: its series")
+    _check_distinct(results)
     with spinner("reading the steps"):
         timelines = {}
         for label, folder in zip(_labels(results), results, strict=True):
             steps = load_steps(folder)
             steps = steps if replica is None else steps.of_replica(replica)
             timelines[label] = binned(steps, num_bins=bins, window=window)
-    with spinner("drawing"), new_file(table) as rows, new_file(plot) as picture:
+    with spinner("drawing"), new_file(table) as rows:
         write_timelines(timelines, rows)
-        plot_timelines(timelines, picture, suffix)
+        plot_timelines(timelines, plot)
     typer.echo(f"timeline: {plot} and {table.name}")
 
 
 def breakdown(
     results: Annotated[Path, typer.Argument(help="A folder that run --out wrote.")],
-    as_json: Annotated[
+    json_out: Annotated[
         Path | None, typer.Option("--json", help="Write the numbers here.", show_default=False)
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Draw a plot: .png, .svg or .pdf.", show_default=False)
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw it here: .png, .svg or .pdf.", show_default=False)
     ] = None,
 ) -> None:
     """Print where the time and the memory of a run went.
@@ -87,18 +110,21 @@ def breakdown(
     from specsim.breakdown import break_down
     from specsim.render.breakdown import breakdown_tables
 
-    if out is not None:
-        from specsim.plots import plot_breakdown, plot_format
+    for path, option in ((json_out, "--json"), (plot, "--plot")):
+        if path is not None:
+            _check_keeps_results(path, f"{option} {path}:")
+    if plot is not None:
+        from specsim.plots.breakdown import plot_breakdown
+        from specsim.plots.save import check_suffix
 
-        suffix = plot_format(out)
+        check_suffix(plot)
     with spinner("reading the results"):
         found = break_down(results)
     with spinner("writing"), ExitStack() as files:
-        if as_json is not None:
+        if json_out is not None:
             text = json.dumps(found.to_dict(), indent=1) + "\n"
-            files.enter_context(new_file(as_json)).write_text(text)
-        if out is not None:
-            picture = files.enter_context(new_file(out))
-            plot_breakdown(found, picture, suffix, str(results))
+            files.enter_context(new_file(json_out)).write_text(text)
+        if plot is not None:
+            plot_breakdown(found, plot, str(results))
     show(*breakdown_tables(found, str(results)))
     warn(found.warnings)

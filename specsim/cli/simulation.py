@@ -2,41 +2,15 @@
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from specsim.cli.options import Config, Out, Overrides, Seed, all_overrides, results_folder
 from specsim.cli.terminal import progress, show, spinner, warn
 
 __all__ = ["ManyPolicies", "compare", "run"]
-
-Config = Annotated[Path, typer.Argument(help="The experiment, a YAML file.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Replace a field: --set policy.k=3."),
-]
-Seed = Annotated[int | None, typer.Option(help="Replace the seed.")]
-Out = Annotated[Path | None, typer.Option(help="Folder for the results.", show_default=False)]
-
-
-def _overrides(overrides: list[str] | None, seed: int | None) -> list[str]:
-    return [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
-
-
-@contextmanager
-def _results(out: Path | None) -> Iterator[Path | None]:
-    """Open the results folder before the work: what cannot be written fails at once."""
-    from specsim.atomic import new_folder
-
-    if out is None:
-        yield None
-    else:
-        with new_folder(out) as unfinished:
-            yield unfinished
 
 
 class ManyPolicies(TyperCommand):
@@ -75,8 +49,8 @@ def run(
     from specsim.simulate import simulate
     from specsim.summary import Summary
 
-    experiment = Experiment.load(config, _overrides(overrides, seed))
-    with _results(out) as folder:
+    experiment = Experiment.load(config, all_overrides(overrides, seed))
+    with results_folder(out) as folder:
         with progress("requests", experiment.workload.num_requests) as on_progress:
             summary = Summary(simulate(experiment, check=check, on_progress=on_progress))
         if folder is not None:
@@ -119,10 +93,10 @@ def compare(
     from specsim.experiment import Experiment
     from specsim.render.runs import comparison_table
 
-    experiment = Experiment.load(config, _overrides(overrides, seed))
+    experiment = Experiment.load(config, all_overrides(overrides, seed))
     chosen = parse_policies(policies)
 
-    with _results(out) as folder:
+    with results_folder(out) as folder:
         with progress("runs", len(chosen) * replications) as on_progress:
             comparison = run_comparison(
                 experiment,
@@ -133,13 +107,13 @@ def compare(
                 on_progress=on_progress,
             )
         if folder is not None:
-            from specsim.plots import plot_runs
+            from specsim.plots.runs import plot_runs
 
             with spinner("drawing"):
                 folders = {label: folder / folder_name(label) for label in chosen}
                 plot_runs(folders, folder / "plot.png", config.stem)
             (folder / "comparison.json").write_text(json.dumps(comparison.to_dict(), indent=1))
     show(comparison_table(comparison, config.name))
-    warn(sorted({text for result in comparison.results for text in result.warnings}))
+    warn(comparison.warnings)
     if out is not None:
         typer.echo(f"results: {out} (plot.png, and a folder per policy)")

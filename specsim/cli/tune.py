@@ -2,13 +2,12 @@
 
 import json
 import os
-from contextlib import nullcontext
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from specsim.cli.simulation import Config, Out, Overrides, Seed
+from specsim.cli.options import Config, Out, Overrides, Seed, all_overrides, results_folder
 from specsim.cli.terminal import progress, show, spinner, warn
 
 __all__ = ["tune"]
@@ -36,9 +35,7 @@ def tune(
     ] = os.cpu_count() or 1,
     emit: Annotated[
         Emit | None,
-        typer.Option(
-            help="Print only the schedule, for --speculative-config; tables go to stderr."
-        ),
+        typer.Option(help="Print only what to use, for --speculative-config; tables go to stderr."),
     ] = None,
     out: Out = None,
 ) -> None:
@@ -46,20 +43,17 @@ def tune(
 
     Prints a schedule that vLLM reads (num_speculative_tokens_per_batch_size), simulates it against
     the best fixed k and the oracle, and says what it gains. With --out the folder gets tune.json
-    and plot.png.
+    and plot.png. --emit prints the schedule, or the best fixed k where the schedule does not beat
+    it; where no speculation at all is best, nothing, and exits with 1.
 
     vllm serve MODEL --speculative-config "$(specsim tune EXP.yaml --emit vllm)"
     """
-    from specsim.atomic import new_folder
     from specsim.experiment import Experiment
+    from specsim.render.tune import tuning_tables, verdict
     from specsim.tune import tune as run_tuning
-    from specsim.tune.report import tuning_tables, verdict
 
-    experiment = Experiment.load(config, overrides or [])
-    if seed is not None:
-        experiment = experiment.replace(seed=seed)
-    # Opened before the work: what cannot be written fails at once.
-    with nullcontext() if out is None else new_folder(out) as folder:
+    experiment = Experiment.load(config, all_overrides(overrides, seed))
+    with results_folder(out) as folder:
         with progress("simulations", None) as on_progress:
             tuning = run_tuning(
                 experiment,
@@ -69,14 +63,21 @@ def tune(
                 on_progress=on_progress,
             )
         if folder is not None:
+            from specsim.plots.tune import plot_tuning
+
             with spinner("drawing"):
-                tuning.save(folder, config.stem)
+                plot_tuning(tuning, folder / "plot.png", config.stem)
+            tuning.save(folder)
     is_for_vllm = emit is not None
     show(*tuning_tables(tuning, config.name), to_stderr=is_for_vllm)
     for line in verdict(tuning):
         typer.echo(line, err=is_for_vllm)
     warn(tuning.warnings)
-    if is_for_vllm:
-        typer.echo(json.dumps(tuning.speculative_config))
-    elif out is not None:
-        typer.echo(f"results: {out} (tune.json and plot.png)")
+    if not is_for_vllm:
+        if out is not None:
+            typer.echo(f"results: {out} (tune.json and plot.png)")
+    elif tuning.recommended is not None:
+        typer.echo(json.dumps(tuning.recommended))
+    else:
+        typer.echo("nothing to emit: the server is faster without speculation", err=True)
+        raise typer.Exit(1)

@@ -35,6 +35,8 @@ class Proposer(Member):
     """vLLM V0 only: verify by batch expansion, each draft token as a sequence of its own that
     reads the whole context again (0.6 ``spec_decode/batch_expansion.py``)."""
 
+    own_fields: ClassVar[frozenset[str]] = frozenset({"disable_mqa_scorer"})
+    """Fields that are specsim's own, unknown to vLLM's ``speculative_config`` of today."""
     draft_slots: ClassVar[int] = 0
     """Input slots per scheduled sequence, on top of its tokens."""
     drops_last_hit: ClassVar[bool] = False

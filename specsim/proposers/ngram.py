@@ -29,6 +29,7 @@ class Ngram(Proposer):
     """Shortest n-gram to match, tokens."""
     match_probability: float = Field(default=1.0, ge=0, le=1)
     """P(there is a match to draft from)."""
+    own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {"match_probability"}
     supports_async: ClassVar[bool] = False
     writes_lookahead: ClassVar[bool] = False
     is_model: ClassVar[bool] = False

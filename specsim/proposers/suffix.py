@@ -19,16 +19,17 @@ class Suffix(Proposer):
 
     Here the method is statistical: the length of the pattern that the tree recognises is
     geometric with mean `mean_match_len`, independently at every output position, and a draft is at
-    most `max_spec_factor` times as long (there, MAX_SPEC = factor * match length). The acceptance
-    model says how much of it survives. It costs host time only, reserves no KV slots, and vLLM
-    does not schedule asynchronously with it.
+    most `suffix_decoding_max_spec_factor` times as long (there, MAX_SPEC = factor * match length).
+    The acceptance model says how much of it survives. It costs host time only, reserves no KV
+    slots, and vLLM does not schedule asynchronously with it.
     """
 
     method: Literal["suffix"] = "suffix"
     mean_match_len: float | None = Field(default=None, ge=0)
     """Mean length of the recognised pattern, tokens; by default long enough for any draft."""
-    max_spec_factor: float = Field(default=1.0, gt=0)
-    """Draft tokens per token of the pattern (vLLM: suffix_decoding_max_spec_factor)."""
+    suffix_decoding_max_spec_factor: float = Field(default=1.0, gt=0)
+    """Draft tokens per token of the pattern."""
+    own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {"mean_match_len"}
     supports_async: ClassVar[bool] = False
     writes_lookahead: ClassVar[bool] = False
     is_model: ClassVar[bool] = False
@@ -44,7 +45,7 @@ class Suffix(Proposer):
         uniforms = luck.uniforms([request.index for request in requests], counts)
         longer = self.mean_match_len / (1.0 + self.mean_match_len)  # P(the match goes on)
         match_lens = np.floor(np.log1p(-uniforms) / np.log(longer)) if longer else 0.0 * uniforms
-        offered = np.minimum(self.max_spec_factor * match_lens, max_draft_len)
+        offered = np.minimum(self.suffix_decoding_max_spec_factor * match_lens, max_draft_len)
         return split_rows(offered.astype(np.uint8).tobytes(), counts)
 
     def offered_len(self, request: int, position: int, draft_len: int, memory: list[bytes]) -> int:

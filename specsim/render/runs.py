@@ -5,9 +5,8 @@ from typing import Any
 from rich.table import Table
 
 from specsim.compare import Comparison, PolicyResult
-from specsim.paired import SpeedUp
 from specsim.render.scoreboard import Scoreboard
-from specsim.render.tables import new_table
+from specsim.render.tables import interval, new_table
 from specsim.summary import Summary
 
 __all__ = ["comparison_table", "run_table"]
@@ -95,7 +94,7 @@ def _policies_as_columns(results: list[PolicyResult], title: str) -> Table:
     table.add_section()
     table.add_row("speed-up", *(f"{result.speed_up.mean:.3f}" for result in results))
     if results[0].speed_up.low is not None:
-        table.add_row("95 % interval", *(_interval(result.speed_up) for result in results))
+        table.add_row("95 % interval", *(interval(result.speed_up) for result in results))
     if any(result.is_unstable for result in results):
         marks = ("UNSTABLE" if result.is_unstable else "" for result in results)
         table.add_row("queue still growing", *marks)
@@ -106,9 +105,3 @@ def _acceptance(result: PolicyResult) -> str:
     if "spec_decode_acceptance_rate" not in result.summaries[0]:
         return "-"
     return f"{result.mean('spec_decode_acceptance_rate'):.1f} %"
-
-
-def _interval(value: SpeedUp) -> str:
-    if value.low is None or value.high is None:
-        return "-"
-    return f"{value.low:.3f} - {value.high:.3f}"

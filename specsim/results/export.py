@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from specsim.results.tables import RunTables
 
-__all__ = ["write_parquet", "write_summary"]
+__all__ = ["RESULT_FILES", "write_parquet", "write_summary"]
+
+RESULT_FILES = ("summary.json", "requests.parquet", "steps.parquet", "config.yaml")
+"""What the results folder of a run holds; nothing else may be written over it."""
 
 
 def write_summary(summary: dict[str, Any], tables: RunTables, path: Path) -> None:

@@ -135,8 +135,10 @@ def _num_good(tables: RunTables, slo: Slo) -> int:
 
 
 def _max_tokens_per_second(tables: RunTables, start: float) -> float:
-    seconds = (tables.steps["ended_at"] - start).astype(np.int64)
-    return float(np.bincount(seconds, weights=tables.steps["output_tokens"]).max())
+    # Only seconds in which a step ends: a run of few requests may last for ages.
+    seconds = np.floor(tables.steps["ended_at"] - start)
+    _, places = np.unique(seconds, return_inverse=True)
+    return float(np.bincount(places, weights=tables.steps["output_tokens"]).max())
 
 
 def _max_concurrent(requests: NDArray[np.void]) -> int:

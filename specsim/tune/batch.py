@@ -12,10 +12,9 @@ from itertools import groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
-from scipy.special import stdtrit
 
 from specsim.deployment import Deployment
-from specsim.paired import SpeedUp, speed_up
+from specsim.paired import SpeedUp, mean_and_half_width, speed_up
 from specsim.policies.schedule import Schedule
 from specsim.tune.load import Loads
 from specsim.tune.trials import Measurement, Trials
@@ -163,9 +162,13 @@ def best_k(log_times: NDArray[np.float64]) -> int:
     int
     """
     excess = log_times - log_times[log_times.mean(axis=1).argmin()]
-    count = excess.shape[1]
-    half_width = stdtrit(count - 1, 0.975) * excess.std(axis=1, ddof=1) / count**0.5
-    return int(np.argmax(excess.mean(axis=1) <= half_width))
+    return next(k for k, samples in enumerate(excess) if _may_be_zero(samples))
+
+
+def _may_be_zero(samples: NDArray[np.float64]) -> bool:
+    mean, half_width = mean_and_half_width(samples.tolist())
+    assert half_width is not None
+    return mean <= half_width
 
 
 def _best_ks(points: list[BatchPoint]) -> tuple[list[int], NDArray[np.float64]]:

@@ -14,7 +14,6 @@ from specsim.tune.batch import BatchPoint, BatchTuning, tune_batches
 from specsim.tune.check import Check, LoadCheck, check_schedule
 from specsim.tune.crossover import Crossover, LoadCurve, LoadSeries, find_crossovers
 from specsim.tune.load import Loads
-from specsim.tune.plot import plot_tuning
 from specsim.tune.trials import Trials
 from specsim.version import __version__
 
@@ -45,7 +44,7 @@ class Tuning:
 
     @property
     def speculative_config(self) -> dict[str, Any]:
-        """The schedule as vLLM's ``--speculative-config``, other fields as they were given."""
+        """The schedule as vLLM's ``--speculative-config``, its other fields as given."""
         return {
             **self._given,
             "num_speculative_tokens": max(1, self.longest),  # vLLM allows no 0 here
@@ -65,10 +64,17 @@ class Tuning:
 
     @property
     def _given(self) -> dict[str, Any]:
+        """What vLLM knows of the proposer's fields, but for those that were tuned."""
+        proposer = _proposer(self.experiment)
         tuned = {"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
-        return _proposer(self.experiment).model_dump(
-            mode="json", exclude_unset=True, exclude_none=True, exclude=tuned, warnings=False
+        fields = proposer.model_dump(
+            mode="json",
+            exclude_unset=True,
+            exclude_none=True,
+            exclude=tuned | proposer.own_fields,
+            warnings=False,
         )
+        return {"method": proposer.method, **fields}
 
     @property
     def warnings(self) -> list[str]:
@@ -129,10 +135,9 @@ class Tuning:
             "specsim_version": __version__,
         }
 
-    def save(self, folder: Path, title: str) -> None:
-        """Write ``tune.json`` and ``plot.png`` into a folder that exists."""
+    def save(self, folder: Path) -> None:
+        """Write ``tune.json`` into a folder that exists."""
         (folder / "tune.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-        plot_tuning(self.batches, self.curves, self.load_unit, folder / "plot.png", title)
 
 
 def _point(point: BatchPoint) -> dict[str, Any]:
@@ -244,4 +249,5 @@ def _tunable(experiment: Experiment, max_k: int | None) -> Experiment:
         fields["num_speculative_tokens"] = max_k
     engine = experiment.engine.model_dump(mode="json", exclude_none=True, warnings=False)
     engine["speculative_config"] = fields
-    return experiment.replace(engine=engine, policy=None)
+    source = "experiment" if max_k is None else f"--max-k {max_k}"
+    return experiment.replace(source, engine=engine, policy=None)

@@ -10,6 +10,7 @@ from specsim.catalogue import FAMILIES
 from specsim.errors import ConfigError
 from specsim.families import Family
 from specsim.policies import POLICIES
+from specsim.proposers import PROPOSERS
 
 CASES = [
     pytest.param(family, name, example, id=f"{family.name}-{name}-{number}")
@@ -44,6 +45,18 @@ def test_every_file_of_a_family_is_a_member(family: Family[Any]) -> None:
     files = {path.stem for path in folder.glob("[!_]*.py")} - {"base"}
     modules = {member.__module__.rsplit(".", 1)[1] for member in family.members.values()}
     assert files == modules
+
+
+KNOWN_TO_VLLM = {
+    "method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size",
+    "prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_spec_factor",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROPOSERS.members)
+def test_a_proposer_says_which_fields_vllm_does_not_know(name: str) -> None:
+    member = PROPOSERS.members[name]
+    assert member.own_fields == set(member.model_fields) - KNOWN_TO_VLLM
 
 
 def test_unknown_names_answer_with_the_nearest() -> None:

@@ -2,14 +2,14 @@
 
 import json
 
-from rich.markup import escape
 from rich.table import Table
 
 from specsim.paired import SpeedUp
+from specsim.render.tables import interval, new_table
+from specsim.tune import Tuning
 from specsim.tune.batch import BatchTuning
 from specsim.tune.check import Check
 from specsim.tune.crossover import Crossover
-from specsim.tune.tuning import Tuning
 
 __all__ = ["tuning_tables", "verdict"]
 
@@ -34,23 +34,10 @@ def tuning_tables(tuning: Tuning, title: str) -> list[Table]:
     ]
 
 
-def _table(title: str, columns: list[str]) -> Table:
-    table = Table(title=escape(title), title_justify="left", header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
-def _interval(value: SpeedUp) -> str:
-    if value.low is None or value.high is None:
-        return "-"
-    return f"{value.low:.3f} - {value.high:.3f}"
-
-
 def _batch_table(batches: BatchTuning, title: str) -> Table:
     ks = range(1, len(batches.points[0].measurements))
     columns = ["batch", *(f"k={k}" for k in ks), "best k", "over next best", "95 % interval"]
-    table = _table(title, [*columns, ""])
+    table = new_table(title, [*columns, ""])
     for point in batches.points:
         gain = point.gain_over(point.best_k, point.next_best_k)
         is_tie = point.best_k != point.fastest_k
@@ -59,43 +46,48 @@ def _batch_table(batches: BatchTuning, title: str) -> Table:
             *(f"{point.gains[k].mean:.3f}" for k in ks),
             str(point.best_k),
             f"{gain.mean:.3f} (k={point.next_best_k})",
-            _interval(gain),
+            interval(gain),
             f"tied with k={point.fastest_k}" if is_tie else "",
         )
     return table
 
 
 def _crossover_table(crossovers: list[Crossover], unit: str) -> Table:
-    table = _table("load below which a fixed k pays", ["k", unit, "95 % interval"])
+    table = new_table("load below which a fixed k pays", ["k", unit, "95 % interval"])
     for crossover in crossovers:
         table.add_row(str(crossover.k), *_crossover_texts(crossover))
     return table
 
 
 def _crossover_texts(crossover: Crossover) -> tuple[str, str]:
-    last = f"{crossover.highest_load:.3g}"
+    last = _load(crossover.highest_load)
     if crossover.pays == "never":
         return "never pays", ""
     if crossover.load is None:
         return f"always, up to {last}", ""
-    low = "-" if crossover.low is None else f"{crossover.low:.1f}"
-    high = f"over {last}" if crossover.high is None else f"{crossover.high:.1f}"
-    return f"{crossover.load:.1f}", f"{low} - {high}"
+    low = "-" if crossover.low is None else _load(crossover.low)
+    high = f"over {last}" if crossover.high is None else _load(crossover.high)
+    return _load(crossover.load), f"{low} - {high}"
+
+
+def _load(value: float) -> str:
+    """Return a load, which may be a hundredth of a request per second or thousands of clients."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def _check_table(check: Check, title: str) -> Table:
     ks = range(1, len(check.loads[0].fixed))
     fixed = [f"k={k}" for k in ks]
     columns = ["load", *fixed, "schedule", "over best k", "95 % interval", "oracle*", ""]
-    table = _table(title, ["", *columns])
+    table = new_table(title, ["", *columns])
     for load in check.loads:
         table.add_row(
             load.name,
-            f"{load.load:.1f}",
+            _load(load.load),
             *(f"{load.speed_up(load.fixed[k]).mean:.3f}" for k in ks),
             f"{load.speed_up(load.schedule).mean:.3f}",
             f"{load.over_best_fixed.mean:.3f} (k={load.best_fixed})",
-            _interval(load.over_best_fixed),
+            interval(load.over_best_fixed),
             f"{load.oracle_over_schedule.mean:.3f}",
             "SATURATED" if load.is_saturated else "",
         )
@@ -123,7 +115,7 @@ def verdict(tuning: Tuning) -> list[str]:
     lines = [
         f"Over these loads the schedule gains {_percent(check.over_best_fixed)} over "
         f"{_server(check.best_fixed)}, the best fixed k{_share(check)}.",
-        f"At the experiment's own load of {own.load:.3g} {tuning.load_unit} it gains "
+        f"At the experiment's own load of {_load(own.load)} {tuning.load_unit} it gains "
         f"{_percent(own.over_best_fixed)} over {_server(own.best_fixed)}, the best there.",
     ]
     if tuning.recommended != tuning.speculative_config:

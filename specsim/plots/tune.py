@@ -2,38 +2,31 @@
 
 from pathlib import Path
 
-import matplotlib
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from specsim.atomic import new_file
 from specsim.paired import SpeedUp
-from specsim.tune.batch import BatchTuning
-from specsim.tune.crossover import LoadCurve
+from specsim.plots.save import save
+from specsim.tune import Tuning
 
 __all__ = ["plot_tuning"]
 
-matplotlib.use("Agg")
 
-
-def plot_tuning(
-    batches: BatchTuning, curves: list[LoadCurve], load_unit: str, path: Path, title: str
-) -> None:
+def plot_tuning(tuning: Tuning, path: Path, title: str) -> None:
     """Draw the gain of each k by batch size, and its speed-up by load.
 
     Parameters
     ----------
-    batches : BatchTuning
-    curves : list of LoadCurve
-    load_unit : str
+    tuning : Tuning
     path : Path
         ``.png``, ``.svg`` or ``.pdf``.
     title : str
     """
+    batches = tuning.batches
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
     figure.suptitle(title)
     sizes = [float(point.batch_size) for point in batches.points]
-    for curve in curves:
+    for curve in tuning.curves:
         gains = [point.gains[curve.k] for point in batches.points]
         _draw(left, sizes, gains, curve.k)
         loads = [point.load for point in curve.points]
@@ -42,7 +35,7 @@ def plot_tuning(
         left.axvline(first - 0.5, color="gray", linewidth=0.8, linestyle=":")
     left.set_xlabel("batch size (dotted: where the best k changes)")
     left.set_ylabel("output throughput over k = 0")
-    right.set_xlabel(f"load, {load_unit}")
+    right.set_xlabel(f"load, {tuning.load_unit}")
     right.set_ylabel("speed-up of mean latency over no speculation")
     for axis in (left, right):
         axis.axhline(1.0, color="black", linewidth=0.8)
@@ -50,11 +43,7 @@ def plot_tuning(
         axis.xaxis.set_major_formatter("{x:g}")
         axis.grid(alpha=0.3)
     left.legend()
-    with new_file(path) as temporary:
-        # No time stamp inside: the same tuning gives the same bytes.
-        metadata = {"Software": None} if path.suffix == ".png" else None
-        figure.savefig(temporary, format=path.suffix[1:], dpi=120, metadata=metadata)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _draw(axis: Axes, places: list[float], values: list[SpeedUp], k: int) -> None:

@@ -1,0 +1,35 @@
+"""Options that several commands share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["Config", "Out", "Overrides", "Seed", "all_overrides", "results_folder"]
+
+Config = Annotated[Path, typer.Argument(help="The experiment, a YAML file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Replace a field: --set policy.k=3."),
+]
+Seed = Annotated[int | None, typer.Option(help="Replace the seed.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the results.", show_default=False)]
+
+
+def all_overrides(overrides: list[str] | None, seed: int | None) -> list[str]:
+    """Return what ``--set`` and ``--seed`` replace."""
+    return [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
+
+
+@contextmanager
+def results_folder(out: Path | None) -> Iterator[Path | None]:
+    """Open the results folder before the work: what cannot be written fails at once."""
+    from specsim.atomic import new_folder
+
+    if out is None:
+        yield None
+    else:
+        with new_folder(out) as unfinished:
+            yield unfinished
