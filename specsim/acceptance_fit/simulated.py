@@ -1,7 +1,10 @@
 """Fits by simulation: the parameters whose replay is closest to that of the data.
 
-For models whose likelihood has no simple form. Every trial meets the same luck, so that the
-discrepancy is a fixed function of the parameters.
+For models whose likelihood has no simple form. Every trial meets the same luck and starts from the
+data alone, whatever was tried before, so that the discrepancy is a fixed function of the parameters
+that are searched. Those of `layered` are its spreads, lengths and drift: to each of them belong the
+rates that a few rounds of matching reach from those of the data, and the discrepancy is that of the
+model with exactly these rates.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +26,7 @@ Vector = NDArray[np.float64]
 
 _POSITIONS = 60_000  # output positions per trial: errors far below those of the data
 _MAX_TRIALS = 250  # per start
+_MAX_ROUNDS = 6  # per trial of `layered`: replays to match its rates, fewer if they agree before
 
 
 def fit_markov(data: Replay) -> Markov:
@@ -50,21 +54,13 @@ def _markov(x: Vector) -> Markov:
 def fit_layered(data: Replay) -> Layered:
     """Return the closest layered model, whose rates agree with those of the data."""
     twin = Twin(data, _POSITIONS, "fit")
-    target = np.clip(data.conditional_rates, 0.002, 0.998)
-    rates = target
-
-    def loss(x: Vector) -> float:
-        nonlocal rates
-        rates, distance = _matched(_layered(x, rates), target, twin, data)
-        return distance
-
     starts = [
         (np.log(own), np.log(short), np.log(2.0), np.log(long), np.log(20.0), 0.1)
         for own, short, long in ((0.5, 0.7, 0.4), (0.4, 0.3, 1.2))
     ]
-    x = _closest(loss, starts, steps=(0.7, 0.7, 0.7, 0.7, 0.7, 0.2))
-    rates, _ = _matched(_layered(x, rates), target, twin, data, rounds=8)
-    return _layered(x, rates)
+    steps = (0.7, 0.7, 0.7, 0.7, 0.7, 0.2)
+    x = _closest(lambda x: _matched(x, twin, data)[1], starts, steps)
+    return _matched(x, twin, data)[0]
 
 
 def _layered(x: Vector, rates: Vector) -> Layered:
@@ -79,22 +75,22 @@ def _layered(x: Vector, rates: Vector) -> Layered:
     )
 
 
-def _matched(
-    model: Layered, target: Vector, twin: Twin, data: Replay, rounds: int = 2
-) -> tuple[Vector, float]:
-    """Return the rates that make a model's conditional rates those of the data, and its distance.
+def _matched(x: Vector, twin: Twin, data: Replay) -> tuple[Layered, float]:
+    """Return the model whose conditional rates are those of the data, and its discrepancy.
 
     Conditional rates grow with the spread that is left in the survivors, so there is no formula;
-    a probit step at a time leads there.
+    a probit step at a time leads there from the rates of the data.
     """
-    rates = np.array(model.rates)
-    for _ in range(rounds):
-        trial = twin.replay(model.model_copy(update={"rates": tuple(rates.tolist())}))
+    target = np.clip(data.conditional_rates, 0.002, 0.998)
+    rates = target
+    for _ in range(_MAX_ROUNDS):
+        model = _layered(x, rates)
+        trial = twin.replay(model)
         reached = np.clip(trial.conditional_rates, 0.002, 0.998)
         if np.abs(reached - target).max() < 0.003:
             break
         rates = np.clip(ndtr(ndtri(rates) + ndtri(target) - ndtri(reached)), 1e-4, 1 - 1e-4)
-    return rates, discrepancy(trial, data)
+    return model, discrepancy(trial, data)
 
 
 def _spread(log_spread: float) -> float:

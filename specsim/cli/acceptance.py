@@ -68,7 +68,10 @@ def fit(
         if json_file is not None:
             json_file.write_text(json.dumps(done.as_json(), indent=1) + "\n")
         if preset_file is not None:
-            content = done.as_preset(source).model_dump(mode="json", exclude_none=True)
+            written = done.as_preset(source)
+            content = written.model_dump(mode="json", exclude_none=True)
+            content["acceptance"] = fields(written.acceptance)  # nothing that was not fitted
+            content["validation"]["acceptance"] = fields(written.validation.acceptance)
             preset_file.write_text(yaml.safe_dump(content, sort_keys=False, width=100))
     rows = {kind: asdict(each.held_out) for kind, each in study.candidates.items()}
     title = f"{file.name}, {proposer}, k = {k}: {study.num_fitted} requests fitted"
