@@ -58,7 +58,6 @@ def scenarios() -> Iterator[tuple[str, str, dict[str, Any]]]:
         workload = {
             "arrivals": {"kind": "piecewise", "segments": RAMP},
             "lengths": lengths(traffic),
-            "num_requests": 1500,
         }
         yield traffic, "ramp", {"workload": workload, "acceptance": acceptance(traffic)}
         after, half = following[traffic], 300
