@@ -148,6 +148,10 @@ class Policy(Member):
                 f"policy '{self.kind}' drafts trees, which method '{proposer.method}' cannot; use "
                 "method medusa, or another policy"
             )
+        if self.draft_threshold is not None and not self.uses_confidences:
+            raise ValueError(
+                f"policy '{self.kind}' has a draft_threshold, so it must set uses_confidences"
+            )
         if self.uses_confidences and not proposer.is_model:
             raise ValueError(
                 f"policy '{self.kind}' needs the confidence of each draft token, which method "

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from specsim.api import BatchView, DraftView, Experiment, Policy, Summary, simulate
+from specsim.errors import ConfigError
 from specsim.policies import ServerView
 
 
@@ -19,6 +20,19 @@ class VerifyNothing(Policy):
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: Any) -> list[int]:
         return [0] * batch.size
+
+
+class HalfSure(VerifyNothing):
+    """Stop drafting by confidence, without having asked for it."""
+
+    @property
+    def draft_threshold(self) -> float:
+        return 0.5
+
+
+def test_a_threshold_needs_confidences(tiny: Callable[..., Experiment]) -> None:
+    with pytest.raises(ConfigError, match="must set uses_confidences"):
+        tiny(policy=HalfSure())
 
 
 @pytest.mark.parametrize("is_async", [False, True])
