@@ -193,6 +193,7 @@ class StepCosts:
         verified = load
         if self.expands_batch and load.num_requests:
             reads = load.batched_tokens / load.num_requests
+            # An estimate need not be whole, nor a single number: see `step_times`.
             verified = load._replace(context_tokens=load.context_tokens * reads)  # type: ignore[arg-type]
         target_time = self.target.forward_time(verified)
         total = target_time + self.overhead.step_time(load.num_requests)
@@ -217,6 +218,7 @@ class StepCosts:
         -------
         ndarray of float, shape (n,)
         """
+        # Latency models take arrays in place of numbers (`LatencyModel.forward_time`).
         loads = load._replace(batched_tokens=batched_tokens)  # type: ignore[arg-type]
         times: NDArray[np.float64] = np.asarray(self.step_time(loads, longest))
         return times

@@ -86,7 +86,7 @@ class BatchView:
     now : float, seconds
         When the step was scheduled.
     free_slots : int, tokens
-        Room in the KV blocks that nobody holds.
+        Room for drafts: KV blocks that nobody holds, and the sequences' look-ahead slots.
     """
 
     __slots__ = ("_accepted_lens", "_sequences", "free_slots", "load", "now")

@@ -138,8 +138,8 @@ class Engine:
             if not plan.prefill_lens:
                 step.asked_lens = self._decide(step, None)
             self.scheduler.offer_drafts(plan, speculation.offered(plan, step.asked_lens))
-        speculation.begin(plan, step.scheduled_at)
-        step.load = plan.load
+            step.load = plan.load
+        speculation.begin(step)
         self._charge_forward(step)
         if drafts_early:
             self._charge_drafting(step, drafting_load)
@@ -159,8 +159,7 @@ class Engine:
             self._take_in()
             if scheduler.has_requests:
                 step = self._schedule()
-                speculation.begin(step.plan, env.now)
-                step.load = step.plan.load
+                speculation.begin(step)
                 step.asked_lens = self._decide(step, None)
                 scheduler.offer_drafts(step.plan, step.asked_lens)
                 self._tell_scheduled(step)
@@ -190,9 +189,7 @@ class Engine:
         return step
 
     def _decide(self, step: EngineStep, accepted_lens: list[int] | None) -> int | list[int]:
-        scheduler = self.scheduler
-        ahead = scheduler.limits.kv.lookahead_len * len(step.plan.sequences)
-        return self._speculation.decide(step, accepted_lens, scheduler.kv.free_slots + ahead)
+        return self._speculation.decide(step, accepted_lens, self.scheduler.kv)
 
     def _charge_forward(self, step: EngineStep) -> None:
         step.target_time = self._costs.target_time(step.load)

@@ -48,10 +48,9 @@ class KVCache:
         """Blocks that nobody holds."""
         return self.pool.num_free
 
-    @property
-    def free_slots(self) -> int:
-        """Tokens that fit into blocks that nobody holds."""
-        return self.pool.num_free * self._block_size
+    def room_for_drafts(self, num_sequences: int) -> int:
+        """Return how many draft tokens fit into free blocks and the sequences' look-ahead slots."""
+        return self.pool.num_free * self._block_size + self._lookahead_len * num_sequences
 
     def blocks_for(self, length: int) -> int:
         """Return the number of blocks that hold this many tokens."""

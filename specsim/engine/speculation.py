@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from specsim.draft_luck import DraftLuck
 from specsim.engine.engine_step import EngineStep
+from specsim.engine.kv_cache import KVCache
 from specsim.engine.plan import StepPlan
 from specsim.engine.sequence import Sequence
 from specsim.policies.base import Policy
@@ -72,18 +73,20 @@ class Speculation:
         """Forget a sequence that has ended."""
         self._unspeculative.discard(sequence.index)
 
-    def begin(self, plan: StepPlan, now: float) -> None:
+    def begin(self, step: EngineStep) -> None:
         """Settle what a scheduled step verifies, and whom the drafter will never serve."""
+        plan, now = step.plan, step.scheduled_at
         if self._disables_prefill and plan.admitted:
-            batch = BatchView(plan.sequences, plan.load, now=now)
+            batch = BatchView(plan.sequences, step.load, now=now)
             if self.policy.skips_draft_prefill(batch, self.memory):
                 self._unspeculative.update(sequence.index for sequence in plan.admitted)
         if self._trims and any(plan.draft_lens):
             # The context once: what batch expansion reads anew, the policy's cost model adds.
-            load = plan.load._replace(context_tokens=plan.context_tokens)
+            load = step.load._replace(context_tokens=plan.context_tokens)
             batch = BatchView(plan.sequences, load, now=now)
             drafts = DraftView(plan.draft_lens, self._confidences(plan.sequences, plan.draft_lens))
             plan.trim(self.policy.verify_lens(batch, drafts, self.memory))
+            step.load = plan.load
 
     def verify(self, plan: StepPlan) -> list[int]:
         """Return the accepted length of each sequence of a step that is being executed.
@@ -142,7 +145,7 @@ class Speculation:
         policy.observe(outcome, self.memory)
 
     def decide(
-        self, step: EngineStep, accepted_lens: list[int] | None, free_slots: int
+        self, step: EngineStep, accepted_lens: list[int] | None, kv: KVCache
     ) -> int | list[int]:
         """Return the draft lengths that the drafter is run for at the end of a step, tokens.
 
@@ -151,12 +154,13 @@ class Speculation:
         step : EngineStep
         accepted_lens : list of int or None, tokens
             What its verification accepted; None where that is not known yet.
-        free_slots : int, tokens
-            Room in the free KV blocks.
+        kv : KVCache
+            Tells how many drafts it has room for.
         """
         sequences = step.plan.sequences
         if not self._is_dynamic or not sequences:
             return self.max_draft_len
+        free_slots = kv.room_for_drafts(len(sequences))
         batch = BatchView(
             sequences, step.load, accepted_lens, now=step.scheduled_at, free_slots=free_slots
         )

@@ -8,6 +8,7 @@ from driving import batch, outcome, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsim.engine.engine_step import EngineStep
 from specsim.engine.kv_cache import KVLimits
 from specsim.engine.scheduler import SchedulerLimits
 from specsim.engine.schedulers import PrefillFirstScheduler
@@ -200,7 +201,7 @@ def test_the_drafter_reads_no_drafts_that_come_on_top() -> None:
         memory.disable_size = 0 if index == 1 else 99
         plan = scheduler.schedule()
         scheduler.offer_drafts(plan, 0)
-        speculation.begin(plan, 0.0)
+        speculation.begin(EngineStep(plan, scheduler, 0.0))
         scheduler.update(plan, [0])
     plan = scheduler.schedule()
     load = plan.load
