@@ -9,11 +9,13 @@ from matplotlib.axes import Axes
 
 from specsim.plots.save import save
 from specsim.results.steps import StepsTable, load_steps
+from specsim.results.timeline import timeline
 
 __all__ = ["plot_runs"]
 
 _PANELS = (("ttft", "TTFT, s"), ("tpot", "TPOT, s"), ("e2el", "End-to-end latency, s"))
 _MAX_POINTS = 2000
+_NUM_BINS = 300
 
 
 def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
@@ -53,11 +55,6 @@ def _draw_distribution(axis: Axes, samples: np.ndarray, label: str) -> None:
 
 
 def _draw_load(axis: Axes, steps: StepsTable, label: str) -> None:
-    times = steps["scheduled_at"]
-    load = steps["num_running"] + steps["num_waiting"]
-    edges = np.linspace(times.min(), times.max(), min(len(times), 300) + 1)
-    bins = np.clip(np.searchsorted(edges, times, side="right") - 1, 0, len(edges) - 2)
-    counts = np.bincount(bins, minlength=len(edges) - 1)
-    sums = np.bincount(bins, weights=load, minlength=len(edges) - 1)
-    filled = counts > 0
-    axis.plot(edges[:-1][filled], sums[filled] / counts[filled], label=label)
+    series = timeline(steps, num_bins=_NUM_BINS, window=1)
+    times = (series["start"] + series["end"]) / 2
+    axis.plot(times, series["num_running"] + series["num_waiting"], label=label)
