@@ -193,7 +193,9 @@ class Experiment(Settings):
             return type(self).model_validate({**fields, **changes})
 
 
-def overridden(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def overridden(
+    data: dict[str, Any], overrides: Iterable[str], option: str = "--set"
+) -> dict[str, Any]:
     """Return a configuration with some values replaced.
 
     Parameters
@@ -201,6 +203,8 @@ def overridden(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]
     data : dict
     overrides : iterable of str
         ``dotted.path=value``, the value in YAML.
+    option : str
+        Under which they were given, for error messages.
 
     Returns
     -------
@@ -215,15 +219,15 @@ def overridden(data: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:
-            raise ConfigError(f"--set {override}: expected field.name=value")
+            raise ConfigError(f"{option} {override}: expected field.name=value")
         *parents, name = path.split(".")
         target = result
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
-                raise ConfigError(f"--set {override}: '{parent}' is not a mapping of fields")
+                raise ConfigError(f"{option} {override}: '{parent}' is not a mapping of fields")
         try:
             target[name] = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise ConfigError(f"--set {override}: the value is not YAML") from error
+            raise ConfigError(f"{option} {override}: the value is not YAML") from error
     return result

@@ -8,11 +8,15 @@ acceptance are the future.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BlockKey", "PrefixIds", "Request"]
+__all__ = ["UNRECORDED", "BlockKey", "PrefixIds", "Request", "Text"]
+
+UNRECORDED = -1
+"""Stands, alone, for the token ids of a prompt that was not recorded; no token has this id."""
 
 BlockKey = int | bytes | tuple[int, int]
 """Identity of a full KV block: equal keys hold the same tokens after the same prefix."""
@@ -32,6 +36,19 @@ class PrefixIds:
     """One id per piece of `block_size` tokens; the last piece may be shorter."""
     block_size: int
     """Tokens per piece: 512 for Mooncake, 16 for Qwen-Bailian."""
+
+
+class Text(NamedTuple):
+    """A prompt and its recorded answer, end to end."""
+
+    token_ids: NDArray[np.int32]
+    """Shape (prompt_len + output_len,)."""
+    prompt_len: int
+
+    @property
+    def output_len(self) -> int:
+        """Length of the answer, tokens."""
+        return len(self.token_ids) - self.prompt_len
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +72,16 @@ class Request:
     prefix_ids: PrefixIds | None = None
     recorded_lens: Mapping[str, bytes] = field(default_factory=dict)
     """Per proposer: accepted length of a draft made when `p` output tokens were known."""
+
+    @property
+    def text(self) -> Text:
+        """What was said, for whoever drafts from it; the caller has checked that it is recorded."""
+        prompt, output = self.prompt_token_ids, self.output_token_ids
+        assert prompt is not None
+        assert output is not None
+        if len(prompt) == 1 and prompt[0] == UNRECORDED:
+            prompt = prompt[:0]
+        return Text(np.concatenate([prompt, output]).astype(np.int32), len(prompt))
 
     def block_keys(self, block_size: int) -> Sequence[BlockKey]:
         """Return the identity of each KV block that this request can fill.

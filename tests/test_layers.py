@@ -7,9 +7,9 @@ import pytest
 
 ROWS = [
     "errors version resources atomic settings families rng request step draft_luck",
-    "workload acceptance latency hardware profile proposers policies routing",
+    "workload acceptance latency hardware profile lookup proposers policies routing",
     "engine results",
-    "experiment deployment drafting simulate summary acceptance_fit",
+    "experiment deployment drafting simulate summary acceptance_fit draft_eval",
     "paired compare tune breakdown parity catalogue render plots cli api __main__",
 ]
 RANK = {

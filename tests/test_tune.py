@@ -221,7 +221,10 @@ def test_fields_of_the_method_are_passed_on(tuning: Tuning) -> None:
     ("known", "own"),
     [
         ({"method": "eagle3", "model": "a/head"}, {"disable_mqa_scorer": False}),
-        ({"method": "ngram", "prompt_lookup_max": 6}, {"match_probability": 0.5}),
+        (
+            {"method": "ngram", "prompt_lookup_max": 6, "prompt_lookup_min": 6},
+            {"match_probability": 0.5},
+        ),
         ({"method": "suffix", "suffix_decoding_max_spec_factor": 2.0}, {"mean_match_len": 3.0}),
     ],
 )

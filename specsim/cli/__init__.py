@@ -10,6 +10,7 @@ import typer
 
 from specsim.cli.acceptance import acceptance_app
 from specsim.cli.catalogue import list_members, schema
+from specsim.cli.drafts import draft_eval
 from specsim.cli.inspection import breakdown, timeline
 from specsim.cli.parity import parity
 from specsim.cli.simulation import ManyPolicies, compare, run
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command()(run)
 app.command(cls=ManyPolicies)(compare)
 app.command()(tune)
+app.command("draft-eval")(draft_eval)
 app.command()(timeline)
 app.command()(breakdown)
 app.command()(parity)

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.families import Member
+from specsim.lookup import Lookup
 from specsim.request import Request
 from specsim.rng import Luck
 
@@ -52,6 +53,15 @@ class Proposer(Member):
     has_prefill: ClassVar[bool] = True
     """Whether it has to read a prompt before it can draft for it."""
 
+    drafts_first_token: ClassVar[bool] = True
+    """Whether it drafts before the first output token is known. vLLM never does; Arctic
+    Inference's simulator, from which the published figures of suffix decoding come, does."""
+
+    @classmethod
+    def has_lookup(cls) -> bool:
+        """Return whether it has a token-level mode."""
+        return cls.make_lookup is not Proposer.make_lookup
+
     @property
     def cost_keys(self) -> tuple[str, ...]:
         """Entries of the profile's ``drafts`` that hold its costs, one for each drafter."""
@@ -69,6 +79,20 @@ class Proposer(Member):
         int, tokens
         """
         return max_draft_len if self.writes_lookahead else 0
+
+    def make_lookup(self) -> Lookup | None:
+        """Return its token-level mode, with nothing in it yet; None if it has none.
+
+        Returns
+        -------
+        Lookup or None
+
+        Raises
+        ------
+        SpecsimError
+            A file that it drafts from cannot be read.
+        """
+        return None
 
     def start(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Any:
         """Return a fresh memory for one run.

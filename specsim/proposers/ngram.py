@@ -1,10 +1,11 @@
 """Prompt lookup as the drafter."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
 from pydantic import Field, model_validator
 
+from specsim.lookup import Lookup, load
 from specsim.proposers.base import Proposer, split_rows
 from specsim.request import Request
 from specsim.rng import Luck
@@ -16,9 +17,10 @@ __all__ = ["Ngram"]
 class Ngram(Proposer):
     """Drafts what followed the last n tokens where they stood before (Saxena 2023, prompt lookup).
 
-    Here the method is statistical: it finds a match of full length with `match_probability`,
-    independently at every output position, and the acceptance model says how much of it
-    survives. It costs host time only, reserves no KV slots, and vLLM
+    On token ids (acceptance ``token_match``) it is vLLM's: the longest n-gram within the bounds,
+    the earliest one on ties. Without them the method is statistical: it finds a match of full
+    length with `match_probability`, independently at every output position, and the acceptance
+    model says how much of it survives. It costs host time only, reserves no KV slots, and vLLM
     does not schedule asynchronously with it.
     """
 
@@ -34,6 +36,15 @@ class Ngram(Proposer):
     writes_lookahead: ClassVar[bool] = False
     is_model: ClassVar[bool] = False
     has_prefill: ClassVar[bool] = False
+    drafts_first_token: ClassVar[bool] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        """Take one bound for both, as vLLM does (``config/speculative.py``)."""
+        bounds = ("prompt_lookup_min", "prompt_lookup_max")
+        given = [data[name] for name in bounds if name in data] if isinstance(data, dict) else []
+        return {**dict.fromkeys(bounds, given[0]), **data} if len(given) == 1 else data
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -43,6 +54,12 @@ class Ngram(Proposer):
                 f"prompt_lookup_max ({self.prompt_lookup_max})"
             )
         return self
+
+    def make_lookup(self) -> Lookup:
+        """Return vLLM's search, which keeps nothing."""
+        return load("ngram", "NgramLookup")(
+            shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max
+        )
 
     def start(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int

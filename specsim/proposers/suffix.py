@@ -1,11 +1,12 @@
 """Suffix decoding as the drafter."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from specsim.lookup import Lookup, load
 from specsim.proposers.base import Proposer, split_rows
 from specsim.request import Request
 from specsim.rng import Luck
@@ -17,7 +18,8 @@ __all__ = ["Suffix"]
 class Suffix(Proposer):
     """Drafts from suffix trees of this and earlier outputs (Oliaro et al. 2024, "SuffixDecoding").
 
-    Here the method is statistical: the length of the pattern that the tree recognises is
+    On token ids (acceptance ``token_match``) it is Arctic Inference's, as vLLM uses it. Without
+    them the method is statistical: the length of the pattern that the tree recognises is
     geometric with mean `mean_match_len`, independently at every output position, and a draft is at
     most `suffix_decoding_max_spec_factor` times as long (there, MAX_SPEC = factor * match length).
     The acceptance model says how much of it survives. It costs host time only, reserves no KV
@@ -29,11 +31,49 @@ class Suffix(Proposer):
     """Mean length of the recognised pattern, tokens; by default long enough for any draft."""
     suffix_decoding_max_spec_factor: float = Field(default=1.0, gt=0)
     """Draft tokens per token of the pattern."""
-    own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {"mean_match_len"}
+    suffix_decoding_max_tree_depth: int = Field(default=24, ge=2)
+    """Longest pattern and draft together that the trees know, tokens."""
+    suffix_decoding_min_token_prob: float = Field(default=0.1, ge=0, le=1)
+    """Estimated probability below which a draft ends."""
+    suffix_decoding_max_cached_requests: int = Field(default=10_000, ge=-1)
+    """Answers that the global tree remembers, first in, first out; 0: none, -1: no limit."""
+    use_tree: bool = False
+    """Draft trees, not chains; vLLM verifies chains."""
+    use_global_tree: bool = True
+    """Draft from earlier answers, too."""
+    use_local_tree: bool = True
+    """Draft from the request's own prompt and answer, too."""
+    own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {
+        "mean_match_len",
+        "use_tree",
+        "use_global_tree",
+        "use_local_tree",
+    }
     supports_async: ClassVar[bool] = False
     writes_lookahead: ClassVar[bool] = False
     is_model: ClassVar[bool] = False
     has_prefill: ClassVar[bool] = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        """Let the depth of the trees bound the draft, as vLLM does (``config/speculative.py``)."""
+        if not isinstance(data, dict) or "num_speculative_tokens" in data:
+            return data
+        depth = data.get("suffix_decoding_max_tree_depth", 24)
+        return {"num_speculative_tokens": depth, **data}
+
+    def make_lookup(self) -> Lookup:
+        """Return empty trees."""
+        return load("suffix", "SuffixLookup")(
+            max_depth=self.suffix_decoding_max_tree_depth,
+            max_spec_factor=self.suffix_decoding_max_spec_factor,
+            min_token_prob=self.suffix_decoding_min_token_prob,
+            max_cached_requests=self.suffix_decoding_max_cached_requests,
+            use_tree=self.use_tree,
+            use_global_tree=self.use_global_tree,
+            use_local_tree=self.use_local_tree,
+        )
 
     def start(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int

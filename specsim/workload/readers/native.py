@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specsim.errors import TraceError
-from specsim.request import PrefixIds
+from specsim.request import UNRECORDED, PrefixIds
 from specsim.workload.files import Row, TraceFile
 from specsim.workload.readers.base import Reader, TraceBuilder, token_ids
 from specsim.workload.trace import Trace
@@ -54,7 +54,8 @@ def _put_optional(builder: TraceBuilder, row: Row) -> None:
         builder.put("priorities", row.integer("priority", minimum=-(2**31)))
     for field in ("prompt_token_ids", "output_token_ids"):
         if field in values:
-            ids = token_ids(row, field)
+            is_unrecorded = field == "prompt_token_ids" and values[field] == [UNRECORDED]
+            ids = np.array([UNRECORDED]) if is_unrecorded else token_ids(row, field)
             wanted = row.integer(field.replace("_token_ids", "_len"), minimum=1)
             if len(ids) != wanted:
                 raise TraceError(f"{row.place}: {len(ids)} {field} for a length of {wanted}")

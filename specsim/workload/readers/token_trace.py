@@ -5,13 +5,14 @@ from typing import Literal, final
 import numpy as np
 
 from specsim.errors import TraceError
+from specsim.request import UNRECORDED
 from specsim.workload.files import Row, TraceFile
 from specsim.workload.readers.base import Reader, TraceBuilder, token_ids
 from specsim.workload.trace import Trace
 
 __all__ = ["TokenTrace"]
 
-_NO_PROMPT = np.zeros(1, dtype=np.int64)
+_NO_PROMPT = np.array([UNRECORDED], dtype=np.int64)
 
 
 @final
@@ -19,8 +20,8 @@ class TokenTrace(Reader):
     """JSON lines with ``prompt_token_ids``, ``generated_token_ids`` and ``acc_<proposer>``.
 
     ``acc_<proposer>.acc_len[i]`` counts the tokens gained if a draft is made when i output tokens
-    are known, the bonus token included; it is kept without it. There are no arrivals. A lone token
-    0 stands for a prompt that was not recorded. Source: SpecDecode-Bench (arXiv 2601.11580).
+    are known, the bonus token included; it is kept without it. There are no arrivals. A prompt that
+    was not recorded counts as one token. Source: SpecDecode-Bench (arXiv 2601.11580).
     """
 
     kind: Literal["token_trace"] = "token_trace"

@@ -1,0 +1,31 @@
+"""Lookups: drafting without a model, from text that has been seen.
+
+Each module holds one lookup, the token-level mode of a proposer: real token ids in, real drafts
+out. Their inner loops are compiled by numba, which takes longer to import than a short run takes;
+so a lookup is imported when the first run asks for it, by `load`.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+
+from specsim.lookup.base import Draft, Lookup
+
+__all__ = ["Draft", "Lookup", "load"]
+
+
+def load(module: str, name: str) -> Callable[..., Lookup]:
+    """Return a class of this package, imported now.
+
+    Parameters
+    ----------
+    module : str
+        Such as ``ngram``.
+    name : str
+        Such as ``NgramLookup``.
+
+    Returns
+    -------
+    type
+    """
+    lookup: Callable[..., Lookup] = getattr(import_module(f"{__name__}.{module}"), name)
+    return lookup

@@ -1,0 +1,129 @@
+"""What every lookup does: take in text as it becomes known, and draft what may come next."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.request import Text
+
+__all__ = ["NO_DRAFT", "Draft", "Lookup"]
+
+
+class Draft(NamedTuple):
+    """What a lookup proposes: a chain of tokens, or a tree of them."""
+
+    token_ids: Sequence[int]
+    parents: Sequence[int] | None = None
+    """Place of each token's parent in the list, -1 if it follows the known text; parents come
+    before their children. None for a chain."""
+    probs: Sequence[float] = ()
+    """Estimated probability that each token is reached and accepted; empty if there is none."""
+    score: float = 0.0
+    """Estimated accepted length: the sum of `probs`."""
+    match_len: int = 0
+    """Known tokens that the draft was found by."""
+
+    def cut(self, max_len: int) -> "Draft":
+        """Return its first tokens; of a tree sorted by probability, the most probable ones."""
+        if max_len >= len(self.token_ids):
+            return self
+        parents = None if self.parents is None else self.parents[:max_len]
+        probs = self.probs[:max_len]
+        return Draft(self.token_ids[:max_len], parents, probs, float(sum(probs)), self.match_len)
+
+    def accepted_len(self, answer: NDArray[np.int32]) -> int:
+        """Return how much of it greedy verification accepts.
+
+        Parameters
+        ----------
+        answer : ndarray of int
+            What the model says next.
+
+        Returns
+        -------
+        int, tokens
+            Of a tree, the length of the path that agrees.
+        """
+        if self.parents is not None:
+            return self._accepted_path(answer)
+        accepted_len = 0
+        for drafted, true in zip(
+            self.token_ids, answer[: len(self.token_ids)].tolist(), strict=False
+        ):
+            if drafted != true:
+                break
+            accepted_len += 1
+        return accepted_len
+
+    def _accepted_path(self, answer: NDArray[np.int32]) -> int:
+        assert self.parents is not None
+        node, accepted_len, limit = -1, 0, len(answer)
+        for place, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if parent == node and accepted_len < limit and token == answer[accepted_len]:
+                node, accepted_len = place, accepted_len + 1
+        return accepted_len
+
+
+NO_DRAFT = Draft(())
+
+
+class Lookup(ABC):
+    """Drafts for the requests of one run, from their own text and perhaps from that of others.
+
+    It gets the whole text of a request once and looks only at what it has been told is known, so
+    that nothing is copied as the answer grows.
+    """
+
+    @abstractmethod
+    def start(self, request: int, text: Text) -> None:
+        """Take in a new request: its prompt is known.
+
+        Parameters
+        ----------
+        request : int
+            Its index.
+        text : Text
+        """
+
+    @abstractmethod
+    def reveal(self, request: int, known_len: int) -> None:
+        """Learn more of a request's answer.
+
+        Parameters
+        ----------
+        request : int
+        known_len : int, tokens
+            Prompt and answer known so far; never less than before.
+        """
+
+    @abstractmethod
+    def draft(self, request: int, max_len: int) -> Draft:
+        """Return what may follow the known text of a request.
+
+        Parameters
+        ----------
+        request : int
+        max_len : int, tokens
+            Longest draft, or most nodes of a tree.
+
+        Returns
+        -------
+        Draft
+        """
+
+    @abstractmethod
+    def end(self, request: int) -> None:
+        """Forget what belongs to a request alone; its answer may go on serving others.
+
+        Parameters
+        ----------
+        request : int
+        """
+
+    @property
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """Memory of all text and indices, bytes; what is shared with the workload not counted."""

@@ -1,0 +1,34 @@
+"""What drafts were worth."""
+
+from rich.table import Table
+
+from specsim.draft_eval import DraftEval
+from specsim.render.tables import new_table
+
+__all__ = ["draft_eval_table"]
+
+
+def draft_eval_table(result: DraftEval, title: str) -> Table:
+    """Return the totals of a draft evaluation.
+
+    Parameters
+    ----------
+    result : DraftEval
+    title : str
+
+    Returns
+    -------
+    rich.table.Table
+    """
+    total = result.total
+    table = new_table(title, ["", "all requests"])
+    table.add_row("requests", f"{len(result.per_request):,}")
+    table.add_row("output tokens", f"{total.output_tokens:,}")
+    table.add_row("steps", f"{total.steps:,}")
+    table.add_row("draft tokens", f"{total.drafted:,}")
+    table.add_row("accepted tokens", f"{total.accepted:,}")
+    table.add_row("tokens per step", f"{result.tokens_per_step:.3f}")
+    table.add_row("acceptance", f"{100 * result.acceptance:.1f} %")
+    table.add_row("host time per step", f"{result.call_us:.1f} us")
+    table.add_row("memory of the lookup", f"{result.memory_bytes / 2**20:.1f} MiB")
+    return table
