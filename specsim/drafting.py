@@ -9,9 +9,10 @@ from specsim.acceptance import Acceptance, Oracle
 from specsim.deployment import Deployment
 from specsim.draft_luck import Confidences, DraftLuck
 from specsim.engine.speculation import Speculation
+from specsim.engine.token_drafts import TokenDrafts
 from specsim.errors import TraceError
 from specsim.experiment import Experiment
-from specsim.policies import OraclePolicy, Policy, ServerView
+from specsim.policies import OraclePolicy, ServerView
 from specsim.proposers import Proposer
 from specsim.request import Request
 from specsim.rng import Luck, generator, stream_id
@@ -44,23 +45,28 @@ class Drafting:
         self._experiment = experiment
         self._deployment = deployment
         self._requests = requests
-        if deployment.policy.uses_tokens:
-            _check_tokens(requests, deployment.policy)
         proposer, acceptance = deployment.proposer, experiment.acceptance
         self._tables: list[list[bytes]] = []
+        self._fates: list[bytearray] = []
         self._draft_luck: DraftLuck | None = None
         self._proposer_memory: Any = None
         if proposer is None or acceptance is None:
             return
         policy, max_draft_len = deployment.policy, deployment.max_draft_len
+        if acceptance.verifies_tokens:
+            _check_tokens(requests, f"acceptance '{acceptance.kind}'")
+            self._fates = [bytearray(request.output_len) for request in requests]
+        elif policy.uses_tokens:
+            _check_tokens(requests, f"policy '{policy.kind}'")
         self._tables = [self._survival_tables(acceptance, name) for name in proposer.cost_keys]
         if policy.drafts_trees:
             self._draft_luck = self._tree_luck(acceptance, proposer)
-        elif policy.uses_confidences:
+        elif policy.uses_confidences and not acceptance.verifies_tokens:
             self._draft_luck = self._confidence_luck(acceptance, proposer)
-        self._proposer_memory = proposer.start(
-            requests, self._luck("proposer", proposer.method), max_draft_len
-        )
+        if not acceptance.verifies_tokens:
+            self._proposer_memory = proposer.start(
+                requests, self._luck("proposer", proposer.method), max_draft_len
+            )
 
     def _luck(self, *names: str) -> Luck:
         return Luck(self._experiment.seed, stream_id(*names))
@@ -115,7 +121,9 @@ class Drafting:
             ),
             drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
             prompt_token_ids=lambda request: _token_ids(self._requests[request]),
-            oracle=Oracle(self._tables[0]) if isinstance(policy, OraclePolicy) else None,
+            oracle=Oracle(self._fates or self._tables[0])
+            if isinstance(policy, OraclePolicy)
+            else None,
             rng=generator(experiment.seed, "policy", str(replica)),
             tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
         )
@@ -127,16 +135,27 @@ class Drafting:
             proposer_memory=self._proposer_memory,
             survival_tables=self._tables,
             luck=self._draft_luck,
+            token_drafts=self._token_drafts(),
         )
 
+    def _oracle(self) -> Oracle:
+        return Oracle(self._fates or self._tables[0])
 
-def _check_tokens(requests: list[Request], policy: Policy) -> None:
+    def _token_drafts(self) -> TokenDrafts | None:
+        """Return the drafts of one replica, which shares no tree with the others."""
+        proposer = self._deployment.proposer
+        lookup = proposer.make_lookup() if proposer and self._fates else None
+        if lookup is None:
+            return None
+        return TokenDrafts(lookup, self._deployment.max_draft_len, self._fates)
+
+
+def _check_tokens(requests: list[Request], who: str) -> None:
     for request in requests:
         if request.prompt_token_ids is None or request.output_token_ids is None:
             raise TraceError(
-                f"policy '{policy.kind}' needs token ids, which request "
-                f"{request.id or request.index} does not have; replay a token trace (see "
-                "`specsim list workload.readers`) or use another policy"
+                f"{who} needs token ids, which request {request.id or request.index} does not "
+                "have; replay a token trace (see `specsim list workload.readers`) or use another"
             )
 
 

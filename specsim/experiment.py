@@ -95,6 +95,12 @@ class Experiment(Settings):
                 "engine.async_scheduling to false or leave it out"
             )
         policy.check_proposer(proposer)
+        if self.acceptance.verifies_tokens and not proposer.has_lookup():
+            raise ValueError(
+                f"acceptance 'token_match' compares real drafts, and method '{proposer.method}' "
+                "drafts with a model, whose tokens no trace holds; use method ngram or suffix, or "
+                "acceptance recorded"
+            )
         if policy.drafts_trees and self.acceptance.position_rates(1) is None:
             raise ValueError(
                 f"policy '{policy.kind}' drafts trees, which need an acceptance rate per position; "

@@ -1,7 +1,7 @@
 """Speculation: the policy, the proposer and the acceptance model of one engine, at work."""
 
 from collections.abc import Sequence as Indexable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -13,6 +13,7 @@ from specsim.engine.engine_step import EngineStep
 from specsim.engine.kv_cache import KVCache
 from specsim.engine.plan import StepPlan
 from specsim.engine.sequence import Sequence
+from specsim.engine.token_drafts import TokenDrafts
 from specsim.policies.base import Policy
 from specsim.proposers.base import Proposer
 from specsim.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
@@ -34,10 +35,12 @@ class Speculation:
     proposer: Proposer | None = None
     proposer_memory: Any = None
     """From ``proposer.start``; None if it always offers what it is asked for."""
-    survival_tables: list[list[bytes]] = field(default_factory=list)
+    survival_tables: Indexable[Indexable[bytes | bytearray]] = ()
     """By drafter and request index: the fate of every draft that could be made (`Acceptance`)."""
     luck: DraftLuck | None = None
     """For policies that draft trees or use confidences."""
+    token_drafts: TokenDrafts | None = None
+    """Where drafts are real tokens; their fates are entered into the survival tables."""
 
     def __post_init__(self) -> None:
         # Asked at every step, the same answer every time.
@@ -67,11 +70,13 @@ class Speculation:
                     sequence.index, sequence.prompt_len, self.memory
                 )
             table = self.survival_tables[sequence.drafter][sequence.index]
-            sequence.survival_lens = bytes(sequence.prompt_len) + table + b"\0"
+            sequence.survival_lens = bytearray(sequence.prompt_len) + table + b"\0"
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
         self._unspeculative.discard(sequence.index)
+        if self.token_drafts is not None:
+            self.token_drafts.end(sequence)
 
     def begin(self, step: EngineStep) -> None:
         """Settle what a scheduled step verifies, and whom the drafter will never serve."""
@@ -105,7 +110,10 @@ class Speculation:
         draft_lens = plan.verified_lens
         if self.policy.drafts_trees:
             return list(map(self._accepted_path, plan.sequences, draft_lens))
-        accepted_lens = [s.survival_lens[s.known_len] for s in plan.sequences]
+        if self.token_drafts is not None and self.token_drafts.has_trees:
+            accepted_lens = list(map(self.token_drafts.accepted_path, plan.sequences, draft_lens))
+        else:
+            accepted_lens = [s.survival_lens[s.known_len] for s in plan.sequences]
         if draft_lens.count(self.max_draft_len) < len(draft_lens):
             accepted_lens = list(map(min, accepted_lens, draft_lens))
         for sequence in plan.padded:
@@ -158,6 +166,29 @@ class Speculation:
             Tells how many drafts it has room for.
         """
         sequences = step.plan.sequences
+        if self.token_drafts is not None and sequences:
+            found_lens = self._look_up(step.plan, accepted_lens, self.token_drafts)
+            asked = self._ask(step, accepted_lens, kv)
+            lens = [asked] * len(sequences) if isinstance(asked, int) else asked
+            return list(map(min, lens, found_lens))
+        return self._ask(step, accepted_lens, kv)
+
+    def _look_up(
+        self, plan: StepPlan, accepted_lens: list[int] | None, drafts: TokenDrafts
+    ) -> list[int]:
+        """Draft, settle the fate of each draft, and return how long the drafts are."""
+        made = drafts.make(plan, accepted_lens)
+        emitted_lens = [0] * len(made) if accepted_lens is None else [n + 1 for n in accepted_lens]
+        for sequence, draft, emitted_len in zip(plan.sequences, made, emitted_lens, strict=True):
+            position = sequence.output_len + emitted_len
+            if draft.token_ids and position < sequence.request.output_len:
+                drafts.settle(sequence, position, draft)
+        return [len(draft.token_ids) for draft in made]
+
+    def _ask(
+        self, step: EngineStep, accepted_lens: list[int] | None, kv: KVCache
+    ) -> int | list[int]:
+        sequences = step.plan.sequences
         if not self._is_dynamic or not sequences:
             return self.max_draft_len
         free_slots = kv.room_for_drafts(len(sequences))
@@ -183,10 +214,13 @@ class Speculation:
         self, batch: BatchView, asked: int | list[int], threshold: float
     ) -> list[int]:
         """Cut each draft after the first token of which the drafter is not sure enough."""
-        assert self.luck is not None
         lens = [asked] * batch.size if isinstance(asked, int) else asked
-        positions = batch.output_lens
-        confidences = self.luck.confidences(batch.requests, positions, lens, self._fates(batch))
+        if self.token_drafts is not None:
+            confidences = self.token_drafts.confidences(batch.requests, lens)
+        else:
+            assert self.luck is not None
+            positions = batch.output_lens
+            confidences = self.luck.confidences(batch.requests, positions, lens, self._fates(batch))
         is_unsure = confidences <= threshold
         is_unsure[:, -1:] = True  # nothing is drafted beyond
         first_unsure = is_unsure.argmax(axis=1) + 1
@@ -204,8 +238,11 @@ class Speculation:
     def _confidences(
         self, sequences: Indexable[Sequence], draft_lens: list[int]
     ) -> NDArray[np.float32]:
-        if not self.policy.uses_confidences or self.luck is None:
+        if not self.policy.uses_confidences:
             return _NO_CONFIDENCES
+        if self.token_drafts is not None:
+            return self.token_drafts.confidences([s.index for s in sequences], draft_lens)
+        assert self.luck is not None
         return self.luck.confidences(
             [s.index for s in sequences],
             [s.output_len for s in sequences],

@@ -152,7 +152,7 @@ class Policy(Member):
             raise ValueError(
                 f"policy '{self.kind}' has a draft_threshold, so it must set uses_confidences"
             )
-        if self.uses_confidences and not proposer.is_model:
+        if self.uses_confidences and not proposer.has_confidence:
             raise ValueError(
                 f"policy '{self.kind}' needs the confidence of each draft token, which method "
                 f"'{proposer.method}' does not know; use a draft model or head, or another policy"

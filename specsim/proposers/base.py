@@ -49,7 +49,9 @@ class Proposer(Member):
     drafts_trees: ClassVar[bool] = False
     """Whether it can draft several candidates per position."""
     is_model: ClassVar[bool] = True
-    """Whether a model drafts: it knows a probability of each token, and length costs time."""
+    """Whether a model drafts, so that length costs time."""
+    has_confidence: ClassVar[bool] = True
+    """Whether it knows a probability of each token that it drafts."""
     has_prefill: ClassVar[bool] = True
     """Whether it has to read a prompt before it can draft for it."""
 
