@@ -8,8 +8,8 @@ from typing import Any
 from specsim.acceptance import Acceptance, Oracle
 from specsim.deployment import Deployment
 from specsim.draft_luck import Confidences, DraftLuck
+from specsim.engine.draft_sources import LookupDrafts, ModelDrafts
 from specsim.engine.speculation import Speculation
-from specsim.engine.token_drafts import TokenDrafts
 from specsim.errors import TraceError
 from specsim.experiment import Experiment
 from specsim.policies import OraclePolicy, ServerView
@@ -47,23 +47,27 @@ class Drafting:
         self._requests = requests
         proposer, acceptance = deployment.proposer, experiment.acceptance
         self._tables: list[list[bytes]] = []
-        self._fates: list[bytearray] = []
+        self._verifies_tokens = False
         self._draft_luck: DraftLuck | None = None
         self._proposer_memory: Any = None
         if proposer is None or acceptance is None:
             return
         policy, max_draft_len = deployment.policy, deployment.max_draft_len
-        if acceptance.verifies_tokens:
-            _check_tokens(requests, f"acceptance '{acceptance.kind}'")
-            self._fates = [bytearray(request.output_len) for request in requests]
+        models = [acceptance.of_drafter(name) for name in proposer.cost_keys]
+        self._verifies_tokens = models[0].verifies_tokens
+        if self._verifies_tokens:
+            _check_tokens(requests, f"acceptance '{models[0].kind}'")
         elif policy.uses_tokens:
             _check_tokens(requests, f"policy '{policy.kind}'")
-        self._tables = [self._survival_tables(acceptance, name) for name in proposer.cost_keys]
+        self._tables = [
+            self._survival_tables(model, name)
+            for model, name in zip(models, proposer.cost_keys, strict=True)
+        ]
         if policy.drafts_trees:
             self._draft_luck = self._tree_luck(acceptance, proposer)
-        elif policy.uses_confidences and not acceptance.verifies_tokens:
+        elif policy.uses_confidences and not self._verifies_tokens:
             self._draft_luck = self._confidence_luck(acceptance, proposer)
-        if not acceptance.verifies_tokens:
+        if not self._verifies_tokens:
             self._proposer_memory = proposer.start(
                 requests, self._luck("proposer", proposer.method), max_draft_len
             )
@@ -71,8 +75,8 @@ class Drafting:
     def _luck(self, *names: str) -> Luck:
         return Luck(self._experiment.seed, stream_id(*names))
 
-    def _survival_tables(self, acceptance: Acceptance, drafter: str) -> list[bytes]:
-        model, luck = acceptance.of_drafter(drafter), self._luck("acceptance", drafter)
+    def _survival_tables(self, model: Acceptance, drafter: str) -> list[bytes]:
+        luck = self._luck("acceptance", drafter)
         max_draft_len = self._deployment.max_draft_len
         return [
             table
@@ -110,6 +114,10 @@ class Drafting:
         policy, slo, costs = deployment.policy, experiment.slo, deployment.costs
         alone = StepLoad(512, 1, 1)
         target_time = costs.target_time(alone)
+        fates: list[bytearray] = []  # the survival tables, where drafts are real tokens
+        if self._verifies_tokens:
+            fates = [bytearray(request.output_len) for request in self._requests]
+        lookup, fallback = self._sources(fates)
         server = ServerView(
             max_draft_len=deployment.max_draft_len,
             step_time=costs.step_time,
@@ -121,9 +129,7 @@ class Drafting:
             ),
             drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
             prompt_token_ids=lambda request: _token_ids(self._requests[request]),
-            oracle=Oracle(self._fates or self._tables[0])
-            if isinstance(policy, OraclePolicy)
-            else None,
+            oracle=Oracle(fates or self._tables[0]) if isinstance(policy, OraclePolicy) else None,
             rng=generator(experiment.seed, "policy", str(replica)),
             tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
         )
@@ -135,19 +141,28 @@ class Drafting:
             proposer_memory=self._proposer_memory,
             survival_tables=self._tables,
             luck=self._draft_luck,
-            token_drafts=self._token_drafts(),
+            lookup=lookup,
+            fallback=fallback,
         )
 
-    def _oracle(self) -> Oracle:
-        return Oracle(self._fates or self._tables[0])
-
-    def _token_drafts(self) -> TokenDrafts | None:
-        """Return the drafts of one replica, which shares no tree with the others."""
-        proposer = self._deployment.proposer
-        lookup = proposer.make_lookup() if proposer and self._fates else None
-        if lookup is None:
-            return None
-        return TokenDrafts(lookup, self._deployment.max_draft_len, self._fates)
+    def _sources(
+        self, fates: list[bytearray]
+    ) -> tuple[LookupDrafts | None, LookupDrafts | ModelDrafts | None]:
+        """Return a lookup and what stands behind it, for one replica: it shares no tree."""
+        proposer, acceptance = self._deployment.proposer, self._experiment.acceptance
+        if proposer is None or acceptance is None or not fates:
+            return None, None
+        sources: list[LookupDrafts | ModelDrafts] = []
+        for part in proposer.parts:
+            draft_len = min(part.num_speculative_tokens, self._deployment.max_draft_len)
+            lookup = part.make_lookup()
+            if acceptance.of_drafter(part.cost_keys[0]).verifies_tokens and lookup is not None:
+                sources.append(LookupDrafts(lookup, draft_len, fates))
+            else:
+                sources.append(ModelDrafts(draft_len, self._tables[1]))
+        first, *others = sources
+        assert isinstance(first, LookupDrafts)
+        return first, others[0] if others else None
 
 
 def _check_tokens(requests: list[Request], who: str) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.draft_luck import DraftLuck
+from specsim.engine.draft_sources import DraftSource, LookupDrafts
 from specsim.engine.engine_step import EngineStep
 from specsim.engine.kv_cache import KVCache
 from specsim.engine.plan import StepPlan
 from specsim.engine.sequence import Sequence
-from specsim.engine.token_drafts import TokenDrafts
 from specsim.policies.base import Policy
 from specsim.proposers.base import Proposer
 from specsim.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
@@ -39,8 +39,10 @@ class Speculation:
     """By drafter and request index: the fate of every draft that could be made (`Acceptance`)."""
     luck: DraftLuck | None = None
     """For policies that draft trees or use confidences."""
-    token_drafts: TokenDrafts | None = None
-    """Where drafts are real tokens; their fates are entered into the survival tables."""
+    lookup: LookupDrafts | None = None
+    """Where drafts are real tokens: who makes them, and enters their fates."""
+    fallback: DraftSource | None = None
+    """Who drafts where the policy does not use what the lookup has found."""
 
     def __post_init__(self) -> None:
         # Asked at every step, the same answer every time.
@@ -55,6 +57,8 @@ class Speculation:
         )
         self._unspeculative: set[int] = set()
         """Requests whose prefill the drafter has left out."""
+        self._found_lens: list[int] = []
+        """What the lookup found for each sequence of the last step, tokens."""
 
     def prepare(self, sequence: Sequence) -> None:
         """Give a new sequence its drafter, and the fate of what that may draft.
@@ -75,8 +79,8 @@ class Speculation:
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
         self._unspeculative.discard(sequence.index)
-        if self.token_drafts is not None:
-            self.token_drafts.end(sequence)
+        for source in filter(None, (self.lookup, self.fallback)):
+            source.end(sequence)
 
     def begin(self, step: EngineStep) -> None:
         """Settle what a scheduled step verifies, and whom the drafter will never serve."""
@@ -110,8 +114,8 @@ class Speculation:
         draft_lens = plan.verified_lens
         if self.policy.drafts_trees:
             return list(map(self._accepted_path, plan.sequences, draft_lens))
-        if self.token_drafts is not None and self.token_drafts.has_trees:
-            accepted_lens = list(map(self.token_drafts.accepted_path, plan.sequences, draft_lens))
+        if self.lookup is not None and self.lookup.has_trees:
+            accepted_lens = list(map(self.lookup.accepted_path, plan.sequences, draft_lens))
         else:
             accepted_lens = [s.survival_lens[s.known_len] for s in plan.sequences]
         if draft_lens.count(self.max_draft_len) < len(draft_lens):
@@ -148,6 +152,7 @@ class Speculation:
             draft_time=step.verified_draft_time,
             overhead_time=step.overhead_time,
             trees=[s.draft_tree for s in sequences] if policy.drafts_trees else None,
+            drafters=[s.drafter for s in sequences] if self.fallback else [],
             token_ids=_emitted_tokens(sequences, accepted_lens) if policy.uses_tokens else [],
         )
         policy.observe(outcome, self.memory)
@@ -166,24 +171,48 @@ class Speculation:
             Tells how many drafts it has room for.
         """
         sequences = step.plan.sequences
-        if self.token_drafts is not None and sequences:
-            found_lens = self._look_up(step.plan, accepted_lens, self.token_drafts)
+        if self.lookup is not None and sequences:
+            found_lens = self._find_drafts(step.plan, accepted_lens, self.lookup)
             asked = self._ask(step, accepted_lens, kv)
             lens = [asked] * len(sequences) if isinstance(asked, int) else asked
             return list(map(min, lens, found_lens))
         return self._ask(step, accepted_lens, kv)
 
-    def _look_up(
-        self, plan: StepPlan, accepted_lens: list[int] | None, drafts: TokenDrafts
+    def _find_drafts(
+        self, plan: StepPlan, accepted_lens: list[int] | None, lookup: LookupDrafts
     ) -> list[int]:
-        """Draft, settle the fate of each draft, and return how long the drafts are."""
-        made = drafts.make(plan, accepted_lens)
-        emitted_lens = [0] * len(made) if accepted_lens is None else [n + 1 for n in accepted_lens]
-        for sequence, draft, emitted_len in zip(plan.sequences, made, emitted_lens, strict=True):
-            position = sequence.output_len + emitted_len
-            if draft.token_ids and position < sequence.request.output_len:
-                drafts.settle(sequence, position, draft)
-        return [len(draft.token_ids) for draft in made]
+        """Draft for every sequence that emits a token, settle the fates, and return the lengths.
+
+        A request whose answer ends with this step is drafted for as well, since the drafter cannot
+        know (vLLM 0.32.0 ``v1/spec_decode/suffix_decoding.py propose``).
+        """
+        emitted_lens = [0] * len(plan.sequences)
+        if accepted_lens is not None:
+            emitted_lens = [accepted_len + 1 for accepted_len in accepted_lens]
+        rows = [
+            (row, sequence, sequence.output_len + emitted_len)
+            for row, (sequence, emitted_len) in enumerate(
+                zip(plan.sequences, emitted_lens, strict=True)
+            )
+            if sequence not in plan.partial and not sequence.is_finished
+        ]
+        drafts = [lookup.draft(sequence, position) for _, sequence, position in rows]
+        self._found_lens = [0] * len(plan.sequences)
+        for (row, _, _), draft in zip(rows, drafts, strict=True):
+            self._found_lens[row] = len(draft.token_ids)
+        lens = self._found_lens.copy()
+        uses = [True] * len(rows)
+        if self.fallback is not None:
+            uses = self.policy.uses_lookup([draft.score for draft in drafts], self.memory)
+        for (row, sequence, position), draft, is_used in zip(rows, drafts, uses, strict=True):
+            sequence.drafter = 0 if is_used else 1
+            if is_used or self.fallback is None:
+                lookup.settle(sequence, position, draft)
+            else:
+                other = self.fallback.draft(sequence, position)
+                self.fallback.settle(sequence, position, other)
+                lens[row] = len(other.token_ids)
+        return lens
 
     def _ask(
         self, step: EngineStep, accepted_lens: list[int] | None, kv: KVCache
@@ -215,8 +244,8 @@ class Speculation:
     ) -> list[int]:
         """Cut each draft after the first token of which the drafter is not sure enough."""
         lens = [asked] * batch.size if isinstance(asked, int) else asked
-        if self.token_drafts is not None:
-            confidences = self.token_drafts.confidences(batch.requests, lens)
+        if self.lookup is not None:
+            confidences = self.lookup.confidences(batch.requests, lens)
         else:
             assert self.luck is not None
             positions = batch.output_lens
@@ -240,8 +269,8 @@ class Speculation:
     ) -> NDArray[np.float32]:
         if not self.policy.uses_confidences:
             return _NO_CONFIDENCES
-        if self.token_drafts is not None:
-            return self.token_drafts.confidences([s.index for s in sequences], draft_lens)
+        if self.lookup is not None:
+            return self.lookup.confidences([s.index for s in sequences], draft_lens)
         assert self.luck is not None
         return self.luck.confidences(
             [s.index for s in sequences],
@@ -264,7 +293,7 @@ class Speculation:
     @property
     def is_shared_out(self) -> bool:
         """Whether there are several drafters, or requests that none serves."""
-        return bool(self._unspeculative) or self.policy.selects_drafter
+        return bool(self._unspeculative) or self.policy.selects_drafter or self.fallback is not None
 
     def drafter_loads(
         self, plan: StepPlan, draft_lens: int | list[int]
@@ -282,6 +311,8 @@ class Speculation:
             Of each drafter that has anything to do.
         """
         lens = [draft_lens] * len(plan.sequences) if isinstance(draft_lens, int) else draft_lens
+        if self.fallback is not None:
+            return self._loads_of_both(plan, lens)
         rows: dict[int, list[tuple[int, int, int, int]]] = {}
         # The drafter does not read what was trimmed, nor, in vLLM V0, what it has yet to draft.
         kept_lens = [0] * len(lens) if plan.drafts_on_top else plan.verified_lens
@@ -294,6 +325,26 @@ class Speculation:
                 row = (sequence.computed_len - cut, scheduled_len - cut, prefill_len, draft_len)
                 rows.setdefault(sequence.drafter, []).append(row)
         return [(drafter, *_load_of(rows[drafter])) for drafter in sorted(rows)]
+
+    def _loads_of_both(
+        self, plan: StepPlan, lens: list[int]
+    ) -> list[tuple[int, StepLoad, list[int]]]:
+        """Return the load of a lookup, which serves all, and of the model behind it.
+
+        The model reads every prompt, and the step's tokens of the sequences that it drafts for.
+        What it left out while the lookup drafted it would have to read as well; its cost per token
+        read is so small beside its cost per pass that this is not charged.
+        """
+        rows = []
+        for sequence, scheduled_len, draft_len in zip(
+            plan.sequences, plan.scheduled_lens, lens, strict=True
+        ):
+            prefill_len = plan.prefill_lens.get(sequence, 0)
+            if sequence.drafter == 1 or prefill_len:
+                model_len = draft_len if sequence.drafter == 1 else 0
+                rows.append((sequence.computed_len, scheduled_len, prefill_len, model_len))
+        loads = [(0, plan.load, self._found_lens)]
+        return [*loads, (1, *_load_of(rows))] if rows else loads
 
 
 def _load_of(rows: list[tuple[int, int, int, int]]) -> tuple[StepLoad, list[int]]:

@@ -55,9 +55,18 @@ class Proposer(Member):
     has_prefill: ClassVar[bool] = True
     """Whether it has to read a prompt before it can draft for it."""
 
+    needs_tokens: ClassVar[bool] = False
+    """Whether it has a token-level mode only."""
+    has_fallback: ClassVar[bool] = False
+    """Whether another drafter stands behind it, which the policy may prefer."""
     drafts_first_token: ClassVar[bool] = True
     """Whether it drafts before the first output token is known. vLLM never does; Arctic
     Inference's simulator, from which the published figures of suffix decoding come, does."""
+
+    @property
+    def parts(self) -> "tuple[Proposer, ...]":
+        """The drafter; or the lookup and the one that stands behind it."""
+        return (self,)
 
     @classmethod
     def has_lookup(cls) -> bool:

@@ -1,23 +1,36 @@
-"""TokenDrafts: the real drafts of one engine, and their fate."""
+"""Draft sources: who drafts for an engine when drafts are real, and what became of each draft."""
 
 from collections.abc import Sequence as Indexable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.engine.plan import StepPlan
 from specsim.engine.sequence import Sequence
-from specsim.lookup.base import NO_DRAFT, Draft, Lookup
-from specsim.request import Text
+from specsim.lookup.base import Draft, Lookup
+from specsim.request import UNRECORDED, Text
 
-__all__ = ["TokenDrafts"]
+__all__ = ["DraftSource", "LookupDrafts", "ModelDrafts"]
 
 
-class TokenDrafts:
+class DraftSource(Protocol):
+    """Drafts for one sequence at a time, once the tokens of a step are known."""
+
+    def draft(self, sequence: Sequence, position: int) -> Draft:
+        """Return a draft of full length, made when `position` output tokens are known."""
+
+    def settle(self, sequence: Sequence, position: int, draft: Draft) -> None:
+        """Enter how much of that draft will be accepted into the sequence's survival lengths."""
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended."""
+
+
+class LookupDrafts:
     """Drafts that a lookup makes of token ids, verified against the recorded answers.
 
-    Drafts are made at their full length once a step's tokens are known; the policy decides how
-    much of each is kept. So every policy, the oracle too, chooses among the same drafts.
+    Drafts are made at their full length; the policy decides how much of each is kept. So every
+    policy, the oracle too, chooses among the same drafts.
 
     Parameters
     ----------
@@ -38,57 +51,24 @@ class TokenDrafts:
         self.has_trees = False
         """Whether any draft was a tree."""
 
-    def make(self, plan: StepPlan, accepted_lens: list[int] | None) -> list[Draft]:
-        """Draft for every sequence of a step that emits a token.
-
-        A request whose answer ends with this step is drafted for as well, since the drafter cannot
-        know (vLLM 0.32.0 ``v1/spec_decode/suffix_decoding.py propose``).
-
-        Parameters
-        ----------
-        plan : StepPlan
-        accepted_lens : list of int or None, tokens
-            What the step accepted, per sequence; None where drafts precede it (vLLM V0).
-
-        Returns
-        -------
-        list of Draft, one per sequence
-        """
-        if accepted_lens is None:
-            return [self._draft(sequence, sequence.known_len) for sequence in plan.sequences]
-        return [
-            NO_DRAFT
-            if sequence in plan.partial or sequence.is_finished
-            else self._draft(sequence, sequence.known_len + accepted_len + 1)
-            for sequence, accepted_len in zip(plan.sequences, accepted_lens, strict=True)
-        ]
-
-    def _draft(self, sequence: Sequence, known_len: int) -> Draft:
+    def draft(self, sequence: Sequence, position: int) -> Draft:
+        """Tell the lookup what is known by now, and return what it makes of it."""
         index = sequence.index
         text = self._texts.get(index)
         if text is None:
             text = self._texts[index] = sequence.request.text
             self._lookup.start(index, text)
-        # A prompt that was not recorded counts as one token there and as none here.
-        known_len = min(text.prompt_len + known_len - sequence.prompt_len, len(text.token_ids))
-        self._lookup.reveal(index, known_len)
+        self._lookup.reveal(index, min(text.prompt_len + position, len(text.token_ids)))
         draft = self._drafts[index] = self._lookup.draft(index, self._max_draft_len)
         self.has_trees = self.has_trees or draft.parents is not None
         return draft
 
     def settle(self, sequence: Sequence, position: int, draft: Draft) -> None:
-        """Enter how much of a draft the recorded answer confirms.
-
-        Parameters
-        ----------
-        sequence : Sequence
-        position : int
-            Output tokens known when it was made.
-        draft : Draft
-        """
-        accepted_len = self._accepted_len(sequence, position, draft)
-        sequence.survival_lens[sequence.prompt_len + position] = accepted_len
-        self._tables[sequence.index][position] = accepted_len
+        """Enter how much of a draft the recorded answer confirms."""
+        if draft.token_ids and position < sequence.request.output_len:
+            accepted_len = self._accepted_len(sequence, position, draft)
+            sequence.survival_lens[sequence.prompt_len + position] = accepted_len
+            self._tables[sequence.index][position] = accepted_len
 
     def _accepted_len(self, sequence: Sequence, position: int, draft: Draft) -> int:
         text = self._texts[sequence.index]
@@ -127,7 +107,35 @@ class TokenDrafts:
         return np.divide(reached, before, out=np.zeros_like(reached), where=before > 0)
 
     def end(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended."""
+        """Forget a sequence that has ended; its answer may go on serving others."""
         if self._texts.pop(sequence.index, None) is not None:
             self._lookup.end(sequence.index)
             self._drafts.pop(sequence.index, None)
+
+
+class ModelDrafts:
+    """Drafts of a model that stands behind a lookup: a length and a fate, but no tokens.
+
+    Parameters
+    ----------
+    draft_len : int, tokens
+    tables : sequence of bytes
+        Survival table of every request.
+    """
+
+    def __init__(self, draft_len: int, tables: Indexable[bytes]) -> None:
+        self._draft = Draft((UNRECORDED,) * draft_len)
+        self._tables = tables
+
+    def draft(self, sequence: Sequence, position: int) -> Draft:
+        """Return so many tokens of which nothing is known."""
+        return self._draft
+
+    def settle(self, sequence: Sequence, position: int, draft: Draft) -> None:
+        """Enter what the acceptance model says."""
+        table = self._tables[sequence.index]
+        if position < len(table):
+            sequence.survival_lens[sequence.prompt_len + position] = table[position]
+
+    def end(self, sequence: Sequence) -> None:
+        """Nothing is kept."""
