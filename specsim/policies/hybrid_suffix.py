@@ -9,17 +9,24 @@ from specsim.policies._estimate import PRIOR_TRIALS, expected_len
 from specsim.policies.base import Policy, ServerView
 from specsim.step import BatchView, StepOutcome
 
-__all__ = ["HybridSuffix"]
+__all__ = ["HybridMemory", "HybridSuffix"]
 
 _PRIOR_ALPHA = 0.7
 
 
 @dataclass(slots=True)
-class _Memory:
-    server: ServerView
+class HybridMemory:
+    """What the fallback's drafts came to."""
+
+    max_draft_len: int
     accepted: float
-    """Tokens of the fallback's drafts."""
+    """Draft tokens."""
     drafts: float = PRIOR_TRIALS
+
+    def add(self, accepted_len: int) -> None:
+        """Take in the accepted length of one of its drafts."""
+        self.accepted += accepted_len
+        self.drafts += 1
 
 
 @final
@@ -39,23 +46,27 @@ class HybridSuffix(Policy):
     tau: float | None = Field(default=None, ge=0)
     """Tokens; 0: never fall back; by default the mean accepted length of the fallback so far."""
 
-    def start(self, server: ServerView) -> _Memory:
+    def start(self, server: ServerView) -> HybridMemory:
         """Return a fallback that accepts 70 % of the tokens."""
-        typical = expected_len(_PRIOR_ALPHA, server.max_draft_len) - 1.0
-        return _Memory(server, typical * PRIOR_TRIALS)
+        return self.new_memory(server.max_draft_len)
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
+    def new_memory(self, max_draft_len: int) -> HybridMemory:
+        """Return the same for somebody who has no server."""
+        typical = expected_len(_PRIOR_ALPHA, max_draft_len) - 1.0
+        return HybridMemory(max_draft_len, typical * PRIOR_TRIALS)
+
+    def draft_lens(self, batch: BatchView, memory: HybridMemory) -> int:
         """Return the longest draft: each drafter makes its own."""
-        return memory.server.max_draft_len
+        return memory.max_draft_len
 
-    def uses_lookup(self, scores: list[float], memory: _Memory) -> list[bool]:
+    def uses_lookup(self, scores: list[float], memory: HybridMemory) -> list[bool]:
         """Return whether each score exceeds tau."""
         if self.tau == 0:
             return [True] * len(scores)
         tau = memory.accepted / memory.drafts if self.tau is None else self.tau
         return [score > tau for score in scores]
 
-    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
+    def observe(self, outcome: StepOutcome, memory: HybridMemory) -> None:
         """Average what the fallback's drafts came to."""
         if not outcome.drafters:
             return
@@ -63,5 +74,4 @@ class HybridSuffix(Policy):
             outcome.drafters, outcome.draft_lens, outcome.accepted_lens, strict=True
         ):
             if drafter and draft_len:
-                memory.accepted += accepted_len
-                memory.drafts += 1
+                memory.add(accepted_len)

@@ -10,7 +10,7 @@ import pytest
 from conftest import Run as Cli
 from conftest import tiny_config
 
-from specsim.draft_eval import evaluate_drafts, load_texts
+from specsim.draft_eval import Drafter, evaluate_drafts, load_texts
 from specsim.engine.draft_sources import LookupDrafts
 from specsim.engine.sequence import Sequence
 from specsim.errors import ConfigError, TraceError
@@ -83,7 +83,7 @@ def test_a_server_drafts_what_draft_eval_says(
     experiment = on_tokens(policy={"kind": "static"})
     proposer = experiment.engine.speculative_config
     assert proposer is not None
-    alone = evaluate_drafts(proposer, load_texts(trace)).per_request
+    alone = evaluate_drafts(Drafter(proposer), load_texts(trace)).per_request
     assert counts(simulate(experiment, check=True)) == [
         (request.drafted, request.accepted) for request in alone
     ]
