@@ -19,7 +19,7 @@ DRAFTERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("suffix", {}),
 )
 """Proposers that are replayed, with vLLM's defaults (ngram: n-grams of 5; suffix: trees of depth
-24). vLLM has no default for the k of ngram; 5 is that of its documentation's example."""
+24). vLLM has no default for the k of ngram; it is that of the n-grams here."""
 
 REPLAYED_TOKENS = 2_000_000
 """Requests are replayed from the first, until their prompts and outputs come to so many tokens:
