@@ -85,7 +85,7 @@ class SuffixTree:
         self._cursors.append(cursor)
         return cursor
 
-    def extend(self, cursor: Cursor, token_ids: Ints, known_len: int) -> None:
+    def extend(self, cursor: Cursor, token_ids: Ints, known_len: int) -> int:
         """Take in more of a sequence.
 
         Parameters
@@ -95,9 +95,18 @@ class SuffixTree:
             The whole sequence.
         known_len : int, tokens
             How much of it to take in.
+
+        Returns
+        -------
+        int, bytes
+            Memory that this took.
         """
+        if append(self.arrays, cursor, token_ids, known_len):
+            return 0
+        before = self.memory_bytes
         while not append(self.arrays, cursor, token_ids, known_len):
             self._grow_nodes(int(_GROWTH * len(self._nodes)) + self._depth)
+        return self.memory_bytes - before
 
     @staticmethod
     def close(cursor: Cursor) -> None:
@@ -253,9 +262,7 @@ class SuffixLookup(Lookup):
         active = self._active[request]
         active.known_len = known_len
         if self._has_local:
-            before = active.tree.memory_bytes
-            active.tree.extend(active.cursor, active.token_ids, known_len)
-            self._local_bytes += active.tree.memory_bytes - before
+            self._local_bytes += active.tree.extend(active.cursor, active.token_ids, known_len)
         if self._has_global:
             self._answers.extend(
                 active.answer_cursor, active.answer, known_len - active.prompt_len

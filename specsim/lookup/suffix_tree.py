@@ -54,6 +54,9 @@ Scratch = tuple[Ints, Floats, Ints, Floats, Ints, Ints, Floats]
 """(token_ids and parents of two drafts, their probs, heap items, their probs, matches, budget by
 match length, least probability)"""
 
+_compiled = njit(cache=True, _nrt=False, error_model="numpy")
+"""No function allocates, so none needs numba's reference counts: they took most of the time."""
+
 COUNT, PARENT, TOKEN, TEXT, LENGTH, HEAD, NEXT, PREV, GROUP = range(9)
 NODE_COLUMNS = 9
 """Occurrences (0: unused row), parent, first token, place of its text in the pool, length of it,
@@ -82,14 +85,14 @@ _HALF = np.uint64(32)
 # Children: the table
 
 
-@njit(cache=True)
+@_compiled
 def _home(parent: int, token: int, size: int) -> int:
     """Return where the search for a child begins."""
     key = (np.uint64(parent) * _MIX_PARENT + np.uint64(token)) * _MIX_KEY
     return np.int64(((key >> _HALF) * np.uint64(size)) >> _HALF)
 
 
-@njit(cache=True)
+@_compiled
 def _slot(tree: Arrays, parent: int, token: int) -> int:
     """Return where a child is in the table, or where it belongs."""
     nodes, table = tree[0], tree[1]
@@ -103,13 +106,13 @@ def _slot(tree: Arrays, parent: int, token: int) -> int:
             slot = 0
 
 
-@njit(cache=True)
+@_compiled
 def _enter(tree: Arrays, node: int) -> None:
     nodes, table = tree[0], tree[1]
     table[_slot(tree, nodes[node, PARENT], nodes[node, TOKEN])] = node
 
 
-@njit(cache=True)
+@_compiled
 def _leave(tree: Arrays, node: int) -> None:
     """Take a node out of the table, and move up those that had to give way to it."""
     nodes, table = tree[0], tree[1]
@@ -135,7 +138,7 @@ def _leave(tree: Arrays, node: int) -> None:
     table[hole] = NONE
 
 
-@njit(cache=True)
+@_compiled
 def fill_table(tree: Arrays) -> None:
     """Enter all nodes into an empty table.
 
@@ -149,13 +152,13 @@ def fill_table(tree: Arrays) -> None:
             _enter(tree, node)
 
 
-@njit(cache=True)
+@_compiled
 def _is_alone(nodes: Ints, node: int) -> bool:
     """Tell whether a node has no siblings; it is its own predecessor then."""
     return nodes[node, PREV] == node
 
 
-@njit(cache=True)
+@_compiled
 def _child(tree: Arrays, parent: int, token: int) -> int:
     nodes, table = tree[0], tree[1]
     head = nodes[parent, HEAD]
@@ -169,7 +172,7 @@ def _child(tree: Arrays, parent: int, token: int) -> int:
 # Siblings: in order of count, the largest first
 
 
-@njit(cache=True)
+@_compiled
 def _join(tree: Arrays, node: int, other: int, end: int) -> None:
     """Make a node the first or the last in the group of a neighbour of the same count."""
     nodes, groups, spare = tree[0], tree[2], tree[4]
@@ -187,7 +190,7 @@ def _join(tree: Arrays, node: int, other: int, end: int) -> None:
     nodes[node, GROUP] = group
 
 
-@njit(cache=True)
+@_compiled
 def _part(tree: Arrays, node: int) -> None:
     """Take a node out of its group, which ends when one is left."""
     nodes, groups, spare = tree[0], tree[2], tree[4]
@@ -206,7 +209,7 @@ def _part(tree: Arrays, node: int) -> None:
         spare[FREE_GROUP] = group
 
 
-@njit(cache=True)
+@_compiled
 def _unlink(nodes: Ints, node: int) -> None:
     """Take a node out of the list of its siblings."""
     parent, before, after = nodes[node, PARENT], nodes[node, PREV], nodes[node, NEXT]
@@ -220,7 +223,7 @@ def _unlink(nodes: Ints, node: int) -> None:
         nodes[nodes[parent, HEAD], PREV] = before
 
 
-@njit(cache=True)
+@_compiled
 def _link_before(tree: Arrays, node: int, other: int) -> None:
     nodes = tree[0]
     parent, before = nodes[node, PARENT], nodes[other, PREV]
@@ -238,7 +241,7 @@ def _link_before(tree: Arrays, node: int, other: int) -> None:
         _join(tree, node, other, FIRST)
 
 
-@njit(cache=True)
+@_compiled
 def _link_last(tree: Arrays, node: int) -> None:
     nodes = tree[0]
     parent = nodes[node, PARENT]
@@ -254,7 +257,7 @@ def _link_last(tree: Arrays, node: int) -> None:
         _join(tree, node, before, LAST)
 
 
-@njit(cache=True)
+@_compiled
 def _replace(tree: Arrays, old: int, new: int) -> None:
     """Put a node of the same count and first token in the place of another."""
     nodes, table, groups = tree[0], tree[1], tree[2]
@@ -281,7 +284,7 @@ def _replace(tree: Arrays, old: int, new: int) -> None:
             groups[group, LAST] = new
 
 
-@njit(cache=True)
+@_compiled
 def _increment(tree: Arrays, node: int) -> None:
     """Count one more, and go before the siblings of the old count.
 
@@ -303,7 +306,7 @@ def _increment(tree: Arrays, node: int) -> None:
     _link_before(tree, node, first)
 
 
-@njit(cache=True)
+@_compiled
 def _decrement(tree: Arrays, node: int) -> None:
     """Count one less, and go behind the siblings of the old count."""
     nodes, groups = tree[0], tree[2]
@@ -327,7 +330,7 @@ def _decrement(tree: Arrays, node: int) -> None:
 # Nodes
 
 
-@njit(cache=True)
+@_compiled
 def _new_node(tree: Arrays) -> int:
     nodes, spare = tree[0], tree[4]
     node = spare[FREE_NODE]
@@ -340,7 +343,7 @@ def _new_node(tree: Arrays) -> int:
     return node
 
 
-@njit(cache=True)
+@_compiled
 def _free_node(tree: Arrays, node: int) -> None:
     nodes, spare = tree[0], tree[4]
     nodes[node, COUNT] = 0
@@ -349,7 +352,7 @@ def _free_node(tree: Arrays, node: int) -> None:
     spare[NUM_FREE] += 1
 
 
-@njit(cache=True)
+@_compiled
 def _add_leaf(tree: Arrays, parent: int, token: int, place: int) -> int:
     nodes = tree[0]
     node = _new_node(tree)
@@ -368,7 +371,7 @@ def _add_leaf(tree: Arrays, parent: int, token: int, place: int) -> int:
     return node
 
 
-@njit(cache=True)
+@_compiled
 def _remove_leaf(tree: Arrays, node: int) -> None:
     nodes = tree[0]
     parent = nodes[node, PARENT]
@@ -382,7 +385,7 @@ def _remove_leaf(tree: Arrays, node: int) -> None:
     _free_node(tree, node)
 
 
-@njit(cache=True)
+@_compiled
 def _drop_first(tree: Arrays, node: int) -> None:
     """Give the first token of an only child to its parent."""
     nodes, pool = tree[0], tree[3]
@@ -392,7 +395,7 @@ def _drop_first(tree: Arrays, node: int) -> None:
         nodes[node, LENGTH] -= 1
 
 
-@njit(cache=True)
+@_compiled
 def _split(tree: Arrays, node: int) -> int:
     """Return a new node that holds the first token of another and has it as its only child."""
     nodes = tree[0]
@@ -410,7 +413,7 @@ def _split(tree: Arrays, node: int) -> int:
     return upper
 
 
-@njit(cache=True)
+@_compiled
 def _merge(tree: Arrays, node: int) -> None:
     """Let the only child of a node take its place and its text."""
     nodes = tree[0]
@@ -426,7 +429,7 @@ def _merge(tree: Arrays, node: int) -> None:
 # Sequences
 
 
-@njit(cache=True)
+@_compiled
 def _advance(tree: Arrays, node: int, place: int) -> int:
     """Return where a suffix ends that ended at a node, with one more token."""
     nodes, pool = tree[0], tree[3]
@@ -460,7 +463,7 @@ def _advance(tree: Arrays, node: int, place: int) -> int:
     return child
 
 
-@njit(cache=True)
+@_compiled
 def _append_token(tree: Arrays, cursor: Longs, token: int) -> None:
     nodes, pool = tree[0], tree[3]
     window = cursor[WINDOW:]
@@ -490,7 +493,7 @@ def _append_token(tree: Arrays, cursor: Longs, token: int) -> None:
     cursor[SHARED] = shared
 
 
-@njit(cache=True)
+@_compiled
 def append(tree: Arrays, cursor: Longs, token_ids: Ints, known_len: int) -> bool:
     """Take in more of a sequence, as far as there is room for nodes.
 
@@ -518,7 +521,7 @@ def append(tree: Arrays, cursor: Longs, token_ids: Ints, known_len: int) -> bool
     return True
 
 
-@njit(cache=True)
+@_compiled
 def remove(tree: Arrays, cursor: Longs) -> None:
     """Forget the oldest sequence; its slot is free afterwards.
 
@@ -555,7 +558,7 @@ def remove(tree: Arrays, cursor: Longs) -> None:
 # Drafts
 
 
-@njit(cache=True)
+@_compiled
 def _match_from_root(tree: Arrays, token_ids: Ints, start: int, known_len: int) -> tuple[int, int]:
     """Return where a run of tokens ends: node (none: not in the tree) and tokens into it."""
     nodes, pool = tree[0], tree[3]
@@ -572,7 +575,7 @@ def _match_from_root(tree: Arrays, token_ids: Ints, start: int, known_len: int) 
     return node, offset
 
 
-@njit(cache=True)
+@_compiled
 def _match(
     tree: Arrays, cursor: Longs, token_ids: Ints, known_len: int, matches: Ints
 ) -> int:
@@ -596,7 +599,7 @@ def _match(
     return longest
 
 
-@njit(cache=True)
+@_compiled
 def _edge_token(tree: Arrays, node: int, offset: int) -> int:
     """Return a token of a node, `UNKNOWN` at its end."""
     nodes, pool = tree[0], tree[3]
@@ -606,7 +609,7 @@ def _edge_token(tree: Arrays, node: int, offset: int) -> int:
     return pool[nodes[node, TEXT] + offset]
 
 
-@njit(cache=True)
+@_compiled
 def _draft_chain(
     tree: Arrays, match: Ints, budget: int, scratch: Scratch, row: int
 ) -> tuple[int, np.float32]:
@@ -634,7 +637,14 @@ def _draft_chain(
     return length, score
 
 
-@njit(cache=True)
+@_compiled
+def _copy(items: Ints, source: int, target: int) -> None:
+    """Copy a row, which takes longer, and memory, as an assignment of slices."""
+    for column in range(3):
+        items[target, column] = items[source, column]
+
+
+@_compiled
 def _rise(scratch: Scratch, hole: int, prob: np.float32, item: tuple[int, int, int]) -> None:
     """Put an item into a hole of the heap, or above it, but below its equals."""
     items, keys = scratch[2], scratch[3]
@@ -643,13 +653,13 @@ def _rise(scratch: Scratch, hole: int, prob: np.float32, item: tuple[int, int, i
         if keys[above] >= prob:
             break
         keys[hole] = keys[above]
-        items[hole] = items[above]
+        _copy(items, above, hole)
         hole = above
     keys[hole] = prob
     items[hole, 0], items[hole, 1], items[hole, 2] = item
 
 
-@njit(cache=True)
+@_compiled
 def _drop_best(scratch: Scratch, size: int) -> None:
     """Drop the first item of the heap.
 
@@ -663,12 +673,12 @@ def _drop_best(scratch: Scratch, size: int) -> None:
         if below + 1 < size and keys[below + 1] >= keys[below]:
             below += 1
         keys[hole] = keys[below]
-        items[hole] = items[below]
+        _copy(items, below, hole)
         hole, below = below, 2 * below + 1
     _rise(scratch, hole, keys[size], (items[size, 0], items[size, 1], items[size, 2]))
 
 
-@njit(cache=True)
+@_compiled
 def _draft_tree(
     tree: Arrays, match: Ints, budget: int, scratch: Scratch, row: int
 ) -> tuple[int, np.float32]:
@@ -708,7 +718,7 @@ def _draft_tree(
     return length, score
 
 
-@njit(cache=True)
+@_compiled
 def _improve(
     tree: Arrays,
     longest: int,
@@ -739,7 +749,7 @@ def _improve(
     return best
 
 
-@njit(cache=True)
+@_compiled
 def best_draft(
     trees: tuple[Arrays, Arrays],
     cursors: tuple[Longs, Longs],
