@@ -30,7 +30,8 @@ _GROWTH = 1.2  # little slack: nodes are most of the memory, and realloc moves t
 _NODES_PER_TOKEN = 1.3  # of text that repeats itself as much as most
 _SLOTS_PER_NODE = 1.4
 _CURSOR_BYTES = 136  # of a sequence that has ended, with what Python needs for an array
-_MAX_TOKENS = 2**30  # at most two nodes each, so that all numbers are int32
+_FIRST_TOKENS = 1024  # room in the global tree at first
+_MAX_TOKENS = 2**30  # of one tree; at most two nodes each, so that all numbers are int32
 
 
 class SuffixTree:
@@ -42,19 +43,19 @@ class SuffixTree:
         Longest run that it knows.
     num_tokens : int
         Room for so much text at first; it grows as needed.
-    max_tokens : int, optional
-        Room for so much text at most, with an end for each sequence.
     """
 
-    def __init__(self, depth: int, num_tokens: int, max_tokens: int = _MAX_TOKENS) -> None:
+    def __init__(self, depth: int, num_tokens: int) -> None:
         self._depth = depth
-        self._max_tokens = max_tokens
         self._cursors: deque[Cursor] = deque()
         self._used = 0
         self._nodes = np.empty((0, NODE_COLUMNS), dtype=np.int32)
         self._groups = np.empty((0, 2), dtype=np.int32)
         self._pool = np.full(num_tokens + 1, UNKNOWN, dtype=np.int32)
+        self._table = np.zeros(0, dtype=np.int32)
         self._spare = np.zeros(SPARE_FIELDS, dtype=np.int64)
+        # All arrays grow in place, so this stays as it is.
+        self.arrays: Arrays = (self._nodes, self._table, self._groups, self._pool, self._spare)
         self._grow_nodes(int(_NODES_PER_TOKEN * num_tokens) + depth + 2)
         # Row 0 of nodes is the root, and means "none", as that of groups does.
         self._nodes[0] = 0
@@ -130,17 +131,17 @@ class SuffixTree:
     def _make_room(self, num_tokens: int) -> None:
         gone = int(self._cursors[0][0]) if self._cursors else self._used
         needed = self._used + num_tokens
-        if needed > len(self._pool) and (2 * gone >= self._used or needed > self._max_tokens):
+        if needed > len(self._pool) and (2 * gone >= self._used or needed > _MAX_TOKENS):
             self._move_text(gone)
             needed -= gone
-        if needed > self._max_tokens:
+        if needed > _MAX_TOKENS:
             raise CapacityError(
                 f"the suffix tree holds {self._used} tokens and has no room for {num_tokens} more "
-                f"(at most {self._max_tokens}); lower suffix_decoding_max_cached_requests"
+                f"(at most {_MAX_TOKENS}); lower suffix_decoding_max_cached_requests"
             )
         old = len(self._pool)
         if needed > old:
-            size = min(max(needed, int(_GROWTH * old)), self._max_tokens)
+            size = min(max(needed, int(_GROWTH * old)), _MAX_TOKENS)
             self._pool.resize(size, refcheck=False)
             self._pool[old:] = UNKNOWN
 
@@ -158,9 +159,8 @@ class SuffixTree:
         """Make room for so many nodes, for as many groups as they can form, and for the table."""
         self._nodes.resize((size, NODE_COLUMNS), refcheck=False)
         self._groups.resize((size // 2 + 2, 2), refcheck=False)
-        self.arrays: Arrays | tuple[()] = ()  # the old table goes before the new one comes
-        table = np.zeros(int(_SLOTS_PER_NODE * size), dtype=np.int32)
-        self.arrays = (self._nodes, table, self._groups, self._pool, self._spare)
+        self._table.resize(int(_SLOTS_PER_NODE * size), refcheck=False)
+        self._table[:] = 0
         fill_table(self.arrays)
 
 
@@ -203,7 +203,7 @@ class SuffixLookup(Lookup):
     order of equally frequent tokens and to its arithmetic in single precision.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         max_depth: int,
@@ -221,7 +221,7 @@ class SuffixLookup(Lookup):
         self._has_local = use_local_tree
         self._no_tree = SuffixTree(max_depth, 0)
         self._no_cursor = np.zeros(CURSOR_FIELDS + max_depth, dtype=np.int64)
-        self._answers = SuffixTree(max_depth, 1024) if self._has_global else self._no_tree
+        self._answers = SuffixTree(max_depth, _FIRST_TOKENS) if self._has_global else self._no_tree
         self._active: dict[int, _Active] = {}
         self._local_bytes = 0
         with np.errstate(over="ignore"):
@@ -264,9 +264,7 @@ class SuffixLookup(Lookup):
         if self._has_local:
             self._local_bytes += active.tree.extend(active.cursor, active.token_ids, known_len)
         if self._has_global:
-            self._answers.extend(
-                active.answer_cursor, active.answer, known_len - active.prompt_len
-            )
+            self._answers.extend(active.answer_cursor, active.answer, known_len - active.prompt_len)
 
     def draft(self, request: int, max_len: int) -> Draft:
         """Return the draft of the largest score; the local tree wins ties, then longer matches."""
@@ -287,7 +285,7 @@ class SuffixLookup(Lookup):
             return NO_DRAFT
         token_ids, parents = self._scratch[0][row, :, :length].tolist()
         probs = self._scratch[1][row, :length].tolist()
-        return Draft(token_ids, parents if self._is_tree else None, probs, score, match_len)
+        return Draft(token_ids, parents if self._is_tree else None, probs, float(score), match_len)
 
     def end(self, request: int) -> None:
         """Forget the local tree; the answer stays in the global one until its turn comes."""

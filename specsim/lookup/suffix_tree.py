@@ -28,6 +28,9 @@ Three rules keep an append short and the nodes small:
 All functions are in one file since numba's cache sees changes only of the file that it caches.
 """
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -54,8 +57,31 @@ Scratch = tuple[Ints, Floats, Ints, Floats, Ints, Ints, Floats]
 """(token_ids and parents of two drafts, their probs, heap items, their probs, matches, budget by
 match length, least probability)"""
 
-_compiled = njit(cache=True, _nrt=False, error_model="numpy")
-"""No function allocates, so none needs numba's reference counts: they took most of the time."""
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def _compiled(function: _Function) -> _Function:
+    """Compile a function that allocates nothing, so without numba's counting of references.
+
+    With it everything took six times as long.
+    """
+    return _compile(function)
+
+
+def _inner(function: _Function) -> _Function:
+    """Do the same with one that is only called by other compiled ones, never from Python.
+
+    It saves a third of the time to compile that nothing leads from Python to it; such a call
+    would crash.
+    """
+    return _compile(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+def _compile(function: _Function, **options: Any) -> _Function:
+    options |= {"cache": True, "error_model": "numpy", "_nrt": False}
+    compiled: _Function = njit(**options)(function)
+    return compiled
+
 
 COUNT, PARENT, TOKEN, TEXT, LENGTH, HEAD, NEXT, PREV, GROUP = range(9)
 NODE_COLUMNS = 9
@@ -85,14 +111,14 @@ _HALF = np.uint64(32)
 # Children: the table
 
 
-@_compiled
+@_inner
 def _home(parent: int, token: int, size: int) -> int:
     """Return where the search for a child begins."""
     key = (np.uint64(parent) * _MIX_PARENT + np.uint64(token)) * _MIX_KEY
-    return np.int64(((key >> _HALF) * np.uint64(size)) >> _HALF)
+    return int(np.int64(((key >> _HALF) * np.uint64(size)) >> _HALF))
 
 
-@_compiled
+@_inner
 def _slot(tree: Arrays, parent: int, token: int) -> int:
     """Return where a child is in the table, or where it belongs."""
     nodes, table = tree[0], tree[1]
@@ -106,13 +132,13 @@ def _slot(tree: Arrays, parent: int, token: int) -> int:
             slot = 0
 
 
-@_compiled
+@_inner
 def _enter(tree: Arrays, node: int) -> None:
     nodes, table = tree[0], tree[1]
     table[_slot(tree, nodes[node, PARENT], nodes[node, TOKEN])] = node
 
 
-@_compiled
+@_inner
 def _leave(tree: Arrays, node: int) -> None:
     """Take a node out of the table, and move up those that had to give way to it."""
     nodes, table = tree[0], tree[1]
@@ -152,13 +178,13 @@ def fill_table(tree: Arrays) -> None:
             _enter(tree, node)
 
 
-@_compiled
+@_inner
 def _is_alone(nodes: Ints, node: int) -> bool:
     """Tell whether a node has no siblings; it is its own predecessor then."""
     return nodes[node, PREV] == node
 
 
-@_compiled
+@_inner
 def _child(tree: Arrays, parent: int, token: int) -> int:
     nodes, table = tree[0], tree[1]
     head = nodes[parent, HEAD]
@@ -172,7 +198,7 @@ def _child(tree: Arrays, parent: int, token: int) -> int:
 # Siblings: in order of count, the largest first
 
 
-@_compiled
+@_inner
 def _join(tree: Arrays, node: int, other: int, end: int) -> None:
     """Make a node the first or the last in the group of a neighbour of the same count."""
     nodes, groups, spare = tree[0], tree[2], tree[4]
@@ -190,7 +216,7 @@ def _join(tree: Arrays, node: int, other: int, end: int) -> None:
     nodes[node, GROUP] = group
 
 
-@_compiled
+@_inner
 def _part(tree: Arrays, node: int) -> None:
     """Take a node out of its group, which ends when one is left."""
     nodes, groups, spare = tree[0], tree[2], tree[4]
@@ -209,7 +235,7 @@ def _part(tree: Arrays, node: int) -> None:
         spare[FREE_GROUP] = group
 
 
-@_compiled
+@_inner
 def _unlink(nodes: Ints, node: int) -> None:
     """Take a node out of the list of its siblings."""
     parent, before, after = nodes[node, PARENT], nodes[node, PREV], nodes[node, NEXT]
@@ -223,7 +249,7 @@ def _unlink(nodes: Ints, node: int) -> None:
         nodes[nodes[parent, HEAD], PREV] = before
 
 
-@_compiled
+@_inner
 def _link_before(tree: Arrays, node: int, other: int) -> None:
     nodes = tree[0]
     parent, before = nodes[node, PARENT], nodes[other, PREV]
@@ -241,7 +267,7 @@ def _link_before(tree: Arrays, node: int, other: int) -> None:
         _join(tree, node, other, FIRST)
 
 
-@_compiled
+@_inner
 def _link_last(tree: Arrays, node: int) -> None:
     nodes = tree[0]
     parent = nodes[node, PARENT]
@@ -257,7 +283,7 @@ def _link_last(tree: Arrays, node: int) -> None:
         _join(tree, node, before, LAST)
 
 
-@_compiled
+@_inner
 def _replace(tree: Arrays, old: int, new: int) -> None:
     """Put a node of the same count and first token in the place of another."""
     nodes, table, groups = tree[0], tree[1], tree[2]
@@ -284,7 +310,7 @@ def _replace(tree: Arrays, old: int, new: int) -> None:
             groups[group, LAST] = new
 
 
-@_compiled
+@_inner
 def _increment(tree: Arrays, node: int) -> None:
     """Count one more, and go before the siblings of the old count.
 
@@ -306,7 +332,7 @@ def _increment(tree: Arrays, node: int) -> None:
     _link_before(tree, node, first)
 
 
-@_compiled
+@_inner
 def _decrement(tree: Arrays, node: int) -> None:
     """Count one less, and go behind the siblings of the old count."""
     nodes, groups = tree[0], tree[2]
@@ -330,7 +356,7 @@ def _decrement(tree: Arrays, node: int) -> None:
 # Nodes
 
 
-@_compiled
+@_inner
 def _new_node(tree: Arrays) -> int:
     nodes, spare = tree[0], tree[4]
     node = spare[FREE_NODE]
@@ -343,7 +369,7 @@ def _new_node(tree: Arrays) -> int:
     return node
 
 
-@_compiled
+@_inner
 def _free_node(tree: Arrays, node: int) -> None:
     nodes, spare = tree[0], tree[4]
     nodes[node, COUNT] = 0
@@ -352,7 +378,7 @@ def _free_node(tree: Arrays, node: int) -> None:
     spare[NUM_FREE] += 1
 
 
-@_compiled
+@_inner
 def _add_leaf(tree: Arrays, parent: int, token: int, place: int) -> int:
     nodes = tree[0]
     node = _new_node(tree)
@@ -371,7 +397,7 @@ def _add_leaf(tree: Arrays, parent: int, token: int, place: int) -> int:
     return node
 
 
-@_compiled
+@_inner
 def _remove_leaf(tree: Arrays, node: int) -> None:
     nodes = tree[0]
     parent = nodes[node, PARENT]
@@ -385,7 +411,7 @@ def _remove_leaf(tree: Arrays, node: int) -> None:
     _free_node(tree, node)
 
 
-@_compiled
+@_inner
 def _drop_first(tree: Arrays, node: int) -> None:
     """Give the first token of an only child to its parent."""
     nodes, pool = tree[0], tree[3]
@@ -395,7 +421,7 @@ def _drop_first(tree: Arrays, node: int) -> None:
         nodes[node, LENGTH] -= 1
 
 
-@_compiled
+@_inner
 def _split(tree: Arrays, node: int) -> int:
     """Return a new node that holds the first token of another and has it as its only child."""
     nodes = tree[0]
@@ -413,7 +439,7 @@ def _split(tree: Arrays, node: int) -> int:
     return upper
 
 
-@_compiled
+@_inner
 def _merge(tree: Arrays, node: int) -> None:
     """Let the only child of a node take its place and its text."""
     nodes = tree[0]
@@ -429,7 +455,7 @@ def _merge(tree: Arrays, node: int) -> None:
 # Sequences
 
 
-@_compiled
+@_inner
 def _advance(tree: Arrays, node: int, place: int) -> int:
     """Return where a suffix ends that ended at a node, with one more token."""
     nodes, pool = tree[0], tree[3]
@@ -463,7 +489,7 @@ def _advance(tree: Arrays, node: int, place: int) -> int:
     return child
 
 
-@_compiled
+@_inner
 def _append_token(tree: Arrays, cursor: Longs, token: int) -> None:
     nodes, pool = tree[0], tree[3]
     window = cursor[WINDOW:]
@@ -558,7 +584,7 @@ def remove(tree: Arrays, cursor: Longs) -> None:
 # Drafts
 
 
-@_compiled
+@_inner
 def _match_from_root(tree: Arrays, token_ids: Ints, start: int, known_len: int) -> tuple[int, int]:
     """Return where a run of tokens ends: node (none: not in the tree) and tokens into it."""
     nodes, pool = tree[0], tree[3]
@@ -575,10 +601,8 @@ def _match_from_root(tree: Arrays, token_ids: Ints, start: int, known_len: int) 
     return node, offset
 
 
-@_compiled
-def _match(
-    tree: Arrays, cursor: Longs, token_ids: Ints, known_len: int, matches: Ints
-) -> int:
+@_inner
+def _match(tree: Arrays, cursor: Longs, token_ids: Ints, known_len: int, matches: Ints) -> int:
     """Note where each suffix of the known text ends in the tree; return the longest length."""
     nodes = tree[0]
     window = cursor[WINDOW:]
@@ -587,7 +611,7 @@ def _match(
     for match_len in range(1, longest + 1):
         if match_len <= own_len:
             node = window[(own_len - match_len) % depth]
-            offset = np.int64(nodes[node, LENGTH])
+            offset = int(nodes[node, LENGTH])
             if offset == OPEN:
                 offset = cursor[BASE] + own_len - nodes[node, TEXT]
         else:
@@ -599,7 +623,7 @@ def _match(
     return longest
 
 
-@_compiled
+@_inner
 def _edge_token(tree: Arrays, node: int, offset: int) -> int:
     """Return a token of a node, `UNKNOWN` at its end."""
     nodes, pool = tree[0], tree[3]
@@ -609,7 +633,7 @@ def _edge_token(tree: Arrays, node: int, offset: int) -> int:
     return pool[nodes[node, TEXT] + offset]
 
 
-@_compiled
+@_inner
 def _draft_chain(
     tree: Arrays, match: Ints, budget: int, scratch: Scratch, row: int
 ) -> tuple[int, np.float32]:
@@ -637,14 +661,14 @@ def _draft_chain(
     return length, score
 
 
-@_compiled
+@_inner
 def _copy(items: Ints, source: int, target: int) -> None:
     """Copy a row, which takes longer, and memory, as an assignment of slices."""
     for column in range(3):
         items[target, column] = items[source, column]
 
 
-@_compiled
+@_inner
 def _rise(scratch: Scratch, hole: int, prob: np.float32, item: tuple[int, int, int]) -> None:
     """Put an item into a hole of the heap, or above it, but below its equals."""
     items, keys = scratch[2], scratch[3]
@@ -659,7 +683,7 @@ def _rise(scratch: Scratch, hole: int, prob: np.float32, item: tuple[int, int, i
     items[hole, 0], items[hole, 1], items[hole, 2] = item
 
 
-@_compiled
+@_inner
 def _drop_best(scratch: Scratch, size: int) -> None:
     """Drop the first item of the heap.
 
@@ -678,7 +702,7 @@ def _drop_best(scratch: Scratch, size: int) -> None:
     _rise(scratch, hole, keys[size], (items[size, 0], items[size, 1], items[size, 2]))
 
 
-@_compiled
+@_inner
 def _draft_tree(
     tree: Arrays, match: Ints, budget: int, scratch: Scratch, row: int
 ) -> tuple[int, np.float32]:
@@ -718,7 +742,7 @@ def _draft_tree(
     return length, score
 
 
-@_compiled
+@_inner
 def _improve(
     tree: Arrays,
     longest: int,
