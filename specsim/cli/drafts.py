@@ -32,11 +32,11 @@ def draft_eval(
     same with and without drafts.
     """
     from specsim.atomic import new_file
-    from specsim.draft_eval import evaluate_drafts, load_texts, parse_proposer
+    from specsim.draft_eval import evaluate_drafts, load_texts, parse_drafter
     from specsim.experiment import overridden
     from specsim.render.draft_eval import draft_eval_table
 
-    drafter = parse_proposer(proposer, overridden({}, opt or [], "--opt"), "draft-eval")
+    drafter = parse_drafter(proposer, overridden({}, opt or [], "--opt"), "draft-eval")
     with ExitStack() as outputs:
         # Opened before the work, so that a path that cannot be written to is found at once.
         json_file = outputs.enter_context(new_file(json_out)) if json_out else None
