@@ -51,8 +51,10 @@ class DraftEval:
     drafter: Drafter
     per_request: list[DraftCounts]
     """In the order of the file."""
-    host_time: float
-    """Seconds spent on drafting and on taking in text."""
+    prompt_time: float
+    """Seconds that the lookup took to take in the prompts."""
+    step_time: float
+    """Seconds that it took to draft, and to take in what came of each step."""
     memory_bytes: int
     """Of the lookup at its largest, as it says itself."""
 
@@ -75,9 +77,9 @@ class DraftEval:
         return total.accepted / max(1, total.drafted)
 
     @property
-    def call_us(self) -> float:
+    def step_us(self) -> float:
         """Host time per step, microseconds."""
-        return 1e6 * self.host_time / max(1, self.total.steps)
+        return 1e6 * self.step_time / max(1, self.total.steps)
 
     def drafter_json(self) -> dict[str, Any]:
         """Return who drafted, as it would be configured."""
@@ -195,16 +197,19 @@ def evaluate_drafts(
     """
     lookup = _make_lookup(drafter, requests)
     per_request: list[DraftCounts] = []
-    host_time, memory_bytes = 0.0, 0
+    prompt_time, step_time, memory_bytes = 0.0, 0.0, 0
     for request in requests:
+        begun_at = perf_counter()
+        lookup.start(request.index, request.text)
+        prompt_time += perf_counter() - begun_at
         counts, seconds = _replay(lookup, drafter.proposer, request)
         per_request.append(counts)
-        host_time += seconds
+        step_time += seconds
         memory_bytes = max(memory_bytes, lookup.memory_bytes)
         lookup.end(request.index)
         if on_progress is not None:
             on_progress(len(per_request))
-    return DraftEval(drafter, per_request, host_time, memory_bytes)
+    return DraftEval(drafter, per_request, prompt_time, step_time, memory_bytes)
 
 
 def _make_lookup(drafter: Drafter, requests: list[Request]) -> Lookup:
@@ -298,16 +303,14 @@ class _Hybrid(Lookup):
 
 
 def _replay(lookup: Lookup, proposer: Proposer, request: Request) -> tuple[DraftCounts, float]:
-    """Return the counts of one request, and the seconds that the lookup took for it."""
+    """Return the counts of one request, and the seconds that the lookup took for its steps."""
     text, max_len = request.text, proposer.num_speculative_tokens
     known_len, end_len = text.prompt_len, len(text.token_ids)
     steps = accepted = drafted = 0
-    begun_at = perf_counter()
-    lookup.start(request.index, text)
+    host_time = 0.0
     if not proposer.drafts_first_token:
         known_len += 1
         lookup.reveal(request.index, known_len)
-    host_time = perf_counter() - begun_at
     while known_len < end_len:
         begun_at = perf_counter()
         draft = lookup.draft(request.index, max_len)

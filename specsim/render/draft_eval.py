@@ -29,6 +29,9 @@ def draft_eval_table(result: DraftEval, title: str) -> Table:
     table.add_row("accepted tokens", f"{total.accepted:,}")
     table.add_row("tokens per step", f"{result.tokens_per_step:.3f}")
     table.add_row("acceptance", f"{100 * result.acceptance:.1f} %")
-    table.add_row("host time per step", f"{result.call_us:.1f} us")
+    table.add_row("host time per step", f"{result.step_us:.1f} us")
+    table.add_row(
+        "host time per prompt", f"{1e6 * result.prompt_time / len(result.per_request):,.0f} us"
+    )
     table.add_row("memory of the lookup", f"{result.memory_bytes / 2**20:.1f} MiB")
     return table
