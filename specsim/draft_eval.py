@@ -68,8 +68,8 @@ class DraftEval:
         """Host time per step, microseconds."""
         return 1e6 * self.host_time / max(1, self.total.steps)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return everything that is the same on every machine."""
+    def totals_as_json(self) -> dict[str, Any]:
+        """Return everything that is the same on every machine, all requests together."""
         total = self.total
         return {
             "proposer": self.proposer.model_dump(mode="json", exclude_none=True),
@@ -80,6 +80,12 @@ class DraftEval:
             "output_tokens": total.output_tokens,
             "tokens_per_step": self.tokens_per_step,
             "acceptance": self.acceptance,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything that is the same on every machine."""
+        return {
+            **self.totals_as_json(),
             "columns": list(DraftCounts._fields),
             "per_request": [list(counts) for counts in self.per_request],
         }

@@ -71,7 +71,9 @@ def _read(path: Path, version: tuple[int, int], includes_prompts: bool, depth: i
             "trace (prompt_token_ids, generated_token_ids) as corpus"
         )
     answers = trace.output_token_ids or []
-    texts = (request.text.token_ids for request in trace.requests()) if includes_prompts else answers
+    texts = (
+        (request.text.token_ids for request in trace.requests()) if includes_prompts else answers
+    )
     corpus = build_corpus(texts, depth)
     if not len(corpus.suffixes):
         raise TraceError(f"{path}: no answer in it has any tokens; give another corpus")
@@ -146,11 +148,8 @@ def _first_place(
         while at < end and token_ids[place] == text[at]:
             place += 1
             at += 1
-        if at < end:
-            is_before = token_ids[place] < text[at]
-        else:
-            is_before = is_after or token_ids[place] < 0
-        if is_before:
+        follows = text[at] if at < end else 0
+        if (is_after and at == end) or token_ids[place] < follows:
             low = middle + 1
         else:
             high = middle
