@@ -132,10 +132,8 @@ def _sorted_suffixes(token_ids: NDArray[np.int32], depth: int) -> NDArray[np.int
 
 
 @njit(cache=True)
-def _first_place(
-    corpus: Corpus, text: NDArray[np.int32], begin: int, end: int, is_after: bool
-) -> int:
-    """Return the first suffix that is not before the pattern, or the first one that is after it.
+def _first_place(corpus: Corpus, text: NDArray[np.int32], begin: int, end: int) -> int:
+    """Return the first suffix that is not before the pattern.
 
     A suffix that ends with the pattern counts as before it: nothing follows.
     """
@@ -148,12 +146,23 @@ def _first_place(
         while at < end and token_ids[place] == text[at]:
             place += 1
             at += 1
-        follows = text[at] if at < end else 0
-        if (is_after and at == end) or token_ids[place] < follows:
+        if token_ids[place] < (text[at] if at < end else 0):
             low = middle + 1
         else:
             high = middle
     return low
+
+
+@njit(cache=True)
+def _goes_on(corpus: Corpus, place: int, text: NDArray[np.int32], begin: int, end: int) -> bool:
+    """Return whether a suffix begins with the pattern and does not end with it."""
+    if place >= len(corpus.suffixes):
+        return False
+    start = corpus.suffixes[place]
+    for at in range(begin, end):
+        if corpus.token_ids[start + at - begin] != text[at]:
+            return False
+    return bool(corpus.token_ids[start + end - begin] >= 0)
 
 
 @njit(cache=True)
@@ -177,8 +186,20 @@ def occurrences(
         Places in ``corpus.suffixes``, from the first to before the last.
     """
     begin = known_len - match_len
-    low = _first_place(corpus, text, begin, known_len, False)
-    return low, _first_place(corpus, text, begin, known_len, True)
+    low = _first_place(corpus, text, begin, known_len)
+    if not _goes_on(corpus, low, text, begin, known_len):
+        return low, low
+    leap = 1  # most ranges are short, and each look far away is a cache miss
+    while _goes_on(corpus, low + leap, text, begin, known_len):
+        leap *= 2
+    inside, outside = low + leap // 2, low + leap
+    while outside - inside > 1:
+        middle = (inside + outside) // 2
+        if _goes_on(corpus, middle, text, begin, known_len):
+            inside = middle
+        else:
+            outside = middle
+    return low, outside
 
 
 @njit(cache=True)
@@ -205,18 +226,9 @@ def longest_match(
     while found < limit:
         match_len = (found + limit + 1) // 2
         begin = known_len - match_len
-        place = _first_place(corpus, text, begin, known_len, False)
-        if place < len(corpus.suffixes) and _goes_on(corpus, place, text, begin, known_len):
+        place = _first_place(corpus, text, begin, known_len)
+        if _goes_on(corpus, place, text, begin, known_len):
             found = match_len
         else:
             limit = match_len - 1
     return found
-
-
-@njit(cache=True)
-def _goes_on(corpus: Corpus, place: int, text: NDArray[np.int32], begin: int, end: int) -> bool:
-    start = corpus.suffixes[place]
-    for at in range(begin, end):
-        if corpus.token_ids[start + at - begin] != text[at]:
-            return False
-    return bool(corpus.token_ids[start + end - begin] >= 0)

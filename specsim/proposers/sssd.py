@@ -58,17 +58,17 @@ class Sssd(Proposer):
     """Longest path of a draft, tokens; at most `num_speculative_tokens` in all."""
     use_tree: bool = False
     """Draft trees, not chains; vLLM verifies chains."""
-    input_discount: Factor = 1.0
+    input_discount: Factor = 0.85
     """Factor on the probability of every candidate from the input."""
-    input_match_discount: Factor = 1.0
+    input_match_discount: Factor = 0.7
     """Factor per token that the match is shorter than `input_prefix_len`."""
-    input_depth_discount: Factor = 1.0
+    input_depth_discount: Factor = 0.85
     """Factor per token that the candidate is deeper than the first one."""
     corpus_discount: Factor = 1.0
     """Factor on the probability of every candidate from the datastore."""
-    corpus_match_discount: Factor = 1.0
+    corpus_match_discount: Factor = 0.92
     """Factor per token that the longest match is shorter than `max_prefix_len`."""
-    corpus_depth_discount: Factor = 1.0
+    corpus_depth_discount: Factor = 0.7
     """Factor per token that the candidate is deeper than the first one."""
     own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {
         "corpus",
