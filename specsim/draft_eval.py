@@ -89,8 +89,8 @@ class DraftEval:
             config["policy"] = picker.model_dump(mode="json", exclude_none=True)
         return config
 
-    def as_json(self) -> dict[str, Any]:
-        """Return everything that is the same on every machine."""
+    def totals_as_json(self) -> dict[str, Any]:
+        """Return everything that is the same on every machine, all requests together."""
         total = self.total
         return {
             **self.drafter_json(),
@@ -101,6 +101,12 @@ class DraftEval:
             "output_tokens": total.output_tokens,
             "tokens_per_step": self.tokens_per_step,
             "acceptance": self.acceptance,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything that is the same on every machine."""
+        return {
+            **self.totals_as_json(),
             "columns": list(DraftCounts._fields),
             "per_request": [list(counts) for counts in self.per_request],
         }
@@ -233,7 +239,7 @@ class _RecordedDrafts(Lookup):
                     f"'acc_{name}', which request {request.id or request.index} does not have (it "
                     f"has: {known}); give a trace that carries it, or another proposer"
                 )
-        self._records = [request.recorded_lens[name] for request in requests]
+        self._records = {request.index: request.recorded_lens[name] for request in requests}
         self._max_len = proposer.num_speculative_tokens
         self._text = Text(np.empty(0, dtype=np.int32), 0)
         self._known_len = 0

@@ -9,7 +9,7 @@ ROWS = [
     "errors version resources atomic settings families rng request step draft_luck",
     "workload acceptance latency hardware profile lookup proposers policies routing",
     "engine results",
-    "experiment deployment drafting simulate summary acceptance_fit draft_eval tokens",
+    "experiment deployment drafting simulate summary acceptance_fit draft_eval draft_grid tokens",
     "paired compare tune breakdown parity catalogue render plots cli api __main__",
 ]
 RANK = {

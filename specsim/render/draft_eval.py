@@ -1,11 +1,15 @@
 """What drafts were worth."""
 
+from collections.abc import Sequence
+
+from rich.markup import escape
 from rich.table import Table
 
 from specsim.draft_eval import DraftEval
+from specsim.draft_grid import Combination
 from specsim.render.tables import new_table
 
-__all__ = ["draft_eval_table"]
+__all__ = ["draft_eval_table", "draft_grid_table"]
 
 
 def draft_eval_table(result: DraftEval, title: str) -> Table:
@@ -34,4 +38,31 @@ def draft_eval_table(result: DraftEval, title: str) -> Table:
         "host time per prompt", f"{1e6 * result.prompt_time / len(result.per_request):,.0f} us"
     )
     table.add_row("memory of the lookup", f"{result.memory_bytes / 2**20:.1f} MiB")
+    return table
+
+
+def draft_grid_table(combinations: Sequence[Combination], title: str) -> Table:
+    """Return one line for each combination of a grid, in the order given.
+
+    Parameters
+    ----------
+    combinations : sequence of Combination
+        Of the same options; not empty.
+    title : str
+
+    Returns
+    -------
+    rich.table.Table
+    """
+    names = list(combinations[0].options)
+    counts = ["tokens per step", "acceptance", "drafted", "host us per step"]
+    table = new_table(title, [*names, *counts])
+    for options, totals, step_us in combinations:
+        table.add_row(
+            *(escape(str(options[name])) for name in names),
+            f"{totals['tokens_per_step']:.3f}",
+            f"{100 * totals['acceptance']:.1f} %",
+            f"{totals['drafted']:,}",
+            f"{step_us:.1f}",
+        )
     return table
