@@ -19,7 +19,7 @@ def new_file(path: Path) -> Iterator[Path]:
     Parameters
     ----------
     path : Path
-        Replaced if it exists.
+        Replaced if it exists; folders made for it are taken away again if the block fails.
 
     Raises
     ------
@@ -27,7 +27,9 @@ def new_file(path: Path) -> Iterator[Path]:
         The folder cannot be written to.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    made: list[Path] = []
     try:
+        made.extend(folder for folder in path.parents if not folder.exists())
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         temporary.replace(path)
@@ -36,6 +38,9 @@ def new_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # it has become `path`, or its folder is none
             temporary.unlink()
+        for folder in made:
+            with suppress(OSError):  # holds the file, or was never made
+                folder.rmdir()
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Draft evaluation: what a lookup would have drafted for recorded answers, and how much of it held.
 
 No engine and no clock: each request of a token trace is replayed alone, in the order of the file,
-against what the model really said.
+against what the model really said. A drafter that is a model is known by its recorded acceptance
+only; that is enough to stand beside a lookup, or behind one.
 """
 
 from collections.abc import Callable
@@ -10,14 +11,24 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from specsim.errors import ConfigError, TraceError
-from specsim.lookup import Lookup
+from specsim.lookup import Draft, Lookup
+from specsim.policies.hybrid_suffix import HybridSuffix
 from specsim.proposers import PROPOSERS, Proposer
-from specsim.request import Request
+from specsim.request import UNRECORDED, Request, Text
 from specsim.settings import validated
 from specsim.workload.readers import read_trace
 
-__all__ = ["DraftCounts", "DraftEval", "evaluate_drafts", "load_texts", "parse_proposer"]
+__all__ = ["DraftCounts", "DraftEval", "Drafter", "evaluate_drafts", "load_texts", "parse_drafter"]
+
+
+class Drafter(NamedTuple):
+    """Who drafts, and for a hybrid who picks."""
+
+    proposer: Proposer
+    picker: HybridSuffix | None = None
 
 
 class DraftCounts(NamedTuple):
@@ -37,11 +48,13 @@ class DraftCounts(NamedTuple):
 class DraftEval:
     """Result of a draft evaluation."""
 
-    proposer: Proposer
+    drafter: Drafter
     per_request: list[DraftCounts]
     """In the order of the file."""
-    host_time: float
-    """Seconds spent on drafting and on taking in text."""
+    prompt_time: float
+    """Seconds that the lookup took to take in the prompts."""
+    step_time: float
+    """Seconds that it took to draft, and to take in what came of each step."""
     memory_bytes: int
     """Of the lookup at its largest, as it says itself."""
 
@@ -53,7 +66,7 @@ class DraftEval:
     @property
     def tokens_per_step(self) -> float:
         """Output tokens per verification; a first token that comes from prefill is left out."""
-        prefilled = 0 if self.proposer.drafts_first_token else len(self.per_request)
+        prefilled = 0 if self.drafter.proposer.drafts_first_token else len(self.per_request)
         total = self.total
         return (total.output_tokens - prefilled) / max(1, total.steps)
 
@@ -64,15 +77,23 @@ class DraftEval:
         return total.accepted / max(1, total.drafted)
 
     @property
-    def call_us(self) -> float:
+    def step_us(self) -> float:
         """Host time per step, microseconds."""
-        return 1e6 * self.host_time / max(1, self.total.steps)
+        return 1e6 * self.step_time / max(1, self.total.steps)
+
+    def drafter_json(self) -> dict[str, Any]:
+        """Return who drafted, as it would be configured."""
+        proposer, picker = self.drafter
+        config = {"proposer": proposer.model_dump(mode="json", exclude_none=True)}
+        if picker is not None:
+            config["policy"] = picker.model_dump(mode="json", exclude_none=True)
+        return config
 
     def totals_as_json(self) -> dict[str, Any]:
         """Return everything that is the same on every machine, all requests together."""
         total = self.total
         return {
-            "proposer": self.proposer.model_dump(mode="json", exclude_none=True),
+            **self.drafter_json(),
             "requests": len(self.per_request),
             "steps": total.steps,
             "accepted": total.accepted,
@@ -91,32 +112,39 @@ class DraftEval:
         }
 
 
-def parse_proposer(method: str, options: dict[str, Any], source: str) -> Proposer:
-    """Return the proposer that some options describe.
+def parse_drafter(method: str, options: dict[str, Any], source: str) -> Drafter:
+    """Return the drafter that some options describe.
 
     Parameters
     ----------
     method : str
+        Of a proposer.
     options : dict
         Fields of the proposer; a prefix that all of a method's fields share may be left out
-        (``max_tree_depth`` for ``suffix_decoding_max_tree_depth``).
+        (``max_tree_depth`` for ``suffix_decoding_max_tree_depth``). For ``hybrid`` also ``tau``.
     source : str
         Where they come from, for error messages.
 
     Returns
     -------
-    Proposer
+    Drafter
 
     Raises
     ------
     ConfigError
         There is no such method, or an option is wrong.
     """
-    fields = PROPOSERS.find(method).model_fields
+    member = PROPOSERS.find(method)
     prefix = f"{method}_decoding_"
-    full = {prefix + name if prefix + name in fields else name: options[name] for name in options}
+    fields, picker_fields = {"method": method}, {}
+    for name, value in options.items():
+        if member.has_fallback and name in HybridSuffix.model_fields.keys() - {"kind"}:
+            picker_fields[name] = value
+        else:
+            fields[prefix + name if prefix + name in member.model_fields else name] = value
     with validated(source, ConfigError):
-        return PROPOSERS.parse({"method": method, **full})
+        picker = HybridSuffix.model_validate(picker_fields) if member.has_fallback else None
+        return Drafter(PROPOSERS.parse(fields), picker)
 
 
 def load_texts(path: Path) -> list[Request]:
@@ -150,7 +178,7 @@ def load_texts(path: Path) -> list[Request]:
 
 
 def evaluate_drafts(
-    proposer: Proposer,
+    drafter: Drafter,
     requests: list[Request],
     on_progress: Callable[[int], None] | None = None,
 ) -> DraftEval:
@@ -158,9 +186,9 @@ def evaluate_drafts(
 
     Parameters
     ----------
-    proposer : Proposer
+    drafter : Drafter
     requests : list of Request
-        With token ids.
+        With token ids, and with recorded acceptance where a model drafts.
     on_progress : callable, optional
         Told how many requests are done.
 
@@ -170,39 +198,125 @@ def evaluate_drafts(
 
     Raises
     ------
-    ConfigError
-        The proposer has no token-level mode.
+    TraceError
+        A model is to draft whose acceptance was not recorded.
     """
-    lookup = proposer.make_lookup()
-    if lookup is None:
-        raise ConfigError(
-            f"method '{proposer.method}' drafts with a model, whose tokens no trace holds; choose "
-            f"from {', '.join(_lookup_methods())}"
-        )
+    lookup = _make_lookup(drafter, requests)
     per_request: list[DraftCounts] = []
-    host_time, memory_bytes = 0.0, 0
+    prompt_time, step_time, memory_bytes = 0.0, 0.0, 0
     for request in requests:
-        counts, seconds = _replay(lookup, proposer, request)
+        begun_at = perf_counter()
+        lookup.start(request.index, request.text)
+        prompt_time += perf_counter() - begun_at
+        counts, seconds = _replay(lookup, drafter.proposer, request)
         per_request.append(counts)
-        host_time += seconds
+        step_time += seconds
         memory_bytes = max(memory_bytes, lookup.memory_bytes)
         lookup.end(request.index)
         if on_progress is not None:
             on_progress(len(per_request))
-    return DraftEval(proposer, per_request, host_time, memory_bytes)
+    return DraftEval(drafter, per_request, prompt_time, step_time, memory_bytes)
+
+
+def _make_lookup(drafter: Drafter, requests: list[Request]) -> Lookup:
+    proposer, picker = drafter
+    lookups = [part.make_lookup() or _RecordedDrafts(part, requests) for part in proposer.parts]
+    if picker is None:
+        return lookups[0]
+    return _Hybrid(picker, *lookups, fallback_len=proposer.parts[1].num_speculative_tokens)
+
+
+class _RecordedDrafts(Lookup):
+    """Stands for a model: so many tokens of its draft agree with the answer as were recorded."""
+
+    def __init__(self, proposer: Proposer, requests: list[Request]) -> None:
+        name = proposer.method
+        for request in requests:
+            if name not in request.recorded_lens:
+                known = ", ".join(sorted(request.recorded_lens)) or "none"
+                raise TraceError(
+                    f"method '{name}' drafts with a model, so it needs its recorded acceptance, "
+                    f"'acc_{name}', which request {request.id or request.index} does not have (it "
+                    f"has: {known}); give a trace that carries it, or another proposer"
+                )
+        self._records = [request.recorded_lens[name] for request in requests]
+        self._max_len = proposer.num_speculative_tokens
+        self._text = Text(np.empty(0, dtype=np.int32), 0)
+        self._known_len = 0
+
+    def start(self, request: int, text: Text) -> None:
+        self._text, self._known_len = text, text.prompt_len
+
+    def reveal(self, request: int, known_len: int) -> None:
+        self._known_len = known_len
+
+    def draft(self, request: int, max_len: int) -> Draft:
+        token_ids, prompt_len = self._text
+        record, position = self._records[request], self._known_len - prompt_len
+        draft_len = min(max_len, self._max_len)
+        accepted_len = min(record[position] if position < len(record) else 0, draft_len)
+        agreed = token_ids[self._known_len : self._known_len + accepted_len].tolist()
+        return Draft(agreed + [UNRECORDED] * (draft_len - len(agreed)))
+
+    def end(self, request: int) -> None:
+        pass
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0
+
+
+class _Hybrid(Lookup):
+    """A lookup, and who drafts where the policy has no use for what it finds."""
+
+    def __init__(
+        self, picker: HybridSuffix, lookup: Lookup, fallback: Lookup, *, fallback_len: int
+    ) -> None:
+        self._picker = picker
+        self._memory = picker.new_memory(fallback_len)
+        self._lookup, self._fallback = lookup, fallback
+        self._fallback_len = fallback_len
+        self._text = Text(np.empty(0, dtype=np.int32), 0)
+        self._known_len = 0
+
+    def start(self, request: int, text: Text) -> None:
+        self._text, self._known_len = text, text.prompt_len
+        self._lookup.start(request, text)
+        self._fallback.start(request, text)
+
+    def reveal(self, request: int, known_len: int) -> None:
+        self._known_len = known_len
+        self._lookup.reveal(request, known_len)
+        self._fallback.reveal(request, known_len)
+
+    def draft(self, request: int, max_len: int) -> Draft:
+        draft = self._lookup.draft(request, max_len)
+        [is_used] = self._picker.uses_lookup([draft.score], self._memory)
+        if is_used:
+            return draft
+        other = self._fallback.draft(request, self._fallback_len)
+        # Learnt before the step that will show it, but not asked for until then.
+        self._memory.add(other.accepted_len(self._text.token_ids[self._known_len :]))
+        return other
+
+    def end(self, request: int) -> None:
+        self._lookup.end(request)
+        self._fallback.end(request)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._lookup.memory_bytes + self._fallback.memory_bytes
 
 
 def _replay(lookup: Lookup, proposer: Proposer, request: Request) -> tuple[DraftCounts, float]:
-    """Return the counts of one request, and the seconds that the lookup took for it."""
+    """Return the counts of one request, and the seconds that the lookup took for its steps."""
     text, max_len = request.text, proposer.num_speculative_tokens
     known_len, end_len = text.prompt_len, len(text.token_ids)
     steps = accepted = drafted = 0
-    begun_at = perf_counter()
-    lookup.start(request.index, text)
+    host_time = 0.0
     if not proposer.drafts_first_token:
         known_len += 1
         lookup.reveal(request.index, known_len)
-    host_time = perf_counter() - begun_at
     while known_len < end_len:
         begun_at = perf_counter()
         draft = lookup.draft(request.index, max_len)
@@ -216,7 +330,3 @@ def _replay(lookup: Lookup, proposer: Proposer, request: Request) -> tuple[Draft
         lookup.reveal(request.index, known_len)
         host_time += perf_counter() - begun_at
     return DraftCounts(steps, accepted, drafted, text.output_len), host_time
-
-
-def _lookup_methods() -> list[str]:
-    return [name for name, member in PROPOSERS.members.items() if member.has_lookup()]

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from specsim.draft_eval import evaluate_drafts
+from specsim.draft_eval import Drafter, evaluate_drafts
 from specsim.errors import ConfigError
-from specsim.proposers import Proposer
 from specsim.request import Request
 
 __all__ = ["Combination", "evaluate_grid", "grid_options"]
@@ -24,7 +23,7 @@ class Combination(NamedTuple):
     """Those of the grid."""
     totals: dict[str, Any]
     """From `specsim.draft_eval.DraftEval.totals_as_json`."""
-    call_us: float
+    step_us: float
     """Host time per step, microseconds."""
 
     def as_json(self) -> dict[str, Any]:
@@ -85,7 +84,7 @@ def _grid_values(text: str) -> tuple[str, list[Any]]:
 
 
 def evaluate_grid(
-    drafters: Sequence[tuple[dict[str, Any], Proposer]],
+    drafters: Sequence[tuple[dict[str, Any], Drafter]],
     requests: list[Request],
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Combination]:
@@ -93,10 +92,10 @@ def evaluate_grid(
 
     Parameters
     ----------
-    drafters : sequence of (dict, Proposer)
-        Options of the grid, and the proposer that has them.
+    drafters : sequence of (dict, Drafter)
+        Options of the grid, and the drafter that has them.
     requests : list of Request
-        With token ids.
+        With token ids, and with recorded acceptance where a model drafts.
     on_progress : callable, optional
         Told how many combinations are done.
 
@@ -107,16 +106,15 @@ def evaluate_grid(
 
     Raises
     ------
-    ConfigError
-        A proposer has no token-level mode.
     TraceError
-        A corpus cannot be read, or has no token ids.
+        A corpus cannot be read, or has no token ids; or a model is to draft whose acceptance was
+        not recorded.
     """
     found: list[Combination] = []
-    for options, proposer in drafters:
-        result = evaluate_drafts(proposer, requests)
+    for options, drafter in drafters:
+        result = evaluate_drafts(drafter, requests)
         # Only the totals: the counts of ten thousand combinations would fill the memory.
-        found.append(Combination(options, result.totals_as_json(), result.call_us))
+        found.append(Combination(options, result.totals_as_json(), result.step_us))
         if on_progress is not None:
             on_progress(len(found))
     return sorted(found, key=lambda combination: -combination.totals["tokens_per_step"])

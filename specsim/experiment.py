@@ -21,6 +21,7 @@ from specsim.policies import POLICIES, Policy
 from specsim.policies.off import Off
 from specsim.policies.schedule import Schedule
 from specsim.policies.static import Static
+from specsim.proposers import Proposer
 from specsim.results.slo import Slo
 from specsim.routing import ROUTING, Router
 from specsim.routing.round_robin import RoundRobin
@@ -95,6 +96,7 @@ class Experiment(Settings):
                 "engine.async_scheduling to false or leave it out"
             )
         policy.check_proposer(proposer)
+        _check_tokens(proposer, self.acceptance)
         if policy.drafts_trees and self.acceptance.position_rates(1) is None:
             raise ValueError(
                 f"policy '{policy.kind}' drafts trees, which need an acceptance rate per position; "
@@ -191,6 +193,23 @@ class Experiment(Settings):
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         with validated(source, ConfigError):
             return type(self).model_validate({**fields, **changes})
+
+
+def _check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
+    """Refuse to compare tokens that nobody knows, and to draft tokens that nobody compares."""
+    models = [acceptance.of_drafter(part.cost_keys[0]) for part in proposer.parts]
+    for drafter, model in zip(proposer.parts, models, strict=True):
+        if model.verifies_tokens and not drafter.has_lookup():
+            raise ValueError(
+                f"acceptance '{model.kind}' compares real drafts, and method '{drafter.method}' "
+                "drafts with a model, whose tokens no trace holds; use method ngram or suffix, or "
+                "acceptance recorded"
+            )
+    if proposer.needs_tokens and not models[0].verifies_tokens:
+        raise ValueError(
+            f"method '{proposer.method}' drafts real tokens only; use acceptance token_match (of a "
+            "hybrid: per_drafter, with token_match for its lookup) and a workload with token ids"
+        )
 
 
 def overridden(

@@ -194,5 +194,7 @@ class StepOutcome(NamedTuple):
     """Seconds of the engine's own work."""
     trees: list[Tree | None] | None = None
     """Shape of each draft, for a policy that drafts trees."""
+    drafters: list[int] = []  # noqa: RUF012 - never changed
+    """Who made each draft where a lookup has a fallback: 0 the lookup, 1 the fallback."""
     token_ids: list[list[int]] = []  # noqa: RUF012 - never changed
     """Tokens that each sequence emitted, for a policy that uses them."""

@@ -1,5 +1,7 @@
 """All hypothesis strategies."""
 
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from hypothesis import strategies as st
@@ -56,3 +58,39 @@ def workloads(draw: st.DrawFn) -> dict[str, Any]:
         "lengths": {"kind": "uniform", "prompt": [1, longest], "output": [1, 50]},
         "num_requests": draw(st.integers(1, 25)),
     }
+
+
+@dataclass
+class Play:
+    """What befalls a lookup: texts, and how requests take turns."""
+
+    options: dict[str, Any]
+    texts: list[tuple[list[int], int]]
+    """Token ids, and how many are the prompt."""
+    concurrency: int
+    turns: list[tuple[int, int, int]]
+    """Which of the active requests, longest draft, tokens then revealed."""
+
+
+@st.composite
+def plays(draw: st.DrawFn) -> Play:
+    """Texts of few different tokens, so that they repeat themselves and each other."""
+    tokens = st.integers(0, draw(st.sampled_from([0, 1, 2, 5, 20])))
+    phrases = draw(st.lists(st.lists(tokens, min_size=1, max_size=12), min_size=1, max_size=4))
+    pieces = st.lists(st.one_of(st.sampled_from(phrases), tokens.map(lambda t: [t])), max_size=8)
+    texts = []
+    for answer, prompt in draw(st.lists(st.tuples(pieces, pieces), min_size=1, max_size=8)):
+        prompt_ids, answer_ids = list(chain(*prompt)), list(chain(*answer))
+        texts.append((prompt_ids + answer_ids, len(prompt_ids)))
+    turn = st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(1, 8))
+    options = {
+        "max_depth": draw(st.sampled_from([2, 3, 5, 8, 24])),
+        "max_spec_factor": draw(st.sampled_from([0.5, 1.0, 1.4, 4.0])),
+        "min_token_prob": draw(st.sampled_from([0.0, 0.1, 0.34, 1.0])),
+        "max_cached_requests": draw(st.sampled_from([-1, 0, 1, 2, 4])),
+        "use_tree": draw(st.booleans()),
+        "use_global_tree": draw(st.integers(0, 4)) > 0,
+        "use_local_tree": draw(st.integers(0, 4)) > 0,
+    }
+    turns = draw(st.lists(turn, min_size=1, max_size=20))
+    return Play(options, texts, draw(st.integers(1, 4)), turns)

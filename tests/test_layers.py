@@ -9,7 +9,7 @@ ROWS = [
     "errors version resources atomic settings families rng request step draft_luck",
     "workload acceptance latency hardware profile lookup proposers policies routing",
     "engine results",
-    "experiment deployment drafting simulate summary acceptance_fit draft_eval draft_grid",
+    "experiment deployment drafting simulate summary acceptance_fit draft_eval draft_grid tokens",
     "paired compare tune breakdown parity catalogue render plots cli api __main__",
 ]
 RANK = {
@@ -40,6 +40,7 @@ def test_imports_point_down_or_left(path: Path) -> None:
         assert not name.startswith(("torch", "vllm")) or own == "calibration"
         assert not name.startswith("simpy") or own in {"engine", "simulate"}
         assert not name.startswith("matplotlib") or own == "plots"
+        assert not name.startswith(("tiktoken", "tokenizers")) or own == "tokens"
         if not name.startswith("specsim."):
             continue
         _, unit, *rest = name.split(".")

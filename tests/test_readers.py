@@ -209,6 +209,12 @@ BAD = {
     ),
     "binary": (bytes(range(128, 256)), "neither text, gzip nor Parquet"),
     "cut gzip": (gzip.compress(b"arrived_at,num_prefill" * 99)[:60], "neither text|breaks"),
+    "cut gzip of JSON": (
+        gzip.compress(b'[\n{"conversations": [' + bytes(range(32, 127)) * 999)[:120],
+        "neither text|breaks",
+    ),
+    "broken gzip": (gzip.compress(VIDUR * 99)[:15] + b"\xff" * 40, "neither text|breaks"),
+    "text": (b'{"prompt": "a", "response": "b"}\n', "specsim tokens from-text"),
     "cut Parquet": (b"PAR1 and then nothing", "Parquet"),
 }  # fmt: skip
 

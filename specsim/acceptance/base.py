@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ class Acceptance(Member):
     """
 
     kind: str
+    verifies_tokens: ClassVar[bool] = False
+    """Whether drafts are compared with recorded answers, so that survival is found out online."""
     confidence_concentration: float = Field(default=1.0, gt=0)
     """How little the drafter's confidence in a token says about its fate, for policies that look
     at it; see `specsim.draft_luck.DraftLuck.confidence_tables`."""
@@ -93,11 +96,12 @@ class Oracle:
 
     Parameters
     ----------
-    tables : list of bytes
-        Survival table of every request, by its index.
+    tables : sequence of bytes
+        Survival table of every request, by its index. Where drafts are real tokens it is filled in
+        as they are made, always before a policy is asked about them.
     """
 
-    def __init__(self, tables: list[bytes]) -> None:
+    def __init__(self, tables: Sequence[bytes | bytearray]) -> None:
         self._tables = tables
 
     def useful_lens(self, requests: Sequence[int], positions: Sequence[int]) -> list[int]:

@@ -14,6 +14,7 @@ from specsim.cli.drafts import draft_eval
 from specsim.cli.inspection import breakdown, timeline
 from specsim.cli.parity import parity
 from specsim.cli.simulation import ManyPolicies, compare, run
+from specsim.cli.tokens import tokens_app
 from specsim.cli.trace import trace_app
 from specsim.cli.tune import tune
 from specsim.version import __version__
@@ -35,6 +36,7 @@ app.command()(timeline)
 app.command()(breakdown)
 app.command()(parity)
 app.add_typer(trace_app, name="trace")
+app.add_typer(tokens_app, name="tokens")
 app.add_typer(acceptance_app, name="acceptance")
 app.command("list")(list_members)
 app.command()(schema)

@@ -43,7 +43,7 @@ def draft_eval(
     other requests than it has seen.
     """
     from specsim.atomic import new_file
-    from specsim.draft_eval import evaluate_drafts, load_texts, parse_proposer
+    from specsim.draft_eval import evaluate_drafts, load_texts, parse_drafter
     from specsim.draft_grid import evaluate_grid, grid_options
     from specsim.experiment import overridden
     from specsim.render.draft_eval import draft_eval_table, draft_grid_table
@@ -51,7 +51,7 @@ def draft_eval(
     fixed, title = overridden({}, opt or [], "--opt"), f"{proposer} on {tokens.name}"
     # All of them are checked before the first one is evaluated.
     drafters = [
-        (options, parse_proposer(proposer, {**fixed, **options}, "draft-eval"))
+        (options, parse_drafter(proposer, {**fixed, **options}, "draft-eval"))
         for options in grid_options(grid or [])
     ]
     found: dict[str, Any]

@@ -95,7 +95,7 @@ class Sequence:
         self.num_preemptions = 0
         self.preempted_in = -1
         """Index of the step that last preempted it."""
-        self.survival_lens: bytes = b""
+        self.survival_lens = bytearray()
         """By known length: drafts that survive if drafting starts there."""
 
     @property

@@ -1,7 +1,7 @@
 """Speculation: the policy, the proposer and the acceptance model of one engine, at work."""
 
 from collections.abc import Sequence as Indexable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.draft_luck import DraftLuck
+from specsim.engine.draft_sources import DraftSource, LookupDrafts
 from specsim.engine.engine_step import EngineStep
 from specsim.engine.kv_cache import KVCache
 from specsim.engine.plan import StepPlan
@@ -34,10 +35,14 @@ class Speculation:
     proposer: Proposer | None = None
     proposer_memory: Any = None
     """From ``proposer.start``; None if it always offers what it is asked for."""
-    survival_tables: list[list[bytes]] = field(default_factory=list)
+    survival_tables: Indexable[Indexable[bytes | bytearray]] = ()
     """By drafter and request index: the fate of every draft that could be made (`Acceptance`)."""
     luck: DraftLuck | None = None
     """For policies that draft trees or use confidences."""
+    lookup: LookupDrafts | None = None
+    """Where drafts are real tokens: who makes them, and enters their fates."""
+    fallback: DraftSource | None = None
+    """Who drafts where the policy does not use what the lookup has found."""
 
     def __post_init__(self) -> None:
         # Asked at every step, the same answer every time.
@@ -52,6 +57,8 @@ class Speculation:
         )
         self._unspeculative: set[int] = set()
         """Requests whose prefill the drafter has left out."""
+        self._found_lens: list[int] = []
+        """What the lookup found for each sequence of the last step, tokens."""
 
     def prepare(self, sequence: Sequence) -> None:
         """Give a new sequence its drafter, and the fate of what that may draft.
@@ -67,11 +74,13 @@ class Speculation:
                     sequence.index, sequence.prompt_len, self.memory
                 )
             table = self.survival_tables[sequence.drafter][sequence.index]
-            sequence.survival_lens = bytes(sequence.prompt_len) + table + b"\0"
+            sequence.survival_lens = bytearray(sequence.prompt_len) + table + b"\0"
 
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
         self._unspeculative.discard(sequence.index)
+        for source in filter(None, (self.lookup, self.fallback)):
+            source.end(sequence)
 
     def begin(self, step: EngineStep) -> None:
         """Settle what a scheduled step verifies, and whom the drafter will never serve."""
@@ -105,7 +114,10 @@ class Speculation:
         draft_lens = plan.verified_lens
         if self.policy.drafts_trees:
             return list(map(self._accepted_path, plan.sequences, draft_lens))
-        accepted_lens = [s.survival_lens[s.known_len] for s in plan.sequences]
+        if self.lookup is not None and self.lookup.has_trees:
+            accepted_lens = list(map(self.lookup.accepted_path, plan.sequences, draft_lens))
+        else:
+            accepted_lens = [s.survival_lens[s.known_len] for s in plan.sequences]
         if draft_lens.count(self.max_draft_len) < len(draft_lens):
             accepted_lens = list(map(min, accepted_lens, draft_lens))
         for sequence in plan.padded:
@@ -140,6 +152,7 @@ class Speculation:
             draft_time=step.verified_draft_time,
             overhead_time=step.overhead_time,
             trees=[s.draft_tree for s in sequences] if policy.drafts_trees else None,
+            drafters=[s.drafter for s in sequences] if self.fallback else [],
             token_ids=_emitted_tokens(sequences, accepted_lens) if policy.uses_tokens else [],
         )
         policy.observe(outcome, self.memory)
@@ -157,6 +170,53 @@ class Speculation:
         kv : KVCache
             Tells how many drafts it has room for.
         """
+        sequences = step.plan.sequences
+        if self.lookup is not None and sequences:
+            found_lens = self._find_drafts(step.plan, accepted_lens, self.lookup)
+            asked = self._ask(step, accepted_lens, kv)
+            lens = [asked] * len(sequences) if isinstance(asked, int) else asked
+            return list(map(min, lens, found_lens))
+        return self._ask(step, accepted_lens, kv)
+
+    def _find_drafts(
+        self, plan: StepPlan, accepted_lens: list[int] | None, lookup: LookupDrafts
+    ) -> list[int]:
+        """Draft for every sequence that emits a token, settle the fates, and return the lengths.
+
+        A request whose answer ends with this step is drafted for as well, since the drafter cannot
+        know (vLLM 0.32.0 ``v1/spec_decode/suffix_decoding.py propose``).
+        """
+        emitted_lens = [0] * len(plan.sequences)
+        if accepted_lens is not None:
+            emitted_lens = [accepted_len + 1 for accepted_len in accepted_lens]
+        rows = [
+            (row, sequence, sequence.output_len + emitted_len)
+            for row, (sequence, emitted_len) in enumerate(
+                zip(plan.sequences, emitted_lens, strict=True)
+            )
+            if sequence not in plan.partial and not sequence.is_finished
+        ]
+        drafts = [lookup.draft(sequence, position) for _, sequence, position in rows]
+        self._found_lens = [0] * len(plan.sequences)
+        for (row, _, _), draft in zip(rows, drafts, strict=True):
+            self._found_lens[row] = len(draft.token_ids)
+        lens = self._found_lens.copy()
+        uses = [True] * len(rows)
+        if self.fallback is not None:
+            uses = self.policy.uses_lookup([draft.score for draft in drafts], self.memory)
+        for (row, sequence, position), draft, is_used in zip(rows, drafts, uses, strict=True):
+            sequence.drafter = 0 if is_used else 1
+            if is_used or self.fallback is None:
+                lookup.settle(sequence, position, draft)
+            else:
+                other = self.fallback.draft(sequence, position)
+                self.fallback.settle(sequence, position, other)
+                lens[row] = len(other.token_ids)
+        return lens
+
+    def _ask(
+        self, step: EngineStep, accepted_lens: list[int] | None, kv: KVCache
+    ) -> int | list[int]:
         sequences = step.plan.sequences
         if not self._is_dynamic or not sequences:
             return self.max_draft_len
@@ -183,10 +243,13 @@ class Speculation:
         self, batch: BatchView, asked: int | list[int], threshold: float
     ) -> list[int]:
         """Cut each draft after the first token of which the drafter is not sure enough."""
-        assert self.luck is not None
         lens = [asked] * batch.size if isinstance(asked, int) else asked
-        positions = batch.output_lens
-        confidences = self.luck.confidences(batch.requests, positions, lens, self._fates(batch))
+        if self.lookup is not None:
+            confidences = self.lookup.confidences(batch.requests, lens)
+        else:
+            assert self.luck is not None
+            positions = batch.output_lens
+            confidences = self.luck.confidences(batch.requests, positions, lens, self._fates(batch))
         is_unsure = confidences <= threshold
         is_unsure[:, -1:] = True  # nothing is drafted beyond
         first_unsure = is_unsure.argmax(axis=1) + 1
@@ -204,8 +267,11 @@ class Speculation:
     def _confidences(
         self, sequences: Indexable[Sequence], draft_lens: list[int]
     ) -> NDArray[np.float32]:
-        if not self.policy.uses_confidences or self.luck is None:
+        if not self.policy.uses_confidences:
             return _NO_CONFIDENCES
+        if self.lookup is not None:
+            return self.lookup.confidences([s.index for s in sequences], draft_lens)
+        assert self.luck is not None
         return self.luck.confidences(
             [s.index for s in sequences],
             [s.output_len for s in sequences],
@@ -227,7 +293,7 @@ class Speculation:
     @property
     def is_shared_out(self) -> bool:
         """Whether there are several drafters, or requests that none serves."""
-        return bool(self._unspeculative) or self.policy.selects_drafter
+        return bool(self._unspeculative) or self.policy.selects_drafter or self.fallback is not None
 
     def drafter_loads(
         self, plan: StepPlan, draft_lens: int | list[int]
@@ -245,6 +311,8 @@ class Speculation:
             Of each drafter that has anything to do.
         """
         lens = [draft_lens] * len(plan.sequences) if isinstance(draft_lens, int) else draft_lens
+        if self.fallback is not None:
+            return self._loads_of_both(plan, lens)
         rows: dict[int, list[tuple[int, int, int, int]]] = {}
         # The drafter does not read what was trimmed, nor, in vLLM V0, what it has yet to draft.
         kept_lens = [0] * len(lens) if plan.drafts_on_top else plan.verified_lens
@@ -257,6 +325,26 @@ class Speculation:
                 row = (sequence.computed_len - cut, scheduled_len - cut, prefill_len, draft_len)
                 rows.setdefault(sequence.drafter, []).append(row)
         return [(drafter, *_load_of(rows[drafter])) for drafter in sorted(rows)]
+
+    def _loads_of_both(
+        self, plan: StepPlan, lens: list[int]
+    ) -> list[tuple[int, StepLoad, list[int]]]:
+        """Return the load of a lookup, which serves all, and of the model behind it.
+
+        The model reads every prompt, and the step's tokens of the sequences that it drafts for.
+        What it left out while the lookup drafted it would have to read as well; its cost per token
+        read is so small beside its cost per pass that this is not charged.
+        """
+        rows = []
+        for sequence, scheduled_len, draft_len in zip(
+            plan.sequences, plan.scheduled_lens, lens, strict=True
+        ):
+            prefill_len = plan.prefill_lens.get(sequence, 0)
+            if sequence.drafter == 1 or prefill_len:
+                model_len = draft_len if sequence.drafter == 1 else 0
+                rows.append((sequence.computed_len, scheduled_len, prefill_len, model_len))
+        loads = [(0, plan.load, self._found_lens)]
+        return [*loads, (1, *_load_of(rows))] if rows else loads
 
 
 def _load_of(rows: list[tuple[int, int, int, int]]) -> tuple[StepLoad, list[int]]:

@@ -65,6 +65,9 @@ class Policy(Member):
     """Whether it must see the outcome of a step before the next is scheduled."""
     selects_drafter: ClassVar[bool] = False
     """Whether it gives each request one of several drafters."""
+    picks_source: ClassVar[bool] = False
+    """Whether it decides, request by request and step by step, between a lookup and the drafter
+    that stands behind it."""
     drafts_trees: ClassVar[bool] = False
     """Whether it asks for trees, which only a proposer that drafts them can serve."""
     uses_tokens: ClassVar[bool] = False
@@ -133,6 +136,16 @@ class Policy(Member):
         ValueError
             Saying why, and what to use instead.
         """
+        if proposer.has_fallback != self.picks_source:
+            raise ValueError(
+                f"policy '{self.kind}' does not choose between the two drafters of method "
+                f"'{proposer.method}'; use policy hybrid_suffix, or another method"
+                if proposer.has_fallback
+                else f"policy '{self.kind}' falls back from a lookup, and nothing stands behind "
+                f"method '{proposer.method}'; use method hybrid, or another policy"
+            )
+        if proposer.has_fallback:
+            return
         if len(proposer.cost_keys) > 1 and not self.selects_drafter:
             raise ValueError(
                 f"policy '{self.kind}' drives one drafter, method '{proposer.method}' has "
@@ -152,7 +165,7 @@ class Policy(Member):
             raise ValueError(
                 f"policy '{self.kind}' has a draft_threshold, so it must set uses_confidences"
             )
-        if self.uses_confidences and not proposer.is_model:
+        if self.uses_confidences and not proposer.has_confidence:
             raise ValueError(
                 f"policy '{self.kind}' needs the confidence of each draft token, which method "
                 f"'{proposer.method}' does not know; use a draft model or head, or another policy"
@@ -175,6 +188,24 @@ class Policy(Member):
             Place in ``speculative_config.models``.
         """
         return 0
+
+    def uses_lookup(self, scores: list[float], memory: Any) -> list[bool]:
+        """Return whether each of the lookup's drafts is used; else the fallback drafts.
+
+        Only asked if `picks_source`.
+
+        Parameters
+        ----------
+        scores : list of float, tokens
+            Accepted length that the lookup expects of each of its drafts of a step.
+        memory : object
+            From `start`.
+
+        Returns
+        -------
+        list of bool
+        """
+        return [True] * len(scores)
 
     @abstractmethod
     def draft_lens(self, batch: BatchView, memory: Any) -> int | list[int] | Tree:

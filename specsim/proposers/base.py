@@ -49,13 +49,24 @@ class Proposer(Member):
     drafts_trees: ClassVar[bool] = False
     """Whether it can draft several candidates per position."""
     is_model: ClassVar[bool] = True
-    """Whether a model drafts: it knows a probability of each token, and length costs time."""
+    """Whether a model drafts, so that length costs time."""
+    has_confidence: ClassVar[bool] = True
+    """Whether it knows a probability of each token that it drafts."""
     has_prefill: ClassVar[bool] = True
     """Whether it has to read a prompt before it can draft for it."""
 
+    needs_tokens: ClassVar[bool] = False
+    """Whether it has a token-level mode only."""
+    has_fallback: ClassVar[bool] = False
+    """Whether another drafter stands behind it, which the policy may prefer."""
     drafts_first_token: ClassVar[bool] = True
     """Whether it drafts before the first output token is known. vLLM never does; Arctic
     Inference's simulator, from which the published figures of suffix decoding come, does."""
+
+    @property
+    def parts(self) -> "tuple[Proposer, ...]":
+        """The drafter; or the lookup and the one that stands behind it."""
+        return (self,)
 
     @classmethod
     def has_lookup(cls) -> bool:

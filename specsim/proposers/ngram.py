@@ -35,6 +35,7 @@ class Ngram(Proposer):
     supports_async: ClassVar[bool] = False
     writes_lookahead: ClassVar[bool] = False
     is_model: ClassVar[bool] = False
+    has_confidence: ClassVar[bool] = False
     has_prefill: ClassVar[bool] = False
     drafts_first_token: ClassVar[bool] = False
 

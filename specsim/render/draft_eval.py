@@ -33,7 +33,10 @@ def draft_eval_table(result: DraftEval, title: str) -> Table:
     table.add_row("accepted tokens", f"{total.accepted:,}")
     table.add_row("tokens per step", f"{result.tokens_per_step:.3f}")
     table.add_row("acceptance", f"{100 * result.acceptance:.1f} %")
-    table.add_row("host time per step", f"{result.call_us:.1f} us")
+    table.add_row("host time per step", f"{result.step_us:.1f} us")
+    table.add_row(
+        "host time per prompt", f"{1e6 * result.prompt_time / len(result.per_request):,.0f} us"
+    )
     table.add_row("memory of the lookup", f"{result.memory_bytes / 2**20:.1f} MiB")
     return table
 
@@ -54,12 +57,12 @@ def draft_grid_table(combinations: Sequence[Combination], title: str) -> Table:
     names = list(combinations[0].options)
     counts = ["tokens per step", "acceptance", "drafted", "host us per step"]
     table = new_table(title, [*names, *counts])
-    for options, totals, call_us in combinations:
+    for options, totals, step_us in combinations:
         table.add_row(
             *(escape(str(options[name])) for name in names),
             f"{totals['tokens_per_step']:.3f}",
             f"{100 * totals['acceptance']:.1f} %",
             f"{totals['drafted']:,}",
-            f"{call_us:.1f}",
+            f"{step_us:.1f}",
         )
     return table

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,8 @@ __all__ = ["Row", "TraceFile"]
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PARQUET_MAGIC = b"PAR1"
+_BROKEN = (OSError, EOFError, UnicodeDecodeError, zlib.error)
+"""What reading raises of a file that is cut off, or not what it claims to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ class TraceFile:
         try:
             with self._open() as stream:
                 return next((line.strip() for line in stream if line.strip()), "")
-        except (OSError, EOFError, UnicodeDecodeError) as error:
+        except _BROKEN as error:
             raise TraceError(f"{self.path}: is neither text, gzip nor Parquet: {error}") from error
 
     @cached_property
@@ -177,6 +180,8 @@ class TraceFile:
                 return json.load(stream)
         except json.JSONDecodeError as error:
             raise TraceError(f"{self.path}, line {error.lineno}: not JSON: {error.msg}") from error
+        except _BROKEN as error:
+            raise TraceError(f"{self.path}: ends or breaks in the middle: {error}") from error
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows of a CSV or JSON-lines file.
@@ -190,7 +195,7 @@ class TraceFile:
             with self._open() as stream:
                 parse = self._csv_rows if self.container == "csv" else self._json_rows
                 yield from parse(stream)
-        except (OSError, EOFError, UnicodeDecodeError) as error:
+        except _BROKEN as error:
             raise TraceError(f"{self.path}: ends or breaks in the middle: {error}") from error
 
     def _csv_rows(self, stream: IO[str]) -> Iterator[Row]:

@@ -10,7 +10,7 @@ from conftest import data_folder, needs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.draft_eval import evaluate_drafts, load_texts
+from specsim.draft_eval import Drafter, evaluate_drafts, load_texts
 from specsim.errors import ConfigError
 from specsim.lookup import Draft
 from specsim.lookup.corpus import build_corpus
@@ -275,7 +275,7 @@ def test_two_sources_draft_better_than_one(tmp_path: Path) -> None:
     options = {"method": "sssd", "num_speculative_tokens": 8}
     found = {
         name: evaluate_drafts(
-            PROPOSERS.parse({**options, **changes}), requests[75:]
+            Drafter(PROPOSERS.parse({**options, **changes})), requests[75:]
         ).tokens_per_step
         for name, changes in {
             "input": {},

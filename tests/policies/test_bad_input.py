@@ -52,7 +52,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "max_width of zero": ("medusa_tree:max_width=0", ON_MEDUSA, "policy.max_width = 0"),
     "confidence of a lookup": ("confidence", engine("ngram"), "method 'ngram' does not know"),
     "adaptive verification of a lookup": (
-        "adaptive_verification", engine("suffix"), "method 'suffix' does not know"
+        "adaptive_verification", engine("ngram"), "method 'ngram' does not know"
     ),
     "confidence and asynchronous scheduling": (
         "confidence",

@@ -13,6 +13,9 @@ __all__ = ["READERS", "Reader", "read_trace"]
 
 READERS = Family("workload.readers", Reader)
 
+_TEXT = frozenset({"prompt", "messages", "conversations"})
+"""Fields of logs that `specsim.tokens` turns into token traces."""
+
 
 def read_trace(path: Path) -> Trace:
     """Return the workload in a file.
@@ -37,6 +40,11 @@ def read_trace(path: Path) -> Trace:
         if reader.matches(file):
             return reader.read(file)
     columns = ", ".join(file.columns) or "none"
+    if _TEXT & set(file.columns):
+        raise TraceError(
+            f"{path}: holds text (columns: {columns}), no lengths and no token ids; `specsim "
+            "tokens from-text` makes a token trace of it"
+        )
     raise TraceError(
         f"{path}: no known format has these columns: {columns}; a native workload needs prompt_len "
         "and output_len (`specsim list` shows all readers)"

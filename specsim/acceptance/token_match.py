@@ -1,0 +1,29 @@
+"""Acceptance by what the model really said."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, final
+
+from specsim.acceptance.base import Acceptance
+from specsim.request import Request
+from specsim.rng import Luck
+
+__all__ = ["TokenMatch"]
+
+
+@final
+class TokenMatch(Acceptance):
+    """A draft token is accepted if it is the next token of the recorded answer.
+
+    Verification is greedy: the longest prefix of the draft that agrees (Leviathan et al. 2023, at
+    temperature 0). It needs a workload with token ids, and a method that drafts without a model;
+    then drafts, their lengths and their fates are real ones, found out as the run goes on.
+    """
+
+    kind: Literal["token_match"] = "token_match"
+    verifies_tokens: ClassVar[bool] = True
+
+    def survival_lens(
+        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
+    ) -> list[bytes]:
+        """Return tables of zeros: what survives is known once something has been drafted."""
+        return [bytes(request.output_len) for request in requests]

@@ -1,0 +1,324 @@
+"""Suffix decoding: what followed, most often, after the longest runs that the text ends with."""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.errors import CapacityError
+from specsim.lookup.base import NO_DRAFT, Draft, Lookup
+from specsim.lookup.suffix_tree import (
+    CURSOR_FIELDS,
+    NODE_COLUMNS,
+    SPARE_FIELDS,
+    UNKNOWN,
+    Arrays,
+    append,
+    best_draft,
+    fill_table,
+    remove,
+)
+from specsim.request import Text
+
+__all__ = ["SuffixLookup", "SuffixTree"]
+
+Ints = NDArray[np.int32]
+Cursor = NDArray[np.int64]
+
+_GROWTH = 1.2  # little slack: nodes are most of the memory, and realloc moves them cheaply
+_NODES_PER_TOKEN = 1.3  # of text that repeats itself as much as most
+_SLOTS_PER_NODE = 1.4
+_CURSOR_BYTES = 136  # of a sequence that has ended, with what Python needs for an array
+_FIRST_TOKENS = 1024  # room in the global tree at first
+_MAX_TOKENS = 2**30  # of one tree; at most two nodes each, so that all numbers are int32
+
+
+class SuffixTree:
+    """Owner of the arrays of one suffix tree; the work on them is in `suffix_tree`.
+
+    Parameters
+    ----------
+    depth : int, tokens
+        Longest run that it knows.
+    num_tokens : int
+        Room for so much text at first; it grows as needed.
+    """
+
+    def __init__(self, depth: int, num_tokens: int) -> None:
+        self._depth = depth
+        self._cursors: deque[Cursor] = deque()
+        self._used = 0
+        self._nodes = np.empty((0, NODE_COLUMNS), dtype=np.int32)
+        self._groups = np.empty((0, 2), dtype=np.int32)
+        self._pool = np.full(num_tokens + 1, UNKNOWN, dtype=np.int32)
+        self._table = np.zeros(0, dtype=np.int32)
+        self._spare = np.zeros(SPARE_FIELDS, dtype=np.int64)
+        # All arrays grow in place, so this stays as it is.
+        self.arrays: Arrays = (self._nodes, self._table, self._groups, self._pool, self._spare)
+        self._grow_nodes(int(_NODES_PER_TOKEN * num_tokens) + depth + 2)
+        # Row 0 of nodes is the root, and means "none", as that of groups does.
+        self._nodes[0] = 0
+        self._spare[:] = (1, 0, 0, 1, 0)
+
+    def start(self, num_tokens: int) -> Cursor:
+        """Reserve a slot for a new sequence.
+
+        Parameters
+        ----------
+        num_tokens : int
+            The most that it will have.
+
+        Returns
+        -------
+        ndarray of int64, shape (CURSOR_FIELDS + depth,)
+            Its cursor.
+
+        Raises
+        ------
+        CapacityError
+            All sequences together have more tokens than int32 can count.
+        """
+        self._make_room(num_tokens + 1)
+        cursor = np.zeros(CURSOR_FIELDS + self._depth, dtype=np.int64)
+        cursor[0] = self._used
+        self._used += num_tokens + 1
+        self._cursors.append(cursor)
+        return cursor
+
+    def extend(self, cursor: Cursor, token_ids: Ints, known_len: int) -> int:
+        """Take in more of a sequence.
+
+        Parameters
+        ----------
+        cursor : ndarray of int64
+        token_ids : ndarray of int32, shape (n,)
+            The whole sequence.
+        known_len : int, tokens
+            How much of it to take in.
+
+        Returns
+        -------
+        int, bytes
+            Memory that this took.
+        """
+        if append(self.arrays, cursor, token_ids, known_len):
+            return 0
+        before = self.memory_bytes
+        while not append(self.arrays, cursor, token_ids, known_len):
+            self._grow_nodes(int(_GROWTH * len(self._nodes)) + self._depth)
+        return self.memory_bytes - before
+
+    @staticmethod
+    def close(cursor: Cursor) -> None:
+        """Keep no more of a cursor than what it takes to remove its sequence."""
+        cursor.resize(CURSOR_FIELDS, refcheck=False)
+
+    def remove_oldest(self) -> None:
+        """Forget the sequence that was started first; whatever its cursor appends is ignored."""
+        remove(self.arrays, self._cursors.popleft())
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that it holds."""
+        return len(self._cursors)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the arrays and cursors, bytes."""
+        return sum(array.nbytes for array in self.arrays) + _CURSOR_BYTES * len(self._cursors)
+
+    def _make_room(self, num_tokens: int) -> None:
+        gone = int(self._cursors[0][0]) if self._cursors else self._used
+        needed = self._used + num_tokens
+        if needed > len(self._pool) and (2 * gone >= self._used or needed > _MAX_TOKENS):
+            self._move_text(gone)
+            needed -= gone
+        if needed > _MAX_TOKENS:
+            raise CapacityError(
+                f"the suffix tree holds {self._used} tokens and has no room for {num_tokens} more "
+                f"(at most {_MAX_TOKENS}); lower suffix_decoding_max_cached_requests"
+            )
+        old = len(self._pool)
+        if needed > old:
+            size = min(max(needed, int(_GROWTH * old)), _MAX_TOKENS)
+            self._pool.resize(size, refcheck=False)
+            self._pool[old:] = UNKNOWN
+
+    def _move_text(self, gone: int) -> None:
+        """Move the text to the front of the pool, over what has been removed."""
+        left = self._used - gone
+        self._pool[:left] = self._pool[gone : self._used]
+        self._pool[left : self._used] = UNKNOWN
+        self._nodes[1 : self._spare[0], 3] -= gone
+        for cursor in self._cursors:
+            cursor[0] -= gone
+        self._used = left
+
+    def _grow_nodes(self, size: int) -> None:
+        """Make room for so many nodes, for as many groups as they can form, and for the table."""
+        self._nodes.resize((size, NODE_COLUMNS), refcheck=False)
+        self._groups.resize((size // 2 + 2, 2), refcheck=False)
+        self._table.resize(int(_SLOTS_PER_NODE * size), refcheck=False)
+        self._table[:] = 0
+        fill_table(self.arrays)
+
+
+@dataclass(slots=True, eq=False)
+class _Active:
+    """A request that is being answered, and how far the trees know it."""
+
+    token_ids: Ints
+    answer: Ints
+    prompt_len: int
+    known_len: int
+    tree: SuffixTree
+    cursor: Cursor
+    answer_cursor: Cursor
+
+
+class SuffixLookup(Lookup):
+    """The token-level mode of `specsim.proposers.suffix.Suffix`.
+
+    There is a local tree per request, of its prompt and answer, and one global tree of all answers,
+    finished or not. Each match of the end of the text in one of them, of whatever length, yields a
+    draft; the one of the largest expected accepted length is taken.
+
+    Parameters
+    ----------
+    max_depth : int, tokens
+        Longest run that the trees know, match and draft together.
+    max_spec_factor : float
+        Draft tokens per matched token.
+    min_token_prob : float
+        Estimated probability below which a draft ends.
+    max_cached_requests : int
+        Answers in the global tree, first in, first out; 0: none, -1: no limit.
+    use_tree, use_global_tree, use_local_tree : bool
+
+    References
+    ----------
+    Oliaro et al. (2024), "SuffixDecoding: Extreme Speculative Decoding for Emerging AI
+    Applications". Drafts are those of Arctic Inference 0.3.0 ``SuffixDecodingCache``, down to the
+    order of equally frequent tokens and to its arithmetic in single precision.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        max_depth: int,
+        max_spec_factor: float,
+        min_token_prob: float,
+        max_cached_requests: int,
+        use_tree: bool = False,
+        use_global_tree: bool = True,
+        use_local_tree: bool = True,
+    ) -> None:
+        self._depth = max_depth
+        self._max_cached = max_cached_requests
+        self._is_tree = use_tree
+        self._has_global = use_global_tree and max_cached_requests != 0
+        self._has_local = use_local_tree
+        self._no_tree = SuffixTree(max_depth, 0)
+        self._no_cursor = np.zeros(CURSOR_FIELDS + max_depth, dtype=np.int64)
+        self._answers = SuffixTree(max_depth, _FIRST_TOKENS) if self._has_global else self._no_tree
+        self._active: dict[int, _Active] = {}
+        self._local_bytes = 0
+        with np.errstate(over="ignore"):
+            lens = np.arange(max_depth, dtype=np.float32) * np.float32(max_spec_factor)
+        budgets = np.minimum(lens.astype(np.float64) + 1e-6, 2**31 - 1).astype(np.int32)
+        self._budgets = budgets
+        self._most = int(budgets[-1])
+        self._least = np.array([min_token_prob], dtype=np.float32)
+        self._matches = np.zeros((max_depth, 2), dtype=np.int32)
+        self._make_scratch(max_depth, max_depth)
+        self._compile()
+
+    def start(self, request: int, text: Text) -> None:
+        """Make a local tree of the prompt and a place for the answer; the oldest may have to go."""
+        token_ids = np.require(text.token_ids, dtype=np.int32, requirements=["C", "W"])
+        tree, cursor, answer_cursor = self._no_tree, self._no_cursor, self._no_cursor
+        if self._has_local:
+            tree = SuffixTree(self._depth, len(token_ids))
+            cursor = tree.start(len(token_ids))
+            tree.extend(cursor, token_ids, text.prompt_len)
+            self._local_bytes += tree.memory_bytes
+        if self._has_global:
+            if self._answers.num_sequences == self._max_cached:
+                self._answers.remove_oldest()
+            answer_cursor = self._answers.start(text.output_len)
+        self._active[request] = _Active(
+            token_ids,
+            token_ids[text.prompt_len :],
+            text.prompt_len,
+            text.prompt_len,
+            tree,
+            cursor,
+            answer_cursor,
+        )
+
+    def reveal(self, request: int, known_len: int) -> None:
+        """Append to both trees."""
+        active = self._active[request]
+        active.known_len = known_len
+        if self._has_local:
+            self._local_bytes += active.tree.extend(active.cursor, active.token_ids, known_len)
+        if self._has_global:
+            self._answers.extend(active.answer_cursor, active.answer, known_len - active.prompt_len)
+
+    def draft(self, request: int, max_len: int) -> Draft:
+        """Return the draft of the largest score; the local tree wins ties, then longer matches."""
+        active = self._active[request]
+        max_len = min(max_len, self._most)
+        if max_len > self._scratch[0].shape[2]:
+            self._make_scratch(max_len, len(self._scratch[3]))
+        known = active.token_ids[: active.known_len]
+        trees = (active.tree.arrays, self._answers.arrays)
+        cursors = (active.cursor, active.answer_cursor)
+        row, length, match_len, score = best_draft(
+            trees, cursors, known, max_len, self._is_tree, self._scratch
+        )
+        if length < 0:
+            self._make_scratch(self._scratch[0].shape[2], 2 * len(self._scratch[3]))
+            return self.draft(request, max_len)
+        if not match_len:
+            return NO_DRAFT
+        token_ids, parents = self._scratch[0][row, :, :length].tolist()
+        probs = self._scratch[1][row, :length].tolist()
+        return Draft(token_ids, parents if self._is_tree else None, probs, float(score), match_len)
+
+    def end(self, request: int) -> None:
+        """Forget the local tree; the answer stays in the global one until its turn comes."""
+        active = self._active.pop(request)
+        if self._has_local:
+            self._local_bytes -= active.tree.memory_bytes
+        if self._has_global:
+            self._answers.close(active.answer_cursor)
+
+    @property
+    def memory_bytes(self) -> int:
+        """All trees with their text."""
+        return self._answers.memory_bytes + self._local_bytes
+
+    def _make_scratch(self, max_len: int, num_items: int) -> None:
+        """Make room for two drafts, and for the heap that trees are drafted with."""
+        self._scratch = (
+            np.empty((2, 2, max_len), dtype=np.int32),
+            np.empty((2, max_len), dtype=np.float32),
+            np.empty((num_items, 3), dtype=np.int32),
+            np.empty(num_items, dtype=np.float32),
+            self._matches,
+            self._budgets,
+            self._least,
+        )
+
+    def _compile(self) -> None:
+        """Compile, or load, all that is called later, so that nobody takes the time of that."""
+        tree = SuffixTree(self._depth, 4)
+        token_ids = np.zeros(4, dtype=np.int32)
+        cursor = tree.start(4)
+        tree.extend(cursor, token_ids, 4)
+        best_draft(
+            (tree.arrays, tree.arrays), (cursor, cursor), token_ids, 1, self._is_tree, self._scratch
+        )
+        tree.remove_oldest()

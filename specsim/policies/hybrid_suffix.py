@@ -1,0 +1,77 @@
+"""The lookup's draft where it is promising, else the fallback's."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
+
+from pydantic import Field
+
+from specsim.policies._estimate import PRIOR_TRIALS, expected_len
+from specsim.policies.base import Policy, ServerView
+from specsim.step import BatchView, StepOutcome
+
+__all__ = ["HybridMemory", "HybridSuffix"]
+
+_PRIOR_ALPHA = 0.7
+
+
+@dataclass(slots=True)
+class HybridMemory:
+    """What the fallback's drafts came to."""
+
+    max_draft_len: int
+    accepted: float
+    """Draft tokens."""
+    drafts: float = PRIOR_TRIALS
+
+    def add(self, accepted_len: int) -> None:
+        """Take in the accepted length of one of its drafts."""
+        self.accepted += accepted_len
+        self.drafts += 1
+
+
+@final
+class HybridSuffix(Policy):
+    """Use the suffix tree's draft if its SCORE exceeds tau, else let the fallback draft.
+
+    SCORE is the sum of the estimated survival probabilities of the draft's tokens: the number of
+    them that it expects to be accepted. Oliaro et al. (2024), "SuffixDecoding", section "hybrid".
+    Where the fallback's average is known, tau near it is best, and 0 where text repeats itself
+    (appendix B.1); without a tau, this average is taken as it shows.
+    """
+
+    kind: Literal["hybrid_suffix"] = "hybrid_suffix"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"tau": 2.0})
+    picks_source: ClassVar[bool] = True
+    needs_sync: ClassVar[bool] = True
+    tau: float | None = Field(default=None, ge=0)
+    """Tokens; 0: never fall back; by default the mean accepted length of the fallback so far."""
+
+    def start(self, server: ServerView) -> HybridMemory:
+        """Return a fallback that accepts 70 % of the tokens."""
+        return self.new_memory(server.max_draft_len)
+
+    def new_memory(self, max_draft_len: int) -> HybridMemory:
+        """Return the same for somebody who has no server."""
+        typical = expected_len(_PRIOR_ALPHA, max_draft_len) - 1.0
+        return HybridMemory(max_draft_len, typical * PRIOR_TRIALS)
+
+    def draft_lens(self, batch: BatchView, memory: HybridMemory) -> int:
+        """Return the longest draft: each drafter makes its own."""
+        return memory.max_draft_len
+
+    def uses_lookup(self, scores: list[float], memory: HybridMemory) -> list[bool]:
+        """Return whether each score exceeds tau."""
+        if self.tau == 0:
+            return [True] * len(scores)
+        tau = memory.accepted / memory.drafts if self.tau is None else self.tau
+        return [score > tau for score in scores]
+
+    def observe(self, outcome: StepOutcome, memory: HybridMemory) -> None:
+        """Average what the fallback's drafts came to."""
+        if not outcome.drafters:
+            return
+        for drafter, draft_len, accepted_len in zip(
+            outcome.drafters, outcome.draft_lens, outcome.accepted_lens, strict=True
+        ):
+            if drafter and draft_len:
+                memory.add(accepted_len)

@@ -1,0 +1,296 @@
+"""Real drafts in the engine: the same as in draft-eval, and every policy on top of them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Run as Cli
+from conftest import tiny_config
+
+from specsim.draft_eval import Drafter, evaluate_drafts, load_texts
+from specsim.engine.draft_sources import LookupDrafts
+from specsim.engine.sequence import Sequence
+from specsim.errors import ConfigError, TraceError
+from specsim.experiment import Experiment
+from specsim.lookup import Draft, Lookup
+from specsim.policies import POLICIES
+from specsim.request import Request, Text
+from specsim.simulate import Run, simulate
+from specsim.summary import Summary
+
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 3,
+}
+NUM_REQUESTS = 24
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Answers that repeat pieces of their prompt, of themselves and of one another."""
+    rng = np.random.default_rng(3)
+    phrases = [rng.integers(0, 50, size=rng.integers(2, 9)).tolist() for _ in range(12)]
+
+    def text(num: int) -> list[int]:
+        return [token for phrase in rng.integers(0, 12, num) for token in phrases[phrase]]
+
+    rows = [
+        {
+            "id": f"r{number}",
+            "prompt_token_ids": text(6),
+            "generated_token_ids": text(10),
+            "acc_eagle": {"acc_len": rng.integers(1, 4, 200).tolist()},
+        }
+        for number in range(NUM_REQUESTS)
+    ]
+    path = tmp_path_factory.mktemp("tokens") / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def on_tokens(trace: Path) -> Callable[..., Experiment]:
+    """Make an experiment on the trace: ``on_tokens(policy={"kind": "off"}, spec=NGRAM)``."""
+
+    def make(spec: dict[str, Any] = NGRAM, engine: Any = (), **changes: Any) -> Experiment:
+        config = tiny_config()
+        config["engine"] = {**config["engine"], "speculative_config": spec, **dict(engine)}
+        config["workload"] = {
+            "arrivals": {"kind": "poisson", "rate": 20.0},
+            "lengths": {"kind": "trace", "path": str(trace)},
+        }
+        config["acceptance"] = {"kind": "token_match"}
+        return Experiment.parse({**config, **changes}, "test")
+
+    return make
+
+
+def counts(run: Run) -> list[tuple[int, int]]:
+    """Drafted and accepted tokens of each request, by index."""
+    table = Summary(run).tables.requests
+    pairs = zip(table["draft_tokens"].tolist(), table["accepted_tokens"].tolist(), strict=True)
+    return list(pairs)
+
+
+def test_a_server_drafts_what_draft_eval_says(
+    on_tokens: Callable[..., Experiment], trace: Path
+) -> None:
+    experiment = on_tokens(policy={"kind": "static"})
+    proposer = experiment.engine.speculative_config
+    assert proposer is not None
+    alone = evaluate_drafts(Drafter(proposer), load_texts(trace)).per_request
+    assert counts(simulate(experiment, check=True)) == [
+        (request.drafted, request.accepted) for request in alone
+    ]
+
+
+REFUSED = {  # n-grams know no probability, make no trees and are one drafter
+    "adaptive_verification", "confidence", "draft_goodput", "draft_selection", "hybrid_suffix",
+    "medusa_tree",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES.members))
+def test_every_policy_runs_on_real_drafts_or_says_why_not(
+    policy: str, on_tokens: Callable[..., Experiment]
+) -> None:
+    example = POLICIES.members[policy].examples[0]
+    fields = {"kind": policy, **example}
+    if policy in REFUSED:
+        with pytest.raises(ConfigError, match=" use "):
+            on_tokens(policy=fields)
+        return
+    experiment = on_tokens(policy=fields)
+    first, second = (Summary(simulate(experiment, check=True)).data for _ in range(2))
+    assert first == second
+
+
+def test_the_oracle_drafts_only_what_will_be_accepted(
+    on_tokens: Callable[..., Experiment],
+) -> None:
+    pairs = counts(simulate(on_tokens(policy={"kind": "oracle"})))
+    assert sum(drafted for drafted, _ in pairs) > 0
+    assert all(drafted == accepted for drafted, accepted in pairs)
+
+
+@pytest.mark.parametrize("scheduler", ["v1", "prefill_first"])
+def test_drafts_survive_preemption(scheduler: str, on_tokens: Callable[..., Experiment]) -> None:
+    engine = {
+        "scheduler": scheduler,
+        "num_gpu_blocks": 20,
+        "max_model_len": 256,
+        "enable_prefix_caching": False,
+    }
+    arrivals = {"kind": "poisson", "rate": 1e4}
+    lengths = on_tokens(policy={"kind": "static"}).to_dict()["workload"]["lengths"]
+    workload = {"arrivals": arrivals, "lengths": lengths}
+    crowded = on_tokens(policy={"kind": "static"}, engine=engine, workload=workload)
+    run = simulate(crowded, check=True)
+    table = Summary(run).tables.requests
+    assert table["preemptions"].sum() > 0
+    roomy = counts(simulate(on_tokens(policy={"kind": "static"})))
+    # A preemption throws the pending draft away, so the sums differ, but only a little.
+    accepted = sum(number for _, number in counts(run))
+    assert accepted == pytest.approx(sum(number for _, number in roomy), rel=0.15)
+
+
+class _Fixed(Lookup):
+    """Drafts what it is told, whatever the text."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    def start(self, request: int, text: Text) -> None:
+        self.known_len = text.prompt_len
+
+    def reveal(self, request: int, known_len: int) -> None:
+        self.known_len = known_len
+
+    def draft(self, request: int, max_len: int) -> Draft:
+        return self._draft.cut(max_len)
+
+    def end(self, request: int) -> None:
+        del self.known_len
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0
+
+
+def sequence() -> Sequence:
+    request = Request(
+        index=0,
+        prompt_len=2,
+        output_len=5,
+        prompt_token_ids=np.array([1, 2]),
+        output_token_ids=np.array([3, 4, 5, 6, 7]),
+    )
+    made = Sequence(request, 0.0, 100)
+    made.survival_lens = bytearray(2 + 5 + 1)
+    return made
+
+
+def test_a_chain_survives_as_far_as_it_agrees_with_the_answer() -> None:
+    tables = [bytearray(5)]
+    lookup = _Fixed(Draft([4, 5, 9, 7], probs=[0.9, 0.8, 0.4, 0.2]))
+    source, own = LookupDrafts(lookup, 4, tables), sequence()
+    draft = source.draft(own, 1)
+    assert lookup.known_len == 3
+    source.settle(own, 1, draft)
+    assert own.survival_lens[3] == tables[0][1] == 2
+    confidences = source.confidences([0, 1], [3, 2])
+    np.testing.assert_allclose(confidences, [[0.9, 8 / 9, 0.5], [0, 0, 0]], rtol=1e-6)
+
+
+def test_nothing_survives_beyond_the_answer() -> None:
+    tables = [bytearray(5)]
+    source, own = LookupDrafts(_Fixed(Draft([7, 8, 9])), 4, tables), sequence()
+    for position in (4, 5, 6):  # the answer ends at 5; a bonus token may lie beyond it
+        source.settle(own, position, source.draft(own, position))
+    assert list(tables[0]) == [0, 0, 0, 0, 1]
+
+
+def test_of_a_tree_the_path_that_agrees_survives_as_far_as_it_was_verified() -> None:
+    tree = Draft([9, 4, 8, 5, 6], parents=[-1, -1, 0, 1, 3], probs=[0.6, 0.4, 0.3, 0.2, 0.1])
+    source, own = LookupDrafts(_Fixed(tree), 5, [bytearray(5)]), sequence()
+    own.known_len = 3
+    source.draft(own, 1)
+    assert [source.accepted_path(own, nodes) for nodes in range(6)] == [0, 0, 1, 1, 2, 3]
+
+
+def test_a_fallback_drafts_where_the_lookup_is_not_promising(
+    on_tokens: Callable[..., Experiment],
+) -> None:
+    spec = {
+        "method": "hybrid",
+        "lookup": NGRAM,
+        "fallback": {"method": "eagle3", "num_speculative_tokens": 2},
+    }
+    acceptance = {
+        "kind": "per_drafter",
+        "models": {
+            "ngram": {"kind": "token_match"},
+            "eagle3": {"kind": "recorded", "proposer": "eagle"},
+        },
+    }
+    drafted = {}
+    for tau in (0, None, 100):
+        policy = {"kind": "hybrid_suffix", "tau": tau}
+        run = simulate(on_tokens(spec, acceptance=acceptance, policy=policy), check=True)
+        drafted[tau] = counts(run)
+        assert drafted[tau] == counts(
+            simulate(on_tokens(spec, acceptance=acceptance, policy=policy))
+        )
+    assert drafted[0] == counts(simulate(on_tokens(policy={"kind": "static"})))
+    # An n-gram states no probability, so its score is 0 and never exceeds a tau.
+    assert drafted[None] == drafted[100] != drafted[0]
+    eagle = {"method": "eagle3", "num_speculative_tokens": 2}
+    alone = on_tokens(eagle, acceptance=acceptance["models"]["eagle3"], policy={"kind": "static"})
+    synchronous = Experiment.parse(
+        {**alone.to_dict(), "engine": {**alone.to_dict()["engine"], "async_scheduling": False}}, "t"
+    )
+    assert drafted[100] == counts(simulate(synchronous))
+
+
+BAD = {
+    "a model's drafts compared as tokens": (
+        {"engine": {"speculative_config": {"method": "eagle3", "num_speculative_tokens": 2}}},
+        "method 'eagle3' drafts with a model, whose tokens no trace holds",
+    ),
+    "hybrid without its policy": (
+        {"engine": {"speculative_config": {"method": "hybrid", "lookup": NGRAM,
+                    "fallback": "eagle3:num_speculative_tokens=2"}}},
+        "policy 'static' does not choose between the two drafters",
+    ),
+    "its policy without hybrid": (
+        {"policy": {"kind": "hybrid_suffix"}}, "nothing stands behind method 'ngram'",
+    ),
+    "a hybrid whose fallback compares tokens": (
+        {"policy": {"kind": "hybrid_suffix"},
+         "engine": {"speculative_config": {"method": "hybrid", "lookup": NGRAM,
+                    "fallback": "eagle3:num_speculative_tokens=2"}}},
+        "method 'eagle3' drafts with a model",
+    ),
+    "a hybrid that looks nothing up": (
+        {"policy": {"kind": "hybrid_suffix"},
+         "engine": {"speculative_config": {"method": "hybrid",
+                    "lookup": "eagle3:num_speculative_tokens=2", "fallback": NGRAM}}},
+        "method 'eagle3' looks nothing up",
+    ),
+    "negative tau": ({"policy": {"kind": "hybrid_suffix", "tau": -1}}, "policy.tau = -1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD)
+def test_combinations_without_sense_are_refused(
+    changes: dict[str, Any], message: str, on_tokens: Callable[..., Experiment]
+) -> None:
+    spec = changes.pop("engine", {}).get("speculative_config", NGRAM)
+    with pytest.raises(ConfigError, match=message):
+        on_tokens(spec, policy=changes.get("policy", {"kind": "static"}))
+
+
+def test_a_workload_without_tokens_is_refused(on_tokens: Callable[..., Experiment]) -> None:
+    with pytest.raises(TraceError, match="acceptance 'token_match' needs token ids"):
+        simulate(on_tokens(policy={"kind": "static"}, workload=tiny_config()["workload"]))
+
+
+def test_prompts_that_were_not_recorded_match_nothing(cli: Cli, tmp_path: Path) -> None:
+    trace, copy = tmp_path / "t.jsonl", tmp_path / "copy.parquet"
+    trace.write_text('{"prompt_token_ids": [], "generated_token_ids": [0, 1, 0, 1, 0, 1]}\n')
+    command = ["draft-eval", "--proposer", "ngram", "--opt", "num_speculative_tokens=1"]
+    command += ["--opt", "prompt_lookup_max=1", "--tokens"]
+    code, out, _ = cli(*command, trace, "--json", "a.json")
+    assert code == 0
+    assert "tokens per step" in out
+    assert cli("trace", "convert", trace, copy)[0] == 0
+    assert cli(*command, copy, "--json", "b.json")[0] == 0
+    [row] = json.loads((tmp_path / "a.json").read_text())["per_request"]
+    # 0 comes from prefill; nothing stood before 1 and the second 0; then every draft is right.
+    assert row == [4, 2, 2, 6]
+    assert json.loads((tmp_path / "b.json").read_text())["per_request"] == [row]
