@@ -239,7 +239,7 @@ class _RecordedDrafts(Lookup):
                     f"'acc_{name}', which request {request.id or request.index} does not have (it "
                     f"has: {known}); give a trace that carries it, or another proposer"
                 )
-        self._records = [request.recorded_lens[name] for request in requests]
+        self._records = {request.index: request.recorded_lens[name] for request in requests}
         self._max_len = proposer.num_speculative_tokens
         self._text = Text(np.empty(0, dtype=np.int32), 0)
         self._known_len = 0

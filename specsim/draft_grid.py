@@ -95,7 +95,7 @@ def evaluate_grid(
     drafters : sequence of (dict, Drafter)
         Options of the grid, and the drafter that has them.
     requests : list of Request
-        With token ids, and with recorded acceptance where a model drafts.
+        With token ids.
     on_progress : callable, optional
         Told how many combinations are done.
 
@@ -107,8 +107,8 @@ def evaluate_grid(
     Raises
     ------
     TraceError
-        A corpus cannot be read, or has no token ids; or a model is to draft whose acceptance was
-        not recorded.
+        A model is to draft whose acceptance was not recorded; or a corpus cannot be read, or
+        has no token ids.
     """
     found: list[Combination] = []
     for options, drafter in drafters:

@@ -88,6 +88,7 @@ class Sssd(Proposer):
         "corpus_match_discount",
         "corpus_depth_discount",
     }
+    needs_tokens: ClassVar[bool] = True
     supports_async: ClassVar[bool] = False
     writes_lookahead: ClassVar[bool] = False
     is_model: ClassVar[bool] = False
