@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import data_folder
 
-from specsim.draft_eval import evaluate_drafts, load_texts, parse_proposer
+from specsim.draft_eval import evaluate_drafts, load_texts, parse_drafter
 
 DATA = data_folder()
 OPTIONS = {
@@ -43,5 +43,5 @@ def test_every_request_counts_as_recorded(method: str, key: str, rows: list[list
     names = {**OPTIONS, "max": MAX[method]}
     pairs = (setting.split("=") for setting in settings)
     options = {names[short]: value.lower() for short, value in pairs}
-    found = evaluate_drafts(parse_proposer(method, options, key), load_texts(path))
+    found = evaluate_drafts(parse_drafter(method, options, key), load_texts(path))
     assert [list(counts) for counts in found.per_request] == rows
