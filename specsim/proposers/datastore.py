@@ -52,7 +52,6 @@ class Datastore(Proposer):
         "branch_len",
         "use_tree",
     }
-    needs_tokens: ClassVar[bool] = True
     supports_async: ClassVar[bool] = False
     writes_lookahead: ClassVar[bool] = False
     is_model: ClassVar[bool] = False

@@ -294,3 +294,64 @@ def test_prompts_that_were_not_recorded_match_nothing(cli: Cli, tmp_path: Path) 
     # 0 comes from prefill; nothing stood before 1 and the second 0; then every draft is right.
     assert row == [4, 2, 2, 6]
     assert json.loads((tmp_path / "b.json").read_text())["per_request"] == [row]
+
+
+def test_the_global_tree_serves_the_requests_of_one_replica(
+    on_tokens: Callable[..., Experiment], trace: Path
+) -> None:
+    suffix = {"method": "suffix", "num_speculative_tokens": 8, "suffix_decoding_max_tree_depth": 12}
+    workload = {
+        "arrivals": {"kind": "closed_loop", "concurrency": 1},
+        "lengths": {"kind": "trace", "path": str(trace)},
+    }
+    experiment = on_tokens(suffix, policy={"kind": "static"}, workload=workload)
+    proposer = experiment.engine.speculative_config
+    assert proposer is not None
+    lookup = proposer.make_lookup()
+    assert lookup is not None
+    expected = []
+    for request in load_texts(trace):  # one after the other, as the closed loop sends them
+        text, drafted, accepted = request.text, 0, 0
+        known_len = text.prompt_len + 1
+        lookup.start(request.index, text)
+        while known_len < len(text.token_ids):
+            lookup.reveal(request.index, known_len)
+            draft = lookup.draft(request.index, 8)
+            agreed = draft.accepted_len(text.token_ids[known_len:])
+            drafted, accepted = drafted + len(draft.token_ids), accepted + agreed
+            known_len += agreed + 1
+        lookup.reveal(request.index, len(text.token_ids))
+        lookup.end(request.index)
+        expected.append((drafted, accepted))
+    run = simulate(experiment, check=True)
+    assert counts(run) == expected
+    two = experiment.replace(replicas=2)
+    assert sum(accepted for _, accepted in counts(simulate(two))) != sum(a for _, a in expected)
+
+
+@pytest.mark.parametrize("policy", ["draft_goodput", "adaptive_verification", "confidence"])
+def test_policies_by_confidence_run_on_the_trees_own_probabilities(
+    policy: str, on_tokens: Callable[..., Experiment], constant_step: Callable[..., str]
+) -> None:
+    suffix = {"method": "suffix", "num_speculative_tokens": 8}
+    costly = constant_step(gamma_us=500, delta_ms=1, drafts={"suffix": {"token_us": 1}})
+    experiment = on_tokens(suffix, policy={"kind": policy}, profile=costly)
+    first, second = (simulate(experiment, check=True) for _ in range(2))
+    assert counts(first) == counts(second)
+    drafted, accepted = (sum(column) for column in zip(*counts(first), strict=True))
+    everything = counts(simulate(on_tokens(suffix, policy={"kind": "static"})))
+    assert 0 < accepted <= drafted < sum(number for number, _ in everything)
+
+
+def test_trees_are_drafted_and_verified_whole(on_tokens: Callable[..., Experiment]) -> None:
+    suffix = {
+        "method": "suffix",
+        "num_speculative_tokens": 16,
+        "suffix_decoding_max_spec_factor": 3,
+    }
+    chains, trees = (
+        counts(simulate(on_tokens({**suffix, "use_tree": use_tree}, policy={"kind": "static"})))
+        for use_tree in (False, True)
+    )
+    assert sum(drafted for drafted, _ in trees) > sum(drafted for drafted, _ in chains)
+    assert sum(accepted for _, accepted in trees) > sum(accepted for _, accepted in chains)
