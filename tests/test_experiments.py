@@ -105,3 +105,68 @@ def test_what_is_published_of_goodput() -> None:
     assert len(mine) > 5
     assert all(float(row["latency_over_best"]) < 1.03 for row in mine)
     assert all(float(row["throughput_over_best"]) > 0.97 for row in mine)
+
+
+BIRD_SQL, SHAREGPT = (
+    TOKENS.with_name(f"{name}.jsonl.gz") for name in ("bird_sql", "llama31_8b_sharegpt")
+)
+
+
+@needs(BIRD_SQL)
+def test_who_would_have_paid_on_real_tokens() -> None:
+    real = script("real-tokens")
+
+    def tokens_per_step(dataset: str, name: str) -> float:
+        [row] = real.who_pays(dataset, name, *real.drafters(dataset)[name])
+        [kept] = [
+            row
+            for row in rows(ROOT / "experiments" / "real-tokens" / "drafters.csv")
+            if (row["dataset"], row["drafter"]) == (dataset, name)
+        ]
+        assert float(kept["tokens_per_step"]) == row["tokens_per_step"]
+        return float(row["tokens_per_step"])
+
+    for dataset, times in (("bird_sql", 2.0), ("swe_agent", 1.5)):
+        ngram = tokens_per_step(dataset, "n-gram 5..5 k=5")
+        assert tokens_per_step(dataset, "suffix") > times * ngram
+    eagle, suffix = (tokens_per_step("sharegpt", name) for name in ("EAGLE k=5", "suffix"))
+    assert eagle > suffix > tokens_per_step("sharegpt", "n-gram 5..5 k=5")
+    for name in ("hybrid k=5 tau=2", "hybrid k=5 adaptive"):
+        assert tokens_per_step("sharegpt", name) > eagle
+
+
+@needs(SHAREGPT)
+def test_its_own_replay_is_that_of_draft_eval() -> None:
+    real = script("real-tokens")
+    requests = real.texts("sharegpt")[:5]
+    drafter = real.parse_drafter("suffix", {}, "test")
+    alone = real.evaluate_drafts(drafter, requests, drafts_first_token=False).per_request
+    lookup = real.suffix_lookup()
+    assert [real.replay(lookup, request, 24) for request in requests] == alone
+    taught = real.suffix_lookup()
+    real.teach(taught, requests)
+    first, again = (real.frozen(taught, requests) for _ in range(2))
+    assert first == again
+    assert sum(row.steps for row in first) < 0.5 * sum(row.steps for row in alone)
+
+
+@needs(SHAREGPT)
+def test_suffix_decoding_in_a_server(tmp_path: Path) -> None:
+    serving = script("real-tokens-serving")
+    profile = serving.host_profiles(tmp_path)["20 us"]
+    cases = [
+        serving.Case("mix", 5, 0, profile, policy, serving.SUFFIX, serving.TOKENS, 10)
+        for policy in ("off", "static", "draft_goodput")
+    ]
+    off, static, goodput = (serving.run(case)["mean_e2el_ms"] for case in cases)
+    assert goodput < 1.01 * static < 1.01 * off
+
+
+def test_what_is_published_of_draft_goodput() -> None:
+    table: dict[tuple[str, ...], dict[str, float]] = {}
+    for row in rows(ROOT / "experiments" / "real-tokens-serving" / "loads.csv"):
+        cell = table.setdefault((row["workload"], row["rate"], row["host"]), {})
+        cell[row["policy"]] = float(row["mean_e2el_ms"])
+    for cell in table.values():
+        others = ("off", "static", "static:k=5", "static:k=2", "goodput", "turbospec")
+        assert cell["draft_goodput"] < 1.01 * min(cell[name] for name in others)
