@@ -38,7 +38,7 @@ class GpuSpec(Settings):
 
 
 class ModelShape(Settings):
-    """A dense decoder-only transformer in the field names of a HuggingFace ``config.json``."""
+    """A decoder-only transformer in the field names of a HuggingFace ``config.json``."""
 
     name: str
     num_hidden_layers: int = Field(gt=0)
@@ -52,6 +52,12 @@ class ModelShape(Settings):
     tie_word_embeddings: bool = False
     has_gated_mlp: bool = True
     """Whether the MLP has a gate, and so three matrices (Llama) instead of two (OPT)."""
+    num_experts: int = Field(default=0, ge=0)
+    """Experts per layer of a mixture-of-experts model, in which they take the place of the MLP."""
+    num_experts_per_tok: int = Field(default=0, ge=0)
+    """Of these, how many each token activates."""
+    moe_intermediate_size: int = Field(default=0, ge=0)
+    """Width of an expert."""
     torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     source: str
 
@@ -60,7 +66,11 @@ class ModelShape(Settings):
         """Weights of a Llama-like model: attention, MLP, two norms a layer, embeddings."""
         heads = self.num_attention_heads + self.num_key_value_heads
         attention = 2 * self.hidden_size * self.head_dim * heads
-        mlp = (3 if self.has_gated_mlp else 2) * self.hidden_size * self.intermediate_size
+        matrices = 3 if self.has_gated_mlp else 2
+        mlp = matrices * self.hidden_size * self.intermediate_size
+        if self.num_experts:
+            expert = matrices * self.hidden_size * self.moe_intermediate_size
+            mlp = self.num_experts * (expert + self.hidden_size)  # each with its router's row
         embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
         per_layer = attention + mlp + 2 * self.hidden_size
         return self.num_hidden_layers * per_layer + embeddings + self.hidden_size

@@ -152,6 +152,11 @@ class StepCosts:
     expands_batch: bool = False
     """Whether each draft token is verified as a sequence of its own, which reads the context."""
 
+    @property
+    def uses_pieces(self) -> bool:
+        """Whether the forward pass has to be told what each sequence of the step processes."""
+        return self.target.uses_pieces
+
     def target_time(self, load: StepLoad) -> float:
         """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
         return self.target.forward_time(load) if load.batched_tokens else 0.0
