@@ -35,12 +35,14 @@ class Deployment:
     """Of each GPU."""
 
     @classmethod
-    def of(cls, experiment: Experiment) -> "Deployment":
+    def of(cls, experiment: Experiment, profile: Profile | None = None) -> "Deployment":
         """Resolve an experiment.
 
         Parameters
         ----------
         experiment : Experiment
+        profile : Profile, optional
+            In place of the one that ``experiment.profile`` names.
 
         Returns
         -------
@@ -55,7 +57,7 @@ class Deployment:
         ConfigError
             Two limits contradict each other.
         """
-        profile = load_profile(experiment.profile)
+        profile = profile or load_profile(experiment.profile)
         model, gpu = load_model(profile.model), load_gpu(profile.gpu)
         _check_same(experiment.engine, profile, model)
         max_draft_len = experiment.max_draft_len

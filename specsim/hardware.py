@@ -6,7 +6,8 @@ profiling run is divided into blocks.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -19,6 +20,8 @@ __all__ = [
     "GpuSpec",
     "MemoryPlan",
     "ModelShape",
+    "find_gpu",
+    "find_model",
     "load_gpu",
     "load_model",
     "num_kv_blocks",
@@ -151,7 +154,7 @@ def load_model(name: str) -> ModelShape:
     Parameters
     ----------
     name : str
-        As in ``profiles/<name>.json``.
+        As in ``profiles/<name>.json``, or the path of a ``config.json``.
 
     Returns
     -------
@@ -161,12 +164,100 @@ def load_model(name: str) -> ModelShape:
     ------
     ProfileError
     """
-    path = find_resource("profiles", f"{name}.json")
+    path = Path(name) if name.endswith(".json") else find_resource("profiles", f"{name}.json")
     if path is None:
         known = resource_names("profiles", "*.json")
         raise ProfileError(f"no model '{name}' in profiles/; {nearest(name, known)}")
+    fields = load_mapping(path, ProfileError)
+    if "source" not in fields:  # as it is on HuggingFace, with many more fields than count here
+        fields = _from_huggingface(fields, path)
     with validated(str(path), ProfileError):
-        return ModelShape.model_validate(load_mapping(path, ProfileError))
+        return ModelShape.model_validate(fields)
+
+
+def _from_huggingface(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    fields = {
+        name: config[name] for name in ModelShape.model_fields if config.get(name) is not None
+    }
+    heads = config.get("num_attention_heads")
+    if "head_dim" not in fields and heads and config.get("hidden_size"):
+        fields["head_dim"] = config["hidden_size"] // heads
+    if "num_key_value_heads" not in fields and heads:
+        fields["num_key_value_heads"] = heads  # before grouped-query attention there was no field
+    if config.get("num_local_experts"):  # Mixtral's name
+        fields.setdefault("num_experts", config["num_local_experts"])
+        fields.setdefault("moe_intermediate_size", config.get("intermediate_size"))
+    if "dtype" in config:
+        fields.setdefault("torch_dtype", config["dtype"])
+    return {"name": str(config.get("_name_or_path") or path), **fields, "source": str(path)}
+
+
+def find_model(names: list[str], source: str) -> str:
+    """Return the name in ``profiles/`` of a model, given what somebody else calls it.
+
+    Parameters
+    ----------
+    names : list of str
+        Such as ``Qwen/Qwen3-8B`` or ``Llama-3.1-8B-Instruct``: what counts is the part after the
+        last slash, and of variants of one size the longest name that it begins with.
+    source : str
+        Who calls it that, for the error message.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    ProfileError
+        There is none.
+    """
+    known = resource_names("profiles", "*.json")
+    for name in names:
+        key = name.rsplit("/", 1)[-1].lower()
+        fitting = [model for model in known if key == model or key.startswith(f"{model}-")]
+        if fitting:
+            return max(fitting, key=len)
+    called = " or ".join(dict.fromkeys(names)) or "no model"
+    raise ProfileError(
+        f"{source}: names {called}, which is none of profiles/*.json ({', '.join(known)}); put the "
+        "model's config.json into the folder, or name one (--model)"
+    )
+
+
+def find_gpu(names: list[str], source: str) -> str:
+    """Return the name in ``profiles/`` of a GPU, given what somebody else calls it.
+
+    Parameters
+    ----------
+    names : list of str
+        Such as ``RTX4090`` or ``NVIDIA GeForce RTX 4090``; letters and digits count.
+    source : str
+        Who calls it that, for the error message.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    ProfileError
+        There is none.
+    """
+    known = resource_names("profiles", "*.yaml")
+    for name in names:
+        fitting = [gpu for gpu in known if _plain(gpu) in _plain(name)]
+        if fitting:
+            return max(fitting, key=len)
+    called = " or ".join(dict.fromkeys(names)) or "no GPU"
+    raise ProfileError(
+        f"{source}: names {called}, which is none of profiles/*.yaml ({', '.join(known)}); add "
+        "profiles/<gpu>.yaml with name, memory_gib and source"
+    )
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def num_kv_blocks(*, memory_bytes: float, taken_bytes: float, block_bytes: float) -> int:

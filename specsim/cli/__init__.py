@@ -17,6 +17,7 @@ from specsim.cli.simulation import ManyPolicies, compare, run
 from specsim.cli.tokens import tokens_app
 from specsim.cli.trace import trace_app
 from specsim.cli.tune import tune
+from specsim.cli.validation import validate
 from specsim.version import __version__
 
 __all__ = ["app"]
@@ -35,6 +36,7 @@ app.command("draft-eval")(draft_eval)
 app.command()(timeline)
 app.command()(breakdown)
 app.command()(parity)
+app.command()(validate)
 app.add_typer(trace_app, name="trace")
 app.add_typer(tokens_app, name="tokens")
 app.add_typer(acceptance_app, name="acceptance")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Self, final
 import numpy as np
 from pydantic import Field, model_validator
 
+from specsim.columns import find_table
 from specsim.errors import ProfileError
 from specsim.latency._attention import Attention
 from specsim.latency._kernel_tables import KernelTables
@@ -84,15 +85,15 @@ class Kernels(LatencyModel):
 
     @cached_property
     def _attention(self) -> Attention:
-        applies_skew = self._has_skew if self.skew is None else self.skew
-        return Attention(self._folder, applies_skew=applies_skew)
+        return Attention(self._folder, applies_skew=self.applies_skew)
 
     @cached_property
-    def _has_skew(self) -> bool:
+    def applies_skew(self) -> bool:
+        """Whether differing lengths count, by ``skew.csv``."""
+        if self.skew is not None or find_table(self._folder, "skew") is None:
+            return bool(self.skew)
         meta = self.path / "meta.yaml"
-        if not meta.is_file():
-            return True
-        said = load_mapping(meta, ProfileError)
+        said = load_mapping(meta, ProfileError) if meta.is_file() else {}
         parts = (said.get(name) for name in ("skew_profile", "skew_fit"))
         return not any(isinstance(part, dict) and part.get("enabled") is False for part in parts)
 
