@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from specsim.errors import ProfileError
 
-__all__ = ["Columns", "find_table", "read_columns"]
+__all__ = ["Columns", "find_table", "read_columns", "table_header"]
 
 Columns = dict[str, NDArray[np.float64]]
 """Shape (rows,) each, by name."""
@@ -37,6 +37,26 @@ def find_table(folder: Path, name: str) -> Path | None:
     """
     found = (folder / f"{name}{suffix}" for suffix in (".csv", ".csv.gz"))
     return next((path for path in found if path.is_file()), None)
+
+
+def table_header(path: Path) -> list[str]:
+    """Return the names of a table's columns.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    list of str
+        Empty if the file is.
+
+    Raises
+    ------
+    ProfileError
+        The file cannot be read.
+    """
+    return next(_rows(path), [])
 
 
 def read_columns(

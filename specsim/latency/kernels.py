@@ -75,22 +75,23 @@ class Kernels(LatencyModel):
         return self
 
     @cached_property
-    def _folder(self) -> Path:
+    def folder(self) -> Path:
+        """Where the tables of this tensor parallelism lie."""
         own = self.path / f"tp{self.tensor_parallel_size}"
         return own if own.is_dir() else self.path
 
     @cached_property
     def _tables(self) -> KernelTables:
-        return KernelTables(self._folder)
+        return KernelTables(self.folder)
 
     @cached_property
     def _attention(self) -> Attention:
-        return Attention(self._folder, applies_skew=self.applies_skew)
+        return Attention(self.folder, applies_skew=self.applies_skew)
 
     @cached_property
     def applies_skew(self) -> bool:
         """Whether differing lengths count, by ``skew.csv``."""
-        if self.skew is not None or find_table(self._folder, "skew") is None:
+        if self.skew is not None or find_table(self.folder, "skew") is None:
             return bool(self.skew)
         meta = self.path / "meta.yaml"
         said = load_mapping(meta, ProfileError) if meta.is_file() else {}
@@ -105,13 +106,36 @@ class Kernels(LatencyModel):
         """
         if load.pieces is None and any(isinstance(value, np.ndarray) for value in load):
             return one_by_one(self.forward_time, load)
-        tokens = load.batched_tokens
-        layer = self._tables.per_layer(tokens) + self._attention_time(load)
+        attention = self._attention_time(load)
+        return self._time(load.batched_tokens, load.num_requests, attention)
+
+    def measured_time(
+        self, chunk: float, kv_prefill: float, decodes: float, kv_decode: float, skewed: float
+    ) -> float:
+        """Return how long a step lasts of which the attention was measured.
+
+        Parameters
+        ----------
+        chunk, kv_prefill, decodes, kv_decode : float
+            A point of ``attention.csv``.
+        skewed : float
+            By how much attention takes longer than that because the lengths differ; 1 if they do
+            not.
+
+        Returns
+        -------
+        float, seconds
+        """
+        attention = skewed * self._attention.time(chunk, kv_prefill, decodes, kv_decode, kv_decode)
+        return self._time(int(chunk + decodes), int(decodes + (chunk > 0)), attention)
+
+    def _time(self, tokens: int, sequences: int, attention: float) -> float:
+        layer = self._tables.per_layer(tokens) + attention
         if self._tables.moe is not None:
             layer += self._tables.moe(tokens, self._activated_experts(tokens))
         if self.tensor_parallel_size > 1:
             layer += 2 * self._all_reduce_time(tokens)
-        once = self._tables.once(tokens) + self._tables.per_sequence(load.num_requests)
+        once = self._tables.once(tokens) + self._tables.per_sequence(sequences)
         return (self.num_layers * layer + once) * 1e-6
 
     def _attention_time(self, load: StepLoad) -> float:
