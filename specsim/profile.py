@@ -6,7 +6,7 @@ each drafting method, and the engine's own overhead.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -251,5 +251,17 @@ def load_profile(name: str) -> Profile:
     if path is None:
         known = resource_names("profiles", "*/*.yaml")
         raise ProfileError(f"no profile '{name}' in profiles/; {nearest(name, known)}")
+    fields = load_mapping(path, ProfileError)
     with validated(str(path), ProfileError):
-        return Profile.model_validate(load_mapping(path, ProfileError))
+        return Profile.model_validate(_with_paths(fields, path.parent))
+
+
+def _with_paths(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Let a path in a latency model mean one beside the profile, if there is one."""
+    found = dict(fields)
+    for name in ("target", "inner"):
+        if isinstance(part := fields.get(name), dict):
+            found[name] = _with_paths(part, folder)
+    if isinstance(named := fields.get("path"), str) and (folder / named).exists():
+        found["path"] = folder / named
+    return found

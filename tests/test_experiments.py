@@ -105,3 +105,15 @@ def test_what_is_published_of_goodput() -> None:
     assert len(mine) > 5
     assert all(float(row["latency_over_best"]) < 1.03 for row in mine)
     assert all(float(row["throughput_over_best"]) > 0.97 for row in mine)
+
+
+def test_real_runs_say_what_they_found() -> None:
+    kept = rows(ROOT / "experiments" / "real-runs" / "errors.csv")
+    error = {(row["run"][:7], row["variant"]): float(row["mean_error"][:-1]) for row in kept}
+    assert error["RTX4090", "kernel tables"] < 0.46  # LLMServingSim's own statement
+    assert error["RTXPRO6", "kernel tables"] < 2.10
+    for gpu in ("RTX4090", "RTXPRO6"):
+        two, one = (
+            error[gpu, f"{kind}, fitted to the tables"] for kind in ("two_regime", "linear")
+        )
+        assert two < one / 5

@@ -84,11 +84,13 @@ def _check_rank(columns: NDArray[np.float64], what: str) -> None:
 
 
 def _robust(columns: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    rows = np.column_stack([columns, seconds])
     weights = np.ones(len(seconds))
     found = np.zeros(columns.shape[1])
     for _ in range(_ROUNDS):
-        roots = np.sqrt(weights)
-        found = nnls(columns * roots[:, None], seconds * roots)[0]
+        # Least squares depends on the rows only by the triangle of their QR decomposition.
+        triangle = np.linalg.qr(np.sqrt(weights)[:, None] * rows).R
+        found = nnls(triangle[:, :-1], triangle[:, -1])[0]
         errors = np.abs(columns @ found - seconds)
         # Of an exact fit the errors are rounding, and no reason to weigh points differently.
         limit = max(_HUBER * 1.4826 * float(np.median(errors)), 1e-9 * float(seconds.max()))

@@ -95,7 +95,7 @@ def run_study(points: Points, kind: str, seed: int, source: str) -> Study:
     for size in (*(size for size in _SIZES if size < len(rest)), len(rest)):
         draws = [
             found
-            for _ in range(_REPEATS)
+            for _ in range(_REPEATS if size < len(rest) else 1)
             if (found := _draw(rest, size, kind, rng, held_out)) is not None
         ]
         if draws:

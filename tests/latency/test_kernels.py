@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from kernel_folder import attention_us, make_kernel_folder, write_csv
 from pydantic import ValidationError
 
 from specsim.latency.kernels import Kernels
+from specsim.profile import load_profile
 from specsim.step import Pieces, StepLoad
 
 
@@ -149,6 +151,24 @@ def test_tables_may_be_zipped(folder: Path) -> None:
         (folder / f"{name}.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
     assert Kernels(path=folder, num_layers=2).forward_time(step([1], [5])) == plain
+
+
+def test_a_profile_names_its_tables_from_where_it_lies(folder: Path) -> None:
+    profile = {
+        "model": "llama-3.1-8b",
+        "gpu": "h100",
+        "provenance": {"engine": "none", "source": "a test", "date": "2026-01-01"},
+        "target": {
+            "kind": "cuda_graph",
+            "inner": {"kind": "kernels", "path": "profile", "num_layers": 3},
+        },
+        "valid_range": {"context_tokens": 10**9, "batched_tokens": 10**9},
+    }
+    path = folder.parent / "mine.yaml"
+    path.write_text(yaml.safe_dump(profile))
+    target = load_profile(str(path)).target
+    assert target.forward_time(step([1], [5])) > 0
+    assert target.uses_pieces
 
 
 def spoil(folder: Path, name: str, old: str, new: str) -> None:
