@@ -13,6 +13,7 @@ from specsim.cli.catalogue import list_members, schema
 from specsim.cli.drafts import draft_eval
 from specsim.cli.inspection import breakdown, timeline
 from specsim.cli.parity import parity
+from specsim.cli.profiles import profile_app
 from specsim.cli.simulation import ManyPolicies, compare, run
 from specsim.cli.tokens import tokens_app
 from specsim.cli.trace import trace_app
@@ -38,6 +39,7 @@ app.command()(parity)
 app.add_typer(trace_app, name="trace")
 app.add_typer(tokens_app, name="tokens")
 app.add_typer(acceptance_app, name="acceptance")
+app.add_typer(profile_app, name="profile")
 app.command("list")(list_members)
 app.command()(schema)
 
