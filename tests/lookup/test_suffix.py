@@ -55,13 +55,13 @@ def test_drafts_what_the_reference_drafts(play: Play) -> None:
 @settings(max_examples=100, deadline=None)
 def test_text_moves_when_places_run_out(play: Play) -> None:
     """As many tokens as can be alive at once are room enough, however many pass through."""
-    play.options |= {"max_cached_requests": 1, "use_global_tree": True}
+    play.options |= {"max_cached_requests": 2, "use_global_tree": True}
     play.texts *= 3
     longest = max(len(ids) - prompt_len for ids, prompt_len in play.texts)
     most = max(len(ids) for ids, _ in play.texts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suffix, "_FIRST_TOKENS", 2)
-        patch.setattr(suffix, "_MAX_TOKENS", max(6, longest + 1, most + 1))
+        patch.setattr(suffix, "_MAX_TOKENS", max(6, 2 * (longest + 1), most + 1))
         got = list(drafts(SuffixLookup(**play.options), play))
     assert got == list(drafts(SuffixReference(**play.options), play))
 
