@@ -7,7 +7,6 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -476,9 +475,6 @@ def test_only_the_first_requests_of_a_long_trace_are_replayed(
     assert describe_tokens(requests, 100, 0).num_replayed == 1
 
 
-@pytest.mark.skipif(
-    find_spec("specsim.lookup.suffix") is None, reason="the suffix lookup is not here yet"
-)
 def test_suffix_learns_from_earlier_requests(tmp_path: Path) -> None:
     description = describe_tokens(load_texts(token_trace(tmp_path)), 100, 0)
     ngram, suffix = description.drafters
