@@ -63,6 +63,8 @@ class DraftEval:
     """Seconds that it took to draft, and to take in what came of each step."""
     memory_bytes: int
     """Of the lookup at its largest, as it says itself."""
+    drafts_first_token: bool
+    """Whether drafting started before the first output token."""
 
     @property
     def total(self) -> DraftCounts:
@@ -72,7 +74,7 @@ class DraftEval:
     @property
     def tokens_per_step(self) -> float:
         """Output tokens per verification; a first token that comes from prefill is left out."""
-        prefilled = 0 if self.drafter.proposer.drafts_first_token else len(self.per_request)
+        prefilled = 0 if self.drafts_first_token else len(self.per_request)
         total = self.total
         return (total.output_tokens - prefilled) / max(1, total.steps)
 
@@ -198,6 +200,8 @@ def evaluate_drafts(
     drafter: Drafter,
     requests: list[Request],
     on_progress: Callable[[int], None] | None = None,
+    *,
+    drafts_first_token: bool | None = None,
 ) -> DraftEval:
     """Replay requests one after the other.
 
@@ -208,6 +212,9 @@ def evaluate_drafts(
         With token ids, and with recorded acceptance where a model drafts.
     on_progress : callable, optional
         Told how many requests are done.
+    drafts_first_token : bool, optional
+        Whether drafting starts before the first output token, which in a server comes from prefill;
+        by default as the figures of the proposer were published. Set it to compare proposers.
 
     Returns
     -------
@@ -218,21 +225,24 @@ def evaluate_drafts(
     TraceError
         A model is to draft whose acceptance was not recorded.
     """
-    lookup = _make_lookup(drafter, requests)
+    lookup, proposer = _make_lookup(drafter, requests), drafter.proposer
+    if drafts_first_token is None:
+        drafts_first_token = proposer.drafts_first_token
+    skipped_len = 0 if drafts_first_token else 1
     per_request: list[DraftCounts] = []
     prompt_time, step_time, memory_bytes = 0.0, 0.0, 0
     for request in requests:
         begun_at = perf_counter()
         lookup.start(request.index, request.text)
         prompt_time += perf_counter() - begun_at
-        counts, seconds = _replay(lookup, drafter.proposer, request)
+        counts, seconds = _replay(lookup, request, skipped_len, proposer.num_speculative_tokens)
         per_request.append(counts)
         step_time += seconds
         memory_bytes = max(memory_bytes, lookup.memory_bytes)
         lookup.end(request.index)
         if on_progress is not None:
             on_progress(len(per_request))
-    return DraftEval(drafter, per_request, prompt_time, step_time, memory_bytes)
+    return DraftEval(drafter, per_request, prompt_time, step_time, memory_bytes, drafts_first_token)
 
 
 def _make_lookup(drafter: Drafter, requests: list[Request]) -> Lookup:
@@ -333,14 +343,16 @@ class _Hybrid(Lookup):
         return self._lookup.memory_bytes + self._fallback.memory_bytes
 
 
-def _replay(lookup: Lookup, proposer: Proposer, request: Request) -> tuple[DraftCounts, float]:
+def _replay(
+    lookup: Lookup, request: Request, skipped_len: int, max_len: int
+) -> tuple[DraftCounts, float]:
     """Return the counts of one request, and the seconds that the lookup took for its steps."""
-    text, max_len = request.text, proposer.num_speculative_tokens
+    text = request.text
     known_len, end_len = text.prompt_len, len(text.token_ids)
     steps = accepted = drafted = 0
     host_time = 0.0
-    if not proposer.drafts_first_token:
-        known_len += 1
+    if skipped_len:
+        known_len += skipped_len
         lookup.reveal(request.index, known_len)
     while known_len < end_len:
         begun_at = perf_counter()

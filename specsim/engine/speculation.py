@@ -225,8 +225,16 @@ class Speculation:
         if not self._is_dynamic or not sequences:
             return self.max_draft_len
         free_slots = kv.room_for_drafts(len(sequences))
+        drafts = None
+        if self.lookup is not None and self.policy.uses_confidences:
+            drafts = DraftView(self._found_lens, self._confidences(sequences, self._found_lens))
         batch = BatchView(
-            sequences, step.load, accepted_lens, now=step.scheduled_at, free_slots=free_slots
+            sequences,
+            step.load,
+            accepted_lens,
+            now=step.scheduled_at,
+            free_slots=free_slots,
+            drafts=drafts,
         )
         asked = self.policy.draft_lens(batch, self.memory)
         if self._estimates:
