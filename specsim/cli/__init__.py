@@ -13,7 +13,7 @@ from specsim.cli.catalogue import list_members, schema
 from specsim.cli.drafts import draft_eval
 from specsim.cli.inspection import breakdown, timeline
 from specsim.cli.parity import parity
-from specsim.cli.profile import profile_app
+from specsim.cli.profiles import profile_app
 from specsim.cli.simulation import ManyPolicies, compare, run
 from specsim.cli.tokens import tokens_app
 from specsim.cli.trace import trace_app

@@ -33,7 +33,7 @@ class LatencyModel(Member):
         Returns
         -------
         float, seconds
-            Positive, and not falling with any of the token counts.
+            Positive, and not falling with the context or the batched tokens.
         """
 
 

@@ -1,4 +1,4 @@
-"""Command ``profile fit``."""
+"""Command ``profile fit``; its group is in `specsim.cli.profiles`."""
 
 import json
 from contextlib import ExitStack
@@ -9,17 +9,9 @@ import typer
 
 from specsim.cli.terminal import show, spinner
 
-__all__ = ["profile_app"]
-
-profile_app = typer.Typer(help="Make profiles of measurements.", no_args_is_help=True)
+__all__ = ["fit"]
 
 
-@profile_app.callback()
-def _group() -> None:
-    """Keep ``fit`` a command of its own, though it is the only one."""
-
-
-@profile_app.command()
 def fit(
     source: Annotated[
         Path,
