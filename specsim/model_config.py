@@ -147,14 +147,17 @@ class _Config:
             if self._type == "bloom" and "intermediate_size" not in self._data:
                 return {"intermediate_size": 4 * hidden_size}
             return {"intermediate_size": self._count("intermediate_size")}
-        # Mixtral has nothing but experts; elsewhere intermediate_size is that of other layers.
-        width = "intermediate_size" if self._type == "mixtral" else "moe_intermediate_size"
+        # Mixtral has nothing but experts, so that their width goes by the plain name.
+        name = "intermediate_size" if self._type == "mixtral" else "moe_intermediate_size"
+        width = self._count(name, "the width of one expert")
         return {
             "num_experts": self._count("num_experts"),
             "num_experts_per_tok": self._count(
                 "num_experts_per_tok", "the number of experts that each token visits"
             ),
-            "intermediate_size": self._count(width, "the width of one expert"),
+            "moe_intermediate_size": width,
+            # Of a dense MLP, which no layer has.
+            "intermediate_size": self._data.get("intermediate_size", width),
         }
 
     def _dtype(self) -> str:
