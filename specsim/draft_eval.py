@@ -24,6 +24,12 @@ from specsim.workload.readers import read_trace
 __all__ = ["DraftCounts", "DraftEval", "Drafter", "evaluate_drafts", "load_texts", "parse_drafter"]
 
 
+_NO_EFFECT = frozenset(
+    {"disable_mqa_scorer", "method", "model", "num_speculative_tokens_per_batch_size"}
+)
+"""Options of a server that has an engine, or a policy, and of `parse_drafter` itself."""
+
+
 class Drafter(NamedTuple):
     """Who drafts, and for a hybrid who picks."""
 
@@ -57,6 +63,8 @@ class DraftEval:
     """Seconds that it took to draft, and to take in what came of each step."""
     memory_bytes: int
     """Of the lookup at its largest, as it says itself."""
+    drafts_first_token: bool
+    """Whether drafting started before the first output token."""
 
     @property
     def total(self) -> DraftCounts:
@@ -66,7 +74,7 @@ class DraftEval:
     @property
     def tokens_per_step(self) -> float:
         """Output tokens per verification; a first token that comes from prefill is left out."""
-        prefilled = 0 if self.drafter.proposer.drafts_first_token else len(self.per_request)
+        prefilled = 0 if self.drafts_first_token else len(self.per_request)
         total = self.total
         return (total.output_tokens - prefilled) / max(1, total.steps)
 
@@ -141,10 +149,21 @@ def parse_drafter(method: str, options: dict[str, Any], source: str) -> Drafter:
         if member.has_fallback and name in HybridSuffix.model_fields.keys() - {"kind"}:
             picker_fields[name] = value
         else:
-            fields[prefix + name if prefix + name in member.model_fields else name] = value
+            field = prefix + name if prefix + name in member.model_fields else name
+            if field in options and field != name:
+                raise ConfigError(f"{source}: {name} and {field} are the same; give one of them")
+            if field in _NO_EFFECT:
+                raise ConfigError(f"{source}: {field} has no effect on a replay; leave it out")
+            fields[field] = value
     with validated(source, ConfigError):
         picker = HybridSuffix.model_validate(picker_fields) if member.has_fallback else None
-        return Drafter(PROPOSERS.parse(fields), picker)
+        proposer = PROPOSERS.parse(fields)
+    try:
+        for part in proposer.parts:
+            part.check_real_drafts()
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    return Drafter(proposer, picker)
 
 
 def load_texts(path: Path) -> list[Request]:
@@ -181,6 +200,8 @@ def evaluate_drafts(
     drafter: Drafter,
     requests: list[Request],
     on_progress: Callable[[int], None] | None = None,
+    *,
+    drafts_first_token: bool | None = None,
 ) -> DraftEval:
     """Replay requests one after the other.
 
@@ -191,6 +212,9 @@ def evaluate_drafts(
         With token ids, and with recorded acceptance where a model drafts.
     on_progress : callable, optional
         Told how many requests are done.
+    drafts_first_token : bool, optional
+        Whether drafting starts before the first output token, which in a server comes from prefill;
+        by default as the figures of the proposer were published. Set it to compare proposers.
 
     Returns
     -------
@@ -201,21 +225,24 @@ def evaluate_drafts(
     TraceError
         A model is to draft whose acceptance was not recorded.
     """
-    lookup = _make_lookup(drafter, requests)
+    lookup, proposer = _make_lookup(drafter, requests), drafter.proposer
+    if drafts_first_token is None:
+        drafts_first_token = proposer.drafts_first_token
+    skipped_len = 0 if drafts_first_token else 1
     per_request: list[DraftCounts] = []
     prompt_time, step_time, memory_bytes = 0.0, 0.0, 0
     for request in requests:
         begun_at = perf_counter()
         lookup.start(request.index, request.text)
         prompt_time += perf_counter() - begun_at
-        counts, seconds = _replay(lookup, drafter.proposer, request)
+        counts, seconds = _replay(lookup, request, skipped_len, proposer.num_speculative_tokens)
         per_request.append(counts)
         step_time += seconds
         memory_bytes = max(memory_bytes, lookup.memory_bytes)
         lookup.end(request.index)
         if on_progress is not None:
             on_progress(len(per_request))
-    return DraftEval(drafter, per_request, prompt_time, step_time, memory_bytes)
+    return DraftEval(drafter, per_request, prompt_time, step_time, memory_bytes, drafts_first_token)
 
 
 def _make_lookup(drafter: Drafter, requests: list[Request]) -> Lookup:
@@ -223,7 +250,9 @@ def _make_lookup(drafter: Drafter, requests: list[Request]) -> Lookup:
     lookups = [part.make_lookup() or _RecordedDrafts(part, requests) for part in proposer.parts]
     if picker is None:
         return lookups[0]
-    return _Hybrid(picker, *lookups, fallback_len=proposer.parts[1].num_speculative_tokens)
+    longest = proposer.num_speculative_tokens
+    lens = [min(part.num_speculative_tokens, longest) for part in proposer.parts]
+    return _Hybrid(picker, *lookups, lookup_len=lens[0], fallback_len=lens[1])
 
 
 class _RecordedDrafts(Lookup):
@@ -270,12 +299,18 @@ class _Hybrid(Lookup):
     """A lookup, and who drafts where the policy has no use for what it finds."""
 
     def __init__(
-        self, picker: HybridSuffix, lookup: Lookup, fallback: Lookup, *, fallback_len: int
+        self,
+        picker: HybridSuffix,
+        lookup: Lookup,
+        fallback: Lookup,
+        *,
+        lookup_len: int,
+        fallback_len: int,
     ) -> None:
         self._picker = picker
         self._memory = picker.new_memory(fallback_len)
         self._lookup, self._fallback = lookup, fallback
-        self._fallback_len = fallback_len
+        self._lookup_len, self._fallback_len = lookup_len, fallback_len
         self._text = Text(np.empty(0, dtype=np.int32), 0)
         self._known_len = 0
 
@@ -290,7 +325,7 @@ class _Hybrid(Lookup):
         self._fallback.reveal(request, known_len)
 
     def draft(self, request: int, max_len: int) -> Draft:
-        draft = self._lookup.draft(request, max_len)
+        draft = self._lookup.draft(request, min(max_len, self._lookup_len))
         [is_used] = self._picker.uses_lookup([draft.score], self._memory)
         if is_used:
             return draft
@@ -308,14 +343,16 @@ class _Hybrid(Lookup):
         return self._lookup.memory_bytes + self._fallback.memory_bytes
 
 
-def _replay(lookup: Lookup, proposer: Proposer, request: Request) -> tuple[DraftCounts, float]:
+def _replay(
+    lookup: Lookup, request: Request, skipped_len: int, max_len: int
+) -> tuple[DraftCounts, float]:
     """Return the counts of one request, and the seconds that the lookup took for its steps."""
-    text, max_len = request.text, proposer.num_speculative_tokens
+    text = request.text
     known_len, end_len = text.prompt_len, len(text.token_ids)
     steps = accepted = drafted = 0
     host_time = 0.0
-    if not proposer.drafts_first_token:
-        known_len += 1
+    if skipped_len:
+        known_len += skipped_len
         lookup.reveal(request.index, known_len)
     while known_len < end_len:
         begun_at = perf_counter()

@@ -251,7 +251,7 @@ class StepCosts:
         return total + self.drafts[0].draft_time(load, draft_lens, target_time)
 
     def step_times(
-        self, load: StepLoad, batched_tokens: NDArray[np.int64], longest: int
+        self, load: StepLoad, batched_tokens: NDArray[np.int64], draft_lens: int | list[int]
     ) -> NDArray[np.float64]:
         """Return what steps take that differ in their batched tokens, seconds.
 
@@ -260,8 +260,8 @@ class StepCosts:
         load : StepLoad
             Everything else about them.
         batched_tokens : ndarray of int, shape (n,)
-        longest : int, tokens
-            Draft length of every sequence.
+        draft_lens : int or list of int, tokens
+            For every sequence alike, or one per sequence.
 
         Returns
         -------
@@ -269,7 +269,7 @@ class StepCosts:
         """
         # Latency models take arrays in place of numbers (`LatencyModel.forward_time`).
         loads = load._replace(batched_tokens=batched_tokens)  # type: ignore[arg-type]
-        times: NDArray[np.float64] = np.asarray(self.step_time(loads, longest))
+        times: NDArray[np.float64] = np.asarray(self.step_time(loads, draft_lens))
         return times
 
 

@@ -87,9 +87,12 @@ class BatchView:
         When the step was scheduled.
     free_slots : int, tokens
         Room for drafts: KV blocks that nobody holds, and the sequences' look-ahead slots.
+    drafts : DraftView or None
+        What a lookup has found for the next step, at full length. Only for a policy that says
+        `uses_confidences`, and only where drafts are real tokens.
     """
 
-    __slots__ = ("_accepted_lens", "_sequences", "free_slots", "load", "now")
+    __slots__ = ("_accepted_lens", "_sequences", "drafts", "free_slots", "load", "now")
 
     def __init__(
         self,
@@ -99,12 +102,14 @@ class BatchView:
         *,
         now: float = 0.0,
         free_slots: int = 1 << 40,
+        drafts: "DraftView | None" = None,
     ) -> None:
         self._sequences = sequences
         self._accepted_lens = accepted_lens
         self.load = load
         self.now = now
         self.free_slots = free_slots
+        self.drafts = drafts
 
     @property
     def size(self) -> int:
@@ -164,10 +169,10 @@ class BatchView:
 
 
 class DraftView(NamedTuple):
-    """The drafts of a step that is about to be executed; rows in scheduling order."""
+    """The drafts of a step; rows in scheduling order."""
 
     draft_lens: list[int]
-    """Draft tokens of each sequence, all in the batch already."""
+    """Draft tokens of each sequence; of a step about to be executed, all in its batch already."""
     confidences: NDArray[np.float32]
     """Shape (sequences, longest draft): the drafter's own probability of each token it drafted;
     0 beyond the end of a draft. Only for a policy that says `uses_confidences`, else empty."""

@@ -92,10 +92,10 @@ def server_view(
     """Return what a policy sees of a server whose steps take what `step_time` says."""
 
     def step_times(
-        load: StepLoad, batched_tokens: NDArray[np.int64], longest: int
+        load: StepLoad, batched_tokens: NDArray[np.int64], draft_lens: int | list[int]
     ) -> NDArray[np.float64]:
         loads = [load._replace(batched_tokens=int(tokens)) for tokens in batched_tokens]
-        return np.array([step_time(each, longest) for each in loads])
+        return np.array([step_time(each, draft_lens) for each in loads])
 
     return ServerView(max_draft_len, step_time, step_times, **others)
 

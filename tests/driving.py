@@ -8,7 +8,7 @@ from conftest import server_view
 from specsim.engine.sequence import Sequence
 from specsim.policies import POLICIES, Policy
 from specsim.request import Request
-from specsim.step import BatchView, StepLoad, StepOutcome
+from specsim.step import BatchView, DraftView, StepLoad, StepOutcome
 
 
 def started(
@@ -26,11 +26,13 @@ def batch(
     *known: tuple[int, int, int] | int,
     drafts: int = 0,
     chunks: tuple[int, ...] = (),
+    found: DraftView | None = None,
     **others: Any,
 ) -> BatchView:
     """Return a view of requests given as (index, prompt, output tokens) or as an index alone.
 
-    `drafts` are in the batch already; `chunks` are the indices of requests in mid-prefill.
+    `drafts` are in the batch already; `chunks` are the indices of requests in mid-prefill;
+    `found` is what a lookup has found for the next step.
     """
     sequences = []
     for row in known:
@@ -41,7 +43,7 @@ def batch(
         sequences.append(sequence)
     tokens = len(sequences) + drafts
     load = StepLoad(sum(s.known_len - 1 for s in sequences), tokens, len(sequences))
-    return BatchView(sequences, load, **others)
+    return BatchView(sequences, load, drafts=found, **others)
 
 
 def outcome(draft_lens: list[int], accepted_lens: list[int], **others: Any) -> StepOutcome:

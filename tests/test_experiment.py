@@ -197,7 +197,7 @@ def test_a_drafter_takes_kv_blocks() -> None:
         ({"max_num_batched_tokens": 64}, ConfigError, "at least max_num_seqs"),
         ({"enable_chunked_prefill": False}, ConfigError, "at least max_model_len"),
         ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}, ProfileError,
-         r"no drafting cost for method 'mtp' \(it has: eagle3, ngram, suffix\)"),
+         r"no drafting cost for method 'mtp' \(it has: eagle3, ngram, suffix, datastore, sssd\)"),
     ],
 )  # fmt: skip
 def test_servers_that_would_not_start(engine: Any, error: type[Exception], message: str) -> None:

@@ -91,7 +91,7 @@ def _no_time(load: StepLoad, draft_lens: int | list[int]) -> float:
 
 
 def _no_times(
-    load: StepLoad, batched_tokens: NDArray[np.int64], longest: int
+    load: StepLoad, batched_tokens: NDArray[np.int64], draft_lens: int | list[int]
 ) -> NDArray[np.float64]:
     return np.zeros(len(batched_tokens))
 

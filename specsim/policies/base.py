@@ -34,7 +34,7 @@ class ServerView:
     """Longest draft that it may ask for, tokens."""
     step_time: Callable[[StepLoad, int | list[int]], float]
     """Seconds that a step of this load takes that then drafts so many tokens per sequence."""
-    step_times: Callable[[StepLoad, NDArray[np.int64], int], NDArray[np.float64]]
+    step_times: Callable[[StepLoad, NDArray[np.int64], int | list[int]], NDArray[np.float64]]
     """The same for many numbers of batched tokens at once, which replace those of the load."""
     verify_time: float = 0.0
     """Seconds of a step that decodes one sequence of 512 tokens and drafts nothing."""

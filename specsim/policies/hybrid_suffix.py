@@ -35,8 +35,9 @@ class HybridSuffix(Policy):
 
     SCORE is the sum of the estimated survival probabilities of the draft's tokens: the number of
     them that it expects to be accepted. Oliaro et al. (2024), "SuffixDecoding", section "hybrid".
-    Where the fallback's average is known, tau near it is best, and 0 where text repeats itself
-    (appendix B.1); without a tau, this average is taken as it shows.
+    Where the fallback's tokens per step are known, tau near them is best, and 0 where text repeats
+    itself (appendix B.1); without a tau, they are taken as they show. That is a token more than the
+    fallback has accepted, and makes up for SCORE, which is too confident (experiments/real-tokens).
     """
 
     kind: Literal["hybrid_suffix"] = "hybrid_suffix"
@@ -44,7 +45,7 @@ class HybridSuffix(Policy):
     picks_source: ClassVar[bool] = True
     needs_sync: ClassVar[bool] = True
     tau: float | None = Field(default=None, ge=0)
-    """Tokens; 0: never fall back; by default the mean accepted length of the fallback so far."""
+    """Tokens; 0: never fall back; by default the tokens per step of the fallback so far."""
 
     def start(self, server: ServerView) -> HybridMemory:
         """Return a fallback that accepts 70 % of the tokens."""
@@ -63,7 +64,7 @@ class HybridSuffix(Policy):
         """Return whether each score exceeds tau."""
         if self.tau == 0:
             return [True] * len(scores)
-        tau = memory.accepted / memory.drafts if self.tau is None else self.tau
+        tau = 1.0 + memory.accepted / memory.drafts if self.tau is None else self.tau
         return [score > tau for score in scores]
 
     def observe(self, outcome: StepOutcome, memory: HybridMemory) -> None:
