@@ -161,11 +161,6 @@ class _Config:
         }
 
     def _dtype(self) -> str:
-        if "torch_dtype" not in self._data:
-            raise ProfileError(
-                f"{self._source}: 'torch_dtype' or 'dtype' is missing; add the data type that the "
-                "model is served in, such as bfloat16"
-            )
-        # vLLM serves a float32 checkpoint in 16 bits (config/model.py _resolve_auto_dtype).
-        dtype = str(self._data["torch_dtype"]).removeprefix("torch.")
+        # vLLM serves in 16 bits what is stored in 32 or does not say (_resolve_auto_dtype).
+        dtype = str(self._data.get("torch_dtype", "float32")).removeprefix("torch.")
         return "bfloat16" if dtype == "float32" else dtype
