@@ -116,8 +116,9 @@ class _Config:
 
     def _count(self, name: str, hint: str = "it is part of every model's config.json") -> int:
         if name not in self._data:
-            others = "".join(f" or '{alias}'" for alias in _ALIASES.get(name, ()))
-            raise ProfileError(f"{self._source}: '{name}'{others} is missing; add it: {hint}")
+            others = ", ".join(_ALIASES.get(name, ()))
+            also = f" (or its other names: {others})" if others else ""
+            raise ProfileError(f"{self._source}: '{name}' is missing{also}; add it: {hint}")
         value = self._data[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ProfileError(

@@ -155,7 +155,7 @@ def test_families_name_their_fields_differently(
 )  # fmt: skip
 def test_a_missing_field_is_named(field: str, written: Written) -> None:
     config = {name: value for name, value in LLAMA.items() if name != field}
-    with pytest.raises(ProfileError, match=rf"config.json: '{field}'.* is missing; add "):
+    with pytest.raises(ProfileError, match=rf"config.json: '{field}' is missing.*; add it: "):
         load_model(written(config))
 
 
