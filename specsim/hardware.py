@@ -57,11 +57,12 @@ class ModelShape(Settings):
     num_hidden_layers: int = Field(gt=0)
     hidden_size: int = Field(gt=0)
     intermediate_size: int = Field(gt=0)
-    """Width of the MLP, or of each expert (Qwen calls that moe_intermediate_size)."""
     num_experts: int = Field(default=0, ge=0)
     """Experts per layer, in place of one MLP; 0 of a dense model."""
     num_experts_per_tok: int = Field(default=0, ge=0)
     """Experts that each token visits."""
+    moe_intermediate_size: int = Field(default=0, ge=0)
+    """Width of an expert."""
     num_attention_heads: int = Field(gt=0)
     num_key_value_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0)
@@ -88,7 +89,14 @@ class ModelShape(Settings):
                 f"num_experts_per_tok = {self.num_experts_per_tok}: each token visits at least 1 "
                 f"of the num_experts = {self.num_experts} experts; a dense model has 0 of 0"
             )
+        if self.num_experts and not self.moe_intermediate_size:
+            raise ValueError("moe_intermediate_size is missing: the width of an expert")
         return self
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of the MLP, or of an expert in its place."""
+        return self.moe_intermediate_size if self.num_experts else self.intermediate_size
 
     @property
     def num_parameters(self) -> int:
@@ -96,7 +104,7 @@ class ModelShape(Settings):
         hidden, num_mlps = self.hidden_size, self.num_experts or 1
         queries, keys = self.num_attention_heads, self.num_key_value_heads
         attention = self.num_attention_inputs * (queries + 2 * keys) + queries
-        mlp = (3 if self.has_gated_mlp else 2) * self.intermediate_size
+        mlp = (3 if self.has_gated_mlp else 2) * self.mlp_width
         per_layer = attention * self.head_dim + num_mlps * mlp + self.num_experts + 2
         has_matrix = self.has_own_lm_head and not self.tie_word_embeddings
         vocabulary = self.vocab_size * (self.has_own_embedding + has_matrix)

@@ -40,8 +40,8 @@ _NOT_MODELLED = {
 
 
 def is_model_config(data: dict[str, Any]) -> bool:
-    """Return whether a mapping is a HuggingFace ``config.json``."""
-    return "model_type" in data or "architectures" in data
+    """Return whether a mapping is a HuggingFace ``config.json``; a shape names its source."""
+    return "source" not in data
 
 
 def shape_fields(data: dict[str, Any], source: str) -> dict[str, Any]:
@@ -116,8 +116,9 @@ class _Config:
 
     def _count(self, name: str, hint: str = "it is part of every model's config.json") -> int:
         if name not in self._data:
-            others = "".join(f" or '{alias}'" for alias in _ALIASES.get(name, ()))
-            raise ProfileError(f"{self._source}: '{name}'{others} is missing; add it: {hint}")
+            others = ", ".join(_ALIASES.get(name, ()))
+            also = f" (or its other names: {others})" if others else ""
+            raise ProfileError(f"{self._source}: '{name}' is missing{also}; add it: {hint}")
         value = self._data[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ProfileError(
@@ -147,22 +148,20 @@ class _Config:
             if self._type == "bloom" and "intermediate_size" not in self._data:
                 return {"intermediate_size": 4 * hidden_size}
             return {"intermediate_size": self._count("intermediate_size")}
-        # Mixtral has nothing but experts; elsewhere intermediate_size is that of other layers.
-        width = "intermediate_size" if self._type == "mixtral" else "moe_intermediate_size"
+        # Mixtral has nothing but experts, so that their width goes by the plain name.
+        name = "intermediate_size" if self._type == "mixtral" else "moe_intermediate_size"
+        width = self._count(name, "the width of one expert")
         return {
             "num_experts": self._count("num_experts"),
             "num_experts_per_tok": self._count(
                 "num_experts_per_tok", "the number of experts that each token visits"
             ),
-            "intermediate_size": self._count(width, "the width of one expert"),
+            "moe_intermediate_size": width,
+            # Of a dense MLP, which no layer has.
+            "intermediate_size": self._data.get("intermediate_size", width),
         }
 
     def _dtype(self) -> str:
-        if "torch_dtype" not in self._data:
-            raise ProfileError(
-                f"{self._source}: 'torch_dtype' or 'dtype' is missing; add the data type that the "
-                "model is served in, such as bfloat16"
-            )
-        # vLLM serves a float32 checkpoint in 16 bits (config/model.py _resolve_auto_dtype).
-        dtype = str(self._data["torch_dtype"]).removeprefix("torch.")
+        # vLLM serves in 16 bits what is stored in 32 or does not say (_resolve_auto_dtype).
+        dtype = str(self._data.get("torch_dtype", "float32")).removeprefix("torch.")
         return "bfloat16" if dtype == "float32" else dtype

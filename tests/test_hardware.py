@@ -151,12 +151,19 @@ def test_families_name_their_fields_differently(
 @pytest.mark.parametrize(
     "field",
     ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-     "intermediate_size", "vocab_size", "max_position_embeddings", "torch_dtype"],
+     "intermediate_size", "vocab_size", "max_position_embeddings"],
 )  # fmt: skip
 def test_a_missing_field_is_named(field: str, written: Written) -> None:
     config = {name: value for name, value in LLAMA.items() if name != field}
-    with pytest.raises(ProfileError, match=rf"config.json: '{field}'.* is missing; add "):
+    with pytest.raises(ProfileError, match=rf"config.json: '{field}' is missing.*; add it: "):
         load_model(written(config))
+
+
+@pytest.mark.parametrize("changes", [{"torch_dtype": "float32"}, {"torch_dtype": None}])
+def test_what_vllm_serves_in_16_bits(changes: dict[str, Any], written: Written) -> None:
+    assert load_model(written({**LLAMA, **changes})).torch_dtype == "bfloat16"
+    newer = {**LLAMA, "torch_dtype": None, "dtype": "float16"}
+    assert load_model(written(newer)).torch_dtype == "float16"
 
 
 @pytest.mark.parametrize("field", ["num_experts_per_tok", "moe_intermediate_size"])

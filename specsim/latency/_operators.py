@@ -95,7 +95,7 @@ def matrix_operators(shape: ModelShape, tensor_parallel_size: int = 1) -> list[O
     ]
     if shape.num_fused_inputs:
         operators.append(Operator.matmul("fuse", shape.num_fused_inputs * hidden, hidden))
-    width = -(-shape.intermediate_size // size)
+    width = -(-shape.mlp_width // size)
     gated = 2 if shape.has_gated_mlp else 1
     mlp = [
         Operator.matmul("up", hidden, gated * width, layers),
