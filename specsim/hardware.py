@@ -5,6 +5,7 @@ Source of the rule: vLLM 0.32.0 ``v1/worker/gpu_worker.py determine_available_me
 profiling run is divided into blocks.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -245,11 +246,18 @@ def find_model(names: list[str], source: str) -> str:
         fitting = [model for model in known if key == model or key.startswith(f"{model}-")]
         if fitting:
             return max(fitting, key=len)
-    called = " or ".join(dict.fromkeys(names)) or "no model"
+    given = " or ".join(dict.fromkeys(names)) or "no model"
     raise ProfileError(
-        f"{source}: names {called}, which is none of profiles/*.json ({', '.join(known)}); put the "
+        f"{source}: names {given}, which is none of profiles/*.json ({', '.join(known)}); put the "
         "model's config.json into the folder, or name one (--model)"
     )
+
+
+def _runs_of_words(name: str) -> set[str]:
+    """Return what any consecutive words of a name spell, so that "RTX 4090" holds "rtx4090"."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    ends = range(1, len(words) + 1)
+    return {"".join(words[start:end]) for end in ends for start in range(end)}
 
 
 def find_gpu(names: list[str], source: str) -> str:
@@ -273,12 +281,15 @@ def find_gpu(names: list[str], source: str) -> str:
     """
     known = resource_names("profiles", "*.yaml")
     for name in names:
-        fitting = [gpu for gpu in known if _plain(gpu) in _plain(name)]
+        called = _runs_of_words(name)
+        fitting = [
+            gpu for gpu in known if _plain(gpu) in called or set(gpu.lower().split("-")) <= called
+        ]
         if fitting:
             return max(fitting, key=len)
-    called = " or ".join(dict.fromkeys(names)) or "no GPU"
+    given = " or ".join(dict.fromkeys(names)) or "no GPU"
     raise ProfileError(
-        f"{source}: names {called}, which is none of profiles/*.yaml ({', '.join(known)}); add "
+        f"{source}: names {given}, which is none of profiles/*.yaml ({', '.join(known)}); add "
         "profiles/<gpu>.yaml with name, memory_gib and source"
     )
 

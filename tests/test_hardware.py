@@ -12,7 +12,7 @@ from conftest import Run, tiny_config
 from specsim.deployment import Deployment
 from specsim.errors import ProfileError
 from specsim.experiment import Experiment
-from specsim.hardware import load_gpu, load_model
+from specsim.hardware import find_gpu, load_gpu, load_model
 from specsim.latency.roofline import Roofline
 from specsim.profile import Profile, load_profile
 from specsim.resources import resource_names
@@ -294,3 +294,26 @@ def test_a_profile_that_cannot_be_made_is_one_line(
     assert message in err
     assert err.count("\n") == 1
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("called", "found"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100 PCIe", "a100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("RTXPRO6000", "rtx-pro-6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+    ],
+)
+def test_a_gpu_is_found_by_what_others_call_it(called: str, found: str) -> None:
+    assert find_gpu([called], "test") == found
+
+
+def test_a_gpu_that_sounds_alike_is_another_one() -> None:
+    with pytest.raises(ProfileError, match="names NVIDIA L40, which is none"):
+        find_gpu(["NVIDIA L40"], "test")
