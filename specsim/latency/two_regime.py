@@ -1,40 +1,14 @@
 """The three-coefficient model, once for decode-only steps and once for steps with prefill."""
 
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
-from pydantic import Field, model_validator
 
+from specsim.latency._coefficients import Coefficients
 from specsim.latency.base import LatencyModel
-from specsim.settings import Settings
 from specsim.step import StepLoad
 
-__all__ = ["Coefficients", "TwoRegime"]
-
-
-class Coefficients(Settings):
-    """T = alpha * N_context + gamma * N_batched + delta."""
-
-    alpha_ns: float = Field(ge=0)
-    """Per context token, nanoseconds."""
-    gamma_us: float = Field(ge=0)
-    """Per batched token, microseconds."""
-    delta_ms: float = Field(ge=0)
-    """Per forward pass, milliseconds."""
-
-    @model_validator(mode="after")
-    def _check_positive(self) -> Self:
-        if self.gamma_us == 0 and self.delta_ms == 0:
-            raise ValueError("gamma_us and delta_ms are both 0: a forward pass must take time")
-        return self
-
-    def time(self, load: StepLoad) -> float:
-        """Return the time of a step, seconds."""
-        return (
-            self.alpha_ns * 1e-9 * load.context_tokens
-            + self.gamma_us * 1e-6 * load.batched_tokens
-            + self.delta_ms * 1e-3
-        )
+__all__ = ["TwoRegime"]
 
 
 @final
@@ -62,6 +36,8 @@ class TwoRegime(LatencyModel):
     def forward_time(self, load: StepLoad) -> float:
         """Return the time by the coefficients of the step's kind."""
         if isinstance(load.prefill_tokens, np.ndarray):
-            decode, mixed = self.decode.time(load), self.mixed.time(load)
+            decode, mixed = self.decode.forward_time(load), self.mixed.forward_time(load)
             return np.where(load.prefill_tokens > 0, mixed, decode)
-        return self.mixed.time(load) if load.prefill_tokens else self.decode.time(load)
+        return (
+            self.mixed.forward_time(load) if load.prefill_tokens else self.decode.forward_time(load)
+        )

@@ -5,9 +5,10 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from specsim.errors import ProfileError
+from specsim.latency._coefficients import Coefficients
 from specsim.latency.base import LatencyModel
 from specsim.latency.linear import Linear
-from specsim.latency.two_regime import Coefficients, TwoRegime
+from specsim.latency.two_regime import TwoRegime
 from specsim.profile_fit.points import Points
 
 __all__ = ["KINDS", "MIN_POINTS", "fit_model"]
