@@ -14,30 +14,38 @@ __all__ = ["new_file", "new_folder"]
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; it becomes `path` only if the block succeeds.
+    """Give an empty temporary file to write to; it becomes `path` only if the block succeeds.
 
     Parameters
     ----------
     path : Path
-        Replaced if it exists; folders made for it are taken away again if the block fails.
+        Replaced if it exists, or what it links to; folders made for it are taken away again if the
+        block fails.
 
     Raises
     ------
     ConfigError
-        The folder cannot be written to.
+        It is there and no file, or its folder cannot be written to.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary: Path | None = None
     made: list[Path] = []
     try:
-        made.extend(folder for folder in path.parents if not folder.exists())
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target = path.resolve()
+        if target.exists() and not target.is_file():  # to replace /dev/null would break the machine
+            kind = "is a folder" if target.is_dir() else "is no ordinary file"
+            raise ConfigError(f"{path}: cannot be written: {kind}; name a file")
+        made.extend(folder for folder in target.parents if not folder.exists())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary.touch()  # a folder that cannot be written to is found before the work
         yield temporary
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
-        with suppress(OSError):  # it has become `path`, or its folder is none
-            temporary.unlink()
+        if temporary is not None:
+            with suppress(OSError):  # it has become `path`, or was never made
+                temporary.unlink()
         for folder in made:
             with suppress(OSError):  # holds the file, or was never made
                 folder.rmdir()

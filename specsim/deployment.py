@@ -15,7 +15,7 @@ from specsim.policies import Policy
 from specsim.profile import DraftCost, Profile, StepCosts, load_profile
 from specsim.proposers import Proposer
 
-__all__ = ["Deployment"]
+__all__ = ["Deployment", "memory_plan"]
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,14 @@ class Deployment:
     """Of each GPU."""
 
     @classmethod
-    def of(cls, experiment: Experiment) -> "Deployment":
+    def of(cls, experiment: Experiment, profile: Profile | None = None) -> "Deployment":
         """Resolve an experiment.
 
         Parameters
         ----------
         experiment : Experiment
+        profile : Profile, optional
+            In place of the one that ``experiment.profile`` names.
 
         Returns
         -------
@@ -55,14 +57,14 @@ class Deployment:
         ConfigError
             Two limits contradict each other.
         """
-        profile = load_profile(experiment.profile)
+        profile = profile or load_profile(experiment.profile)
         model, gpu = load_model(profile.model), load_gpu(profile.gpu)
         _check_same(experiment.engine, profile, model)
         max_draft_len = experiment.max_draft_len
         proposer = experiment.engine.speculative_config if max_draft_len else None
         drafts = _draft_costs(profile, proposer) if proposer else ()
         _check_trees(experiment.effective_policy, drafts)
-        memory = _memory_plan(experiment.engine, profile, model, gpu, drafts)
+        memory = memory_plan(experiment.engine, profile, model, gpu, drafts)
         return cls(
             engine=_resolved(experiment.engine, profile, model, gpu, memory),
             profile=profile,
@@ -124,13 +126,30 @@ def _check_trees(policy: Policy, drafts: tuple[DraftCost, ...]) -> None:
         )
 
 
-def _memory_plan(
+def memory_plan(
     engine: EngineConfig,
     profile: Profile,
     model: ModelShape,
     gpu: GpuSpec,
     drafts: tuple[DraftCost, ...],
 ) -> MemoryPlan:
+    """Return what the memory of each GPU is for.
+
+    Parameters
+    ----------
+    engine : EngineConfig
+    profile : Profile
+    model : ModelShape
+        That of the profile.
+    gpu : GpuSpec
+        That of the profile.
+    drafts : tuple of DraftCost
+        Of the drafters that are loaded.
+
+    Returns
+    -------
+    MemoryPlan
+    """
     size = profile.tensor_parallel_size
     draft_gib = sum(draft.weights_gib for draft in drafts)
     draft_kv = sum(draft.kv_bytes_per_token for draft in drafts)
@@ -140,7 +159,7 @@ def _memory_plan(
         weight_bytes=model.weight_bytes / size,
         draft_weight_bytes=draft_gib * GIB,
         reserved_bytes=profile.reserved_gib * GIB,
-        block_bytes=engine.block_size * model.kv_bytes_per_token / size,
+        block_bytes=engine.block_size * model.kv_bytes_per_token_and_gpu(size),
         draft_block_bytes=engine.block_size * draft_kv,
     )
 

@@ -24,6 +24,12 @@ from specsim.workload.readers import read_trace
 __all__ = ["DraftCounts", "DraftEval", "Drafter", "evaluate_drafts", "load_texts", "parse_drafter"]
 
 
+_NO_EFFECT = frozenset(
+    {"disable_mqa_scorer", "method", "model", "num_speculative_tokens_per_batch_size"}
+)
+"""Options of a server that has an engine, or a policy, and of `parse_drafter` itself."""
+
+
 class Drafter(NamedTuple):
     """Who drafts, and for a hybrid who picks."""
 
@@ -143,10 +149,21 @@ def parse_drafter(method: str, options: dict[str, Any], source: str) -> Drafter:
         if member.has_fallback and name in HybridSuffix.model_fields.keys() - {"kind"}:
             picker_fields[name] = value
         else:
-            fields[prefix + name if prefix + name in member.model_fields else name] = value
+            field = prefix + name if prefix + name in member.model_fields else name
+            if field in options and field != name:
+                raise ConfigError(f"{source}: {name} and {field} are the same; give one of them")
+            if field in _NO_EFFECT:
+                raise ConfigError(f"{source}: {field} has no effect on a replay; leave it out")
+            fields[field] = value
     with validated(source, ConfigError):
         picker = HybridSuffix.model_validate(picker_fields) if member.has_fallback else None
-        return Drafter(PROPOSERS.parse(fields), picker)
+        proposer = PROPOSERS.parse(fields)
+    try:
+        for part in proposer.parts:
+            part.check_real_drafts()
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    return Drafter(proposer, picker)
 
 
 def load_texts(path: Path) -> list[Request]:
@@ -233,7 +250,9 @@ def _make_lookup(drafter: Drafter, requests: list[Request]) -> Lookup:
     lookups = [part.make_lookup() or _RecordedDrafts(part, requests) for part in proposer.parts]
     if picker is None:
         return lookups[0]
-    return _Hybrid(picker, *lookups, fallback_len=proposer.parts[1].num_speculative_tokens)
+    longest = proposer.num_speculative_tokens
+    lens = [min(part.num_speculative_tokens, longest) for part in proposer.parts]
+    return _Hybrid(picker, *lookups, lookup_len=lens[0], fallback_len=lens[1])
 
 
 class _RecordedDrafts(Lookup):
@@ -280,12 +299,18 @@ class _Hybrid(Lookup):
     """A lookup, and who drafts where the policy has no use for what it finds."""
 
     def __init__(
-        self, picker: HybridSuffix, lookup: Lookup, fallback: Lookup, *, fallback_len: int
+        self,
+        picker: HybridSuffix,
+        lookup: Lookup,
+        fallback: Lookup,
+        *,
+        lookup_len: int,
+        fallback_len: int,
     ) -> None:
         self._picker = picker
         self._memory = picker.new_memory(fallback_len)
         self._lookup, self._fallback = lookup, fallback
-        self._fallback_len = fallback_len
+        self._lookup_len, self._fallback_len = lookup_len, fallback_len
         self._text = Text(np.empty(0, dtype=np.int32), 0)
         self._known_len = 0
 
@@ -300,7 +325,7 @@ class _Hybrid(Lookup):
         self._fallback.reveal(request, known_len)
 
     def draft(self, request: int, max_len: int) -> Draft:
-        draft = self._lookup.draft(request, max_len)
+        draft = self._lookup.draft(request, min(max_len, self._lookup_len))
         [is_used] = self._picker.uses_lookup([draft.score], self._memory)
         if is_used:
             return draft

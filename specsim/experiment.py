@@ -205,6 +205,8 @@ def _check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
                 "drafts with a model, whose tokens no trace holds; use method ngram or suffix, or "
                 "acceptance recorded"
             )
+        if model.verifies_tokens:
+            drafter.check_real_drafts()
     if proposer.needs_tokens and not models[0].verifies_tokens:
         raise ValueError(
             f"method '{proposer.method}' drafts real tokens only; use acceptance token_match (of a "

@@ -6,13 +6,13 @@ each drafting method, and the engine's own overhead.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from specsim.errors import ProfileError
+from specsim.errors import ConfigError, ProfileError
 from specsim.latency import LATENCY
 from specsim.latency.base import LatencyModel
 from specsim.resources import find_resource, resource_names
@@ -121,10 +121,14 @@ class Provenance(Settings):
 
 
 class Profile(Settings):
-    """Coefficients of one model on one GPU type."""
+    """Coefficients of one model on one GPU type.
+
+    A latency model that has a field `model`, `gpu` or `tensor_parallel_size` and does not give it
+    takes the profile's; that of a drafter names its own model.
+    """
 
     model: str
-    """As in ``profiles/<model>.json``."""
+    """As in ``profiles/<model>.json``, or the path of a HuggingFace config.json."""
     gpu: str
     """As in ``profiles/<gpu>.yaml``."""
     tensor_parallel_size: int = Field(default=1, gt=0)
@@ -136,6 +140,51 @@ class Profile(Settings):
     valid_range: ValidRange
     reserved_gib: float = Field(default=0.0, ge=0)
     """Memory per GPU that is neither weights nor KV cache: activations, CUDA graphs, context."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share_names(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        names = {name: data[name] for name in _SHARED if name in data}
+        of_drafts = {name: value for name, value in names.items() if name != "model"}
+        shared = dict(data)
+        if "target" in data:
+            shared["target"] = _with_names(data["target"], names)
+        if isinstance(data.get("drafts"), dict):
+            shared["drafts"] = {
+                method: {**cost, "latency": _with_names(cost["latency"], of_drafts)}
+                if isinstance(cost, dict) and "latency" in cost
+                else cost
+                for method, cost in data["drafts"].items()
+            }
+        return shared
+
+    @model_validator(mode="after")
+    def _check_names_agree(self) -> Self:
+        for name in _SHARED:
+            given, own = getattr(self.target, name, None), getattr(self, name)
+            if given is not None and given != own:
+                raise ValueError(
+                    f"target.{name} = {given!r}, but {name} = {own!r}; leave it out under target "
+                    "or correct one of them"
+                )
+        return self
+
+
+_SHARED = ("model", "gpu", "tensor_parallel_size")
+
+
+def _with_names(latency: Any, names: dict[str, Any]) -> Any:
+    """Return a latency model's fields, with those names added that it has and does not give."""
+    if not isinstance(latency, dict) or not isinstance(latency.get("kind"), str):
+        return latency
+    try:
+        known = LATENCY.find(latency["kind"]).model_fields
+    except ConfigError:
+        return latency  # explained where the model is parsed
+    inside = {key: _with_names(value, names) for key, value in latency.items()}
+    return {**{name: value for name, value in names.items() if name in known}, **inside}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +200,11 @@ class StepCosts:
     overhead: Overhead
     expands_batch: bool = False
     """Whether each draft token is verified as a sequence of its own, which reads the context."""
+
+    @property
+    def uses_pieces(self) -> bool:
+        """Whether the forward pass has to be told what each sequence of the step processes."""
+        return self.target.uses_pieces
 
     def target_time(self, load: StepLoad) -> float:
         """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
@@ -246,5 +300,17 @@ def load_profile(name: str) -> Profile:
     if path is None:
         known = resource_names("profiles", "*/*.yaml")
         raise ProfileError(f"no profile '{name}' in profiles/; {nearest(name, known)}")
+    fields = load_mapping(path, ProfileError)
     with validated(str(path), ProfileError):
-        return Profile.model_validate(load_mapping(path, ProfileError))
+        return Profile.model_validate(_with_paths(fields, path.parent))
+
+
+def _with_paths(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Let a path in a latency model mean one beside the profile, if there is one."""
+    found = dict(fields)
+    for name in ("target", "inner"):
+        if isinstance(part := fields.get(name), dict):
+            found[name] = _with_paths(part, folder)
+    if isinstance(named := fields.get("path"), str) and (folder / named).exists():
+        found["path"] = folder / named
+    return found

@@ -13,6 +13,7 @@ from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.sequence import Sequence
 from specsim.errors import CapacityError, InvariantError
 from specsim.experiment import Experiment
+from specsim.profile import Profile
 from specsim.request import Request
 from specsim.results.records import Recorder, ReplicaRecords
 from specsim.rng import generator
@@ -35,6 +36,7 @@ def simulate(
     experiment: Experiment,
     *,
     requests: list[Request] | None = None,
+    profile: Profile | None = None,
     check: bool = False,
     on_progress: Callable[[int], None] | None = None,
 ) -> Run:
@@ -45,6 +47,8 @@ def simulate(
     experiment : Experiment
     requests : list of Request, optional
         Run these in place of ``experiment.workload``.
+    profile : Profile, optional
+        Use this in place of the one that ``experiment.profile`` names.
     check : bool
         Check every invariant after every step; some ten times slower.
     on_progress : callable, optional
@@ -59,7 +63,7 @@ def simulate(
     SpecsimError
         The experiment cannot be run; nothing has been written.
     """
-    deployment = Deployment.of(experiment)
+    deployment = Deployment.of(experiment, profile)
     if requests is None:
         requests = list(experiment.workload.build(experiment.seed).requests())
     _check_requests(requests, deployment)

@@ -15,7 +15,16 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BatchView", "DraftView", "SeenSequence", "StepLoad", "StepOutcome", "Tree"]
+__all__ = ["BatchView", "DraftView", "Pieces", "SeenSequence", "StepLoad", "StepOutcome", "Tree"]
+
+
+class Pieces(NamedTuple):
+    """What each sequence of a step processes; parallel lists in scheduling order."""
+
+    query_lens: list[int]
+    """Batched tokens of each sequence: a prefill chunk, or its last token and drafts."""
+    context_lens: list[int]
+    """KV entries of each sequence when the step starts, tokens."""
 
 
 class StepLoad(NamedTuple):
@@ -29,6 +38,8 @@ class StepLoad(NamedTuple):
     """Sequences in the step."""
     prefill_tokens: int = 0
     """Batched tokens that belong to prefills; 0 in a decode-only step."""
+    pieces: Pieces | None = None
+    """The same, sequence by sequence; only for a latency model that `uses_pieces`."""
 
 
 class Tree(NamedTuple):

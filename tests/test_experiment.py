@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import tiny_config
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import engines, workloads
 
@@ -21,6 +21,7 @@ POLICY = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(engine=engines(), workload=workloads(), policy=POLICY, seed=st.integers(0, 2**40))
 def test_saved_and_loaded_it_is_the_same(
     tmp_path_factory: pytest.TempPathFactory, engine: Any, workload: Any, policy: Any, seed: int
@@ -197,7 +198,7 @@ def test_a_drafter_takes_kv_blocks() -> None:
         ({"max_num_batched_tokens": 64}, ConfigError, "at least max_num_seqs"),
         ({"enable_chunked_prefill": False}, ConfigError, "at least max_model_len"),
         ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}, ProfileError,
-         r"no drafting cost for method 'mtp' \(it has: eagle3, ngram, suffix\)"),
+         r"no drafting cost for method 'mtp' \(it has: eagle3, ngram, suffix, datastore, sssd\)"),
     ],
 )  # fmt: skip
 def test_servers_that_would_not_start(engine: Any, error: type[Exception], message: str) -> None:

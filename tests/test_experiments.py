@@ -170,3 +170,15 @@ def test_what_is_published_of_draft_goodput() -> None:
     for cell in table.values():
         others = ("off", "static", "static:k=5", "static:k=2", "goodput", "turbospec")
         assert cell["draft_goodput"] < 1.01 * min(cell[name] for name in others)
+
+
+def test_real_runs_say_what_they_found() -> None:
+    kept = rows(ROOT / "experiments" / "real-runs" / "errors.csv")
+    error = {(row["run"][:7], row["variant"]): float(row["mean_error"][:-1]) for row in kept}
+    assert error["RTX4090", "kernel tables"] < 0.46  # LLMServingSim's own statement
+    assert error["RTXPRO6", "kernel tables"] < 2.10
+    for gpu in ("RTX4090", "RTXPRO6"):
+        two, one = (
+            error[gpu, f"{kind}, fitted to the tables"] for kind in ("two_regime", "linear")
+        )
+        assert two < one / 5

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 ROWS = [
-    "errors version resources atomic settings families rng request step draft_luck",
-    "workload acceptance latency hardware profile lookup proposers policies routing",
+    "errors version resources atomic settings families columns model_config rng request step "
+    "draft_luck",
+    "workload acceptance hardware latency profile lookup proposers policies routing",
     "engine results",
-    "experiment deployment drafting simulate summary acceptance_fit draft_eval draft_grid tokens",
-    "paired compare tune breakdown parity catalogue render plots cli api __main__",
+    "experiment deployment roofline_profile drafting simulate summary "
+    "acceptance_fit draft_eval draft_grid tokens",
+    "paired compare profile_fit validation tune breakdown parity catalogue render plots cli api "
+    "__main__",
 ]
 RANK = {
     unit: (row, place) for row, units in enumerate(ROWS) for place, unit in enumerate(units.split())

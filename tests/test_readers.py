@@ -192,7 +192,8 @@ BAD = {
     "bad time": (
         b"TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "TIMESTAMP = 'yesterday'"),
     "bad token": (
-        b'{"prompt_token_ids": [1, -2], "generated_token_ids": [3]}\n', "prompt_token_ids is not"),
+        b'{"prompt_token_ids": [1, -2], "generated_token_ids": [3]}\n',
+        r"prompt_token_ids\[1\] = -2"),
     "too few tokens": (
         b'{"prompt_len": 3, "output_len": 1, "prompt_token_ids": [1]}\n', "for a length of 3"),
     "bad acceptance": (

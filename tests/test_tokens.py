@@ -311,7 +311,12 @@ def test_a_missing_library_is_said(
 
 
 @pytest.mark.parametrize(
-    ("out", "message"), [("t.json", "written as .jsonl or"), ("log.jsonl/t.jsonl", "be written")]
+    ("out", "message"),
+    [
+        ("t.json", "written as .jsonl or"),
+        ("log.jsonl/t.jsonl", "be written"),
+        ("log.jsonl", "is the log itself"),
+    ],
 )
 def test_bad_outputs(refused: Refused, tmp_path: Path, words: Path, out: str, message: str) -> None:
     path = log(tmp_path, [PAIR])

@@ -13,10 +13,12 @@ from specsim.cli.catalogue import list_members, schema
 from specsim.cli.drafts import draft_eval
 from specsim.cli.inspection import breakdown, timeline
 from specsim.cli.parity import parity
+from specsim.cli.profiles import profile_app
 from specsim.cli.simulation import ManyPolicies, compare, run
 from specsim.cli.tokens import tokens_app
 from specsim.cli.trace import trace_app
 from specsim.cli.tune import tune
+from specsim.cli.validation import validate
 from specsim.version import __version__
 
 __all__ = ["app"]
@@ -35,9 +37,11 @@ app.command("draft-eval")(draft_eval)
 app.command()(timeline)
 app.command()(breakdown)
 app.command()(parity)
+app.command()(validate)
 app.add_typer(trace_app, name="trace")
 app.add_typer(tokens_app, name="tokens")
 app.add_typer(acceptance_app, name="acceptance")
+app.add_typer(profile_app, name="profile")
 app.command("list")(list_members)
 app.command()(schema)
 

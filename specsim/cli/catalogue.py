@@ -17,6 +17,7 @@ def list_members(
     from specsim.acceptance.preset import load_preset, preset_names
     from specsim.catalogue import FAMILIES
     from specsim.errors import ConfigError
+    from specsim.hardware import load_gpu, load_model
     from specsim.render.catalogue import family_table, names_table
     from specsim.resources import resource_names
     from specsim.settings import nearest
@@ -32,6 +33,12 @@ def list_members(
         show(
             names_table("datasets", {name: stats.source for name, stats in DATASETS.items()}),
             names_table("profiles", dict.fromkeys(resource_names("profiles", "*/*.yaml"), "")),
+            names_table(
+                "GPUs", {n: load_gpu(n).name for n in resource_names("profiles", "*.yaml")}
+            ),
+            names_table(
+                "models", {n: load_model(n).name for n in resource_names("profiles", "*.json")}
+            ),
             names_table("acceptance presets", presets),
         )
 

@@ -45,16 +45,22 @@ def draft_eval(
     from specsim.atomic import new_file
     from specsim.draft_eval import evaluate_drafts, load_texts, parse_drafter
     from specsim.draft_grid import evaluate_grid, grid_options
+    from specsim.errors import ConfigError
     from specsim.experiment import overridden
     from specsim.render.draft_eval import draft_eval_table, draft_grid_table
 
     fixed, title = overridden({}, opt or [], "--opt"), f"{proposer} on {tokens.name}"
+    for name in grid_options(grid or [])[0]:
+        if name in fixed:
+            raise ConfigError(f"--opt {name}: --grid has it, too; give one of them")
     # All of them are checked before the first one is evaluated.
     drafters = [
         (options, parse_drafter(proposer, {**fixed, **options}, "draft-eval"))
         for options in grid_options(grid or [])
     ]
     found: dict[str, Any]
+    if json_out and json_out.exists() and tokens.exists() and json_out.samefile(tokens):
+        raise ConfigError(f"{json_out}: is the trace itself, which would be lost; write elsewhere")
     with ExitStack() as outputs:
         # Opened before the work, so that a path that cannot be written to is found at once.
         json_file = outputs.enter_context(new_file(json_out)) if json_out else None

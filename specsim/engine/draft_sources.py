@@ -22,6 +22,13 @@ class DraftSource(Protocol):
     def settle(self, sequence: Sequence, position: int, draft: Draft) -> None:
         """Enter how much of that draft will be accepted into the sequence's survival lengths."""
 
+    @property
+    def has_trees(self) -> bool:
+        """Whether any draft was a tree, of which a part is not verified by its length alone."""
+
+    def accepted_path(self, sequence: Sequence, num_nodes: int) -> int:
+        """Return the accepted length of the first nodes of a sequence's last draft, tokens."""
+
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
 
@@ -48,8 +55,12 @@ class LookupDrafts:
         self._texts: dict[int, Text] = {}
         self._drafts: dict[int, Draft] = {}
         """The last draft of each request."""
-        self.has_trees = False
+        self._has_trees = False
+
+    @property
+    def has_trees(self) -> bool:
         """Whether any draft was a tree."""
+        return self._has_trees
 
     def draft(self, sequence: Sequence, position: int) -> Draft:
         """Tell the lookup what is known by now, and return what it makes of it."""
@@ -60,7 +71,7 @@ class LookupDrafts:
             self._lookup.start(index, text)
         self._lookup.reveal(index, min(text.prompt_len + position, len(text.token_ids)))
         draft = self._drafts[index] = self._lookup.draft(index, self._max_draft_len)
-        self.has_trees = self.has_trees or draft.parents is not None
+        self._has_trees = self._has_trees or draft.parents is not None
         return draft
 
     def settle(self, sequence: Sequence, position: int, draft: Draft) -> None:
@@ -127,6 +138,11 @@ class ModelDrafts:
         self._draft = Draft((UNRECORDED,) * draft_len)
         self._tables = tables
 
+    @property
+    def has_trees(self) -> bool:
+        """Never."""
+        return False
+
     def draft(self, sequence: Sequence, position: int) -> Draft:
         """Return so many tokens of which nothing is known."""
         return self._draft
@@ -136,6 +152,10 @@ class ModelDrafts:
         table = self._tables[sequence.index]
         if position < len(table):
             sequence.survival_lens[sequence.prompt_len + position] = table[position]
+
+    def accepted_path(self, sequence: Sequence, num_nodes: int) -> int:
+        """Return what the acceptance model says of so many tokens."""
+        return min(sequence.survival_lens[sequence.known_len], num_nodes)
 
     def end(self, sequence: Sequence) -> None:
         """Nothing is kept."""

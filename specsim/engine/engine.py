@@ -26,6 +26,10 @@ __all__ = ["Costs", "Engine", "Observer"]
 class Costs(Protocol):
     """What a step costs, in the unit of the clock; see `specsim.profile.StepCosts`."""
 
+    @property
+    def uses_pieces(self) -> bool:
+        """Whether the forward pass has to be told what each sequence of the step processes."""
+
     def target_time(self, load: StepLoad) -> float:
         """Return the duration of the target's forward pass."""
 
@@ -77,6 +81,7 @@ class Engine:
         self.scheduler = scheduler
         self._speculation = speculation
         self._costs = costs
+        self._uses_pieces = costs.uses_pieces
         self._observers = observers
         self._on_end = on_end
         self._inbox: list[tuple[Request, float]] = []
@@ -192,7 +197,10 @@ class Engine:
         return self._speculation.decide(step, accepted_lens, self.scheduler.kv)
 
     def _charge_forward(self, step: EngineStep) -> None:
-        step.target_time = self._costs.target_time(step.load)
+        load = step.load
+        if self._uses_pieces:
+            load = load._replace(pieces=step.plan.pieces())
+        step.target_time = self._costs.target_time(load)
         step.overhead_time = self._costs.overhead_time(step.load.num_requests)
 
     def _charge_drafting(self, step: EngineStep, load: StepLoad) -> None:

@@ -1,9 +1,9 @@
 """StepPlan: what one call of the scheduler decided."""
 
-from operator import mul
+from operator import mul, sub
 
 from specsim.engine.sequence import Sequence
-from specsim.step import StepLoad
+from specsim.step import Pieces, StepLoad
 
 __all__ = ["StepPlan"]
 
@@ -93,6 +93,17 @@ class StepPlan:
             self.batched_tokens,
             len(self.sequences),
             sum(self.prefill_lens.values()),
+        )
+
+    def pieces(self) -> Pieces:
+        """Return what each sequence processes; before any later step is scheduled."""
+        dropped_lens = map(sub, self.draft_lens, self.verified_lens)
+        return Pieces(
+            list(map(sub, self.scheduled_lens, dropped_lens)),
+            [
+                sequence.computed_len - scheduled_len
+                for sequence, scheduled_len in zip(self.sequences, self.scheduled_lens, strict=True)
+            ],
         )
 
     def withdraw(self, sequence: Sequence) -> int | None:

@@ -114,8 +114,12 @@ class Speculation:
         draft_lens = plan.verified_lens
         if self.policy.drafts_trees:
             return list(map(self._accepted_path, plan.sequences, draft_lens))
-        if self.lookup is not None and self.lookup.has_trees:
-            accepted_lens = list(map(self.lookup.accepted_path, plan.sequences, draft_lens))
+        sources = [source for source in (self.lookup, self.fallback) if source is not None]
+        if any(source.has_trees for source in sources):
+            accepted_lens = [
+                sources[s.drafter if self.fallback else 0].accepted_path(s, draft_len)
+                for s, draft_len in zip(plan.sequences, draft_lens, strict=True)
+            ]
         else:
             accepted_lens = [s.survival_lens[s.known_len] for s in plan.sequences]
         if draft_lens.count(self.max_draft_len) < len(draft_lens):

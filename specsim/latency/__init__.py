@@ -1,8 +1,21 @@
 """Latency models: how long a step lasts; profiles: their coefficients, with provenance."""
 
+from typing import Annotated
+
+from pydantic import WithJsonSchema
+
 from specsim.families import Family
 from specsim.latency.base import LatencyModel
 
-__all__ = ["LATENCY", "LatencyModel"]
+__all__ = ["LATENCY", "LatencyModel", "NestedLatency"]
 
 LATENCY = Family("latency", LatencyModel)
+"""What every latency model answers: how long a forward pass lasts."""
+
+# Spelling out all members inside one of them would never end.
+NestedLatency = Annotated[
+    LatencyModel,
+    LATENCY,
+    WithJsonSchema({"type": "object", "description": "any member of latency"}),
+]
+"""Type of a field that holds a member inside a member."""

@@ -1,17 +1,25 @@
 """What every latency model answers: how long a forward pass lasts."""
 
 from abc import abstractmethod
+from collections.abc import Callable
+
+import numpy as np
 
 from specsim.families import Member
 from specsim.step import StepLoad
 
-__all__ = ["LatencyModel"]
+__all__ = ["LatencyModel", "one_by_one"]
 
 
 class LatencyModel(Member):
     """Duration of one forward pass of one model on one kind of GPU."""
 
     kind: str
+
+    @property
+    def uses_pieces(self) -> bool:
+        """Whether it looks at each sequence of a step (`StepLoad.pieces`) where they are given."""
+        return False
 
     @abstractmethod
     def forward_time(self, load: StepLoad) -> float:
@@ -25,5 +33,26 @@ class LatencyModel(Member):
         Returns
         -------
         float, seconds
-            Positive, and not falling with any of the token counts.
+            Positive, and not falling with the context or the batched tokens.
         """
+
+
+def one_by_one(forward_time: Callable[[StepLoad], float], load: StepLoad) -> float:
+    """Return the times of a load whose counts are arrays, for a model that takes numbers only.
+
+    Parameters
+    ----------
+    forward_time : callable
+        Of that model.
+    load : StepLoad
+        Without pieces; counts that are numbers hold for all.
+
+    Returns
+    -------
+    ndarray of float, seconds
+        Typed as the base class types it: a caller who passes arrays knows what comes back.
+    """
+    counts = np.broadcast_arrays(*load[:4])
+    rows = zip(*(count.ravel().tolist() for count in counts), strict=True)
+    times = np.array([forward_time(StepLoad(*row)) for row in rows])
+    return times.reshape(counts[0].shape)  # type: ignore[return-value]

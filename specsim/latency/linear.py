@@ -1,18 +1,16 @@
 """The three-coefficient latency model."""
 
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, final
 
-from pydantic import Field, model_validator
-
+from specsim.latency._coefficients import Coefficients
 from specsim.latency.base import LatencyModel
-from specsim.step import StepLoad
 
 __all__ = ["Linear"]
 
 
 @final
-class Linear(LatencyModel):
-    """T = alpha * N_context + gamma * N_batched + delta.
+class Linear(Coefficients, LatencyModel):
+    """T = alpha * N_context + gamma * N_batched + delta, for steps of every kind.
 
     Loading the KV cache, computing on the batched tokens, and loading the weights. Source: Liu et
     al. (2024), "Optimizing Speculative Decoding for Serving Large Language Models Using Goodput",
@@ -23,23 +21,3 @@ class Linear(LatencyModel):
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"alpha_ns": 39.3, "gamma_us": 21.0, "delta_ms": 5.9},
     )
-    alpha_ns: float = Field(ge=0)
-    """Per context token, nanoseconds."""
-    gamma_us: float = Field(ge=0)
-    """Per batched token, microseconds."""
-    delta_ms: float = Field(ge=0)
-    """Per forward pass, milliseconds."""
-
-    @model_validator(mode="after")
-    def _check_positive(self) -> Self:
-        if self.gamma_us == 0 and self.delta_ms == 0:
-            raise ValueError("gamma_us and delta_ms are both 0: a forward pass must take time")
-        return self
-
-    def forward_time(self, load: StepLoad) -> float:
-        """Return alpha * context tokens + gamma * batched tokens + delta."""
-        return (
-            self.alpha_ns * 1e-9 * load.context_tokens
-            + self.gamma_us * 1e-6 * load.batched_tokens
-            + self.delta_ms * 1e-3
-        )

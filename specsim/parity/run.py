@@ -36,6 +36,8 @@ class _ScriptedCosts:
 
     cost: CostScript
 
+    uses_pieces = False
+
     def target_time(self, load: StepLoad) -> int:
         cost, tokens = self.cost, load.batched_tokens
         if not tokens:

@@ -42,6 +42,8 @@ class Proposer(Member):
     """Input slots per scheduled sequence, on top of its tokens."""
     drops_last_hit: ClassVar[bool] = False
     """Whether the last block of a prefix-cache hit is recomputed for its hidden states."""
+    statistical_fields: ClassVar[frozenset[str]] = frozenset()
+    """Fields that say how it does without token ids; they have no place beside real drafts."""
     supports_async: ClassVar[bool] = True
     """Whether vLLM schedules asynchronously with it."""
     writes_lookahead: ClassVar[bool] = True
@@ -72,6 +74,21 @@ class Proposer(Member):
     def has_lookup(cls) -> bool:
         """Return whether it has a token-level mode."""
         return cls.make_lookup is not Proposer.make_lookup
+
+    def check_real_drafts(self) -> None:
+        """Refuse a field that real drafts leave without effect.
+
+        Raises
+        ------
+        ValueError
+            Saying which.
+        """
+        for name in sorted(self.statistical_fields):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)} has no effect where drafts are real tokens; "
+                    "leave it out"
+                )
 
     @property
     def cost_keys(self) -> tuple[str, ...]:

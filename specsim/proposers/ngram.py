@@ -25,13 +25,14 @@ class Ngram(Proposer):
     """
 
     method: Literal["ngram"] = "ngram"
-    prompt_lookup_max: int = Field(default=5, ge=1)
+    prompt_lookup_max: int = Field(default=5, ge=1, lt=2**31)
     """Longest n-gram to match, tokens."""
-    prompt_lookup_min: int = Field(default=5, ge=1)
+    prompt_lookup_min: int = Field(default=5, ge=1, lt=2**31)
     """Shortest n-gram to match, tokens."""
     match_probability: float = Field(default=1.0, ge=0, le=1)
     """P(there is a match to draft from)."""
     own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {"match_probability"}
+    statistical_fields: ClassVar[frozenset[str]] = frozenset({"match_probability"})
     supports_async: ClassVar[bool] = False
     writes_lookahead: ClassVar[bool] = False
     is_model: ClassVar[bool] = False

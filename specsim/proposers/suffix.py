@@ -1,11 +1,12 @@
 """Suffix decoding as the drafter."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import numpy as np
 from pydantic import Field, model_validator
 
+from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.lookup import Lookup, load
 from specsim.proposers.base import Proposer, split_rows
 from specsim.request import Request
@@ -31,7 +32,7 @@ class Suffix(Proposer):
     """Mean length of the recognised pattern, tokens; by default long enough for any draft."""
     suffix_decoding_max_spec_factor: float = Field(default=1.0, gt=0)
     """Draft tokens per token of the pattern."""
-    suffix_decoding_max_tree_depth: int = Field(default=24, ge=2)
+    suffix_decoding_max_tree_depth: int = Field(default=24, ge=2, le=4096)
     """Longest pattern and draft together that the trees know, tokens."""
     suffix_decoding_min_token_prob: float = Field(default=0.1, ge=0, le=1)
     """Estimated probability below which a draft ends."""
@@ -49,6 +50,7 @@ class Suffix(Proposer):
         "use_global_tree",
         "use_local_tree",
     }
+    statistical_fields: ClassVar[frozenset[str]] = frozenset({"mean_match_len"})
     supports_async: ClassVar[bool] = False
     writes_lookahead: ClassVar[bool] = False
     is_model: ClassVar[bool] = False
@@ -61,7 +63,20 @@ class Suffix(Proposer):
         if not isinstance(data, dict) or "num_speculative_tokens" in data:
             return data
         depth = data.get("suffix_decoding_max_tree_depth", 24)
-        return {"num_speculative_tokens": depth, **data}
+        if type(depth) is not int:  # it is refused in its own name
+            return {"num_speculative_tokens": 1, **data}
+        return {"num_speculative_tokens": max(1, min(depth, MAX_DRAFT_LEN)), **data}
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> Self:
+        is_global = self.use_global_tree and self.suffix_decoding_max_cached_requests != 0
+        if not is_global and not self.use_local_tree:
+            raise ValueError(
+                "use_local_tree = False leaves nothing to draft from, since the global tree is "
+                "off, too; switch on one of them (the global one with use_global_tree and with "
+                "suffix_decoding_max_cached_requests other than 0)"
+            )
+        return self
 
     def make_lookup(self) -> Lookup:
         """Return empty trees."""

@@ -46,12 +46,14 @@ def write_token_trace(path: Path, tokenizer: Tokenizer, out: Path) -> TokenCount
     Raises
     ------
     ConfigError
-        Another ending, or a folder that cannot be written to.
+        Another ending, the log itself, or a folder that cannot be written to.
     TraceError
         The log cannot be read, or holds no answer.
     """
     if not out.name.endswith((".jsonl", ".jsonl.gz")):
         raise ConfigError(f"{out}: a token trace is written as .jsonl or .jsonl.gz")
+    if out.exists() and path.exists() and out.samefile(path):
+        raise ConfigError(f"{out}: is the log itself, which would be lost; write to another file")
     requests = prompt_tokens = output_tokens = 0
     with new_file(out) as temporary, _opened(temporary, out.suffix == ".gz") as stream:
         for exchange, prompt, output in _tokenized(read_exchanges(TraceFile(path)), tokenizer):

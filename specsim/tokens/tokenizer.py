@@ -77,7 +77,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 def _checked_json(path: Path, data: bytes) -> bytes:
     try:
         content = json.loads(data)
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or not for a machine
         raise ConfigError(f"{path}: is not JSON: {error}") from error
     if "model" not in content:
         fields = ", ".join(list(content)[:5]) or "nothing"

@@ -20,8 +20,10 @@ __all__ = ["Row", "TraceFile"]
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PARQUET_MAGIC = b"PAR1"
+_ENCODING = "utf-8-sig"  # UTF-8, with or without the mark that Windows puts before it
 _BROKEN = (OSError, EOFError, UnicodeDecodeError, zlib.error)
 """What reading raises of a file that is cut off, or not what it claims to be."""
+_TOO_LARGE = "a number in it has too many digits, or it is nested too deeply; correct or remove it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,8 @@ class TraceFile:
 
     def _open(self) -> IO[str]:
         if self._magic.startswith(_GZIP_MAGIC):
-            return TextIOWrapper(gzip.open(self.path), encoding="utf-8", newline="")
-        return self.path.open(encoding="utf-8", newline="")
+            return TextIOWrapper(gzip.open(self.path), encoding=_ENCODING, newline="")
+        return self.path.open(encoding=_ENCODING, newline="")
 
     @cached_property
     def container(self) -> Literal["parquet", "csv", "jsonl", "json"]:
@@ -182,6 +184,8 @@ class TraceFile:
             raise TraceError(f"{self.path}, line {error.lineno}: not JSON: {error.msg}") from error
         except _BROKEN as error:
             raise TraceError(f"{self.path}: ends or breaks in the middle: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{self.path}: {_TOO_LARGE}") from error
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows of a CSV or JSON-lines file.
@@ -215,6 +219,8 @@ class TraceFile:
                 raise TraceError(
                     f"{place}: not JSON: {error.msg}; the line may have been cut off"
                 ) from error
+            except (ValueError, RecursionError) as error:
+                raise TraceError(f"{place}: {_TOO_LARGE}") from error
             if not isinstance(values, dict):
                 raise TraceError(f"{place}: holds a {type(values).__name__}, not an object")
             yield Row(place, values)
@@ -225,4 +231,6 @@ def _is_json(text: str) -> bool:
         json.loads(text)
     except json.JSONDecodeError:
         return False
+    except (ValueError, RecursionError):  # the line will be read again, by who can say where it is
+        return True
     return True

@@ -1,6 +1,7 @@
 """Bad input of draft-eval: exit code 2, one line that names the place, and nothing written."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,19 @@ OPTIONS = {
     "k of zero": (("--proposer", "ngram", "--opt", "num_speculative_tokens=0"), "num_specul"),
     "k of text": (("--proposer", "ngram", "--opt", "num_speculative_tokens=x"), "num_specul"),
     "no value": (("--proposer", "ngram", "--opt", "num_speculative_tokens"), "expected"),
+    "of no effect": ((*NGRAM, "--opt", "match_probability=0.5"), "match_probability = 0.5 has no"),
+    "of a server": ((*NGRAM, "--opt", "model=x"), "model has no effect"),
+    "the same twice": (
+        ("--proposer", "suffix", "--opt", "max_tree_depth=3", "--opt",
+         "suffix_decoding_max_tree_depth=4"), "are the same"),
+    "fixed and searched": ((*NGRAM, "--grid", "num_speculative_tokens=1,2"), "give one of them"),
+    "nothing to draft from": (
+        ("--proposer", "suffix", "--opt", "use_local_tree=false", "--opt",
+         "max_cached_requests=0"), "leaves nothing to draft from"),
+    "trees too deep": (
+        ("--proposer", "suffix", "--opt", "max_tree_depth=1000000000"), "max_tree_depth = 10"),
+    "too long for a machine": (
+        (*NGRAM, "--opt", "prompt_lookup_max=10000000000000000000000"), "prompt_lookup_max = 10"),
     "bounds crossed": (
         (*NGRAM, "--opt", "prompt_lookup_min=5", "--opt", "prompt_lookup_max=3"), "not exceed"),
 }  # fmt: skip
@@ -94,6 +108,46 @@ def test_a_path_that_cannot_be_written_to_is_found_before_the_work(
     err = refused(cli, tmp_path, *NGRAM, "--tokens", path, "--json", path / "out.json")
     assert "out.json" in err
     assert "cannot be written" in err
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, f"[{'9' * 5000}]"], ids=["nested", "digits"])
+def test_json_that_a_machine_cannot_hold(cli: Run, tmp_path: Path, line: str) -> None:
+    path = token_file(tmp_path, GOOD)
+    with path.open("a") as stream:
+        stream.write(f'{{"prompt_token_ids": [1], "generated_token_ids": {line}}}\n')
+    err = refused(cli, tmp_path, *NGRAM, "--tokens", path)
+    assert "line 2: a number in it has too many digits, or it is nested too deeply" in err
+
+
+def test_the_byte_order_mark_of_windows_is_no_text(cli: Run, tmp_path: Path) -> None:
+    path = token_file(tmp_path, GOOD)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert cli("draft-eval", *NGRAM, "--tokens", path)[0] == 0
+
+
+def test_a_device_is_never_replaced(cli: Run, tmp_path: Path) -> None:
+    path, fifo = token_file(tmp_path, GOOD), tmp_path / "out.json"
+    os.mkfifo(fifo)
+    err = refused(cli, tmp_path, *NGRAM, "--tokens", path, "--json", fifo)
+    assert "is no ordinary file" in err
+    assert fifo.is_fifo()
+
+
+def test_a_link_is_written_through(cli: Run, tmp_path: Path) -> None:
+    path, link = token_file(tmp_path, GOOD), tmp_path / "link.json"
+    link.symlink_to(tmp_path / "out.json")
+    assert cli("draft-eval", *NGRAM, "--tokens", path, "--json", link)[0] == 0
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "out.json").read_text())["requests"] == 1
+
+
+def test_the_trace_itself_is_not_overwritten(cli: Run, tmp_path: Path) -> None:
+    path = token_file(tmp_path, GOOD)
+    before = path.read_bytes()
+    err = refused(cli, tmp_path, *NGRAM, "--tokens", path, "--json", path)
+    assert "is the trace itself" in err
+    assert "cannot be read" in refused(cli, tmp_path, *NGRAM, "--tokens", "no", "--json", path)
+    assert path.read_bytes() == before
 
 
 def test_a_folder_is_no_file_to_write(cli: Run, tmp_path: Path) -> None:

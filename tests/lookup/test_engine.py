@@ -10,9 +10,11 @@ import pytest
 from conftest import Run as Cli
 from conftest import tiny_config
 
-from specsim.draft_eval import Drafter, evaluate_drafts, load_texts
+from specsim.draft_eval import Drafter, evaluate_drafts, load_texts, parse_drafter
 from specsim.engine.draft_sources import LookupDrafts
+from specsim.engine.plan import StepPlan
 from specsim.engine.sequence import Sequence
+from specsim.engine.speculation import Speculation
 from specsim.errors import ConfigError, TraceError
 from specsim.experiment import Experiment
 from specsim.lookup import Draft, Lookup
@@ -235,6 +237,87 @@ def test_a_fallback_drafts_where_the_lookup_is_not_promising(
         {**alone.to_dict(), "engine": {**alone.to_dict()["engine"], "async_scheduling": False}}, "t"
     )
     assert drafted[100] == counts(simulate(synchronous))
+
+
+def recorded(trace: Path) -> list[list[int]]:
+    """Accepted lengths of each request's drafts by EAGLE, by known output tokens."""
+    rows = map(json.loads, trace.read_text().splitlines())
+    return [[n - 1 for n in row["acc_eagle"]["acc_len"]] for row in rows]
+
+
+TREES = {"suffix_decoding_max_spec_factor": 4.0, "use_tree": True}
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [24, 256])
+def test_each_drafter_of_a_hybrid_is_verified_by_what_it_drafted(
+    on_tokens: Callable[..., Experiment],
+    trace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    max_num_batched_tokens: int,
+) -> None:
+    """Where the lookup drafts trees, the model behind it still drafts chains."""
+    spec = {
+        "method": "hybrid",
+        "lookup": {"method": "suffix", **TREES},
+        "fallback": {"method": "eagle3", "num_speculative_tokens": 3},
+    }
+    models = {
+        "suffix": {"kind": "token_match"},
+        "eagle3": {"kind": "recorded", "proposer": "eagle"},
+    }
+    eagle, verify = recorded(trace), Speculation.verify
+    accepted: dict[int, list[int]] = {0: [], 1: []}
+
+    def watched(self: Speculation, plan: StepPlan) -> list[int]:
+        found = verify(self, plan)
+        for own, num, accepted_len in zip(plan.sequences, plan.verified_lens, found, strict=True):
+            if num:
+                accepted[own.drafter].append(accepted_len)
+            if num and own.drafter:
+                left = own.request.output_len - own.output_len  # it may be cut there, too
+                survives = min(num, eagle[own.index][own.output_len])
+                assert accepted_len in {survives, min(survives, left)}
+        return found
+
+    monkeypatch.setattr(Speculation, "verify", watched)
+    experiment = on_tokens(
+        spec,
+        {"max_num_batched_tokens": max_num_batched_tokens},
+        policy={"kind": "hybrid_suffix", "tau": 1.5},
+        acceptance={"kind": "per_drafter", "models": models},
+    )
+    simulate(experiment, check=True)
+    assert sum(accepted[0]) > 0
+    assert sum(accepted[1]) > 0
+
+
+def test_trees_of_a_fallback_survive_as_far_as_they_were_verified() -> None:
+    tree = Draft([9, 4, 8, 5, 6], parents=[-1, -1, 0, 1, 3], probs=[0.6, 0.4, 0.3, 0.2, 0.1])
+    lookup = LookupDrafts(_Fixed(Draft([9])), 5, [bytearray(5)])
+    fallback, own = LookupDrafts(_Fixed(tree), 5, [bytearray(5)]), sequence()
+    own.known_len, own.drafter, own.survival_lens = 3, 1, bytearray(8)
+    for source in (lookup, fallback):
+        source.settle(own, 1, source.draft(own, 1))
+    speculation = Speculation(
+        POLICIES.parse({"kind": "hybrid_suffix"}), None, 5, lookup=lookup, fallback=fallback
+    )
+    for num_nodes, wanted in enumerate([0, 0, 1, 1, 2, 3]):
+        plan = StepPlan(0, tokens_left=100, inputs_left=100, piece_limit=100)
+        plan.sequences, plan.draft_lens, plan.verified_lens = [own], [num_nodes], [num_nodes]
+        assert speculation.verify(plan) == [wanted]
+
+
+def test_a_hybrid_drafts_no_more_than_each_of_its_drafters(
+    on_tokens: Callable[..., Experiment], trace: Path
+) -> None:
+    lookup = {"method": "suffix", "num_speculative_tokens": 1}
+    fields = {"lookup": lookup, "fallback": {**NGRAM, "num_speculative_tokens": 5}, "tau": 0}
+    requests = load_texts(trace)
+    hybrid = evaluate_drafts(parse_drafter("hybrid", fields, "test"), requests)
+    alone = evaluate_drafts(
+        parse_drafter("suffix", {"num_speculative_tokens": 1}, "test"), requests
+    )
+    assert hybrid.per_request == alone.per_request
 
 
 BAD = {

@@ -164,12 +164,13 @@ def token_ids(row: Row, field: str) -> NDArray[np.int64]:
         An id is not a whole number in [0, 2**31).
     """
     values = row.get(field)
-    if not isinstance(values, list) or any(
-        type(value) is not int or not 0 <= value < 2**31 for value in values
-    ):
-        raise TraceError(
-            f"{row.place}: {field} is not a list of token ids, whole numbers from 0 to 2**31 - 1"
-        )
+    rule = "whole numbers from 0 to 2**31 - 1; correct or remove the row"
+    if not isinstance(values, list):
+        raise TraceError(f"{row.place}: {field} is not a list of token ids, {rule}")
+    for place, value in enumerate(values):
+        if type(value) is not int or not 0 <= value < 2**31:
+            given = f"{value!r:.60}"
+            raise TraceError(f"{row.place}: {field}[{place}] = {given}, but token ids are {rule}")
     return np.array(values, dtype=np.int64)
 
 

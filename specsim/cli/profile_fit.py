@@ -1,0 +1,94 @@
+"""Command ``profile fit``; its group is in `specsim.cli.profiles`."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specsim.cli.terminal import show, spinner
+
+__all__ = ["fit"]
+
+
+def fit(
+    source: Annotated[
+        Path,
+        typer.Argument(help="Measured steps, CSV or Parquet; or a folder with kernel tables."),
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="As in profiles/<model>.json; a folder's meta.yaml knows.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="As in profiles/<gpu>.yaml; a folder's meta.yaml knows.")
+    ] = None,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of the measurement.")] = 1,
+    kind: Annotated[str, typer.Option(help="two_regime or linear.")] = "two_regime",
+    max_num_seqs: Annotated[
+        int, typer.Option(min=1, help="Of a folder, leave larger batches out.")
+    ] = 256,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(min=1, help="Of a folder, leave larger steps out.")
+    ] = 2048,
+    seed: Annotated[int, typer.Option(min=0, help="Of the division into fitted and held out.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the profile here, as YAML.", show_default=False)
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write errors and learning curves here.")
+    ] = None,
+) -> None:
+    """Fit a latency model to measured steps and print its error on steps it has not seen.
+
+    A table of steps has the columns context_tokens, batched_tokens, num_requests, mixed (or
+    prefill_tokens) and seconds. A folder holds dense.csv, attention.csv, per_sequence.csv and,
+    optionally, skew.csv: each point of the attention kernel becomes a step, as far as it fits into
+    the GPU's memory. Regression by Huber's loss, no coefficient negative; both kinds of model are
+    shown side by side.
+    """
+    import yaml
+
+    from specsim.atomic import new_file
+    from specsim.errors import ConfigError
+    from specsim.profile_fit import (
+        KINDS,
+        Subject,
+        fitted_profile,
+        kernel_folder,
+        kernel_points,
+        kernels_of,
+        read_points,
+        run_study,
+    )
+    from specsim.render.profile_fit import study_tables
+    from specsim.settings import nearest
+
+    if kind not in KINDS:
+        raise ConfigError(f"--kind {kind}: {nearest(kind, list(KINDS))}")
+    if out is not None and not source.is_dir() and (model is None or gpu is None):
+        raise ConfigError("--out: say with --model and --gpu what the steps were measured on")
+    with ExitStack() as outputs:
+        profile_file = outputs.enter_context(new_file(out)) if out else None
+        json_file = outputs.enter_context(new_file(json_out)) if json_out else None
+        with spinner(f"fitting to {source.name}"):
+            if source.is_dir():
+                kernels, subject = kernels_of(kernel_folder(source), model, gpu, tp)
+                points = kernel_points(
+                    kernels, subject.limits(max_num_seqs, max_num_batched_tokens)
+                )
+            else:
+                subject, points = Subject(model or "", gpu or "", tp), read_points(source)
+            chosen = run_study(points, kind, seed, str(source))
+            others = [run_study(points, each, seed, str(source)) for each in KINDS if each != kind]
+        if json_file is not None:
+            content = {each.kind: each.to_dict() for each in (chosen, *others)}
+            json_file.write_text(json.dumps(content, indent=1) + "\n")
+        if profile_file is not None:
+            profile = fitted_profile(chosen, points, subject, str(source))
+            written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+            profile_file.write_text(yaml.safe_dump(written, sort_keys=False, width=100))
+    show(*study_tables([chosen, *others], f"{source.name}, {len(points):,} steps"))
+    typer.echo(f"\nfitted to all {len(points):,} steps:\n")
+    target = chosen.model.model_dump(mode="json")
+    typer.echo(yaml.safe_dump({"target": target}, sort_keys=False), nl=False)

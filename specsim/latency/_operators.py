@@ -1,0 +1,173 @@
+"""Operators of a transformer: how many operations and bytes each takes in one forward pass."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from specsim.hardware import ModelShape
+
+__all__ = ["AttentionOperator", "Operator", "attention_operator", "free_budget", "matrix_operators"]
+
+
+class Operator(NamedTuple):
+    """Matrices that every token is multiplied by, or that of its experts.
+
+    Reads its weights once per step, and per token its inputs; writes its outputs (SSSD, arXiv
+    2411.05894, table 1). ``Operator.matmul`` is one matrix.
+    """
+
+    name: str
+    flops_per_token: float
+    weights: float
+    """Numbers in all of its matrices."""
+    activations: float
+    """Numbers that it reads and writes per token."""
+    runs: int = 1
+    """How often it runs in a forward pass."""
+    num_experts: int = 1
+    experts_per_token: int = 1
+    is_sampled: bool = False
+    """Whether it only sees the tokens that the next one is sampled after: the LM head."""
+
+    @classmethod
+    def matmul(cls, name: str, inputs: int, outputs: int, runs: int = 1) -> "Operator":
+        """Return the operator of one matrix, shape (inputs, outputs)."""
+        return cls(name, 2.0 * inputs * outputs, inputs * outputs, inputs + outputs, runs)
+
+    @property
+    def missed_share(self) -> float:
+        """Chance that a token leaves an expert out: 1 - k / E."""
+        return 1 - self.experts_per_token / self.num_experts
+
+    def numbers(self, num_tokens: float) -> float:
+        """Return how many numbers move to or from memory in a step of so many tokens.
+
+        Of E experts, E * (1 - (1 - k/E)^n) are expected to be read if each of n tokens chooses k of
+        them, all with the same chance.
+        """
+        read_share: float = 1 - self.missed_share**num_tokens
+        return self.weights * read_share + self.activations * num_tokens
+
+    def intensity(self, num_tokens: float) -> float:
+        """Return operations per number moved, the FLOPs:IO of SSSD's table 1."""
+        return self.flops_per_token * num_tokens / self.numbers(num_tokens)
+
+
+class AttentionOperator(NamedTuple):
+    """Attention of all layers (SSSD, table 1, fourth row, with grouped queries)."""
+
+    flops_per_pair: float
+    """Per query token and key that it sees."""
+    numbers_per_context_token: float
+    """Keys and values read per token of context."""
+    numbers_per_token: float
+    """Per query token: its query, key and value read, its output written."""
+
+    def intensity(self, query_len: float, context_len: float) -> float:
+        """Return operations per number moved of one sequence; every query token sees all keys."""
+        flops = self.flops_per_pair * query_len * (query_len + context_len)
+        read = self.numbers_per_context_token * context_len
+        return flops / (read + self.numbers_per_token * query_len)
+
+
+def matrix_operators(shape: ModelShape, tensor_parallel_size: int = 1) -> list[Operator]:
+    """Return the operators with weights, as one of the GPUs runs them.
+
+    Attention is sharded by heads, where there are fewer key-value heads than GPUs these are
+    replicated; MLP and experts by their width, the LM head by its vocabulary. Norms, rotary
+    embeddings, activation functions and the router's choice are left out, as in SSSD's table 1.
+
+    Parameters
+    ----------
+    shape : ModelShape
+    tensor_parallel_size : int
+        Of which the attention heads are a multiple.
+
+    Returns
+    -------
+    list of Operator
+    """
+    size, layers, hidden = tensor_parallel_size, shape.num_hidden_layers, shape.hidden_size
+    queries = shape.num_attention_heads // size * shape.head_dim
+    keys = _key_value_heads(shape, size) * shape.head_dim
+    operators = [
+        Operator.matmul("qkv", shape.num_attention_inputs * hidden, queries + 2 * keys, layers),
+        Operator.matmul("o", queries, hidden, layers),
+    ]
+    if shape.num_fused_inputs:
+        operators.append(Operator.matmul("fuse", shape.num_fused_inputs * hidden, hidden))
+    width = -(-shape.mlp_width // size)
+    gated = 2 if shape.has_gated_mlp else 1
+    mlp = [
+        Operator.matmul("up", hidden, gated * width, layers),
+        Operator.matmul("down", width, hidden, layers),
+    ]
+    if shape.num_experts:
+        operators.append(Operator.matmul("router", hidden, shape.num_experts, layers))
+        mlp = [_experts(operator, shape) for operator in mlp]
+    head = Operator.matmul("lm_head", hidden, -(-shape.vocab_size // size))
+    return [*operators, *mlp, head._replace(is_sampled=True)]
+
+
+def attention_operator(shape: ModelShape, tensor_parallel_size: int = 1) -> AttentionOperator:
+    """Return the attention of all layers, as one of the GPUs runs it.
+
+    Parameters
+    ----------
+    shape : ModelShape
+    tensor_parallel_size : int
+
+    Returns
+    -------
+    AttentionOperator
+    """
+    width = shape.num_hidden_layers * shape.head_dim
+    queries = shape.num_attention_heads // tensor_parallel_size * width
+    keys = _key_value_heads(shape, tensor_parallel_size) * width
+    return AttentionOperator(4.0 * queries, 2.0 * keys, 2.0 * keys + 2.0 * queries)
+
+
+def free_budget(
+    operators: Sequence[Operator], flops_per_s: float, numbers_per_s: float
+) -> float | None:
+    """Return how many tokens a step can have before computing takes longer than reading weights.
+
+    Up to there, tokens are almost free: batch size times (draft length + 1).
+
+    Parameters
+    ----------
+    operators : sequence of Operator
+        Taken together. The budget of one matrix is SSSD's.
+    flops_per_s : float
+    numbers_per_s : float
+        Bytes per second over bytes per number.
+
+    Returns
+    -------
+    float or None, tokens
+        None where moving the tokens alone takes longer than computing on them.
+
+    References
+    ----------
+    Marzollo et al. (2024), "SSSD: Simply-Scalable Speculative Decoding", arXiv 2411.05894, section
+    3.2.1: 1 / (2 (1/h + 1/(2 b s_q))) = peak / bandwidth, for two bytes per number.
+    """
+    # All experts count as read: wherever computing takes as long, next to none is left out.
+    read_time = sum(each.runs * each.weights for each in operators) / numbers_per_s
+    moved_time = sum(each.runs * each.activations for each in operators) / numbers_per_s
+    token_time = sum(each.runs * each.flops_per_token for each in operators) / flops_per_s
+    return read_time / (token_time - moved_time) if token_time > moved_time else None
+
+
+def _experts(operator: Operator, shape: ModelShape) -> Operator:
+    chosen = shape.num_experts_per_tok
+    return operator._replace(
+        flops_per_token=operator.flops_per_token * chosen,
+        weights=operator.weights * shape.num_experts,
+        activations=operator.activations * chosen,
+        num_experts=shape.num_experts,
+        experts_per_token=chosen,
+    )
+
+
+def _key_value_heads(shape: ModelShape, tensor_parallel_size: int) -> int:
+    return -(-shape.num_key_value_heads // tensor_parallel_size)

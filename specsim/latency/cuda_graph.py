@@ -1,0 +1,100 @@
+"""CUDA-graph padding around another latency model."""
+
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from specsim.latency import NestedLatency
+from specsim.latency.base import LatencyModel
+from specsim.step import StepLoad
+
+__all__ = ["CudaGraph", "default_capture_sizes"]
+
+Size = Annotated[int, Field(gt=0)]
+
+
+def default_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Return the batch sizes that vLLM captures graphs for.
+
+    Parameters
+    ----------
+    max_num_seqs : int
+
+    Returns
+    -------
+    tuple of int, tokens
+
+    References
+    ----------
+    vLLM 0.19 and 0.32 ``config/vllm.py``: 1, 2, 4, then every 8 up to 256, then every 16, up to
+    twice max_num_seqs and at most 512.
+    """
+    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+    largest = min(512, 2 * max_num_seqs)
+    return tuple(size for size in sizes if size <= largest)
+
+
+@final
+class CudaGraph(LatencyModel):
+    """A staircase: a step is padded to the next size that a CUDA graph was captured for.
+
+    The padding tokens are computed on, but read no context. A step above the largest size runs
+    without a graph, unpadded, and may pay for launching its kernels one by one.
+    """
+
+    kind: Literal["cuda_graph"] = "cuda_graph"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {
+            "inner": {"kind": "linear", "alpha_ns": 39.3, "gamma_us": 21.0, "delta_ms": 5.9},
+            "max_num_seqs": 256,
+        },
+    )
+    inner: NestedLatency
+    """How long a step of so many tokens lasts."""
+    capture_sizes: tuple[Size, ...] | None = None
+    """Rising, tokens; by default vLLM's for `max_num_seqs`."""
+    max_num_seqs: int = Field(default=256, gt=0)
+    """The engine's; what vLLM chooses its sizes by."""
+    eager_ms: float = Field(default=0.0, ge=0)
+    """How much longer a step takes that runs without a graph."""
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        sizes = self.sizes
+        if not sizes or list(sizes) != sorted(set(sizes)):
+            raise ValueError(f"capture_sizes = {list(sizes)}: name at least one size, rising")
+        return self
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes that graphs were captured for, tokens."""
+        if self.capture_sizes is None:
+            return default_capture_sizes(self.max_num_seqs)
+        return self.capture_sizes
+
+    @property
+    def uses_pieces(self) -> bool:
+        """Whether the model inside does."""
+        return self.inner.uses_pieces
+
+    @cached_property
+    def _padded(self) -> NDArray[np.int64]:
+        """Shape (largest size + 1,): what each number of tokens is padded to."""
+        counts = np.arange(self.sizes[-1] + 1)
+        sizes = np.array(self.sizes)
+        return sizes[np.searchsorted(sizes, counts)]
+
+    def forward_time(self, load: StepLoad) -> float:
+        """Return the time of the padded step."""
+        padded, tokens = self._padded, load.batched_tokens
+        if isinstance(tokens, np.ndarray):
+            in_graph = tokens < len(padded)
+            sizes = np.where(in_graph, padded[np.where(in_graph, tokens, 0)], tokens)
+            times = self.inner.forward_time(load._replace(batched_tokens=sizes))
+            return times + np.where(in_graph, 0.0, self.eager_ms * 1e-3)
+        if tokens >= len(padded):
+            return self.inner.forward_time(load) + self.eager_ms * 1e-3
+        return self.inner.forward_time(load._replace(batched_tokens=int(padded[tokens])))

@@ -1,0 +1,75 @@
+"""Step times in a table."""
+
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self, final
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from specsim.latency._grid import Grid
+from specsim.latency.base import LatencyModel, one_by_one
+from specsim.settings import Settings
+from specsim.step import StepLoad
+
+__all__ = ["Table", "Tabulated"]
+
+Tokens = Annotated[int, Field(ge=0)]
+Milliseconds = Annotated[float, Field(gt=0)]
+
+
+class Table(Settings):
+    """Times on a grid of context tokens and batched tokens."""
+
+    context_tokens: tuple[Tokens, ...] = Field(min_length=1)
+    """Rising."""
+    batched_tokens: tuple[Tokens, ...] = Field(min_length=1)
+    """Rising."""
+    times_ms: tuple[tuple[Milliseconds, ...], ...]
+    """One row per number of context tokens, in it one time per number of batched tokens."""
+
+    @model_validator(mode="after")
+    def _check_shape(self) -> Self:
+        for name in ("context_tokens", "batched_tokens"):
+            axis = list(getattr(self, name))
+            if axis != sorted(set(axis)):
+                raise ValueError(f"{name} = {axis}: must rise")
+        rows, width = len(self.context_tokens), len(self.batched_tokens)
+        if len(self.times_ms) != rows or any(len(row) != width for row in self.times_ms):
+            raise ValueError(f"times_ms: must be {rows} rows of {width} times, as many as the axes")
+        return self
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The same in a form that interpolates, milliseconds."""
+        axes = [np.array(self.context_tokens, float), np.array(self.batched_tokens, float)]
+        return Grid(axes, np.array(self.times_ms, float))
+
+
+@final
+class Tabulated(LatencyModel):
+    """Times interpolated linearly in a table of context tokens x batched tokens.
+
+    Beyond the table its last cell goes on.
+    """
+
+    kind: Literal["tabulated"] = "tabulated"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {
+            "decode": {
+                "context_tokens": [0, 100_000],
+                "batched_tokens": [1, 64, 256],
+                "times_ms": [[16.0, 18.0, 25.0], [30.0, 32.0, 39.0]],
+            },
+        },
+    )
+    decode: Table
+    """Of steps without prefill."""
+    mixed: Table | None = None
+    """Of steps with prefill; by default the same."""
+
+    def forward_time(self, load: StepLoad) -> float:
+        """Return the time by the table of the step's kind."""
+        if any(isinstance(value, np.ndarray) for value in load):
+            return one_by_one(self.forward_time, load)
+        table = self.mixed if self.mixed is not None and load.prefill_tokens else self.decode
+        return table.grid(load.context_tokens, load.batched_tokens) * 1e-3

@@ -1,0 +1,23 @@
+"""Fitting profiles: coefficients from measured steps or from kernel tables."""
+
+from specsim.profile_fit.estimate import KINDS, MIN_POINTS, fit_model
+from specsim.profile_fit.points import Limits, Points, kernel_points, read_points
+from specsim.profile_fit.study import Error, Study, run_study
+from specsim.profile_fit.written import Subject, fitted_profile, kernel_folder, kernels_of
+
+__all__ = [
+    "KINDS",
+    "MIN_POINTS",
+    "Error",
+    "Limits",
+    "Points",
+    "Study",
+    "Subject",
+    "fit_model",
+    "fitted_profile",
+    "kernel_folder",
+    "kernel_points",
+    "kernels_of",
+    "read_points",
+    "run_study",
+]

@@ -1,0 +1,239 @@
+"""Step times composed from kernel tables, checked against the formulas of a made-up profile."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from kernel_folder import attention_us, make_kernel_folder, write_csv
+from pydantic import ValidationError
+
+from specsim.latency.kernels import Kernels
+from specsim.profile import load_profile
+from specsim.step import Pieces, StepLoad
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_kernel_folder(tmp_path / "profile")
+
+
+def step(query_lens: list[int], context_lens: list[int]) -> StepLoad:
+    prefill = sum(length for length in query_lens if length > 15)
+    pieces = Pieces(query_lens, context_lens)
+    return StepLoad(sum(context_lens), sum(query_lens), len(query_lens), prefill, pieces)
+
+
+def dense_us(tokens: int, sequences: int, layers: int) -> float:
+    kernel = 2 + 0.1 * tokens
+    return layers * 8 * kernel + 2 * kernel + 10 * sequences  # 8: the norm counts twice
+
+
+def test_a_decode_step_is_the_sum_of_its_kernels(folder: Path) -> None:
+    model = Kernels(path=folder, num_layers=4)
+    time = model.forward_time(step([1] * 10, [99] * 10))
+    expected = dense_us(10, 10, 4) + 4 * attention_us(0, 0, 10, 100)
+    assert time == pytest.approx(expected * 1e-6)
+
+
+def test_a_mixed_step_interpolates_in_all_four_axes(folder: Path) -> None:
+    model = Kernels(path=folder, num_layers=4)
+    time = model.forward_time(step([300, 1, 1], [1000, 199, 199]))
+    expected = dense_us(302, 3, 4) + 4 * attention_us(300, 1000, 2, 200)
+    assert time == pytest.approx(expected * 1e-6)
+
+
+def test_two_prompts_in_one_step_do_as_much_work_as_each_alone(folder: Path) -> None:
+    model = Kernels(path=folder, num_layers=1)
+    together = model._attention.time_of(Pieces([512, 512], [2048, 2048]))
+    # One chunk of 1024 with kv_prefill so that 1024 kv + 1024^2 / 2 is twice one prompt's work.
+    kv = (2 * 512 * (2048 + 256) - 512 * 1024) / 1024
+    assert together == pytest.approx(attention_us(1024, kv, 0, 0))
+
+
+def test_drafts_are_read_in_the_tile_of_their_sequence(folder: Path) -> None:
+    model = Kernels(path=folder, num_layers=1)
+    assert model._attention.time_of(Pieces([4] * 8, [100] * 8)) == pytest.approx(
+        attention_us(0, 0, 8, 104)
+    )
+
+
+def test_sums_alone_give_the_time_of_equal_sequences(folder: Path) -> None:
+    model = Kernels(path=folder, num_layers=4)
+    load = step([1] * 10, [99] * 10)
+    assert model.forward_time(load._replace(pieces=None)) == pytest.approx(model.forward_time(load))
+    times = model.forward_time(StepLoad(np.array([990, 1990]), 10, 10))  # type: ignore[arg-type]
+    assert np.asarray(times)[0] == pytest.approx(model.forward_time(load))
+
+
+def test_tokens_beyond_the_tables_go_on_with_their_slope(folder: Path) -> None:
+    model = Kernels(path=folder, num_layers=1)
+    assert model._tables.per_layer(4096) == pytest.approx(8 * (2 + 409.6))
+    assert model._attention.time(0, 0, 128, 8192, 8192) == pytest.approx(
+        attention_us(0, 0, 128, 8192), rel=1e-9
+    )
+
+
+def test_gaps_of_the_grid_are_filled(folder: Path) -> None:
+    lines = (folder / "attention.csv").read_text().splitlines()
+    missing = ("128,512,8,512,", "1024,4096,64,4096,", "0,0,64,4096,")
+    kept = [line for line in lines if not line.startswith(missing)]
+    assert len(kept) == len(lines) - 3
+    (folder / "attention.csv").write_text("\n".join(kept))
+    attention = Kernels(path=folder, num_layers=1)._attention
+    for point in ((128, 512, 8, 512), (1024, 4096, 64, 4096), (0, 0, 64, 4096)):
+        assert attention.time(*point, point[-1]) == pytest.approx(attention_us(*point), rel=1e-6)
+
+
+def add_skew(folder: Path) -> None:
+    header = "regime,n,t_mean_us,t_max_us,t_skew_us"
+    rows = [(regime, n, 10, 30, 15) for regime in ("pure", "mixed") for n in (2, 64)]
+    write_csv(folder / "skew.csv", header, rows)
+
+
+def test_unequal_lengths_take_a_share_of_the_way_to_the_longest(folder: Path) -> None:
+    add_skew(folder)
+    attention = Kernels(path=folder, num_layers=1)._attention
+    mean, longest = attention_us(0, 0, 2, 200), attention_us(0, 0, 2, 300)
+    assert attention.time_of(Pieces([1, 1], [99, 299])) == pytest.approx(
+        mean + 0.25 * (longest - mean)
+    )
+
+
+@pytest.mark.parametrize(
+    ("meta", "fields", "applies"),
+    [
+        ("skew_fit: {enabled: false}", {}, False),
+        ("skew_fit: {enabled: false}", {"skew": True}, True),
+        ("skew_profile: {enabled: true}", {}, True),
+        ("skew_profile: {enabled: true}", {"skew": False}, False),
+    ],
+)
+def test_the_folder_says_whether_skew_was_profiled(
+    folder: Path, meta: str, fields: dict[str, Any], applies: bool
+) -> None:
+    add_skew(folder)
+    (folder / "meta.yaml").write_text(meta)
+    attention = Kernels(path=folder, num_layers=1, **fields)._attention
+    unequal = attention.time_of(Pieces([1, 1], [99, 299]))
+    assert (unequal > attention_us(0, 0, 2, 200) + 1e-9) is applies
+
+
+def test_two_gpus_add_two_all_reduces_per_layer_and_have_a_folder_of_their_own(
+    folder: Path,
+) -> None:
+    one = Kernels(path=folder, num_layers=3)
+    make_kernel_folder(folder / "tp2")
+    (folder / "dense.csv").unlink()
+    two = Kernels(path=folder, num_layers=3, tensor_parallel_size=2, hidden_size=8000)
+    load = step([1] * 10, [99] * 10)
+    all_reduce = 20e-6 + 10 * 8000 * 2 / 16e9
+    assert two.forward_time(load) - one.forward_time(load) == pytest.approx(3 * 2 * all_reduce)
+
+
+def test_experts_count_by_how_many_are_activated(folder: Path) -> None:
+    dense = Kernels(path=folder, num_layers=3)
+    rows = [(t, e, 0.01 * t + 2.0 * e) for t in (1, 64, 1024) for e in (1, 8, 64)]
+    write_csv(folder / "moe.csv", "tokens,activated_experts,time_us", rows)
+    sparse = Kernels(path=folder, num_layers=3, num_experts=64, experts_per_token=8)
+    load = step([1] * 10, [99] * 10)
+    activated = 64 * (1 - (1 - 8 / 64) ** 10)
+    expected = 3 * (0.1 + 2.0 * activated) * 1e-6
+    assert sparse.forward_time(load) - dense.forward_time(load) == pytest.approx(expected)
+
+
+def test_tables_may_be_zipped(folder: Path) -> None:
+    plain = Kernels(path=folder, num_layers=2).forward_time(step([1], [5]))
+    for name in ("attention", "dense"):
+        path = folder / f"{name}.csv"
+        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert Kernels(path=folder, num_layers=2).forward_time(step([1], [5])) == plain
+
+
+def test_a_profile_names_its_tables_from_where_it_lies(folder: Path) -> None:
+    profile = {
+        "model": "llama-3.1-8b",
+        "gpu": "h100",
+        "provenance": {"engine": "none", "source": "a test", "date": "2026-01-01"},
+        "target": {
+            "kind": "cuda_graph",
+            "inner": {"kind": "kernels", "path": "profile", "num_layers": 3},
+        },
+        "valid_range": {"context_tokens": 10**9, "batched_tokens": 10**9},
+    }
+    path = folder.parent / "mine.yaml"
+    path.write_text(yaml.safe_dump(profile))
+    target = load_profile(str(path)).target
+    assert target.forward_time(step([1], [5])) > 0
+    assert target.uses_pieces
+
+
+def spoil(folder: Path, name: str, old: str, new: str) -> None:
+    path = folder / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+BAD = {
+    "dense.csv is missing": (lambda f: (f / "dense.csv").unlink(), "has no dense.csv"),
+    "attention.csv is missing": (lambda f: (f / "attention.csv").unlink(), "has no attention.csv"),
+    "a column is missing": (
+        lambda f: spoil(f, "dense.csv", "layer,tokens", "layer,toks"),
+        "has no column 'tokens' (found: layer, toks, time_us)",
+    ),
+    "a time is negative": (
+        lambda f: spoil(f, "dense.csv", "embedding,1,2.1", "embedding,1,-2.1"),
+        "line 2: time_us = '-2.1' must be a number of at least 0",
+    ),
+    "a time is no number": (
+        lambda f: spoil(f, "dense.csv", "embedding,1,2.1", "embedding,1,fast"),
+        "line 2: time_us = 'fast' must be a number",
+    ),
+    "a line is cut off": (
+        lambda f: spoil(f, "dense.csv", "embedding,1,2.1", "embedding,1"),
+        "line 2: 2 values for 3 columns",
+    ),
+    "there are no rows": (
+        lambda f: (f / "per_sequence.csv").write_text("layer,sequences,time_us\n"),
+        "has no rows below its header",
+    ),
+    "a kernel is missing": (
+        lambda f: (f / "dense.csv").write_text(
+            (f / "dense.csv").read_text().replace("o_proj,", "other,")
+        ),
+        "dense.csv has no layer o_proj",
+    ),
+    "attention is no grid": (
+        lambda f: write_csv(
+            f / "attention.csv",
+            "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us",
+            [(0, 0, 1, 16, 3.0), (16, 0, 0, 0, 4.0)],
+        ),
+        "is not a grid of prefill_chunk",
+    ),
+    "experts are not described": (
+        lambda f: write_csv(f / "moe.csv", "tokens,activated_experts,time_us", [(1, 1, 3.0)]),
+        "num_experts and experts_per_token are missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_tables_say_what_is_wrong(folder: Path, case: str) -> None:
+    break_it, message = BAD[case]
+    break_it(folder)
+    with pytest.raises(ValidationError) as caught:
+        Kernels(path=folder, num_layers=1)
+    assert message in str(caught.value)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="is not a folder"):
+        Kernels(path=tmp_path / "nowhere", num_layers=1)
+    make_kernel_folder(tmp_path / "there")
+    with pytest.raises(ValidationError, match="hidden_size is missing"):
+        Kernels(path=tmp_path / "there", num_layers=1, tensor_parallel_size=2)
