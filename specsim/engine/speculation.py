@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from specsim.draft_luck import DraftLuck
 from specsim.engine.draft_sources import DraftSource, LookupDrafts
+from specsim.engine.drafter_loads import loads_by_drafter, loads_with_fallback
 from specsim.engine.engine_step import EngineStep
 from specsim.engine.kv_cache import KVCache
 from specsim.engine.plan import StepPlan
@@ -324,47 +325,8 @@ class Speculation:
         """
         lens = [draft_lens] * len(plan.sequences) if isinstance(draft_lens, int) else draft_lens
         if self.fallback is not None:
-            return self._loads_of_both(plan, lens)
-        rows: dict[int, list[tuple[int, int, int, int]]] = {}
-        # The drafter does not read what was trimmed, nor, in vLLM V0, what it has yet to draft.
-        kept_lens = [0] * len(lens) if plan.drafts_on_top else plan.verified_lens
-        for sequence, scheduled_len, drafted_len, kept_len, draft_len in zip(
-            plan.sequences, plan.scheduled_lens, plan.draft_lens, kept_lens, lens, strict=True
-        ):
-            if sequence.index not in self._unspeculative:
-                cut = drafted_len - kept_len
-                prefill_len = plan.prefill_lens.get(sequence, 0)
-                row = (sequence.computed_len - cut, scheduled_len - cut, prefill_len, draft_len)
-                rows.setdefault(sequence.drafter, []).append(row)
-        return [(drafter, *_load_of(rows[drafter])) for drafter in sorted(rows)]
-
-    def _loads_of_both(
-        self, plan: StepPlan, lens: list[int]
-    ) -> list[tuple[int, StepLoad, list[int]]]:
-        """Return the load of a lookup, which serves all, and of the model behind it.
-
-        The model reads every prompt, and the step's tokens of the sequences that it drafts for.
-        What it left out while the lookup drafted it would have to read as well; its cost per token
-        read is so small beside its cost per pass that this is not charged.
-        """
-        rows = []
-        for sequence, scheduled_len, draft_len in zip(
-            plan.sequences, plan.scheduled_lens, lens, strict=True
-        ):
-            prefill_len = plan.prefill_lens.get(sequence, 0)
-            if sequence.drafter == 1 or prefill_len:
-                model_len = draft_len if sequence.drafter == 1 else 0
-                rows.append((sequence.computed_len, scheduled_len, prefill_len, model_len))
-        loads = [(0, plan.load, self._found_lens)]
-        return [*loads, (1, *_load_of(rows))] if rows else loads
-
-
-def _load_of(rows: list[tuple[int, int, int, int]]) -> tuple[StepLoad, list[int]]:
-    """Return the load and the draft lengths of (computed, scheduled, prefill, draft) lengths."""
-    ends, scheduled_lens, prefill_lens, draft_lens = zip(*rows, strict=True)
-    batched_tokens = sum(scheduled_lens)
-    load = StepLoad(sum(ends) - batched_tokens, batched_tokens, len(rows), sum(prefill_lens))
-    return load, list(draft_lens)
+            return loads_with_fallback(plan, lens, self._found_lens)
+        return loads_by_drafter(plan, lens, self._unspeculative)
 
 
 def _emitted_tokens(sequences: list[Sequence], accepted_lens: list[int]) -> list[list[int]]:

@@ -58,7 +58,7 @@ def best_lens(
     num, longest = survival.shape
     if floor is None or floor.sum() > free_slots:
         floor = np.zeros(num, dtype=np.intp)
-    if not load.num_requests:
+    if not load.num_requests or not longest:
         return floor
     gains = survival.T.ravel()  # first tokens first
     spent = int(floor.sum())
