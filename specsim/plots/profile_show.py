@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from specsim.plots.save import save
 from specsim.profile_fit import Comparison
@@ -38,6 +39,10 @@ def plot_comparison(comparison: Comparison, path: Path, title: str) -> None:
     ends = [both.min() * 0.9, both.max() * 1.1]
     axis.plot(ends, ends, color="black", linewidth=0.8)
     axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+    for each in (axis.xaxis, axis.yaxis):
+        each.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        each.set_major_formatter("{x:g}")
+        each.set_minor_formatter(NullFormatter())
     axis.set_xlabel("measured, ms")
     axis.set_ylabel("predicted, ms")
     axis.grid(alpha=0.3)
