@@ -182,3 +182,15 @@ def test_real_runs_say_what_they_found() -> None:
             error[gpu, f"{kind}, fitted to the tables"] for kind in ("two_regime", "linear")
         )
         assert two < one / 5
+
+
+def test_specdecode_bench_shares(tmp_path: Path) -> None:
+    script("specdecode-bench-shares").main(tmp_path, sizes=(1, 8))
+    kept = rows(ROOT / "experiments" / "specdecode-bench-shares" / "results.csv")
+    assert rows(tmp_path / "results.csv") == [
+        row for row in kept if row["batch_size"] in {"1", "8"}
+    ]
+    assert all(0.42 < float(row["verification"]) < 0.95 for row in kept)
+    for row in kept:
+        parts = [float(row[part]) for part in ("verification", "draft", "overhead", "idle")]
+        assert abs(sum(parts) - 1) < 3e-4

@@ -51,16 +51,7 @@ def fit(
 
     from specsim.atomic import new_file
     from specsim.errors import ConfigError
-    from specsim.profile_fit import (
-        KINDS,
-        Subject,
-        fitted_profile,
-        kernel_folder,
-        kernel_points,
-        kernels_of,
-        read_points,
-        run_study,
-    )
+    from specsim.profile_fit import KINDS, fitted_profile, measured_steps, run_study
     from specsim.render.profile_fit import study_tables
     from specsim.settings import nearest
 
@@ -72,13 +63,14 @@ def fit(
         profile_file = outputs.enter_context(new_file(out)) if out else None
         json_file = outputs.enter_context(new_file(json_out)) if json_out else None
         with spinner(f"fitting to {source.name}"):
-            if source.is_dir():
-                kernels, subject = kernels_of(kernel_folder(source), model, gpu, tp)
-                points = kernel_points(
-                    kernels, subject.limits(max_num_seqs, max_num_batched_tokens)
-                )
-            else:
-                subject, points = Subject(model or "", gpu or "", tp), read_points(source)
+            points, subject = measured_steps(
+                source,
+                model,
+                gpu,
+                tp,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+            )
             chosen = run_study(points, kind, seed, str(source))
             others = [run_study(points, each, seed, str(source)) for each in KINDS if each != kind]
         if json_file is not None:

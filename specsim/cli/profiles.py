@@ -1,4 +1,4 @@
-"""Commands ``profile fit`` and ``profile roofline``."""
+"""Commands ``profile fit``, ``profile show`` and ``profile roofline``."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -7,13 +7,15 @@ from typing import Annotated
 import typer
 
 from specsim.cli.profile_fit import fit
+from specsim.cli.profile_show import show_profile
 from specsim.cli.terminal import show
 
 __all__ = ["profile_app"]
 
-profile_app = typer.Typer(help="Make profiles of models on GPUs.", no_args_is_help=True)
+profile_app = typer.Typer(help="Make and inspect profiles of models on GPUs.", no_args_is_help=True)
 
 profile_app.command()(fit)
+profile_app.command("show")(show_profile)
 
 
 @profile_app.command()

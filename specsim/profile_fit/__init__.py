@@ -1,13 +1,21 @@
 """Fitting profiles: coefficients from measured steps or from kernel tables."""
 
+from specsim.profile_fit.compared import Comparison
 from specsim.profile_fit.estimate import KINDS, MIN_POINTS, fit_model
 from specsim.profile_fit.points import Limits, Points, kernel_points, read_points
 from specsim.profile_fit.study import Error, Study, run_study
-from specsim.profile_fit.written import Subject, fitted_profile, kernel_folder, kernels_of
+from specsim.profile_fit.written import (
+    Subject,
+    fitted_profile,
+    kernel_folder,
+    kernels_of,
+    measured_steps,
+)
 
 __all__ = [
     "KINDS",
     "MIN_POINTS",
+    "Comparison",
     "Error",
     "Limits",
     "Points",
@@ -18,6 +26,7 @@ __all__ = [
     "kernel_folder",
     "kernel_points",
     "kernels_of",
+    "measured_steps",
     "read_points",
     "run_study",
 ]

@@ -53,8 +53,12 @@ class Points:
 
     @property
     def load(self) -> StepLoad:
-        """All of them in the form that a latency model takes."""
-        counts = (self.context_tokens, self.batched_tokens, self.num_requests, 1 * self.mixed)
+        """All of them in the form that a latency model takes.
+
+        Of a step with prefill: one chunk, and one token of every other sequence.
+        """
+        chunk = np.maximum(self.batched_tokens - self.num_requests + 1, 1) * self.mixed
+        counts = (self.context_tokens, self.batched_tokens, self.num_requests, chunk)
         return StepLoad(*counts)  # type: ignore[arg-type]
 
 

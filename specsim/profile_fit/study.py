@@ -24,13 +24,28 @@ class Error:
     median: float
     mean: float
     p90: float
+    worst: float
 
     @classmethod
     def of(cls, model: LatencyModel, points: Points) -> "Error":
         """Return the errors of a model on some steps."""
         predicted = np.asarray(model.forward_time(points.load))
         shares = np.abs(predicted / points.seconds - 1)
-        return cls(float(np.median(shares)), float(shares.mean()), float(np.percentile(shares, 90)))
+        return cls(
+            median=float(np.median(shares)),
+            mean=float(shares.mean()),
+            p90=float(np.percentile(shares, 90)),
+            worst=float(shares.max()),
+        )
+
+    @classmethod
+    def by_kind(cls, model: LatencyModel, points: Points) -> "dict[str, Error]":
+        """Return the errors on ``all`` steps, and on each kind (decode, mixed) that occurs."""
+        errors = {"all": cls.of(model, points)}
+        for name, rows in (("decode", ~points.mixed), ("mixed", points.mixed)):
+            if rows.any():
+                errors[name] = cls.of(model, points.take(rows))
+        return errors
 
 
 @dataclass(frozen=True)
@@ -87,10 +102,7 @@ def run_study(points: Points, kind: str, seed: int, source: str) -> Study:
     cut = max(1, int(_HELD_OUT * len(points)))
     held_out, rest = points.take(order[:cut]), points.take(order[cut:])
     partial = fit_model(rest, kind, f"{source} (four fifths of it)")
-    errors = {"all": Error.of(partial, held_out)}
-    for name, rows in (("decode", ~held_out.mixed), ("mixed", held_out.mixed)):
-        if rows.any():
-            errors[name] = Error.of(partial, held_out.take(rows))
+    held_out_errors = Error.by_kind(partial, held_out)
     curve = []
     for size in (*(size for size in _SIZES if size < len(rest)), len(rest)):
         draws = [
@@ -100,7 +112,7 @@ def run_study(points: Points, kind: str, seed: int, source: str) -> Study:
         ]
         if draws:
             curve.append((size, float(np.median(draws))))
-    return Study(kind, model, len(points), int(points.mixed.sum()), errors, curve)
+    return Study(kind, model, len(points), int(points.mixed.sum()), held_out_errors, curve)
 
 
 def _draw(

@@ -7,11 +7,11 @@ from specsim.errors import ProfileError
 from specsim.hardware import GIB, find_gpu, find_model, load_gpu, load_model, num_kv_blocks
 from specsim.latency.kernels import Kernels
 from specsim.profile import Profile
-from specsim.profile_fit.points import Limits, Points
+from specsim.profile_fit.points import Limits, Points, kernel_points, read_points
 from specsim.profile_fit.study import Study
 from specsim.settings import load_mapping, validated
 
-__all__ = ["Subject", "fitted_profile", "kernel_folder", "kernels_of"]
+__all__ = ["Subject", "fitted_profile", "kernel_folder", "kernels_of", "measured_steps"]
 
 _BLOCK = 16  # tokens
 
@@ -108,6 +108,42 @@ def kernels_of(
             experts_per_token=shape.num_experts_per_tok or None,
         )
     return kernels, Subject(model, gpu, tensor_parallel_size)
+
+
+def measured_steps(
+    source: Path,
+    model: str | None,
+    gpu: str | None,
+    tensor_parallel_size: int,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+) -> tuple[Points, Subject]:
+    """Return the steps of a table, or composed from a folder of kernel tables.
+
+    Parameters
+    ----------
+    source : Path
+    model, gpu : str or None
+        By default what a folder's ``meta.yaml`` says; of a table "".
+    tensor_parallel_size : int
+    max_num_seqs, max_num_batched_tokens : int
+        Of a folder, larger steps are left out.
+
+    Returns
+    -------
+    Points
+    Subject
+
+    Raises
+    ------
+    ProfileError
+        A table is missing or malformed, or model or GPU of a folder are not known.
+    """
+    if not source.is_dir():
+        return read_points(source), Subject(model or "", gpu or "", tensor_parallel_size)
+    kernels, subject = kernels_of(kernel_folder(source), model, gpu, tensor_parallel_size)
+    return kernel_points(kernels, subject.limits(max_num_seqs, max_num_batched_tokens)), subject
 
 
 def fitted_profile(study: Study, points: Points, subject: Subject, source: str) -> Profile:

@@ -5,9 +5,10 @@ from rich.table import Table
 from specsim.profile_fit import Study
 from specsim.render.tables import new_table
 
-__all__ = ["study_tables"]
+__all__ = ["KINDS", "study_tables"]
 
-_KINDS = {"all": "all steps", "decode": "decode only", "mixed": "with prefill"}
+KINDS = {"all": "all steps", "decode": "decode only", "mixed": "with prefill"}
+"""Kinds of steps as a reader would say them."""
 
 
 def study_tables(studies: list[Study], title: str) -> list[Table]:
@@ -29,7 +30,7 @@ def study_tables(studies: list[Study], title: str) -> list[Table]:
     for study in studies:
         for name, error in study.held_out.items():
             numbers = (error.median, error.mean, error.p90)
-            held_out.add_row(study.kind, _KINDS[name], *(f"{number:.2%}" for number in numbers))
+            held_out.add_row(study.kind, KINDS[name], *(f"{number:.2%}" for number in numbers))
     kinds = [study.kind for study in studies]
     curve = new_table("median error by number of points fitted", ["points", *kinds])
     curves = [dict(study.learning_curve) for study in studies]
