@@ -47,6 +47,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "turbospec, ngram": ("turbospec", "ngram"),
     "confidence": ("confidence", "eagle3"),
     "adaptive_verification": ("adaptive_verification", "eagle3"),
+    "draft_goodput": ("draft_goodput", "eagle3"),
     "medusa_tree": ("medusa_tree", "medusa"),
     "ema_tiers": ("ema_tiers", "eagle3"),
     "acceptance_target": ("acceptance_target", "eagle3"),
