@@ -56,6 +56,7 @@ class Speculation:
         self._disables_prefill = policy.disables_prefill and (
             self.proposer is not None and self.proposer.has_prefill
         )
+        self._sources = [source for source in (self.lookup, self.fallback) if source is not None]
         self._unspeculative: set[int] = set()
         """Requests whose prefill the drafter has left out."""
         self._found_lens: list[int] = []
@@ -80,7 +81,7 @@ class Speculation:
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
         self._unspeculative.discard(sequence.index)
-        for source in filter(None, (self.lookup, self.fallback)):
+        for source in self._sources:
             source.end(sequence)
 
     def begin(self, step: EngineStep) -> None:
@@ -115,8 +116,8 @@ class Speculation:
         draft_lens = plan.verified_lens
         if self.policy.drafts_trees:
             return list(map(self._accepted_path, plan.sequences, draft_lens))
-        sources = [source for source in (self.lookup, self.fallback) if source is not None]
-        if any(source.has_trees for source in sources):
+        sources = self._sources
+        if sources and any(source.has_trees for source in sources):
             accepted_lens = [
                 sources[s.drafter if self.fallback else 0].accepted_path(s, draft_len)
                 for s, draft_len in zip(plan.sequences, draft_lens, strict=True)

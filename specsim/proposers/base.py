@@ -12,7 +12,7 @@ from specsim.lookup import Lookup
 from specsim.request import Request
 from specsim.rng import Luck
 
-__all__ = ["Proposer", "split_rows"]
+__all__ = ["LookupProposer", "Proposer", "split_rows"]
 
 DraftLen = Annotated[int, Field(ge=1, le=MAX_DRAFT_LEN)]
 
@@ -160,6 +160,18 @@ class Proposer(Member):
         int, tokens
         """
         return draft_len
+
+
+class LookupProposer(Proposer):
+    """A method that looks drafts up in text: host time only, no KV slots, no prompt to read.
+
+    vLLM schedules none of its own ones (ngram on the CPU, suffix) asynchronously.
+    """
+
+    supports_async: ClassVar[bool] = False
+    writes_lookahead: ClassVar[bool] = False
+    is_model: ClassVar[bool] = False
+    has_prefill: ClassVar[bool] = False
 
 
 def split_rows(data: bytes, counts: Sequence[int]) -> list[bytes]:

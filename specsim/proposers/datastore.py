@@ -7,13 +7,13 @@ from pydantic import Field
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.lookup import Lookup, load
-from specsim.proposers.base import Proposer
+from specsim.proposers.base import LookupProposer
 
 __all__ = ["Datastore"]
 
 
 @final
-class Datastore(Proposer):
+class Datastore(LookupProposer):
     """Drafts what followed the last tokens in a corpus (He et al. 2023, "REST", section 3).
 
     On token ids (acceptance ``token_match``) the longest match of at most `max_prefix_len` tokens
@@ -44,7 +44,7 @@ class Datastore(Proposer):
     """Longest path of a draft, tokens; at most `num_speculative_tokens` in all."""
     use_tree: bool = False
     """Draft trees, not chains; vLLM verifies chains."""
-    own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {
+    own_fields: ClassVar[frozenset[str]] = LookupProposer.own_fields | {
         "corpus",
         "corpus_includes_prompts",
         "max_prefix_len",
@@ -52,10 +52,6 @@ class Datastore(Proposer):
         "branch_len",
         "use_tree",
     }
-    supports_async: ClassVar[bool] = False
-    writes_lookahead: ClassVar[bool] = False
-    is_model: ClassVar[bool] = False
-    has_prefill: ClassVar[bool] = False
     drafts_first_token: ClassVar[bool] = False
 
     def make_lookup(self) -> Lookup:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self, final
 from pydantic import Field, model_validator
 
 from specsim.lookup import Lookup, load
-from specsim.proposers.base import Proposer, split_rows
+from specsim.proposers.base import LookupProposer, split_rows
 from specsim.request import Request
 from specsim.rng import Luck
 
@@ -14,7 +14,7 @@ __all__ = ["Ngram"]
 
 
 @final
-class Ngram(Proposer):
+class Ngram(LookupProposer):
     """Drafts what followed the last n tokens where they stood before (Saxena 2023, prompt lookup).
 
     On token ids (acceptance ``token_match``) it is vLLM's: the longest n-gram within the bounds,
@@ -31,13 +31,9 @@ class Ngram(Proposer):
     """Shortest n-gram to match, tokens."""
     match_probability: float = Field(default=1.0, ge=0, le=1)
     """P(there is a match to draft from)."""
-    own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {"match_probability"}
+    own_fields: ClassVar[frozenset[str]] = LookupProposer.own_fields | {"match_probability"}
     statistical_fields: ClassVar[frozenset[str]] = frozenset({"match_probability"})
-    supports_async: ClassVar[bool] = False
-    writes_lookahead: ClassVar[bool] = False
-    is_model: ClassVar[bool] = False
     has_confidence: ClassVar[bool] = False
-    has_prefill: ClassVar[bool] = False
     drafts_first_token: ClassVar[bool] = False
 
     @model_validator(mode="before")

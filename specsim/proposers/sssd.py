@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.lookup import Lookup, load
-from specsim.proposers.base import Proposer
+from specsim.proposers.base import LookupProposer
 
 __all__ = ["Sssd"]
 
@@ -15,7 +15,7 @@ Factor = Annotated[float, Field(gt=0, le=1)]
 
 
 @final
-class Sssd(Proposer):
+class Sssd(LookupProposer):
     """Drafts from the request's own text and from a datastore (Marzollo et al. 2024, "SSSD").
 
     On token ids (acceptance ``token_match``), section 3.1: what followed the last 1 to
@@ -72,7 +72,7 @@ class Sssd(Proposer):
     """Factor per token that the longest match is shorter than `max_prefix_len`."""
     corpus_depth_discount: Factor = 0.7
     """Factor per token that the candidate is deeper than the first one."""
-    own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {
+    own_fields: ClassVar[frozenset[str]] = LookupProposer.own_fields | {
         "corpus",
         "corpus_includes_prompts",
         "use_input",
@@ -88,10 +88,6 @@ class Sssd(Proposer):
         "corpus_match_discount",
         "corpus_depth_discount",
     }
-    supports_async: ClassVar[bool] = False
-    writes_lookahead: ClassVar[bool] = False
-    is_model: ClassVar[bool] = False
-    has_prefill: ClassVar[bool] = False
     drafts_first_token: ClassVar[bool] = False
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.lookup import Lookup, load
-from specsim.proposers.base import Proposer, split_rows
+from specsim.proposers.base import LookupProposer, split_rows
 from specsim.request import Request
 from specsim.rng import Luck
 
@@ -16,7 +16,7 @@ __all__ = ["Suffix"]
 
 
 @final
-class Suffix(Proposer):
+class Suffix(LookupProposer):
     """Drafts from suffix trees of this and earlier outputs (Oliaro et al. 2024, "SuffixDecoding").
 
     On token ids (acceptance ``token_match``) it is Arctic Inference's, as vLLM uses it. Without
@@ -44,17 +44,13 @@ class Suffix(Proposer):
     """Draft from earlier answers, too."""
     use_local_tree: bool = True
     """Draft from the request's own prompt and answer, too."""
-    own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {
+    own_fields: ClassVar[frozenset[str]] = LookupProposer.own_fields | {
         "mean_match_len",
         "use_tree",
         "use_global_tree",
         "use_local_tree",
     }
     statistical_fields: ClassVar[frozenset[str]] = frozenset({"mean_match_len"})
-    supports_async: ClassVar[bool] = False
-    writes_lookahead: ClassVar[bool] = False
-    is_model: ClassVar[bool] = False
-    has_prefill: ClassVar[bool] = False
 
     @model_validator(mode="before")
     @classmethod
