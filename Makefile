@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-extras lint bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/specsim compare experiments/demo/demo.yaml --policies off static:k=3 --replications 1 --out results/demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m 'not extras'
+
+test-extras: $(VENV)/.installed-extras
+	$(BIN)/python -m pytest -m extras
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -29,6 +32,12 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@ $(VENV)/.installed
+
+# What takes long to install: PyTorch (a CPU build is enough), Ray, and a browser where we may.
+$(VENV)/.installed-extras: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[cluster]'
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium chromium-driver) || true
+	touch $@
 
 clean:
 	rm -rf $(VENV) results .pytest_cache .mypy_cache .ruff_cache
