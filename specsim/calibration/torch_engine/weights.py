@@ -1,0 +1,126 @@
+"""Random weights of a Llama-like model, and of a draft model that agrees with it now and then."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specsim.errors import CapacityError, ConfigError
+from specsim.hardware import ModelShape
+
+__all__ = ["Layer", "Weights", "draft_of", "random_weights"]
+
+_GAIN = 1.4
+"""Standard deviation of a weight, times the square root of its matrix's inputs. Some three times
+what models are initialised with: smaller ones make greedy answers repeat themselves."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Matrices of one layer, shape (outputs, inputs)."""
+
+    qkv: Tensor
+    """Queries, keys and values on top of each other."""
+    out: Tensor
+    gate_up: Tensor
+    """Gate and up projection on top of each other."""
+    down: Tensor
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A decoder-only transformer; its norms have no weights of their own."""
+
+    embedding: Tensor
+    """Shape (vocabulary, hidden)."""
+    layers: tuple[Layer, ...]
+    lm_head: Tensor
+    """Shape (vocabulary, hidden)."""
+
+
+def random_weights(
+    shape: ModelShape,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int,
+    num_draft_layers: int,
+    deep_scale: float,
+) -> Weights:
+    """Return random weights whose first layers say nearly what all of them say.
+
+    Parameters
+    ----------
+    shape : ModelShape
+        Dense, with a gated MLP, as Llama is.
+    device : torch.device
+    dtype : torch.dtype
+    seed : int
+    num_draft_layers : int
+        The layers after these write less into the residual stream.
+    deep_scale : float
+        By this factor. 0: the first layers decide alone, and a draft model made of them is always
+        right; 1: all layers alike, and it is right by chance.
+
+    Returns
+    -------
+    Weights
+
+    Raises
+    ------
+    ConfigError
+        The model has a part that this engine does not know.
+    CapacityError
+        The weights do not fit into memory.
+    """
+    _check(shape)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    hidden, width = shape.hidden_size, shape.intermediate_size
+    heads, kv_heads, head_dim = (
+        shape.num_attention_heads,
+        shape.num_key_value_heads,
+        shape.head_dim,
+    )
+
+    def matrix(outputs: int, inputs: int, scale: float = 1.0) -> Tensor:
+        drawn = torch.empty(outputs, inputs, device=device, dtype=dtype)
+        return drawn.normal_(0.0, scale * _GAIN * inputs**-0.5, generator=generator)
+
+    def layer(number: int) -> Layer:
+        scale = 1.0 if number < num_draft_layers else deep_scale
+        return Layer(
+            qkv=matrix((heads + 2 * kv_heads) * head_dim, hidden),
+            out=matrix(hidden, heads * head_dim, scale),
+            gate_up=matrix(2 * width, hidden),
+            down=matrix(hidden, width, scale),
+        )
+
+    try:
+        embedding = matrix(shape.vocab_size, hidden) * hidden**0.5
+        layers = tuple(layer(number) for number in range(shape.num_hidden_layers))
+        tied = shape.tie_word_embeddings
+        return Weights(embedding, layers, embedding if tied else matrix(shape.vocab_size, hidden))
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        raise CapacityError(
+            f"model {shape.name}: its {shape.num_parameters / 1e9:.2f} billion weights do not fit "
+            f"into the memory of {device} ({str(error).splitlines()[0]}); choose a smaller model"
+        ) from error
+
+
+def draft_of(weights: Weights, num_layers: int) -> Weights:
+    """Return the draft model: the first layers, and the same vocabulary matrices."""
+    return Weights(weights.embedding, weights.layers[:num_layers], weights.lm_head)
+
+
+def _check(shape: ModelShape) -> None:
+    unknown = {
+        "experts": shape.num_experts > 0,
+        "an MLP without gate": not shape.has_gated_mlp,
+        "fused inputs": shape.num_fused_inputs > 0,
+    }
+    for part, is_there in unknown.items():
+        if is_there:
+            raise ConfigError(
+                f"model {shape.name} has {part}, which the torch engine does not run; choose a "
+                "Llama-like one, or --engine vllm"
+            )
