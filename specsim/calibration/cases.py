@@ -12,7 +12,7 @@ from specsim.request import Request
 from specsim.simulate import simulate
 from specsim.summary import Summary
 
-__all__ = ["Case", "acceptance_rates", "capacity", "make_case"]
+__all__ = ["Case", "acceptance_rates", "capacity", "make_case", "profiling_case"]
 
 _PRIOR = 0.5  # of a rate that was never tried; counts for one trial
 
@@ -124,8 +124,8 @@ def capacity(plan: Plan, profile: Profile) -> float:
     """
     num_requests = 20 * plan.max_num_seqs  # so many that filling and emptying count for little
     experiment, requests = _experiment(plan, 1e6, num_requests, "off", plan.synthetic_rates, 0)
-    metrics = Summary(simulate(experiment, requests=requests, profile=profile)).metrics()
-    return float(metrics["request_throughput"])
+    summary = Summary(simulate(experiment, requests=requests, profile=profile))
+    return float(summary.data["request_throughput"])
 
 
 def acceptance_rates(rows: Iterable[RequestRow], max_draft_len: int) -> list[float]:

@@ -183,4 +183,5 @@ def _relative_fit(columns: NDArray[np.float64], seconds: Seconds) -> NDArray[np.
     """Return coefficients that are not negative, of least relative error."""
     rows = columns / seconds[:, None]
     scale = np.maximum(np.abs(rows).max(axis=0), 1e-300)
-    return robust_fit(rows / scale, np.ones(len(seconds))) / scale
+    found: NDArray[np.float64] = robust_fit(rows / scale, np.ones(len(seconds))) / scale
+    return found

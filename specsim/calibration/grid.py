@@ -71,7 +71,9 @@ class Grid:
             )
         ]
         fitting = [
-            point for point in decodes + mixed if point.load.batched_tokens <= self.max_batched_tokens
+            point
+            for point in decodes + mixed
+            if point.load.batched_tokens <= self.max_batched_tokens
         ]
         return list(dict.fromkeys(fitting))
 

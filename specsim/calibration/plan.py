@@ -32,6 +32,8 @@ class Plan:
     output_lens: tuple[int, int]
     repetitions: int
     """How often each real run is made; their spread is the noise floor."""
+    minutes: int
+    """About how long it takes; a slower machine gets less traffic, not more time."""
     real_loads: tuple[str, ...]
     """Loads at which acceptance is real, too; synthetic it is at all of them."""
     max_draft_len: int = 5
@@ -71,6 +73,7 @@ QUICK = Plan(
     prompt_lens=(16, 128),
     output_lens=(16, 96),
     repetitions=2,
+    minutes=6,
     real_loads=("medium",),
 )
 """A small model on two CPU cores."""
@@ -91,6 +94,7 @@ CPU = Plan(
     prompt_lens=(16, 256),
     output_lens=(16, 160),
     repetitions=3,
+    minutes=40,
     real_loads=("low", "medium", "saturated"),
 )
 """The same with more of everything."""
@@ -111,6 +115,7 @@ CUDA = Plan(
     prompt_lens=(64, 1024),
     output_lens=(32, 512),
     repetitions=2,
+    minutes=60,
     real_loads=("low", "medium", "saturated"),
 )
 """A model of some billion weights on one GPU; not yet run on one."""

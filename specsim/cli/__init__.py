@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from specsim.cli.acceptance import acceptance_app
+from specsim.cli.calibration import calibrate
 from specsim.cli.catalogue import list_members, schema
 from specsim.cli.drafts import draft_eval
 from specsim.cli.inspection import breakdown, timeline
@@ -40,6 +41,7 @@ app.command()(timeline)
 app.command()(breakdown)
 app.command()(parity)
 app.command()(validate)
+app.command()(calibrate)
 app.add_typer(trace_app, name="trace")
 app.add_typer(tokens_app, name="tokens")
 app.add_typer(acceptance_app, name="acceptance")

@@ -7,8 +7,8 @@ keys and values are read once for all of them.
 from collections import defaultdict
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from specsim.calibration.torch_engine.batch import Batch
 
@@ -60,7 +60,7 @@ def attend_each(queries: Tensor, cache: Tensor, batch: Batch, mask: Tensor) -> T
         end = start + num
         keys, values = (part[span.slot, :end].transpose(0, 1).unsqueeze(0) for part in cache)
         mine = queries[row : row + num].view(num, kv_heads, num_shared, -1)
-        attended = F.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             mine.transpose(0, 1).reshape(1, kv_heads, num * num_shared, -1),
             keys,
             values,
@@ -105,7 +105,9 @@ def attend_groups(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
         mine = queries[rows].unflatten(2, (kv_heads, num_shared)).transpose(1, 2).flatten(2, 3)
         positions = (starts[:, None] + offsets).repeat_interleave(num_shared, dim=1)
         sees = torch.arange(end, device=queries.device) <= positions[:, :, None]
-        attended = F.scaled_dot_product_attention(mine, keys, values, attn_mask=sees[:, None])
+        attended = functional.scaled_dot_product_attention(
+            mine, keys, values, attn_mask=sees[:, None]
+        )
         by_token = attended.unflatten(2, (num, num_shared)).transpose(1, 2).flatten(2, 3)
         found[rows] = by_token
     return found

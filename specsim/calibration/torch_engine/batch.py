@@ -56,10 +56,7 @@ def make_batch(spans: Sequence[Span], slot_len: int, device: torch.device) -> Ba
     lens = [len(span.token_ids) for span in spans]
     ends = np.cumsum(lens)
     positions = np.concatenate(
-        [
-            np.arange(span.start, span.start + num)
-            for span, num in zip(spans, lens, strict=True)
-        ]
+        [np.arange(span.start, span.start + num) for span, num in zip(spans, lens, strict=True)]
     )
     slots = np.repeat([span.slot for span in spans], lens)
     logit_rows = np.concatenate(
@@ -69,7 +66,11 @@ def make_batch(spans: Sequence[Span], slot_len: int, device: torch.device) -> Ba
         ]
     )
     packed = np.concatenate(
-        [np.concatenate([span.token_ids for span in spans]), positions, slots * slot_len + positions]
+        [
+            np.concatenate([span.token_ids for span in spans]),
+            positions,
+            slots * slot_len + positions,
+        ]
     )
     # One transfer for everything: on a GPU each of its own would wait for the driver.
     on_device = torch.from_numpy(packed).to(device)

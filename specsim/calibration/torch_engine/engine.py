@@ -1,18 +1,24 @@
 """TorchEngine: a model in memory that can be profiled and can serve experiments."""
 
+import os
+import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from specsim.calibration.grid import GridPoint, Sample
+from specsim.calibration.served import Served
+from specsim.calibration.torch_engine.memory import out_of_memory
 from specsim.calibration.torch_engine.model import Llama
 from specsim.calibration.torch_engine.runner import Runner
-from specsim.calibration.torch_engine.server import Served, Server
+from specsim.calibration.torch_engine.server import Server
 from specsim.calibration.torch_engine.steps import measure
-from specsim.calibration.torch_engine.weights import draft_of, random_weights
+from specsim.calibration.torch_engine.weights import Recipe, draft_of, random_weights
 from specsim.deployment import Deployment
 from specsim.drafting import Drafting
 from specsim.experiment import Experiment
@@ -47,12 +53,8 @@ class TorchEngine:
     device : torch.device
     dtype : torch.dtype
     limits : Limits
-    seed : int
-        Of the weights and prompts.
-    num_draft_layers : int
-        Layers of the draft model, the target's first.
-    deep_scale : float
-        How much the layers after them write, as a factor; see `random_weights`.
+    recipe : Recipe
+        Of the weights; its seed also draws the prompts.
     """
 
     def __init__(
@@ -61,30 +63,49 @@ class TorchEngine:
         device: torch.device,
         dtype: torch.dtype,
         limits: Limits,
-        *,
-        seed: int = 0,
-        num_draft_layers: int = 2,
-        deep_scale: float = 0.15,
+        recipe: Recipe,
     ) -> None:
         self.shape, self.device, self.limits = shape, device, limits
-        self._seed = seed
-        weights = random_weights(
-            shape,
-            device=device,
-            dtype=dtype,
-            seed=seed,
-            num_draft_layers=num_draft_layers,
-            deep_scale=deep_scale,
-        )
+        self._dtype, self._recipe = dtype, recipe
+        weights = random_weights(shape, recipe, device, dtype)
         room = {"num_slots": limits.max_num_seqs, "slot_len": limits.slot_len}
         self.target = Llama(shape, weights, **room)
-        self.draft = Llama(shape, draft_of(weights, num_draft_layers), **room)
+        self.draft = Llama(shape, draft_of(weights, recipe.num_draft_layers), **room)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What it is and what it runs on, for ``meta.json``."""
+        return {
+            "engine": f"specsim torch engine, PyTorch {torch.__version__}",
+            "model": self.shape.name,
+            "hardware": {
+                "device": str(self.device),
+                "device_name": _device_name(self.device),
+                "threads": torch.get_num_threads(),
+                "num_cpus": os.cpu_count(),
+            },
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "draft": f"the first {self._recipe.num_draft_layers} of {self.shape.num_hidden_layers} "
+            f"layers; the deeper ones write {self._recipe.deep_scale:g} times as much",
+        }
+
+    @property
+    def drafter_gib(self) -> float:
+        """Memory of the draft model's own weights, GiB: none, they are the target's."""
+        return 0.0
+
+    @property
+    def drafter_kv_bytes(self) -> float:
+        """Memory of the draft model's KV cache, bytes per token."""
+        shape = self.shape
+        width = shape.num_key_value_heads * shape.head_dim * self._dtype.itemsize
+        return float(2 * self._recipe.num_draft_layers * width)
 
     def prompt(self, request: Request) -> NDArray[np.int64]:
         """Return the prompt of a request: as recorded, or random tokens of its own."""
         if request.prompt_token_ids is not None:
             return request.prompt_token_ids
-        rng = generator(self._seed, "prompt", str(request.index))
+        rng = generator(self._recipe.seed, "prompt", str(request.index))
         return rng.integers(0, self.shape.vocab_size, request.prompt_len)
 
     def serve(
@@ -122,7 +143,8 @@ class TorchEngine:
             speculates=speculates,
             is_synthetic=is_synthetic,
         )
-        return server.serve(requests, self.prompt)
+        with out_of_memory(f"serving {len(requests)} requests", self.device):
+            return server.serve(requests, self.prompt)
 
     def measure(self, points: Iterable[GridPoint]) -> Iterator[Sample]:
         """Run steps of given sizes, one after the other, and time them.
@@ -137,7 +159,9 @@ class TorchEngine:
         """
         runner = self._runner()
         for point in points:
-            yield measure(runner, point, self.shape.vocab_size)
+            with out_of_memory(f"a step of {point.load.batched_tokens} tokens", self.device):
+                sample = measure(runner, point, self.shape.vocab_size)
+            yield sample
 
     def _runner(self) -> Runner:
         return Runner(
@@ -146,3 +170,14 @@ class TorchEngine:
             num_slots=self.limits.max_num_seqs,
             slot_len=self.limits.slot_len,
         )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

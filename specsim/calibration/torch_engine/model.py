@@ -1,14 +1,14 @@
 """Llama: the forward pass of a Llama-like model over its own KV cache."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from specsim.calibration.torch_engine.attention import attend_each, attend_groups, causal_mask
 from specsim.calibration.torch_engine.batch import Batch, Span, make_batch
+from specsim.calibration.torch_engine.memory import out_of_memory
 from specsim.calibration.torch_engine.weights import Layer, Weights
-from specsim.errors import CapacityError
-from specsim.hardware import GIB, ModelShape
+from specsim.hardware import ModelShape
 
 __all__ = ["Llama"]
 
@@ -43,24 +43,17 @@ class Llama:
         self.device = weights.embedding.device
         dtype = weights.embedding.dtype
         size = (2, num_slots, slot_len, shape.num_key_value_heads, shape.head_dim)
-        try:
+        what = f"a KV cache of {num_slots} x {slot_len} tokens, {len(weights.layers)} layers"
+        with out_of_memory(what, self.device):
             self._caches = [
                 torch.zeros(size, device=self.device, dtype=dtype) for _ in weights.layers
             ]
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            gib = len(weights.layers) * 2 * num_slots * slot_len * shape.num_key_value_heads
-            gib *= shape.head_dim * weights.embedding.element_size() / GIB
-            raise CapacityError(
-                f"a KV cache of {num_slots} sequences of {slot_len} tokens takes {gib:.1f} GiB, "
-                f"more than {self.device} has left; lower max_num_seqs or max_model_len"
-            ) from error
         num_shared = shape.num_attention_heads // shape.num_key_value_heads
         # A GPU has enough to do with the whole batch at once, and makes its own masks.
         is_gpu = self.device.type == "cuda"
         self._mask = None if is_gpu else causal_mask(slot_len, num_shared, dtype)
         self._turns = _rotations(shape.head_dim, slot_len).to(self.device)
 
-    @torch.inference_mode()
     def next_tokens(self, spans: list[Span]) -> list[int]:
         """Read some spans and return the most likely successors that are asked for.
 
@@ -75,26 +68,30 @@ class Llama:
             As many as each span asks for, end to end. They are on the host, so all work is done.
         """
         batch = make_batch(spans, self._slot_len, self.device)
+        with torch.inference_mode():
+            logits = self._logits(batch)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        tokens: list[int] = logits.argmax(dim=-1).tolist()
+        return tokens
+
+    def _logits(self, batch: Batch) -> Tensor:
         hidden = self._weights.embedding[batch.token_ids]
         turns = self._turns[batch.positions].unsqueeze(1)
         for layer, cache in zip(self._weights.layers, self._caches, strict=True):
             hidden = hidden + self._attention(_normed(hidden), layer, cache, batch, turns)
-            gate, up = F.linear(_normed(hidden), layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
-        if not len(batch.logit_rows):
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            return []
-        logits = F.linear(_normed(hidden[batch.logit_rows]), self._weights.lm_head)
-        tokens: list[int] = logits.argmax(dim=-1).tolist()
-        return tokens
+            gate, up = functional.linear(_normed(hidden), layer.gate_up).chunk(2, dim=-1)
+            hidden = hidden + functional.linear(functional.silu(gate) * up, layer.down)
+        return functional.linear(_normed(hidden[batch.logit_rows]), self._weights.lm_head)
 
     def _attention(
         self, hidden: Tensor, layer: Layer, cache: Tensor, batch: Batch, turns: Tensor
     ) -> Tensor:
         shape = self._shape
         heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
-        qkv = F.linear(hidden, layer.qkv).view(len(hidden), heads + 2 * kv_heads, shape.head_dim)
+        qkv = functional.linear(hidden, layer.qkv).view(
+            len(hidden), heads + 2 * kv_heads, shape.head_dim
+        )
         turned = _turned(qkv[:, : heads + kv_heads], turns)
         queries, keys = turned[:, :heads], turned[:, heads:]
         rows = cache.view(2, -1, kv_heads, shape.head_dim)
@@ -104,11 +101,11 @@ class Llama:
             attended = attend_groups(queries, cache, batch)
         else:
             attended = attend_each(queries, cache, batch, self._mask)
-        return F.linear(attended.reshape(len(hidden), -1), layer.out)
+        return functional.linear(attended.reshape(len(hidden), -1), layer.out)
 
 
 def _normed(hidden: Tensor) -> Tensor:
-    return F.rms_norm(hidden, (hidden.shape[-1],), eps=_NORM_EPS)
+    return functional.rms_norm(hidden, (hidden.shape[-1],), eps=_NORM_EPS)
 
 
 def _rotations(head_dim: int, num_positions: int) -> Tensor:

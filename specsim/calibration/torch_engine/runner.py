@@ -39,9 +39,7 @@ class Runner:
     slot_len : int, tokens
     """
 
-    def __init__(
-        self, target: Llama, draft: Llama, *, num_slots: int, slot_len: int
-    ) -> None:
+    def __init__(self, target: Llama, draft: Llama, *, num_slots: int, slot_len: int) -> None:
         self._target, self._draft = target, draft
         self._slot_len = slot_len
         self._free_slots = list(range(num_slots))[::-1]

@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter, sleep
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.calibration.run_writer import RequestRow, StepRow
+from specsim.calibration.served import Served, Spans
 from specsim.calibration.torch_engine.runner import Runner
 from specsim.engine.engine_step import EngineStep
 from specsim.engine.scheduler import Scheduler
@@ -18,28 +17,9 @@ from specsim.engine.sequence import Sequence
 from specsim.engine.speculation import Speculation
 from specsim.request import Request
 
-__all__ = ["Served", "Server", "Spans"]
+__all__ = ["Server"]
 
 _SPIN = 1e-3  # seconds before an arrival in which the clock is watched; sleeping is not that exact
-
-
-class Spans(NamedTuple):
-    """Where the time of one step went, seconds."""
-
-    num_requests: int
-    target: float
-    draft: float
-    overhead: float
-    """Scheduling, decisions, and what is between the forward passes."""
-
-
-@dataclass
-class Served:
-    """What came of a run; rows in the order in which they came about."""
-
-    requests: list[RequestRow] = field(default_factory=list)
-    steps: list[StepRow] = field(default_factory=list)
-    spans: list[Spans] = field(default_factory=list)
 
 
 @dataclass

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specsim.errors import CapacityError, ConfigError
+from specsim.calibration.torch_engine.memory import out_of_memory
+from specsim.errors import ConfigError
 from specsim.hardware import ModelShape
 
-__all__ = ["Layer", "Weights", "draft_of", "random_weights"]
+__all__ = ["Layer", "Recipe", "Weights", "draft_of", "random_weights"]
 
 _GAIN = 1.4
 """Standard deviation of a weight, times the square root of its matrix's inputs. Some three times
@@ -38,14 +39,21 @@ class Weights:
     """Shape (vocabulary, hidden)."""
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How weights are drawn."""
+
+    num_draft_layers: int = 2
+    """Layers of the draft model, the target's first; those after them write less into the residual
+    stream."""
+    deep_scale: float = 0.15
+    """By this factor. 0: the first layers decide alone, and the draft model is always right; 1: all
+    layers alike, and it is right by chance."""
+    seed: int = 0
+
+
 def random_weights(
-    shape: ModelShape,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    seed: int,
-    num_draft_layers: int,
-    deep_scale: float,
+    shape: ModelShape, recipe: Recipe, device: torch.device, dtype: torch.dtype
 ) -> Weights:
     """Return random weights whose first layers say nearly what all of them say.
 
@@ -53,14 +61,9 @@ def random_weights(
     ----------
     shape : ModelShape
         Dense, with a gated MLP, as Llama is.
+    recipe : Recipe
     device : torch.device
     dtype : torch.dtype
-    seed : int
-    num_draft_layers : int
-        The layers after these write less into the residual stream.
-    deep_scale : float
-        By this factor. 0: the first layers decide alone, and a draft model made of them is always
-        right; 1: all layers alike, and it is right by chance.
 
     Returns
     -------
@@ -74,7 +77,7 @@ def random_weights(
         The weights do not fit into memory.
     """
     _check(shape)
-    generator = torch.Generator(device=device).manual_seed(seed)
+    generator = torch.Generator(device=device).manual_seed(recipe.seed)
     hidden, width = shape.hidden_size, shape.intermediate_size
     heads, kv_heads, head_dim = (
         shape.num_attention_heads,
@@ -87,7 +90,7 @@ def random_weights(
         return drawn.normal_(0.0, scale * _GAIN * inputs**-0.5, generator=generator)
 
     def layer(number: int) -> Layer:
-        scale = 1.0 if number < num_draft_layers else deep_scale
+        scale = 1.0 if number < recipe.num_draft_layers else recipe.deep_scale
         return Layer(
             qkv=matrix((heads + 2 * kv_heads) * head_dim, hidden),
             out=matrix(hidden, heads * head_dim, scale),
@@ -95,16 +98,11 @@ def random_weights(
             down=matrix(hidden, width, scale),
         )
 
-    try:
+    with out_of_memory(f"the {shape.num_parameters / 1e9:.2f} billion weights", device):
         embedding = matrix(shape.vocab_size, hidden) * hidden**0.5
         layers = tuple(layer(number) for number in range(shape.num_hidden_layers))
         tied = shape.tie_word_embeddings
         return Weights(embedding, layers, embedding if tied else matrix(shape.vocab_size, hidden))
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        raise CapacityError(
-            f"model {shape.name}: its {shape.num_parameters / 1e9:.2f} billion weights do not fit "
-            f"into the memory of {device} ({str(error).splitlines()[0]}); choose a smaller model"
-        ) from error
 
 
 def draft_of(weights: Weights, num_layers: int) -> Weights:
