@@ -67,7 +67,7 @@ def make_case(
         "real" if is_real else "synthetic",
         load,
         policy,
-        *_experiment(plan, rate, load.num_requests, policy, rates, seed),
+        *_experiment(plan, rate, load.num_requests(rate), policy, rates, seed),
     )
 
 
@@ -104,7 +104,7 @@ def _experiment(
 
 def profiling_case(plan: Plan, policy: str, num_requests: int) -> Case:
     """Return a run in which all requests come at once, to measure what the grid does not show."""
-    load = Load("profiling", 0.0, num_requests)
+    load = Load("profiling", 0.0, 0.0)
     experiment, requests = _experiment(plan, 1e6, num_requests, policy, plan.synthetic_rates, 0)
     return Case("real", load, policy, experiment, requests)
 

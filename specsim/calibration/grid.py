@@ -55,7 +55,7 @@ class Grid:
     """Decodes beside a chunk."""
     max_batched_tokens: int
     rounds: int
-    """How often every point is measured."""
+    """How often every point is measured before the first case is run."""
 
     @property
     def points(self) -> list[GridPoint]:
@@ -78,7 +78,7 @@ class Grid:
         return list(dict.fromkeys(fitting))
 
     def schedule(self, seed: int) -> Iterator[list[GridPoint]]:
-        """Yield the rounds, each with all points in an order of its own.
+        """Yield rounds without end, each with all points in an order of its own.
 
         So that a machine that gets slower meanwhile does so for all points alike.
 
@@ -92,5 +92,5 @@ class Grid:
         """
         rng = np.random.default_rng(seed)
         points = self.points
-        for _ in range(self.rounds):
+        while True:
             yield [points[place] for place in rng.permutation(len(points))]

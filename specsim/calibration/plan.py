@@ -5,6 +5,8 @@ from typing import Any
 
 from specsim.calibration.grid import Grid
 
+_FEWEST = 20
+
 __all__ = ["CPU", "CUDA", "QUICK", "Load", "Plan"]
 
 
@@ -16,7 +18,12 @@ class Load:
     share: float
     """Arrival rate as a share of what the server gets done without speculation when it is never
     idle."""
-    num_requests: int
+    seconds: float
+    """For so long requests arrive."""
+
+    def num_requests(self, rate: float) -> int:
+        """Return how many requests that makes; a few at least."""
+        return max(_FEWEST, round(self.seconds * rate))
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,10 @@ class Plan:
     repetitions: int
     """How often each real run is made; their spread is the noise floor."""
     minutes: int
-    """About how long it takes; a slower machine gets less traffic, not more time."""
+    """About how long it takes: a slower machine gets fewer requests, not more time."""
+    cases_per_round: int
+    """After so many cases the grid is measured once more: a machine that gets slower meanwhile does
+    so for what is fitted, too."""
     real_loads: tuple[str, ...]
     """Loads at which acceptance is real, too; synthetic it is at all of them."""
     max_draft_len: int = 5
@@ -65,15 +75,16 @@ QUICK = Plan(
         chunk_lens=(16, 64, 128, 192),
         chunk_decodes=(0, 4, 10),
         max_batched_tokens=256,
-        rounds=7,
+        rounds=4,
     ),
-    loads=(Load("low", 0.25, 40), Load("medium", 0.6, 60), Load("saturated", 2.0, 60)),
+    loads=(Load("low", 0.25, 7.0), Load("medium", 0.6, 6.0), Load("saturated", 2.0, 2.0)),
     max_num_seqs=16,
     max_model_len=256,
     prompt_lens=(16, 128),
     output_lens=(16, 96),
     repetitions=2,
     minutes=6,
+    cases_per_round=4,
     real_loads=("medium",),
 )
 """A small model on two CPU cores."""
@@ -86,15 +97,16 @@ CPU = Plan(
         chunk_lens=(16, 64, 128, 224),
         chunk_decodes=(0, 4, 10),
         max_batched_tokens=256,
-        rounds=15,
+        rounds=8,
     ),
-    loads=(Load("low", 0.25, 100), Load("medium", 0.6, 150), Load("saturated", 2.0, 150)),
+    loads=(Load("low", 0.25, 20.0), Load("medium", 0.6, 20.0), Load("saturated", 2.0, 7.0)),
     max_num_seqs=16,
     max_model_len=512,
     prompt_lens=(16, 256),
     output_lens=(16, 160),
     repetitions=3,
-    minutes=40,
+    minutes=50,
+    cases_per_round=2,
     real_loads=("low", "medium", "saturated"),
 )
 """The same with more of everything."""
@@ -107,15 +119,16 @@ CUDA = Plan(
         chunk_lens=(64, 256, 1024, 1800),
         chunk_decodes=(0, 8, 32),
         max_batched_tokens=2048,
-        rounds=9,
+        rounds=5,
     ),
-    loads=(Load("low", 0.25, 150), Load("medium", 0.6, 300), Load("saturated", 2.0, 300)),
+    loads=(Load("low", 0.25, 60.0), Load("medium", 0.6, 60.0), Load("saturated", 2.0, 20.0)),
     max_num_seqs=64,
     max_model_len=2048,
     prompt_lens=(64, 1024),
     output_lens=(32, 512),
     repetitions=2,
     minutes=60,
+    cases_per_round=5,
     real_loads=("low", "medium", "saturated"),
 )
 """A model of some billion weights on one GPU; not yet run on one."""

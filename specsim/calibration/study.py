@@ -2,28 +2,21 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import yaml
 
 from specsim.atomic import new_file
-from specsim.calibration.cases import (
-    Case,
-    acceptance_rates,
-    capacity,
-    make_case,
-    profiling_case,
-)
-from specsim.calibration.fitted_profile import make_profile, with_overhead, with_status
-from specsim.calibration.fitting import Medians, fit_costs, medians
+from specsim.calibration.cases import Case, acceptance_rates, capacity, make_case
+from specsim.calibration.fitted_profile import with_status
+from specsim.calibration.fitting import Medians
 from specsim.calibration.plan import Plan
 from specsim.calibration.results import CaseResult, Swap, judged, swaps
-from specsim.calibration.run_writer import add_repetition
-from specsim.calibration.served import CalibratedEngine, Served
+from specsim.calibration.served import Served
+from specsim.calibration.session import Session, Subject
 from specsim.deployment import Deployment
 from specsim.errors import ConfigError
 from specsim.profile import Profile
@@ -33,25 +26,9 @@ from specsim.summary import Summary
 from specsim.validation import Measured, load_run
 from specsim.version import __version__
 
-__all__ = ["Calibration", "Subject", "calibrate"]
+__all__ = ["Calibration", "Subject", "calibrate", "check_folder"]
 
 Tell = Callable[[str], None]
-
-_PROFILING = (("off", 2.0), ("static:k=5", 2.0), ("static:k=1", 1.0))
-"""Policies that run before the cases, and requests per slot of the engine."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is calibrated, and what it has to keep to."""
-
-    engine: CalibratedEngine
-    plan: Plan
-    model: str
-    """As in ``profiles/``, or the path of a config."""
-    gpu: str
-    stated_error: float
-    """Of mean TPOT and mean latency, as a share."""
 
 
 @dataclass
@@ -67,7 +44,7 @@ class Calibration:
     in_situ: dict[str, float]
     """Predicted over measured time of the steps of the profiling runs."""
     stated_error: float
-    results: list[CaseResult] = field(default_factory=list)
+    results: list[CaseResult]
 
     @property
     def swaps(self) -> list[Swap]:
@@ -117,69 +94,96 @@ def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
     SpecsimError
         Something cannot be measured, fitted or written; what was measured before stays.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: is there already and not empty; name a new folder (--out)")
+    check_folder(folder)
     meta = {**subject.engine.description, "specsim_version": __version__}
     _write_json(folder / "meta.json", {**meta, "complete": False})
-    measured = _measure_grid(subject, folder, tell)
-    found = _profiled(subject, measured, folder, tell)
-    cases = _cases(subject, found)
-    _run_all(subject, found.profile, cases, folder, tell)
-    tell("simulating the same runs")
-    found.results = [
-        CaseResult.of(
-            case, load_run(_run_folder(folder, case)).runs, _simulated(case, found.profile)
-        )
-        for case in cases
-    ]
-    is_validated = not found.failed and not found.swaps
-    found.profile = with_status(
-        found.profile, is_validated=is_validated, stated_error=subject.stated_error
+    session, plan = Session(subject, folder), subject.plan
+    tell(f"measuring {len(plan.grid.points)} kinds of step, {plan.grid.rounds} times each")
+    session.measure_grid()
+    session.run_profiling()
+    first = session.profile()
+    _write_profile(first, folder)
+    full = capacity(plan, first)
+    rates = {load.name: load.share * full for load in plan.loads}
+    accepted = acceptance_rates(
+        (row for _, served in session.profiling for row in served.requests), plan.max_draft_len
     )
+    cases = _cases(plan, rates, accepted)
+    lasts = plan.repetitions * sum(_simulated(case, first).ended_at.max() for case in cases)
+    tell(
+        f"without speculation it serves {full:.1f} requests/s when it is never idle; now "
+        f"{len(cases)} cases, {plan.repetitions} times each: {lasts / 60:.1f} minutes"
+    )
+    session.run_cases(cases, first, tell)
+    tell("simulating the same runs")
+    found = _judged(session, cases, subject, rates, accepted)
+    _write_grid(found.measured, folder / "grid.csv")
     _write_profile(found.profile, folder)
     _write_json(folder / "calibration.json", found.to_dict())
     _write_json(folder / "meta.json", {**meta, "complete": True})
     return found
 
 
-def _measure_grid(subject: Subject, folder: Path, tell: Tell) -> Medians:
-    grid = subject.plan.grid
-    tell(f"measuring {len(grid.points)} kinds of step, {grid.rounds} times each")
-    list(subject.engine.measure(grid.points))  # warm-up: not counted
-    measured = medians([list(subject.engine.measure(points)) for points in grid.schedule(seed=0)])
-    _write_grid(measured, folder / "grid.csv")
-    tell(f"the second half of the rounds took {measured.drift:+.1%} longer than the first")
-    return measured
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that results would get lost in.
+
+    Parameters
+    ----------
+    folder : Path
+
+    Raises
+    ------
+    ConfigError
+        It holds something.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: is there already and not empty; name a new folder (--out)")
 
 
-def _profiled(subject: Subject, measured: Medians, folder: Path, tell: Tell) -> Calibration:
-    """Fit the grid; then run some requests for what the grid does not show."""
-    plan, engine = subject.plan, subject.engine
-    grid_only = make_profile(
-        engine, measured, fit_costs(measured), model=subject.model, gpu=subject.gpu
-    )
-    runs: list[tuple[Case, Served]] = []
-    for policy, per_slot in _PROFILING:
-        case = profiling_case(plan, policy, int(per_slot * plan.max_num_seqs))
-        served = engine.serve(case.experiment, grid_only, case.requests, is_synthetic=False)
-        served.write(folder / "profiling" / case.name, _meta(subject, case))
-        runs.append((case, served))
-    spans = [each for _, served in runs for each in served.spans]
-    profile = with_status(
-        with_overhead(grid_only, spans), is_validated=False, stated_error=subject.stated_error
-    )
-    _write_profile(profile, folder)
-    full = capacity(plan, profile)
-    tell(f"fitted; without speculation it serves {full:.1f} requests/s when it is never idle")
-    rows = [row for _, served in runs for row in served.requests]
-    return Calibration(
+def _judged(
+    session: Session,
+    cases: list[Case],
+    subject: Subject,
+    rates: dict[str, float],
+    accepted: list[float],
+) -> Calibration:
+    """Simulate every case by all that was measured meanwhile, and compare."""
+    profile = session.profile()
+    results = [
+        CaseResult.of(case, load_run(session.run_folder(case)).runs, _simulated(case, profile))
+        for case in cases
+    ]
+    found = Calibration(
         profile=profile,
-        measured=measured,
-        rates={load.name: load.share * full for load in plan.loads},
-        acceptance_rates=acceptance_rates(rows, plan.max_draft_len),
-        in_situ={case.policy: _in_situ(case, served, profile) for case, served in runs},
+        measured=session.measured,
+        rates=rates,
+        acceptance_rates=accepted,
+        in_situ={case.policy: _in_situ(case, run, profile) for case, run in session.profiling},
         stated_error=subject.stated_error,
+        results=results,
     )
+    is_validated = not found.failed and not found.swaps
+    found.profile = with_status(
+        profile, is_validated=is_validated, stated_error=subject.stated_error
+    )
+    return found
+
+
+def _cases(plan: Plan, rates: dict[str, float], accepted: list[float]) -> list[Case]:
+    return [
+        make_case(
+            plan,
+            load,
+            rates[load.name],
+            policy,
+            accepted if is_real else plan.synthetic_rates,
+            is_real=is_real,
+        )
+        for is_real in (False, True)
+        for load in plan.loads
+        if not is_real or load.name in plan.real_loads
+        for policy in plan.policies
+    ]
 
 
 def _in_situ(case: Case, served: Served, profile: Profile) -> float:
@@ -196,47 +200,6 @@ def _in_situ(case: Case, served: Served, profile: Profile) -> float:
     return predicted / sum(row["seconds"] for row in served.steps)
 
 
-def _cases(subject: Subject, found: Calibration) -> list[Case]:
-    plan = subject.plan
-    return [
-        make_case(
-            plan,
-            load,
-            found.rates[load.name],
-            policy,
-            found.acceptance_rates if is_real else plan.synthetic_rates,
-            is_real=is_real,
-        )
-        for is_real in (False, True)
-        for load in plan.loads
-        if not is_real or load.name in plan.real_loads
-        for policy in plan.policies
-        # Without drafts there is nothing to accept, so once is enough where both stages meet.
-    ]
-
-
-def _run_all(
-    subject: Subject, profile: Profile, cases: list[Case], folder: Path, tell: Tell
-) -> None:
-    """Run every case so many times, one after the other, so that a drift hits all alike."""
-    repetitions = subject.plan.repetitions
-    lasts = sum(_simulated(case, profile).ended_at.max() for case in cases)
-    tell(f"{len(cases)} cases, {repetitions} times each: {repetitions * lasts / 60:.1f} minutes")
-    for number in range(repetitions):
-        for case in cases:
-            served = subject.engine.serve(
-                case.experiment, profile, case.requests, is_synthetic=case.is_synthetic
-            )
-            first = _run_folder(folder, case)
-            if number == 0:
-                served.write(first, _meta(subject, case))
-                continue
-            with TemporaryDirectory(dir=folder, prefix=".repetition-") as scratch:
-                served.write(Path(scratch), _meta(subject, case))
-                add_repetition(first, Path(scratch))
-        tell(f"repetition {number + 1} of {repetitions} done")
-
-
 def _simulated(case: Case, profile: Profile) -> Measured:
     tables = Summary(
         simulate(case.experiment, requests=case.requests, profile=profile)
@@ -248,26 +211,6 @@ def _simulated(case: Case, profile: Profile) -> Measured:
         prompt_lens=tables["prompt_len"].astype(np.int64),
         output_lens=tables["output_len"].astype(np.int64),
     )
-
-
-def _run_folder(folder: Path, case: Case) -> Path:
-    return folder / "runs" / case.name
-
-
-def _meta(subject: Subject, case: Case) -> dict[str, Any]:
-    engine = case.experiment.engine
-    options = engine.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    policy = case.experiment.effective_policy.model_dump(mode="json", exclude_none=True)
-    acceptance = case.experiment.acceptance
-    return {
-        **subject.engine.description,
-        "engine_kwargs": options,
-        "kv_cache": {"num_gpu_blocks": engine.num_gpu_blocks, "block_size": engine.block_size},
-        "policy": policy,
-        "acceptance": acceptance.model_dump(mode="json", exclude_none=True)
-        if case.is_synthetic and acceptance is not None
-        else "real",
-    }
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

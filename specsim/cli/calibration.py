@@ -31,7 +31,7 @@ def calibrate(
     model: Annotated[
         str | None,
         typer.Option(
-            help="As in profiles/<model>.json, or a config.json; by default llama-26m on a CPU, "
+            help="As in profiles/<model>.json, or a config.json; by default llama-7m on a CPU, "
             "llama-3.1-8b on CUDA."
         ),
     ] = None,
@@ -56,7 +56,7 @@ def calibrate(
     candidate, and the exit code is 1.
     """
     from specsim.calibration.plan import CPU, CUDA, QUICK
-    from specsim.calibration.study import Subject
+    from specsim.calibration.study import Subject, check_folder
     from specsim.calibration.study import calibrate as run_calibration
     from specsim.errors import ConfigError
     from specsim.hardware import find_gpu, load_model
@@ -67,7 +67,8 @@ def calibrate(
         raise ConfigError("--quick: is for --device cpu; leave it out")
     if device is Device.CUDA and threads != 1:
         raise ConfigError("--threads: is for --device cpu; leave it out")
-    name = model or ("llama-3.1-8b" if device is Device.CUDA else "llama-26m")
+    check_folder(out)
+    name = model or ("llama-3.1-8b" if device is Device.CUDA else "llama-7m")
     shape = load_model(name)
     plan = QUICK if quick else CPU if device is Device.CPU else CUDA
     typer.echo(f"{engine} on {device}, model {name}: about {plan.minutes} minutes", err=True)

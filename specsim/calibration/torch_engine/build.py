@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from specsim.calibration.plan import Plan
 from specsim.calibration.torch_engine.engine import Limits, TorchEngine
-from specsim.calibration.torch_engine.weights import Recipe
+from specsim.calibration.torch_engine.weights import Recipe, check_shape
 from specsim.errors import CapacityError, ConfigError
 from specsim.hardware import GIB, ModelShape
 
@@ -47,6 +47,7 @@ def build_engine(
     CapacityError
         The model does not fit.
     """
+    check_shape(shape)
     if device_name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "--device cuda: PyTorch sees no GPU here; install a CUDA build of it on a machine with "

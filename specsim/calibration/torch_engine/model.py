@@ -69,13 +69,14 @@ class Llama:
         """
         batch = make_batch(spans, self._slot_len, self.device)
         with torch.inference_mode():
-            logits = self._logits(batch)
+            logits = self.logits(batch)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         tokens: list[int] = logits.argmax(dim=-1).tolist()
         return tokens
 
-    def _logits(self, batch: Batch) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
+        """Read a batch and return the logits that it asks for, shape (asked, vocabulary)."""
         hidden = self._weights.embedding[batch.token_ids]
         turns = self._turns[batch.positions].unsqueeze(1)
         for layer, cache in zip(self._weights.layers, self._caches, strict=True):

@@ -9,7 +9,7 @@ from specsim.calibration.torch_engine.memory import out_of_memory
 from specsim.errors import ConfigError
 from specsim.hardware import ModelShape
 
-__all__ = ["Layer", "Recipe", "Weights", "draft_of", "random_weights"]
+__all__ = ["Layer", "Recipe", "Weights", "check_shape", "draft_of", "random_weights"]
 
 _GAIN = 1.4
 """Standard deviation of a weight, times the square root of its matrix's inputs. Some three times
@@ -76,7 +76,7 @@ def random_weights(
     CapacityError
         The weights do not fit into memory.
     """
-    _check(shape)
+    check_shape(shape)
     generator = torch.Generator(device=device).manual_seed(recipe.seed)
     hidden, width = shape.hidden_size, shape.intermediate_size
     heads, kv_heads, head_dim = (
@@ -110,7 +110,18 @@ def draft_of(weights: Weights, num_layers: int) -> Weights:
     return Weights(weights.embedding, weights.layers[:num_layers], weights.lm_head)
 
 
-def _check(shape: ModelShape) -> None:
+def check_shape(shape: ModelShape) -> None:
+    """Refuse a model that this engine would run as something else.
+
+    Parameters
+    ----------
+    shape : ModelShape
+
+    Raises
+    ------
+    ConfigError
+        It has a part that Llama has not.
+    """
     unknown = {
         "experts": shape.num_experts > 0,
         "an MLP without gate": not shape.has_gated_mlp,
