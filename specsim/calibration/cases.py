@@ -76,9 +76,11 @@ def _experiment(
 ) -> tuple[Experiment, list[Request]]:
     engine: dict[str, Any] = dict(plan.engine)
     if policy != "off":
+        # A fixed k is vLLM's num_speculative_tokens, so that `specsim validate` reads it as such.
+        fixed = policy.partition("static:k=")[2]
         engine["speculative_config"] = {
             "method": "draft_model",
-            "num_speculative_tokens": plan.max_draft_len,
+            "num_speculative_tokens": int(fixed) if fixed else plan.max_draft_len,
         }
     experiment = Experiment.parse(
         {

@@ -36,7 +36,7 @@ SHAPE = ModelShape(
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=16,
-    vocab_size=97,
+    vocab_size=499,
     max_position_embeddings=256,
     source="a test",
 )
@@ -137,7 +137,7 @@ def test_the_schedule_changes_no_answer(
 def test_answers_are_varied(plain: dict[str, Any]) -> None:
     long = [answer for answer in plain.values() if len(answer) > 20]
     assert len(long) > 3
-    assert all(len(set(answer)) > len(answer) / 2 for answer in long)
+    assert np.mean([len(set(answer)) / len(answer) for answer in long]) > 0.6
 
 
 def test_the_draft_model_agrees_as_much_as_it_is_tuned_to() -> None:
@@ -147,7 +147,7 @@ def test_the_draft_model_agrees_as_much_as_it_is_tuned_to() -> None:
 
     always, often, seldom = (first_accepted(scale) for scale in (0.0, 0.15, 1.0))
     assert always > 0.99  # all but a dummy draft of a padded admission
-    assert always > often > 0.3 > seldom
+    assert always - 0.15 > often > seldom + 0.1
 
 
 def spans_of(*lens: int) -> list[Span]:
