@@ -36,6 +36,8 @@ class Medians:
     draft_seconds: Seconds
     drift: float
     """By how much all points together took longer in the second half of the rounds, as a share."""
+    levels: NDArray[np.float64]
+    """How long all points together took in each round, shape (rounds,); about 1."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,14 @@ def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
     tables = np.array(
         [[sample[1:] for sample in sorted(each, key=lambda s: s.point)] for each in rounds]
     )
-    middle = np.median(tables, axis=0)
-    halves = (tables[: len(rounds) // 2], tables[len(rounds) // 2 :])
-    sums = [float(np.median(half, axis=0).sum()) for half in halves if len(half)]
-    drift = sums[-1] / sums[0] - 1
-    return Medians(points, middle[:, 0], middle[:, 1], drift)
+    # How fast the machine was in each round, by all points together; that is taken out before the
+    # medians, and its mean put back in: runs last as long as it is slow on average. A round in which
+    # it stood still is none.
+    levels = np.median((tables / np.median(tables, axis=0)).reshape(len(rounds), -1), axis=1)
+    middle = np.median(tables / levels[:, None, None], axis=0) * levels[levels < 2].mean()
+    halves = [half for half in np.array_split(levels, 2) if len(half)]
+    drift = float(halves[-1].mean() / halves[0].mean() - 1)
+    return Medians(points, middle[:, 0], middle[:, 1], drift, levels)
 
 
 def fit_costs(measured: Medians) -> Costs:

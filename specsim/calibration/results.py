@@ -27,9 +27,20 @@ class CaseResult:
     simulated: Measured
     statistics: list[Statistic]
     """``measured`` is the mean of the repetitions' statistics."""
+    slowness: list[float]
+    """How slow the machine was in each repetition, by its probes, as a multiple of its mean."""
+    at_speed: list[Measured]
+    """Each repetition simulated once more, with all costs multiplied by its slowness."""
 
     @classmethod
-    def of(cls, case: Case, runs: list[Measured], simulated: Measured) -> "CaseResult":
+    def of(
+        cls,
+        case: Case,
+        runs: list[Measured],
+        simulated: Measured,
+        slowness: list[float],
+        at_speed: list[Measured],
+    ) -> "CaseResult":
         """Compare the repetitions of a run with its simulation.
 
         Parameters
@@ -37,6 +48,9 @@ class CaseResult:
         case : Case
         runs : list of Measured
         simulated : Measured
+        slowness : list of float
+        at_speed : list of Measured
+            One for each repetition.
 
         Returns
         -------
@@ -50,11 +64,16 @@ class CaseResult:
             spread = float(np.abs(values - mean).max() / mean) if len(runs) > 1 else None
             first = row[0]
             statistics.append(Statistic(first.metric, first.name, mean, first.simulated, spread))
-        return cls(case, runs, simulated, statistics)
+        return cls(case, runs, simulated, statistics, slowness, at_speed)
 
     def statistic(self, metric: str, name: str) -> Statistic:
         """Return one of the statistics."""
         return next(s for s in self.statistics if (s.metric, s.name) == (metric, name))
+
+    def error_at_speed(self, metric: str) -> float:
+        """Return the error of a mean if the simulation is told how slow the machine was."""
+        ours = [np.nanmean(each.latencies()[metric]) for each in self.at_speed]
+        return float(np.mean(ours)) / self.statistic(metric, "mean").measured - 1
 
     @property
     def mean_error(self) -> float:
@@ -78,6 +97,8 @@ class CaseResult:
             "num_runs": len(self.runs),
             "mean_abs_error": self.mean_error,
             "mean_spread": self.mean_spread,
+            "slowness": self.slowness,
+            "error_at_speed": {metric: self.error_at_speed(metric) for metric in JUDGED},
             "statistics": [
                 {
                     "metric": each.metric,

@@ -31,6 +31,9 @@ class Served:
     requests: list[RequestRow] = field(default_factory=list)
     steps: list[StepRow] = field(default_factory=list)
     spans: list[Spans] = field(default_factory=list)
+    probes: list[float] = field(default_factory=list)
+    """Seconds of one and the same small piece of work, done now and then while the run's clock
+    stood still: how fast the machine was meanwhile. Empty if the engine does none."""
 
     def write(self, folder: Path, meta: dict[str, Any]) -> None:
         """Write the run's folder; see `RunWriter`.

@@ -52,6 +52,8 @@ class Session:
         self._rounds: list[list[Sample]] = []
         self.profiling: list[tuple[Case, Served]] = []
         """Runs for what a grid does not show: overhead, and how often drafts are accepted."""
+        self._probes: dict[str, list[float]] = {}
+        """Per case, the mean probe of each repetition, seconds."""
 
     def measure_grid(self) -> None:
         """Warm the engine up and measure the first rounds."""
@@ -110,9 +112,30 @@ class Session:
                     case.experiment, profile, case.requests, is_synthetic=case.is_synthetic
                 )
                 self._write(case, served, is_first=number == 0)
+                if served.probes:
+                    mean = sum(served.probes) / len(served.probes)
+                    self._probes.setdefault(case.name, []).append(mean)
                 if place % plan.cases_per_round == 0:
                     self._measure_round()
             tell(f"repetition {number + 1} of {plan.repetitions} done")
+
+    def slowness(self, case: Case) -> list[float]:
+        """Return how slow the machine was in each repetition, by its probes.
+
+        Parameters
+        ----------
+        case : Case
+
+        Returns
+        -------
+        list of float
+            As a multiple of its mean over all runs; all 1 where the engine does not probe.
+        """
+        means = [mean for each in self._probes.values() for mean in each]
+        if not means:
+            return [1.0] * self._subject.plan.repetitions
+        usual = sum(means) / len(means)
+        return [mean / usual for mean in self._probes[case.name]]
 
     def run_folder(self, case: Case) -> Path:
         """Return where the runs of a case are."""

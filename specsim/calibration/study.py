@@ -11,7 +11,7 @@ import yaml
 
 from specsim.atomic import new_file
 from specsim.calibration.cases import Case, acceptance_rates, capacity, make_case
-from specsim.calibration.fitted_profile import with_status
+from specsim.calibration.fitted_profile import at_speed, with_status
 from specsim.calibration.fitting import Medians
 from specsim.calibration.plan import Plan
 from specsim.calibration.results import CaseResult, Swap, judged, swaps
@@ -65,6 +65,7 @@ class Calibration:
             "failed": [each.case.name for each in self.failed],
             "swaps": [vars(each) for each in self.swaps],
             "drift": self.measured.drift,
+            "slowness_of_rounds": self.measured.levels.tolist(),
             "in_situ": self.in_situ,
             "rates": self.rates,
             "acceptance_rates": self.acceptance_rates,
@@ -149,10 +150,18 @@ def _judged(
 ) -> Calibration:
     """Simulate every case by all that was measured meanwhile, and compare."""
     profile = session.profile()
-    results = [
-        CaseResult.of(case, load_run(session.run_folder(case)).runs, _simulated(case, profile))
-        for case in cases
-    ]
+    results = []
+    for case in cases:
+        slowness = session.slowness(case)
+        results.append(
+            CaseResult.of(
+                case,
+                load_run(session.run_folder(case)).runs,
+                _simulated(case, profile),
+                slowness,
+                [_simulated(case, at_speed(profile, factor)) for factor in slowness],
+            )
+        )
     found = Calibration(
         profile=profile,
         measured=session.measured,

@@ -71,7 +71,6 @@ def calibrate(
     name = model or ("llama-3.1-8b" if device is Device.CUDA else "llama-7m")
     shape = load_model(name)
     plan = QUICK if quick else CPU if device is Device.CPU else CUDA
-    typer.echo(f"{engine} on {device}, model {name}: about {plan.minutes} minutes", err=True)
     try:
         from specsim.calibration.torch_engine.build import build_engine
     except ModuleNotFoundError as error:
@@ -82,6 +81,7 @@ def calibrate(
             "pip install 'specsim[calibrate]'"
         ) from error
     built = build_engine(shape, device.value, plan, threads=threads, seed=seed)
+    typer.echo(f"{engine} on {device}, model {name}: about {plan.minutes} minutes", err=True)
     device_name = built.description["hardware"]["device_name"]
     gpu = "cpu" if device is Device.CPU else find_gpu([device_name], "--device cuda")
     subject = Subject(built, plan, name, gpu, stated_error)

@@ -31,7 +31,7 @@ def calibration_tables(found: Calibration) -> list[Table]:
 def _cases(found: Calibration) -> Table:
     columns = ["acceptance, load, policy"]
     for metric in JUDGED:
-        columns += [f"mean {_NAMES[metric]}, ms", "simulated", "error", "real spread"]
+        columns += [f"mean {_NAMES[metric]}, ms", "simulated", "error", "at speed", "spread"]
     table = new_table("measured against simulated", [*columns, "mean |error| of 15", ""])
     last = None
     for each in found.results:
@@ -47,6 +47,7 @@ def _cases(found: Calibration) -> Table:
                 f"{mean.measured * 1e3:,.1f}",
                 f"{mean.simulated * 1e3:,.1f}",
                 f"{mean.error:+.1%}",
+                f"{each.error_at_speed(metric):+.1%}",
                 spread,
             ]
         row += [f"{each.mean_error:.1%}", "" if judged(each, found.stated_error) else "beyond"]

@@ -96,7 +96,7 @@ class MadeUpEngine:
         self.num_served += 1
         run = simulate(experiment, requests=requests, profile=TRUTH)
         [records] = run.replicas
-        served = Served()
+        served = Served(probes=[0.004 * factor] * 5)
         for row in Summary(run).tables.requests:
             arrived_at = float(row["arrived_at"])
             first, last = (
@@ -222,6 +222,18 @@ def test_an_engine_that_gets_slower_leaves_a_candidate(tmp_path: Path) -> None:
     assert len(written["failed"]) == len(found.results)
 
 
+def test_what_probes_say_of_the_machine_is_taken_into_account(tmp_path: Path) -> None:
+    slowdowns = (1.0, 1.0, 1.0, *([0.8] * 12), *([1.2] * 12))
+    engine = MadeUpEngine(slowdowns=slowdowns)
+    found = calibrated(tmp_path / "out", engine, replace(PLAN, repetitions=2))
+    for each in found.results:
+        assert each.slowness == pytest.approx([0.8, 1.2])
+        assert abs(each.error_at_speed("tpot")) < (0.03 if each.case.is_synthetic else 0.06)
+        assert each.statistic("tpot", "mean").spread == pytest.approx(0.2, abs=1e-6)
+    [low] = {each.case.load.num_requests(found.rates["low"]) for each in found.results[:4]}
+    assert low == 20
+
+
 def test_what_was_measured_before_an_error_stays(tmp_path: Path) -> None:
     with pytest.raises(CapacityError):
         calibrated(tmp_path / "out", MadeUpEngine(fails_at=5))
@@ -238,7 +250,8 @@ def result(policy: str, measured: list[float], simulated: float, found: Calibrat
         one = np.ones(1)
         return Measured(0 * one, 0.1 * one, seconds * one, one.astype(int), 11 * one.astype(int))
 
-    return CaseResult.of(case, [run(each) for each in measured], run(simulated))
+    told = [run(simulated)] * len(measured)
+    return CaseResult.of(case, [run(s) for s in measured], run(simulated), [1.0, 1.0], told)
 
 
 def test_what_is_beyond_the_stated_error(exact: tuple[Calibration, Path]) -> None:
@@ -262,8 +275,12 @@ def test_a_step_that_was_disturbed_does_not_count() -> None:
     points = PLAN.grid.points
     rounds = [list(MadeUpEngine().measure(points)) for _ in range(5)]
     clean = fit_costs(medians(rounds))
-    rounds[2] = [sample._replace(target_seconds=9.0) for sample in rounds[2]]
-    assert fit_costs(medians(rounds)).target == clean.target
+    rounds[2][7:12] = [sample._replace(target_seconds=9.0) for sample in rounds[2][7:12]]
+    rounds[3] = [Sample(p, 9 * target, 9 * draft) for p, target, draft in rounds[3]]
+    disturbed = fit_costs(medians(rounds))
+    for point in points:
+        expected = clean.target.forward_time(point.load)
+        assert disturbed.target.forward_time(point.load) == pytest.approx(expected, rel=1e-3)
 
 
 def test_drift_is_found() -> None:

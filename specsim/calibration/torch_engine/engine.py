@@ -68,7 +68,7 @@ class TorchEngine:
         self.shape, self.device, self.limits = shape, device, limits
         self._dtype, self._recipe = dtype, recipe
         weights = random_weights(shape, recipe, device, dtype)
-        room = {"num_slots": limits.max_num_seqs, "slot_len": limits.slot_len}
+        room = {"num_slots": limits.max_num_seqs + 1, "slot_len": limits.slot_len}
         self.target = Llama(shape, weights, **room)
         self.draft = Llama(shape, draft_of(weights, recipe.num_draft_layers), **room)
 

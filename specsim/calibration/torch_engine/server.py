@@ -19,6 +19,7 @@ from specsim.request import Request
 
 __all__ = ["Server"]
 
+_PROBE_EVERY = 0.1  # seconds
 _SPIN = 1e-3  # seconds before an arrival in which the clock is watched; sleeping is not that exact
 
 
@@ -64,6 +65,7 @@ class Server:
         self._is_synthetic = is_synthetic
         self._seen: dict[int, _Seen] = {}
         self._start = 0.0
+        self._probed_at = 0.0
         self._overhead = 0.0
         self.served = Served()
 
@@ -94,12 +96,23 @@ class Server:
                 while num_taken < len(requests) and requests[num_taken].arrived_at <= now:
                     self._take(requests[num_taken], prompts[num_taken])
                     num_taken += 1
+                if self._scheduler.has_unfinished and now - self._probed_at > _PROBE_EVERY:
+                    self._probe()
                 if not (self._scheduler.has_unfinished and self._step()):
                     self._wait_until(requests[num_taken].arrived_at)
         return self.served
 
     def _now(self) -> float:
         return perf_counter() - self._start
+
+    def _probe(self) -> None:
+        """See how fast the machine is, and stop the clock for that long."""
+        started_at = perf_counter()
+        self._runner.probe()
+        seconds = perf_counter() - started_at
+        self.served.probes.append(seconds)
+        self._start += seconds
+        self._probed_at = self._now()
 
     def _wait_until(self, instant: float) -> None:
         while (left := instant - self._now()) > 0:
