@@ -76,9 +76,9 @@ def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
     tables = np.array(
         [[sample[1:] for sample in sorted(each, key=lambda s: s.point)] for each in rounds]
     )
-    # How fast the machine was in each round, by all points together; that is taken out before the
-    # medians, and its mean put back in: runs last as long as it is slow on average. A round in which
-    # it stood still is none.
+    # How fast the machine was in each round, by all points together: taken out before the medians,
+    # and its mean put back in, since runs meet its mean speed. A round that took twice as long as
+    # others was disturbed.
     levels = np.median((tables / np.median(tables, axis=0)).reshape(len(rounds), -1), axis=1)
     middle = np.median(tables / levels[:, None, None], axis=0) * levels[levels < 2].mean()
     halves = [half for half in np.array_split(levels, 2) if len(half)]
