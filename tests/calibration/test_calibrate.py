@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Run
+from conftest import ROOT, Run
 
 from specsim.calibration.cases import acceptance_rates
 from specsim.calibration.fitting import fit_costs, medians
 from specsim.calibration.grid import GridPoint, Sample
 from specsim.calibration.plan import QUICK, Load, Plan
-from specsim.calibration.results import CaseResult, judged, swaps
+from specsim.calibration.results import JUDGED, CaseResult, judged, swaps
 from specsim.calibration.served import Served, Spans
 from specsim.calibration.study import Calibration, Subject, calibrate
 from specsim.errors import CapacityError, ProfileError
@@ -325,3 +325,24 @@ def test_without_torch_it_says_what_to_install(cli: Run, monkeypatch: pytest.Mon
     assert code == 2
     assert "error: --engine torch: PyTorch is not installed here" in error
     assert not Path("out").exists()
+
+
+def test_what_is_published_of_a_cpu() -> None:
+    folder = ROOT / "experiments" / "calibration-cpu"
+    kept = json.loads((folder / "calibration.json").read_text())
+    profile = load_profile(str(folder / "profile.yaml"))
+    assert profile.provenance.status == kept["status"]
+    assert profile.provenance.stated_error == kept["stated_error"]
+    beyond = []
+    for case in kept["cases"]:
+        for row in case["statistics"]:
+            limit = max(kept["stated_error"], 2 * row["spread"])
+            if row["statistic"] == "mean" and row["metric"] != "ttft" and abs(row["error"]) > limit:
+                beyond.append(case["case"])
+    assert sorted(set(beyond)) == sorted(kept["failed"])
+    assert (kept["status"] == "validated") == (not beyond and not kept["swaps"])
+    assert {case["policy"] for case in kept["cases"]} == set(QUICK.policies)
+    assert {case["num_runs"] for case in kept["cases"]} == {QUICK.repetitions}
+    # What remains is the simulator's: costs, scheduling and, where it is real, acceptance.
+    for metric in JUDGED:
+        assert np.median([abs(case["error_at_speed"][metric]) for case in kept["cases"]]) < 0.05

@@ -15,6 +15,7 @@ from specsim.engine.engine_step import EngineStep
 from specsim.engine.scheduler import Scheduler
 from specsim.engine.sequence import Sequence
 from specsim.engine.speculation import Speculation
+from specsim.errors import InvariantError
 from specsim.request import Request
 
 __all__ = ["Server"]
@@ -99,6 +100,8 @@ class Server:
                 if self._scheduler.has_unfinished and now - self._probed_at > _PROBE_EVERY:
                     self._probe()
                 if not (self._scheduler.has_unfinished and self._step()):
+                    if num_taken == len(requests):
+                        raise InvariantError("requests are left that can never run")
                     self._wait_until(requests[num_taken].arrived_at)
         return self.served
 
