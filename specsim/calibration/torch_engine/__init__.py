@@ -2,7 +2,7 @@
 
 What a simulation imagines, this one does: the schedule comes from the same class, and the wall
 clock takes the place of the event clock. Weights are random, so that nothing has to be downloaded;
-the shape of the model is real. Steps are scheduled one after the other, and every sequence has a row
+the shape of the model is real. Steps are scheduled one after the other, and each sequence has a row
 of its own in the KV cache: blocks are counted by the scheduler, and no prefix is shared.
 
 On a CPU one sequence attends after the other, on CUDA all at once, in bfloat16. Every phase ends
