@@ -38,6 +38,8 @@ class Medians:
     """By how much all points together took longer in the second half of the rounds, as a share."""
     levels: NDArray[np.float64]
     """How long all points together took in each round, shape (rounds,); about 1."""
+    probe_seconds: float
+    """Mean of the probes between the points; 0 without."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,12 @@ def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
     # How fast the machine was in each round, by all points together: taken out before the medians,
     # and its mean put back in, since runs meet its mean speed. A round that took twice as long as
     # others was disturbed.
-    levels = np.median((tables / np.median(tables, axis=0)).reshape(len(rounds), -1), axis=1)
-    middle = np.median(tables / levels[:, None, None], axis=0) * levels[levels < 2].mean()
+    times = tables[:, :, :2]
+    levels = np.median((times / np.median(times, axis=0)).reshape(len(rounds), -1), axis=1)
+    middle = np.median(times / levels[:, None, None], axis=0) * levels[levels < 2].mean()
     halves = [half for half in np.array_split(levels, 2) if len(half)]
     drift = float(halves[-1].mean() / halves[0].mean() - 1)
-    return Medians(points, middle[:, 0], middle[:, 1], drift, levels)
+    return Medians(points, middle[:, 0], middle[:, 1], drift, levels, float(tables[:, :, 2].mean()))
 
 
 def fit_costs(measured: Medians) -> Costs:

@@ -40,6 +40,8 @@ class Sample(NamedTuple):
     point: GridPoint
     target_seconds: float
     draft_seconds: float
+    probe_seconds: float = 0.0
+    """Of the same small piece of work as in `Served.probes`, done shortly before; 0 without."""
 
 
 @dataclass(frozen=True)

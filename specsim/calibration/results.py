@@ -28,7 +28,8 @@ class CaseResult:
     statistics: list[Statistic]
     """``measured`` is the mean of the repetitions' statistics."""
     slowness: list[float]
-    """How slow the machine was in each repetition, by its probes, as a multiple of its mean."""
+    """How slow the machine was in each repetition, by its probes, as a multiple of
+    its mean while the grid was measured."""
     at_speed: list[Measured]
     """Each repetition simulated once more, with all costs multiplied by its slowness."""
 

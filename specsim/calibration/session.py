@@ -129,12 +129,12 @@ class Session:
         Returns
         -------
         list of float
-            As a multiple of its mean over all runs; all 1 where the engine does not probe.
+            As a multiple of its mean while the grid was measured; all 1 where the engine does not
+            probe.
         """
-        means = [mean for each in self._probes.values() for mean in each]
-        if not means:
+        usual = self.measured.probe_seconds
+        if not usual:
             return [1.0] * self._subject.plan.repetitions
-        usual = sum(means) / len(means)
         return [mean / usual for mean in self._probes[case.name]]
 
     def run_folder(self, case: Case) -> Path:

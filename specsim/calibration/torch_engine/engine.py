@@ -5,6 +5,7 @@ import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from specsim.calibration.served import Served
 from specsim.calibration.torch_engine.memory import out_of_memory
 from specsim.calibration.torch_engine.model import Llama
 from specsim.calibration.torch_engine.runner import Runner
-from specsim.calibration.torch_engine.server import Server
+from specsim.calibration.torch_engine.server import PROBE_EVERY, Server
 from specsim.calibration.torch_engine.steps import measure
 from specsim.calibration.torch_engine.weights import Recipe, draft_of, random_weights
 from specsim.deployment import Deployment
@@ -158,10 +159,15 @@ class TorchEngine:
         Sample
         """
         runner = self._runner()
+        probed_at = probe_seconds = 0.0
         for point in points:
             with out_of_memory(f"a step of {point.load.batched_tokens} tokens", self.device):
+                if (now := perf_counter()) - probed_at > PROBE_EVERY:
+                    runner.probe()
+                    probed_at = perf_counter()
+                    probe_seconds = probed_at - now
                 sample = measure(runner, point, self.shape.vocab_size)
-            yield sample
+            yield sample._replace(probe_seconds=probe_seconds)
 
     def _runner(self) -> Runner:
         return Runner(

@@ -18,9 +18,9 @@ from specsim.engine.speculation import Speculation
 from specsim.errors import InvariantError
 from specsim.request import Request
 
-__all__ = ["Server"]
+__all__ = ["PROBE_EVERY", "Server"]
 
-_PROBE_EVERY = 0.1  # seconds
+PROBE_EVERY = 0.1  # seconds
 _SPIN = 1e-3  # seconds before an arrival in which the clock is watched; sleeping is not that exact
 
 
@@ -97,7 +97,7 @@ class Server:
                 while num_taken < len(requests) and requests[num_taken].arrived_at <= now:
                     self._take(requests[num_taken], prompts[num_taken])
                     num_taken += 1
-                if self._scheduler.has_unfinished and now - self._probed_at > _PROBE_EVERY:
+                if self._scheduler.has_unfinished and now - self._probed_at > PROBE_EVERY:
                     self._probe()
                 if not (self._scheduler.has_unfinished and self._step()):
                     if num_taken == len(requests):
