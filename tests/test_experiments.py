@@ -2,9 +2,11 @@
 
 import csv
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 from conftest import ROOT, data_folder, needs
 
 from specsim.experiment import Experiment
@@ -194,3 +196,97 @@ def test_specdecode_bench_shares(tmp_path: Path) -> None:
     for row in kept:
         parts = [float(row[part]) for part in ("verification", "draft", "overhead", "idle")]
         assert abs(sum(parts) - 1) < 3e-4
+
+
+TABLES = data_folder() / "papers" / "turbospec_table4.csv"
+TURBOSPEC = ROOT / "experiments" / "turbospec-tables"
+
+
+def turbospec(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    """Return run.py and the servers.py that it imports."""
+    monkeypatch.syspath_prepend(str(TURBOSPEC))
+    run = script("turbospec-tables")
+    return run, sys.modules["servers"]
+
+
+def test_turbospec_predicts_every_cell() -> None:
+    kept = rows(TURBOSPEC / "predictions.csv")
+    columns = "hardware,target,method,dataset,qps,config,latency_s"
+    assert ",".join(kept[0]) == columns
+    cells = {tuple(row.values())[:-1] for row in kept}
+    assert len(cells) == len(kept) == 4 * 3 * 4 * 6
+    assert all(float(row["latency_s"]) > 0 for row in kept)
+
+
+@needs(TABLES)
+def test_turbospec_cells_are_what_the_simulator_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, servers = turbospec(monkeypatch)
+    parameters = {row.pop("target"): row for row in rows(TURBOSPEC / "parameters.csv")}
+    wanted = {
+        ("Vicuna-13B", "Sonnet", "0.5", "k=3"),
+        ("Vicuna-13B", "CNN-DailyMail", "0.5", "k=1"),
+        ("Vicuna-33B", "Sonnet", "1", "TS"),
+    }
+    for row in rows(TURBOSPEC / "predictions.csv"):
+        cell = servers.Cell(row["dataset"], row["qps"], row["config"])
+        if (row["target"], *cell) in wanted:
+            [server] = [each for each in servers.SERVERS if each.target == row["target"]]
+            found = servers.Parameters.of_row(
+                {name: float(value) for name, value in parameters[row["target"]].items()}
+            )
+            assert servers.prediction(server, cell, found) == float(row["latency_s"])
+            wanted.remove((row["target"], *cell))
+    assert not wanted
+
+
+@needs(TABLES)
+def test_turbospec_evaluation_is_that_of_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, servers = turbospec(monkeypatch)
+    known = servers.measured()
+    kept = [
+        {**row, "latency_s": float(row["latency_s"])} for row in rows(TURBOSPEC / "predictions.csv")
+    ]
+    cells = run.compared(kept, known)
+    result = run.evaluate([row for row in cells if row["hardware"] == "L40S"], known)
+    [published] = rows(TURBOSPEC / "evaluation.csv")
+    assert {name: str(value) for name, value in result.items()} == published
+    perfect = [
+        {**row, "latency_s": known[row["target"]][servers.Cell(*list(row.values())[3:6])]}
+        for row in cells
+    ]
+    best = run.evaluate(run.compared(perfect[:144], known), known)
+    assert best["median_error_below_percent"] == best["mean_regret_percent"] == 0
+    assert best["sign_right_percent"] == 100
+
+
+@needs(TABLES)
+def test_turbospec_fit_sees_only_org_and_k_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, servers = turbospec(monkeypatch)
+    monkeypatch.setattr(servers, "DURATION", 20.0)
+    monkeypatch.setattr(run, "ITERATIONS", 2)
+    server = servers.SERVERS[1]
+    truth = servers.Parameters(
+        0.5, 0.8, {"ShareGPT": 0.3, "Sonnet": 0.4, "CNN-DailyMail": 0.5}, 150.0, 0.6
+    )
+    rates = {("ShareGPT", "2"), ("Sonnet", "0.5"), ("CNN-DailyMail", "0.5"), ("CNN-DailyMail", "2")}
+    known = {
+        cell: servers.latency(server, cell, truth, 0)
+        for dataset, qps in sorted(rates)
+        for config in ("Org", "k=1")
+        for cell in [servers.Cell(dataset, qps, config)]
+    }
+    spoilt = {servers.Cell("ShareGPT", "2", "k=5"): 1e9}
+    fits = [run.fitted({server.target: {**known, **more}}, server) for more in ({}, spoilt)]
+    assert fits[0] == fits[1]
+
+
+def test_smartspec_fig13(tmp_path: Path) -> None:
+    script("smartspec-fig13").main(tmp_path, ((128, 128),), (0.5, 1.5), count=200, seeds=1)
+    calm, overload = rows(tmp_path / "results.csv")
+    assert float(calm["mean_e2el_s"]) < float(overload["mean_e2el_s"])
+    assert float(calm["over_half_as_many"]) < 1.1
+    assert float(overload["over_half_as_many"]) > 1.4
+    kept = rows(ROOT / "experiments" / "smartspec-fig13" / "results.csv")
+    for row in kept:
+        ratio = float(row["over_half_as_many"])
+        assert ratio < 1.3 if float(row["load"]) < 1 else ratio > 1.3
