@@ -5,6 +5,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from conftest import ROOT, data_folder, needs
@@ -259,25 +260,36 @@ def test_turbospec_evaluation_is_that_of_its_cells(monkeypatch: pytest.MonkeyPat
     assert best["sign_right_percent"] == 100
 
 
-@needs(TABLES)
-def test_turbospec_fit_sees_only_org_and_k_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def made_up_latency(server: object, cell: Any, found: Any, seed: int) -> float:
+    """Return a latency that falls with every share and rises with every other parameter."""
+    rate, scale = float(cell.qps), found.scale[cell.dataset]
+    seconds = scale / found.memory + 0.2 * scale * rate + 0.1 * rate / found.compute
+    if cell.config == "k=1":
+        is_lookup = cell.dataset == "CNN-DailyMail"
+        seconds *= (1 + found.request_us / 1e3) * (1 - 0.5 * found.hit * is_lookup)
+    return float(seconds)
+
+
+def test_turbospec_fit_finds_what_made_its_cells_and_sees_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run, servers = turbospec(monkeypatch)
-    monkeypatch.setattr(servers, "DURATION", 20.0)
-    monkeypatch.setattr(run, "ITERATIONS", 2)
-    server = servers.SERVERS[1]
-    truth = servers.Parameters(
-        0.5, 0.8, {"ShareGPT": 0.3, "Sonnet": 0.4, "CNN-DailyMail": 0.5}, 150.0, 0.6
-    )
-    rates = {("ShareGPT", "2"), ("Sonnet", "0.5"), ("CNN-DailyMail", "0.5"), ("CNN-DailyMail", "2")}
+    monkeypatch.setattr(run, "latency", made_up_latency)
+    server = servers.SERVERS[0]
+    scale = {"ShareGPT": 0.5, "Sonnet": 0.8, "CNN-DailyMail": 1.1}
+    truth = servers.Parameters(0.5, 0.8, scale, 150.0, 0.6)
+    cells = [
+        servers.Cell(dataset, qps, config)
+        for dataset in scale
+        for qps in ("1", "4", "8", "16")
+        for config in ("Org", "k=1", "k=5")
+    ]
     known = {
-        cell: servers.latency(server, cell, truth, 0)
-        for dataset, qps in sorted(rates)
-        for config in ("Org", "k=1")
-        for cell in [servers.Cell(dataset, qps, config)]
+        cell: 1e9 if cell.config == "k=5" else made_up_latency(server, cell, truth, 0)
+        for cell in cells
     }
-    spoilt = {servers.Cell("ShareGPT", "2", "k=5"): 1e9}
-    fits = [run.fitted({server.target: {**known, **more}}, server) for more in ({}, spoilt)]
-    assert fits[0] == fits[1]
+    found = run.fitted({server.target: known}, server).row()
+    assert found == pytest.approx(truth.row(), rel=0.02)
 
 
 def test_smartspec_fig13(tmp_path: Path) -> None:
