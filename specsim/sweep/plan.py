@@ -65,7 +65,7 @@ class Sweep(Settings):
     base: dict[str, Any]
     """The experiment, as in its YAML file; in a file also the path of one, from that file's own
     folder. What an axis sets may be missing."""
-    axes: list[Axis] = Field(min_length=1)
+    axes: list[Axis]
     """In a file, values may also be ``{linspace: [first, last, count]}`` or ``logspace``, whose
     neighbours have equal ratios; both ends are among the values."""
     replications: int = Field(default=1, ge=1)
@@ -80,6 +80,8 @@ class Sweep(Settings):
                 "must be a list of axes, such as [{policy: [off, static:k=3]}, "
                 "{workload.arrivals.rate: {logspace: [1, 32, 6]}}]"
             )
+        if not axes:
+            raise ValueError("names no axis, so the grid is empty; give at least one")
         return [
             {field: _values(str(field), given) for field, given in axis.items()} for axis in axes
         ]
