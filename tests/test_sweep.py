@@ -72,6 +72,7 @@ def test_labels_are_short_and_different(tmp_path: Path) -> None:
 def test_a_sweep_writes_its_points_and_one_table(cli: Run, tmp_path: Path) -> None:
     code, out, err = cli("sweep", sweep_file(tmp_path, AXES), "--workers", 1, "--out", "done")
     assert (code, err) == (0, "")
+    assert "static:k=2" in out
     assert "4 points" in out
     table = pq.read_table(tmp_path / "done" / "points.parquet")
     assert table["policy"].to_pylist() == ["off"] * 2 + ["static:k=2"] * 2
@@ -106,6 +107,12 @@ def test_the_number_of_processes_changes_nothing(cli: Run, tmp_path: Path) -> No
         assert cli("sweep", path, "--workers", workers, "--out", f"by{workers}")[0] == 0
     for name in ("sweep.yaml", "points.parquet", "points/00002.json"):
         assert (tmp_path / "by1" / name).read_bytes() == (tmp_path / "by3" / name).read_bytes()
+
+
+def test_a_sweep_of_both_kinds_of_scheduling_says_so(tmp_path: Path) -> None:
+    [note] = Sweep.load(sweep_file(tmp_path, [{"policy": ["static:k=2", "oracle"]}])).notes
+    assert "asynchronous scheduling" in note
+    assert not Sweep.load(sweep_file(tmp_path, AXES)).notes
 
 
 def test_a_failing_point_is_recorded_and_the_others_go_on(cli: Run, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specsim.cli.options import Overrides, Seed, all_overrides
-from specsim.cli.terminal import progress
+from specsim.cli.terminal import progress, show, warn
 
 if TYPE_CHECKING:
     from specsim.sweep import Backend
@@ -63,6 +63,7 @@ def sweep(
     if backend is Where.LOCAL:
         workers = workers or os.cpu_count() or 1
         warm_up(workers)
+    from specsim.render.sweep import sweep_tables
     from specsim.sweep import Sweep, SweepFolder, run_sweep
 
     plan = Sweep.load(config, all_overrides(overrides, seed))
@@ -70,6 +71,8 @@ def sweep(
     folder = SweepFolder.create(out or Path("results") / config.stem, plan, resume=resume)
     with progress("points", plan.num_points) as on_progress:
         records = run_sweep(folder, place, on_progress)
+    show(*sweep_tables(records, config.name))
+    warn(plan.notes)
     failed = [record for record in records if record["error"]]
     typer.echo(f"results: {folder.path} ({len(records)} points, points.parquet)")
     if failed:
