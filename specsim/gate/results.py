@@ -1,9 +1,9 @@
 """GateResults: what the scenarios of a suite came to, in a file that can be kept as a baseline."""
 
+import datetime
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-import datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 

@@ -133,16 +133,21 @@ def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -
         The two do not have the same scenarios, or one lacks a metric.
     """
     _check_names(set(baseline.scenarios), set(current.scenarios))
-    notes = []
+    notes: list[str] = []
+    scenarios_of: dict[str, list[str]] = {}
     if baseline.specsim_version != current.specsim_version:
         notes.append(f"specsim {baseline.specsim_version} -> {current.specsim_version}")
     error = _ERROR / (len(baseline.scenarios) * len(tolerances))
     comparisons = []
     for name, old in baseline.scenarios.items():
         new = current.scenarios[name]
-        notes += [f"{name}: {text}" for text in _differences(name, old.config, new.config)]
+        for text in _differences(name, old.config, new.config):
+            scenarios_of.setdefault(text, []).append(name)
         for metric, tolerance in tolerances.items():
             comparisons.append(_compare(name, metric, tolerance, (old, new), error))
+    for text, names in scenarios_of.items():
+        everywhere = len(names) == len(baseline.scenarios)
+        notes.append(text if everywhere else f"{', '.join(names)}: {text}")
     return Judgement(
         comparisons,
         all(old.seeds == current.scenarios[name].seeds for name, old in baseline.scenarios.items()),
@@ -200,7 +205,8 @@ def _differences(name: str, old: dict[str, Any], new: dict[str, Any]) -> list[st
                 f"another scenario; {_REMEDY}"
             )
         found.append(f"{field}: {values[0]} -> {values[1]}")
-    return found
+    # Of another policy every field is another.
+    return [text for text in found if text.startswith("policy.kind:")] or found
 
 
 def _completed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
