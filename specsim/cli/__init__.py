@@ -12,6 +12,7 @@ from specsim.cli.acceptance import acceptance_app
 from specsim.cli.capacity import capacity
 from specsim.cli.catalogue import list_members, schema
 from specsim.cli.drafts import draft_eval
+from specsim.cli.gate import gate
 from specsim.cli.inspection import breakdown, timeline
 from specsim.cli.parity import parity
 from specsim.cli.profiles import profile_app
@@ -37,6 +38,7 @@ app.command(cls=ManyPolicies)(compare)
 app.command()(sweep)
 app.command(cls=ManyPolicies)(capacity)
 app.command()(tune)
+app.command()(gate)
 app.command("draft-eval")(draft_eval)
 app.command()(timeline)
 app.command()(breakdown)
