@@ -1,0 +1,5 @@
+/* What `specsim capacity` found, as it wrote it. */
+
+function capacityCard() {
+  return null;
+}
