@@ -28,7 +28,7 @@ from specsim.routing.round_robin import RoundRobin
 from specsim.settings import Settings, load_mapping, validated
 from specsim.workload import WorkloadConfig
 
-__all__ = ["Experiment"]
+__all__ = ["Experiment", "overridden", "set_field"]
 
 
 class Experiment(Settings):
@@ -241,14 +241,35 @@ def overridden(
         path, equals, text = override.partition("=")
         if not equals or not path:
             raise ConfigError(f"{option} {override}: expected field.name=value")
-        *parents, name = path.split(".")
-        target = result
-        for parent in parents:
-            target = target.setdefault(parent, {})
-            if not isinstance(target, dict):
-                raise ConfigError(f"{option} {override}: '{parent}' is not a mapping of fields")
         try:
-            target[name] = yaml.safe_load(text)
+            value = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ConfigError(f"{option} {override}: the value is not YAML") from error
+        set_field(result, path, value, f"{option} {override}")
     return result
+
+
+def set_field(config: dict[str, Any], path: str, value: object, source: str) -> None:
+    """Replace a value of a configuration, in place.
+
+    Parameters
+    ----------
+    config : dict
+    path : str
+        Dotted; mappings on the way are made where they are missing.
+    value : object
+    source : str
+        Where the value comes from, for error messages.
+
+    Raises
+    ------
+    ConfigError
+        The path leads through something that is not a mapping.
+    """
+    *parents, name = path.split(".")
+    target = config
+    for parent in parents:
+        target = target.setdefault(parent, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"{source}: '{parent}' is not a mapping of fields")
+    target[name] = value

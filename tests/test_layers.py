@@ -12,8 +12,8 @@ ROWS = [
     "engine results",
     "experiment deployment roofline_profile drafting simulate summary "
     "acceptance_fit draft_eval draft_grid tokens",
-    "paired compare profile_fit profile_overview validation calibration tune breakdown parity sweep "
-    "capacity export gate catalogue render plots report cli api __main__",
+    "paired processes compare profile_fit profile_overview validation calibration tune breakdown "
+    "parity sweep capacity export gate catalogue render plots report cli api __main__",
 ]
 RANK = {
     unit: (row, place) for row, units in enumerate(ROWS) for place, unit in enumerate(units.split())

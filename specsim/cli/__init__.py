@@ -15,6 +15,7 @@ from specsim.cli.inspection import breakdown, timeline
 from specsim.cli.parity import parity
 from specsim.cli.profiles import profile_app
 from specsim.cli.simulation import ManyPolicies, compare, run
+from specsim.cli.sweep import sweep
 from specsim.cli.tokens import tokens_app
 from specsim.cli.trace import trace_app
 from specsim.cli.tune import tune
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command(cls=ManyPolicies)(compare)
+app.command()(sweep)
 app.command()(tune)
 app.command("draft-eval")(draft_eval)
 app.command()(timeline)

@@ -1,0 +1,198 @@
+"""The folder of a measured run, as ``specsim validate`` and ``specsim profile fit`` read it.
+
+``meta.json`` says what ran, ``requests.jsonl`` what each request met, ``steps.jsonl`` how long each
+step of the engine took. Standard library only: it is written inside other engines' processes.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NotRequired, Self, TextIO, TypedDict
+
+from specsim.atomic import new_file
+from specsim.errors import ConfigError
+from specsim.version import __version__
+
+__all__ = ["RequestRow", "RunWriter", "StepRow", "add_repetition"]
+
+_REQUESTS, _STEPS, _META = "requests.jsonl", "steps.jsonl", "meta.json"
+
+
+class RequestRow(TypedDict):
+    """One request; times in seconds on one clock, None for what never came."""
+
+    request_id: str
+    input_toks: int
+    output_toks: int
+    """Tokens that were delivered."""
+    arrival_time: float
+    """When the client sent it."""
+    queued_ts: float
+    """When the engine took it in; of a client, when it sent it."""
+    scheduled_ts: float | None
+    first_token_ts: float | None
+    last_token_ts: float | None
+    deliveries: NotRequired[Sequence[Sequence[float]]]
+    """Pairs of a time and how many tokens came then."""
+    accepted: NotRequired[Sequence[Sequence[int]]]
+    """Per verified draft: output tokens before the step, draft length, accepted length."""
+    preemptions: NotRequired[int]
+    error: NotRequired[str]
+    """Why it did not end as it should."""
+    input_tok_ids: NotRequired[Sequence[int]]
+    output_tok_ids: NotRequired[Sequence[int]]
+
+
+class StepRow(TypedDict):
+    """One step of the engine; the first eight as ``specsim profile fit`` reads them."""
+
+    started_at: float
+    """On the clock of the requests, seconds."""
+    seconds: float
+    """Until the next step is scheduled; of the last before the engine idles, until its output."""
+    context_tokens: int
+    """KV entries of its sequences when it starts."""
+    batched_tokens: int
+    num_requests: int
+    prefill_tokens: int
+    draft_tokens: int
+    """Verified in this step."""
+    accepted_tokens: int
+    num_waiting: int
+    free_blocks: int
+    requests: NotRequired[Sequence[int]]
+    """Number of each of its requests, in order of arrival from 0; likewise the lists below."""
+    scheduled: NotRequired[Sequence[int]]
+    drafted: NotRequired[Sequence[int]]
+    accepted: NotRequired[Sequence[int]]
+    draft_seconds: NotRequired[float]
+    """Of `seconds`, what drafting took, where the engine can tell."""
+    made_drafts: NotRequired[int]
+    """Longest draft that was made at its end, tokens."""
+
+
+class RunWriter:
+    """Writes a run while it goes on: whatever has been added survives even a kill.
+
+    Each row is handed to the operating system at once, ``meta.json`` is replaced as a whole, and
+    its ``complete`` is false until `close`.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if missing; must not hold a run yet.
+    meta : mapping
+        ``engine_kwargs`` (vLLM's names), ``kv_cache`` (``num_gpu_blocks``, ``block_size``),
+        ``engine`` or ``vllm_version``, ``hardware``, ... Plain values.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds a run, or cannot be written to.
+    """
+
+    def __init__(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._meta = {**meta, "specsim_version": __version__}
+        self._streams: dict[str, TextIO] = {}
+        self._is_closed = False
+        if folder.is_dir() and (found := [*folder.glob("requests*"), *folder.glob(_META)]):
+            raise ConfigError(
+                f"{folder}: holds a run already ({found[0].name}); name another folder or remove it"
+            )
+        self._write_meta(complete=False)
+
+    def add_request(self, row: RequestRow) -> None:
+        """Write what a request met, once it has ended; the order does not matter."""
+        self._write(_REQUESTS, row)
+
+    def add_step(self, row: StepRow) -> None:
+        """Write how long a step took and what it did."""
+        self._write(_STEPS, row)
+
+    def update_meta(self, **fields: Any) -> None:
+        """Add to ``meta.json``, or replace there, what is known only later."""
+        self._meta |= fields
+        self._write_meta(complete=False)
+
+    def close(self, *, complete: bool = True) -> None:
+        """Put the requests in order of arrival and mark the run complete, or not.
+
+        Parameters
+        ----------
+        complete : bool
+            Whether the recording ended when it was meant to, with no row missing.
+
+        Raises
+        ------
+        ConfigError
+            Something cannot be written.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for stream in self._streams.values():
+            stream.close()
+        path = self._folder / _REQUESTS
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            lines.sort(key=lambda line: float(json.loads(line)["queued_ts"]))
+            with new_file(path) as temporary:
+                temporary.write_text("".join(lines), encoding="utf-8")
+        self._write_meta(complete=complete)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(complete=kind is None)
+
+    def _write(self, name: str, row: RequestRow | StepRow) -> None:
+        path = self._folder / name
+        try:
+            if name not in self._streams:
+                # Line buffered: a row that has been written is the operating system's.
+                self._streams[name] = path.open("x", buffering=1, encoding="utf-8")
+            self._streams[name].write(json.dumps(row, separators=(",", ":")) + "\n")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+    def _write_meta(self, *, complete: bool) -> None:
+        with new_file(self._folder / _META) as temporary:
+            text = json.dumps({**self._meta, "complete": complete}, indent=1)
+            temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def add_repetition(folder: Path, repeated: Path) -> Path:
+    """Put the requests of a repeated run beside those of the first.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the first run.
+    repeated : Path
+        Of the same workload on the same engine.
+
+    Returns
+    -------
+    Path
+        Of the new file, ``requests-2.jsonl`` or later.
+
+    Raises
+    ------
+    ConfigError
+        The repeated run has no requests, or the folder cannot be written to.
+    """
+    source = repeated / _REQUESTS
+    if not source.is_file():
+        raise ConfigError(f"{repeated}: has no {_REQUESTS}; give the folder of a measured run")
+    path = folder / f"requests-{len(list(folder.glob('requests*.jsonl'))) + 1}.jsonl"
+    with new_file(path) as temporary:
+        temporary.write_bytes(source.read_bytes())
+    return path

@@ -1,0 +1,212 @@
+"""SweepFolder: where a sweep keeps its results, point by point, and goes on after a break.
+
+``sweep.yaml`` says what was asked for, ``points/00017.json`` is there, whole, as soon as that point
+has ended, and ``points.parquet`` when all have.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from specsim.atomic import new_file
+from specsim.errors import ConfigError
+from specsim.settings import load_mapping, validated
+from specsim.sweep.plan import Sweep
+from specsim.version import __version__
+
+__all__ = ["SweepFolder"]
+
+_FORMAT = 1
+_HEADER = ("sweep_format", "specsim_version", "seed", "num_points")
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The folder of a sweep."""
+
+    path: Path
+    sweep: Sweep
+    specsim_version: str
+    """Of the one that wrote it."""
+
+    @classmethod
+    def create(cls, path: Path, sweep: Sweep, *, resume: bool) -> Self:
+        """Return a folder to write to.
+
+        Parameters
+        ----------
+        path : Path
+            Made if missing.
+        sweep : Sweep
+        resume : bool
+            Whether it may hold points of this very sweep, which are kept.
+
+        Returns
+        -------
+        SweepFolder
+
+        Raises
+        ------
+        ConfigError
+            It holds a sweep and `resume` is false, or another sweep, or one of another version, or
+            it cannot be written to.
+        """
+        plan = path / "sweep.yaml"
+        if not plan.exists():
+            if any(path.glob("points*")):
+                raise ConfigError(f"{path}: holds points of no sweep; name another folder")
+            with new_file(plan) as temporary:
+                temporary.write_text(_written(sweep), encoding="utf-8")
+            return cls(path, sweep, __version__)
+        if not resume:
+            raise ConfigError(
+                f"{path}: holds a sweep already; go on with it by --resume or name another folder"
+            )
+        found = cls.open(path)
+        if found.specsim_version != __version__:
+            raise ConfigError(
+                f"{plan}: was begun by specsim {found.specsim_version}, and this is {__version__}, "
+                "whose points may differ; name another folder"
+            )
+        _check_same(found.sweep, sweep, plan)
+        for leftover in (path / "points").glob(".*.tmp"):  # of a process that was killed
+            leftover.unlink(missing_ok=True)
+        return found
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Return a folder to read from.
+
+        Parameters
+        ----------
+        path : Path
+
+        Returns
+        -------
+        SweepFolder
+
+        Raises
+        ------
+        ConfigError
+            It holds no sweep, or one that this version cannot read.
+        """
+        plan = path / "sweep.yaml"
+        if not plan.is_file():
+            raise ConfigError(
+                f"{path}: holds no sweep.yaml; give a folder that `specsim sweep` wrote"
+            )
+        data = load_mapping(plan, ConfigError)
+        header = {name: data.pop(name, None) for name in _HEADER}
+        if header["sweep_format"] != _FORMAT:
+            raise ConfigError(
+                f"{plan}: sweep_format = {header['sweep_format']}, but specsim {__version__} reads "
+                f"{_FORMAT}; use specsim {header['specsim_version']} or run the sweep again"
+            )
+        with validated(str(plan), ConfigError):
+            return cls(path, Sweep.model_validate(data), str(header["specsim_version"]))
+
+    def record_path(self, number: int) -> Path:
+        """Return where the record of a point is, or will be."""
+        return self.path / "points" / f"{number:05}.json"
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Keep the record of a point that has ended.
+
+        Parameters
+        ----------
+        record : dict
+
+        Raises
+        ------
+        ConfigError
+            The folder cannot be written to.
+        """
+        with new_file(self.record_path(record["point"])) as temporary:
+            temporary.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="ascii")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the records of all points that have ended, in their order.
+
+        Returns
+        -------
+        list of dict
+
+        Raises
+        ------
+        ConfigError
+            One of the files is not a record.
+        """
+        numbers = range(self.sweep.num_points)
+        paths = (self.record_path(number) for number in numbers)
+        return [_record(path, n) for n, path in zip(numbers, paths, strict=True) if path.exists()]
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Write ``points.parquet``, one row per point, and return the records.
+
+        Returns
+        -------
+        list of dict
+
+        Raises
+        ------
+        ConfigError
+            A record is missing or damaged, or the folder cannot be written to.
+        """
+        records = self.records()
+        if len(records) < self.sweep.num_points:
+            raise ConfigError(
+                f"{self.path}: holds {len(records)} of {self.sweep.num_points} points; run the "
+                "sweep again with --resume"
+            )
+        with new_file(self.path / "points.parquet") as temporary:
+            pq.write_table(_table(records), temporary, compression="zstd")
+        return records
+
+
+def _written(sweep: Sweep) -> str:
+    header = (_FORMAT, __version__, sweep.seed, sweep.num_points)
+    content = {**dict(zip(_HEADER, header, strict=True)), **sweep.model_dump(mode="json")}
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _check_same(found: Sweep, wanted: Sweep, plan: Path) -> None:
+    for name in Sweep.model_fields:
+        if getattr(found, name) != getattr(wanted, name):
+            raise ConfigError(
+                f"{plan}: --resume: belongs to another sweep: its '{name}' differs; name another "
+                "folder"
+            )
+
+
+def _record(path: Path, number: int) -> dict[str, Any]:
+    record = load_mapping(path, ConfigError)
+    missing = {"axes", "labels", "replication", "seed", "error", "metrics"} - set(record)
+    if record.get("point") != number or missing:
+        raise ConfigError(f"{path}: is not the record of point {number}; remove it and --resume")
+    return record
+
+
+def _table(records: list[dict[str, Any]]) -> pa.Table:
+    columns: dict[str, list[Any]] = {"point": [r["point"] for r in records]}
+    for field in records[0]["axes"]:
+        values = [r["axes"][field] for r in records]
+        if not all(type(value) in (int, float) for value in values):
+            values = [r["labels"][field] for r in records]
+        columns[field] = values
+    for name in ("replication", "seed", "config_hash", "specsim_version", "error"):
+        columns[name] = [r[name] for r in records]
+    for name in dict.fromkeys(name for r in records for name in r["metrics"]):
+        columns[name] = [r["metrics"].get(name) for r in records]
+    return pa.table({name: _array(values) for name, values in columns.items()})
+
+
+def _array(values: list[Any]) -> "pa.Array[Any]":
+    if any(isinstance(value, float) for value in values):
+        values = [None if value is None else float(value) for value in values]
+    array: pa.Array[Any] = pa.array(values)
+    return array
