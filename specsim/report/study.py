@@ -19,6 +19,8 @@ class Axis:
     """Such as ``Request rate``."""
     unit: str
     """Such as ``requests/s``; empty of what has none."""
+    field: str
+    """Such as ``workload.arrivals.rate``."""
     labels: list[str]
     """Of its values, in order."""
     numbers: list[float] | None = None
@@ -34,14 +36,15 @@ class Point:
     """Index of its value on each axis of the study."""
     replication: int
     seed: int
-    config_hash: str
+    config_hash: str | None
+    """None where the configuration was not valid."""
     error: str | None = None
     """Why it came to nothing, in one line."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Under the names of ``summary.json``."""
     distributions: dict[str, list[float]] = field(default_factory=dict)
     """Quantiles at equal steps from 0 to 100 %, of ``ttft_ms``, ``tpot_ms`` and ``e2el_ms``."""
-    timeline: dict[str, list[float]] = field(default_factory=dict)
+    timeline: dict[str, list[float | None]] = field(default_factory=dict)
     """``time_s``, and beside it ``running``, ``waiting``, ``kv_usage`` and ``draft_len``."""
     breakdown: dict[str, float] = field(default_factory=dict)
     """Seconds: ``target_s``, ``draft_s``, ``overhead_s`` and ``idle_s``."""
@@ -94,7 +97,5 @@ class Study:
     def place(self, point: Point, role: str) -> int:
         """Return the index of a point's value on the axis of a role."""
         return next(
-            place
-            for place, axis in zip(point.places, self.axes, strict=True)
-            if axis.role == role
+            place for place, axis in zip(point.places, self.axes, strict=True) if axis.role == role
         )

@@ -30,6 +30,7 @@ function card(id, title, { why = () => null, draw, finding = () => "", rows = nu
     missing.hidden = !reason;
     [plot, bar, details, seen].forEach((part) => { if (part) part.hidden = Boolean(reason); });
     element.dataset.drawn = 0;
+    element.classList.toggle("empty", Boolean(reason));
     if (reason) {
       missing.textContent = reason;
       Plotly.purge(plot);
@@ -78,7 +79,7 @@ function panels(plot, titles, { x, y, minWidth = 300, rowHeight = 300, sharesY =
   const rows = Math.ceil(titles.length / columns);
   const gapX = sharesY ? Math.min(0.05, 26 / width) : Math.min(0.12, 62 / width);
   const height = rows * rowHeight + 24;
-  const gapY = 74 / height;
+  const gapY = 84 / height;
   const layout = { annotations: [] };
   titles.forEach((title, index) => {
     const [column, row] = [index % columns, Math.floor(index / columns)];
@@ -102,6 +103,18 @@ function panels(plot, titles, { x, y, minWidth = 300, rowHeight = 300, sharesY =
     }
   });
   return { layout, height };
+}
+
+/** A logarithmic axis over some values, whose ticks are whole numbers of 1, 2 and 5, or more where they are few. */
+function logAxis(values) {
+  const known = values.filter((value) => value > 0);
+  if (!known.length) return { type: "log" };
+  const [low, high] = [Math.min(...known) / 1.15, Math.max(...known) * 1.15];
+  const ticks = (steps) => range(Math.ceil(Math.log10(high / low)) + 2)
+    .flatMap((i) => steps.map((step) => step * 10 ** (Math.floor(Math.log10(low)) + i))).filter((tick) => tick >= low && tick <= high);
+  const fitting = [[1], [1, 2, 5], [1, 1.5, 2, 3, 5, 7]].map(ticks).find((found) => found.length >= 3);
+  const tickvals = fitting ?? ticks([1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9]);
+  return { type: "log", range: [Math.log10(low), Math.log10(high)], tickmode: "array", tickvals, ticktext: tickvals.map((tick) => SHORT.format(tick)) };
 }
 
 function onPanel(index) {

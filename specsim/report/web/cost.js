@@ -19,7 +19,7 @@ function front(points) {
 
 function costCard() {
   const name = (each) => [HARDWARE.labels.length > 1 && HARDWARE.labels[each.h], POLICY.labels[each.p]].filter(Boolean).join(" ");
-  return card("cost", () => `${METRIC.get(latencyMetric()).title} against cost`, {
+  return card("cost", () => capital(`${METRIC.get(latencyMetric()).title} against cost`), {
     why: () => (METRIC.has(COST) && costPoints().length ? null : "Not drawn: no price of this hardware is known, so there is no cost."),
     finding: () => {
       const found = front(costPoints());
@@ -45,10 +45,9 @@ function costCard() {
         line: { color: colour("ink"), width: 1.6, shape: "hv" }, marker: { size: 11, symbol: best.map((each) => `${DATA.policies[each.p].symbol}`), color: best.map((each) => policyColour(each.p)), line: { color: colour("ink"), width: 1.4 } },
       };
       const metric = METRIC.get(latencyMetric());
-      const log = { type: "log", dtick: "D2", exponentformat: "none" };
-      const layout = {
-        xaxis: { ...axisStyle(), ...log, title: { ...axisStyle().title, text: "cost, US$ per million output tokens" } },
-        yaxis: { ...axisStyle(), ...log, title: { ...axisStyle().title, text: literal(`${metric.title}, ${metric.unit}`) } },
+            const layout = {
+        xaxis: { ...axisStyle(), ...logAxis(points.map((each) => each.cost)), title: { ...axisStyle().title, text: "cost, US$ per million output tokens" } },
+        yaxis: { ...axisStyle(), ...logAxis(points.map((each) => each.latency)), title: { ...axisStyle().title, text: literal(`${metric.title}, ${metric.unit}`) } },
       };
       return paint(plot, "Latency against cost, with the Pareto front", [...lines, edge], layout, 400);
     },

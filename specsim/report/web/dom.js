@@ -19,13 +19,15 @@ function literal(text) {
   return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
 
-const PLAIN = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 3 });
+const SHORT = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 3 });
+const PLAIN = new Intl.NumberFormat("en-US", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
 /** A number in three significant digits, or whole from 100 on. */
 function number(value) {
   if (value == null || Number.isNaN(value)) return "–";
-  return Math.abs(value) >= 100 ? WHOLE.format(value) : PLAIN.format(value);
+  if (Math.abs(value) >= 100) return WHOLE.format(value);
+  return (Number.isInteger(value) ? SHORT : PLAIN).format(value);
 }
 
 function percent(share) {
@@ -34,6 +36,11 @@ function percent(share) {
 
 function withUnit(value, unit) {
   return unit && value != null ? `${number(value)} ${unit}` : number(value);
+}
+
+/** A text as the beginning of a sentence. */
+function capital(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 function plural(count, word, words = `${word}s`) {

@@ -33,23 +33,45 @@ function withinLimits(h) {
   const fine = shown("load").flatMap((l) => shown("policy").map((p) => ({ l, p, share: interval(valuesOf(cell(h, p, l), "slo_attainment")).mean })))
     .filter((each) => each.share != null && each.share >= 0.99);
   if (!fine.length) return "at none of these loads do 99 % of the requests keep the SLO";
-  const top = fine.reduce((high, each) => (each.l > high.l || (each.l === high.l && each.share > high.share) ? each : high));
-  return `99 % of the requests keep the SLO up to ${loadText(top.l)} (${POLICY.labels[top.p]})`;
+  const top = Math.max(...fine.map((each) => each.l));
+  const names = fine.filter((each) => each.l === top).map((each) => POLICY.labels[each.p]);
+  const who = names.length === shown("policy").length ? "with every policy" : `with ${listed(names)}`;
+  return `99 % of the requests keep the SLO up to ${loadText(top)}${POLICY.labels.length > 1 ? `, ${who}` : ""}`;
+}
+
+/** All policies, best first: what there is to say of a single load. */
+function ranking(h, l) {
+  const { unit } = METRIC.get(state.metric);
+  return best(h, l).ranked.map(({ p, mean, points, unstable }) => {
+    const over = DATA.baseline == null || p === DATA.baseline ? null : gain(points, cell(h, DATA.baseline, l), state.metric);
+    const notes = [over && `×${over.mean.toFixed(2)} over ${POLICY.labels[DATA.baseline]}`, unstable && "the queue kept growing"].filter(Boolean);
+    return `${POLICY.labels[p]} ${withUnit(mean, unit)}${notes.length ? ` (${notes.join(", ")})` : ""}`;
+  }).join(", ");
+}
+
+/** The main numbers of a single run. */
+function mainNumbers(h, p, l) {
+  const points = cell(h, p, l);
+  const texts = ["mean_e2el_ms", "p99_ttft_ms", "mean_tpot_ms", "output_throughput", "tokens_per_step"].filter((name) => METRIC.has(name))
+    .map((name) => `${METRIC.get(name).title} ${withUnit(interval(valuesOf(points, name)).mean, METRIC.get(name).unit)}`);
+  return `${texts.join(", ")}; ${isUnstable(points) ? "the queue kept growing" : "it keeps up with its arrivals"}`;
 }
 
 function findings() {
-  if (POLICY.labels.length < 2 && LOAD.labels.length < 2) return [];
   return shown("hardware").filter((h) => shown("load").some((l) => best(h, l))).map((h) => {
     const texts = [];
-    if (POLICY.labels.length > 1) texts.push(`best by ${METRIC.get(state.metric).title.toLowerCase()}: ${winnersByLoad(h)}`);
+    const by = `by ${METRIC.get(state.metric).title}`;
+    const [first, ...others] = shown("load").filter((l) => best(h, l));
+    if (POLICY.labels.length > 1) texts.push(others.length ? `best ${by}: ${winnersByLoad(h)}` : `${by}, best first: ${ranking(h, first)}`);
+    else if (!others.length) texts.push(mainNumbers(h, shown("policy")[0], first));
     if (LOAD.labels.length > 1) texts.push(breakingPoint(h), withinLimits(h));
-    return { title: HARDWARE.labels[h], text: `${texts.filter(Boolean).join("; ")}.` };
+    return { title: HARDWARE.labels[h], text: `${capital(texts.filter(Boolean).join("; "))}.` };
   });
 }
 
 function findingsCard() {
   return card("findings", () => "In short", {
-    why: () => (findings().length ? null : "Nothing to compare: all runs have one policy and one load."),
+    why: () => (cells.size ? null : "No finished run is selected."),
     draw: (plot) => {
       plot.replaceChildren(make("dl", {}, ...findings().flatMap(({ title, text }) => [make("dt", {}, title), make("dd", {}, text)])));
       return findings().length;

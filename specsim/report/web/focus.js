@@ -73,8 +73,8 @@ function cdfCard() {
         };
       })).filter(Boolean);
       const { layout, height } = panels(plot, ["", "", ""], {
-        x: (i) => ({ title: `${LATENCIES[i][1]}, ms`, type: "log", dtick: "D2", exponentformat: "none", nticks: 6 }),
-        y: () => ({ title: "share of requests, %", range: [0, 1.02], tickformat: ",.0%", dtick: 0.25 }), rowHeight: 260,
+        x: (i) => ({ title: `${LATENCIES[i][1]}, ms`, ...logAxis(traces.filter((trace) => (trace.xaxis ?? "x") === `x${i ? i + 1 : ""}`).flatMap((trace) => trace.x)) }),
+        y: () => ({ title: "share of requests", range: [0, 1.02], tickformat: ",.0%", dtick: 0.25 }), rowHeight: 260,
       });
       return paint(plot, `Cumulative distributions${focusName()}`, traces, layout, height);
     },
@@ -144,13 +144,13 @@ function breakdownCard() {
       const traces = PARTS.map(([name, title], i) => ({
         type: "bar", orientation: "h", y: names, x: found.map(({ parts }) => parts[i]), name: title,
         marker: { color: colour(`part-${name}`), line: { color: colour("surface"), width: 1 } },
-        text: found.map(({ parts }) => (parts[i] >= 0.07 ? percent(parts[i]) : "")), textposition: "inside", insidetextanchor: "middle", textangle: 0,
+        text: found.map(({ parts }) => (parts[i] >= 0.04 ? `${Math.round(100 * parts[i])} %` : "")), textposition: "inside", insidetextanchor: "middle", textangle: 0,
         insidetextfont: { color: colour(`on-${name}`) }, hoverinfo: "text",
         hovertext: found.map(({ p, parts }) => `${literal(POLICY.labels[p])}: ${title} ${percent(parts[i])}`),
       }));
       const layout = {
-        barmode: "stack", bargap: 0.3, showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal", itemclick: false, itemdoubleclick: false },
-        xaxis: { ...axisStyle(), range: [0, 1], tickformat: ",.0%", title: { ...axisStyle().title, text: "share of the time of all replicas" } },
+        barmode: "stack", bargap: 0.3, uniformtext: { minsize: 11, mode: "hide" }, showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal", itemclick: false, itemdoubleclick: false },
+        xaxis: { ...axisStyle(), range: [0, 1.005], dtick: 0.2, tickformat: ",.0%", title: { ...axisStyle().title, text: "share of the time of all replicas" } },
         yaxis: { ...axisStyle(), type: "category", showgrid: false, ticks: "" }, margin: { l: 10, r: 14, t: 34, b: 44 },
       };
       return paint(plot, `Shares of the time by policy${focusName()}`, traces, layout, Math.max(170, 96 + 42 * found.length));

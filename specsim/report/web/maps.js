@@ -3,7 +3,7 @@
 function mapTable(caption, rowTitle, rows) {
   const loads = shown("load");
   return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    make("table", { class: "map" },
+    make("table", { class: loads.length > 4 ? "map wide" : "map" },
       make("caption", {}, caption),
       make("thead", {}, make("tr", {}, make("th", { scope: "col" }, rowTitle), ...loads.map((l) => make("th", { scope: "col" }, LOAD.labels[l])))),
       make("tbody", {}, ...rows)));
@@ -14,8 +14,11 @@ function axisCaption() {
 }
 
 function crossoverCard() {
-  return card("crossover", () => `Best policy by ${METRIC.get(state.metric).title.toLowerCase()}`, {
-    why: () => (POLICY.labels.length < 2 ? `Not drawn: all runs have the same policy (${POLICY.labels[0]}). Sweep policy to compare several.` : null),
+  return card("crossover", () => `Best policy by ${METRIC.get(state.metric).title}`, {
+    why: () => {
+      if (POLICY.labels.length < 2) return `Not drawn: all runs have the same policy (${POLICY.labels[0]}). Sweep policy to compare several.`;
+      return LOAD.labels.length * HARDWARE.labels.length < 2 ? "Not drawn: there is one load and one hardware; the ranking stands above." : null;
+    },
     finding: crossoverFinding,
     draw: (plot) => {
       const { unit } = METRIC.get(state.metric);
@@ -29,13 +32,14 @@ function crossoverCard() {
 
 function crossoverCell(found, unit) {
   if (!found) return make("td", { class: "none" }, "no run");
-  const { p, mean, second, lead, isTied, unstable } = found;
-  const mark = unstable ? "all unstable" : isTied ? `= ${POLICY.labels[second.p]}` : lead ? `×${number(lead.mean)}` : "";
+  const { p, mean, second, lead, isTied, unstable, count } = found;
+  const missing = state.shown.policy.size - count;
+  const mark = unstable ? "all unstable" : isTied ? `= ${POLICY.labels[second.p]}` : lead ? `×${lead.mean.toFixed(2)}` : "";
   const title = [`${POLICY.labels[p]}: ${withUnit(mean, unit)}`,
     second && `next: ${POLICY.labels[second.p]}, ${withUnit(second.mean, unit)}`,
     isTied && "the paired 95 % interval of the difference includes 0"].filter(Boolean).join("; ");
   return make("td", { "data-policy": p, title, style: { "--ink-light": DATA.policies[p].light, "--ink-dark": DATA.policies[p].dark } },
-    make("span", { class: "winner" }, policyName(p)), make("span", { class: "detail" }, withUnit(mean, unit)), make("span", { class: "detail" }, mark));
+    make("span", { class: "winner" }, policyName(p)), make("span", { class: "detail" }, withUnit(mean, unit)), make("span", { class: "detail" }, mark), missing ? make("span", { class: "detail" }, `of ${count} of ${state.shown.policy.size}`) : null);
 }
 
 function crossoverFinding() {
@@ -61,7 +65,7 @@ function heatRows() {
 }
 
 function heatCard() {
-  return card("speed-up", () => `Speed-up over no speculation, ${METRIC.get(state.metric).title.toLowerCase()}`, {
+  return card("speed-up", () => `Speed-up over no speculation, by ${METRIC.get(state.metric).title}`, {
     why: () => {
       if (DATA.baseline == null) return "Not drawn: there is no run without speculation (policy off) to compare with.";
       if (!state.shown.policy.has(DATA.baseline)) return "Not drawn: the policy without speculation is filtered out.";
@@ -86,7 +90,7 @@ function heatCell(h, p, l) {
   const isOpen = isUnstable(cell(h, p, l));
   return make("td", {
     "data-gain": found.mean, class: found.mean >= 1 ? "gain" : "loss", style: { "--strength": `${Math.round(100 * strength)}%` },
-    title: `${POLICY.labels[p]} on ${HARDWARE.labels[h]} at ${loadText(l)}: ×${number(found.mean)}${bounds}${isOpen ? "; the queue kept growing" : ""}`,
+    title: `${POLICY.labels[p]} on ${HARDWARE.labels[h]} at ${loadText(l)}: ×${found.mean.toFixed(2)}${bounds}${isOpen ? "; the queue kept growing" : ""}`,
   }, found.mean.toFixed(2), isOpen ? make("sup", { title: "the queue kept growing" }, "u") : null);
 }
 
@@ -107,5 +111,5 @@ function heatFinding() {
   }
   if (!top) return "";
   const open = anyUnstable ? " u: the queue kept growing." : "";
-  return `From ×${number(bottom.mean)} (${bottom.where}) to ×${number(top.mean)} (${top.where}).${open}`;
+  return `From ×${bottom.mean.toFixed(2)} (${bottom.where}) to ×${top.mean.toFixed(2)} (${top.where}).${open}`;
 }

@@ -3,7 +3,7 @@
 function overLoadCard() {
   const metric = () => METRIC.get(state.metric);
   const log = make("input", { type: "checkbox", id: "log", checked: true, onchange: (event) => { state.isLog = event.target.checked; update(); } });
-  return card("over-load", () => `${metric().title} by ${LOAD.title.toLowerCase()}`, {
+  return card("over-load", () => capital(`${metric().title} by ${LOAD.title.toLowerCase()}`), {
     tools: [make("label", { class: "choice" }, log, "logarithmic")],
     why: () => (LOAD.labels.length < 2 ? `Not drawn: all runs have the same load (${loadText(0)}). Sweep ${LOAD.field} to see it.` : null),
     draw: drawOverLoad,
@@ -22,17 +22,15 @@ function spread({ mean, half }) {
 }
 
 function overLoadFinding() {
-  const { unit } = METRIC.get(state.metric);
+  const { title, unit } = METRIC.get(state.metric);
   const texts = shown("hardware").map((h) => {
-    const places = shown("load").filter((l) => best(h, l));
-    if (!places.length) return null;
-    const [first, last] = [places[0], places[places.length - 1]];
-    const name = HARDWARE.labels.length > 1 ? `${HARDWARE.labels[h]}: ` : "";
-    const at = (l) => { const found = best(h, l); return `${POLICY.labels[found.p]} is best at ${loadText(l)} (${withUnit(found.mean, unit)})`; };
-    return first === last ? `${name}${at(first)}` : `${name}${at(first)}, ${at(last)}`;
+    const found = shown("load").map((l) => best(h, l)).filter(Boolean);
+    if (!found.length) return null;
+    const where = HARDWARE.labels.length > 1 ? ` on ${HARDWARE.labels[h]}` : "";
+    return `from ${number(found[0].mean)} to ${withUnit(found[found.length - 1].mean, unit)}${where}`;
   }).filter(Boolean);
-  const bands = state.replications.size > 1 ? " Bands: 95 % intervals over the replications." : "";
-  return `${texts.join("; ")}.${bands} Open markers: the queue kept growing.`;
+  const bands = state.replications.size > 1 ? " Bands: 95 % intervals over the replications; all policies share their luck, so differences are surer than the bands suggest." : "";
+  return `From the lowest load to the highest, ${title} of the best policy goes ${texts.join(", ")}.${bands} Open markers: the queue kept growing.`;
 }
 
 function drawOverLoad(plot) {
@@ -43,7 +41,7 @@ function drawOverLoad(plot) {
   });
   const { layout, height } = panels(plot, shown("hardware").map((h) => HARDWARE.labels[h]), {
     x: (_, width) => loadAxis(width),
-    y: () => ({ title: unit ? `${title}, ${unit}` : title, type: state.isLog ? "log" : "linear", ...(state.isLog ? { dtick: "D2", exponentformat: "none" } : { rangemode: "tozero" }) }),
+    y: () => ({ title: unit ? `${title}, ${unit}` : title, ...(state.isLog ? logAxis(traces.filter((trace) => trace.marker).flatMap((trace) => trace.y)) : { rangemode: "tozero" }) }),
   });
   return paint(plot, `${title} by ${LOAD.title}. ${overLoadFinding()}`, traces, { ...layout, hovermode: "x" }, height);
 }
@@ -55,8 +53,8 @@ function policyOverLoad(h, p, panel) {
   if (!found.length) return [];
   const x = found.map(({ l }) => loadNumber(l));
   const [ink, shape] = [policyColour(p), DATA.policies[p].symbol];
-  // An interval may reach below what the axis can show; the text still has all of it.
-  const low = found.map(({ mean, half }) => Math.max(mean - (half ?? 0), state.isLog ? mean / 10 : 0));
+  // No axis shows what lies below 0; the text still has all of the interval.
+  const low = found.map(({ mean, half }) => Math.max(mean - (half ?? 0), state.isLog ? mean / 100 : 0));
   const edge = { x, mode: "lines", line: { width: 0 }, hoverinfo: "skip", ...onPanel(panel) };
   const band = found.some(({ half }) => half != null)
     ? [{ ...edge, y: low }, { ...edge, y: found.map(({ mean, half }) => mean + (half ?? 0)), fill: "tonexty", fillcolor: faint(ink, 0.16) }] : [];

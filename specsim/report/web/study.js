@@ -11,7 +11,7 @@ const state = {
   slices: OTHERS.map(() => 0),
   metric: DATA.metrics[0].name,
   isLog: true,
-  focus: { hardware: 0, load: 0 },
+  focus: { hardware: 0, load: Math.floor(LOAD.labels.length / 2) },
 };
 
 let cells = new Map();
@@ -38,7 +38,8 @@ function select() {
     cells.get(key).push(point);
   }
   for (const role of ["hardware", "load"]) {
-    if (!state.shown[role].has(state.focus[role])) state.focus[role] = shown(role)[0];
+    const distance = (place) => Math.abs(place - state.focus[role]);
+    state.focus[role] = shown(role).reduce((nearest, place) => (distance(place) < distance(nearest) ? place : nearest));
   }
 }
 
@@ -92,11 +93,19 @@ function isUnstable(points) {
   return points.some((point) => valueOf(point, "unstable"));
 }
 
+/** Only the replications that all of them have, if there are any: others met other requests. */
+function onSameLuck(all) {
+  const has = (each, replication) => each.points.some((point) => point.replication === replication);
+  const shared = new Set(DATA.replications.filter((replication) => all.every((each) => has(each, replication))));
+  if (!shared.size) return all;
+  return all.map((each) => ({ ...each, points: each.points.filter((point) => shared.has(point.replication)) }));
+}
+
 /** The best policy of some hardware at some load; those that keep up come first. */
 function best(h, l, name = state.metric) {
   const sign = METRIC.get(name).better === "low" ? 1 : -1;
-  const ranked = shown("policy")
-    .map((p) => ({ p, points: cell(h, p, l) }))
+  const ran = shown("policy").map((p) => ({ p, points: cell(h, p, l) })).filter((each) => each.points.length);
+  const ranked = onSameLuck(ran)
     .map((each) => ({ ...each, mean: interval(valuesOf(each.points, name)).mean, unstable: isUnstable(each.points) }))
     .filter((each) => each.mean != null)
     .sort((a, b) => a.unstable - b.unstable || sign * (a.mean - b.mean));
@@ -104,7 +113,7 @@ function best(h, l, name = state.metric) {
   const [first, second] = ranked;
   const lead = second ? gain(first.points, second.points, name) : null;
   const isTied = lead?.low != null && lead.low <= 1 && lead.high >= 1;
-  return { ...first, second, lead, isTied };
+  return { ...first, second, lead, isTied, count: ranked.length, ranked };
 }
 
 function loadText(l) {

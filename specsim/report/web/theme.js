@@ -25,8 +25,13 @@ function startTheme(redraw) {
   PREFERS_DARK.addEventListener("change", redraw);
 }
 
+/** A colour of the style sheet, as it is in the theme of the moment. */
 function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const probe = document.getElementById("theme");
+  probe.style.outlineColor = `var(--${name})`;
+  const found = getComputedStyle(probe).outlineColor;
+  probe.style.outlineColor = "";
+  return found;
 }
 
 function policyColour(p) {
