@@ -19,7 +19,7 @@ __all__ = ["write_page"]
 _WEB = Path(__file__).with_name("web")
 _SCRIPTS = (
     *("dom", "study", "theme", "filters", "chart", "over_load", "maps", "cost", "capacity"),
-    *("focus", "overview", "findings", "provenance", "main"),
+    *("focus", "time", "overview", "findings", "provenance", "main"),
 )
 """In the order in which they stand on the page."""
 

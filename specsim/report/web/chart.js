@@ -12,10 +12,23 @@ function card(id, title, { why = () => null, draw, finding = () => "", rows = nu
   const seen = make("p", { class: "finding" });
   const missing = make("p", { class: "missing", hidden: true });
   const alternative = make("div", { class: "scroll", tabindex: "0", role: "region" });
-  const details = rows && make("details", { class: "alternative", ontoggle: () => fill() }, make("summary", {}, "Numbers as a table"), alternative);
+  const details =
+    rows &&
+    make(
+      "details",
+      { class: "alternative", ontoggle: () => fill() },
+      make("summary", {}, "Numbers as a table"),
+      alternative,
+    );
   const bar = make("div", { class: "tools" }, ...tools);
-  const element = make("section", { class: "card", id, "data-chart": id, "aria-labelledby": `${id}-title` },
-    make("header", {}, make("div", {}, heading, seen), bar), missing, plot, details);
+  const element = make(
+    "section",
+    { class: "card", id, "data-chart": id, "aria-labelledby": `${id}-title` },
+    make("header", {}, make("div", {}, heading, seen), bar),
+    missing,
+    plot,
+    details,
+  );
 
   function fill() {
     if (!details?.open) return;
@@ -28,7 +41,9 @@ function card(id, title, { why = () => null, draw, finding = () => "", rows = nu
     const reason = why();
     heading.textContent = title();
     missing.hidden = !reason;
-    [plot, bar, details, seen].forEach((part) => { if (part) part.hidden = Boolean(reason); });
+    [plot, bar, details, seen].forEach((part) => {
+      if (part) part.hidden = Boolean(reason);
+    });
     element.dataset.drawn = 0;
     element.classList.toggle("empty", Boolean(reason));
     if (reason) {
@@ -47,8 +62,15 @@ function card(id, title, { why = () => null, draw, finding = () => "", rows = nu
 
 function axisStyle() {
   return {
-    gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, showline: true, ticks: "outside",
-    ticklen: 4, tickcolor: colour("line"), automargin: true, title: { font: { size: 12, color: colour("muted") }, standoff: 8 },
+    gridcolor: colour("grid"),
+    linecolor: colour("line"),
+    zeroline: false,
+    showline: true,
+    ticks: "outside",
+    ticklen: 4,
+    tickcolor: colour("line"),
+    automargin: true,
+    title: { font: { size: 12, color: colour("muted") }, standoff: 8 },
   };
 }
 
@@ -56,16 +78,32 @@ function axisStyle() {
 async function paint(plot, label, traces, layout, height) {
   const style = getComputedStyle(document.body);
   const base = {
-    height, autosize: true, showlegend: false, hovermode: "closest", dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 52, r: 12, t: 26, b: 44 },
+    height,
+    autosize: true,
+    showlegend: false,
+    hovermode: "closest",
+    dragmode: matchMedia("(pointer: fine)").matches ? "zoom" : false,
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    margin: { l: 52, r: 12, t: 26, b: 44 },
     font: { family: style.fontFamily, size: 12, color: colour("ink") },
-    hoverlabel: { bgcolor: colour("surface"), bordercolor: colour("line"), font: { family: style.fontFamily, size: 12, color: colour("ink") }, align: "left" },
+    hoverlabel: {
+      bgcolor: colour("surface"),
+      bordercolor: colour("line"),
+      font: { family: style.fontFamily, size: 12, color: colour("ink") },
+      align: "left",
+    },
     transition: { duration: 0 },
   };
   plot.setAttribute("role", "img");
   plot.setAttribute("aria-label", label);
   plot.style.height = `${height}px`;
-  await Plotly.react(plot, traces, { ...base, ...layout }, { displayModeBar: false, responsive: true });
+  await Plotly.react(
+    plot,
+    traces,
+    { ...base, ...layout },
+    { displayModeBar: false, responsive: true },
+  );
   return traces.length;
 }
 
@@ -73,7 +111,11 @@ async function paint(plot, label, traces, layout, height) {
  * Panels side by side, as many as fit: their domains, axes and headings.
  * `x(i)` and `y(i)` give the settings of the axes of a panel beyond the common ones.
  */
-function panels(plot, titles, { x, y, minWidth = 300, rowHeight = 300, sharesY = true, perRow = Infinity }) {
+function panels(
+  plot,
+  titles,
+  { x, y, minWidth = 300, rowHeight = 300, sharesY = true, perRow = Infinity },
+) {
   const width = plot.clientWidth || 600;
   const columns = Math.max(1, Math.min(titles.length, perRow, Math.floor(width / minWidth)));
   const rows = Math.ceil(titles.length / columns);
@@ -92,13 +134,31 @@ function panels(plot, titles, { x, y, minWidth = 300, rowHeight = 300, sharesY =
     const { title: xTitle, ...xRest } = x(index, w * width);
     const { title: yTitle, ...yRest } = y(index);
     layout[`xaxis${suffix}`] = { ...axisStyle(), ...xRest, domain: domain.x, anchor: `y${suffix}` };
-    layout[`yaxis${suffix}`] = { ...axisStyle(), ...yRest, domain: domain.y, anchor: `x${suffix}`, showticklabels: isOuter, ticks: isOuter ? "outside" : "", ...(sharesY && index ? { matches: "y" } : {}) };
+    layout[`yaxis${suffix}`] = {
+      ...axisStyle(),
+      ...yRest,
+      domain: domain.y,
+      anchor: `x${suffix}`,
+      showticklabels: isOuter,
+      ticks: isOuter ? "outside" : "",
+      ...(sharesY && index ? { matches: "y" } : {}),
+    };
     layout[`xaxis${suffix}`].title = { ...axisStyle().title, text: literal(xTitle ?? "") };
-    layout[`yaxis${suffix}`].title = { ...axisStyle().title, text: isOuter ? literal(yTitle ?? "") : "" };
+    layout[`yaxis${suffix}`].title = {
+      ...axisStyle().title,
+      text: isOuter ? literal(yTitle ?? "") : "",
+    };
     if (title) {
       layout.annotations.push({
-        text: `<b>${literal(title)}</b>`, showarrow: false, xref: "paper", yref: "paper", x: left, y: top,
-        xanchor: "left", yanchor: "bottom", font: { size: 13 },
+        text: `<b>${literal(title)}</b>`,
+        showarrow: false,
+        xref: "paper",
+        yref: "paper",
+        x: left,
+        y: top,
+        xanchor: "left",
+        yanchor: "bottom",
+        font: { size: 13 },
       });
     }
   });
@@ -110,11 +170,21 @@ function logAxis(values) {
   const known = values.filter((value) => value > 0);
   if (!known.length) return { type: "log" };
   const [low, high] = [Math.min(...known) / 1.15, Math.max(...known) * 1.15];
-  const ticks = (steps) => range(Math.ceil(Math.log10(high / low)) + 2)
-    .flatMap((i) => steps.map((step) => step * 10 ** (Math.floor(Math.log10(low)) + i))).filter((tick) => tick >= low && tick <= high);
-  const fitting = [[1], [1, 2, 5], [1, 1.5, 2, 3, 5, 7]].map(ticks).find((found) => found.length >= 3);
+  const ticks = (steps) =>
+    range(Math.ceil(Math.log10(high / low)) + 2)
+      .flatMap((i) => steps.map((step) => step * 10 ** (Math.floor(Math.log10(low)) + i)))
+      .filter((tick) => tick >= low && tick <= high);
+  const fitting = [[1], [1, 2, 5], [1, 1.5, 2, 3, 5, 7]]
+    .map(ticks)
+    .find((found) => found.length >= 3);
   const tickvals = fitting ?? ticks([1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9]);
-  return { type: "log", range: [Math.log10(low), Math.log10(high)], tickmode: "array", tickvals, ticktext: tickvals.map((tick) => SHORT.format(tick)) };
+  return {
+    type: "log",
+    range: [Math.log10(low), Math.log10(high)],
+    tickmode: "array",
+    tickvals,
+    ticktext: tickvals.map((tick) => SHORT.format(tick)),
+  };
 }
 
 function onPanel(index) {
@@ -126,7 +196,10 @@ function loadAxis(width) {
   const places = shown("load");
   const numbers = LOAD.numbers ?? range(LOAD.labels.length);
   const values = places.map((l) => numbers[l]);
-  const isLog = LOAD.numbers != null && Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) >= 8;
+  const isLog =
+    LOAD.numbers != null &&
+    Math.min(...values) > 0 &&
+    Math.max(...values) / Math.min(...values) >= 8;
   const at = (value) => (isLog ? Math.log10(value) : value);
   const [first, last] = [Math.min(...values.map(at)), Math.max(...values.map(at))];
   const margin = (last - first || 1) * 0.05;
@@ -137,9 +210,12 @@ function loadAxis(width) {
     if (room > 14 + 6 * LOAD.labels[l].length) ticks.push(l);
   }
   return {
-    title: LOAD.unit ? `${LOAD.title}, ${LOAD.unit}` : LOAD.title, type: isLog ? "log" : "linear",
-    range: [first - margin, last + margin], tickmode: "array",
-    tickvals: ticks.map((l) => numbers[l]), ticktext: ticks.map((l) => literal(LOAD.labels[l])),
+    title: LOAD.unit ? `${LOAD.title}, ${LOAD.unit}` : LOAD.title,
+    type: isLog ? "log" : "linear",
+    range: [first - margin, last + margin],
+    tickmode: "array",
+    tickvals: ticks.map((l) => numbers[l]),
+    ticktext: ticks.map((l) => literal(LOAD.labels[l])),
   };
 }
 

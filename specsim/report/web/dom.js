@@ -6,7 +6,8 @@ function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "style") for (const [key, v] of Object.entries(value)) element.style.setProperty(key, v);
+    else if (name === "style")
+      for (const [key, v] of Object.entries(value)) element.style.setProperty(key, v);
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value != null) element.setAttribute(name, value);
   }
@@ -20,7 +21,10 @@ function literal(text) {
 }
 
 const SHORT = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 3 });
-const PLAIN = new Intl.NumberFormat("en-US", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
+const PLAIN = new Intl.NumberFormat("en-US", {
+  minimumSignificantDigits: 3,
+  maximumSignificantDigits: 3,
+});
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
 /** A number in three significant digits, or whole from 100 on. */
@@ -59,10 +63,38 @@ function range(count) {
 
 /** A table of texts and elements; cells that hold numbers are aligned right. */
 function table(caption, head, rows) {
-  const isNumber = head.map((_, column) => rows.every((row) => /^[-–±\d]/.test(row[column] ?? "–")));
-  return make("table", {},
+  const isNumber = head.map((_, column) =>
+    rows.every((row) => /^[-–±\d]/.test(row[column] ?? "–")),
+  );
+  return make(
+    "table",
+    {},
     make("caption", {}, caption),
-    make("thead", {}, make("tr", {}, ...head.map((text, i) => make("th", { scope: "col", class: isNumber[i] && "num" }, text)))),
-    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell, i) =>
-      make(i ? "td" : "th", { scope: i ? null : "row", class: isNumber[i] && "num" }, cell ?? "–"))))));
+    make(
+      "thead",
+      {},
+      make(
+        "tr",
+        {},
+        ...head.map((text, i) => make("th", { scope: "col", class: isNumber[i] && "num" }, text)),
+      ),
+    ),
+    make(
+      "tbody",
+      {},
+      ...rows.map((row) =>
+        make(
+          "tr",
+          {},
+          ...row.map((cell, i) =>
+            make(
+              i ? "td" : "th",
+              { scope: i ? null : "row", class: isNumber[i] && "num" },
+              cell ?? "–",
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
 }

@@ -10,8 +10,12 @@ async function update() {
 }
 
 function section(id, title, ...content) {
-  return make("section", { class: "group", id, "aria-labelledby": `${id}-heading` },
-    make("h2", { id: `${id}-heading` }, title), ...content);
+  return make(
+    "section",
+    { class: "group", id, "aria-labelledby": `${id}-heading` },
+    make("h2", { id: `${id}-heading` }, title),
+    ...content,
+  );
 }
 
 function start() {
@@ -24,7 +28,13 @@ function start() {
     findingsCard(),
     section("which", "Which policy, at which load", crossoverCard(), overLoadCard(), heatCard()),
     section("price", "At what cost", costCard(), ...[capacityCard()].filter(Boolean)),
-    section("closer", "A closer look", focus.element, cdfCard(), make("div", { class: "pair" }, timelineCard(), breakdownCard())),
+    section(
+      "closer",
+      "A closer look",
+      focus.element,
+      cdfCard(),
+      make("div", { class: "pair" }, timelineCard(), breakdownCard()),
+    ),
     section("all", "All runs", overviewCard(), ...[failedCard(), provenanceCard()].filter(Boolean)),
   );
   let width = innerWidth;

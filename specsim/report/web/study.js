@@ -32,14 +32,17 @@ function select() {
     if (!state.replications.has(point.replication)) continue;
     if (!OTHERS.every((_, index) => point.places[index + 3] === state.slices[index])) continue;
     const [h, p, l] = point.places;
-    if (!state.shown.hardware.has(h) || !state.shown.policy.has(p) || !state.shown.load.has(l)) continue;
+    if (!state.shown.hardware.has(h) || !state.shown.policy.has(p) || !state.shown.load.has(l))
+      continue;
     const key = `${h} ${p} ${l}`;
     if (!cells.has(key)) cells.set(key, []);
     cells.get(key).push(point);
   }
   for (const role of ["hardware", "load"]) {
     const distance = (place) => Math.abs(place - state.focus[role]);
-    state.focus[role] = shown(role).reduce((nearest, place) => (distance(place) < distance(nearest) ? place : nearest));
+    state.focus[role] = shown(role).reduce((nearest, place) =>
+      distance(place) < distance(nearest) ? place : nearest,
+    );
   }
 }
 
@@ -96,17 +99,28 @@ function isUnstable(points) {
 /** Only the replications that all of them have, if there are any: others met other requests. */
 function onSameLuck(all) {
   const has = (each, replication) => each.points.some((point) => point.replication === replication);
-  const shared = new Set(DATA.replications.filter((replication) => all.every((each) => has(each, replication))));
+  const shared = new Set(
+    DATA.replications.filter((replication) => all.every((each) => has(each, replication))),
+  );
   if (!shared.size) return all;
-  return all.map((each) => ({ ...each, points: each.points.filter((point) => shared.has(point.replication)) }));
+  return all.map((each) => ({
+    ...each,
+    points: each.points.filter((point) => shared.has(point.replication)),
+  }));
 }
 
 /** The best policy of some hardware at some load; those that keep up come first. */
 function best(h, l, name = state.metric) {
   const sign = METRIC.get(name).better === "low" ? 1 : -1;
-  const ran = shown("policy").map((p) => ({ p, points: cell(h, p, l) })).filter((each) => each.points.length);
+  const ran = shown("policy")
+    .map((p) => ({ p, points: cell(h, p, l) }))
+    .filter((each) => each.points.length);
   const ranked = onSameLuck(ran)
-    .map((each) => ({ ...each, mean: interval(valuesOf(each.points, name)).mean, unstable: isUnstable(each.points) }))
+    .map((each) => ({
+      ...each,
+      mean: interval(valuesOf(each.points, name)).mean,
+      unstable: isUnstable(each.points),
+    }))
     .filter((each) => each.mean != null)
     .sort((a, b) => a.unstable - b.unstable || sign * (a.mean - b.mean));
   if (!ranked.length) return null;

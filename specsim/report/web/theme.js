@@ -14,12 +14,20 @@ function startTheme(redraw) {
     if (control.value === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = control.value;
   };
-  try { control.value = localStorage.getItem("specsim-theme") || "auto"; } catch { /* not kept */ }
+  try {
+    control.value = localStorage.getItem("specsim-theme") || "auto";
+  } catch {
+    /* not kept */
+  }
   if (!control.value) control.value = "auto";
   apply();
   control.addEventListener("change", () => {
     apply();
-    try { localStorage.setItem("specsim-theme", control.value); } catch { /* not kept */ }
+    try {
+      localStorage.setItem("specsim-theme", control.value);
+    } catch {
+      /* not kept */
+    }
     redraw();
   });
   PREFERS_DARK.addEventListener("change", redraw);
