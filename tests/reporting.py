@@ -1,5 +1,6 @@
 """A small sweep, run for real, for the tests of what is made from its folder."""
 
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,36 @@ def whole_sweep(path: Path) -> Path:
         {"workload.arrivals.rate": RATES},
     ]
     return sweep_folder(path, axes)
+
+
+def copied(folder: Path, target: Path) -> Path:
+    """Copy the points of a sweep, and what it was."""
+    (target / "points").mkdir(parents=True)
+    for path in [folder / "sweep.yaml", *(folder / "points").iterdir()]:
+        (target / path.relative_to(folder)).write_bytes(path.read_bytes())
+    return target
+
+
+class Tags(HTMLParser):
+    """Collects what a browser would make of a page: its elements, and its data."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.title = ""
+        self.data = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = dict(attrs).get("id") or tag
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "data":
+            self.data += data
+        if self._inside == "title":
+            self.title += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""

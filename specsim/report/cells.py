@@ -81,7 +81,9 @@ def restricted(study: Study, choices: list[str]) -> tuple[Study, list[str]]:
     policy = places.get(1)
     lens = study.draft_lens if policy is None else [study.draft_lens[policy]]
     names = [f"{study.axes[number].field}={study.axes[number].labels[0]}" for number in held]
-    return replace(study, axes=axes, points=points, draft_lens=lens), names
+    profiles = study.profiles if 0 not in places else [study.profiles[places[0]]]
+    part = replace(study, axes=axes, points=points, draft_lens=lens, profiles=profiles)
+    return part, names
 
 
 def _parsed(study: Study, choice: str) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from specsim.report.colours import styles
-from specsim.report.measures import MEASURES, measured
+from specsim.report.measures import COST, MEASURES, measured
 from specsim.report.study import Point, Study
 
 __all__ = ["page_data"]
@@ -43,7 +43,7 @@ def page_data(study: Study) -> dict[str, Any]:
             {
                 "name": each.name,
                 "title": each.title,
-                "unit": each.unit,
+                "unit": f"{study.currency} {each.unit}" if each.name == COST else each.unit,
                 "better": "low" if each.is_low_better else "high",
             }
             for each in shown
@@ -66,6 +66,7 @@ def page_data(study: Study) -> dict[str, Any]:
         "config": study.config,
         "warnings": study.warnings,
         "prices": list(study.prices.items()),
+        "currency": study.currency,
         "price_date": study.price_date,
         "capacity": study.capacity,
     }

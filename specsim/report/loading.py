@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specsim.errors import ConfigError
+from specsim.report.capacity_folder import load_capacity
 from specsim.report.run_folder import load_comparison, load_run
 from specsim.report.study import Study
 from specsim.report.sweep_folder import load_sweep
@@ -13,6 +14,7 @@ __all__ = ["load_study"]
 _READERS: dict[str, Callable[[Path], Study]] = {
     "sweep.yaml": load_sweep,
     "comparison.json": load_comparison,
+    "capacity.json": load_capacity,
     "summary.json": load_run,
 }
 """By the file that tells what a folder is."""
@@ -24,8 +26,8 @@ def load_study(folder: Path) -> Study:
     Parameters
     ----------
     folder : Path
-        As ``specsim sweep``, ``specsim compare --out`` or ``specsim run --out`` wrote it; a sweep
-        need not be finished.
+        As ``specsim sweep``, or ``run``, ``compare`` or ``capacity`` with ``--out``, wrote it; a
+        sweep need not be finished.
 
     Returns
     -------
@@ -44,5 +46,5 @@ def load_study(folder: Path) -> Study:
         raise ConfigError(f"{folder}: {what}; give the folder of a sweep, a comparison or a run")
     raise ConfigError(
         f"{folder}: holds none of {', '.join(_READERS)}, so it is no results folder; give one that "
-        "`specsim sweep`, `specsim compare --out` or `specsim run --out` wrote"
+        "`specsim sweep`, or `run`, `compare` or `capacity` with --out, wrote"
     )

@@ -30,7 +30,7 @@ MEASURES = (
     Measure("output_throughput", "Output throughput", "tokens/s", False),
     Measure("request_goodput", "Goodput", "requests/s", False),
     Measure("slo_attainment", "Requests within the SLO", "share", False),
-    Measure(COST, "Cost", "$ per million output tokens"),
+    Measure(COST, "Cost", "per million output tokens"),
     Measure("tokens_per_step", "Tokens per step", "", False),
     Measure("spec_decode_acceptance_rate", "Draft acceptance", "%", False),
     Measure("num_preemptions", "Preemptions", ""),
@@ -59,6 +59,6 @@ def measured(study: Study, point: Point) -> dict[str, float]:
     price = study.prices.get(study.axes[0].labels[point.places[0]])
     tokens_per_s = found.get("output_throughput")
     if price is not None and tokens_per_s:
-        found[COST] = price / 3600 / tokens_per_s * 1e6
+        found[COST] = price * found.get("replicas", 1.0) / 3600 / tokens_per_s * 1e6
     known = {measure.name for measure in MEASURES}
     return {name: value for name, value in found.items() if name in known}

@@ -64,16 +64,19 @@ class Study:
     """Runs that were asked for; more than there are points if it is not finished."""
     draft_lens: list[int | None]
     """Draft length that each policy always asks for; 0 of no speculation, None if it decides."""
+    profiles: list[str]
+    """Profile of each hardware, as configured."""
     config: str
     """What was run, as YAML."""
     version: str
     """Of specsim, by which the runs were made."""
     prices: dict[str, float] = field(default_factory=dict)
-    """US dollars per hour of all GPUs of a run, by label of its hardware, where known."""
+    """Of the GPUs of one replica, per hour, by label of the hardware, where known."""
+    currency: str = "USD"
     price_date: str = ""
     warnings: list[str] = field(default_factory=list)
     capacity: dict[str, Any] | None = None
-    """``capacity.json`` as it was written."""
+    """What each hardware sustains under each policy, where that was asked for."""
 
     @property
     def baseline(self) -> int | None:

@@ -62,6 +62,7 @@ def load_sweep(folder: Path) -> Study:
         points=points,
         num_expected=sweep.num_points,
         draft_lens=grid.draft_lens(configs),
+        profiles=grid.profiles(configs),
         config=yaml.safe_dump(sweep.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
         version=found.specsim_version,
     )
@@ -106,6 +107,11 @@ class _Grid:
             found.setdefault(self.places(number)[1], set()).add(draft_len(config))
         # Where something else changes it, it is not the policy's own.
         return [values.pop() if len(values) == 1 else None for _, values in sorted(found.items())]
+
+    def profiles(self, configs: dict[int, dict[str, Any]]) -> list[str]:
+        """Return the profile of each hardware."""
+        found = {self.places(n)[0]: str(config["profile"]) for n, config in configs.items()}
+        return [profile for _, profile in sorted(found.items())]
 
     def _is_numeric(self, number: int) -> bool:
         values = next(iter(self._sweep.axes[number].values()))

@@ -7,7 +7,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from specsim.plots.study.drawing import MARKERS, Chart, Drawing, make_log
-from specsim.report.cells import is_unstable, values_of
+from specsim.report.cells import Cell, is_unstable, values_of
 from specsim.report.measures import COST, MEASURES, Measure
 
 __all__ = ["COST_CHART"]
@@ -19,7 +19,8 @@ class _Offer:
     policy: int
     cost: float
     latency: float
-    unstable: bool
+    is_fine: bool
+    """Whether enough requests keep their limits, where that was asked for, and it keeps up."""
 
 
 def _latency(drawing: Drawing) -> Measure:
@@ -34,8 +35,17 @@ def _offers(drawing: Drawing) -> list[_Offer]:
         latencies = values_of(drawing.study, cell, _latency(drawing)).values()
         if prices and latencies:
             mean = (fmean(prices), fmean(latencies))
-            found.append(_Offer(hardware, policy, *mean, is_unstable(cell)))
+            found.append(_Offer(hardware, policy, *mean, _is_fine(drawing, cell)))
     return found
+
+
+def _is_fine(drawing: Drawing, cell: Cell) -> bool:
+    if is_unstable(cell):
+        return False
+    wanted = drawing.study.capacity["attainment"] if drawing.study.capacity else 0.0
+    attainment = next(measure for measure in MEASURES if measure.name == "slo_attainment")
+    shares = values_of(drawing.study, cell, attainment).values()
+    return not wanted or fmean(shares) >= wanted
 
 
 def _why_not(drawing: Drawing) -> str | None:
@@ -69,7 +79,9 @@ def _draw(drawing: Drawing) -> Figure:
     measure = _latency(drawing)
     make_log(axis.xaxis)
     make_log(axis.yaxis)
-    axis.set_xlabel("cost, US$ per million output tokens (black: Pareto front)")
+    axis.set_xlabel(
+        f"cost, {drawing.study.currency} per million output tokens (black: Pareto front)"
+    )
     axis.set_ylabel(f"{measure.title}, {measure.unit}")
     axis.grid(alpha=0.3)
     axis.legend(fontsize="small")
@@ -80,7 +92,7 @@ def _front(offers: list[_Offer]) -> list[_Offer]:
     """Return what no other offer beats in both, by rising cost. Overload is no offer."""
     best: list[_Offer] = []
     for offer in sorted(offers, key=lambda o: (o.cost, o.latency)):
-        if not offer.unstable and (not best or offer.latency < best[-1].latency):
+        if offer.is_fine and (not best or offer.latency < best[-1].latency):
             best.append(offer)
     return best
 

@@ -17,7 +17,12 @@ __all__ = ["CROSSOVER", "SPEED_UP"]
 _SLOW_TO_FAST = LinearSegmentedColormap.from_list("speed-up", ["#d8853b", "#ffffff", "#5b9bd2"])
 
 
+_OWN_LOADS = "each policy was tried at loads of its own"
+
+
 def _no_baseline(drawing: Drawing) -> str | None:
+    if drawing.study.capacity is not None:
+        return _OWN_LOADS
     if drawing.study.baseline is None:
         return "there is no run without speculation (policy off) to compare with"
     return None if len(drawing.axis(1).labels) > 1 else "there is no run with speculation"
@@ -79,6 +84,8 @@ def _label_columns(axis: Axes, drawing: Drawing) -> None:
 
 
 def _no_choice(drawing: Drawing) -> str | None:
+    if drawing.study.capacity is not None:
+        return _OWN_LOADS
     if len(drawing.axis(1).labels) < 2:
         return "all runs have the same policy; sweep policy"
     if len(drawing.axis(0).labels) * len(drawing.axis(2).labels) < 2:

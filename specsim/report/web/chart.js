@@ -203,6 +203,8 @@ function loadAxis(width) {
   const at = (value) => (isLog ? Math.log10(value) : value);
   const [first, last] = [Math.min(...values.map(at)), Math.max(...values.map(at))];
   const margin = (last - first || 1) * 0.05;
+  const title = LOAD.unit ? `${LOAD.title}, ${LOAD.unit}` : LOAD.title;
+  if (isLog && places.length > 16) return { title, ...logAxis(values) };
   const ticks = [];
   for (const l of places) {
     const previous = ticks.length ? at(numbers[ticks[ticks.length - 1]]) : -Infinity;
@@ -210,7 +212,7 @@ function loadAxis(width) {
     if (room > 14 + 6 * LOAD.labels[l].length) ticks.push(l);
   }
   return {
-    title: LOAD.unit ? `${LOAD.title}, ${LOAD.unit}` : LOAD.title,
+    title,
     type: isLog ? "log" : "linear",
     range: [first - margin, last + margin],
     tickmode: "array",

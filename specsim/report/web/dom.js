@@ -35,7 +35,7 @@ function number(value) {
 }
 
 function percent(share) {
-  return share == null ? "–" : `${number(100 * share)} %`;
+  return share == null ? "–" : `${number(100 * share)}\u00a0%`;
 }
 
 function withUnit(value, unit) {
@@ -45,6 +45,10 @@ function withUnit(value, unit) {
 /** A text as the beginning of a sentence. */
 function capital(text) {
   return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+function money(value) {
+  return `${number(value)} ${DATA.currency}`;
 }
 
 function plural(count, word, words = `${word}s`) {

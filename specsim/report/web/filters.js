@@ -121,7 +121,7 @@ function startFilters(onChange) {
     return group.element;
   };
   const policies = add(POLICY, "policy", swatch);
-  const more = [add(HARDWARE, "hardware"), add(LOAD, "load")];
+  const more = [add(HARDWARE, "hardware"), DATA.capacity ? null : add(LOAD, "load")];
   if (DATA.replications.length > 1) {
     const labels = DATA.replications.map(String);
     const chosen = new Set(range(labels.length));
@@ -160,7 +160,7 @@ function startFilters(onChange) {
       { id: "metric" },
     ),
   );
-  const rest = make("div", { class: "more" }, ...more);
+  const rest = make("div", { class: "more" }, ...more.filter(Boolean));
   const toggle = make(
     "button",
     {

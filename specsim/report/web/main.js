@@ -18,6 +18,11 @@ function section(id, title, ...content) {
   );
 }
 
+function closerSection() {
+  const pair = make("div", { class: "pair" }, timelineCard(), breakdownCard());
+  return section("closer", "A closer look", focus.element, cdfCard(), pair);
+}
+
 function start() {
   document.getElementById("subtitle").textContent = subtitle();
   document.getElementById("notices").append(...noticeList());
@@ -25,16 +30,10 @@ function start() {
   focus = focusControls();
   const body = document.getElementById("sections");
   body.append(
-    findingsCard(),
+    capacityCard() ?? findingsCard(),
     section("which", "Which policy, at which load", crossoverCard(), overLoadCard(), heatCard()),
-    section("price", "At what cost", costCard(), ...[capacityCard()].filter(Boolean)),
-    section(
-      "closer",
-      "A closer look",
-      focus.element,
-      cdfCard(),
-      make("div", { class: "pair" }, timelineCard(), breakdownCard()),
-    ),
+    section("price", "At what cost", costCard()),
+    DATA.capacity ? "" : closerSection(),
     section("all", "All runs", overviewCard(), ...[failedCard(), provenanceCard()].filter(Boolean)),
   );
   let width = innerWidth;

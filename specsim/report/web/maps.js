@@ -1,5 +1,7 @@
 /* Two maps, as tables of coloured cells: which policy is best, and what speculation gains. */
 
+const OWN_LOADS = "Not drawn: each policy was tried at loads of its own.";
+
 function mapTable(caption, rowTitle, rows) {
   const loads = shown("load");
   return make(
@@ -31,6 +33,7 @@ function axisCaption() {
 function crossoverCard() {
   return card("crossover", () => `Best policy by ${METRIC.get(state.metric).title}`, {
     why: () => {
+      if (DATA.capacity) return OWN_LOADS;
       if (POLICY.labels.length < 2)
         return `Not drawn: all runs have the same policy (${POLICY.labels[0]}). Sweep policy to compare several.`;
       return LOAD.labels.length * HARDWARE.labels.length < 2
@@ -120,6 +123,7 @@ function heatCard() {
     () => `Speed-up over no speculation, by ${METRIC.get(state.metric).title}`,
     {
       why: () => {
+        if (DATA.capacity) return OWN_LOADS;
         if (DATA.baseline == null)
           return "Not drawn: there is no run without speculation (policy off) to compare with.";
         if (!state.shown.policy.has(DATA.baseline))

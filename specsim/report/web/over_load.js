@@ -40,6 +40,7 @@ function spread({ mean, half }) {
 
 function overLoadFinding() {
   const { title, unit } = METRIC.get(state.metric);
+  if (DATA.capacity) return "Each mark is a load that was tried on one replica.";
   const texts = shown("hardware")
     .map((h) => {
       const found = shown("load")

@@ -32,7 +32,7 @@ function overviewColumns() {
       show: (row) => (key === "p" ? policyName(row.p) : axis.labels[row[key]]),
     }));
   const gained =
-    DATA.baseline == null
+    DATA.baseline == null || DATA.capacity
       ? []
       : [
           {
@@ -108,7 +108,7 @@ function overviewCard() {
   return card("overview", () => "All cases", {
     why: () => (cells.size ? null : "Not drawn: no finished run is selected."),
     finding: () =>
-      `${plural(overviewRows().length, "case")}, means over ${plural(state.replications.size, "replication")}. Speed-up of mean E2E latency over no speculation. Sort with the buttons in the heads.`,
+      `${plural(overviewRows().length, "case")}, means over ${plural(state.replications.size, "replication")}. ${DATA.capacity || DATA.baseline == null ? "" : "Speed-up of mean E2E latency over no speculation. "}Sort with the buttons in the heads.`,
     draw: (plot) => {
       const columns = overviewColumns();
       const rows = overviewRows();

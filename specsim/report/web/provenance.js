@@ -16,14 +16,14 @@ function noticeList() {
 
 function subtitle() {
   const parts = [HARDWARE, POLICY, LOAD, ...OTHERS]
-    .filter((axis) => axis.labels.length > 1)
+    .filter((axis) => axis.labels.length > 1 && !(DATA.capacity && axis === LOAD))
     .map((axis) => `${axis.labels.length} × ${axis.title.toLowerCase()}`);
   if (DATA.replications.length > 1) parts.push(`${DATA.replications.length} replications`);
   const fixed = [HARDWARE, LOAD]
     .filter((axis) => axis.labels.length === 1)
     .map((axis) => (axis.unit ? `${axis.labels[0]} ${axis.unit}` : axis.labels[0]));
   return [
-    `${plural(DATA.points.length, "run")}${parts.length ? `: ${parts.join(", ")}` : ""}`,
+    `${plural(DATA.points.length, DATA.capacity ? "load" : "run")}${parts.length ? `: ${parts.join(", ")}` : ""}`,
     ...fixed,
     `specsim ${DATA.version}`,
   ].join(" · ");
