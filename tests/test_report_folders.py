@@ -75,6 +75,19 @@ def test_any_number_serves_as_load_and_the_rest_is_held(tmp_path: Path) -> None:
     assert (held, [point.number for point in part.points]) == ([], [1])
 
 
+def test_arrivals_are_told_apart_by_their_number(tmp_path: Path) -> None:
+    clients = [{"kind": "closed_loop", "concurrency": n} for n in (2, 4)]
+    study = load_study(sweep_folder(tmp_path / "closed", [{"workload.arrivals": clients}], 1))
+    load = study.axes[2]
+    assert (load.title, load.labels, load.numbers) == ("Concurrency", ["2", "4"], [2.0, 4.0])
+    mixed = [{"kind": "poisson", "rate": 5.0}, clients[0]]
+    study = load_study(sweep_folder(tmp_path / "mixed", [{"workload.arrivals": mixed}], 1))
+    load = study.axes[2]
+    assert (load.title, load.labels[1], load.numbers) == (
+        *("Arrivals", "closed_loop:concurrency=2", None),
+    )
+
+
 @pytest.mark.parametrize(
     ("choice", "why"),
     [("policy", "expected FIELD=VALUE"), ("policy.k=1", "did you mean 'policy'"),

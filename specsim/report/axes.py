@@ -12,7 +12,8 @@ _LOADS = {
     "workload.arrivals.concurrency": ("Concurrency", "requests"),
     "workload.arrivals.time_scale": ("Time scale of the trace", ""),
 }
-_TITLES = {"profile": "Hardware", "policy": "Policy", "replicas": "Replicas"}
+_ARRIVALS = "workload.arrivals"
+_TITLES = {"profile": "Hardware", "policy": "Policy", _ARRIVALS: "Arrivals", "replicas": "Replicas"}
 
 
 def role_of(fields: list[str]) -> str:
@@ -27,7 +28,7 @@ def role_of(fields: list[str]) -> str:
     -------
     str
     """
-    if any(name in _LOADS for name in fields):
+    if any(name in _LOADS or name == _ARRIVALS for name in fields):
         return LOAD
     if "profile" in fields:
         return HARDWARE
@@ -53,10 +54,22 @@ def axis_of(role: str, field: str, names: list[str], values: list[Any]) -> Axis:
     -------
     Axis
     """
+    if field == _ARRIVALS:
+        field, names, values = _spelled_out(names, values)
     title, unit = _LOADS.get(field, (_TITLES.get(field, field), ""))
     are_numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     numbers = [float(value) for value in values] if are_numbers else None
     return Axis(role, title, unit, field, shortened(names) if role == HARDWARE else names, numbers)
+
+
+def _spelled_out(names: list[str], values: list[Any]) -> tuple[str, list[str], list[Any]]:
+    """Return whole arrivals by the one number that tells them apart, if there is one."""
+    for field in _LOADS:
+        name = field.rsplit(".", 1)[1]
+        found = [value.get(name) if isinstance(value, dict) else None for value in values]
+        if None not in found and len(set(found)) == len(found):
+            return field, labels(found), found
+    return _ARRIVALS, names, values
 
 
 def shortened(names: list[str]) -> list[str]:

@@ -124,6 +124,8 @@ def find_measure(study: Study, name: str) -> Measure:
     ConfigError
         None of them has it.
     """
+    if not study.finished:
+        raise ConfigError("none of these runs has come to an end, so there is nothing to draw")
     known = {name for point in study.finished for name in measured(study, point)}
     for measure in MEASURES:
         if measure.name == name and name in known:

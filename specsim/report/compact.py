@@ -32,6 +32,7 @@ def page_data(study: Study) -> dict[str, Any]:
     finished = study.finished
     values = [measured(study, point) for point in finished]
     shown = [each for each in MEASURES if any(each.name in found for found in values)]
+    shown = shown or [MEASURES[0]]  # a page where nothing has ended still says what failed
     replications = sorted({point.replication for point in study.points})
     stride = -(-sum(len(p.timeline.get("time_s", ())) for p in finished) // _MAX_SAMPLES) or 1
     return {

@@ -5,8 +5,9 @@ const CARDS = [];
 /**
  * A card. `why()` says why there is nothing to draw, or gives null; `draw(plot)` draws and gives the
  * number of marks; `finding()` says what is seen; `rows()` gives {head, rows} of the table.
+ * Most cards need runs that ended and that the filters let through.
  */
-function card(id, title, { why = () => null, draw, finding = () => "", rows = null, tools = [] }) {
+function card(id, title, { why = () => null, draw, finding = () => "", rows = null, tools = [], needsRuns = true }) {
   const plot = make("div", { class: "plot" });
   const heading = make("h3", { id: `${id}-title` });
   const seen = make("p", { class: "finding" });
@@ -38,7 +39,7 @@ function card(id, title, { why = () => null, draw, finding = () => "", rows = nu
   }
 
   async function update() {
-    const reason = why();
+    const reason = needsRuns && !cells.size ? "Not drawn: no finished run is selected." : why();
     heading.textContent = title();
     missing.hidden = !reason;
     [plot, bar, details, seen].forEach((part) => {

@@ -13,7 +13,7 @@ function winnersByLoad(h) {
   return runs
     .map(({ p, from, to }, index) => {
       const name = POLICY.labels[p];
-      if (runs.length === 1) return `${name} at every load`;
+      if (runs.length === 1) return `${name} ${IS_LOAD ? "at every load" : "everywhere"}`;
       if (index === 0) return `${name} up to ${LOAD.labels[to]}`;
       if (index === runs.length - 1) return `${name} from ${loadText(from)}`;
       return from === to
@@ -101,14 +101,13 @@ function findings() {
             : `${by}, best first: ${ranking(h, first)}`,
         );
       else if (!others.length) texts.push(mainNumbers(h, shown("policy")[0], first));
-      if (LOAD.labels.length > 1) texts.push(breakingPoint(h), withinLimits(h));
+      if (LOAD.labels.length > 1 && IS_LOAD) texts.push(breakingPoint(h), withinLimits(h));
       return { title: HARDWARE.labels[h], text: `${capital(texts.filter(Boolean).join("; "))}.` };
     });
 }
 
 function findingsCard() {
   return card("findings", () => "In short", {
-    why: () => (cells.size ? null : "No finished run is selected."),
     draw: (plot) => {
       plot.replaceChildren(
         make(

@@ -52,9 +52,7 @@ function atFocus(has) {
 
 function missingAtFocus(has, what) {
   if (atFocus(has).length) return null;
-  return cells.size
-    ? `Not drawn: no ${what} was kept of the runs here${focusName()}.`
-    : "Not drawn: no finished run is selected.";
+  return `Not drawn: no ${what} was kept of the runs here${focusName()}.`;
 }
 
 /** Quantiles, averaged over the replications: 0 to 100 % in equal steps. */

@@ -55,7 +55,7 @@ function overLoadFinding() {
     state.replications.size > 1
       ? " Bands: 95 % intervals over the replications; all policies share their luck, so differences are surer than the bands suggest."
       : "";
-  return `From the lowest load to the highest, ${title} of the best policy goes ${texts.join(", ")}.${bands} Open markers: the queue kept growing.`;
+  return `From left to right, ${title} of the best policy goes ${texts.join(", ")}.${bands} Open markers: the queue kept growing.`;
 }
 
 function drawOverLoad(plot) {

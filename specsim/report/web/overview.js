@@ -106,7 +106,6 @@ function overviewRows() {
 
 function overviewCard() {
   return card("overview", () => "All cases", {
-    why: () => (cells.size ? null : "Not drawn: no finished run is selected."),
     finding: () =>
       `${plural(overviewRows().length, "case")}, means over ${plural(state.replications.size, "replication")}. ${DATA.capacity || DATA.baseline == null ? "" : "Speed-up of mean E2E latency over no speculation. "}Sort with the buttons in the heads.`,
     draw: (plot) => {

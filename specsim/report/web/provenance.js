@@ -32,6 +32,7 @@ function subtitle() {
 function failedCard() {
   if (!DATA.failed.length) return null;
   return card("failed", () => "Failed runs", {
+    needsRuns: false,
     finding: () =>
       `${plural(DATA.failed.length, "run")} came to nothing, whatever the filters say.`,
     draw: (plot) => {
@@ -60,6 +61,7 @@ function failedCard() {
 
 function provenanceCard() {
   return card("provenance", () => "Configuration and provenance", {
+    needsRuns: false,
     draw: (plot) => {
       const hashes = new Set([...DATA.points, ...DATA.failed].map((point) => point.hash));
       const seeds = [...new Set([...DATA.points, ...DATA.failed].map((point) => point.seed))].sort(

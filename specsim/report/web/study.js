@@ -3,6 +3,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const [HARDWARE, POLICY, LOAD] = DATA.axes;
 const OTHERS = DATA.axes.slice(3);
+const IS_LOAD = LOAD.field.startsWith("workload.arrivals"); // or any other number that was swept
 const METRIC = new Map(DATA.metrics.map((metric, index) => [metric.name, { ...metric, index }]));
 
 const state = {
@@ -132,7 +133,8 @@ function best(h, l, name = state.metric) {
 
 function loadText(l) {
   const label = LOAD.labels[l];
-  return LOAD.unit ? `${label} ${LOAD.unit}` : label;
+  if (LOAD.unit) return `${label} ${LOAD.unit}`;
+  return IS_LOAD ? label : `${LOAD.title} ${label}`;
 }
 
 /** The metric that is shown, if it is a latency, or else the mean latency. */
