@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from specsim.cli.acceptance import acceptance_app
+from specsim.cli.capacity import capacity
 from specsim.cli.catalogue import list_members, schema
 from specsim.cli.drafts import draft_eval
 from specsim.cli.inspection import breakdown, timeline
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command()(run)
 app.command(cls=ManyPolicies)(compare)
 app.command()(sweep)
+app.command(cls=ManyPolicies)(capacity)
 app.command()(tune)
 app.command("draft-eval")(draft_eval)
 app.command()(timeline)

@@ -1,12 +1,14 @@
 """Running one point of a sweep: from its configuration to the record that is kept of it."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.errors import SpecsimError
+from specsim.request import Request
 from specsim.results.export import structured_columns
 from specsim.results.metrics import latencies
 from specsim.results.steps import StepsTable
@@ -16,6 +18,7 @@ from specsim.simulate import Run, simulate
 from specsim.summary import Summary
 from specsim.sweep.plan import Point
 from specsim.version import __version__
+from specsim.workload import WorkloadConfig
 
 __all__ = ["failed_point", "run_point"]
 
@@ -40,7 +43,8 @@ def run_point(point: Point) -> dict[str, Any]:
     """
     try:
         experiment = point.experiment()
-        summary = Summary(simulate(experiment))
+        requests = _requests(experiment.workload.model_dump_json(), experiment.seed)
+        summary = Summary(simulate(experiment, requests=requests))
         found = {
             "metrics": flat_metrics(summary.data),
             "distributions": _distributions(summary),
@@ -51,6 +55,12 @@ def run_point(point: Point) -> dict[str, Any]:
     except Exception as error:  # a bug, or a class of the user's; the others are not to suffer
         return failed_point(point, f"{type(error).__name__}: {error}")
     return {**_header(point, None, experiment.hash), **found}
+
+
+@lru_cache(maxsize=4)
+def _requests(workload: str, seed: int) -> list[Request]:
+    # Cached, for a process runs many policies on one workload, and that may be a long file.
+    return list(WorkloadConfig.model_validate_json(workload).build(seed).requests())
 
 
 def failed_point(point: Point, why: str) -> dict[str, Any]:
