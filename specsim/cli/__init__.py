@@ -16,6 +16,7 @@ from specsim.cli.gate import gate
 from specsim.cli.inspection import breakdown, timeline
 from specsim.cli.parity import parity
 from specsim.cli.profiles import profile_app
+from specsim.cli.report import plot, report
 from specsim.cli.simulation import ManyPolicies, compare, run
 from specsim.cli.sweep import sweep
 from specsim.cli.tokens import tokens_app
@@ -44,6 +45,8 @@ app.command()(timeline)
 app.command()(breakdown)
 app.command()(parity)
 app.command()(validate)
+app.command()(report)
+app.command()(plot)
 app.add_typer(trace_app, name="trace")
 app.add_typer(tokens_app, name="tokens")
 app.add_typer(acceptance_app, name="acceptance")
