@@ -11,7 +11,9 @@ import typer
 from specsim.cli.acceptance import acceptance_app
 from specsim.cli.catalogue import list_members, schema
 from specsim.cli.drafts import draft_eval
+from specsim.cli.export import export
 from specsim.cli.inspection import breakdown, timeline
+from specsim.cli.observe import observe
 from specsim.cli.parity import parity
 from specsim.cli.profiles import profile_app
 from specsim.cli.simulation import ManyPolicies, compare, run
@@ -38,8 +40,10 @@ app.command()(tune)
 app.command("draft-eval")(draft_eval)
 app.command()(timeline)
 app.command()(breakdown)
+app.command()(export)
 app.command()(parity)
 app.command()(validate)
+app.command()(observe)
 app.add_typer(trace_app, name="trace")
 app.add_typer(tokens_app, name="tokens")
 app.add_typer(acceptance_app, name="acceptance")
