@@ -11,7 +11,7 @@ from specsim.cli.terminal import progress, show, warn
 
 __all__ = ["observe"]
 
-_KINDS_SHOWN = 5
+_KINDS_SHOWN = 8
 
 
 def observe(

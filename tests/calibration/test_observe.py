@@ -1,6 +1,5 @@
 """specsim observe, against a small server with vLLM's streaming interface."""
 
-import asyncio
 import json
 import signal
 import socket
@@ -90,7 +89,8 @@ def test_deliveries_are_recorded_as_they_come(cli: Run, workload: Path) -> None:
         assert counts[:-1] == [DELIVERIES[n % 5] for n in range(len(counts) - 1)]
         assert sum(counts) == row["output_toks"] == len(row["output_tok_ids"])
         assert row["queued_ts"] + STEP < row["first_token_ts"] == times[0]
-        assert row["last_token_ts"] == times[-1] >= times[0] + STEP * (len(times) - 1) * 0.9
+        assert row["last_token_ts"] == times[-1] > row["queued_ts"] + STEP * len(times)
+        assert times == sorted(times)
 
 
 def test_arrival_times_are_kept_however_slow_the_server(cli: Run, workload: Path) -> None:
@@ -134,6 +134,7 @@ def test_no_failure_is_dropped(cli: Run, workload: Path) -> None:
     for number, said in {
         3: "HTTP 500: EngineCore encountered an issue", 8: "in the stream: out of blocks",
         21: "the stream ended before", 25: "timeout", 13: "not understood",
+        5: "the connection broke",
     }.items():  # fmt: skip
         assert said in failed[number]["error"]
         assert said in err
@@ -290,19 +291,17 @@ class TestBadInput:
         self.fails(cli, f"http://127.0.0.1:{free_port()}", workload, "no server answers (Conn")
 
     def test_something_else_answers(self, cli: Run, workload: Path) -> None:
+        def banner() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-x\r\n\r\n")
+
         with closing(socket.socket()) as other:
             other.bind(("127.0.0.1", 0))
             other.listen()
-            url = f"http://127.0.0.1:{other.getsockname()[1]}"
-
-            async def banner() -> None:
-                await asyncio.get_running_loop().sock_sendall(
-                    (await asyncio.get_running_loop().sock_accept(other))[0], b"SSH-2.0-x\r\n\r\n"
-                )
-
-            other.setblocking(False)
-            thread = threading.Thread(target=lambda: asyncio.run(banner()))
+            thread = threading.Thread(target=banner)
             thread.start()
+            url = f"http://127.0.0.1:{other.getsockname()[1]}"
             self.fails(cli, url, workload, "no server answers")
             thread.join()
 

@@ -158,6 +158,11 @@ class Client:
             answer.error = INTERRUPTED
         except TimeoutError:
             answer.error = "timeout: the server fell silent"
+        except aiohttp.ServerDisconnectedError:
+            answer.error = "the server hung up before it answered"
+        except (aiohttp.ClientPayloadError, ConnectionError) as error:
+            where = "in the middle of the answer" if answer.deliveries else "before the first token"
+            answer.error = one_line(f"the connection broke {where} ({type(error).__name__})")
         except (aiohttp.ClientError, OSError) as error:
             answer.error = one_line(error)
         if answer.is_whole:  # whatever happened after the last event

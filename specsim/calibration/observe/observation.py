@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from specsim.calibration.observe.client import Client, Options, new_session
+from specsim.calibration.observe.client import INTERRUPTED, Client, Options, new_session
 from specsim.calibration.observe.load import Sent, send_all
 from specsim.calibration.observe.outcome import Observation
 from specsim.calibration.observe.rows import request_row
@@ -28,6 +28,7 @@ from specsim.errors import ConfigError
 __all__ = ["observe"]
 
 _WARM_UP_LEN = 16
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 def observe(
@@ -129,6 +130,8 @@ class _Run:
             prompt = self._prompts.warm_up(number, first.prompt_len)
             length = min(first.output_len, _WARM_UP_LEN)
             answer = await client.ask(client.encode(prompt, length))
+            if answer.error == INTERRUPTED:
+                raise asyncio.CancelledError
             if answer.error is not None:
                 raise ConfigError(
                     f"the warm-up request of {first.prompt_len} + {length} tokens failed: "
@@ -189,14 +192,16 @@ async def _until_interrupt(work: Awaitable[None]) -> bool:
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
-    with suppress(NotImplementedError, RuntimeError):  # not on Windows, nor outside the main thread
-        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    for number in _INTERRUPTS:
+        with suppress(NotImplementedError, RuntimeError):  # on Windows, outside the main thread
+            loop.add_signal_handler(number, task.cancel)
     try:
         await work
-    except asyncio.CancelledError:  # of SIGINT by asyncio itself
+    except asyncio.CancelledError:
         task.uncancel()
         return True
-    finally:
-        with suppress(NotImplementedError, RuntimeError):
-            loop.remove_signal_handler(signal.SIGTERM)
+    finally:  # a second interrupt ends the program
+        for number in _INTERRUPTS:
+            with suppress(NotImplementedError, RuntimeError):
+                loop.remove_signal_handler(number)
     return False
