@@ -89,9 +89,12 @@ def _id_range(text: str) -> tuple[int, int]:
 def _body(text: str | None) -> dict[str, Any]:
     from specsim.errors import ConfigError
 
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no number")
+
     try:
-        fields = json.loads(text) if text is not None else {}
-    except ValueError as error:
+        fields = json.loads(text, parse_constant=refuse) if text is not None else {}
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--body {text}: is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ConfigError(f"--body {text}: expected an object of fields")

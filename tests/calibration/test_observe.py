@@ -337,6 +337,7 @@ class TestBadInput:
             (("--ids", "5"), "--ids 5: expected two token ids"),
             (("--ids", "9:3"), "the smaller first"),
             (("--body", "{"), "is not JSON"),
+            (("--body", '{"top_p": NaN}'), "NaN is no number"),
             (("--body", "[]"), "expected an object"),
             (("--body", '{"prompt": "x"}'), "prompt is set by the workload"),
             (("--set", "workload.arrivals.rat=3"), "did you mean 'rate'?"),
@@ -345,6 +346,10 @@ class TestBadInput:
     )
     def test_options(self, cli: Run, workload: Path, options: tuple[str, ...], said: str) -> None:
         self.fails(cli, "http://127.0.0.1:9", workload, said, *options)
+
+    def test_file_without_a_workload(self, cli: Run, workload: Path) -> None:
+        workload.write_text("arrivals: {kind: poisson, rate: 3}\n")
+        self.fails(cli, "http://127.0.0.1:9", workload, "has no section 'workload'")
 
     @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://x:99999"])
     def test_url(self, cli: Run, workload: Path, url: str) -> None:

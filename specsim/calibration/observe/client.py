@@ -4,6 +4,7 @@ import asyncio
 import json
 from dataclasses import dataclass, field
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -46,6 +47,7 @@ class Answer:
     """What came back; times in seconds on the monotonic clock."""
 
     sent_at: float
+    """When its last byte was handed to the connection, if it came to that; else when it began."""
     deliveries: list[tuple[float, int]] = field(default_factory=list)
     """When tokens came, and how many."""
     token_ids: list[int] = field(default_factory=list)
@@ -80,11 +82,19 @@ def new_session(key: str | None, timeout: float) -> aiohttp.ClientSession:
     -------
     aiohttp.ClientSession
     """
+    watch = aiohttp.TraceConfig()
+    watch.on_request_chunk_sent.append(_stamp)
     return aiohttp.ClientSession(
+        trace_configs=[watch],
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT, sock_read=timeout),
     )
+
+
+async def _stamp(session: object, context: SimpleNamespace, sent: object) -> None:
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.sent_at = monotonic()
 
 
 class Client:
@@ -148,7 +158,9 @@ class Client:
         answer = Answer(monotonic())
         headers = {"Content-Type": "application/json"}
         try:
-            async with self._session.post(self._url, data=body, headers=headers) as response:
+            async with self._session.post(
+                self._url, data=body, headers=headers, trace_request_ctx=answer
+            ) as response:
                 if response.status != 200:
                     said = _message(await response.text(errors="replace"))
                     answer.error = one_line(f"HTTP {response.status}: {said}")

@@ -70,7 +70,8 @@ async def _open_loop(workload: Workload, send: Send) -> None:
     async with asyncio.TaskGroup() as group:
         for request in workload.requests:
             due_at = start + request.arrived_at
-            await asyncio.sleep(max(0.0, due_at - monotonic()))
+            if (delay := due_at - monotonic()) > 0:  # what is late goes before what comes in
+                await asyncio.sleep(delay)
             group.create_task(send(request.index, due_at))
 
 

@@ -62,8 +62,13 @@ def load_workload(path: Path, overrides: list[str]) -> Workload:
         The file, or one that it names, cannot be used.
     """
     data = overridden(load_mapping(path, ConfigError), overrides)
+    if "workload" not in data:
+        raise ConfigError(
+            f"{path}: has no section 'workload' (arrivals, lengths, num_requests); add it, or "
+            "name an experiment"
+        )
     config: Experiment | _Observed
-    if "workload" in data and "profile" not in data:
+    if "profile" not in data:
         with validated(str(path), ConfigError):
             config = _Observed.model_validate(data)
     else:
