@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Run
+from conftest import ROOT, Run
 
 from specsim.validation import load_run
 
@@ -57,11 +57,13 @@ class Server:
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self._log = folder / "server.log"
+        self.recorded = folder / "recorded"
         options = {
             "--model": folder, "--served-model-name": "tiny", "--load-format": "dummy",
             "--max-model-len": 2048, "--max-num-seqs": 16, "--host": "127.0.0.1", "--port": port,
             "--speculative-config": json.dumps(SPECULATIVE),
             "--per-request-spec-decode-metrics": "detailed",
+            "--scheduler-cls": "specsim.calibration.vllm.recording_scheduler",
         }  # fmt: skip
         flags = ["--skip-tokenizer-init", "--enforce-eager", "--enable-per-request-metrics"]
         # The command `vllm serve` of the CPU build asks for the version of a package named vllm,
@@ -72,7 +74,8 @@ class Server:
                 [*command, *(str(part) for pair in options.items() for part in pair)],
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=folder,
                 env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
-                     "VLLM_NO_USAGE_STATS": "1"},
+                     "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(ROOT),
+                     "SPECSIM_RECORD_DIR": str(self.recorded)},
             )  # fmt: skip
 
     def wait(self) -> None:
@@ -122,13 +125,17 @@ def observe(cli: Run, server: Server, rate: float) -> tuple[int, str, str]:
 
 
 def read() -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    lines = Path("run/requests.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines], json.loads(Path("run/meta.json").read_text())
+    return rows_of(Path("run")), json.loads(Path("run/meta.json").read_text())
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "requests.jsonl").read_text().splitlines()
+    return sorted(map(json.loads, lines), key=lambda row: row["queued_ts"])
 
 
 def test_what_is_recorded_is_what_vllm_counts(cli: Run, server: Server) -> None:
     code, out, err = observe(cli, server, rate=10.0)
-    assert (code, err) == (0, "")
+    assert code == 0, err
     assert "draft acceptance" in out
     rows, meta = read()
     counted = meta["server_metrics"]
@@ -147,6 +154,23 @@ def test_what_is_recorded_is_what_vllm_counts(cli: Run, server: Server) -> None:
     assert meta["kv_cache"]["num_gpu_blocks"] > 0
     run = load_run(Path("run"))
     assert len(run.runs[0].arrived_at) == NUM
+
+
+def test_the_client_sees_what_the_engine_records(cli: Run, server: Server) -> None:
+    observe(cli, server, rate=10.0)
+    seen, _ = read()
+    recorded = rows_of(server.recorded)[-NUM:]
+    num_known = 0
+    for client, engine in zip(seen, recorded, strict=True):
+        assert client["input_toks"] == engine["input_toks"]
+        assert client["output_toks"] == engine["output_toks"]
+        assert client["queued_ts"] < engine["queued_ts"]  # one clock, on one machine
+        for name in ("first_token_ts", "last_token_ts"):
+            assert engine[name] < client[name] < engine[name] + 0.25
+        if "accepted" in client:
+            num_known += len(client["accepted"])
+            assert client["accepted"] == [list(draft) for draft in engine["accepted"]]
+    assert num_known > 0
 
 
 def test_killed_half_way_the_rest_are_errors(cli: Run, server: Server) -> None:

@@ -1,6 +1,7 @@
 """What a server says of itself: its models, its version and its metrics."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -225,6 +226,8 @@ def parse_metrics(text: str) -> Metrics:
 def one_line(error: object, limit: int = 200) -> str:
     """Return what an error says, or its kind if it says nothing, as one line."""
     if isinstance(error, aiohttp.ClientConnectorError):
-        error = error.os_error.strerror or error.os_error  # the rest is how aiohttp was called
+        cause = error.os_error  # the rest is how aiohttp was called
+        number = cause.errno or 0
+        error = os.strerror(number) if number > 0 else cause.strerror or cause
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
