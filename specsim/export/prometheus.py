@@ -97,10 +97,11 @@ class _Page:
             yield from self._sums(f"spec_decode_{name}_total", help_text, column)
         name = "spec_decode_num_accepted_tokens_per_pos_total"
         yield from _head(name, "counter", "Accepted tokens by position in the draft, all engines.")
+        # Recorded of all replicas together: of several, the label engine can name none.
+        engine = "all" if len(self._engines) > 1 else 0
         rates = self._run.summary.get("spec_decode_per_position_acceptance_rates", [])
         for position, rate in enumerate(rates):
-            # Recorded of all replicas together, so the label engine says nothing.
-            labels: Labels = {"engine": "all", "model_name": self._model, "position": position}
+            labels: Labels = {"engine": engine, "model_name": self._model, "position": position}
             yield _sample(name, labels, round(rate * drafts))
 
     def _counters(self) -> Iterator[str]:

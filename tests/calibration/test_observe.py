@@ -22,6 +22,7 @@ from specsim.calibration.observe.rows import accepted_drafts
 from specsim.calibration.observe.server import parse_metrics
 from specsim.calibration.observe.workload import Prompts, load_workload
 from specsim.request import PrefixIds, Request
+from specsim.workload.readers import read_trace
 
 NUM = 30
 
@@ -143,6 +144,8 @@ def test_no_failure_is_dropped(cli: Run, workload: Path) -> None:
     assert meta["client"]["num_failed"] == len(FAULTS)
     assert sum(meta["client"]["errors"].values()) == len(FAULTS)
     assert meta["complete"] is True  # nothing is missing
+    trace = read_trace(Path("run/requests.jsonl"))
+    assert (len(trace), trace.num_dropped) == (NUM - len(FAULTS), len(FAULTS))
 
 
 def free_port() -> int:
