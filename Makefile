@@ -15,11 +15,11 @@ test-extras: $(VENV)/.installed-extras
 	$(BIN)/python -m pytest -m extras
 
 # Real vLLM 0.32.0 (CPU build, 3 GB, in an environment of its own) beside its simulation: 20 minutes.
-SPECSIM_VLLM_PYTHON ?= $(CURDIR)/.venv-vllm/bin/python
-export SPECSIM_VLLM_PYTHON
-test-vllm: $(VENV)/.installed
+test-vllm: export SPECSIM_VLLM_PYTHON ?= $(CURDIR)/.venv-vllm/bin/python
+test-vllm: $(VENV)/.installed-dev
 	test -x "$(SPECSIM_VLLM_PYTHON)" || tests/vllm/install.sh .venv-vllm
 	PYTHONPATH=. "$(SPECSIM_VLLM_PYTHON)" tests/vllm/check_recorder.py
+	$(BIN)/python -m pytest -n 0 tests/vllm
 	rm -rf results/vllm
 	$(BIN)/python tests/vllm/run.py --out results/vllm
 
