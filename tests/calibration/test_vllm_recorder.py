@@ -181,3 +181,19 @@ def test_what_is_cut_off_or_ended_from_outside_says_so(tmp_path: Path) -> None:
     assert errors == [None, "ended by abort", "the engine stopped before it had ended"]
     assert load_run(engine.folder).meta["complete"] is False
     assert load_run(engine.folder).num_failed == 2
+
+
+def test_a_settled_run_is_complete_until_more_arrives(tmp_path: Path) -> None:
+    engine = FakeEngine(tmp_path / "run")
+    engine.add("a", 2)
+    engine.update(engine.schedule({"a": 2}), {"a": 1})
+    engine.requests.pop("a").reason = "abort"
+    engine.recorder.ended(["a"])
+    engine.recorder.settle()
+    meta = json.loads((engine.folder / "meta.json").read_text())
+    assert (meta["complete"], meta["num_steps"], meta["num_requests"]) == (True, 1, 1)
+    engine.add("b", 2)
+    assert json.loads((engine.folder / "meta.json").read_text())["complete"] is False
+    engine.recorder.settle()  # with b on its way, nothing is complete
+    assert json.loads((engine.folder / "meta.json").read_text())["complete"] is False
+    engine.recorder.close()

@@ -83,8 +83,10 @@ def record(out: Path, model: Path, speculation: dict[str, Any] | None) -> None:
 def check_log(run: VllmRun) -> None:
     """Fail unless every request is there, and every token of every step."""
     meta = json.loads((run.folder / "meta.json").read_text())
-    rows = [json.loads(line) for line in (run.folder / "requests.jsonl").open()]
-    steps = [json.loads(line) for line in (run.folder / "steps.jsonl").open()]
+    rows, steps = (
+        [json.loads(line) for line in (run.folder / name).read_text().splitlines()]
+        for name in ("requests.jsonl", "steps.jsonl")
+    )
     expect(meta["complete"], f"{run.folder}: is not complete")
     expect(meta["num_steps"] == len(steps), f"{run.folder}: steps are missing")
     lens = [len(prompt) for prompt in run.prompts]

@@ -45,8 +45,9 @@ def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
     # name.
     command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     flags = "--load-format dummy --skip-tokenizer-init --enforce-eager --max-num-seqs 4"
-    flags += f" --served-model-name tiny --host 127.0.0.1 --port {port} --max-model-len 2048 --dtype float32"
-    flags += " --block-size 32 --scheduler-cls specsim.calibration.vllm.recording_scheduler"
+    flags += f" --served-model-name tiny --host 127.0.0.1 --port {port} --max-model-len 2048"
+    flags += " --dtype float32 --block-size 32"
+    flags += " --scheduler-cls specsim.calibration.vllm.recording_scheduler"
     variables = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",
@@ -82,8 +83,8 @@ def ask(port: int, max_tokens: int) -> None:
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with suppress(OSError):
-        urllib.request.urlopen(request, timeout=60).read()
+    with suppress(OSError), urllib.request.urlopen(request, timeout=60) as answer:
+        answer.read()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
@@ -110,7 +111,7 @@ def test_a_signal_loses_no_step(tmp_path: Path, sent: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
     folder = tmp_path / "run"
-    steps = [json.loads(line) for line in (folder / "steps.jsonl").open()]
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     assert len(steps) > 20
     run = load_run(folder)
     assert len(run.runs[0].arrived_at) == 1
@@ -120,6 +121,6 @@ def test_a_signal_loses_no_step(tmp_path: Path, sent: signal.Signals) -> None:
         return
     assert run.meta["complete"] is True
     assert run.meta["num_steps"] == len(steps)
-    rows = [json.loads(line) for line in (folder / "requests.jsonl").open()]
+    rows = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
     errors = [row.get("error") for row in rows]
     assert errors == [None] + ["ended by abort"] * NUM
