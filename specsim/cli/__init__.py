@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from specsim.cli.acceptance import acceptance_app
+from specsim.cli.calibration import calibrate
 from specsim.cli.capacity import capacity
 from specsim.cli.catalogue import list_members, schema
 from specsim.cli.drafts import draft_eval
@@ -48,6 +49,7 @@ app.command()(plot)
 app.command()(timeline)
 app.command()(breakdown)
 app.command()(export)
+app.command()(calibrate)
 app.command()(observe)
 app.command()(validate)
 app.command()(parity)
