@@ -123,6 +123,21 @@ class Provenance(Settings):
     source: str
     date: str
     notes: str = ""
+    status: Literal["candidate", "validated"] | None = None
+    """Whether runs that it was not fitted to have been simulated with it, and what came of that: a
+    validated one kept to its `stated_error`, a candidate has not, or not yet."""
+    stated_error: float | None = Field(default=None, gt=0)
+    """Error of mean TPOT and mean latency that it promises, as a share; beyond it only where
+    repetitions of the real run differ by more than half the error."""
+
+    @model_validator(mode="after")
+    def _check_status(self) -> Self:
+        if self.status is not None and self.stated_error is None:
+            raise ValueError(
+                f"status is '{self.status}', but stated_error is missing: say what it promises, "
+                "such as 0.1"
+            )
+        return self
 
 
 class Profile(Settings):
