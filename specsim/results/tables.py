@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from specsim.results.records import ReplicaRecords
 
-__all__ = ["RunTables", "assemble"]
+__all__ = ["TABLE_FIELDS", "RunTables", "assemble"]
 
 TABLE_FIELDS = np.dtype(
     [
@@ -28,6 +28,7 @@ TABLE_FIELDS = np.dtype(
         ("accepted_tokens", "<i4"),
     ]
 )
+"""Columns of the requests table; times in seconds, lengths in tokens, the rest counts."""
 
 
 @dataclass(frozen=True)
