@@ -19,6 +19,8 @@ from specsim.errors import SpecsimError
 
 __all__ = ["Settings", "explain", "load_mapping", "nearest", "validated"]
 
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times as fast
+
 
 class Settings(BaseModel):
     """Base of every configuration class."""
@@ -77,7 +79,7 @@ def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        data = json.loads(text) if path.suffix == ".json" else yaml.load(text, _YAML)
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror}") from problem
     except UnicodeDecodeError as problem:
