@@ -22,6 +22,7 @@ from specsim.calibration.observe.rows import accepted_drafts
 from specsim.calibration.observe.server import parse_metrics
 from specsim.calibration.observe.workload import Prompts, load_workload
 from specsim.request import PrefixIds, Request
+from specsim.validation import load_run
 from specsim.workload.readers import read_trace
 
 NUM = 30
@@ -150,6 +151,7 @@ def test_no_failure_is_dropped(cli: Run, tmp_path: Path) -> None:
     assert meta["client"]["num_failed"] == len(FAULTS)
     assert sum(meta["client"]["errors"].values()) == len(FAULTS)
     assert meta["complete"] is True  # nothing is missing
+    assert load_run(Path("run")).num_failed == len(FAULTS)
     trace = read_trace(Path("run/requests.jsonl"))
     assert (len(trace), trace.num_dropped) == (NUM - len(FAULTS), len(FAULTS))
 
