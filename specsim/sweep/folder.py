@@ -57,6 +57,8 @@ class SweepFolder:
             it cannot be written to.
         """
         plan = path / "sweep.yaml"
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path}: is a file; name a folder")
         if not plan.exists():
             if any(path.glob("points*")):
                 raise ConfigError(f"{path}: holds points of no sweep; name another folder")

@@ -1,0 +1,43 @@
+"""Write results.csv beside this file: the sweep's folder, its replications averaged.
+
+python experiments/gpus-policies-loads/summarise.py results/sweep
+"""
+
+import csv
+import sys
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from specsim.sweep import SweepFolder
+
+HERE = Path(__file__).parent
+MEANS = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
+
+
+def rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found = []
+    for labels, group in groupby(records, lambda record: record["labels"]):
+        metrics = [record["metrics"] for record in group]
+        found.append(
+            {
+                "gpu": labels["profile"],
+                "policy": labels["policy"],
+                "rate": labels["workload.arrivals.rate"],
+                **{name: round(fmean(m[name] for m in metrics), 3) for name in MEANS},
+                "within_limits": round(
+                    fmean(m["request_goodput"] / m["request_throughput"] for m in metrics), 4
+                ),
+                "unstable": sum(m["unstable"] for m in metrics),
+            }
+        )
+    return found
+
+
+if __name__ == "__main__":
+    table = rows(SweepFolder.open(Path(sys.argv[1])).finish())
+    with (HERE / "results.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, table[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
