@@ -5,6 +5,7 @@ has ended, and ``points.parquet`` when all have.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +25,8 @@ from specsim.version import __version__
 __all__ = ["SweepFolder"]
 
 _FORMAT = 1
+_DRAWN = ("distributions", "timeline", "breakdown")
+"""Parts of a record that are large and not needed for the table."""
 _HEADER = ("sweep_format", "specsim_version", "seed", "num_points", "profiles")
 
 
@@ -161,12 +164,33 @@ class SweepFolder:
         ConfigError
             One of the files is not a record.
         """
-        numbers = range(self.sweep.num_points)
-        paths = (self.record_path(number) for number in numbers)
-        return [_record(path, n) for n, path in zip(numbers, paths, strict=True) if path.exists()]
+        return list(self._records())
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        for number in range(self.sweep.num_points):
+            path = self.record_path(number)
+            if path.exists():
+                yield _record(path, number)
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """Return the records of all points that have ended without what is only drawn.
+
+        Returns
+        -------
+        list of dict
+
+        Raises
+        ------
+        ConfigError
+            One of the files is not a record.
+        """
+        return [
+            {name: value for name, value in record.items() if name not in _DRAWN}
+            for record in self._records()
+        ]
 
     def finish(self) -> list[dict[str, Any]]:
-        """Write ``points.parquet``, one row per point, and return the records.
+        """Write ``points.parquet``, one row per point, and return what `numbers` does.
 
         Returns
         -------
@@ -177,7 +201,7 @@ class SweepFolder:
         ConfigError
             A record is missing or damaged, or the folder cannot be written to.
         """
-        records = self.records()
+        records = self.numbers()
         if len(records) < self.sweep.num_points:
             raise ConfigError(
                 f"{self.path}: holds {len(records)} of {self.sweep.num_points} points; run the "
