@@ -1,16 +1,17 @@
-"""Write results.csv beside this file: the sweep's folder, its replications averaged.
+"""Six policies on three GPUs at eight rates: 432 runs, and a table of them.
 
-python experiments/gpus-policies-loads/summarise.py results/sweep
+    python experiments/gpus-policies-loads/run.py    # from the top folder, resumes
+
+Writes results.csv beside this file; the folder of the sweep is results/gpus-policies-loads.
 """
 
 import csv
-import sys
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from specsim.sweep import SweepFolder
+from specsim.sweep import LocalProcesses, Sweep, SweepFolder, run_sweep
 
 HERE = Path(__file__).parent
 MEANS = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
@@ -35,9 +36,15 @@ def rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-if __name__ == "__main__":
-    table = rows(SweepFolder.open(Path(sys.argv[1])).finish())
+def main() -> None:
+    sweep = Sweep.load(HERE / "sweep.yaml")
+    folder = SweepFolder.create(Path("results") / HERE.name, sweep, resume=True)
+    table = rows(run_sweep(folder, LocalProcesses(2)))
     with (HERE / "results.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, table[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(table)
+
+
+if __name__ == "__main__":
+    main()
