@@ -316,3 +316,4 @@ def test_gpus_policies_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [row for row in rows(folder / "results.csv") if row["gpu"] == "l40s"]
     assert {name: str(value) for name, value in found.items()} in kept
     assert len(rows(folder / "results.csv")) == 144
+        assert ratio < 1.25 if float(row["load"]) < 1 else ratio > 1.25

@@ -320,6 +320,7 @@ def test_bad_suites_are_explained(case: str, cli: Run, suite: Callable[..., Path
         (("b.json", "suite.yaml", "--tolerance", "mean_itl_ms=nan"), "expected METRIC=SHARE"),
         (("b.json", "suite.yaml", "--date", "2026-11-21"), "--date: cannot be used without"),
         (("b.json", "b.json", "--set", "replicas=2"), "--set: cannot be used with results"),
+        (("b.json", "suite.yaml", "--junit", "./b.json"), "--junit: cannot be used on its own"),
         (("--update", "c.json", "b.json"), "CURRENT: cannot be used with --update"),
         (("--update", "c.json", "suite.yaml", "--github"), "--github: cannot be used with"),
         (("--update", "c.json", "suite.yaml", "--date", "today"), "must be a day, such as"),

@@ -77,6 +77,9 @@ def gate(
         _write_baseline(baseline, suite, {**tolerances_of(suite), **given}, workers, date)
         return
     _refuse({"--date": date}, "without --update")
+    inputs = {baseline.resolve(), current.resolve()}
+    for option, path in (("--json", json_out), ("--junit", junit)):
+        _refuse({option: path if path and path.resolve() in inputs else None}, "on its own input")
     before = GateResults.load(baseline)
     with ExitStack() as stack:
         json_file, junit_file = (
@@ -131,5 +134,5 @@ def _write_baseline(
         results = _run(suite, tolerances, workers, date)
         temporary.write_text(results.to_json(), encoding="utf-8")
     typer.echo(
-        f"baseline: {path} ({len(suite.scenarios)} scenarios, {suite.replications} seeds each)"
+        f"baseline: {path} (scenarios: {len(suite.scenarios)}, seeds: {suite.replications} each)"
     )

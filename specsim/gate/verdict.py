@@ -3,8 +3,8 @@
 A metric is worse if it is so by more than its tolerance and the confidence interval of the change
 leaves no doubt that it is worse at all. The interval is paired where both sides have the same
 seeds, else by Welch's test, and it holds for all comparisons of a gate together (Bonferroni): a
-change that makes nothing better or worse fails a gate once in forty times, however many metrics and
-scenarios it looks at.
+change that makes nothing better or worse fails a gate at most once in forty times, however many
+metrics and scenarios it looks at.
 """
 
 from collections.abc import Sequence
