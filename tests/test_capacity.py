@@ -101,22 +101,24 @@ def single_server(profile: str, num_requests: int) -> Experiment:
     return Experiment.parse(config, "M/D/1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit_ms", "attainment"), [(500, 0.99), (300, 0.9)])
 def test_of_one_request_at_a_time_it_is_what_theory_says(
     limit_ms: float, attainment: float, constant_step: Callable[..., str]
 ) -> None:
     experiment = single_server(constant_step(delta_ms=100.0), 10_000)
-    goal = Goal(Slo(e2el_ms=limit_ms), attainment, 0.005, False, None, 3, 10_000)
+    goal = Goal(Slo(e2el_ms=limit_ms), attainment, 0.01, False, None, 2, 10_000)
     choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
     [found] = find_capacity(experiment, goal, choices, workers=2).found
     assert found.rate == pytest.approx(m_d_1_capacity(limit_ms / 1e3, 0.1, attainment), rel=0.02)
 
 
+@pytest.mark.slow
 def test_without_tight_limits_it_is_the_rate_at_which_the_backlog_begins_to_grow(
     constant_step: Callable[..., str],
 ) -> None:
     experiment = single_server(constant_step(delta_ms=100.0), 10_000)
-    goal = Goal(Slo(e2el_ms=1e9), 0.99, 0.005, False, None, 3, 10_000)
+    goal = Goal(Slo(e2el_ms=1e9), 0.99, 0.01, False, None, 2, 10_000)
     choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
     [found] = find_capacity(experiment, goal, choices, workers=2).found
     assert found.rate == pytest.approx(10.0, rel=0.02)  # one per service time
@@ -221,9 +223,17 @@ def test_limits_that_nothing_keeps_are_said_to_be_so(cli: Run, tmp_path: Path) -
     assert (found["sustained"], found["replicas"]) == (None, None)
 
 
+def test_a_run_that_is_too_short_to_tell_proves_nothing(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(small().to_dict()))
+    options = ("--replications", 1, "--num-requests", 50, "--workers", 1, "--out", "done")
+    code, _, err = cli("capacity", "e.yaml", "--slo", "e2el:1e9", *options)
+    assert code == 0
+    assert "h100 off: runs were too short to tell" in err
+
+
 def test_of_the_front_none_is_both_cheaper_and_faster() -> None:
     def offer(cost: float | None, latency: float) -> Offer:
-        measured = Measured(1.0, False, 1.0, 1.0, {"mean_e2el_ms": latency})
+        measured = Measured(1.0, False, False, 1.0, 1.0, {"mean_e2el_ms": latency})
         return Offer("h", "p", Probe(1.0, [measured]), 1.0, 1.0, cost)
 
     given = [offer(3, 10), offer(1, 30), offer(2, 40), offer(1, 35), offer(4, 10), offer(None, 1)]

@@ -12,6 +12,8 @@ from conftest import ROOT, data_folder, needs
 
 from specsim.experiment import Experiment
 from specsim.profile import load_profile
+from specsim.sweep import Sweep
+from specsim.sweep.point import run_point
 
 TOKENS = data_folder() / "tokens" / "llama31_8b_gsm8k.jsonl.gz"
 
@@ -302,3 +304,15 @@ def test_smartspec_fig13(tmp_path: Path) -> None:
     for row in kept:
         ratio = float(row["over_half_as_many"])
         assert ratio < 1.3 if float(row["load"]) < 1 else ratio > 1.3
+
+
+def test_gpus_policies_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    folder = ROOT / "experiments" / "gpus-policies-loads"
+    wanted = {"profile": "l40s", "policy": "static:k=3", "workload.arrivals.rate": "32"}
+    points = Sweep.load(folder / "sweep.yaml").points()
+    records = [run_point(point) for point in points if point.labels == wanted]
+    [found] = script("gpus-policies-loads").rows(records)
+    kept = [row for row in rows(folder / "results.csv") if row["gpu"] == "l40s"]
+    assert {name: str(value) for name, value in found.items()} in kept
+    assert len(rows(folder / "results.csv")) == 144

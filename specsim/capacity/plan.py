@@ -83,6 +83,14 @@ class Found:
         return next((p for p in self.probes if p.load == self.bracket.sustained), None)
 
     @property
+    def is_limited_by_length(self) -> bool:
+        """Whether the smallest load that was not sustained failed by too short a run alone."""
+        at_limit = next((p for p in self.probes if p.load == self.bracket.exceeded), None)
+        if at_limit is None or at_limit.is_unstable:
+            return False
+        return at_limit.is_too_short and at_limit.attainment >= self.goal.attainment
+
+    @property
     def rate(self) -> float | None:
         """Requests per second that one replica sustains; None if it sustains no load."""
         if self.at_capacity is None:

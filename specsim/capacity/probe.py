@@ -19,6 +19,7 @@ from specsim.workload.arrivals.closed_loop import ClosedLoop
 __all__ = ["Measured", "Probe", "Task", "measure"]
 
 _PERCENTILES = (50, 99)
+_LONGEST = 0.25  # mean latency, as a share of the time in which requests arrive
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class Measured:
     the server fills up during that, and before the last tenth."""
     is_unstable: bool
     """Whether the backlog grew as long as requests arrived."""
+    is_too_short: bool
+    """Whether requests took more than a quarter of the time in which they arrived: then the server
+    may hold a backlog that has had no time to show."""
     requests_per_second: float
     """Answered, while requests arrived and the server was full."""
     mean_output_len: float
@@ -72,9 +76,14 @@ class Probe:
         """Whether the backlog grew in any replication."""
         return any(each.is_unstable for each in self.measured)
 
+    @property
+    def is_too_short(self) -> bool:
+        """Whether any replication was too short to tell."""
+        return any(each.is_too_short for each in self.measured)
+
     def is_sustained(self, attainment: float) -> bool:
-        """Return whether enough requests kept their limits and the backlog did not grow."""
-        return self.attainment >= attainment and not self.is_unstable
+        """Return whether enough requests kept their limits and the backlog was seen not to grow."""
+        return self.attainment >= attainment and not (self.is_unstable or self.is_too_short)
 
     @property
     def requests_per_second(self) -> float:
@@ -119,6 +128,7 @@ def measure(task: Task) -> Measured:
     return Measured(
         attainment=float(keeps_limits(summary.tables, task.slo)[steady].mean()),
         is_unstable=is_unstable(requests["arrived_at"], requests["ended_at"], task.tolerance),
+        is_too_short=_is_too_short(requests, task),
         requests_per_second=_answered_per_second(requests, task),
         mean_output_len=float(requests["output_len"].mean()),
         latencies_ms={
@@ -143,6 +153,13 @@ def _latencies(requests: NDArray[np.void]) -> dict[str, NDArray[np.float64]]:
     e2el = requests["ended_at"] - requests["arrived_at"]
     tpot = (e2el - ttft) / np.maximum(requests["output_len"] - 1, 1)
     return {"ttft": ttft * 1e3, "tpot": tpot * 1e3, "e2el": e2el * 1e3}
+
+
+def _is_too_short(requests: NDArray[np.void], task: Task) -> bool:
+    if isinstance(task.trial.experiment.workload.arrivals, ClosedLoop):
+        return False  # cannot be overloaded
+    latency = float((requests["ended_at"] - requests["arrived_at"]).mean())
+    return latency > _LONGEST * float(np.ptp(requests["arrived_at"]))
 
 
 def _answered_per_second(requests: NDArray[np.void], task: Task) -> float:

@@ -194,6 +194,12 @@ def _notes(found: list[Found], prices: Prices) -> list[str]:
             notes.append("measured and roofline profiles differ by more than their GPUs do")
     if unpriced:
         notes.append(f"no price of {', '.join(unpriced)}: add it by --prices FILE")
+    short = [f"{f.hardware.label} {f.policy}" for f in found if f.is_limited_by_length]
+    if short:
+        notes.append(
+            f"{', '.join(short)}: runs were too short to tell whether more is sustained; raise "
+            "--num-requests"
+        )
     endless = [f"{f.hardware.label} {f.policy}" for f in found if f.bracket.exceeded is None]
     if endless:
         notes.append(

@@ -1,5 +1,6 @@
 """Points on a Ray cluster, local or remote. Needs the extra ``cluster``."""
 
+import socket
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -14,6 +15,7 @@ from specsim.version import __version__
 
 __all__ = ["RayCluster"]
 
+_PATIENCE = 5.0  # seconds
 _ATTEMPTS = 3  # as often as a point is run whose worker or node is lost
 
 
@@ -35,6 +37,7 @@ class RayCluster:
 
     def __init__(self, workers: int | None, address: str | None) -> None:
         try:
+            _check_reachable(address)
             ray.init(
                 address=address or "local",
                 num_cpus=None if address else workers,
@@ -69,6 +72,13 @@ class RayCluster:
                     yield _record(reference, under_way.pop(reference))
         finally:
             ray.shutdown()
+
+
+def _check_reachable(address: str | None) -> None:
+    """Raise OSError at once where nobody listens; Ray itself would try for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon:
+        socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
 
 
 def _run(point: Point) -> tuple[str, dict[str, Any]]:

@@ -95,7 +95,7 @@ def run_sweep(
     Returns
     -------
     list of dict
-        The records of all points, in their order.
+        The records of all points, in their order, without what is only drawn.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def run_sweep(
         The folder cannot be written to.
     """
     # What failed is tried again: its cause may have been removed.
-    ended = {record["point"] for record in folder.records() if record["error"] is None}
+    ended = {record["point"] for record in folder.numbers() if record["error"] is None}
     left = (point for point in folder.sweep.points() if point.number not in ended)
     for number, record in enumerate(backend.run(left), start=1):
         folder.write(record)
