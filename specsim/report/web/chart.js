@@ -7,7 +7,11 @@ const CARDS = [];
  * number of marks; `finding()` says what is seen; `rows()` gives {head, rows} of the table.
  * Most cards need runs that ended and that the filters let through.
  */
-function card(id, title, { why = () => null, draw, finding = () => "", rows = null, tools = [], needsRuns = true }) {
+function card(
+  id,
+  title,
+  { why = () => null, draw, finding = () => "", rows = null, tools = [], needsRuns = true },
+) {
   const plot = make("div", { class: "plot" });
   const heading = make("h3", { id: `${id}-title` });
   const seen = make("p", { class: "finding" });

@@ -40,7 +40,10 @@ function front(points) {
 function priceText() {
   const each = DATA.prices.map(([label, price]) => `${label} ${money(price)}`);
   const date = DATA.price_date ? `, prices of ${DATA.price_date}` : "";
-  return `${date}${each.length ? `; a replica's hour costs on ${listed(each)}` : ""}`;
+  const priced = new Set(DATA.prices.map(([label]) => label));
+  const others = DATA.capacity ? [] : HARDWARE.labels.filter((label) => !priced.has(label));
+  const unknown = others.length ? `; no price is known of ${listed(others)}` : "";
+  return `${date}${each.length ? `; a replica's hour costs on ${listed(each)}` : ""}${unknown}`;
 }
 
 function costName(each) {
