@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-extras lint bench clean
+.PHONY: demo test test-extras test-vllm lint bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/specsim compare experiments/demo/demo.yaml --policies off static:k=3 --replications 1 --out results/demo
@@ -13,6 +13,15 @@ test: $(VENV)/.installed-dev
 
 test-extras: $(VENV)/.installed-extras
 	$(BIN)/python -m pytest -m extras
+
+# Real vLLM 0.32.0 (CPU build, 3 GB, in an environment of its own) beside its simulation: 20 minutes.
+test-vllm: export SPECSIM_VLLM_PYTHON ?= $(CURDIR)/.venv-vllm/bin/python
+test-vllm: $(VENV)/.installed-dev
+	test -x "$(SPECSIM_VLLM_PYTHON)" || tests/vllm/install.sh .venv-vllm
+	PYTHONPATH=. "$(SPECSIM_VLLM_PYTHON)" tests/vllm/check_recorder.py
+	$(BIN)/python -m pytest -n 0 tests/vllm
+	rm -rf results/vllm
+	$(BIN)/python tests/vllm/run.py --out results/vllm
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -40,4 +49,4 @@ $(VENV)/.installed-extras: $(VENV)/.installed-dev
 	touch $@
 
 clean:
-	rm -rf $(VENV) results .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-vllm results .pytest_cache .mypy_cache .ruff_cache

@@ -1,7 +1,8 @@
-"""Columns: tables of measured numbers, from CSV files, gzip or not, or Parquet."""
+"""Columns: tables of measured numbers, from CSV (gzip or not), Parquet, or JSON lines."""
 
 import csv
 import gzip
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from specsim.errors import ProfileError
 
-__all__ = ["Columns", "find_table", "read_columns", "table_header"]
+__all__ = ["Columns", "find_table", "first_line", "read_columns", "table_header"]
 
 Columns = dict[str, NDArray[np.float64]]
 """Shape (rows,) each, by name."""
@@ -37,6 +38,11 @@ def find_table(folder: Path, name: str) -> Path | None:
     """
     found = (folder / f"{name}{suffix}" for suffix in (".csv", ".csv.gz"))
     return next((path for path in found if path.is_file()), None)
+
+
+def first_line(path: Path) -> int:
+    """Return the number of the line on which a table's first row stands."""
+    return 1 if path.suffix == ".jsonl" else 2
 
 
 def table_header(path: Path) -> list[str]:
@@ -96,7 +102,7 @@ def read_columns(
             )
         places[name] = header.index(name)
     texts: dict[str, list[str]] = {name: [] for name in places}
-    for line, row in enumerate(rows, start=2):
+    for line, row in enumerate(rows, start=first_line(path)):
         if len(row) < len(header):
             raise ProfileError(
                 f"{path}, line {line}: {len(row)} values for {len(header)} columns; the line may "
@@ -116,8 +122,8 @@ def _numbers(path: Path, name: str, texts: list[str]) -> NDArray[np.float64]:
     if len(wrong):
         row = int(wrong[0])
         raise ProfileError(
-            f"{path}, line {row + 2}: {name} = {texts[row]!r} must be a number of at least 0; "
-            "correct or remove the row"
+            f"{path}, line {row + first_line(path)}: {name} = {texts[row]!r} must be a number of "
+            "at least 0; correct or remove the row"
         )
     return values
 
@@ -132,6 +138,9 @@ def _number(text: str) -> float:
 def _rows(path: Path) -> Iterator[list[str]]:
     if path.suffix == ".parquet":
         yield from _parquet_rows(path)
+        return
+    if path.suffix == ".jsonl":
+        yield from _json_rows(path)
         return
     try:
         with _opened(path) as stream:
@@ -159,3 +168,26 @@ def _parquet_rows(path: Path) -> Iterator[list[str]]:
     yield list(table.column_names)
     for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
         yield [str(value) for value in row]
+
+
+def _json_rows(path: Path) -> Iterator[list[str]]:
+    """Yield the numbers that stand under the names of the first line's."""
+    names: list[str] = []
+    try:
+        with path.open(encoding="utf-8") as stream:
+            for line, text in enumerate(stream, start=1):
+                try:
+                    row = json.loads(text)
+                except ValueError as error:
+                    raise ProfileError(
+                        f"{path}, line {line}: is not JSON; it may have been cut off: remove it"
+                    ) from error
+                if not isinstance(row, dict):
+                    raise ProfileError(f"{path}, line {line}: must be a mapping of names to values")
+                if not names:
+                    names = [name for name in row if isinstance(row[name], int | float)]
+                    yield names
+                yield [str(row.get(name, "")) for name in names]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ProfileError(f"{path}: cannot be read: {reason}") from error

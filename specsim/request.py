@@ -72,6 +72,9 @@ class Request:
     prefix_ids: PrefixIds | None = None
     recorded_lens: Mapping[str, bytes] = field(default_factory=dict)
     """Per proposer: accepted length of a draft made when `p` output tokens were known."""
+    offered_lens: bytes | None = None
+    """What a lookup came up with when `p` output tokens were known, tokens, where that is recorded;
+    shape (output_len + 1,)."""
 
     @property
     def text(self) -> Text:

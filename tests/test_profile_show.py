@@ -125,7 +125,7 @@ def test_kernel_tables_agree_with_themselves(
     target = {"kind": "kernels", "path": str(folder), "num_layers": LLAMA_LAYERS}
     profile = load_profile(constant_step(delta_ms=1.0, target=target))
     points, _ = measured_steps(
-        *(folder, profile.model, profile.gpu, 1), max_num_seqs=256, max_num_batched_tokens=2048
+        *([folder], profile.model, profile.gpu, 1), max_num_seqs=256, max_num_batched_tokens=2048
     )
     errors = Comparison.of(profile, points, "test").errors
     assert errors["decode"].worst < 1e-6

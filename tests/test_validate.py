@@ -240,10 +240,27 @@ BAD: dict[str, tuple[Any, type[SpecsimError], str]] = {
         ProfileError,
         "names Abacus, which is none of profiles",
     ),
-    "speculation": (
+    "speculation of which nothing is recorded": (
         lambda f: change(f, engine_kwargs={"speculative_config": {"method": "ngram"}}),
         ConfigError,
-        "with speculation cannot be replayed",
+        "what was accepted is not recorded",
+    ),
+    "an accepted length above its draft's": (
+        lambda f: edit_row(f, accepted=[[1, 3, 3], [5, 3, 4]]),
+        TraceError,
+        r"line 3: accepted = \[5, 3, 4\] must hold three whole numbers",
+    ),
+    "token ids of another prompt": (
+        lambda f: edit_row(f, input_tok_ids=[1, 2]),
+        TraceError,
+        "input_tok_ids holds 2 tokens, but input_toks = ",
+    ),
+    "nothing but errors": (
+        lambda f: (f / "requests.jsonl").write_text(
+            '{"request_id": "0", "input_toks": 1, "queued_ts": 1.0, "error": "refused"}'
+        ),
+        TraceError,
+        r"no request in it that ended well \(1 failed\)",
     ),
     "a strange parallel size": (
         lambda f: change(f, engine_kwargs={"data_parallel_size": "two"}),

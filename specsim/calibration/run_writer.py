@@ -135,6 +135,10 @@ class RunWriter:
         self._meta |= fields
         self._write_meta(complete=False)
 
+    def mark(self, *, complete: bool) -> None:
+        """Say in ``meta.json`` whether what has been written until now is all there is."""
+        self._write_meta(complete=complete)
+
     def close(self, *, complete: bool = True) -> None:
         """Put the requests in order of arrival and mark the run complete, or not.
 

@@ -73,7 +73,7 @@ class _Recording:
     def add_request(self, request: Any) -> None:
         super().add_request(request)  # type: ignore[misc]
         if self.recorder is not None:
-            self.recorder.arrived(request)
+            self._guard(self.recorder.arrived, request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         now = time.monotonic()
@@ -92,10 +92,13 @@ class _Recording:
             self._guard(self.recorder.updated, self)
         return outputs
 
-    def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
-        ended = super().finish_requests(*args, **kwargs)  # type: ignore[misc]
+    def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        ended = super().finish_requests(request_ids, *args, **kwargs)  # type: ignore[misc]
         if self.recorder is not None:
             self._guard(self.recorder.ended, [request.request_id for request in ended])
+        if self.recorder is not None and request_ids is None:
+            # All of them: after a SIGTERM, and then the engine is killed before its `shutdown`.
+            self._guard(self.recorder.settle)
         return ended
 
     def shutdown(self) -> None:

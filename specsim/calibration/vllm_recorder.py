@@ -76,15 +76,25 @@ class Recorder:
         """A synchronous step that lasts until the next one is scheduled."""
         self._known_ended: set[str] = set()
         self._ended_at = 0.0
+        self._is_settled = False
         self._num_requests = 0
         self._num_steps = 0
         self._own_time = 0.0
         self._step_time = 0.0
 
     def arrived(self, request: Any) -> None:
-        """Note a request that has been queued."""
+        """Note a request that has been queued.
+
+        Raises
+        ------
+        ConfigError
+            What was marked complete cannot be marked otherwise.
+        """
         if request.request_id in self._live:
             return  # more input for a session that is known
+        if self._is_settled:
+            self._is_settled = False
+            self._writer.mark(complete=False)
         # The clock of the front end is the wall's; the engine may be late to take a request in.
         waited = max(0.0, time.time() - request.arrival_time)
         live = _Live(self._num_requests, request, time.monotonic() - waited)
@@ -213,6 +223,18 @@ class Recorder:
         for request_id in request_ids:
             self._end(request_id, time.monotonic())
 
+    def settle(self) -> None:
+        """Mark the run complete as far as it has come, since the engine may be killed any moment.
+
+        Raises
+        ------
+        ConfigError
+            Something cannot be written.
+        """
+        self._write_totals()
+        self._is_settled = not self._live
+        self._writer.mark(complete=self._is_settled)
+
     def close(self) -> None:
         """Write whatever has not been written; complete is a run in which every request has ended.
 
@@ -221,24 +243,26 @@ class Recorder:
         ConfigError
             Something cannot be written.
         """
-        now = time.monotonic()
-        if self._open is not None:
-            self._write(self._open, self._ended_at)
         is_complete = not self._live
         for request_id in list(self._live):
-            self._end(request_id, now, "the engine stopped before it had ended")
-        share = self._own_time / self._step_time if self._step_time else 0.0
+            self._end(request_id, time.monotonic(), "the engine stopped before it had ended")
+        self._write_totals()
+        self._writer.close(complete=is_complete)
+
+    def _write_totals(self) -> None:
+        if self._open is not None:
+            self._write(self._open, self._ended_at)
+            self._open = None
         self._writer.update_meta(
             num_requests=self._num_requests,
             num_steps=self._num_steps,
             recorder={
                 "seconds": self._own_time,
                 "step_seconds": self._step_time,
-                "share_of_steps": share,
+                "share_of_steps": self._own_time / self._step_time if self._step_time else 0.0,
                 "us_per_step": 1e6 * self._own_time / max(1, self._num_steps),
             },
         )
-        self._writer.close(complete=is_complete)
 
     def _write(self, step: _Step, ended_at: float) -> None:
         step.row["seconds"] = ended_at - step.row["started_at"]

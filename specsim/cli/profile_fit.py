@@ -13,9 +13,13 @@ __all__ = ["fit"]
 
 
 def fit(
-    source: Annotated[
-        Path,
-        typer.Argument(help="Measured steps, CSV or Parquet; or a folder with kernel tables."),
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Measured steps: tables (CSV, Parquet, JSON lines) or measured runs; or one "
+            "folder with kernel tables.",
+        ),
     ],
     model: Annotated[
         str | None, typer.Option(help="As in profiles/<model>.json; a folder's meta.yaml knows.")
@@ -42,7 +46,9 @@ def fit(
     """Fit a latency model to measured steps and print its error on steps it has not seen.
 
     A table of steps has the columns context_tokens, batched_tokens, num_requests, mixed (or
-    prefill_tokens) and seconds. A folder holds dense.csv, attention.csv, per_sequence.csv and,
+    prefill_tokens) and seconds; so has the steps.jsonl of a measured run. Of runs with speculation
+    the steps include drafting, and the profile is one for that method and draft length. A folder of
+    kernel tables holds dense.csv, attention.csv, per_sequence.csv and,
     optionally, skew.csv: each point of the attention kernel becomes a step, as far as it fits into
     the GPU's memory. Regression by Huber's loss, no coefficient negative; both kinds of model are
     shown side by side.
@@ -57,30 +63,33 @@ def fit(
 
     if kind not in KINDS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, list(KINDS))}")
-    if out is not None and not source.is_dir() and (model is None or gpu is None):
+    is_kernels = sources[0].is_dir() and not (sources[0] / "steps.jsonl").exists()
+    if out is not None and not is_kernels and (model is None or gpu is None):
         raise ConfigError("--out: say with --model and --gpu what the steps were measured on")
+    source = ", ".join(map(str, sources))
+    name = ", ".join(each.name for each in sources)
     with ExitStack() as outputs:
         profile_file = outputs.enter_context(new_file(out)) if out else None
         json_file = outputs.enter_context(new_file(json_out)) if json_out else None
-        with spinner(f"fitting to {source.name}"):
+        with spinner(f"fitting to {name}"):
             points, subject = measured_steps(
-                source,
+                sources,
                 model,
                 gpu,
                 tp,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
             )
-            chosen = run_study(points, kind, seed, str(source))
-            others = [run_study(points, each, seed, str(source)) for each in KINDS if each != kind]
+            chosen = run_study(points, kind, seed, source)
+            others = [run_study(points, each, seed, source) for each in KINDS if each != kind]
         if json_file is not None:
             content = {each.kind: each.to_dict() for each in (chosen, *others)}
             json_file.write_text(json.dumps(content, indent=1) + "\n")
         if profile_file is not None:
-            profile = fitted_profile(chosen, points, subject, str(source))
+            profile = fitted_profile(chosen, points, subject, source)
             written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
             profile_file.write_text(yaml.safe_dump(written, sort_keys=False, width=100))
-    show(*study_tables([chosen, *others], f"{source.name}, {len(points):,} steps"))
+    show(*study_tables([chosen, *others], f"{name}, {len(points):,} steps"))
     typer.echo(f"\nfitted to all {len(points):,} steps:\n")
     target = chosen.model.model_dump(mode="json")
     typer.echo(yaml.safe_dump({"target": target}, sort_keys=False), nl=False)

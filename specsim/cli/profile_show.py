@@ -54,7 +54,7 @@ def show_profile(
         known = overview.profile
         with spinner(f"reading {steps.name}"):
             points, _ = measured_steps(
-                steps,
+                [steps],
                 known.model,
                 known.gpu,
                 known.tensor_parallel_size,

@@ -40,8 +40,10 @@ def validate(
 
     Arrivals, lengths and token ids are those of the run, so is the engine: the options that
     meta.json lists. A request arrives when the engine queued it (queued_ts). Of a run that was
-    repeated (several requests*.jsonl) the spread stands beside the error. With --out the folder
-    gets report.json, and report.png with the distributions on top of each other.
+    repeated (several requests*.jsonl) the spread stands beside the error. What was drafted and
+    accepted is the run's, too (meta.json: speculative_config; requests.jsonl: accepted); requests
+    that ended with an error are left out. With --out the folder gets report.json, and report.png
+    with the distributions on top of each other.
     """
     from specsim.atomic import new_file
     from specsim.render.validation import validation_tables
@@ -71,6 +73,13 @@ def validate(
         f"{details['prefix_hit_tokens']:,}, preemptions {details['preemptions']:,}, steps "
         f"{details['num_steps']:,}"
     )
+    if "measured_drafts" in details:
+        real, ours = details["measured_drafts"], details["simulated_drafts"]
+        typer.echo(
+            f"drafts verified {real['num_drafts']:,} (simulated {ours['num_drafts']:,}), tokens "
+            f"accepted {real['accepted_tokens']:,} of {real['draft_tokens']:,} "
+            f"({ours['accepted_tokens']:,} of {ours['draft_tokens']:,})"
+        )
     for note in found.notes:
         typer.echo(f"note: {note}")
     if out is not None:

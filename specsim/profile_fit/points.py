@@ -1,12 +1,13 @@
 """Measured steps, from a table of them or composed from kernel tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.columns import Columns, find_table, read_columns, table_header
+from specsim.columns import Columns, find_table, first_line, read_columns, table_header
 from specsim.errors import ProfileError
 from specsim.latency.kernels import Kernels
 from specsim.step import StepLoad
@@ -51,6 +52,12 @@ class Points:
         """
         return Points(*(getattr(self, each.name)[rows] for each in fields(self)))
 
+    @classmethod
+    def joined(cls, parts: "Sequence[Points]") -> "Points":
+        """Return the points of all parts, one after the other."""
+        columns = ([getattr(part, each.name) for part in parts] for each in fields(cls))
+        return cls(*map(np.concatenate, columns))
+
     @property
     def load(self) -> StepLoad:
         """All of them in the form that a latency model takes.
@@ -78,9 +85,9 @@ def read_points(path: Path) -> Points:
     Parameters
     ----------
     path : Path
-        CSV or Parquet with columns context_tokens, batched_tokens, num_requests (or requests),
-        mixed (or prefill_tokens: mixed where not 0) and seconds (or target_time); such as the
-        ``steps.parquet`` of a simulated run.
+        CSV, Parquet or JSON lines with columns context_tokens, batched_tokens, num_requests (or
+        requests), mixed (or prefill_tokens: mixed where not 0) and seconds (or target_time); such
+        as the ``steps.parquet`` of a simulated run, or the ``steps.jsonl`` of a measured one.
 
     Returns
     -------
@@ -109,8 +116,8 @@ def read_points(path: Path) -> Points:
     zero = np.flatnonzero(not_empty & (values["seconds"] == 0))
     if len(zero):
         raise ProfileError(
-            f"{path}, line {int(zero[0]) + 2}: {found['seconds']} = 0: a step takes time; correct "
-            "or remove the row"
+            f"{path}, line {int(zero[0]) + first_line(path)}: {found['seconds']} = 0: a step takes "
+            "time; correct or remove the row"
         )
     points = Points(
         values["context_tokens"],

@@ -1,7 +1,9 @@
 """What was measured, and the profile that comes of a fit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specsim.errors import ProfileError
 from specsim.hardware import GIB, find_gpu, find_model, load_gpu, load_model, num_kv_blocks
@@ -14,6 +16,7 @@ from specsim.settings import load_mapping, validated
 __all__ = ["Subject", "fitted_profile", "kernel_folder", "kernels_of", "measured_steps"]
 
 _BLOCK = 16  # tokens
+_STEPS = "steps.jsonl"
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Subject:
     model: str
     gpu: str
     tensor_parallel_size: int = 1
+    speculation: tuple[str, int] | None = None
+    """Method and longest draft of measured runs; None if they did not speculate."""
     reserved_gib: float = 1.15
     gpu_memory_utilization: float = 0.9
 
@@ -111,7 +116,7 @@ def kernels_of(
 
 
 def measured_steps(
-    source: Path,
+    sources: Sequence[Path],
     model: str | None,
     gpu: str | None,
     tensor_parallel_size: int,
@@ -119,16 +124,17 @@ def measured_steps(
     max_num_seqs: int,
     max_num_batched_tokens: int,
 ) -> tuple[Points, Subject]:
-    """Return the steps of a table, or composed from a folder of kernel tables.
+    """Return the steps of tables or of measured runs, or composed from a folder of kernel tables.
 
     Parameters
     ----------
-    source : Path
+    sources : sequence of Path
+        Tables and folders of measured runs (with ``steps.jsonl``), or one folder of kernel tables.
     model, gpu : str or None
-        By default what a folder's ``meta.yaml`` says; of a table "".
+        By default what a folder's ``meta.yaml`` says; of tables and runs "".
     tensor_parallel_size : int
     max_num_seqs, max_num_batched_tokens : int
-        Of a folder, larger steps are left out.
+        Of a folder of kernel tables, larger steps are left out.
 
     Returns
     -------
@@ -138,12 +144,47 @@ def measured_steps(
     Raises
     ------
     ProfileError
-        A table is missing or malformed, or model or GPU of a folder are not known.
+        A table is missing or malformed, runs speculated differently, or model or GPU of a folder
+        of kernel tables are not known.
     """
-    if not source.is_dir():
-        return read_points(source), Subject(model or "", gpu or "", tensor_parallel_size)
-    kernels, subject = kernels_of(kernel_folder(source), model, gpu, tensor_parallel_size)
+    tables = [source / _STEPS if (source / _STEPS).exists() else source for source in sources]
+    if not any(table.is_dir() for table in tables):
+        points = Points.joined([read_points(table) for table in tables])
+        speculation = _speculation(tables)
+        return points, Subject(model or "", gpu or "", tensor_parallel_size, speculation)
+    if len(sources) > 1:
+        names = ", ".join(str(table) for table in tables if table.is_dir())
+        raise ProfileError(
+            f"{names}: has no {_STEPS}; of several sources each must be a table of steps or a "
+            "measured run"
+        )
+    kernels, subject = kernels_of(kernel_folder(sources[0]), model, gpu, tensor_parallel_size)
     return kernel_points(kernels, subject.limits(max_num_seqs, max_num_batched_tokens)), subject
+
+
+def _speculation(tables: Sequence[Path]) -> tuple[str, int] | None:
+    """Return how measured runs speculated, all of them alike."""
+    found = {}
+    for table in tables:
+        path = table.with_name("meta.json")
+        meta = load_mapping(path, ProfileError) if table.name == _STEPS and path.exists() else {}
+        kwargs = meta.get("engine_kwargs")
+        config = kwargs.get("speculative_config") if isinstance(kwargs, dict) else None
+        given = config if isinstance(config, dict) else {}
+        if given.get("num_speculative_tokens_per_batch_size"):
+            raise ProfileError(
+                f"{path}: its draft length changed with the batch, so no step says what a draft "
+                "costs; measure runs with one num_speculative_tokens"
+            )
+        method, longest = given.get("method"), given.get("num_speculative_tokens")
+        found[(str(method), int(longest)) if method and longest else None] = path
+    if len(found) > 1:
+        names = " and ".join(f"{key or 'none'} ({path})" for key, path in found.items())
+        raise ProfileError(
+            f"the runs speculated differently: {names}; what drafting costs is part of a step, so "
+            "fit each kind by itself"
+        )
+    return next(iter(found))
 
 
 def fitted_profile(study: Study, points: Points, subject: Subject, source: str) -> Profile:
@@ -162,9 +203,20 @@ def fitted_profile(study: Study, points: Points, subject: Subject, source: str) 
     -------
     Profile
         Its overhead is 0: it is hidden under asynchronous scheduling, and part of the measured
-        times otherwise.
+        times otherwise. So is drafting, if the steps are those of runs with speculation: its cost
+        is 0, and the target's coefficients are those of a step with drafts of that one length. A
+        run of one length cannot tell the two apart.
     """
     error = study.held_out["all"]
+    drafts: dict[str, dict[str, Any]] = {}
+    notes = ""
+    if subject.speculation is not None:
+        method, longest = subject.speculation
+        drafts = {method: {}}
+        notes = (
+            f"; a step with {method}, {longest} draft tokens, drafting included: of other draft "
+            "lengths it says nothing"
+        )
     return Profile.model_validate(
         {
             "model": subject.model,
@@ -176,9 +228,10 @@ def fitted_profile(study: Study, points: Points, subject: Subject, source: str) 
                 "date": "as in the source",
                 "notes": f"{study.kind} fitted by `specsim profile fit` to {study.num_points} "
                 f"steps ({study.num_mixed} with prefill); error of a held-out step: median "
-                f"{error.median:.2%}, 90th percentile {error.p90:.2%}",
+                f"{error.median:.2%}, 90th percentile {error.p90:.2%}{notes}",
             },
             "target": study.model,
+            "drafts": drafts,
             "valid_range": {
                 "context_tokens": max(1, int(points.context_tokens.max())),
                 "batched_tokens": int(points.batched_tokens.max()),

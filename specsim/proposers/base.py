@@ -12,7 +12,7 @@ from specsim.lookup import Lookup
 from specsim.request import Request
 from specsim.rng import Luck
 
-__all__ = ["LookupProposer", "Proposer", "split_rows"]
+__all__ = ["LookupProposer", "Proposer", "recorded_offers", "split_rows"]
 
 DraftLen = Annotated[int, Field(ge=1, le=MAX_DRAFT_LEN)]
 
@@ -172,6 +172,16 @@ class LookupProposer(Proposer):
     writes_lookahead: ClassVar[bool] = False
     is_model: ClassVar[bool] = False
     has_prefill: ClassVar[bool] = False
+
+    def offered_len(self, request: int, position: int, draft_len: int, memory: list[bytes]) -> int:
+        """Return what is asked for, as far as anything was found."""
+        return min(draft_len, memory[request][position])
+
+
+def recorded_offers(requests: Sequence[Request]) -> list[bytes] | None:
+    """Return what a lookup came up with, by request and output position; None if not recorded."""
+    found = [request.offered_lens for request in requests if request.offered_lens is not None]
+    return found if found and len(found) == len(requests) else None
 
 
 def split_rows(data: bytes, counts: Sequence[int]) -> list[bytes]:

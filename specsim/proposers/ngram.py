@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self, final
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from specsim.lookup import Lookup, load
-from specsim.proposers.base import LookupProposer, split_rows
+from specsim.proposers.base import LookupProposer, recorded_offers, split_rows
 from specsim.request import Request
 from specsim.rng import Luck
 
@@ -62,13 +63,11 @@ class Ngram(LookupProposer):
     def start(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes] | None:
-        """Return whether there is a match, by request and output position; None if always."""
-        if self.match_probability == 1.0:
-            return None
+        """Return what was found, all or nothing unless recorded; None if always all."""
+        recorded = recorded_offers(requests)
+        if recorded is not None or self.match_probability == 1.0:
+            return recorded
         counts = [request.output_len + 1 for request in requests]
         uniforms = luck.uniforms([request.index for request in requests], counts)
-        return split_rows((uniforms < self.match_probability).tobytes(), counts)
-
-    def offered_len(self, request: int, position: int, draft_len: int, memory: list[bytes]) -> int:
-        """Return all or nothing."""
-        return draft_len if memory[request][position] else 0
+        found = np.where(uniforms < self.match_probability, max_draft_len, 0)
+        return split_rows(found.astype(np.uint8).tobytes(), counts)

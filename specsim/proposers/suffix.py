@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.lookup import Lookup, load
-from specsim.proposers.base import LookupProposer, split_rows
+from specsim.proposers.base import LookupProposer, recorded_offers, split_rows
 from specsim.request import Request
 from specsim.rng import Luck
 
@@ -90,15 +90,12 @@ class Suffix(LookupProposer):
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes] | None:
         """Return the longest draft, by request and output position; None if there is no limit."""
-        if self.mean_match_len is None:
-            return None
+        recorded = recorded_offers(requests)
+        if recorded is not None or self.mean_match_len is None:
+            return recorded
         counts = [request.output_len + 1 for request in requests]
         uniforms = luck.uniforms([request.index for request in requests], counts)
         longer = self.mean_match_len / (1.0 + self.mean_match_len)  # P(the match goes on)
         match_lens = np.floor(np.log1p(-uniforms) / np.log(longer)) if longer else 0.0 * uniforms
         offered = np.minimum(self.suffix_decoding_max_spec_factor * match_lens, max_draft_len)
         return split_rows(offered.astype(np.uint8).tobytes(), counts)
-
-    def offered_len(self, request: int, position: int, draft_len: int, memory: list[bytes]) -> int:
-        """Return what the recognised pattern is good for."""
-        return min(draft_len, memory[request][position])

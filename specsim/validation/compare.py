@@ -11,6 +11,7 @@ from specsim.simulate import simulate
 from specsim.summary import Summary
 from specsim.validation.compose import Replaced, Replay, compose
 from specsim.validation.run_folder import Measured, RunFolder, load_run
+from specsim.validation.speculation import DraftCounts
 from specsim.version import __version__
 
 __all__ = ["METRICS", "STATISTICS", "Statistic", "Validation", "compare_runs", "replay", "validate"]
@@ -180,10 +181,22 @@ def replay(run: RunFolder, composed: Replay) -> Validation:
             "num_steps": len(summary.tables.steps),
             "prefix_hit_tokens": int(requests["cached_len"].sum()),
             "preemptions": int(requests["preemptions"].sum()),
+            **_draft_counts(run, summary),
         },
         notes=composed.notes,
         num_runs=len(run.runs),
     )
+
+
+def _draft_counts(run: RunFolder, summary: Summary) -> dict[str, dict[str, int]]:
+    """Return how many drafts were verified, in how many tokens, and accepted; {} without any."""
+    if not any(run.accepted):
+        return {}
+    steps = summary.tables.steps
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    simulated = DraftCounts(*(int(steps[name].sum()) for name in names))
+    measured = DraftCounts.of(run.accepted)
+    return {"measured_drafts": vars(measured), "simulated_drafts": vars(simulated)}
 
 
 def compare_runs(runs: list[Measured], simulated: Measured) -> list[Statistic]:

@@ -17,6 +17,7 @@ from specsim.profile import Profile, load_profile
 from specsim.request import Request
 from specsim.settings import load_mapping, validated
 from specsim.validation.run_folder import Measured, RunFolder
+from specsim.validation.speculation import RECORD, replayed, speculative_config
 from specsim.workload.readers import read_trace
 
 __all__ = ["Replaced", "Replay", "compose", "composed_profile"]
@@ -71,7 +72,16 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
         Something that is needed is neither in the folder nor given.
     """
     notes: list[str] = []
+    if run.num_failed:
+        notes.append(f"{run.num_failed} requests that ended with an error are left out")
+    if run.meta.get("complete") is False:
+        notes.append("the recording was cut off (meta.json: complete is false)")
+    speculation = speculative_config(run, notes)
     engine = _engine(run, replaced, notes)
+    if speculation is not None:
+        engine["speculative_config"] = speculation
+    else:
+        engine.setdefault("async_scheduling", True)
     if replaced.profile is None:
         profile = composed_profile(run, replaced.model)
         notes.append(f"profile: composed from the kernel tables in {run.profile_folder}")
@@ -97,10 +107,14 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
             "profile": replaced.profile or str(run.profile_folder),
             "replicas": replicas,
             "routing": routing,
+            **({"acceptance": {"kind": "recorded", "proposer": RECORD}} if speculation else {}),
         },
         str(run.path / "meta.json"),
     )
-    return Replay(experiment, profile, _requests(run, replaced.tokens, notes), notes)
+    requests = _requests(run, replaced.tokens, notes)
+    if speculation is not None:
+        requests = replayed(requests, run, speculation, notes)
+    return Replay(experiment, profile, requests, notes)
 
 
 def _note_skew(profile: Profile, notes: list[str]) -> None:
@@ -121,11 +135,6 @@ def _parallel(run: RunFolder, name: str) -> int:
 
 
 def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, Any]:
-    if run.engine_kwargs.get("speculative_config"):
-        raise ConfigError(
-            f"{run.path / 'meta.json'}: engine_kwargs.speculative_config: a run with speculation "
-            "cannot be replayed, what was accepted is not recorded; measure one without"
-        )
     if not run.meta:
         notes.append("no meta.json: the engine's options are vLLM's defaults")
     options: dict[str, Any] = {"gpu_memory_utilization": _MEMORY_SHARE}
@@ -143,7 +152,6 @@ def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, A
     if replaced.num_gpu_blocks is not None:
         options["num_gpu_blocks"] = replaced.num_gpu_blocks
         notes.append(f"num_gpu_blocks = {replaced.num_gpu_blocks}, as given")
-    options.setdefault("async_scheduling", True)
     return {name: options[name] for name in EngineConfig.model_fields if name in options}
 
 
@@ -231,6 +239,9 @@ def _with_graphs(run: RunFolder, kernels: dict[str, Any]) -> dict[str, Any]:
 
 def _requests(run: RunFolder, tokens: Path | None, notes: list[str]) -> list[Request]:
     measured, path = run.runs[0], tokens or run.tokens_path()
+    if path is None and run.token_ids is not None:
+        notes.append("token ids: those of the run")
+        return [_request(measured, index, *ids) for index, ids in enumerate(run.token_ids)]
     if path is None:
         notes.append("no token ids: prefixes are not shared between requests")
         return [_request(measured, index) for index in range(len(measured.arrived_at))]

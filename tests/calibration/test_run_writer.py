@@ -112,7 +112,8 @@ def test_a_repetition_stands_beside_the_first(tmp_path: Path) -> None:
 def test_it_imports_nothing_but_the_standard_library() -> None:
     code = (
         "import sys\n"
-        "import specsim.calibration.run_writer\n"
+        "import specsim.calibration.run_writer, specsim.calibration.vllm_recorder\n"
+        "import specsim.calibration.vllm_runs\n"
         "own = {name.split('.')[0] for name in sys.modules} - {'specsim'}\n"
         "print(sorted(own & {'numpy', 'pydantic', 'numba', 'simpy', 'yaml', 'pyarrow'}))\n"
     )

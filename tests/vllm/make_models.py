@@ -1,12 +1,14 @@
-"""A Llama-like target with random weights, and a draft model that often agrees with it.
+"""Models with random weights: a Llama-like target, a draft model, and one that repeats itself.
 
 Runs in vLLM's Python::
 
-    python tests/vllm/make_models.py FOLDER       # FOLDER/target and FOLDER/draft
+    python tests/vllm/make_models.py FOLDER       # FOLDER/target, FOLDER/draft, FOLDER/repeating
 
 The deeper layers add little (their output is scaled down), so that the first layers alone, which
 are the draft model, mostly foresee the target's token; and weights scaled up keep greedy answers
-from repeating themselves.
+from repeating themselves. The third model does not look back and knows few words: each word has its
+one successor, so that an answer runs into a circle after some twenty tokens, and from then on
+prompt lookup finds what comes next.
 """
 
 import json
@@ -16,6 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+FEW_WORDS = 256
 LAYERS, DRAFT_LAYERS, DEEP_SCALE, GAIN = 8, 2, 0.15, 3.0
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
@@ -67,15 +70,27 @@ def weights(generator: torch.Generator) -> dict[str, torch.Tensor]:
     return found
 
 
+def repeating(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    changed = dict(found)
+    for name, value in found.items():
+        if name.endswith("o_proj.weight"):
+            changed[name] = torch.zeros_like(value)
+    changed["lm_head.weight"] = found["lm_head.weight"].clone()
+    changed["lm_head.weight"][FEW_WORDS:] = 0
+    return changed
+
+
 def main(folder: Path) -> None:
     found = weights(torch.Generator().manual_seed(0))
-    for name, layers in (("target", LAYERS), ("draft", DRAFT_LAYERS)):
+    models = {"target": (LAYERS, found), "draft": (DRAFT_LAYERS, found)}
+    models["repeating"] = (LAYERS, repeating(found))
+    for name, (layers, tensors) in models.items():
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)
         (place / "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": layers}))
         kept = {
             key: value.clone()
-            for key, value in found.items()
+            for key, value in tensors.items()
             if not key.startswith("model.layers.") or int(key.split(".")[2]) < layers
         }
         save_file(kept, place / "model.safetensors", metadata={"format": "pt"})

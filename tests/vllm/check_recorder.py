@@ -1,0 +1,94 @@
+"""The recorder on vLLM's own schedulers, synchronous and asynchronous, over recorded scenarios.
+
+Runs in vLLM's Python::
+
+    python tests/vllm/check_recorder.py
+
+The scenarios and their logs are those of tests/parity: the recorder must not change what vLLM
+decides, and must write what the logs say: every step, every request.
+"""
+
+import importlib.util
+import json
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from specsim.calibration.vllm import (
+    FOLDER_VARIABLE,
+    RecordingAsyncScheduler,
+    RecordingScheduler,
+    recording_scheduler,
+)
+
+PARITY = Path(__file__).parents[1] / "parity"
+
+
+def load_driver() -> Any:
+    spec = importlib.util.spec_from_file_location("record", PARITY / "record.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.Scheduler, module.AsyncScheduler = RecordingScheduler, RecordingAsyncScheduler
+    return module
+
+
+def check(driver_module: Any, path: Path, folder: Path) -> str:
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    scenario = json.loads(path.read_text())
+    driver = driver_module.Driver(scenario)
+    log = json.loads(json.dumps(driver.log()))
+    driver.scheduler.shutdown()
+    expected = json.loads(path.with_name(path.name.replace("scenario", "log")).read_text())
+    expect(log["steps"] == expected["steps"], path, "the recorder changed vLLM's decisions")
+    rows = [json.loads(line) for line in (folder / "steps.jsonl").open()]
+    steps = log["steps"]
+    expect(len(rows) == len(steps), path, f"{len(rows)} of {len(steps)} steps recorded")
+    for row, step in zip(rows, steps, strict=True):
+        expect(summary(row) == wanted(step), path, f"step {step['i']}: {row} is not {step}")
+    requests = [json.loads(line) for line in (folder / "requests.jsonl").open()]
+    found = {row["request_id"]: (row["output_toks"], row["preemptions"]) for row in requests}
+    ended = {row["id"]: (row["out"], row["preemptions"]) for row in expected["requests"]}
+    expect(found == ended, path, f"requests are {found}, not {ended}")
+    meta = json.loads((folder / "meta.json").read_text())
+    expect(meta["complete"], path, "the run is not complete")
+    return f"{path.name}: {len(rows)} steps, {len(requests)} requests"
+
+
+def summary(row: dict[str, Any]) -> list[Any]:
+    names = ("scheduled", "context_tokens", "draft_tokens", "free_blocks", "num_waiting")
+    return [row[name] for name in names]
+
+
+def wanted(step: dict[str, Any]) -> list[Any]:
+    _, waiting, free, _ = step["s"]
+    rows = step["sched"]
+    columns = [sum(row[place] for row in rows) for place in (3, 2)]
+    return [[row[1] for row in rows], *columns, free, waiting]
+
+
+def expect(condition: bool, path: Path, otherwise: str) -> None:
+    if not condition:
+        sys.exit(f"FAILED: {path.name}: {otherwise}")
+
+
+def main() -> None:
+    logging.disable(logging.WARNING)  # vLLM says much about engines as small as these
+    os.environ.pop(FOLDER_VARIABLE, None)
+    module = load_driver()
+    try:
+        recording_scheduler(module.VllmConfig())
+    except ValueError as error:
+        print(error)
+    else:
+        sys.exit(f"FAILED: nothing was said where {FOLDER_VARIABLE} is not set")
+    paths = sorted((PARITY / "recorded").glob("*.scenario.json"))
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, path in enumerate(paths):
+            print(check(module, path, Path(scratch) / str(number)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The recorder in a real server: what a signal cuts off is recorded up to there."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from specsim.validation import load_run
+
+PYTHON = os.environ.get("SPECSIM_VLLM_PYTHON", "")
+START_TIMEOUT = 240.0  # seconds
+NUM = 8
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "torch_dtype": "float32",
+}
+
+pytestmark = pytest.mark.skipif(
+    not PYTHON, reason="SPECSIM_VLLM_PYTHON does not name a Python that has vLLM"
+)
+
+
+def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    # What `vllm serve` runs; the command itself fails in the CPU build, whose package has another
+    # name.
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    flags = "--load-format dummy --skip-tokenizer-init --enforce-eager --max-num-seqs 4"
+    flags += f" --served-model-name tiny --host 127.0.0.1 --port {port} --max-model-len 2048"
+    flags += " --dtype float32 --block-size 32"
+    flags += " --scheduler-cls specsim.calibration.vllm.recording_scheduler"
+    variables = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONPATH": str(ROOT),
+        "SPECSIM_RECORD_DIR": str(folder / "run"),
+    }
+    with (folder / "log.txt").open("w") as log:
+        return subprocess.Popen(
+            [*command, *flags.split()],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **variables},
+        )
+
+
+def wait_until_up(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    end = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < end and server.poll() is None:
+        with closing(socket.socket()) as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.5)
+    raise AssertionError(f"vLLM did not start:\n{log.read_text()[-3000:]}")
+
+
+def ask(port: int, max_tokens: int) -> None:
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": max_tokens, "ignore_eos": True}
+    body |= {"temperature": 0, "detokenize": False, "return_token_ids": True}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with suppress(OSError), urllib.request.urlopen(request, timeout=60) as answer:
+        answer.read()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_loses_no_step(tmp_path: Path, sent: signal.Signals) -> None:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = start(tmp_path, port)
+    try:
+        wait_until_up(server, port, tmp_path / "log.txt")
+        ask(port, 5)  # one that ends
+        asked = [threading.Thread(target=ask, args=(port, 1900)) for _ in range(NUM)]
+        for thread in asked:
+            thread.start()
+        time.sleep(4.0)
+        if sent == signal.SIGKILL:
+            os.killpg(server.pid, sent)
+        else:
+            os.kill(server.pid, sent)
+        server.wait(timeout=60)
+        for thread in asked:
+            thread.join()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+    folder = tmp_path / "run"
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert len(steps) > 20
+    run = load_run(folder)
+    assert len(run.runs[0].arrived_at) == 1
+    assert run.runs[0].output_lens.tolist() == [5]
+    if sent == signal.SIGKILL:
+        assert run.meta["complete"] is False
+        return
+    assert run.meta["complete"] is True
+    assert run.meta["num_steps"] == len(steps)
+    rows = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    errors = [row.get("error") for row in rows]
+    assert errors == [None] + ["ended by abort"] * NUM
