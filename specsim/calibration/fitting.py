@@ -25,10 +25,13 @@ __all__ = ["Costs", "Medians", "fit_costs", "medians"]
 
 Seconds = NDArray[np.float64]
 
+_DISTURBED = 3.0
+"""How many times its median a step may take and still count."""
+
 
 @dataclass(frozen=True)
 class Medians:
-    """The points of a grid, each with the median of its rounds."""
+    """The points of a grid, each with the median of its rounds, all scaled to their mean."""
 
     points: list[GridPoint]
     target_seconds: Seconds
@@ -79,11 +82,14 @@ def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
         [[sample[1:] for sample in sorted(each, key=lambda s: s.point)] for each in rounds]
     )
     # How fast the machine was in each round, by all points together: taken out before the medians,
-    # and its mean put back in, since runs meet its mean speed. A round that took twice as long as
-    # others was disturbed.
+    # which settle how the points compare. A round that took twice as long as others was disturbed.
     times = tables[:, :, :2]
     levels = np.median((times / np.median(times, axis=0)).reshape(len(rounds), -1), axis=1)
-    middle = np.median(times / levels[:, None, None], axis=0) * levels[levels < 2].mean()
+    middle = np.median(times / levels[:, None, None], axis=0)
+    # But a run lasts as long as the sum of its steps, slow ones included: means settle the level.
+    usual = times < _DISTURBED * middle * levels[:, None, None]
+    usual &= (levels < 2)[:, None, None]
+    middle *= np.sum(times * usual, axis=(0, 1)) / np.sum(middle * usual, axis=(0, 1))
     halves = [half for half in np.array_split(levels, 2) if len(half)]
     drift = float(halves[-1].mean() / halves[0].mean() - 1)
     return Medians(points, middle[:, 0], middle[:, 1], drift, levels, float(tables[:, :, 2].mean()))

@@ -284,6 +284,20 @@ def test_a_step_that_was_disturbed_does_not_count() -> None:
         assert disturbed.target.forward_time(point.load) == pytest.approx(expected, rel=1e-3)
 
 
+def test_slow_steps_that_come_again_and_again_count_in_the_mean() -> None:
+    points = PLAN.grid.points
+    rounds = [list(MadeUpEngine().measure(points)) for _ in range(10)]
+    clean = medians(rounds)
+    for number, each in enumerate(rounds):  # every fifth step of a round is slow
+        each[number % 5 :: 5] = [
+            sample._replace(target_seconds=1.5 * sample.target_seconds)
+            for sample in each[number % 5 :: 5]
+        ]
+    found = medians(rounds)
+    assert found.target_seconds.sum() == pytest.approx(1.1 * clean.target_seconds.sum())
+    assert found.draft_seconds == pytest.approx(clean.draft_seconds)
+
+
 def test_drift_is_found() -> None:
     points = PLAN.grid.points
     rounds = [list(MadeUpEngine().measure(points)) for _ in range(4)]
