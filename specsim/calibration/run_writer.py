@@ -109,7 +109,11 @@ class RunWriter:
         self._write_meta(complete=False)
 
     def add_request(self, row: RequestRow) -> None:
-        """Write what a request met, once it has ended; the order does not matter."""
+        """Write what a request met; the order does not matter.
+
+        Of several rows of one ``request_id`` the last counts: a request may be written when it
+        arrives, with an error that says so, and again when it has ended.
+        """
         self._write(_REQUESTS, f"{_encode(row)}\n")
 
     def add_step(self, row: StepRow) -> None:
@@ -159,10 +163,13 @@ class RunWriter:
             stream.close()
         path = self._folder / _REQUESTS
         if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            lines.sort(key=lambda line: float(json.loads(line)["queued_ts"]))
+            last: dict[str, tuple[float, str]] = {}
+            for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+                row = json.loads(line)
+                last[row["request_id"]] = (row["queued_ts"], line)
             with new_file(path) as temporary:
-                temporary.write_text("".join(lines), encoding="utf-8")
+                text = "".join(line for _, line in sorted(last.values()))
+                temporary.write_text(text, encoding="utf-8")
         self._write_meta(complete=complete)
 
     def __enter__(self) -> Self:
