@@ -88,7 +88,7 @@ class Recorder:
         Raises
         ------
         ConfigError
-            What was marked complete cannot be marked otherwise.
+            Its row cannot be written.
         """
         if request.request_id in self._live:
             return  # more input for a session that is known
@@ -101,6 +101,8 @@ class Recorder:
         self._live[request.request_id] = live
         self._numbers[request.request_id] = live.number
         self._num_requests += 1
+        # At once: a server is killed in the middle of things, by default right after a SIGTERM.
+        self._write_request(live, None, "had not ended when the recording did")
 
     def scheduled(self, scheduler: Any, output: Any, started_at: float) -> None:
         """Note a step that has been scheduled.
@@ -276,12 +278,15 @@ class Recorder:
             return
         del self._numbers[request_id]
         self._in_prefill.discard(request_id)
-        request = live.request
-        reason = str(request.get_finished_reason())
+        reason = str(live.request.get_finished_reason())
         if error is None and reason in _FAILURES:
             error = f"ended by {reason}"
+        self._write_request(live, now, error)
+
+    def _write_request(self, live: _Live, ended_at: float | None, error: str | None) -> None:
+        request = live.request
         row: RequestRow = {
-            "request_id": request_id,
+            "request_id": request.request_id,
             "number": live.number,
             "input_toks": request.num_prompt_tokens,
             "output_toks": request.num_output_tokens,
@@ -289,14 +294,14 @@ class Recorder:
             "queued_ts": live.queued_at,
             "scheduled_ts": live.scheduled_at,
             "first_token_ts": live.first_token_at,
-            "last_token_ts": None if error else now,
+            "last_token_ts": None if error else ended_at,
             "preemptions": request.num_preemptions,
         }
         if live.accepted:
             row["accepted"] = live.accepted
         if error:
             row["error"] = error
-        if self._has_tokens:
+        if self._has_tokens and ended_at is not None:
             row["input_tok_ids"] = list(request.prompt_token_ids)
             row["output_tok_ids"] = list(request.output_token_ids)
         self._writer.add_request(row)

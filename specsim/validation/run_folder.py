@@ -177,12 +177,13 @@ class _Table(NamedTuple):
 
 
 def _read(path: Path) -> _Table:
-    rows, num_failed = [], 0
+    # A run that was cut off may hold a request twice, as it arrived and as it ended; see RunWriter.
+    last: dict[str, tuple[int, Row]] = {}
     for place, row in enumerate(TraceFile(path).rows()):
-        if row.values.get("error"):
-            num_failed += 1
-        else:
-            rows.append(_row(place, row))
+        last[str(row.values.get("request_id", place))] = (place, row)
+    ended = [(place, row) for place, row in last.values() if not row.values.get("error")]
+    num_failed = len(last) - len(ended)
+    rows = [_row(place, row) for place, row in ended]
     if not rows:
         failed = f" that ended well ({num_failed} failed)" if num_failed else ""
         raise TraceError(f"{path}: no request in it{failed}; a run has at least one")

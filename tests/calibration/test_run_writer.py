@@ -74,6 +74,18 @@ def test_an_error_marks_the_run_incomplete_and_keeps_the_rows(tmp_path: Path) ->
     assert len(load_run(tmp_path / "run").runs[0].arrived_at) == 1
 
 
+def test_the_last_row_of_a_request_counts_closed_or_not(tmp_path: Path) -> None:
+    run = RunWriter(tmp_path / "run", META)
+    run.add_request({**request(0, 1.0), "error": "has not ended"})
+    run.add_request({**request(1, 2.0), "error": "has not ended"})
+    run.add_request(request(0, 1.0))
+    for _ in ("cut off", "closed"):
+        found = load_run(tmp_path / "run")
+        assert (len(found.runs[0].arrived_at), found.num_failed) == (1, 1)
+        run.close(complete=False)
+    assert len((tmp_path / "run" / "requests.jsonl").read_text().splitlines()) == 2
+
+
 def test_a_kill_leaves_every_row(tmp_path: Path) -> None:
     code = (
         "import os, signal, json, sys\n"

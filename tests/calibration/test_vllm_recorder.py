@@ -179,8 +179,20 @@ def test_what_is_cut_off_or_ended_from_outside_says_so(tmp_path: Path) -> None:
     engine.recorder.close()
     errors = [row.get("error") for row in engine.rows("requests.jsonl")]
     assert errors == [None, "ended by abort", "the engine stopped before it had ended"]
+    assert len(errors) == len(engine.requests) + 2
     assert load_run(engine.folder).meta["complete"] is False
     assert load_run(engine.folder).num_failed == 2
+
+
+def test_a_kill_loses_no_request(tmp_path: Path) -> None:
+    engine = FakeEngine(tmp_path / "run")
+    for name in ("a", "b"):
+        engine.add(name, 2)
+    engine.update(engine.schedule({"a": 2}), {"a": 1}, ended="a")
+    run = load_run(engine.folder)  # as it is, without a close
+    assert (len(run.runs[0].arrived_at), run.num_failed) == (1, 1)
+    assert run.meta["complete"] is False
+    engine.recorder.close()
 
 
 def test_a_settled_run_is_complete_until_more_arrives(tmp_path: Path) -> None:
