@@ -8,7 +8,6 @@ replication by replication, and its confidence interval is narrow.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -19,6 +18,7 @@ from specsim.experiment import Experiment
 from specsim.paired import Regret, SpeedUp, regret, speed_up
 from specsim.policies import POLICIES, Policy
 from specsim.policies.off import Off
+from specsim.processes import worker_pool
 from specsim.settings import validated
 from specsim.simulate import simulate
 from specsim.summary import Summary
@@ -282,7 +282,7 @@ def _run_all(tasks: list[Task], workers: int) -> Iterator[dict[str, Any]]:
     if min(workers, len(tasks)) <= 1:
         yield from map(_run_one, tasks)
         return
-    with ProcessPoolExecutor(min(workers, len(tasks))) as pool:
+    with worker_pool(min(workers, len(tasks))) as pool:
         yield from pool.map(_run_one, tasks)
 
 

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from specsim.acceptance import ACCEPTANCE, Acceptance
 from specsim.atomic import new_file
 from specsim.engine.config import EngineConfig
+from specsim.engine.incidents import Incident, check_incidents
 from specsim.errors import ConfigError
 from specsim.policies import POLICIES, Policy
 from specsim.policies.off import Off
@@ -44,6 +45,8 @@ class Experiment(Settings):
     """Needed as soon as anything is drafted."""
     replicas: int = Field(default=1, ge=1)
     routing: Annotated[Router, ROUTING] = RoundRobin()
+    incidents: tuple[Incident, ...] | None = None
+    """Failures and slow-downs of replicas."""
     seed: int = Field(default=0, ge=0)
     slo: Slo | None = None
 
@@ -103,6 +106,11 @@ class Experiment(Settings):
                 f"acceptance '{self.acceptance.kind}' has none: use bernoulli or per_position"
             )
         self.max_draft_len  # noqa: B018 - raises if the policy exceeds the limit
+        return self
+
+    @model_validator(mode="after")
+    def _check_incidents(self) -> Self:
+        check_incidents(self.incidents or (), self.replicas)
         return self
 
     @property

@@ -89,13 +89,17 @@ def _log_ratio(above: list[float], below: list[float]) -> tuple[float, float | N
     return mean_and_half_width([float(np.log(a / b)) for a, b in zip(above, below, strict=True)])
 
 
-def mean_and_half_width(samples: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean of some samples and half its 95 % confidence interval, by Student's t.
+def mean_and_half_width(
+    samples: Sequence[float], error: float = 0.05
+) -> tuple[float, float | None]:
+    """Return the mean of some samples and half its confidence interval, by Student's t.
 
     Parameters
     ----------
     samples : sequence of float
         At least one.
+    error : float
+        Chance that the interval misses; by default it is a 95 % interval.
 
     Returns
     -------
@@ -106,4 +110,4 @@ def mean_and_half_width(samples: Sequence[float]) -> tuple[float, float | None]:
     mean, count = fmean(samples), len(samples)
     if count < 2:
         return mean, None
-    return mean, float(stdtrit(count - 1, 0.975)) * stdev(samples) / count**0.5
+    return mean, float(stdtrit(count - 1, 1.0 - error / 2)) * stdev(samples) / count**0.5

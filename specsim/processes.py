@@ -8,12 +8,25 @@ way they share no lock and no thread with the program that asked for them.
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from threading import Thread
 
-__all__ = ["worker_pool"]
+__all__ = ["warm_up", "worker_pool"]
 
-_PRELOADED = ["__main__", "specsim.summary"]  # the latter imports all that a run needs
+_PRELOADED = ["specsim.cli", "specsim.summary"]  # the latter imports all that a run needs
+
+
+def warm_up(workers: int) -> None:
+    """Start importing the simulator for the workers, while this process does so for itself.
+
+    Parameters
+    ----------
+    workers : int
+        How many there will be; a single one runs in this process and needs nothing.
+    """
+    if workers > 1 and _context().get_start_method() == "forkserver":
+        forkserver.ensure_running()
 
 
 def worker_pool(workers: int) -> ProcessPoolExecutor:

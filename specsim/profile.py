@@ -34,6 +34,10 @@ class DraftCost(Settings):
     """Host time as a share of the target's forward pass."""
     token_us: float = Field(default=0.0, ge=0)
     """Host time per drafted token, microseconds."""
+    step_ms: float = Field(default=0.0, ge=0)
+    """Host time of a step that drafts: handing over, sampling, output; milliseconds."""
+    request_us: float = Field(default=0.0, ge=0)
+    """Host time per sequence of a step that drafts, whether or not a draft is found for it."""
     weights_gib: float = Field(default=0.0, ge=0)
     """Memory of the drafter's own weights per GPU, GiB."""
     kv_bytes_per_token: float = Field(default=0.0, ge=0)
@@ -88,7 +92,8 @@ class DraftCost(Settings):
 
     def _host_time(self, load: StepLoad, draft_lens: int | list[int], target_time: float) -> float:
         tokens = draft_lens * load.num_requests if isinstance(draft_lens, int) else sum(draft_lens)
-        return self.target_share * target_time + self.token_us * 1e-6 * tokens
+        total = self.target_share * target_time + self.token_us * 1e-6 * tokens
+        return total + self.step_ms * 1e-3 + self.request_us * 1e-6 * load.num_requests
 
 
 class Overhead(Settings):
@@ -118,6 +123,21 @@ class Provenance(Settings):
     source: str
     date: str
     notes: str = ""
+    status: Literal["candidate", "validated"] | None = None
+    """Whether runs that it was not fitted to have been simulated with it, and what came of that: a
+    validated one kept to its `stated_error`, a candidate has not, or not yet."""
+    stated_error: float | None = Field(default=None, gt=0)
+    """Error of mean TPOT and mean latency that it promises, as a share; beyond it only where
+    repetitions of the real run differ by more than half the error."""
+
+    @model_validator(mode="after")
+    def _check_status(self) -> Self:
+        if self.status is not None and self.stated_error is None:
+            raise ValueError(
+                f"status is '{self.status}', but stated_error is missing: say what it promises, "
+                "such as 0.1"
+            )
+        return self
 
 
 class Profile(Settings):

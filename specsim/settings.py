@@ -19,6 +19,8 @@ from specsim.errors import SpecsimError
 
 __all__ = ["Settings", "explain", "load_mapping", "nearest", "validated"]
 
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times as fast
+
 
 class Settings(BaseModel):
     """Base of every configuration class."""
@@ -77,25 +79,28 @@ def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        data = json.loads(text) if path.suffix == ".json" else yaml.load(text, _YAML)
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror}") from problem
     except UnicodeDecodeError as problem:
         raise error(f"{path}: is not a UTF-8 text file") from problem
     except (yaml.YAMLError, json.JSONDecodeError) as problem:
-        raise error(f"{path}: {_where(problem)}") from problem
+        raise error(f"{path}: {_where(problem, text)}") from problem
     if not isinstance(data, dict):
         found = "is empty" if data is None else f"holds a {type(data).__name__}"
         raise error(f"{path}: {found}; a mapping of fields is expected")
     return data
 
 
-def _where(problem: yaml.YAMLError | json.JSONDecodeError) -> str:
+def _where(problem: yaml.YAMLError | json.JSONDecodeError, text: str) -> str:
     if isinstance(problem, json.JSONDecodeError):
         return f"line {problem.lineno}: not JSON: {problem.msg}"
     mark = getattr(problem, "problem_mark", None)
     what = getattr(problem, "problem", None) or "cannot be parsed"
-    return f"line {mark.line + 1}: not YAML: {what}" if mark else f"not YAML: {what}"
+    if mark is None:
+        return f"not YAML: {what}"
+    line = min(mark.line + 1, max(1, len(text.splitlines())))  # the end of the text has no line
+    return f"line {line}: not YAML: {what}"
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from simpy import Environment
 
 from specsim.deployment import Deployment
 from specsim.drafting import Drafting
-from specsim.engine.cluster import ClosedLoopClients, Cluster, replay
+from specsim.engine.cluster import ClosedLoopClients, Cluster, replay, schedule_incidents
 from specsim.engine.engine import Engine, Observer
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.sequence import Sequence
@@ -91,6 +91,7 @@ def simulate(
         seed=experiment.seed,
         on_end=residence.end,
     )
+    schedule_incidents(env, cluster, experiment.incidents or ())
     arrivals = experiment.workload.arrivals
     if isinstance(arrivals, ClosedLoop):
         rng = generator(experiment.seed, "think_times")
@@ -101,6 +102,11 @@ def simulate(
     else:
         env.process(replay(env, requests, cluster.submit))
     env.run()
+    if cluster.num_stranded:
+        raise CapacityError(
+            f"incidents: every replica has failed for good and {cluster.num_stranded} requests are "
+            "left unanswered; give a failure an 'until', or add replicas"
+        )
     residence.check(len(requests), cluster.request_time)
     return Run(experiment, deployment, requests, [recorder.tables() for recorder in recorders])
 

@@ -66,7 +66,17 @@ class Summary:
                     f"{share:.1%} of the steps lie outside the profile's valid range: up to "
                     f"{largest:,} {name.replace('_', ' ')}, fitted up to {limit:,}"
                 )
-        return found
+        return found + self._late_incidents()
+
+    def _late_incidents(self) -> list[str]:
+        """Say which incidents came too late to matter."""
+        end = float(self.tables.requests["ended_at"].max())
+        return [
+            f"incidents.{number}: the {incident.kind} at {incident.at:g} s came after the run had "
+            f"ended, at {end:.6g} s"
+            for number, incident in enumerate(self.run.experiment.incidents or ())
+            if incident.at >= end
+        ]
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -180,6 +190,7 @@ class Summary:
             "warnings": self.warnings,
             "num_steps": len(steps),
             "num_preemptions": int(requests["preemptions"].sum()),
+            "num_requeues": int(requests["requeues"].sum()),
             "prefix_hit_tokens": int(requests["cached_len"].sum()),
             "tokens_per_step": int(steps["output_tokens"].sum()) / deliveries,
             "mean_batch_size": float(steps["num_requests"].mean()),

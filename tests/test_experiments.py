@@ -2,13 +2,18 @@
 
 import csv
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import pytest
 from conftest import ROOT, data_folder, needs
 
 from specsim.experiment import Experiment
 from specsim.profile import load_profile
+from specsim.sweep import Sweep
+from specsim.sweep.point import run_point
 
 TOKENS = data_folder() / "tokens" / "llama31_8b_gsm8k.jsonl.gz"
 
@@ -194,3 +199,120 @@ def test_specdecode_bench_shares(tmp_path: Path) -> None:
     for row in kept:
         parts = [float(row[part]) for part in ("verification", "draft", "overhead", "idle")]
         assert abs(sum(parts) - 1) < 3e-4
+
+
+TABLES = data_folder() / "papers" / "turbospec_table4.csv"
+TURBOSPEC = ROOT / "experiments" / "turbospec-tables"
+
+
+def turbospec(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    """Return run.py and the servers.py that it imports."""
+    monkeypatch.syspath_prepend(str(TURBOSPEC))
+    run = script("turbospec-tables")
+    return run, sys.modules["servers"]
+
+
+def test_turbospec_predicts_every_cell() -> None:
+    kept = rows(TURBOSPEC / "predictions.csv")
+    columns = "hardware,target,method,dataset,qps,config,latency_s"
+    assert ",".join(kept[0]) == columns
+    cells = {tuple(row.values())[:-1] for row in kept}
+    assert len(cells) == len(kept) == 4 * 3 * 4 * 6
+    assert all(float(row["latency_s"]) > 0 for row in kept)
+
+
+@needs(TABLES)
+def test_turbospec_cells_are_what_the_simulator_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, servers = turbospec(monkeypatch)
+    parameters = {row.pop("target"): row for row in rows(TURBOSPEC / "parameters.csv")}
+    wanted = {
+        ("Vicuna-13B", "Sonnet", "0.5", "k=3"),
+        ("Vicuna-13B", "CNN-DailyMail", "0.5", "k=1"),
+        ("Vicuna-33B", "Sonnet", "1", "TS"),
+    }
+    for row in rows(TURBOSPEC / "predictions.csv"):
+        cell = servers.Cell(row["dataset"], row["qps"], row["config"])
+        if (row["target"], *cell) in wanted:
+            [server] = [each for each in servers.SERVERS if each.target == row["target"]]
+            found = servers.Parameters.of_row(
+                {name: float(value) for name, value in parameters[row["target"]].items()}
+            )
+            assert servers.prediction(server, cell, found) == float(row["latency_s"])
+            wanted.remove((row["target"], *cell))
+    assert not wanted
+
+
+@needs(TABLES)
+def test_turbospec_evaluation_is_that_of_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, servers = turbospec(monkeypatch)
+    known = servers.measured()
+    kept = [
+        {**row, "latency_s": float(row["latency_s"])} for row in rows(TURBOSPEC / "predictions.csv")
+    ]
+    cells = run.compared(kept, known)
+    result = run.evaluate([row for row in cells if row["hardware"] == "L40S"], known)
+    [published] = rows(TURBOSPEC / "evaluation.csv")
+    assert {name: str(value) for name, value in result.items()} == published
+    perfect = [
+        {**row, "latency_s": known[row["target"]][servers.Cell(*list(row.values())[3:6])]}
+        for row in cells
+    ]
+    best = run.evaluate(run.compared(perfect[:144], known), known)
+    assert best["median_error_below_percent"] == best["mean_regret_percent"] == 0
+    assert best["sign_right_percent"] == 100
+
+
+def made_up_latency(server: object, cell: Any, found: Any, seed: int) -> float:
+    """Return a latency that falls with every share and rises with every other parameter."""
+    rate, scale = float(cell.qps), found.scale[cell.dataset]
+    seconds = scale / found.memory + 0.2 * scale * rate + 0.1 * rate / found.compute
+    if cell.config == "k=1":
+        is_lookup = cell.dataset == "CNN-DailyMail"
+        seconds *= (1 + found.request_us / 1e3) * (1 - 0.5 * found.hit * is_lookup)
+    return float(seconds)
+
+
+def test_turbospec_fit_finds_what_made_its_cells_and_sees_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, servers = turbospec(monkeypatch)
+    monkeypatch.setattr(run, "latency", made_up_latency)
+    server = servers.SERVERS[0]
+    scale = {"ShareGPT": 0.5, "Sonnet": 0.8, "CNN-DailyMail": 1.1}
+    truth = servers.Parameters(0.5, 0.8, scale, 150.0, 0.6)
+    cells = [
+        servers.Cell(dataset, qps, config)
+        for dataset in scale
+        for qps in ("1", "4", "8", "16")
+        for config in ("Org", "k=1", "k=5")
+    ]
+    known = {
+        cell: 1e9 if cell.config == "k=5" else made_up_latency(server, cell, truth, 0)
+        for cell in cells
+    }
+    found = run.fitted({server.target: known}, server).row()
+    assert found == pytest.approx(truth.row(), rel=0.02)
+
+
+def test_smartspec_fig13(tmp_path: Path) -> None:
+    script("smartspec-fig13").main(tmp_path, ((128, 128),), (0.5, 1.5), count=200, seeds=1)
+    calm, overload = rows(tmp_path / "results.csv")
+    assert float(calm["mean_e2el_s"]) < float(overload["mean_e2el_s"])
+    assert float(calm["over_half_as_many"]) < 1.1
+    assert float(overload["over_half_as_many"]) > 1.4
+    kept = rows(ROOT / "experiments" / "smartspec-fig13" / "results.csv")
+    for row in kept:
+        ratio = float(row["over_half_as_many"])
+        assert ratio < 1.25 if float(row["load"]) < 1 else ratio > 1.25
+
+
+def test_gpus_policies_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    folder = ROOT / "experiments" / "gpus-policies-loads"
+    wanted = {"profile": "l40s", "policy": "static:k=3", "workload.arrivals.rate": "32"}
+    points = Sweep.load(folder / "sweep.yaml").points()
+    records = [run_point(point) for point in points if point.labels == wanted]
+    [found] = script("gpus-policies-loads").rows(records)
+    kept = [row for row in rows(folder / "results.csv") if row["gpu"] == "l40s"]
+    assert {name: str(value) for name, value in found.items()} in kept
+    assert len(rows(folder / "results.csv")) == 144

@@ -13,7 +13,7 @@ ROWS = [
     "experiment deployment roofline_profile drafting simulate summary "
     "acceptance_fit draft_eval draft_grid tokens",
     "paired processes compare profile_fit profile_overview validation calibration tune breakdown "
-    "parity sweep capacity export gate catalogue render plots report cli api __main__",
+    "parity sweep capacity export gate catalogue render report plots cli api __main__",
 ]
 RANK = {
     unit: (row, place) for row, units in enumerate(ROWS) for place, unit in enumerate(units.split())

@@ -9,11 +9,17 @@ from typing import Annotated
 import typer
 
 from specsim.cli.acceptance import acceptance_app
+from specsim.cli.calibration import calibrate
+from specsim.cli.capacity import capacity
 from specsim.cli.catalogue import list_members, schema
 from specsim.cli.drafts import draft_eval
+from specsim.cli.export import export
+from specsim.cli.gate import gate
 from specsim.cli.inspection import breakdown, timeline
+from specsim.cli.observe import observe
 from specsim.cli.parity import parity
 from specsim.cli.profiles import profile_app
+from specsim.cli.report import plot, report
 from specsim.cli.simulation import ManyPolicies, compare, run
 from specsim.cli.sweep import sweep
 from specsim.cli.tokens import tokens_app
@@ -34,16 +40,23 @@ app = typer.Typer(
 app.command()(run)
 app.command(cls=ManyPolicies)(compare)
 app.command()(sweep)
+app.command(cls=ManyPolicies)(capacity)
 app.command()(tune)
+app.command()(gate)
 app.command("draft-eval")(draft_eval)
+app.command()(report)
+app.command()(plot)
 app.command()(timeline)
 app.command()(breakdown)
-app.command()(parity)
+app.command()(export)
+app.command()(calibrate)
+app.command()(observe)
 app.command()(validate)
+app.command()(parity)
+app.add_typer(profile_app, name="profile")
+app.add_typer(acceptance_app, name="acceptance")
 app.add_typer(trace_app, name="trace")
 app.add_typer(tokens_app, name="tokens")
-app.add_typer(acceptance_app, name="acceptance")
-app.add_typer(profile_app, name="profile")
 app.command("list")(list_members)
 app.command()(schema)
 

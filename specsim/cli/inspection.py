@@ -10,7 +10,7 @@ import typer
 
 from specsim.cli.terminal import show, spinner, warn
 
-__all__ = ["breakdown", "timeline"]
+__all__ = ["breakdown", "check_keeps_results", "timeline"]
 
 
 def _check_distinct(folders: list[Path]) -> None:
@@ -23,7 +23,8 @@ def _check_distinct(folders: list[Path]) -> None:
         known.add(folder.resolve())
 
 
-def _check_keeps_results(path: Path, source: str) -> None:
+def check_keeps_results(path: Path, source: str) -> None:
+    """Raise if a file would take the place of a result of a run."""
     from specsim.errors import ConfigError
     from specsim.results.export import RESULT_FILES
 
@@ -78,7 +79,7 @@ def timeline(
     plot = plot or results[0] / "timeline.png"
     table = plot.with_suffix(".parquet")
     check_suffix(plot)
-    _check_keeps_results(table, f"{plot}: its series")
+    check_keeps_results(table, f"{plot}: its series")
     _check_distinct(results)
     with spinner("reading the steps"):
         timelines = {}
@@ -112,7 +113,7 @@ def breakdown(
 
     for path, option in ((json_out, "--json"), (plot, "--plot")):
         if path is not None:
-            _check_keeps_results(path, f"{option} {path}:")
+            check_keeps_results(path, f"{option} {path}:")
     if plot is not None:
         from specsim.plots.breakdown import plot_breakdown
         from specsim.plots.save import check_suffix

@@ -88,6 +88,9 @@ def compare(
     --out the folder gets the results of the first replication of each policy, comparison.json
     and plot.png.
     """
+    from specsim.processes import warm_up
+
+    warm_up(workers)
     from specsim.compare import compare as run_comparison
     from specsim.compare import folder_name, parse_policies
     from specsim.experiment import Experiment

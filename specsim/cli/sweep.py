@@ -1,15 +1,26 @@
 """Command ``sweep``."""
 
 import os
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specsim.cli.options import Overrides, Seed, all_overrides
-from specsim.cli.terminal import progress
+from specsim.cli.terminal import progress, show, warn
+
+if TYPE_CHECKING:
+    from specsim.sweep import Backend
 
 __all__ = ["sweep"]
+
+
+class Where(StrEnum):
+    """On what to run."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 def sweep(
@@ -17,8 +28,19 @@ def sweep(
     overrides: Overrides = None,
     seed: Seed = None,
     workers: Annotated[
-        int, typer.Option(min=1, help="Processes; the results do not depend on them.")
-    ] = os.cpu_count() or 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Runs at a time; the results do not depend on it. By default one per core.",
+        ),
+    ] = None,
+    backend: Annotated[
+        Where, typer.Option(help="Processes of this machine, or a Ray cluster.")
+    ] = Where.LOCAL,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="Of a Ray cluster that runs; by default one is started here."),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the sweep that the folder holds.")
     ] = False,
@@ -33,19 +55,45 @@ def sweep(
     points.parquet, one row per point. Killed at any moment, --resume goes on, to the same bytes. A
     point that fails is recorded with its error, and the others go on; the exit code is then 1.
     """
-    from specsim.sweep import LocalProcesses, Sweep, SweepFolder, run_sweep
+    from specsim.errors import ConfigError
+    from specsim.processes import warm_up
+
+    if ray_address is not None and backend is not Where.RAY:
+        raise ConfigError("--ray-address is used by --backend ray only; add that or leave it out")
+    if backend is Where.LOCAL:
+        workers = workers or os.cpu_count() or 1
+        warm_up(workers)
+    from specsim.render.sweep import sweep_tables
+    from specsim.sweep import Sweep, SweepFolder, run_sweep
 
     plan = Sweep.load(config, all_overrides(overrides, seed))
+    place = _backend(workers, backend, ray_address)
     folder = SweepFolder.create(out or Path("results") / config.stem, plan, resume=resume)
     with progress("points", plan.num_points) as on_progress:
-        records = run_sweep(folder, LocalProcesses(workers), on_progress)
+        records = run_sweep(folder, place, on_progress)
+    show(*sweep_tables(records, config.name))
+    warn(plan.notes)
     failed = [record for record in records if record["error"]]
     typer.echo(f"results: {folder.path} ({len(records)} points, points.parquet)")
     if failed:
-        where = ", ".join(f"{field} {label}" for field, label in failed[0]["labels"].items())
+        first = ", ".join(f"{field} {label}" for field, label in failed[0]["labels"].items())
         typer.echo(
-            f"{len(failed)} of {len(records)} points failed; the first, {where}: "
+            f"{len(failed)} of {len(records)} points failed; the first, {first}: "
             f"{failed[0]['error']}",
             err=True,
         )
         raise typer.Exit(1)
+
+
+def _backend(workers: int | None, where: Where, ray_address: str | None) -> "Backend":
+    from specsim.errors import ConfigError
+    from specsim.sweep import LocalProcesses
+
+    if where is Where.LOCAL:
+        assert workers is not None
+        return LocalProcesses(workers)
+    try:
+        from specsim.sweep.on_ray import RayCluster
+    except ImportError as error:
+        raise ConfigError("--backend ray needs Ray; pip install 'specsim[cluster]'") from error
+    return RayCluster(workers, ray_address)

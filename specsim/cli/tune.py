@@ -48,6 +48,9 @@ def tune(
 
     vllm serve MODEL --speculative-config "$(specsim tune EXP.yaml --emit vllm)"
     """
+    from specsim.processes import warm_up
+
+    warm_up(workers)
     from specsim.experiment import Experiment
     from specsim.render.tune import tuning_tables, verdict
     from specsim.tune import tune as run_tuning

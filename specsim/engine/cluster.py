@@ -1,16 +1,18 @@
-"""Cluster: replicas behind a router, and the count of requests in them."""
+"""Cluster: replicas behind a router, what happens to them, and the count of requests in them."""
 
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 
 from simpy import Environment, Event
 from simpy.events import URGENT
 
 from specsim.engine.engine import Engine
+from specsim.engine.incidents import Failure, Slowdown
 from specsim.engine.sequence import Sequence
 from specsim.request import Request
-from specsim.routing.base import Router
+from specsim.routing.base import PromptView, Router
 
-__all__ = ["ClosedLoopClients", "Cluster", "replay", "run_alone"]
+__all__ = ["ClosedLoopClients", "Cluster", "replay", "run_alone", "schedule_incidents"]
 
 MakeEngine = Callable[[int, Callable[[Sequence], None]], Engine]
 
@@ -42,7 +44,12 @@ class Cluster:
         on_end: Callable[[Sequence], None],
     ) -> None:
         self.env = env
-        self.engines = [make_engine(number, self._end) for number in range(replicas)]
+        self._make_engine = make_engine
+        self._engines = [make_engine(number, self._end) for number in range(replicas)]
+        self._up = self._engines
+        """Those that have not failed."""
+        self._stranded: list[Sequence] = []
+        """Requests that wait for any engine to be up."""
         self._router = router
         self._memory = router.start(seed)
         self._tell_end = on_end
@@ -54,7 +61,56 @@ class Cluster:
     def submit(self, request: Request) -> None:
         """Route a request, now."""
         self._count(1)
-        self.engines[self._router.choose(self.engines, self._memory)].submit(request)
+        self._route(self._engines[0].scheduler.sequence_of(request, self.env.now))
+
+    def _route(self, sequence: Sequence) -> None:
+        if not self._up:
+            self._stranded.append(sequence)
+            return
+        place = self._router.choose(PromptView(sequence.request), self._up, self._memory)
+        self._up[place].take_over(sequence)
+
+    @property
+    def num_stranded(self) -> int:
+        """Requests that wait because every replica has failed."""
+        return len(self._stranded)
+
+    def fail(self, number: int) -> None:
+        """Let a replica die; its requests go to the others, in the order in which it had them.
+
+        Parameters
+        ----------
+        number : int
+            Of a replica that is up.
+        """
+        left = self._engines[number].fail()
+        self._up = [engine for engine in self._engines if engine.is_up]
+        for sequence in left:
+            self._route(sequence)
+
+    def restore(self, number: int) -> None:
+        """Start a replica that has died; it gets what waited for any replica to be up.
+
+        Parameters
+        ----------
+        number : int
+        """
+        self._engines[number] = self._make_engine(number, self._end)
+        self._up = [engine for engine in self._engines if engine.is_up]
+        stranded, self._stranded = self._stranded, []
+        for sequence in stranded:
+            self._route(sequence)
+
+    def slow_down(self, number: int, factor: float) -> None:
+        """Let a replica take `factor` times as long for what it schedules from now on.
+
+        Parameters
+        ----------
+        number : int
+        factor : float
+            1 lets it run as usual.
+        """
+        self._engines[number].slow_down(factor)
 
     def _end(self, sequence: Sequence) -> None:
         self._count(-1)
@@ -67,7 +123,7 @@ class Cluster:
         self._changed_at = now
 
 
-class _Arrival(Event):
+class _Instant(Event):
     """An instant that comes before the end of any step at the same time."""
 
     def __init__(self, env: Environment, delay: float) -> None:
@@ -75,6 +131,35 @@ class _Arrival(Event):
         self._ok = True
         self._value = None
         env.schedule(self, priority=URGENT, delay=delay)
+
+
+def _call_after(env: Environment, delay: float, action: Callable[[], None]) -> None:
+    instant = _Instant(env, delay)
+    assert instant.callbacks is not None
+    instant.callbacks.append(lambda event: action())
+
+
+def schedule_incidents(
+    env: Environment, cluster: Cluster, incidents: Iterable[Failure | Slowdown]
+) -> None:
+    """Let incidents happen when their time comes.
+
+    Call it before any request is submitted: at one instant incidents come first.
+
+    Parameters
+    ----------
+    env : simpy.Environment
+        At the start of the run.
+    cluster : Cluster
+    incidents : iterable of Failure or Slowdown
+        As `specsim.engine.incidents.check_incidents` wants them.
+    """
+    incidents = list(incidents)
+    for incident in incidents:  # ends first: a replica can come back just when another fails
+        if incident.until is not None:
+            _call_after(env, incident.until, partial(incident.end, cluster))
+    for incident in incidents:
+        _call_after(env, incident.at, partial(incident.begin, cluster))
 
 
 def replay(
@@ -91,7 +176,7 @@ def replay(
     """
     for request in requests:
         if request.arrived_at > env.now:
-            yield _Arrival(env, request.arrived_at - env.now)
+            yield _Instant(env, request.arrived_at - env.now)
         submit(request)
 
 
@@ -148,6 +233,4 @@ class ClosedLoopClients:
         request, think_time = next(self._unsent, (None, 0.0))
         if request is None:
             return
-        arrival = _Arrival(self._env, think_time)
-        assert arrival.callbacks is not None
-        arrival.callbacks.append(lambda event: self._submit(request))
+        _call_after(self._env, think_time, lambda: self._submit(request))

@@ -3,7 +3,8 @@
     schedule -> target forward -> accept -> draft for the next step
 
 One SimPy process per engine; a request is data, not a process. At one instant arrivals come
-first: a request that arrives exactly when a step ends is considered by the next `schedule`.
+before ends of steps: a request that arrives exactly when a step ends is considered by the next
+`schedule`. Incidents come before both: a step that ends exactly when its replica fails is lost.
 """
 
 from collections import deque
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from simpy import Environment, Event
 
+from specsim.engine.costs import Costs, SlowedCosts
 from specsim.engine.engine_step import EngineStep
 from specsim.engine.scheduler import Scheduler
 from specsim.engine.schedulers import AsyncScheduler
@@ -20,26 +22,7 @@ from specsim.engine.speculation import Speculation
 from specsim.request import Request
 from specsim.step import StepLoad
 
-__all__ = ["Costs", "Engine", "Observer"]
-
-
-class Costs(Protocol):
-    """What a step costs, in the unit of the clock; see `specsim.profile.StepCosts`."""
-
-    @property
-    def uses_pieces(self) -> bool:
-        """Whether the forward pass has to be told what each sequence of the step processes."""
-
-    def target_time(self, load: StepLoad) -> float:
-        """Return the duration of the target's forward pass."""
-
-    def draft_time(
-        self, load: StepLoad, draft_lens: int | list[int], target_time: float, drafter: int
-    ) -> float:
-        """Return the duration of one drafter's work after such a step."""
-
-    def overhead_time(self, num_requests: int) -> float:
-        """Return the engine's own time per step."""
+__all__ = ["Engine", "Observer"]
 
 
 class Observer(Protocol):
@@ -78,24 +61,53 @@ class Engine:
         on_end: Callable[[Sequence], None],
     ) -> None:
         self.env = env
+        self.is_up = True
+        """Whether it has not failed."""
         self.scheduler = scheduler
         self._speculation = speculation
-        self._costs = costs
+        self._costs = self._usual_costs = costs
         self._uses_pieces = costs.uses_pieces
         self._observers = observers
         self._on_end = on_end
-        self._inbox: list[tuple[Request, float]] = []
+        self._inbox: list[Sequence] = []
+        self._prompt_tokens = 0
         self._wake: Event | None = None
         self._last_draft_time = 0.0
         is_async = isinstance(scheduler, AsyncScheduler)
-        env.process(self._run_async() if is_async else self._run_sync())
+        self._steps = self._run_async() if is_async else self._run_sync()
+        env.process(self._steps)
 
     def submit(self, request: Request) -> None:
         """Take in a request, now; the scheduler gets it when it is next asked to schedule."""
-        self._inbox.append((request, self.env.now))
+        self.take_over(self.scheduler.sequence_of(request, self.env.now))
+
+    def take_over(self, sequence: Sequence) -> None:
+        """Take in a request that arrived before, perhaps at a replica that has failed."""
+        self._inbox.append(sequence)
+        self._prompt_tokens += sequence.prompt_len
         if self._wake is not None:
             self._wake.succeed()
             self._wake = None
+
+    def fail(self) -> list[Sequence]:
+        """Stop for good: steps in flight are lost, and so are all caches.
+
+        Returns
+        -------
+        list of Sequence
+            Those that had not ended: what ran in order of admission, then what waited in its order.
+        """
+        self.is_up = False
+        self._steps.close()  # what it was waiting for still happens, and wakes nobody
+        waiting = [*self.scheduler.waiting, *self._inbox]
+        left = [*self.scheduler.running, *waiting]
+        for sequence in left:
+            sequence.leave_failed_engine()
+        return left
+
+    def slow_down(self, factor: float) -> None:
+        """Let every step that is scheduled from now on take `factor` times as long; 1 ends it."""
+        self._costs = self._usual_costs if factor == 1 else SlowedCosts(self._usual_costs, factor)
 
     @property
     def num_running(self) -> int:
@@ -107,9 +119,17 @@ class Engine:
         """Requests that have been submitted but do not run."""
         return len(self._inbox) + len(self.scheduler.waiting)
 
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompts of its unfinished requests, and what those that run have answered so far."""
+        return self._prompt_tokens + sum(
+            [s.known_len - s.prompt_len for s in self.scheduler.running]
+        )
+
     def _take_in(self) -> None:
-        for request, arrived_at in self._inbox:
-            self._speculation.prepare(self.scheduler.add(request, arrived_at))
+        for sequence in self._inbox:
+            self.scheduler.waiting.add(sequence)
+            self._speculation.prepare(sequence)
         self._inbox.clear()
 
     def _arrival(self) -> Event:
@@ -228,5 +248,6 @@ class Engine:
         for observer in self._observers:
             observer.updated(self.scheduler, step, ended)
         for sequence in ended:
+            self._prompt_tokens -= sequence.prompt_len
             self._speculation.end(sequence)
             self._on_end(sequence)

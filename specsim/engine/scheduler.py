@@ -100,9 +100,13 @@ class Scheduler(ABC):
         -------
         Sequence
         """
-        sequence = Sequence(request, arrived_at, self.limits.kv.max_model_len)
+        sequence = self.sequence_of(request, arrived_at)
         self.waiting.add(sequence)
         return sequence
+
+    def sequence_of(self, request: Request, arrived_at: float) -> Sequence:
+        """Return a new sequence without queueing it."""
+        return Sequence(request, arrived_at, self.limits.kv.max_model_len)
 
     def schedule(self) -> StepPlan:
         """Decide the next step and count its tokens as computed.

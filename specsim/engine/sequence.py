@@ -12,7 +12,10 @@ NEVER = 1 << 62
 
 
 class Sequence:
-    """State of one request in one engine; made on arrival, dropped when the request ends.
+    """State of one request; made on arrival, dropped when the request ends.
+
+    It is in one engine at a time. If that fails, it starts again in another, with the output that
+    has been delivered.
 
     There is no prefill and no decode phase. A sequence has `computed_len` tokens whose KV entries
     exist and asks, at every step, for the rest of
@@ -48,6 +51,7 @@ class Sequence:
         "max_len",
         "next_publish_len",
         "num_preemptions",
+        "num_requeues",
         "placeholder_len",
         "preempted_in",
         "prompt_len",
@@ -93,6 +97,8 @@ class Sequence:
         """Prefix-cache hit of each admission: the first, then one per resumption, tokens."""
         self.first_scheduled_at: float | None = None
         self.num_preemptions = 0
+        self.num_requeues = 0
+        """Replicas that failed while they had it."""
         self.preempted_in = -1
         """Index of the step that last preempted it."""
         self.survival_lens = bytearray()
@@ -102,6 +108,20 @@ class Sequence:
     def output_len(self) -> int:
         """Output tokens known to the scheduler."""
         return self.known_len - self.prompt_len
+
+    def leave_failed_engine(self) -> None:
+        """Forget all that was in the engine that failed; what was delivered stays delivered.
+
+        The next engine prefills the prompt and the output so far, as after a preemption.
+        """
+        self.computed_len = self.draft_len = self.placeholder_len = self.drafter = 0
+        self.draft_tree = None
+        self.in_chunk = self.is_running = False
+        self.blocks = []
+        self.capacity_len = self.published_blocks = 0
+        self.next_publish_len = NEVER
+        self.preempted_in = -1
+        self.num_requeues += 1
 
     def __repr__(self) -> str:
         return (

@@ -1,7 +1,7 @@
 """Fitting profiles: coefficients from measured steps or from kernel tables."""
 
 from specsim.profile_fit.compared import Comparison
-from specsim.profile_fit.estimate import KINDS, MIN_POINTS, fit_model
+from specsim.profile_fit.estimate import KINDS, MIN_POINTS, fit_model, robust_fit
 from specsim.profile_fit.points import Limits, Points, kernel_points, read_points
 from specsim.profile_fit.study import Error, Study, run_study
 from specsim.profile_fit.written import (
@@ -28,5 +28,6 @@ __all__ = [
     "kernels_of",
     "measured_steps",
     "read_points",
+    "robust_fit",
     "run_study",
 ]

@@ -11,7 +11,7 @@ from specsim.latency.linear import Linear
 from specsim.latency.two_regime import TwoRegime
 from specsim.profile_fit.points import Points
 
-__all__ = ["KINDS", "MIN_POINTS", "fit_model"]
+__all__ = ["KINDS", "MIN_POINTS", "fit_model", "robust_fit"]
 
 KINDS = ("two_regime", "linear")
 MIN_POINTS = 6
@@ -66,7 +66,7 @@ def _coefficients(points: Points, what: str) -> dict[str, float]:
         )
     columns = np.column_stack([points.context_tokens, points.batched_tokens, np.ones(len(points))])
     _check_rank(columns, what)
-    found = _robust(columns * _UNITS, points.seconds)
+    found = robust_fit(columns * _UNITS, points.seconds)
     if found[1] == 0 and found[2] == 0:
         raise ProfileError(
             f"{what}: their times depend on nothing but the context; measure steps of other sizes"
@@ -84,7 +84,18 @@ def _check_rank(columns: NDArray[np.float64], what: str) -> None:
         )
 
 
-def _robust(columns: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+def robust_fit(columns: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the coefficients, none negative, of least Huber loss.
+
+    Parameters
+    ----------
+    columns : ndarray of float, shape (n, m)
+    seconds : ndarray of float, shape (n,)
+
+    Returns
+    -------
+    ndarray of float, shape (m,)
+    """
     rows = np.column_stack([columns, seconds])
     weights = np.ones(len(seconds))
     found = np.zeros(columns.shape[1])

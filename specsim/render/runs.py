@@ -28,6 +28,8 @@ def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
         rows.insert(1, ("goodput requests/s", f"{data['request_goodput']:.3f}"))
     if "spec_decode_acceptance_rate" in data:
         rows.append(("draft acceptance", f"{data['spec_decode_acceptance_rate']:.1f} %"))
+    if own["num_requeues"]:
+        rows.append(("re-queued by failures", f"{own['num_requeues']:,}"))
     if own["prefix_hit_tokens"]:
         rows.append(("prefix hit tokens", f"{own['prefix_hit_tokens']:,}"))
     return rows

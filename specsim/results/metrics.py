@@ -16,6 +16,7 @@ from specsim.results.tables import RunTables
 
 __all__ = [
     "PERCENTILES",
+    "keeps_limits",
     "latencies",
     "latency_statistics",
     "speculation_metrics",
@@ -109,7 +110,7 @@ def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | 
         "total_input_tokens": input_tokens,
         "total_output_tokens": output_tokens,
         "request_throughput": len(requests) / duration,
-        "request_goodput": None if slo is None else _num_good(tables, slo) / duration,
+        "request_goodput": None if slo is None else int(keeps_limits(tables, slo).sum()) / duration,
         "output_throughput": output_tokens / duration,
         "total_token_throughput": (input_tokens + output_tokens) / duration,
         "max_output_tokens_per_s": _max_tokens_per_second(tables, start),
@@ -117,11 +118,22 @@ def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | 
     }
 
 
-def _num_good(tables: RunTables, slo: Slo) -> int:
+def keeps_limits(tables: RunTables, slo: Slo) -> NDArray[np.bool_]:
+    """Return, for each request, whether it kept all limits.
+
+    Parameters
+    ----------
+    tables : RunTables
+    slo : Slo
+
+    Returns
+    -------
+    ndarray of bool, shape (n,)
+        vLLM counts the TPOT of a one-token answer as 0, so that it keeps that limit.
+    """
     requests = tables.requests
     ttft = requests["first_token_at"] - requests["arrived_at"]
     decode_time = requests["ended_at"] - requests["first_token_at"]
-    # vLLM counts the TPOT of a one-token answer as 0, so that it keeps that limit.
     tpot = decode_time / np.maximum(requests["output_len"] - 1, 1)
     good = np.ones(len(requests), dtype=bool)
     for samples, limit_ms in (
@@ -131,7 +143,7 @@ def _num_good(tables: RunTables, slo: Slo) -> int:
     ):
         if limit_ms is not None:
             good &= samples * 1e3 <= limit_ms
-    return int(good.sum())
+    return good
 
 
 def _max_tokens_per_second(tables: RunTables, start: float) -> float:

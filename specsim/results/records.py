@@ -59,12 +59,14 @@ REQUEST_FIELDS = np.dtype(
         ("output_len", "<i4"),
         ("cached_len", "<i4"),
         ("preemptions", "<i4"),
+        ("requeues", "<i4"),
     ]
 )
-"""Columns of the requests table. `cached_len`: prefix-cache hit of the first admission."""
+"""Columns of the requests table, of the requests that ended at the replica. `cached_len`:
+prefix-cache hit of the first admission. `requeues`: replicas that failed while they had it."""
 
 _STEP = Struct("<6dq12i2f")
-_REQUEST = Struct("<q3d4i")
+_REQUEST = Struct("<q3d5i")
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ class Recorder:
             sequence.output_len,
             sequence.cached_lens[0],
             sequence.num_preemptions,
+            sequence.num_requeues,
         )
 
     def tables(self) -> ReplicaRecords:

@@ -5,18 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from specsim.errors import ConfigError
 from specsim.results.records import STEP_FIELDS
+from specsim.results.stored import StoredTable
 
 __all__ = ["StepsTable", "load_steps"]
 
-_PROVENANCE = ("config_hash", "seed", "specsim_version")
 _SOMETIMES_UNKNOWN = "alpha_estimate"
-_REMEDY = "give a folder that `specsim run --out` wrote"
 
 
 @dataclass(frozen=True)
@@ -98,70 +95,15 @@ def load_steps(folder: Path) -> StepsTable:
     ConfigError
         There is no ``steps.parquet``, or it is cut short, or not one of specsim's.
     """
-    path = folder / "steps.parquet"
-    if not path.is_file():
-        raise ConfigError(f"{folder}: holds no steps.parquet; {_hint(folder)}")
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(
-            f"{path}: cannot be read as Parquet, so it is cut short or something else ({why}); "
-            "run the experiment again"
-        ) from error
     names = [name for name in STEP_FIELDS.names or () if name != _SOMETIMES_UNKNOWN]
-    for name in ("replica", *names, *_PROVENANCE):
-        if name not in table.column_names:
-            raise ConfigError(f"{path}: has no column '{name}', so it is not ours; {_REMEDY}")
-    if not table.num_rows:
-        raise ConfigError(f"{path}: holds no step; {_REMEDY}")
-    columns = {name: _numbers(table[name], path, name) for name in ("replica", *names)}
-    columns[_SOMETIMES_UNKNOWN] = _alpha_estimate(table, path)
-    _check(columns, path)
-    return StepsTable(columns, {name: _constant(table[name], path, name) for name in _PROVENANCE})
-
-
-def _hint(folder: Path) -> str:
-    """Return what to do, naming the folders below it that would do."""
-    if not folder.is_dir():
-        return f"there is no such folder; {_REMEDY}"
-    below = sorted(path.parent.name for path in folder.glob("*/steps.parquet"))
-    return f"give one of the folders in it: {', '.join(below[:8])}" if below else _REMEDY
-
-
-def _alpha_estimate(table: pa.Table, path: Path) -> NDArray[Any]:
-    if _SOMETIMES_UNKNOWN not in table.column_names:
-        return np.full(table.num_rows, np.nan, dtype=np.float32)
-    return _numbers(table[_SOMETIMES_UNKNOWN], path, _SOMETIMES_UNKNOWN, may_be_nan=True)
-
-
-def _numbers(
-    column: "pa.ChunkedArray[Any]", path: Path, name: str, *, may_be_nan: bool = False
-) -> NDArray[Any]:
-    """Return a column of counts or times, all of which are 0 or more."""
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise ConfigError(f"{path}: column '{name}' holds {column.type}, not numbers; {_REMEDY}")
-    values = column.to_numpy()
-    with np.errstate(invalid="ignore"):
-        wrong = ~((values >= 0) & (values < np.inf))
-    if may_be_nan:
-        wrong &= ~np.isnan(values)
-    if wrong.any() or column.null_count:
-        row = int(wrong.argmax())
-        raise ConfigError(
-            f"{path}: row {row + 1}: {name} = {column[row].as_py()} must be a number of 0 or more; "
-            "run the experiment again"
-        )
-    return np.ascontiguousarray(values)
-
-
-def _constant(column: "pa.ChunkedArray[Any]", path: Path, name: str) -> object:
-    values = column.unique().to_pylist()
-    if len(values) > 1:
-        raise ConfigError(
-            f"{path}: column '{name}' has {len(values)} values, so it holds several runs; {_REMEDY}"
-        )
-    return values[0]
+    table = StoredTable(folder, "steps.parquet", ("replica", *names))
+    columns = {name: table.numbers(name) for name in ("replica", *names)}
+    if _SOMETIMES_UNKNOWN in table:
+        columns[_SOMETIMES_UNKNOWN] = table.numbers(_SOMETIMES_UNKNOWN, may_be_nan=True)
+    else:
+        columns[_SOMETIMES_UNKNOWN] = np.full(len(table), np.nan, dtype=np.float32)
+    _check(columns, table.path)
+    return StepsTable(columns, table.provenance)
 
 
 def _check(columns: dict[str, NDArray[Any]], path: Path) -> None:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from specsim.results.records import ReplicaRecords
 
-__all__ = ["RunTables", "assemble"]
+__all__ = ["TABLE_FIELDS", "RunTables", "assemble"]
 
 TABLE_FIELDS = np.dtype(
     [
@@ -21,12 +21,14 @@ TABLE_FIELDS = np.dtype(
         ("output_len", "<i4"),
         ("cached_len", "<i4"),
         ("preemptions", "<i4"),
+        ("requeues", "<i4"),
         ("deliveries", "<i4"),
         ("drafts", "<i4"),
         ("draft_tokens", "<i4"),
         ("accepted_tokens", "<i4"),
     ]
 )
+"""Columns of the requests table; times in seconds, lengths in tokens, the rest counts."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def assemble(replicas: list[ReplicaRecords], max_draft_len: int) -> RunTables:
     ends = np.cumsum(requests["deliveries"] - 1)
     gaps = np.empty(ends[-1] if len(ends) else 0)
     gap_lens = np.empty(len(gaps), dtype=np.uint8)
-    for records in replicas:
+    # A request that had to move has gaps that begin at one replica and end at another.
+    for records in [_merged(replicas)] if requests["requeues"].any() else replicas:
         _place_gaps(records, requests, ends, gaps, gap_lens)
     return RunTables(
         requests=requests,
@@ -110,6 +113,28 @@ def _outcomes(records: ReplicaRecords, max_draft_len: int) -> NDArray[np.int64]:
     counts = np.bincount(pairs, minlength=width * width).reshape(width, width)
     counts[0] = 0  # deliveries without a draft
     return counts
+
+
+def _merged(replicas: list[ReplicaRecords]) -> ReplicaRecords:
+    """Return the steps and deliveries of all replicas as of one, in the order of the clock."""
+    steps = np.concatenate([records.steps for records in replicas])
+    order = np.argsort(steps["ended_at"], kind="stable")
+    counts = steps["deliveries"].astype(np.int64)
+    starts = np.cumsum(counts) - counts
+    sorted_counts = counts[order]
+    shifts = starts[order] - (np.cumsum(sorted_counts) - sorted_counts)
+    places = np.arange(counts.sum()) + np.repeat(shifts, sorted_counts)
+    columns = {
+        name: np.concatenate([getattr(records, name) for records in replicas])
+        for name in ("requests", "delivered_to", "delivered_lens", "drafted_lens", "accepted_lens")
+    }
+    return ReplicaRecords(
+        steps=steps[order],
+        **{
+            name: column if name == "requests" or not len(column) else column[places]
+            for name, column in columns.items()
+        },
+    )
 
 
 def _place_gaps(

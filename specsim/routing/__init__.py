@@ -1,8 +1,9 @@
 """Routing: which replica serves a request."""
 
 from specsim.families import Family
-from specsim.routing.base import ReplicaView, Router
+from specsim.routing.base import PromptView, ReplicaView, Router
 
-__all__ = ["ROUTING", "ReplicaView", "Router"]
+__all__ = ["ROUTING", "PromptView", "ReplicaView", "Router"]
 
 ROUTING = Family("routing", Router)
+"""What every router decides: which replica serves a request."""

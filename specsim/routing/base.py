@@ -1,16 +1,20 @@
-"""What every router decides: which replica serves a request."""
+"""What a router is shown, and what it decides."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from specsim.families import Member
+from specsim.request import BlockKey, Request
 
-__all__ = ["ReplicaView", "Router"]
+__all__ = ["PromptView", "ReplicaView", "Router"]
 
 
 class ReplicaView(Protocol):
-    """What a router may know of a replica; read when it is asked."""
+    """What a router may know of a replica; read when it is asked.
+
+    A replica that has failed and come back is another object, with empty caches.
+    """
 
     @property
     def num_running(self) -> int:
@@ -20,9 +24,46 @@ class ReplicaView(Protocol):
     def num_waiting(self) -> int:
         """Requests that have been submitted but do not run."""
 
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompts of its unfinished requests, and what those that run have answered so far."""
+
+
+class PromptView:
+    """What a router may know of a request: its prompt, not where its answer will end.
+
+    Parameters
+    ----------
+    request : Request
+    """
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    @property
+    def index(self) -> int:
+        """Number of the request."""
+        return self._request.index
+
+    def block_keys(self, block_size: int) -> Sequence[BlockKey]:
+        """Return the identity of each full block of the prompt, as the prefix cache has it.
+
+        Parameters
+        ----------
+        block_size : int, tokens
+
+        Returns
+        -------
+        sequence of BlockKey
+            Equal keys stand for the same tokens after the same prefix.
+        """
+        return self._request.block_keys(block_size)[: self._request.prompt_len // block_size]
+
 
 class Router(Member):
-    """Chooses a replica for each request as it arrives."""
+    """Chooses a replica for each request as it arrives, and again if that replica fails."""
 
     kind: str
 
@@ -42,12 +83,15 @@ class Router(Member):
         return seed
 
     @abstractmethod
-    def choose(self, replicas: Sequence[ReplicaView], memory: Any) -> int:
-        """Return the index of the replica that serves the next request.
+    def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Any) -> int:
+        """Return the place of the replica that serves a request.
 
         Parameters
         ----------
+        prompt : PromptView
+            Of the request.
         replicas : sequence of ReplicaView
+            Those that are up, at least one.
         memory : object
             From `start`; change it in place.
 

@@ -5,7 +5,7 @@ from typing import Any, Literal, final
 
 from pydantic import Field
 
-from specsim.routing.base import ReplicaView, Router
+from specsim.routing.base import PromptView, ReplicaView, Router
 
 __all__ = ["LeastOutstanding"]
 
@@ -22,7 +22,7 @@ class LeastOutstanding(Router):
     waiting_weight: float = Field(default=1.0, ge=0)
     """How often a waiting request counts, against once for a running one."""
 
-    def choose(self, replicas: Sequence[ReplicaView], memory: Any) -> int:
+    def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Any) -> int:
         """Return the least loaded replica."""
         loads = [self.waiting_weight * each.num_waiting + each.num_running for each in replicas]
         return loads.index(min(loads))

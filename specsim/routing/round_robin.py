@@ -4,14 +4,17 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Literal, final
 
-from specsim.routing.base import ReplicaView, Router
+from specsim.routing.base import PromptView, ReplicaView, Router
 
 __all__ = ["RoundRobin"]
 
 
 @final
 class RoundRobin(Router):
-    """Request i goes to replica i modulo the number of replicas, whatever they are doing."""
+    """Request i goes to replica i modulo the number of replicas, whatever they are doing.
+
+    Of those that are up, if some have failed.
+    """
 
     kind: Literal["round_robin"] = "round_robin"
 
@@ -19,6 +22,8 @@ class RoundRobin(Router):
         """Return a counter of requests."""
         return count()
 
-    def choose(self, replicas: Sequence[ReplicaView], memory: Iterator[int]) -> int:
+    def choose(
+        self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Iterator[int]
+    ) -> int:
         """Return the next replica in turn."""
         return next(memory) % len(replicas)

@@ -5,7 +5,9 @@ has ended, and ``points.parquet`` when all have.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +16,8 @@ import pyarrow.parquet as pq
 import yaml
 
 from specsim.atomic import new_file
-from specsim.errors import ConfigError
+from specsim.errors import ConfigError, SpecsimError
+from specsim.profile import load_profile
 from specsim.settings import load_mapping, validated
 from specsim.sweep.plan import Sweep
 from specsim.version import __version__
@@ -22,7 +25,9 @@ from specsim.version import __version__
 __all__ = ["SweepFolder"]
 
 _FORMAT = 1
-_HEADER = ("sweep_format", "specsim_version", "seed", "num_points")
+_DRAWN = ("distributions", "timeline", "breakdown")
+"""Parts of a record that are large and not needed for the table."""
+_HEADER = ("sweep_format", "specsim_version", "seed", "num_points", "profiles")
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class SweepFolder:
     sweep: Sweep
     specsim_version: str
     """Of the one that wrote it."""
+    profiles: dict[str, str]
+    """Digest of each profile that the points name, so that they cannot change in between."""
 
     @classmethod
     def create(cls, path: Path, sweep: Sweep, *, resume: bool) -> Self:
@@ -57,12 +64,15 @@ class SweepFolder:
             it cannot be written to.
         """
         plan = path / "sweep.yaml"
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path}: is a file; name a folder")
         if not plan.exists():
             if any(path.glob("points*")):
                 raise ConfigError(f"{path}: holds points of no sweep; name another folder")
+            folder = cls(path, sweep, __version__, _digests(sweep))
             with new_file(plan) as temporary:
-                temporary.write_text(_written(sweep), encoding="utf-8")
-            return cls(path, sweep, __version__)
+                temporary.write_text(folder._as_yaml(), encoding="utf-8")
+            return folder
         if not resume:
             raise ConfigError(
                 f"{path}: holds a sweep already; go on with it by --resume or name another folder"
@@ -74,6 +84,12 @@ class SweepFolder:
                 "whose points may differ; name another folder"
             )
         _check_same(found.sweep, sweep, plan)
+        for name, digest in _digests(sweep).items():
+            if found.profiles.get(name) != digest:
+                raise ConfigError(
+                    f"{plan}: --resume: profile {name} has changed since the sweep began; name "
+                    "another folder"
+                )
         for leftover in (path / "points").glob(".*.tmp"):  # of a process that was killed
             leftover.unlink(missing_ok=True)
         return found
@@ -108,7 +124,14 @@ class SweepFolder:
                 f"{_FORMAT}; use specsim {header['specsim_version']} or run the sweep again"
             )
         with validated(str(plan), ConfigError):
-            return cls(path, Sweep.model_validate(data), str(header["specsim_version"]))
+            sweep = Sweep.model_validate(data)
+        return cls(path, sweep, str(header["specsim_version"]), header["profiles"] or {})
+
+    def _as_yaml(self) -> str:
+        sweep = self.sweep
+        header = (_FORMAT, __version__, sweep.seed, sweep.num_points, self.profiles)
+        content = {**dict(zip(_HEADER, header, strict=True)), **sweep.model_dump(mode="json")}
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
 
     def record_path(self, number: int) -> Path:
         """Return where the record of a point is, or will be."""
@@ -141,12 +164,33 @@ class SweepFolder:
         ConfigError
             One of the files is not a record.
         """
-        numbers = range(self.sweep.num_points)
-        paths = (self.record_path(number) for number in numbers)
-        return [_record(path, n) for n, path in zip(numbers, paths, strict=True) if path.exists()]
+        return list(self._records())
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        for number in range(self.sweep.num_points):
+            path = self.record_path(number)
+            if path.exists():
+                yield _record(path, number)
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """Return the records of all points that have ended without what is only drawn.
+
+        Returns
+        -------
+        list of dict
+
+        Raises
+        ------
+        ConfigError
+            One of the files is not a record.
+        """
+        return [
+            {name: value for name, value in record.items() if name not in _DRAWN}
+            for record in self._records()
+        ]
 
     def finish(self) -> list[dict[str, Any]]:
-        """Write ``points.parquet``, one row per point, and return the records.
+        """Write ``points.parquet``, one row per point, and return what `numbers` does.
 
         Returns
         -------
@@ -157,7 +201,7 @@ class SweepFolder:
         ConfigError
             A record is missing or damaged, or the folder cannot be written to.
         """
-        records = self.records()
+        records = self.numbers()
         if len(records) < self.sweep.num_points:
             raise ConfigError(
                 f"{self.path}: holds {len(records)} of {self.sweep.num_points} points; run the "
@@ -168,10 +212,17 @@ class SweepFolder:
         return records
 
 
-def _written(sweep: Sweep) -> str:
-    header = (_FORMAT, __version__, sweep.seed, sweep.num_points)
-    content = {**dict(zip(_HEADER, header, strict=True)), **sweep.model_dump(mode="json")}
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+def _digests(sweep: Sweep) -> dict[str, str]:
+    names = sorted({experiment.profile for experiment in sweep.check("axes")})
+    return {name: _digest(name) for name in names}
+
+
+def _digest(name: str) -> str:
+    try:
+        content = load_profile(name).model_dump_json()
+    except SpecsimError:
+        return "cannot be read"  # its points will say why
+    return sha256(content.encode()).hexdigest()[:12]
 
 
 def _check_same(found: Sweep, wanted: Sweep, plan: Path) -> None:

@@ -65,7 +65,7 @@ class Sweep(Settings):
     base: dict[str, Any]
     """The experiment, as in its YAML file; in a file also the path of one, from that file's own
     folder. What an axis sets may be missing."""
-    axes: list[Axis] = Field(min_length=1)
+    axes: list[Axis]
     """In a file, values may also be ``{linspace: [first, last, count]}`` or ``logspace``, whose
     neighbours have equal ratios; both ends are among the values."""
     replications: int = Field(default=1, ge=1)
@@ -80,6 +80,8 @@ class Sweep(Settings):
                 "must be a list of axes, such as [{policy: [off, static:k=3]}, "
                 "{workload.arrivals.rate: {logspace: [1, 32, 6]}}]"
             )
+        if not axes:
+            raise ValueError("names no axis, so the grid is empty; give at least one")
         return [
             {field: _values(str(field), given) for field, given in axis.items()} for axis in axes
         ]
@@ -134,7 +136,7 @@ class Sweep(Settings):
         sweep.check(str(path))
         return sweep
 
-    def check(self, source: str) -> None:
+    def check(self, source: str) -> list[Experiment]:
         """Raise if some value of an axis makes no valid experiment, whatever the others are.
 
         A combination that does not go together, such as a draft that is longer than the limit, is
@@ -145,10 +147,16 @@ class Sweep(Settings):
         source : str
             Where the sweep came from, for error messages.
 
+        Returns
+        -------
+        list of Experiment
+            Valid ones, so many that every value of every axis is in one.
+
         Raises
         ------
         ConfigError
         """
+        valid = []
         unproven = {
             (axis, place) for axis, one in enumerate(self.axes) for place in range(_length(one))
         }
@@ -158,7 +166,7 @@ class Sweep(Settings):
             if not values & unproven:
                 continue
             try:
-                Experiment.parse(self._config(places, source), source)
+                valid.append(Experiment.parse(self._config(places, source), source))
             except ConfigError as error:
                 for value in values:
                     problems.setdefault(value, error)
@@ -166,6 +174,18 @@ class Sweep(Settings):
                 unproven -= values
         if unproven:
             raise problems[min(unproven)]
+        return valid
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know before comparing points."""
+        modes = {e.is_async for e in self.check("axes") if e.engine.async_scheduling is None}
+        if len(modes) < 2:
+            return []
+        return [
+            "some policies or methods run with asynchronous scheduling and others cannot, and "
+            "their differences hold that, too; set engine.async_scheduling to false to compare"
+        ]
 
     @property
     def seed(self) -> int:

@@ -1,13 +1,15 @@
 """Running a sweep: every point that is not there yet, on whatever computers there are."""
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from typing import Any, Protocol
 
 from specsim.processes import worker_pool
 from specsim.sweep.folder import SweepFolder
 from specsim.sweep.plan import Point
-from specsim.sweep.point import run_point
+from specsim.sweep.point import failed_point, run_point
 
 __all__ = ["Backend", "LocalProcesses", "run_sweep"]
 
@@ -25,25 +27,56 @@ class LocalProcesses:
     Parameters
     ----------
     workers : int
+        A single one is this process itself.
     """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
 
     def run(self, points: Iterable[Point]) -> Iterator[dict[str, Any]]:
-        """Yield the record of every point as soon as it has ended."""
+        """Yield the record of every point as soon as it has ended.
+
+        Where a process dies, each point that was under way is run again in a process of its own:
+        the one that kills it again is recorded as failed, and the others go on.
+        """
         if self._workers == 1:
             yield from map(run_point, points)
             return
+        left = iter(points)
+        lost: list[Point] | None = None
+        while lost is None or lost:
+            lost = []
+            yield from self._run_together(left, lost)
+            yield from map(_run_alone, lost)
+
+    def _run_together(self, points: Iterator[Point], lost: list[Point]) -> Iterator[dict[str, Any]]:
+        """Run points until they are all done, or until a process dies and some are lost."""
+        under_way: dict[Future[dict[str, Any]], Point] = {}
         with worker_pool(self._workers) as pool:
-            waiting = set()
-            for point in points:
-                waiting.add(pool.submit(run_point, point))
-                if len(waiting) > 2 * self._workers:  # one is always ready for each
-                    ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in ended)
-            ended, _ = wait(waiting)
-            yield from (future.result() for future in ended)
+            while True:
+                # Each process has its next point at hand; more would be lost if one died.
+                for point in islice(points, 2 * self._workers - len(under_way)):
+                    under_way[pool.submit(run_point, point)] = point
+                if not under_way:
+                    return
+                ended, _ = wait(under_way, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    point = under_way.pop(future)
+                    if isinstance(future.exception(), BrokenProcessPool):
+                        lost.append(point)
+                    else:
+                        yield future.result()
+                if lost:
+                    lost.extend(under_way.values())
+                    return
+
+
+def _run_alone(point: Point) -> dict[str, Any]:
+    with worker_pool(1) as pool:
+        try:
+            return pool.submit(run_point, point).result()
+        except BrokenProcessPool:
+            return failed_point(point, "its process was killed, perhaps for lack of memory")
 
 
 def run_sweep(
@@ -62,18 +95,18 @@ def run_sweep(
     Returns
     -------
     list of dict
-        The records of all points, in their order.
+        The records of all points, in their order, without what is only drawn.
 
     Raises
     ------
     ConfigError
         The folder cannot be written to.
     """
-    num_ended = sum(record["error"] is None for record in folder.records())
-    ended = {record["point"] for record in folder.records() if record["error"] is None}
-    for record in backend.run(p for p in folder.sweep.points() if p.number not in ended):
+    # What failed is tried again: its cause may have been removed.
+    ended = {record["point"] for record in folder.numbers() if record["error"] is None}
+    left = (point for point in folder.sweep.points() if point.number not in ended)
+    for number, record in enumerate(backend.run(left), start=1):
         folder.write(record)
-        num_ended += 1
         if on_progress is not None:
-            on_progress(num_ended)
+            on_progress(len(ended) + number)
     return folder.finish()

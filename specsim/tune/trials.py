@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.experiment import Experiment
+from specsim.processes import worker_pool
 from specsim.request import Request
 from specsim.rng import generator
 from specsim.simulate import Run, simulate
@@ -136,8 +137,7 @@ class Trials:
 
     def __enter__(self) -> Self:
         if self._workers > 1:
-            pool = ProcessPoolExecutor(self._workers)
-            self._pool = self._resources.enter_context(pool)
+            self._pool = self._resources.enter_context(worker_pool(self._workers))
         return self
 
     def __exit__(

@@ -72,6 +72,15 @@ def test_host_time_is_a_share_of_the_target(draft_len: int, share: float) -> Non
     assert cost.draft_time(StepLoad(100, 10, 4), draft_len, 2.0) == 2.0 * share
 
 
+@pytest.mark.parametrize(
+    ("draft_lens", "milliseconds"), [(0, 0), (1, 2 + 4 * 0.5), (3, 2 + 4 * 0.5), ([0, 3], 4)]
+)
+def test_host_time_of_a_step_that_drafts(draft_lens: int | list[int], milliseconds: float) -> None:
+    cost = DraftCost(step_ms=2, request_us=500)
+    time = cost.draft_time(StepLoad(100, 4, 4), draft_lens, 1.0)
+    assert time == pytest.approx(milliseconds * 1e-3)
+
+
 @pytest.mark.parametrize("name", resource_names("profiles", "*/*.yaml"))
 def test_shipped_profiles_load_and_say_where_they_come_from(name: str) -> None:
     profile = load_profile(name)

@@ -1,4 +1,4 @@
-"""What every policy, proposer and router promises."""
+"""What every policy and proposer promises."""
 
 import re
 from collections.abc import Callable
@@ -16,7 +16,6 @@ from specsim.experiment import Experiment
 from specsim.policies import POLICIES, OraclePolicy
 from specsim.proposers import PROPOSERS
 from specsim.request import Request
-from specsim.routing import ROUTING
 from specsim.simulate import simulate
 from specsim.step import BatchView, StepLoad, StepOutcome, Tree
 from specsim.summary import Summary
@@ -133,25 +132,6 @@ def test_proposers_take_what_they_take_in_vllm(
         slots,
         drops,
     )
-
-
-class Replica:
-    num_running = 3
-    num_waiting = 1
-
-
-@pytest.mark.parametrize("kind", ROUTING.members)
-def test_routers_choose_a_replica_that_exists(kind: str) -> None:
-    router = ROUTING.parse(kind)
-    memory = router.start(0)
-    replicas = [Replica()] * 3
-    assert all(0 <= router.choose(replicas, memory) < 3 for _ in range(20))
-
-
-def test_round_robin_takes_turns() -> None:
-    router = ROUTING.parse("round_robin")
-    memory = router.start(0)
-    assert [router.choose([Replica()] * 3, memory) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_a_withdrawn_sequence_gives_back_what_it_had() -> None:

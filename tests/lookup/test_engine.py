@@ -141,6 +141,35 @@ def test_drafts_survive_preemption(scheduler: str, on_tokens: Callable[..., Expe
     assert accepted == pytest.approx(sum(number for _, number in roomy), rel=0.15)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        NGRAM,
+        {"method": "suffix", "num_speculative_tokens": 4, "use_tree": True},
+        {"method": "hybrid", "lookup": {"method": "suffix", "num_speculative_tokens": 4},
+         "fallback": {"method": "eagle3", "num_speculative_tokens": 3}},
+    ],
+    ids=["ngram", "suffix", "hybrid"],
+)  # fmt: skip
+def test_drafts_survive_a_failure(
+    spec: dict[str, Any], on_tokens: Callable[..., Experiment]
+) -> None:
+    is_hybrid = spec["method"] == "hybrid"
+    changes: dict[str, Any] = {"policy": "hybrid_suffix" if is_hybrid else "static"}
+    if is_hybrid:
+        models = {"suffix": {"kind": "token_match"}, "eagle3": {"kind": "bernoulli", "alpha": 0.6}}
+        changes["acceptance"] = {"kind": "per_drafter", "models": models}
+    incidents = [{"kind": "failure", "replica": 0, "at": at, "until": at + 0.1} for at in (0.1, 1)]
+    usual, failed = (
+        simulate(on_tokens(spec, replicas=2, incidents=each, **changes), check=True)
+        for each in (None, incidents)
+    )
+    rows = Summary(failed).tables.requests
+    assert rows["requeues"].any()
+    assert (rows["output_len"] == Summary(usual).tables.requests["output_len"]).all()
+    assert sum(number for _, number in counts(failed)) > 0
+
+
 class _Fixed(Lookup):
     """Drafts what it is told, whatever the text."""
 

@@ -11,7 +11,10 @@ __all__ = ["RealRun"]
 
 @final
 class RealRun(Reader):
-    """``requests.jsonl`` of a measured run: lengths, and ``queued_ts`` as the arrival, seconds."""
+    """``requests.jsonl`` of a measured run: lengths, and ``queued_ts`` as the arrival, seconds.
+
+    A request that ended with an error is left out, even if some tokens had come.
+    """
 
     kind: Literal["real_run"] = "real_run"
 
@@ -24,9 +27,10 @@ class RealRun(Reader):
         """Return the requests, in order of arrival."""
         builder = TraceBuilder(file, self.kind)
         for row in file.rows():
+            failed = bool(row.values.get("error"))
             if builder.add(
                 row.integer("input_toks", minimum=0),
-                row.integer("output_toks", minimum=0),
+                0 if failed else row.integer("output_toks", minimum=0),
                 row.number("queued_ts"),
             ):
                 builder.put("ids", str(row.values.get("request_id", "")))

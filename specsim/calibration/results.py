@@ -1,0 +1,174 @@
+"""What a calibration found: measured against simulated, case by case, and whether that is kept."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from specsim.calibration.cases import Case
+from specsim.validation import Measured, Statistic
+from specsim.validation.compare import compare_runs
+
+__all__ = ["JUDGED", "CaseResult", "Swap", "judged", "swaps"]
+
+JUDGED = ("tpot", "latency")
+"""Metrics whose mean has to keep to the stated error."""
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case: real runs and their simulation."""
+
+    case: Case
+    runs: list[Measured]
+    """The repetitions."""
+    simulated: Measured
+    statistics: list[Statistic]
+    """``measured`` is the mean of the repetitions' statistics."""
+    slowness: list[float]
+    """How slow the machine was in each repetition, by its probes, as a multiple of
+    its mean while the grid was measured."""
+    at_speed: list[Measured]
+    """Each repetition simulated once more, with all costs multiplied by its slowness."""
+
+    @classmethod
+    def of(
+        cls,
+        case: Case,
+        runs: list[Measured],
+        simulated: Measured,
+        slowness: list[float],
+        at_speed: list[Measured],
+    ) -> "CaseResult":
+        """Compare the repetitions of a run with its simulation.
+
+        Parameters
+        ----------
+        case : Case
+        runs : list of Measured
+        simulated : Measured
+        slowness : list of float
+        at_speed : list of Measured
+            One for each repetition.
+
+        Returns
+        -------
+        CaseResult
+        """
+        tables = [compare_runs([run], simulated) for run in runs]
+        statistics = []
+        for row in zip(*tables, strict=True):
+            values = np.array([each.measured for each in row])
+            mean = float(values.mean())
+            spread = float(np.abs(values - mean).max() / mean) if len(runs) > 1 else None
+            first = row[0]
+            statistics.append(Statistic(first.metric, first.name, mean, first.simulated, spread))
+        return cls(case, runs, simulated, statistics, slowness, at_speed)
+
+    def statistic(self, metric: str, name: str) -> Statistic:
+        """Return one of the statistics."""
+        return next(s for s in self.statistics if (s.metric, s.name) == (metric, name))
+
+    def error_at_speed(self, metric: str) -> float:
+        """Return the error of a mean if the simulation is told how slow the machine was."""
+        ours = [np.nanmean(each.latencies()[metric]) for each in self.at_speed]
+        return float(np.mean(ours)) / self.statistic(metric, "mean").measured - 1
+
+    @property
+    def mean_error(self) -> float:
+        """Mean size of the errors of all statistics."""
+        return float(np.nanmean([abs(each.error) for each in self.statistics]))
+
+    @property
+    def mean_spread(self) -> float:
+        """Mean spread of all statistics between the repetitions."""
+        return float(np.mean([each.spread or 0.0 for each in self.statistics]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values: milliseconds, and shares of 1."""
+        return {
+            "case": self.case.name,
+            "acceptance": self.case.acceptance,
+            "load": self.case.load.name,
+            "policy": self.case.policy,
+            "rate": self.case.experiment.workload.arrivals.model_dump()["rate"],
+            "num_requests": len(self.case.requests),
+            "num_runs": len(self.runs),
+            "mean_abs_error": self.mean_error,
+            "mean_spread": self.mean_spread,
+            "slowness": self.slowness,
+            "error_at_speed": {metric: self.error_at_speed(metric) for metric in JUDGED},
+            "statistics": [
+                {
+                    "metric": each.metric,
+                    "statistic": each.name,
+                    "measured_ms": each.measured * 1e3,
+                    "simulated_ms": each.simulated * 1e3,
+                    "error": each.error,
+                    "spread": each.spread,
+                }
+                for each in self.statistics
+            ],
+        }
+
+
+def judged(result: CaseResult, stated_error: float) -> bool:
+    """Return whether mean TPOT and mean latency keep to the stated error.
+
+    Or to twice the spread of the real repetitions, where that is larger: nothing can be predicted
+    better than it repeats.
+
+    Parameters
+    ----------
+    result : CaseResult
+    stated_error : float
+        As a share.
+
+    Returns
+    -------
+    bool
+    """
+    means = [result.statistic(metric, "mean") for metric in JUDGED]
+    return all(abs(each.error) <= max(stated_error, 2 * (each.spread or 0.0)) for each in means)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Two values of k whose order by mean latency the simulation gets wrong."""
+
+    acceptance: str
+    load: str
+    faster: str
+    """In the real runs."""
+    slower: str
+
+
+def swaps(results: Sequence[CaseResult]) -> list[Swap]:
+    """Return where the simulation orders two fixed k otherwise than the real runs do.
+
+    Two real means that differ by less than their spreads together have no order.
+
+    Parameters
+    ----------
+    results : sequence of CaseResult
+
+    Returns
+    -------
+    list of Swap
+    """
+    fixed = [each for each in results if each.case.policy.startswith(("off", "static"))]
+    found = []
+    for one, two in combinations(fixed, 2):
+        place = (one.case.acceptance, one.case.load.name)
+        if place != (two.case.acceptance, two.case.load.name):
+            continue
+        first, second = (each.statistic("latency", "mean") for each in (one, two))
+        noise = sum(each.measured * (each.spread or 0.0) for each in (first, second))
+        difference = second.measured - first.measured
+        if abs(difference) <= noise or difference * (second.simulated - first.simulated) > 0:
+            continue
+        faster, slower = (one, two) if difference > 0 else (two, one)
+        found.append(Swap(*place, faster.case.policy, slower.case.policy))
+    return found

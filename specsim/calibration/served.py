@@ -1,0 +1,79 @@
+"""What a run of a real engine leaves, and what a calibration asks of an engine."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from specsim.calibration.grid import GridPoint, Sample
+from specsim.calibration.run_writer import RequestRow, RunWriter, StepRow
+from specsim.experiment import Experiment
+from specsim.profile import Profile
+from specsim.request import Request
+
+__all__ = ["CalibratedEngine", "Served", "Spans"]
+
+
+class Spans(NamedTuple):
+    """Where the time of one step went, seconds."""
+
+    num_requests: int
+    target: float
+    draft: float
+    overhead: float
+    """Scheduling, decisions, and what is between the forward passes."""
+
+
+@dataclass
+class Served:
+    """What came of a run; rows in the order in which they came about."""
+
+    requests: list[RequestRow] = field(default_factory=list)
+    steps: list[StepRow] = field(default_factory=list)
+    spans: list[Spans] = field(default_factory=list)
+    probes: list[float] = field(default_factory=list)
+    """Seconds of one and the same small piece of work, done now and then while the run's clock
+    stood still: how fast the machine was meanwhile. Empty if the engine does none."""
+
+    def write(self, folder: Path, meta: dict[str, Any]) -> None:
+        """Write the run's folder; see `RunWriter`.
+
+        Parameters
+        ----------
+        folder : Path
+        meta : dict
+        """
+        with RunWriter(folder, meta) as writer:
+            for request in self.requests:
+                writer.add_request(request)
+            for step in self.steps:
+                writer.add_step(step)
+
+
+class CalibratedEngine(Protocol):
+    """An engine that can be profiled step by step, and that serves experiments."""
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What it is and what it runs on, for ``meta.json``."""
+
+    @property
+    def drafter_gib(self) -> float:
+        """Memory of the draft model's own weights, GiB."""
+
+    @property
+    def drafter_kv_bytes(self) -> float:
+        """Memory of the draft model's KV cache, bytes per token."""
+
+    def measure(self, points: Iterable[GridPoint]) -> Iterator[Sample]:
+        """Run steps of given sizes, one after the other, and time them."""
+
+    def serve(
+        self,
+        experiment: Experiment,
+        profile: Profile,
+        requests: list[Request],
+        *,
+        is_synthetic: bool,
+    ) -> Served:
+        """Serve what `specsim.simulate.simulate` simulates, from the same arguments."""

@@ -1,0 +1,170 @@
+"""A session with an engine: everything that is measured, in the order in which it is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from specsim.calibration.cases import Case, profiling_case
+from specsim.calibration.fitted_profile import make_profile, with_overhead, with_status
+from specsim.calibration.fitting import Medians, fit_costs, medians
+from specsim.calibration.grid import Sample
+from specsim.calibration.plan import Plan
+from specsim.calibration.run_writer import add_repetition
+from specsim.calibration.served import CalibratedEngine, Served
+from specsim.profile import Profile
+
+__all__ = ["Session", "Subject"]
+
+_PROFILING = (("off", 2.0), ("static:k=5", 2.0), ("static:k=1", 1.0))
+"""Policies that run before the cases, and requests per slot of the engine."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is calibrated, and what it has to keep to."""
+
+    engine: CalibratedEngine
+    plan: Plan
+    model: str
+    """As in ``profiles/``, or the path of a config."""
+    gpu: str
+    stated_error: float
+    """Of mean TPOT and mean latency, as a share."""
+
+
+class Session:
+    """Measures, and keeps what it measured.
+
+    Parameters
+    ----------
+    subject : Subject
+    folder : Path
+        The runs are written below it as soon as they have ended.
+    """
+
+    def __init__(self, subject: Subject, folder: Path) -> None:
+        self._subject = subject
+        self._folder = folder
+        self._schedule = subject.plan.grid.schedule(seed=0)
+        self._rounds: list[list[Sample]] = []
+        self.profiling: list[tuple[Case, Served]] = []
+        """Runs for what a grid does not show: overhead, and how often drafts are accepted."""
+        self._probes: dict[str, list[float]] = {}
+        """Per case, the mean probe of each repetition, seconds."""
+
+    def measure_grid(self) -> None:
+        """Warm the engine up and measure the first rounds."""
+        grid, engine = self._subject.plan.grid, self._subject.engine
+        list(engine.measure(grid.points))  # not counted
+        for _ in range(grid.rounds):
+            self._measure_round()
+
+    def _measure_round(self) -> None:
+        [points] = islice(self._schedule, 1)
+        self._rounds.append(list(self._subject.engine.measure(points)))
+
+    @property
+    def measured(self) -> Medians:
+        """The grid, as far as it has been measured."""
+        return medians(self._rounds)
+
+    def profile(self) -> Profile:
+        """Return what all that has been measured so far says; a candidate."""
+        subject, measured = self._subject, self.measured
+        costs = fit_costs(measured)
+        profile = make_profile(
+            subject.engine, measured, costs, model=subject.model, gpu=subject.gpu
+        )
+        spans = [each for _, served in self.profiling for each in served.spans]
+        if spans:
+            profile = with_overhead(profile, spans)
+        return with_status(profile, is_validated=False, stated_error=subject.stated_error)
+
+    def run_profiling(self) -> None:
+        """Serve some requests, all at once."""
+        subject, plan, profile = self._subject, self._subject.plan, self.profile()
+        for policy, per_slot in _PROFILING:
+            case = profiling_case(plan, policy, int(per_slot * plan.max_num_seqs))
+            served = subject.engine.serve(
+                case.experiment, profile, case.requests, is_synthetic=False
+            )
+            served.write(self._folder / "profiling" / case.name, _meta(subject, case))
+            self.profiling.append((case, served))
+
+    def run_cases(self, cases: list[Case], profile: Profile, tell: Callable[[str], None]) -> None:
+        """Run every case some times, all of them one after the other, and the grid between them.
+
+        Parameters
+        ----------
+        cases : list of Case
+        profile : Profile
+            What policies take for the cost of a step.
+        tell : callable
+            Told when all have run once more.
+        """
+        plan = self._subject.plan
+        for number in range(plan.repetitions):
+            for place, case in enumerate(cases):
+                served = self._subject.engine.serve(
+                    case.experiment, profile, case.requests, is_synthetic=case.is_synthetic
+                )
+                self._write(case, served, is_first=number == 0)
+                if served.probes:
+                    mean = sum(served.probes) / len(served.probes)
+                    self._probes.setdefault(case.name, []).append(mean)
+                if place % plan.cases_per_round == 0:
+                    self._measure_round()
+            tell(f"repetition {number + 1} of {plan.repetitions} done")
+
+    def slowness(self, case: Case) -> list[float]:
+        """Return how slow the machine was in each repetition, by its probes.
+
+        Parameters
+        ----------
+        case : Case
+
+        Returns
+        -------
+        list of float
+            As a multiple of its mean while the grid was measured; all 1 where the engine does not
+            probe.
+        """
+        usual = self.measured.probe_seconds
+        if not usual:
+            return [1.0] * self._subject.plan.repetitions
+        return [mean / usual for mean in self._probes[case.name]]
+
+    def run_folder(self, case: Case) -> Path:
+        """Return where the runs of a case are."""
+        return self._folder / "runs" / case.name
+
+    def _write(self, case: Case, served: Served, *, is_first: bool) -> None:
+        meta = _meta(self._subject, case)
+        if is_first:
+            served.write(self.run_folder(case), meta)
+            return
+        with TemporaryDirectory(dir=self._folder, prefix=".repetition-") as scratch:
+            served.write(Path(scratch), meta)
+            add_repetition(self.run_folder(case), Path(scratch))
+
+
+def _meta(subject: Subject, case: Case) -> dict[str, Any]:
+    experiment = case.experiment
+    options = experiment.engine.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    acceptance = experiment.acceptance
+    assert acceptance is not None
+    return {
+        **subject.engine.description,
+        "engine_kwargs": options,
+        "kv_cache": {
+            "num_gpu_blocks": experiment.engine.num_gpu_blocks,
+            "block_size": experiment.engine.block_size,
+        },
+        "policy": experiment.effective_policy.model_dump(mode="json", exclude_none=True),
+        "acceptance": acceptance.model_dump(mode="json", exclude_none=True)
+        if case.is_synthetic
+        else "real",
+    }

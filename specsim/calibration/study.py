@@ -1,0 +1,246 @@
+"""A calibration from beginning to end: measure, fit, run for real, simulate, judge."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from specsim.atomic import new_file
+from specsim.calibration.cases import Case, acceptance_rates, capacity, make_case
+from specsim.calibration.fitted_profile import at_speed, with_status
+from specsim.calibration.fitting import Medians
+from specsim.calibration.plan import Plan
+from specsim.calibration.results import CaseResult, Swap, judged, swaps
+from specsim.calibration.served import Served
+from specsim.calibration.session import Session, Subject
+from specsim.deployment import Deployment
+from specsim.errors import ConfigError
+from specsim.profile import Profile
+from specsim.simulate import simulate
+from specsim.step import StepLoad
+from specsim.summary import Summary
+from specsim.validation import Measured, load_run
+from specsim.version import __version__
+
+__all__ = ["Calibration", "Subject", "calibrate", "check_folder"]
+
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Calibration:
+    """What came of it."""
+
+    profile: Profile
+    measured: Medians
+    rates: dict[str, float]
+    """Requests per second of every load."""
+    acceptance_rates: list[float]
+    """Per position of a draft, as measured while profiling."""
+    in_situ: dict[str, float]
+    """Predicted over measured time of the steps of the profiling runs."""
+    stated_error: float
+    results: list[CaseResult]
+
+    @property
+    def swaps(self) -> list[Swap]:
+        """Where the order of k is wrong."""
+        return swaps(self.results)
+
+    @property
+    def failed(self) -> list[CaseResult]:
+        """Cases that do not keep to the stated error."""
+        return [each for each in self.results if not judged(each, self.stated_error)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "specsim_version": __version__,
+            "status": self.profile.provenance.status,
+            "stated_error": self.stated_error,
+            "failed": [each.case.name for each in self.failed],
+            "swaps": [vars(each) for each in self.swaps],
+            "drift": self.measured.drift,
+            "slowness_of_rounds": self.measured.levels.tolist(),
+            "in_situ": self.in_situ,
+            "rates": self.rates,
+            "acceptance_rates": self.acceptance_rates,
+            "cases": [each.to_dict() for each in self.results],
+        }
+
+
+def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
+    """Calibrate an engine.
+
+    The folder fills while this goes on; until its end ``meta.json`` says that it is incomplete.
+
+    Parameters
+    ----------
+    subject : Subject
+    folder : Path
+        New, or empty.
+    tell : callable
+        Told what goes on, in a line.
+
+    Returns
+    -------
+    Calibration
+
+    Raises
+    ------
+    SpecsimError
+        Something cannot be measured, fitted or written; what was measured before stays.
+    """
+    check_folder(folder)
+    meta = {**subject.engine.description, "specsim_version": __version__}
+    _write_json(folder / "meta.json", {**meta, "complete": False})
+    session, plan = Session(subject, folder), subject.plan
+    tell(f"measuring {len(plan.grid.points)} kinds of step, {plan.grid.rounds} times each")
+    session.measure_grid()
+    session.run_profiling()
+    first = session.profile()
+    _write_profile(first, folder)
+    full = capacity(plan, first)
+    rates = {load.name: load.share * full for load in plan.loads}
+    accepted = acceptance_rates(
+        (row for _, served in session.profiling for row in served.requests), plan.max_draft_len
+    )
+    cases = _cases(plan, rates, accepted)
+    lasts = plan.repetitions * sum(_simulated(case, first).ended_at.max() for case in cases)
+    tell(
+        f"without speculation it serves {full:.1f} requests/s when it is never idle; now "
+        f"{len(cases)} cases, {plan.repetitions} times each: {lasts / 60:.1f} minutes"
+    )
+    session.run_cases(cases, first, tell)
+    tell("simulating the same runs")
+    found = _judged(session, cases, subject, rates, accepted)
+    _write_grid(found.measured, folder / "grid.csv")
+    _write_profile(found.profile, folder)
+    _write_json(folder / "calibration.json", found.to_dict())
+    _write_json(folder / "meta.json", {**meta, "complete": True})
+    return found
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that results would get lost in.
+
+    Parameters
+    ----------
+    folder : Path
+
+    Raises
+    ------
+    ConfigError
+        It holds something.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: is there already and not empty; name a new folder (--out)")
+
+
+def _judged(
+    session: Session,
+    cases: list[Case],
+    subject: Subject,
+    rates: dict[str, float],
+    accepted: list[float],
+) -> Calibration:
+    """Simulate every case by all that was measured meanwhile, and compare."""
+    profile = session.profile()
+    results = []
+    for case in cases:
+        slowness = session.slowness(case)
+        results.append(
+            CaseResult.of(
+                case,
+                load_run(session.run_folder(case)).runs,
+                _simulated(case, profile),
+                slowness,
+                [_simulated(case, at_speed(profile, factor)) for factor in slowness],
+            )
+        )
+    found = Calibration(
+        profile=profile,
+        measured=session.measured,
+        rates=rates,
+        acceptance_rates=accepted,
+        in_situ={case.policy: _in_situ(case, run, profile) for case, run in session.profiling},
+        stated_error=subject.stated_error,
+        results=results,
+    )
+    is_validated = not found.failed and not found.swaps
+    found.profile = with_status(
+        profile, is_validated=is_validated, stated_error=subject.stated_error
+    )
+    return found
+
+
+def _cases(plan: Plan, rates: dict[str, float], accepted: list[float]) -> list[Case]:
+    return [
+        make_case(
+            plan,
+            load,
+            rates[load.name],
+            policy,
+            accepted if is_real else plan.synthetic_rates,
+            is_real=is_real,
+        )
+        for is_real in (False, True)
+        for load in plan.loads
+        if not is_real or load.name in plan.real_loads
+        for policy in plan.policies
+    ]
+
+
+def _in_situ(case: Case, served: Served, profile: Profile) -> float:
+    """Return the predicted over the measured time of all steps of a run."""
+    costs = Deployment.of(case.experiment, profile).costs
+    predicted = 0.0
+    for row in served.steps:
+        load = StepLoad(
+            row["context_tokens"], row["batched_tokens"], row["num_requests"], row["prefill_tokens"]
+        )
+        target = costs.target_time(load)
+        predicted += target + costs.overhead_time(load.num_requests)
+        predicted += costs.draft_time(load, row.get("made_drafts", 0), target)
+    return predicted / sum(row["seconds"] for row in served.steps)
+
+
+def _simulated(case: Case, profile: Profile) -> Measured:
+    tables = Summary(
+        simulate(case.experiment, requests=case.requests, profile=profile)
+    ).tables.requests
+    return Measured(
+        arrived_at=tables["arrived_at"],
+        first_token_at=tables["first_token_at"],
+        ended_at=tables["ended_at"],
+        prompt_lens=tables["prompt_len"].astype(np.int64),
+        output_lens=tables["output_len"].astype(np.int64),
+    )
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with new_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_profile(profile: Profile, folder: Path) -> None:
+    written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    with new_file(folder / "profile.yaml") as temporary:
+        temporary.write_text(yaml.safe_dump(written, sort_keys=False, width=100))
+
+
+def _write_grid(measured: Medians, path: Path) -> None:
+    """Write the grid as a table that ``specsim profile fit`` reads."""
+    names = "context_tokens,batched_tokens,num_requests,prefill_tokens,seconds"
+    lines = [f"{names},draft_len,draft_seconds"]
+    for point, target, draft in zip(
+        measured.points, measured.target_seconds, measured.draft_seconds, strict=True
+    ):
+        load = ",".join(map(str, point.load[:4]))
+        lines.append(f"{load},{target:.6f},{point.draft_len},{draft:.6f}")
+    with new_file(path) as temporary:
+        temporary.write_text("\n".join(lines) + "\n")

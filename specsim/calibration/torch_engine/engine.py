@@ -1,0 +1,189 @@
+"""TorchEngine: a model in memory that can be profiled and can serve experiments."""
+
+import os
+import platform
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specsim.calibration.grid import GridPoint, Sample
+from specsim.calibration.served import Served
+from specsim.calibration.torch_engine.memory import out_of_memory
+from specsim.calibration.torch_engine.model import Llama
+from specsim.calibration.torch_engine.runner import Runner
+from specsim.calibration.torch_engine.server import PROBE_EVERY, Server
+from specsim.calibration.torch_engine.steps import measure
+from specsim.calibration.torch_engine.weights import Recipe, draft_of, random_weights
+from specsim.deployment import Deployment
+from specsim.drafting import Drafting
+from specsim.experiment import Experiment
+from specsim.hardware import ModelShape
+from specsim.profile import Profile
+from specsim.request import Request
+from specsim.rng import generator
+
+__all__ = ["Limits", "TorchEngine"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the KV caches have room for."""
+
+    max_num_seqs: int
+    max_model_len: int
+    max_draft_len: int
+
+    @property
+    def slot_len(self) -> int:
+        """Length of a sequence's row, tokens: its text, and drafts beyond its end."""
+        return self.max_model_len + 2 * self.max_draft_len + 1
+
+
+class TorchEngine:
+    """A target and a draft model on one device, with room for a number of sequences.
+
+    Parameters
+    ----------
+    shape : ModelShape
+    device : torch.device
+    dtype : torch.dtype
+    limits : Limits
+    recipe : Recipe
+        Of the weights; its seed also draws the prompts.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        device: torch.device,
+        dtype: torch.dtype,
+        limits: Limits,
+        recipe: Recipe,
+    ) -> None:
+        self.shape, self.device, self.limits = shape, device, limits
+        self._dtype, self._recipe = dtype, recipe
+        weights = random_weights(shape, recipe, device, dtype)
+        room = {"num_slots": limits.max_num_seqs + 1, "slot_len": limits.slot_len}
+        self.target = Llama(shape, weights, **room)
+        self.draft = Llama(shape, draft_of(weights, recipe.num_draft_layers), **room)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What it is and what it runs on, for ``meta.json``."""
+        return {
+            "engine": f"specsim torch engine, PyTorch {torch.__version__}",
+            "model": self.shape.name,
+            "hardware": {
+                "device": str(self.device),
+                "device_name": _device_name(self.device),
+                "threads": torch.get_num_threads(),
+                "num_cpus": os.cpu_count(),
+            },
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "draft": f"the first {self._recipe.num_draft_layers} of {self.shape.num_hidden_layers} "
+            f"layers; the deeper ones write {self._recipe.deep_scale:g} times as much",
+        }
+
+    @property
+    def drafter_gib(self) -> float:
+        """Memory of the draft model's own weights, GiB: none, they are the target's."""
+        return 0.0
+
+    @property
+    def drafter_kv_bytes(self) -> float:
+        """Memory of the draft model's KV cache, bytes per token."""
+        shape = self.shape
+        width = shape.num_key_value_heads * shape.head_dim * self._dtype.itemsize
+        return float(2 * self._recipe.num_draft_layers * width)
+
+    def prompt(self, request: Request) -> NDArray[np.int64]:
+        """Return the prompt of a request: as recorded, or random tokens of its own."""
+        if request.prompt_token_ids is not None:
+            return request.prompt_token_ids
+        rng = generator(self._recipe.seed, "prompt", str(request.index))
+        return rng.integers(0, self.shape.vocab_size, request.prompt_len)
+
+    def serve(
+        self,
+        experiment: Experiment,
+        profile: Profile,
+        requests: list[Request],
+        *,
+        is_synthetic: bool,
+    ) -> Served:
+        """Serve what `specsim.simulate.simulate` simulates, from the same arguments.
+
+        Parameters
+        ----------
+        experiment : Experiment
+            One replica, synchronous, method ``draft_model`` or none.
+        profile : Profile
+            What a policy takes for the cost of a step.
+        requests : list of Request
+            In order of arrival.
+        is_synthetic : bool
+            Whether drafts are accepted as ``experiment.acceptance`` says: by the same luck as in a
+            simulation of the same seed. Otherwise as the target says.
+
+        Returns
+        -------
+        Served
+        """
+        deployment = Deployment.of(experiment, profile)
+        speculates = deployment.proposer is not None
+        server = Server(
+            self._runner(),
+            deployment.make_scheduler(),
+            Drafting(experiment, deployment, requests).start(0),
+            speculates=speculates,
+            is_synthetic=is_synthetic,
+        )
+        with out_of_memory(f"serving {len(requests)} requests", self.device):
+            return server.serve(requests, self.prompt)
+
+    def measure(self, points: Iterable[GridPoint]) -> Iterator[Sample]:
+        """Run steps of given sizes, one after the other, and time them.
+
+        Parameters
+        ----------
+        points : iterable of GridPoint
+
+        Yields
+        ------
+        Sample
+        """
+        runner = self._runner()
+        probed_at = probe_seconds = 0.0
+        for point in points:
+            with out_of_memory(f"a step of {point.load.batched_tokens} tokens", self.device):
+                if (now := perf_counter()) - probed_at > PROBE_EVERY:
+                    runner.probe()
+                    probed_at = perf_counter()
+                    probe_seconds = probed_at - now
+                sample = measure(runner, point, self.shape.vocab_size)
+            yield sample._replace(probe_seconds=probe_seconds)
+
+    def _runner(self) -> Runner:
+        return Runner(
+            self.target,
+            self.draft,
+            num_slots=self.limits.max_num_seqs,
+            slot_len=self.limits.slot_len,
+        )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

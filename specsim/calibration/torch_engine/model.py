@@ -1,0 +1,124 @@
+"""Llama: the forward pass of a Llama-like model over its own KV cache."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specsim.calibration.torch_engine.attention import attend_each, attend_groups, causal_mask
+from specsim.calibration.torch_engine.batch import Batch, Span, make_batch
+from specsim.calibration.torch_engine.memory import out_of_memory
+from specsim.calibration.torch_engine.weights import Layer, Weights
+from specsim.hardware import ModelShape
+
+__all__ = ["Llama"]
+
+_ROPE_BASE = 10_000.0
+_NORM_EPS = 1e-5
+
+
+class Llama:
+    """A model, and the KV cache of the sequences that it reads.
+
+    Parameters
+    ----------
+    shape : ModelShape
+        Of its layers; how many there are the weights know.
+    weights : Weights
+    num_slots : int
+        Sequences that the cache holds.
+    slot_len : int, tokens
+        Of each of them.
+
+    Raises
+    ------
+    CapacityError
+        The cache does not fit into memory.
+    """
+
+    def __init__(
+        self, shape: ModelShape, weights: Weights, *, num_slots: int, slot_len: int
+    ) -> None:
+        self._shape, self._weights = shape, weights
+        self._slot_len = slot_len
+        self.device = weights.embedding.device
+        dtype = weights.embedding.dtype
+        size = (2, num_slots, slot_len, shape.num_key_value_heads, shape.head_dim)
+        what = f"a KV cache of {num_slots} x {slot_len} tokens, {len(weights.layers)} layers"
+        with out_of_memory(what, self.device):
+            self._caches = [
+                torch.zeros(size, device=self.device, dtype=dtype) for _ in weights.layers
+            ]
+        num_shared = shape.num_attention_heads // shape.num_key_value_heads
+        # A GPU has enough to do with the whole batch at once, and makes its own masks.
+        is_gpu = self.device.type == "cuda"
+        self._mask = None if is_gpu else causal_mask(slot_len, num_shared, dtype)
+        self._turns = _rotations(shape.head_dim, slot_len).to(self.device)
+
+    def next_tokens(self, spans: list[Span]) -> list[int]:
+        """Read some spans and return the most likely successors that are asked for.
+
+        Parameters
+        ----------
+        spans : list of Span
+            At least one.
+
+        Returns
+        -------
+        list of int
+            As many as each span asks for, end to end. They are on the host, so all work is done.
+        """
+        batch = make_batch(spans, self._slot_len, self.device)
+        with torch.inference_mode():
+            logits = self.logits(batch)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        tokens: list[int] = logits.argmax(dim=-1).tolist()
+        return tokens
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Read a batch and return the logits that it asks for, shape (asked, vocabulary)."""
+        hidden = self._weights.embedding[batch.token_ids]
+        turns = self._turns[batch.positions].unsqueeze(1)
+        for layer, cache in zip(self._weights.layers, self._caches, strict=True):
+            hidden = hidden + self._attention(_normed(hidden), layer, cache, batch, turns)
+            gate, up = functional.linear(_normed(hidden), layer.gate_up).chunk(2, dim=-1)
+            hidden = hidden + functional.linear(functional.silu(gate) * up, layer.down)
+        return functional.linear(_normed(hidden[batch.logit_rows]), self._weights.lm_head)
+
+    def _attention(
+        self, hidden: Tensor, layer: Layer, cache: Tensor, batch: Batch, turns: Tensor
+    ) -> Tensor:
+        shape = self._shape
+        heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
+        qkv = functional.linear(hidden, layer.qkv).view(
+            len(hidden), heads + 2 * kv_heads, shape.head_dim
+        )
+        turned = _turned(qkv[:, : heads + kv_heads], turns)
+        queries, keys = turned[:, :heads], turned[:, heads:]
+        rows = cache.view(2, -1, kv_heads, shape.head_dim)
+        rows[0].index_copy_(0, batch.cache_rows, keys)
+        rows[1].index_copy_(0, batch.cache_rows, qkv[:, heads + kv_heads :])
+        if self._mask is None:
+            attended = attend_groups(queries, cache, batch)
+        else:
+            attended = attend_each(queries, cache, batch, self._mask)
+        return functional.linear(attended.reshape(len(hidden), -1), layer.out)
+
+
+def _normed(hidden: Tensor) -> Tensor:
+    return functional.rms_norm(hidden, (hidden.shape[-1],), eps=_NORM_EPS)
+
+
+def _rotations(head_dim: int, num_positions: int) -> Tensor:
+    """Return the rotary embedding of every position as unit complex numbers.
+
+    Su et al. (2021), "RoFormer": pair i turns by position / base^(2 i / head_dim).
+    """
+    rates = _ROPE_BASE ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), rates)
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def _turned(heads: Tensor, turns: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns).flatten(-2).to(heads.dtype)

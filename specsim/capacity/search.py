@@ -1,0 +1,81 @@
+"""Search: the largest load that is sustained, by bracketing and bisection.
+
+A generator, which asks for a load and is sent whether that is sustained: so many searches can go on
+side by side, and a closed form can stand for the simulations.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from math import sqrt
+
+__all__ = ["Bracket", "largest_sustained"]
+
+_DOWN = 2.0
+_UP = 1.25  # the start is near saturation, so that one step up is mostly enough
+_LOWEST = 1 / 64
+_HIGHEST = 64.0
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """Between which loads a server ceases to keep its limits."""
+
+    sustained: float | None
+    """The largest load that was seen to be sustained; None if even the lowest was not."""
+    exceeded: float | None
+    """The smallest that was seen not to be; None if even the highest was sustained."""
+
+
+def largest_sustained(
+    start: float, tolerance: float, *, is_whole: bool = False
+) -> Generator[float, bool, Bracket]:
+    """Search for the largest sustained load.
+
+    Parameters
+    ----------
+    start : float
+        Where to begin, best near saturation; the search covers from a 64th to 64 times of it.
+    tolerance : float
+        Ratio, less 1, of the two ends of the bracket at which to stop.
+    is_whole : bool
+        Whether loads are whole numbers of at least 1.
+
+    Yields
+    ------
+    float
+        A load to try; to be answered by whether it is sustained.
+
+    Returns
+    -------
+    Bracket
+    """
+    step = 1.0 if is_whole else 0.0
+    load = start = _possible(start, is_whole)
+    low: float | None = None
+    high: float | None = None
+    while low is None or high is None:
+        if (yield load):
+            low = load
+        else:
+            high = load
+        if high is None:
+            load = max(load + step, _possible(load * _UP, is_whole))
+            if load > start * _HIGHEST:
+                return Bracket(low, None)
+        elif low is None:
+            load = _possible(load / _DOWN, is_whole)
+            if load == high or load < start * _LOWEST:
+                return Bracket(None, high)
+    while high / low > 1 + tolerance:
+        middle = _possible(sqrt(low * high), is_whole)
+        if not low < middle < high:
+            break
+        if (yield middle):
+            low = middle
+        else:
+            high = middle
+    return Bracket(low, high)
+
+
+def _possible(load: float, is_whole: bool) -> float:
+    return float(max(1, round(load))) if is_whole else load

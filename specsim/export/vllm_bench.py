@@ -1,0 +1,26 @@
+"""A run as ``vllm bench serve --save-result --save-detailed`` would have written it."""
+
+from typing import Any
+
+from specsim.export.folder import ResultsFolder
+
+__all__ = ["vllm_bench_result"]
+
+
+def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:
+    """Return the result file of vLLM's benchmark client.
+
+    Parameters
+    ----------
+    run : ResultsFolder
+
+    Returns
+    -------
+    dict
+        ``summary.json`` without what is specsim's own, and with what vLLM has besides: a text per
+        answer, which a simulation leaves empty, and ``rtfx``, which is about audio.
+    """
+    result = {name: value for name, value in run.summary.items() if name != "specsim"}
+    result["generated_texts"] = [""] * int(result["completed"])
+    result["rtfx"] = 0.0
+    return result

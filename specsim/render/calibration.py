@@ -1,0 +1,102 @@
+"""A calibration as tables."""
+
+import numpy as np
+from rich.table import Table
+
+from specsim.calibration.results import JUDGED, CaseResult, judged
+from specsim.calibration.study import Calibration
+from specsim.render.tables import new_table
+from specsim.validation import METRICS, STATISTICS
+
+__all__ = ["calibration_tables", "verdict"]
+
+_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
+
+
+def calibration_tables(found: Calibration) -> list[Table]:
+    """Return the tables of a calibration.
+
+    Parameters
+    ----------
+    found : Calibration
+
+    Returns
+    -------
+    list of rich.table.Table
+        Case by case, and statistic by statistic over all cases.
+    """
+    return [_cases(found), _statistics(found)]
+
+
+def _cases(found: Calibration) -> Table:
+    columns = ["acceptance, load, policy"]
+    for metric in JUDGED:
+        columns += [f"mean {_NAMES[metric]}, ms", "simulated", "error", "at speed", "spread"]
+    table = new_table("measured against simulated", [*columns, "mean |error| of 15", ""])
+    last = None
+    for each in found.results:
+        place = (each.case.acceptance, each.case.load.name)
+        if last not in (None, place):
+            table.add_section()
+        last = place
+        row = [" ".join((*place, each.case.policy))]
+        for metric in JUDGED:
+            mean = each.statistic(metric, "mean")
+            spread = "-" if mean.spread is None else f"{mean.spread:.1%}"
+            row += [
+                f"{mean.measured * 1e3:,.1f}",
+                f"{mean.simulated * 1e3:,.1f}",
+                f"{mean.error:+.1%}",
+                f"{each.error_at_speed(metric):+.1%}",
+                spread,
+            ]
+        row += [f"{each.mean_error:.1%}", "" if judged(each, found.stated_error) else "beyond"]
+        table.add_row(*row)
+    return table
+
+
+def _statistics(found: Calibration) -> Table:
+    title = f"the 15 statistics over {len(found.results)} cases"
+    columns = ["", "median |error|", "largest", "median real spread", "largest"]
+    table = new_table(title, columns)
+    for metric in METRICS:
+        for name in STATISTICS:
+            table.add_row(f"{_NAMES[metric]} {name}", *_over_cases(found.results, metric, name))
+    return table
+
+
+def _over_cases(results: list[CaseResult], metric: str, name: str) -> list[str]:
+    found = [each.statistic(metric, name) for each in results]
+    errors = np.abs([each.error for each in found])
+    spreads = np.array([each.spread or 0.0 for each in found])
+    return [
+        f"{value:.1%}"
+        for values in (errors, spreads)
+        for value in (float(np.median(values)), float(values.max()))
+    ]
+
+
+def verdict(found: Calibration) -> list[str]:
+    """Return in words whether the profile keeps to its stated error, and where not.
+
+    Parameters
+    ----------
+    found : Calibration
+
+    Returns
+    -------
+    list of str
+    """
+    lines = [
+        f"profile: {found.profile.provenance.status}; stated error {found.stated_error:.1%} of "
+        "mean TPOT and mean latency, or twice the spread of the real runs"
+    ]
+    lines += [f"beyond it: {each.case.name}" for each in found.failed]
+    lines += [
+        f"order of k wrong at {each.acceptance} {each.load}: really {each.faster} is faster than "
+        f"{each.slower}"
+        for each in found.swaps
+    ]
+    if not found.swaps:
+        lines.append("order of k: the same, wherever the real runs have one")
+    return lines

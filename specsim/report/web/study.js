@@ -1,0 +1,143 @@
+/* What was run, what is selected, and the statistics of it. */
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const [HARDWARE, POLICY, LOAD] = DATA.axes;
+const OTHERS = DATA.axes.slice(3);
+const IS_LOAD = LOAD.field.startsWith("workload.arrivals"); // or any other number that was swept
+const METRIC = new Map(DATA.metrics.map((metric, index) => [metric.name, { ...metric, index }]));
+
+const state = {
+  shown: { hardware: shownAll(HARDWARE), policy: shownAll(POLICY), load: shownAll(LOAD) },
+  replications: new Set(DATA.replications),
+  slices: OTHERS.map(() => 0),
+  metric: DATA.metrics[0].name,
+  isLog: true,
+  focus: { hardware: 0, load: Math.floor(LOAD.labels.length / 2) },
+};
+
+let cells = new Map();
+
+function shownAll(axis) {
+  return new Set(range(axis.labels.length));
+}
+
+/** Indices of the values of an axis that the filters let through, in order. */
+function shown(role) {
+  return [...state.shown[role]].sort((a, b) => a - b);
+}
+
+/** Sort the selected runs into cells: those that differ in nothing but the replication. */
+function select() {
+  cells = new Map();
+  for (const point of DATA.points) {
+    if (!state.replications.has(point.replication)) continue;
+    if (!OTHERS.every((_, index) => point.places[index + 3] === state.slices[index])) continue;
+    const [h, p, l] = point.places;
+    if (!state.shown.hardware.has(h) || !state.shown.policy.has(p) || !state.shown.load.has(l))
+      continue;
+    const key = `${h} ${p} ${l}`;
+    if (!cells.has(key)) cells.set(key, []);
+    cells.get(key).push(point);
+  }
+  for (const role of ["hardware", "load"]) {
+    const distance = (place) => Math.abs(place - state.focus[role]);
+    state.focus[role] = shown(role).reduce((nearest, place) =>
+      distance(place) < distance(nearest) ? place : nearest,
+    );
+  }
+}
+
+function cell(h, p, l) {
+  return cells.get(`${h} ${p} ${l}`) ?? [];
+}
+
+function hasRuns(h, p) {
+  return shown("load").some((l) => cell(h, p, l).length);
+}
+
+function valueOf(point, name) {
+  const metric = METRIC.get(name);
+  return metric ? point.metrics[metric.index] : null;
+}
+
+function valuesOf(points, name) {
+  return points.map((point) => valueOf(point, name)).filter((value) => value != null);
+}
+
+/** Mean, and half the 95 % interval of Student's t if there are several values. */
+function interval(values) {
+  const count = values.length;
+  if (!count) return { mean: null, half: null, count };
+  const mean = values.reduce((sum, value) => sum + value, 0) / count;
+  if (count < 2) return { mean, half: null, count };
+  const variance = values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (count - 1);
+  return { mean, half: studentT(count - 1) * Math.sqrt(variance / count), count };
+}
+
+function studentT(freedom) {
+  return DATA.student_t[Math.min(freedom, DATA.student_t.length) - 1];
+}
+
+/** How many times better one cell is than another, paired by replication: a geometric mean. */
+function gain(candidate, reference, name) {
+  const isLow = METRIC.get(name).better === "low";
+  const ratios = [];
+  for (const point of candidate) {
+    const other = reference.find((each) => each.replication === point.replication);
+    const [mine, theirs] = [valueOf(point, name), other && valueOf(other, name)];
+    if (mine > 0 && theirs > 0) ratios.push(Math.log(isLow ? theirs / mine : mine / theirs));
+  }
+  const { mean, half, count } = interval(ratios);
+  if (mean == null) return null;
+  const [low, high] = half == null ? [null, null] : [Math.exp(mean - half), Math.exp(mean + half)];
+  return { mean: Math.exp(mean), low, high, count };
+}
+
+function isUnstable(points) {
+  return points.some((point) => valueOf(point, "unstable"));
+}
+
+/** Only the replications that all of them have, if there are any: others met other requests. */
+function onSameLuck(all) {
+  const has = (each, replication) => each.points.some((point) => point.replication === replication);
+  const shared = new Set(
+    DATA.replications.filter((replication) => all.every((each) => has(each, replication))),
+  );
+  if (!shared.size) return all;
+  return all.map((each) => ({
+    ...each,
+    points: each.points.filter((point) => shared.has(point.replication)),
+  }));
+}
+
+/** The best policy of some hardware at some load; those that keep up come first. */
+function best(h, l, name = state.metric) {
+  const sign = METRIC.get(name).better === "low" ? 1 : -1;
+  const ran = shown("policy")
+    .map((p) => ({ p, points: cell(h, p, l) }))
+    .filter((each) => each.points.length);
+  const ranked = onSameLuck(ran)
+    .map((each) => ({
+      ...each,
+      mean: interval(valuesOf(each.points, name)).mean,
+      unstable: isUnstable(each.points),
+    }))
+    .filter((each) => each.mean != null)
+    .sort((a, b) => a.unstable - b.unstable || sign * (a.mean - b.mean));
+  if (!ranked.length) return null;
+  const [first, second] = ranked;
+  const lead = second ? gain(first.points, second.points, name) : null;
+  const isTied = lead?.low != null && lead.low <= 1 && lead.high >= 1;
+  return { ...first, second, lead, isTied, count: ranked.length, ranked };
+}
+
+function loadText(l) {
+  const label = LOAD.labels[l];
+  if (LOAD.unit) return `${label} ${LOAD.unit}`;
+  return IS_LOAD ? label : `${LOAD.title} ${label}`;
+}
+
+/** The metric that is shown, if it is a latency, or else the mean latency. */
+function latencyMetric() {
+  return METRIC.get(state.metric).unit === "ms" ? state.metric : DATA.metrics[0].name;
+}

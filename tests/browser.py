@@ -1,0 +1,99 @@
+"""A headless Chromium for tests, and what they ask of a page."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import which
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
+
+CHROMIUM, DRIVER = which("chromium"), which("chromedriver")
+
+_ARGUMENTS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--disable-dev-shm-usage",
+)
+
+
+@contextmanager
+def browser(*, width: int, height: int, dark: bool = False) -> Iterator[webdriver.Chrome]:
+    """Open a window of some size; below 600 pixels that of a phone."""
+    options = Options()
+    options.binary_location = CHROMIUM or ""
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    if width < 600:
+        metrics = {"width": width, "height": height, "pixelRatio": 1}
+        options.add_experimental_option("mobileEmulation", {"deviceMetrics": metrics})
+    with TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        for argument in (*_ARGUMENTS, f"--window-size={width},{height}"):
+            options.add_argument(argument)
+        options.add_argument(f"--user-data-dir={profile}")
+        driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+        try:
+            scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+            driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+            yield driver
+        finally:
+            driver.quit()
+
+
+class Page:
+    """A report in a browser."""
+
+    def __init__(self, driver: webdriver.Chrome, path: Path) -> None:
+        self.driver = driver
+        driver.get(path.resolve().as_uri())
+        self.wait_for_update(0)
+
+    def js(self, script: str, *arguments: object) -> Any:
+        """Return what a piece of JavaScript returns."""
+        return self.driver.execute_script(f"return {script}", *arguments)
+
+    def wait_for_update(self, before: int) -> None:
+        """Wait until all charts have been drawn more often than before."""
+        done = "Number(document.body.dataset.updates ?? 0)"
+        WebDriverWait(self.driver, 60).until(lambda _: self.js(done) > before)
+
+    def click(self, selector: str) -> None:
+        """Press a button, by the keyboard, and wait for the charts."""
+        before = self.js("Number(document.body.dataset.updates)")
+        element = self.driver.find_element("css selector", selector)
+        self.js("arguments[0].focus()", element)
+        element.send_keys(" ")
+        self.wait_for_update(before)
+
+    def choose(self, selector: str, value: int) -> None:
+        """Choose from a list, and wait for the charts."""
+        before = self.js("Number(document.body.dataset.updates)")
+        self.driver.find_element("css selector", f"{selector} option[value='{value}']").click()
+        self.wait_for_update(before)
+
+    def drawn(self) -> dict[str, int]:
+        """Return the number of marks of each chart, as the page itself counts them."""
+        cards = "[...document.querySelectorAll('[data-chart]')]"
+        found: dict[str, int] = self.js(
+            f"Object.fromEntries({cards}.map(e => [e.id, Number(e.dataset.drawn)]))"
+        )
+        return found
+
+    def visible_marks(self, chart: str) -> int:
+        """Return how many lines, bars or coloured cells of a chart have a size on the screen."""
+        marks = "path.js-line, path.point, .bars path, td[data-policy], td[data-gain], tbody tr, dd"
+        return int(
+            self.js(
+                f"[...document.querySelectorAll('#{chart} .plot :is({marks})')].filter(e => "
+                "{const b = e.getBoundingClientRect(); return b.width + b.height > 1}).length"
+            )
+        )
+
+    def problems(self) -> list[str]:
+        """Return what stands in the console, and what the page has loaded."""
+        logged = [str(entry["message"]) for entry in self.driver.get_log("browser")]
+        loaded: list[str] = self.js("performance.getEntriesByType('resource').map(e => e.name)")
+        return [*logged, *loaded]

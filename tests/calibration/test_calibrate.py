@@ -1,0 +1,360 @@
+"""`specsim calibrate` on an engine whose costs are known, because it is a simulation itself."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ROOT, Run
+
+from specsim.calibration.cases import acceptance_rates
+from specsim.calibration.fitting import fit_costs, medians
+from specsim.calibration.grid import GridPoint, Sample
+from specsim.calibration.plan import QUICK, Load, Plan
+from specsim.calibration.results import CaseResult, judged, swaps
+from specsim.calibration.served import Served, Spans
+from specsim.calibration.study import Calibration, Subject, calibrate
+from specsim.errors import CapacityError, ProfileError
+from specsim.experiment import Experiment
+from specsim.plots.calibration import plot_calibration
+from specsim.profile import Profile, StepCosts, load_profile
+from specsim.profile_fit import read_points
+from specsim.render.calibration import calibration_tables, verdict
+from specsim.request import Request
+from specsim.simulate import simulate
+from specsim.summary import Summary
+from specsim.validation import Measured, load_run
+
+TRUTH = Profile.model_validate(
+    {
+        "model": "llama-7m",
+        "gpu": "cpu",
+        "provenance": {"engine": "none", "source": "a test", "date": "2026-01-01"},
+        "target": {
+            "kind": "two_regime",
+            "decode": {"alpha_ns": 400, "gamma_us": 90, "delta_ms": 4.0},
+            "mixed": {"alpha_ns": 700, "gamma_us": 100, "delta_ms": 4.5},
+        },
+        "drafts": {
+            "draft_model": {
+                "latency": {"kind": "linear", "alpha_ns": 100, "gamma_us": 20, "delta_ms": 0.8},
+                "token_us": 30.0,
+            }
+        },
+        "overhead": {"step_ms": 0.3, "request_us": 50.0},
+        "valid_range": {"context_tokens": 10**6, "batched_tokens": 10**6},
+    }
+)
+PLAN = replace(
+    QUICK,
+    grid=replace(QUICK.grid, rounds=3),
+    loads=(Load("low", 0.3, 2.0), Load("saturated", 2.0, 1.0)),
+    policies=("off", "static:k=1", "static:k=3", "goodput"),
+    real_loads=("low",),
+)
+
+
+@dataclass
+class MadeUpEngine:
+    """Takes as long as `TRUTH` says, each run by another factor."""
+
+    slowdowns: tuple[float, ...] = (1.0,)
+    """Of one serve after the other, the profiling runs first; then the last goes on."""
+    fails_at: int = 10**9
+    num_served: int = 0
+    drafter_gib = 0.0
+    drafter_kv_bytes = 1024.0
+
+    @property
+    def description(self) -> dict[str, Any]:
+        hardware = {"device_name": "nothing", "threads": 1}
+        return {"engine": "made up", "dtype": "none", "hardware": hardware}
+
+    def measure(self, points: Iterable[GridPoint]) -> Iterator[Sample]:
+        costs = StepCosts(TRUTH.target, (TRUTH.drafts["draft_model"],), TRUTH.overhead)
+        for point in points:
+            # What the engine pays per sequence is paid within its forward pass.
+            target = costs.target_time(point.load) + 30e-6 * point.load.num_requests
+            draft = costs.draft_time(point.load, point.draft_len, target)
+            yield Sample(point, target, draft, probe_seconds=0.004)
+
+    def serve(
+        self,
+        experiment: Experiment,
+        profile: Profile,
+        requests: list[Request],
+        *,
+        is_synthetic: bool,
+    ) -> Served:
+        if self.num_served == self.fails_at:
+            raise CapacityError("out of memory")
+        factor = self.slowdowns[min(self.num_served, len(self.slowdowns) - 1)]
+        self.num_served += 1
+        run = simulate(experiment, requests=requests, profile=TRUTH)
+        [records] = run.replicas
+        served = Served(probes=[0.004 * factor] * 5)
+        for row in Summary(run).tables.requests:
+            arrived_at = float(row["arrived_at"])
+            first, last = (
+                arrived_at + factor * float(row[name] - arrived_at)
+                for name in ("first_token_at", "ended_at")
+            )
+            mine = records.delivered_to == row["request"]
+            lens = records.delivered_lens[mine]
+            before = (np.cumsum(lens) - lens).tolist()
+            drafts = [[0] * len(before), [0] * len(before)]
+            if len(records.drafted_lens):
+                drafts = [
+                    records.drafted_lens[mine].tolist(),
+                    records.accepted_lens[mine].tolist(),
+                ]
+            served.requests.append(
+                {
+                    "request_id": f"request-{row['request']}",
+                    "input_toks": int(row["prompt_len"]),
+                    "output_toks": int(row["output_len"]),
+                    "arrival_time": arrived_at,
+                    "queued_ts": arrived_at,
+                    "scheduled_ts": arrived_at,
+                    "first_token_ts": first,
+                    "last_token_ts": last,
+                    "accepted": [row for row in zip(before, *drafts, strict=True) if row[1]],
+                }
+            )
+        for step in records.steps:
+            target, draft = float(step["target_time"]), float(step["draft_time"])
+            num = int(step["num_requests"])
+            # 30 of the 50 microseconds per sequence were seen as part of the forward pass.
+            overhead = float(step["overhead_time"]) - 30e-6 * num
+            served.spans.append(Spans(num, target + 30e-6 * num, draft, overhead))
+            served.steps.append(
+                {
+                    "started_at": float(step["scheduled_at"]),
+                    "seconds": factor * float(step["ended_at"] - step["scheduled_at"]),
+                    "context_tokens": int(step["context_tokens"]),
+                    "batched_tokens": int(step["batched_tokens"]),
+                    "num_requests": num,
+                    "prefill_tokens": int(step["prefill_tokens"]),
+                    "draft_tokens": int(step["draft_tokens"]),
+                    "accepted_tokens": int(step["accepted_tokens"]),
+                    "num_waiting": int(step["num_waiting"]),
+                    "free_blocks": int(step["free_blocks"]),
+                    "made_drafts": int(step["asked_draft_len"]),
+                }
+            )
+        return served
+
+
+def calibrated(
+    folder: Path, engine: MadeUpEngine, plan: Plan = PLAN, stated_error: float = 0.03
+) -> Calibration:
+    return calibrate(
+        Subject(engine, plan, "llama-7m", "cpu", stated_error), folder, lambda line: None
+    )
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Calibration, Path]:
+    folder = tmp_path_factory.mktemp("calibration") / "out"
+    return calibrated(folder, MadeUpEngine()), folder
+
+
+def test_a_known_engine_is_found_again(exact: tuple[Calibration, Path]) -> None:
+    found, folder = exact
+    assert len(found.results) == 4 * 3
+    for each in found.results:
+        if each.case.is_synthetic:
+            assert each.mean_error < 0.01
+    assert all(ratio == pytest.approx(1, abs=0.01) for ratio in found.in_situ.values())
+    assert not found.failed
+    assert not found.swaps
+    assert found.profile.provenance.status == "validated"
+    assert load_profile(str(folder / "profile.yaml")) == found.profile
+    meta = json.loads((folder / "meta.json").read_text())
+    assert meta["complete"] is True
+
+
+def test_costs_are_the_true_ones(exact: tuple[Calibration, Path]) -> None:
+    profile = exact[0].profile
+    assert profile.overhead.request_us == pytest.approx(50, rel=0.1)
+    for point in PLAN.grid.points:
+        mine, true = (
+            StepCosts(each.target, (each.drafts["draft_model"],), each.overhead)
+            for each in (profile, TRUTH)
+        )
+        for draft_len in (0, 2, 5):
+            assert float(mine.step_time(point.load, draft_len)) == pytest.approx(
+                true.step_time(point.load, draft_len), rel=0.02
+            )
+
+
+def test_the_folder_holds_what_other_commands_read(exact: tuple[Calibration, Path]) -> None:
+    found, folder = exact
+    assert len(read_points(folder / "grid.csv")) == len(PLAN.grid.points)
+    for each in found.results:
+        run = load_run(folder / "runs" / each.case.name)
+        assert len(run.runs) == PLAN.repetitions
+        assert run.meta["complete"] is True
+    assert not list(folder.glob(".repetition*"))
+
+
+def test_it_is_drawn_and_told(exact: tuple[Calibration, Path], tmp_path: Path) -> None:
+    found, _ = exact
+    plot_calibration(found, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+    cases, statistics = calibration_tables(found)
+    assert cases.row_count == len(found.results)
+    assert statistics.row_count == 15
+    assert verdict(found)[-1] == "order of k: the same, wherever the real runs have one"
+
+
+def test_an_engine_that_gets_slower_leaves_a_candidate(tmp_path: Path) -> None:
+    found = calibrated(tmp_path / "out", MadeUpEngine(slowdowns=(1.0, 1.0, 1.0, 1.25)))
+    assert found.profile.provenance.status == "candidate"
+    assert len(found.failed) == len(found.results)
+    assert all(each.statistic("latency", "mean").error < -0.1 for each in found.results)
+    written = json.loads((tmp_path / "out" / "calibration.json").read_text())
+    assert written["status"] == "candidate"
+    assert len(written["failed"]) == len(found.results)
+
+
+def test_what_probes_say_of_the_machine_is_taken_into_account(tmp_path: Path) -> None:
+    slowdowns = (1.0, 1.0, 1.0, *([0.8] * 12), *([1.2] * 12))
+    engine = MadeUpEngine(slowdowns=slowdowns)
+    found = calibrated(tmp_path / "out", engine, replace(PLAN, repetitions=2))
+    for each in found.results:
+        assert each.slowness == pytest.approx([0.8, 1.2])
+        assert abs(each.error_at_speed("tpot")) < (0.03 if each.case.is_synthetic else 0.06)
+        assert each.statistic("tpot", "mean").spread == pytest.approx(0.2, abs=1e-6)
+    [low] = {each.case.load.num_requests(found.rates["low"]) for each in found.results[:4]}
+    assert low == 20
+
+
+def test_what_was_measured_before_an_error_stays(tmp_path: Path) -> None:
+    with pytest.raises(CapacityError):
+        calibrated(tmp_path / "out", MadeUpEngine(fails_at=5))
+    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
+    assert meta["complete"] is False
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 2
+    assert load_profile(str(tmp_path / "out" / "profile.yaml")).provenance.status == "candidate"
+
+
+def result(policy: str, measured: list[float], simulated: float, found: Calibration) -> CaseResult:
+    case = replace(found.results[0].case, policy=policy)
+
+    def run(seconds: float) -> Measured:
+        one = np.ones(1)
+        return Measured(0 * one, 0.1 * one, seconds * one, one.astype(int), 11 * one.astype(int))
+
+    told = [run(simulated)] * len(measured)
+    return CaseResult.of(case, [run(s) for s in measured], run(simulated), [1.0, 1.0], told)
+
+
+def test_what_is_beyond_the_stated_error(exact: tuple[Calibration, Path]) -> None:
+    found, _ = exact
+    assert judged(result("off", [1.0, 1.0], 1.04, found), 0.05)
+    assert not judged(result("off", [1.0, 1.0], 1.2, found), 0.05)
+    assert judged(result("off", [0.9, 1.1], 1.19, found), 0.05)  # it does not repeat better
+
+
+def test_an_order_that_is_none_cannot_be_wrong(exact: tuple[Calibration, Path]) -> None:
+    found, _ = exact
+    fast = result("off", [1.0, 1.02], 1.3, found)
+    slow = result("static:k=1", [1.2, 1.22], 1.25, found)
+    [swap] = swaps([slow, fast])
+    assert (swap.faster, swap.slower) == ("off", "static:k=1")
+    assert not swaps([fast, result("static:k=1", [1.0, 1.05], 1.25, found)])
+    assert not swaps([fast, replace(slow, case=replace(slow.case, acceptance="real"))])
+
+
+def test_a_step_that_was_disturbed_does_not_count() -> None:
+    points = PLAN.grid.points
+    rounds = [list(MadeUpEngine().measure(points)) for _ in range(5)]
+    clean = fit_costs(medians(rounds))
+    rounds[2][7:12] = [sample._replace(target_seconds=9.0) for sample in rounds[2][7:12]]
+    rounds[3] = [Sample(p, 9 * target, 9 * draft) for p, target, draft, _ in rounds[3]]
+    disturbed = fit_costs(medians(rounds))
+    for point in points:
+        expected = clean.target.forward_time(point.load)
+        assert disturbed.target.forward_time(point.load) == pytest.approx(expected, rel=1e-3)
+
+
+def test_slow_steps_that_come_again_and_again_count_in_the_mean() -> None:
+    points = PLAN.grid.points
+    rounds = [list(MadeUpEngine().measure(points)) for _ in range(10)]
+    clean = medians(rounds)
+    for number, each in enumerate(rounds):  # every fifth step of a round is slow
+        each[number % 5 :: 5] = [
+            sample._replace(target_seconds=1.5 * sample.target_seconds)
+            for sample in each[number % 5 :: 5]
+        ]
+    found = medians(rounds)
+    assert found.target_seconds.sum() == pytest.approx(1.1 * clean.target_seconds.sum())
+    assert found.draft_seconds == pytest.approx(clean.draft_seconds)
+
+
+def test_drift_is_found() -> None:
+    points = PLAN.grid.points
+    rounds = [list(MadeUpEngine().measure(points)) for _ in range(4)]
+    slower = [
+        [
+            sample._replace(
+                target_seconds=1.2 * sample.target_seconds, draft_seconds=1.2 * sample.draft_seconds
+            )
+            for sample in each
+        ]
+        for each in rounds[2:]
+    ]
+    assert medians(rounds).drift == pytest.approx(0)
+    assert medians(rounds[:2] + slower).drift == pytest.approx(0.2)
+    with pytest.raises(ProfileError, match="no step was measured"):
+        medians([])
+
+
+def test_rates_are_conditional() -> None:
+    rows: list[Any] = [{"accepted": [(0, 3, 3)] * 200 + [(9, 3, 1)] * 100 + [(4, 3, 0)] * 100}]
+    rates = acceptance_rates(rows, 4)
+    assert rates == pytest.approx([0.75, 2 / 3, 1.0, 0.5], abs=0.01)
+
+
+def test_a_grid_holds_what_fits(exact: tuple[Calibration, Path]) -> None:
+    points = PLAN.grid.points
+    assert len(points) == len(set(points)) > 50
+    assert all(point.load.batched_tokens <= 256 for point in points)
+    first, second = islice(PLAN.grid.schedule(0), 2)
+    assert sorted(first) == sorted(second) == sorted(points)
+    assert first != second
+
+
+def test_without_torch_it_says_what_to_install(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name == "torch" or name.startswith("specsim.calibration.torch_engine"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, _, error = cli("calibrate", "--engine", "torch", "--quick", "--out", "out")
+    assert code == 2
+    assert "error: --engine torch: PyTorch is not installed here" in error
+    assert not Path("out").exists()
+
+
+def test_what_is_published_of_a_cpu() -> None:
+    folder = ROOT / "experiments" / "calibration-cpu"
+    kept = json.loads((folder / "calibration.json").read_text())
+    profile = load_profile(str(folder / "profile.yaml"))
+    assert profile.provenance.status == kept["status"]
+    assert profile.provenance.stated_error == kept["stated_error"]
+    beyond = []
+    for case in kept["cases"]:
+        for row in case["statistics"]:
+            limit = max(kept["stated_error"], 2 * row["spread"])
+            if row["statistic"] == "mean" and row["metric"] != "ttft" and abs(row["error"]) > limit:
+                beyond.append(case["case"])
+    assert sorted(set(beyond)) == sorted(kept["failed"])
+    assert (kept["status"] == "validated") == (not beyond and not kept["swaps"])
+    assert {case["policy"] for case in kept["cases"]} == set(QUICK.policies)
+    assert {case["num_runs"] for case in kept["cases"]} == {QUICK.repetitions}

@@ -1,0 +1,285 @@
+"""The torch engine says what its model says, however it is batched, chunked and speculated."""
+
+# ruff: noqa: E402 - these imports need torch, which may be missing
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Run
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.extras
+
+import torch
+
+from specsim.calibration.served import Served
+from specsim.calibration.torch_engine.attention import attend_each, attend_groups, causal_mask
+from specsim.calibration.torch_engine.batch import Span, make_batch
+from specsim.calibration.torch_engine.engine import Limits, TorchEngine
+from specsim.calibration.torch_engine.weights import Recipe
+from specsim.experiment import Experiment
+from specsim.hardware import ModelShape
+from specsim.profile import Profile
+from specsim.request import Request
+from specsim.results.records import ReplicaRecords
+from specsim.simulate import simulate
+from specsim.validation import load_run
+
+CPU = torch.device("cpu")
+SHAPE = ModelShape(
+    name="test",
+    num_hidden_layers=4,
+    hidden_size=64,
+    intermediate_size=96,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    vocab_size=499,
+    max_position_embeddings=256,
+    source="a test",
+)
+LINEAR = {"kind": "linear", "alpha_ns": 10.0, "gamma_us": 10.0, "delta_ms": 1.0}
+PROFILE = Profile.model_validate(
+    {
+        "model": "llama-7m",
+        "gpu": "cpu",
+        "provenance": {"engine": "none", "source": "a test", "date": "2026-01-01"},
+        "target": LINEAR,
+        "drafts": {"draft_model": {"latency": LINEAR}},
+        "valid_range": {"context_tokens": 10**6, "batched_tokens": 10**6},
+    }
+)
+
+
+def make_engine(deep_scale: float = 0.15) -> TorchEngine:
+    return TorchEngine(
+        SHAPE, CPU, torch.float32, Limits(4, 160, 5), Recipe(2, deep_scale=deep_scale)
+    )
+
+
+def experiment(policy: str, **engine: Any) -> Experiment:
+    options = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 160,
+        "num_gpu_blocks": 200,
+        "enable_prefix_caching": False,
+        "async_scheduling": False,
+    }
+    if policy != "off":
+        options["speculative_config"] = {"method": "draft_model", "num_speculative_tokens": 5}
+    return Experiment.parse(
+        {
+            "workload": {
+                "arrivals": {"kind": "poisson", "rate": 200.0},
+                "lengths": {"kind": "uniform", "prompt": [1, 90], "output": [1, 40]},
+                "num_requests": 9,
+            },
+            "engine": {**options, **engine},
+            "policy": policy,
+            "acceptance": {"kind": "bernoulli", "alpha": 0.7},
+            "profile": "none",
+        },
+        "test",
+    )
+
+
+def serve(
+    policy: str, deep_scale: float = 0.15, *, is_synthetic: bool = False, **options: Any
+) -> Served:
+    asked = experiment(policy, **options)
+    requests = list(asked.workload.build(0).requests())
+    return make_engine(deep_scale).serve(asked, PROFILE, requests, is_synthetic=is_synthetic)
+
+
+def answers(served: Served) -> dict[str, Any]:
+    return {row["request_id"]: row["output_tok_ids"] for row in served.requests}
+
+
+def accepted(served: Served) -> list[tuple[int, int]]:
+    return [tuple(each[1:]) for row in served.requests for each in row["accepted"]]
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return answers(serve("off"))
+
+
+@pytest.mark.parametrize("policy", ["static:k=1", "static:k=3", "static:k=5", "goodput", "random"])
+def test_speculation_changes_no_answer(policy: str, plain: dict[str, Any]) -> None:
+    served = serve(policy)
+    assert answers(served) == plain
+    drafts = accepted(served)
+    assert 0.1 < np.mean([hits for _, hits in drafts]) < 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_batched_tokens": 9},  # prompts in up to ten chunks
+        {"num_gpu_blocks": 14},  # preemptions
+        {"max_num_seqs": 1},
+        {"long_prefill_token_threshold": 7},
+    ],
+)
+@pytest.mark.parametrize("policy", ["off", "static:k=3"])
+def test_the_schedule_changes_no_answer(
+    policy: str, options: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    served = serve(policy, **options)
+    assert answers(served) == plain
+    if "num_gpu_blocks" in options:
+        assert sum(row["preemptions"] for row in served.requests) > 0
+
+
+def test_answers_are_varied(plain: dict[str, Any]) -> None:
+    long = [answer for answer in plain.values() if len(answer) > 20]
+    assert len(long) > 3
+    assert np.mean([len(set(answer)) / len(answer) for answer in long]) > 0.6
+
+
+def test_the_draft_model_agrees_as_much_as_it_is_tuned_to() -> None:
+    def first_accepted(deep_scale: float) -> float:
+        drafts = accepted(serve("static:k=3", deep_scale))
+        return float(np.mean([hits > 0 for _, hits in drafts]))
+
+    always, often, seldom = (first_accepted(scale) for scale in (0.0, 0.15, 1.0))
+    assert always > 0.99  # all but a dummy draft of a padded admission
+    assert always - 0.15 > often > seldom + 0.1
+
+
+def spans_of(*lens: int) -> list[Span]:
+    rng = np.random.default_rng(0)
+    return [
+        Span(slot, 0, rng.integers(0, SHAPE.vocab_size, num), range(num))
+        for slot, num in enumerate(lens)
+    ]
+
+
+def read(spans: list[Span]) -> Any:
+    engine = make_engine()
+    with torch.inference_mode():
+        return engine.target.logits(make_batch(spans, engine.limits.slot_len, CPU))
+
+
+def test_a_batch_reads_like_each_alone() -> None:
+    spans = spans_of(1, 17, 40)
+    together = read(spans)
+    alone = torch.cat([read([span]) for span in spans])
+    assert torch.allclose(together, alone, atol=1e-4)
+
+
+def test_a_chunked_prompt_reads_like_a_whole_one() -> None:
+    [whole] = spans_of(40)
+    engine = make_engine()
+    parts = []
+    for start, end in ((0, 11), (11, 12), (12, 40)):
+        chunk = Span(0, start, whole.token_ids[start:end], range(end - start))
+        with torch.inference_mode():
+            parts.append(engine.target.logits(make_batch([chunk], engine.limits.slot_len, CPU)))
+    assert torch.allclose(torch.cat(parts), read([whole]), atol=1e-4)
+
+
+def test_what_a_token_sees_lies_before_it() -> None:
+    [span] = spans_of(20)
+    changed = span._replace(token_ids=np.append(span.token_ids[:-1], 0))
+    one, other = read([span]), read([changed])
+    assert torch.equal(one[:-1], other[:-1])
+    assert not torch.allclose(one[-1], other[-1])
+
+
+def test_a_gpu_attends_to_the_same() -> None:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(1)
+    spans = [
+        Span(slot, start, rng.integers(0, 9, num), range(1))
+        for slot, (start, num) in enumerate([(0, 4), (30, 4), (7, 1), (50, 1), (20, 13)])
+    ]
+    cache = torch.randn(2, 5, 64, 2, 16)
+    queries = torch.randn(23, 4, 16)
+    batch = make_batch(spans, 64, CPU)
+    each = attend_each(queries, cache, batch, causal_mask(64, 2, torch.float32))
+    assert torch.allclose(attend_groups(queries, cache, batch), each, atol=1e-5)
+
+
+def fates(records: ReplicaRecords) -> dict[int, list[tuple[int, int]]]:
+    found: dict[int, list[tuple[int, int]]] = {}
+    for request, drafted, hits in zip(
+        records.delivered_to.tolist(),
+        records.drafted_lens.tolist(),
+        records.accepted_lens.tolist(),
+        strict=True,
+    ):
+        if drafted:
+            found.setdefault(request, []).append((drafted, hits))
+    return found
+
+
+def test_synthetic_acceptance_is_that_of_the_simulation() -> None:
+    asked = experiment("static:k=3")
+    requests = list(asked.workload.build(0).requests())
+    served = serve("static:k=3", is_synthetic=True)
+    [records] = simulate(asked, requests=requests, profile=PROFILE).replicas
+    # What is accepted belongs to positions; that the two clocks differ does not matter.
+    expected = fates(records)
+    for row in served.requests:
+        index = int(row["request_id"].removeprefix("request-"))
+        assert [tuple(each[1:]) for each in row["accepted"]] == expected.get(index, [])
+
+
+def test_a_run_folder_can_be_read(tmp_path: Path) -> None:
+    served = serve("static:k=3")
+    served.write(tmp_path / "run", make_engine().description)
+    run = load_run(tmp_path / "run")
+    assert run.meta["complete"] is True
+    assert len(run.runs[0].arrived_at) == 9
+    assert (run.runs[0].first_token_at >= run.runs[0].arrived_at).all()
+    for row in served.requests:
+        assert sum(num for _, num in row["deliveries"]) == row["output_toks"]
+    starts = [row["started_at"] for row in served.steps]
+    assert starts == sorted(starts)
+    busy = sum(row["seconds"] for row in served.steps)
+    assert busy <= served.requests[-1]["last_token_ts"] * 1.05
+
+
+def test_one_token_prompts_and_answers() -> None:
+    asked = experiment("static:k=3")
+    requests = [Request(index, 1, 1 + 3 * index, arrived_at=0.0) for index in range(4)]
+    served = make_engine().serve(asked, PROFILE, requests, is_synthetic=False)
+    assert sorted(row["output_toks"] for row in served.requests) == [1, 4, 7, 10]
+
+
+def calibrate(cli: Run, *args: object) -> tuple[int, str]:
+    code, _, error = cli("calibrate", "--engine", "torch", "--out", "out", *args)
+    return code, error.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--model", "llama-7n"), "did you mean 'llama-7m'?"),
+        (("--model", "llama-3.1-70b"), "GiB left; choose a smaller model"),
+        (("--model", "mixtral-8x7b"), "has experts, which the torch engine does not run"),
+        (("--device", "cuda"), "PyTorch sees no GPU here"),
+        (("--device", "cuda", "--quick"), "--quick: is for --device cpu"),
+        (("--device", "cuda", "--threads", "2"), "--threads: is for --device cpu"),
+    ],
+)
+def test_bad_input_is_one_line(cli: Run, args: tuple[str, ...], words: str) -> None:
+    if "cuda" in args and torch.cuda.is_available() and len(args) == 2:
+        pytest.skip("there is a GPU")
+    code, error = calibrate(cli, *args)
+    assert code == 2
+    assert error.startswith("error: ")
+    assert words in error
+    assert not Path("out").exists()
+
+
+def test_it_does_not_write_over_anything(cli: Run) -> None:
+    Path("out").mkdir()
+    (Path("out") / "mine.txt").write_text("mine")
+    code, error = calibrate(cli, "--quick")
+    assert code == 2
+    assert "not empty; name a new folder (--out)" in error

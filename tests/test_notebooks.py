@@ -1,0 +1,44 @@
+"""The notebooks run, quickly, and are kept without their outputs."""
+
+import asyncio
+import os
+from pathlib import Path
+from time import monotonic
+
+import nbformat
+import pytest
+from conftest import ROOT
+from nbclient import NotebookClient
+
+FOLDER = ROOT / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+LIMIT = 90.0  # seconds for all of them together on 2 cores
+
+
+def test_there_are_notebooks() -> None:
+    assert [path.stem[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_stripped(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    notebook = nbformat.read(path, as_version=4)
+    started_at = monotonic()
+    client = NotebookClient(
+        notebook, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": FOLDER}}
+    )
+    asyncio.run(client.async_execute())
+    assert monotonic() - started_at < LIMIT
+    texts = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [text for text in texts if text.get("name") == "stderr"]
+    assert any("image/png" in text.get("data", {}) or text.get("text") for text in texts)
