@@ -252,7 +252,7 @@ def result(policy: str, measured: list[float], simulated: float, found: Calibrat
         return Measured(0 * one, 0.1 * one, seconds * one, one.astype(int), 11 * one.astype(int))
 
     told = [run(simulated)] * len(measured)
-    return CaseResult.of(case, [run(s) for s in measured], run(simulated), [1.0, 1.0], told)
+    return CaseResult.of(case, [run(s) for s in measured], told, [1.0, 1.0], told)
 
 
 def test_what_is_beyond_the_stated_error(exact: tuple[Calibration, Path]) -> None:
