@@ -1,6 +1,7 @@
 """`specsim profile fit`: known coefficients come back, and what determines none is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,23 @@ def test_outliers_do_not_decide() -> None:
     assert isinstance(model, TwoRegime)
     assert coefficients(model.decode) == pytest.approx(DECODE, rel=0.05)
     assert coefficients(model.mixed) == pytest.approx(MIXED, rel=0.05)
+
+
+def test_the_steps_of_a_server_together_last_as_long_as_measured() -> None:
+    usual = made_up(noise=0.01)
+    slow = np.arange(len(usual)) % 5 == 0
+    points = replace(usual, seconds=np.where(slow, 1.5, 1.0) * usual.seconds)
+    plain = fit_model(points, "two_regime", "test")
+    scaled = fit_model(points, "two_regime", "test", keeps_sum=True)
+    for kind in (points.mixed, ~points.mixed):
+        steps = points.take(kind)
+        assert np.sum(plain.forward_time(steps.load)) < 0.95 * steps.seconds.sum()
+        assert np.sum(scaled.forward_time(steps.load)) == pytest.approx(steps.seconds.sum())
+    hung = replace(points, seconds=np.where(np.arange(len(points)) == 7, 99.0, points.seconds))
+    found = fit_model(hung, "two_regime", "test", keeps_sum=True)
+    assert found.forward_time(points.load) == pytest.approx(
+        scaled.forward_time(points.load), rel=0.01
+    )
 
 
 def test_no_coefficient_is_negative() -> None:

@@ -80,8 +80,10 @@ def fit(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
             )
-            chosen = run_study(points, kind, seed, source)
-            others = [run_study(points, each, seed, source) for each in KINDS if each != kind]
+            chosen, *others = (
+                run_study(points, each, seed, source, keeps_sum=not is_kernels)
+                for each in (kind, *(each for each in KINDS if each != kind))
+            )
         if json_file is not None:
             content = {each.kind: each.to_dict() for each in (chosen, *others)}
             json_file.write_text(json.dumps(content, indent=1) + "\n")

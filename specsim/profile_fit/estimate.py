@@ -19,11 +19,13 @@ MIN_POINTS = 6
 
 _HUBER = 1.345  # standard deviations; 95 % efficient where the errors are normal (Huber 1981)
 _ROUNDS = 20
+_DISTURBED = 3.0
+"""How many times its usual duration a step may take and still count in the sum."""
 _UNITS = np.array([1e-9, 1e-6, 1e-3])
 """Of alpha_ns, gamma_us and delta_ms, seconds."""
 
 
-def fit_model(points: Points, kind: str, source: str) -> LatencyModel:
+def fit_model(points: Points, kind: str, source: str, *, keeps_sum: bool = False) -> LatencyModel:
     """Return the latency model that fits measured steps best.
 
     Huber's loss of the error in seconds: the time of a run is the sum of its steps', so seconds
@@ -36,6 +38,10 @@ def fit_model(points: Points, kind: str, source: str) -> LatencyModel:
         One of `KINDS`.
     source : str
         Where they come from, for error messages.
+    keeps_sum : bool
+        Whether all coefficients of a kind of step are scaled so that its steps together last as
+        long as measured. Right for the steps of a server: times have a tail, which Huber's loss
+        cuts and a run does not. Wrong for a designed grid, whose sum means nothing.
 
     Returns
     -------
@@ -47,18 +53,15 @@ def fit_model(points: Points, kind: str, source: str) -> LatencyModel:
         The points are too few or collinear, so that they determine no coefficients.
     """
     if kind == "linear":
-        return Linear(**_coefficients(points, f"{source}: steps"))
+        return Linear(**_coefficients(points, f"{source}: steps", keeps_sum))
+    decode, mixed = points.take(~points.mixed), points.take(points.mixed)
     return TwoRegime(
-        decode=Coefficients(
-            **_coefficients(points.take(~points.mixed), f"{source}: decode-only steps")
-        ),
-        mixed=Coefficients(
-            **_coefficients(points.take(points.mixed), f"{source}: steps with prefill")
-        ),
+        decode=Coefficients(**_coefficients(decode, f"{source}: decode-only steps", keeps_sum)),
+        mixed=Coefficients(**_coefficients(mixed, f"{source}: steps with prefill", keeps_sum)),
     )
 
 
-def _coefficients(points: Points, what: str) -> dict[str, float]:
+def _coefficients(points: Points, what: str, keeps_sum: bool) -> dict[str, float]:
     if len(points) < MIN_POINTS:
         raise ProfileError(
             f"{what}: {len(points)} are too few to fit 3 coefficients; measure at least "
@@ -67,6 +70,10 @@ def _coefficients(points: Points, what: str) -> dict[str, float]:
     columns = np.column_stack([points.context_tokens, points.batched_tokens, np.ones(len(points))])
     _check_rank(columns, what)
     found = robust_fit(columns * _UNITS, points.seconds)
+    if keeps_sum:
+        predicted = columns * _UNITS @ found
+        usual = points.seconds < _DISTURBED * predicted
+        found *= points.seconds[usual].sum() / predicted[usual].sum()
     if found[1] == 0 and found[2] == 0:
         raise ProfileError(
             f"{what}: their times depend on nothing but the context; measure steps of other sizes"

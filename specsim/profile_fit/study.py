@@ -1,6 +1,8 @@
 """How well a fit does on steps that it has not seen, and how many it needs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,7 +76,9 @@ class Study:
         }
 
 
-def run_study(points: Points, kind: str, seed: int, source: str) -> Study:
+def run_study(
+    points: Points, kind: str, seed: int, source: str, *, keeps_sum: bool = False
+) -> Study:
     """Fit a latency model to steps and measure it.
 
     Parameters
@@ -86,6 +90,8 @@ def run_study(points: Points, kind: str, seed: int, source: str) -> Study:
         Of the division into fitted and held-out steps.
     source : str
         For error messages.
+    keeps_sum : bool
+        Whether they are a server's; see `fit_model`.
 
     Returns
     -------
@@ -96,19 +102,20 @@ def run_study(points: Points, kind: str, seed: int, source: str) -> Study:
     ProfileError
         The points are too few, or collinear.
     """
-    model = fit_model(points, kind, source)
+    fit = partial(fit_model, kind=kind, keeps_sum=keeps_sum)
+    model = fit(points, source=source)
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(points))
     cut = max(1, int(_HELD_OUT * len(points)))
     held_out, rest = points.take(order[:cut]), points.take(order[cut:])
-    partial = fit_model(rest, kind, f"{source} (four fifths of it)")
-    held_out_errors = Error.by_kind(partial, held_out)
+    to_rest = fit(rest, source=f"{source} (four fifths of it)")
+    held_out_errors = Error.by_kind(to_rest, held_out)
     curve = []
     for size in (*(size for size in _SIZES if size < len(rest)), len(rest)):
         draws = [
             found
             for _ in range(_REPEATS if size < len(rest) else 1)
-            if (found := _draw(rest, size, kind, rng, held_out)) is not None
+            if (found := _draw(rest, size, fit, rng, held_out)) is not None
         ]
         if draws:
             curve.append((size, float(np.median(draws))))
@@ -116,7 +123,11 @@ def run_study(points: Points, kind: str, seed: int, source: str) -> Study:
 
 
 def _draw(
-    points: Points, size: int, kind: str, rng: np.random.Generator, held_out: Points
+    points: Points,
+    size: int,
+    fit: Callable[..., LatencyModel],
+    rng: np.random.Generator,
+    held_out: Points,
 ) -> float | None:
     """Return the error of a fit to so many points; None if they determine none."""
     # Half of either kind, as far as there are that many: in a table one may be rare.
@@ -124,6 +135,6 @@ def _draw(
     num_decode = min(len(decode), max(size // 2, size - len(mixed)))
     rows = np.concatenate([decode[:num_decode], mixed[: size - num_decode]])
     try:
-        return Error.of(fit_model(points.take(rows), kind, ""), held_out).median
+        return Error.of(fit(points.take(rows), source=""), held_out).median
     except ProfileError:
         return None
