@@ -123,9 +123,8 @@ def _fitted(subject: VllmSubject, runs: Sequence[Path]) -> Profile:
         max_num_seqs=int(subject.plan.engine["max_num_seqs"]),
         max_num_batched_tokens=int(subject.plan.engine["max_num_batched_tokens"]),
     )
-    profile = fitted_profile(
-        run_study(points, "two_regime", 0, names), points, measured, f"specsim calibrate: {names}"
-    )
+    study = run_study(points, "two_regime", 0, names, keeps_sum=True)
+    profile = fitted_profile(study, points, measured, f"specsim calibrate: {names}")
     provenance = profile.provenance.model_copy(
         update={
             "engine": f"vLLM {meta.get('vllm_version')}",

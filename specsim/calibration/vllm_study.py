@@ -18,7 +18,7 @@ from specsim.errors import ConfigError, SpecsimError
 from specsim.validation import load_run
 from specsim.version import __version__
 
-__all__ = ["VllmCalibration", "calibrate_vllm", "record_engine"]
+__all__ = ["VllmCalibration", "calibrate_vllm", "engine_runs", "record_engine"]
 
 Tell = Callable[[str], None]
 _OFF = Speculation("off")
@@ -127,7 +127,7 @@ def calibrate_vllm(subject: VllmSubject, folder: Path, tell: Tell) -> VllmCalibr
 
 def record_engine(
     subject: VllmSubject, speculation: Speculation, folder: Path, rates: dict[str, float]
-) -> list[VllmRun]:
+) -> None:
     """Measure all loads on one engine.
 
     Parameters
@@ -140,25 +140,37 @@ def record_engine(
     rates : dict of str to float
         Requests per second of every load.
 
-    Returns
-    -------
-    list of VllmRun
-
     Raises
     ------
     ConfigError
         vLLM failed, or did not record everything.
     """
-    vocab_size = subject.shape.vocab_size
-    runs = [
-        subject.plan.run(folder, name, rates[load_of(name)], vocab_size, subject.seed)
-        for name in ORDER
-    ]
-    _record(subject, speculation, runs)
+    _record(subject, speculation, engine_runs(subject, folder, rates))
     for name in COMPARED:
         if (first := load_of(name)) != name:
             add_repetition(folder / first, folder / name)
-    return runs
+
+
+def engine_runs(subject: VllmSubject, folder: Path, rates: dict[str, float]) -> list[VllmRun]:
+    """Return what one engine is asked to serve.
+
+    Parameters
+    ----------
+    subject : VllmSubject
+    folder : Path
+    rates : dict of str to float
+        Requests per second of every load.
+
+    Returns
+    -------
+    list of VllmRun
+        In the order of `ORDER`.
+    """
+    vocab_size = subject.shape.vocab_size
+    return [
+        subject.plan.run(folder, name, rates[load_of(name)], vocab_size, subject.seed)
+        for name in ORDER
+    ]
 
 
 def _record(subject: VllmSubject, speculation: Speculation, runs: list[VllmRun]) -> None:

@@ -41,7 +41,7 @@ def error_tables(found: Judgement) -> list[Table]:
     tables = []
     for load in dict.fromkeys(each.case.load.name for each in found.results):
         mine = [each for each in found.results if each.case.load.name == load]
-        title = f"{load}: error / at speed (spread of the real runs)"
+        title = f"{load}: error / at speed (real spread)"
         table = new_table(title, ["", *(each.case.policy for each in mine)])
         for number, first in enumerate(mine[0].statistics):
             cells = [

@@ -10,7 +10,7 @@ import pytest
 from conftest import Run
 from made_up import TRUTH, request_rows, slower, step_rows
 
-from specsim.calibration import vllm_study
+from specsim.calibration import vllm_study, vllm_subject
 from specsim.calibration.plan import Load
 from specsim.calibration.run_writer import RunWriter
 from specsim.calibration.vllm_plan import COMPARED, ORDER, fitted_beside, plan_for
@@ -118,8 +118,14 @@ SHARES = {"fit-low": 0.2, "low": 0.35, "fit-high": 0.7, "high": 0.55}
 
 
 def calibrated(
-    folder: Path, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch, *, has_draft: bool = True
+    folder: Path,
+    fake: FakeVllm,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    has_draft: bool = True,
+    draft_lens: tuple[int, ...] = (1,),
 ) -> VllmCalibration:
+    monkeypatch.setattr(vllm_subject, "_DRAFT_LENS", draft_lens)
     monkeypatch.setattr(vllm_study, "record_runs", fake.record_runs)
     draft = model(folder / "draft", num_hidden_layers=1) if has_draft else None
     plan = replace(plan_for("cpu"), loads=tuple(Load(n, s, 2.0) for n, s in SHARES.items()))
@@ -131,7 +137,7 @@ def calibrated(
 def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[VllmCalibration, Path]:
     folder = tmp_path_factory.mktemp("vllm")
     with pytest.MonkeyPatch.context() as patch:
-        return calibrated(folder, FakeVllm({}), patch), folder / "out"
+        return calibrated(folder, FakeVllm({}), patch, draft_lens=(1, 3, 5)), folder / "out"
 
 
 def test_a_known_vllm_is_found_again(exact: tuple[VllmCalibration, Path]) -> None:
