@@ -120,6 +120,7 @@ def calibrate_vllm(subject: VllmSubject, folder: Path, tell: Tell) -> VllmCalibr
         found.results += engine.results
         write_json(folder / "calibration.json", {**found.to_dict(), "complete": False})
     found.engines = [_judged(found, engine, folder) for engine in found.engines]
+    found.results.sort(key=lambda each: subject.plan.loads.index(each.case.load))  # as it is read
     write_json(folder / "calibration.json", {**found.to_dict(), "complete": True})
     write_json(folder / "meta.json", {**meta, "complete": True})
     return found
