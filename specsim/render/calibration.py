@@ -121,6 +121,14 @@ def verdict(found: Judgement) -> list[str]:
         f"profile: {found.status}; stated error {found.stated_error:.1%} of "
         "mean TPOT and mean latency, or twice the spread of the real runs"
     ]
+    within = [
+        each
+        for each in found.results
+        if all(abs(each.statistic(name, "mean").error) <= found.stated_error for name in JUDGED)
+    ]
+    lines.append(
+        f"{len(within)} of {len(found.results)} cases keep to it by themselves, whatever the spread"
+    )
     lines += [f"beyond it: {each.case.name}" for each in found.failed]
     lines += [f"left out: {name}: {reason}" for name, reason in found.left_out.items()]
     lines += [
