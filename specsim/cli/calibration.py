@@ -55,7 +55,7 @@ def calibrate(
             min=0.001, max=1.0, help="Error of mean TPOT and latency that the profile promises."
         ),
     ] = 0.1,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of PyTorch on a CPU.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the engine on a CPU.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of weights and prompts.")] = 0,
 ) -> None:
     """Measure an engine, fit a profile, run workloads for real and simulated, print the error.
