@@ -11,7 +11,7 @@ from specsim.calibration.cases import Label
 from specsim.validation import Measured, Statistic
 from specsim.validation.compare import compare_runs
 
-__all__ = ["JUDGED", "CaseResult", "Judgement", "Swap", "judged", "swaps"]
+__all__ = ["JUDGED", "CaseResult", "Judgement", "Swap", "judged", "repeats", "swaps"]
 
 JUDGED = ("tpot", "latency")
 """Metrics whose mean has to keep to the stated error."""
@@ -144,6 +144,25 @@ def judged(result: CaseResult, stated_error: float) -> bool:
     return all(abs(each.error) <= max(stated_error, 2 * (each.spread or 0.0)) for each in means)
 
 
+def repeats(result: CaseResult, stated_error: float) -> bool:
+    """Return whether the real repetitions lie apart by no more than the stated error.
+
+    If not, keeping to twice their spread shows nothing.
+
+    Parameters
+    ----------
+    result : CaseResult
+    stated_error : float
+        As a share.
+
+    Returns
+    -------
+    bool
+    """
+    spreads = [result.statistic(metric, "mean").spread for metric in JUDGED]
+    return all((spread or 0.0) <= stated_error for spread in spreads)
+
+
 @dataclass(frozen=True)
 class Swap:
     """Two values of k whose order by mean latency the simulation gets wrong."""
@@ -205,9 +224,14 @@ class Judgement:
         return [each for each in self.results if not judged(each, self.stated_error)]
 
     @property
-    def is_validated(self) -> bool:
-        """Whether everything is as stated."""
+    def is_kept(self) -> bool:
+        """Whether everything is as stated, as far as the real runs can tell."""
         return not (self.failed or self.swaps or self.left_out)
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether everything is as stated, and the real runs repeat well enough to tell."""
+        return self.is_kept and all(repeats(each, self.stated_error) for each in self.results)
 
     @property
     def status(self) -> str:

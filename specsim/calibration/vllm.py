@@ -86,7 +86,7 @@ class _Recording:
         if self.recorder is None:
             return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         # Before vLLM does: it cuts tokens off in place, and moves the positions on.
-        self.recorder.verified(self, scheduler_output, model_runner_output)
+        self._guard(self.recorder.verified, self, scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if self.recorder is not None:
             self._guard(self.recorder.updated, self)
@@ -114,9 +114,13 @@ class _Recording:
     def _guard(self, record: Any, *args: Any) -> None:
         try:
             record(*args)
-        except ConfigError as error:
+        except Exception as error:  # whatever it is: the server must go on
             self.recorder = None
-            _log.error("specsim: recording has stopped: %s", error)
+            _log.error(
+                "specsim: recording has stopped: %s",
+                error,
+                exc_info=not isinstance(error, ConfigError),
+            )
 
 
 class RecordingScheduler(_Recording, Scheduler):  # type: ignore[misc]

@@ -8,7 +8,7 @@ from typing import Any
 
 from specsim.calibration.fitted_profile import with_status
 from specsim.calibration.folder import check_folder, write_json, write_profile
-from specsim.calibration.results import Judgement, judged
+from specsim.calibration.results import Judgement, judged, repeats
 from specsim.calibration.run_writer import add_repetition
 from specsim.calibration.vllm_plan import COMPARED, ORDER, Speculation, load_of
 from specsim.calibration.vllm_replay import EngineResult, replay_engine
@@ -42,12 +42,16 @@ class VllmCalibration(Judgement):
             f"{each.speculation.name} {each.profile.provenance.status}" for each in self.engines
         )
 
-    def is_kept(self, engine: EngineResult) -> bool:
-        """Return whether one engine's profile keeps to the stated error, and its k to its order."""
+    def validates(self, engine: EngineResult) -> bool:
+        """Return whether one engine's profile keeps to the stated error, and its k to its order.
+
+        And its real runs repeat well enough to tell.
+        """
         policy = engine.speculation.policy
-        return all(judged(each, self.stated_error) for each in engine.results) and not any(
-            policy in (swap.faster, swap.slower) for swap in self.swaps
-        )
+        return all(
+            judged(each, self.stated_error) and repeats(each, self.stated_error)
+            for each in engine.results
+        ) and not any(policy in (swap.faster, swap.slower) for swap in self.swaps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -206,7 +210,7 @@ def _capacity(subject: VllmSubject, folder: Path) -> tuple[float, dict[str, Any]
 def _judged(found: VllmCalibration, engine: EngineResult, folder: Path) -> EngineResult:
     """Write a profile anew, with its status."""
     profile = with_status(
-        engine.profile, is_validated=found.is_kept(engine), stated_error=found.stated_error
+        engine.profile, is_validated=found.validates(engine), stated_error=found.stated_error
     )
     write_profile(profile, folder / "profiles" / f"{engine.speculation.name}.yaml")
     return EngineResult(engine.speculation, profile, engine.replays, engine.results)

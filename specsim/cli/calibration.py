@@ -156,5 +156,5 @@ def _conclude(found: "Judgement", out: Path, files: str) -> None:
     for line in verdict(found):
         typer.echo(line)
     typer.echo(f"results: {out} ({files})")
-    if not found.is_validated:
+    if not found.is_kept:
         raise typer.Exit(1)

@@ -63,7 +63,8 @@ def fit(
 
     if kind not in KINDS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, list(KINDS))}")
-    is_kernels = sources[0].is_dir() and not (sources[0] / "steps.jsonl").exists()
+    is_run = (sources[0] / "steps.jsonl").exists()
+    is_kernels = sources[0].is_dir() and not is_run
     if out is not None and not is_kernels and (model is None or gpu is None):
         raise ConfigError("--out: say with --model and --gpu what the steps were measured on")
     source = ", ".join(map(str, sources))
@@ -81,7 +82,7 @@ def fit(
                 max_num_batched_tokens=max_num_batched_tokens,
             )
             chosen, *others = (
-                run_study(points, each, seed, source, keeps_sum=not is_kernels)
+                run_study(points, each, seed, source, keeps_sum=is_run)
                 for each in (kind, *(each for each in KINDS if each != kind))
             )
         if json_file is not None:

@@ -129,6 +129,8 @@ def verdict(found: Judgement) -> list[str]:
     lines.append(
         f"{len(within)} of {len(found.results)} cases keep to it by themselves, whatever the spread"
     )
+    if found.is_kept and not found.is_validated:
+        lines.append("but the real runs repeat themselves no better, so this validates nothing")
     lines += [f"beyond it: {each.case.name}" for each in found.failed]
     lines += [f"left out: {name}: {reason}" for name, reason in found.left_out.items()]
     lines += [

@@ -17,7 +17,7 @@ from specsim.calibration.cases import acceptance_rates
 from specsim.calibration.fitting import fit_costs, medians
 from specsim.calibration.grid import GridPoint, Sample
 from specsim.calibration.plan import QUICK, Load, Plan
-from specsim.calibration.results import CaseResult, judged, swaps
+from specsim.calibration.results import CaseResult, Judgement, judged, repeats, swaps
 from specsim.calibration.served import Served, Spans
 from specsim.calibration.study import Calibration, Subject, calibrate
 from specsim.errors import CapacityError, ProfileError
@@ -198,7 +198,12 @@ def test_what_is_beyond_the_stated_error(exact: tuple[Calibration, Path]) -> Non
     found, _ = exact
     assert judged(result("off", [1.0, 1.0], 1.04, found), 0.05)
     assert not judged(result("off", [1.0, 1.0], 1.2, found), 0.05)
-    assert judged(result("off", [0.9, 1.1], 1.19, found), 0.05)  # it does not repeat better
+    noisy = result("off", [0.9, 1.1], 1.19, found)
+    assert judged(noisy, 0.05)  # it does not repeat better
+    assert not repeats(noisy, 0.05)
+    assert Judgement(0.05, [noisy]).is_kept
+    assert not Judgement(0.05, [noisy]).is_validated
+    assert Judgement(0.05, [result("off", [1.0, 1.0], 1.04, found)]).is_validated
 
 
 def test_an_order_that_is_none_cannot_be_wrong(exact: tuple[Calibration, Path]) -> None:
@@ -287,13 +292,16 @@ def test_what_is_published_of_a_cpu() -> None:
     profile = load_profile(str(folder / "profile.yaml"))
     assert profile.provenance.status == kept["status"]
     assert profile.provenance.stated_error == kept["stated_error"]
-    beyond = []
-    for case in kept["cases"]:
-        for row in case["statistics"]:
-            limit = max(kept["stated_error"], 2 * row["spread"])
-            if row["statistic"] == "mean" and row["metric"] != "ttft" and abs(row["error"]) > limit:
-                beyond.append(case["case"])
+    means = [
+        (case["case"], row)
+        for case in kept["cases"]
+        for row in case["statistics"]
+        if row["statistic"] == "mean" and row["metric"] != "ttft"
+    ]
+    stated = kept["stated_error"]
+    beyond = [name for name, row in means if abs(row["error"]) > max(stated, 2 * row["spread"])]
     assert sorted(set(beyond)) == sorted(kept["failed"])
-    assert (kept["status"] == "validated") == (not beyond and not kept["swaps"])
+    repeated = all(row["spread"] <= stated for _, row in means)
+    assert (kept["status"] == "validated") == (not beyond and not kept["swaps"] and repeated)
     assert {case["policy"] for case in kept["cases"]} == set(QUICK.policies)
     assert {case["num_runs"] for case in kept["cases"]} == {QUICK.repetitions}
