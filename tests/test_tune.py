@@ -339,6 +339,8 @@ def test_more_clients_than_fit_are_no_overload(
         ({"workload": {**tiny_config()["workload"],
                        "arrivals": {"kind": "piecewise", "segments": [[10, 1]]}}},
          "'piecewise' has no rate"),
+        ({"replicas": 2, "incidents": [{"kind": "failure", "replica": 1, "at": 1.0}]},
+         "--set incidents="),
     ],
 )  # fmt: skip
 def test_what_cannot_be_tuned_is_an_error(changes: dict[str, Any], message: str) -> None:

@@ -119,6 +119,11 @@ def find_capacity(
 
 def _driven(experiment: Experiment, goal: Goal) -> Experiment:
     """Return the experiment with one replica and a load that can be varied."""
+    if experiment.incidents:
+        raise ConfigError(
+            "incidents: a capacity is that of one replica to which nothing happens; leave them out "
+            "(--set incidents=[])"
+        )
     own = experiment.workload
     if goal.is_closed == isinstance(own.arrivals, ClosedLoop):
         if not goal.is_closed and "rate" not in type(own.arrivals).model_fields:

@@ -41,6 +41,11 @@ class Loads:
 
     def __post_init__(self) -> None:
         arrivals = self.experiment.workload.arrivals
+        if self.experiment.incidents:
+            raise ConfigError(
+                "incidents: a schedule is tuned for replicas to which nothing happens; leave them "
+                "out (--set incidents=[])"
+            )
         if not self.is_closed and "rate" not in type(arrivals).model_fields:
             raise ConfigError(
                 f"workload.arrivals.kind = '{arrivals.kind}' has no rate that could be varied to "
