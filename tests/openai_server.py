@@ -20,6 +20,13 @@ DELIVERIES = (1, 3, 1, 4, 2)
 """Tokens that come at each step, over and over."""
 
 
+ODD: dict[str, dict[str, Any]] = {
+    "odd metrics": {"choices": [], "metrics": [1]},
+    "fewer": {"choices": [{"text": " a"}], "usage": {"completion_tokens": -1}},
+}
+"""Events that are JSON, but not as agreed."""
+
+
 @dataclass
 class FakeVllm:
     """What the server is like, and what it has seen."""
@@ -143,6 +150,9 @@ class FakeVllm:
             await response.write(b"data: [DONE]\n\n")
         elif fault == "nonsense":
             await response.write(b"data: {not json\n\n")
+        elif fault in ODD:
+            await self._send(response, ODD[fault])
+            await response.write(b"data: [DONE]\n\n")
         elif fault == "silence":
             await asyncio.sleep(30)
         # "short": the stream just ends, without the last event

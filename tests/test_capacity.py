@@ -265,8 +265,6 @@ def test_of_the_front_none_is_both_cheaper_and_faster() -> None:
         (["--slo", "ttft:9", "--drive", "rate", "--set", "workload.arrivals="
           "{kind: closed_loop, concurrency: 2}"], "has no rate to be varied"),
         (["--slo", "ttft:9", "--set", "workload.arrivals={kind: burst}"], "no rate to be varied"),
-        (["--slo", "ttft:9", "--set", "incidents=[{kind: failure, replica: 0, at: 1}]"],
-         "nothing happens; leave them out (--set incidents=[])"),
         (["--slo", "ttft:9", "--set", f"workload.num_requests={10**12}"],
          "num_requests = 1000000000000: should be less"),
     ],
@@ -297,3 +295,13 @@ def test_limits_are_read_as_milliseconds() -> None:
     assert parse_slo("ttft:500, e2el:1e4") == Slo(ttft_ms=500, e2el_ms=10_000)
     with pytest.raises(ConfigError):
         parse_slo("p99:3")
+
+
+def test_failures_are_refused_before_anything_is_run() -> None:
+    experiment = small()
+    incidents = [{"kind": "failure", "replica": 1, "at": 1.0, "until": 2.0}]
+    failing = Experiment.parse({**experiment.to_dict(), "replicas": 2, "incidents": incidents}, "x")
+    goal = Goal(Slo(e2el_ms=1e9), 0.99, 0.1, False, None, 1, 100)
+    choices = Choices(find_hardware(failing, []), {"off": Off()}, Prices.load(None))
+    with pytest.raises(ConfigError, match="incidents: a load cannot be looked for"):
+        find_capacity(failing, goal, choices)

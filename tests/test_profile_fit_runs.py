@@ -64,6 +64,8 @@ def test_without_speculation_there_is_no_drafter(tmp_path: Path, cli: Run) -> No
             {**NGRAM, "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 16, 1]]},
             "its draft length changed with the batch",
         ),
+        ({**NGRAM, "num_speculative_tokens": "many"}, "num_speculative_tokens = 'many' must be"),
+        ({**NGRAM, "method": ["ngram"]}, "method = ['ngram'] and"),
     ],
 )
 def test_runs_that_cannot_be_fitted_together_are_refused(

@@ -275,9 +275,12 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bytes(
     for _ in range(num_kills):
         run = started("sweep", path, "--workers", 2, "--out", "killed", "--resume", cwd=tmp_path)
         num_before = len(list(points.glob("0*.json")))
-        num_wanted = num_before + random.randrange(4)
-        eventually(lambda wanted=num_wanted: len(list(points.glob("0*.json"))) >= wanted)
-        time.sleep(random.random() * (0.05 if num_wanted > num_before else 2.0))
+        if num_more := random.randrange(3):
+            eventually(lambda n=num_before + num_more: len(list(points.glob("0*.json"))) >= n)
+            time.sleep(random.random() * 0.03)
+        else:  # somewhere in the start, or soon after: at once where two points have come
+            moment, n = random.random() * 2.0, num_before + 2
+            eventually(lambda n=n: len(list(points.glob("0*.json"))) >= n, moment)
         run.kill()
         assert run.wait() == -signal.SIGKILL, "it has ended before it could be killed"
         assert eventually(lambda session=run.pid: not processes(session)), "left workers behind"

@@ -339,8 +339,6 @@ def test_more_clients_than_fit_are_no_overload(
         ({"workload": {**tiny_config()["workload"],
                        "arrivals": {"kind": "piecewise", "segments": [[10, 1]]}}},
          "'piecewise' has no rate"),
-        ({"replicas": 2, "incidents": [{"kind": "failure", "replica": 1, "at": 1.0}]},
-         "--set incidents="),
     ],
 )  # fmt: skip
 def test_what_cannot_be_tuned_is_an_error(changes: dict[str, Any], message: str) -> None:
@@ -351,3 +349,9 @@ def test_what_cannot_be_tuned_is_an_error(changes: dict[str, Any], message: str)
 def test_one_replication_has_no_intervals(small: Experiment) -> None:
     with pytest.raises(ConfigError, match="replications = 1 must be at least 2"):
         tune(small, replications=1)
+
+
+def test_a_load_is_not_looked_for_while_replicas_fail() -> None:
+    incidents = [{"kind": "failure", "replica": 1, "at": 1.0, "until": 2.0}]
+    with pytest.raises(ConfigError, match="incidents: a load cannot be looked for"):
+        Loads(Experiment.parse(tiny_config(replicas=2, incidents=incidents), "failing"), 1)

@@ -185,6 +185,19 @@ def test_a_model_may_be_given_as_its_config(folder: Path) -> None:
         validate(folder)
 
 
+@pytest.mark.parametrize("request_id", [None, ...])
+def test_requests_without_a_name_are_as_many_as_rows(folder: Path, request_id: object) -> None:
+    path = folder / "requests.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        del row["request_id"]
+        if request_id is None:
+            row["request_id"] = None
+    path.write_text("\n".join(map(json.dumps, rows)))
+    run = load_run(folder)
+    assert run.rows == list(range(len(rows)))
+
+
 def test_one_token_has_no_tpot() -> None:
     run = made_up(3)
     single = Measured(

@@ -12,22 +12,21 @@ from specsim.request import Request
 from specsim.simulate import simulate
 from specsim.summary import Summary
 
-__all__ = ["Case", "acceptance_rates", "capacity", "make_case", "profiling_case"]
+__all__ = ["Case", "Label", "acceptance_rates", "capacity", "make_case", "profiling_case"]
 
 _PRIOR = 0.5  # of a rate that was never tried; counts for one trial
 
 
 @dataclass(frozen=True)
-class Case:
-    """One experiment."""
+class Label:
+    """What tells one case from another."""
 
     acceptance: str
-    """``synthetic`` or ``real``."""
+    """``synthetic``, ``real``, or ``recorded`` where the simulation is given the real run's."""
     load: Load
     policy: str
-    experiment: Experiment
-    """As it is simulated; where acceptance is real, with the rates that were expected of it."""
-    requests: list[Request]
+    rate: float
+    """Requests per second."""
 
     @property
     def is_synthetic(self) -> bool:
@@ -38,6 +37,15 @@ class Case:
     def name(self) -> str:
         """For folders and tables."""
         return f"{self.acceptance}-{self.load.name}-{self.policy.replace(':', '-')}"
+
+
+@dataclass(frozen=True)
+class Case(Label):
+    """One experiment."""
+
+    experiment: Experiment
+    """As it is simulated; where acceptance is real, with the rates that were expected of it."""
+    requests: list[Request]
 
 
 def make_case(
@@ -67,6 +75,7 @@ def make_case(
         "real" if is_real else "synthetic",
         load,
         policy,
+        rate,
         *_experiment(plan, rate, load.num_requests(rate), policy, rates, seed),
     )
 
@@ -107,8 +116,9 @@ def _experiment(
 def profiling_case(plan: Plan, policy: str, num_requests: int) -> Case:
     """Return a run in which all requests come at once, to measure what the grid does not show."""
     load = Load("profiling", 0.0, 0.0)
-    experiment, requests = _experiment(plan, 1e6, num_requests, policy, plan.synthetic_rates, 0)
-    return Case("real", load, policy, experiment, requests)
+    rate = 1e6
+    experiment, requests = _experiment(plan, rate, num_requests, policy, plan.synthetic_rates, 0)
+    return Case("real", load, policy, rate, experiment, requests)
 
 
 def capacity(plan: Plan, profile: Profile) -> float:

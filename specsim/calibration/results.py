@@ -1,17 +1,17 @@
 """What a calibration found: measured against simulated, case by case, and whether that is kept."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from specsim.calibration.cases import Case
+from specsim.calibration.cases import Label
 from specsim.validation import Measured, Statistic
 from specsim.validation.compare import compare_runs
 
-__all__ = ["JUDGED", "CaseResult", "Swap", "judged", "swaps"]
+__all__ = ["JUDGED", "CaseResult", "Judgement", "Swap", "judged", "swaps"]
 
 JUDGED = ("tpot", "latency")
 """Metrics whose mean has to keep to the stated error."""
@@ -21,51 +21,44 @@ JUDGED = ("tpot", "latency")
 class CaseResult:
     """One case: real runs and their simulation."""
 
-    case: Case
+    case: Label
     runs: list[Measured]
     """The repetitions."""
-    simulated: Measured
     statistics: list[Statistic]
-    """``measured`` is the mean of the repetitions' statistics."""
+    """``measured`` is the mean of the repetitions' statistics, ``simulated`` that of their
+    simulations'."""
     slowness: list[float]
     """How slow the machine was in each repetition, by its probes, as a multiple of
-    its mean while the grid was measured."""
-    at_speed: list[Measured]
-    """Each repetition simulated once more, with all costs multiplied by its slowness."""
+    its mean while the grid was measured; empty if the engine does not probe."""
+    at_speed: list[Statistic]
+    """The same, each repetition simulated by costs as the machine had them at that time."""
 
     @classmethod
     def of(
         cls,
-        case: Case,
+        case: Label,
         runs: list[Measured],
-        simulated: Measured,
+        simulated: list[Measured],
         slowness: list[float],
         at_speed: list[Measured],
     ) -> "CaseResult":
-        """Compare the repetitions of a run with its simulation.
+        """Compare the repetitions of a run with their simulations.
 
         Parameters
         ----------
-        case : Case
+        case : Label
         runs : list of Measured
-        simulated : Measured
+        simulated : list of Measured
+            One for each repetition.
         slowness : list of float
         at_speed : list of Measured
-            One for each repetition.
+            One for each repetition, by costs as the machine had them at that time.
 
         Returns
         -------
         CaseResult
         """
-        tables = [compare_runs([run], simulated) for run in runs]
-        statistics = []
-        for row in zip(*tables, strict=True):
-            values = np.array([each.measured for each in row])
-            mean = float(values.mean())
-            spread = float(np.abs(values - mean).max() / mean) if len(runs) > 1 else None
-            first = row[0]
-            statistics.append(Statistic(first.metric, first.name, mean, first.simulated, spread))
-        return cls(case, runs, simulated, statistics, slowness, at_speed)
+        return cls(case, runs, _means(runs, simulated), slowness, _means(runs, at_speed))
 
     def statistic(self, metric: str, name: str) -> Statistic:
         """Return one of the statistics."""
@@ -73,13 +66,17 @@ class CaseResult:
 
     def error_at_speed(self, metric: str) -> float:
         """Return the error of a mean if the simulation is told how slow the machine was."""
-        ours = [np.nanmean(each.latencies()[metric]) for each in self.at_speed]
-        return float(np.mean(ours)) / self.statistic(metric, "mean").measured - 1
+        return next(s.error for s in self.at_speed if (s.metric, s.name) == (metric, "mean"))
 
     @property
     def mean_error(self) -> float:
         """Mean size of the errors of all statistics."""
         return float(np.nanmean([abs(each.error) for each in self.statistics]))
+
+    @property
+    def mean_error_at_speed(self) -> float:
+        """The same, where the simulation is told how slow the machine was."""
+        return float(np.nanmean([abs(each.error) for each in self.at_speed]))
 
     @property
     def mean_spread(self) -> float:
@@ -93,8 +90,8 @@ class CaseResult:
             "acceptance": self.case.acceptance,
             "load": self.case.load.name,
             "policy": self.case.policy,
-            "rate": self.case.experiment.workload.arrivals.model_dump()["rate"],
-            "num_requests": len(self.case.requests),
+            "rate": self.case.rate,
+            "num_requests": len(self.runs[0].arrived_at),
             "num_runs": len(self.runs),
             "mean_abs_error": self.mean_error,
             "mean_spread": self.mean_spread,
@@ -112,6 +109,19 @@ class CaseResult:
                 for each in self.statistics
             ],
         }
+
+
+def _means(runs: list[Measured], simulated: list[Measured]) -> list[Statistic]:
+    """Return every statistic, averaged over the repetitions, and how far these lie apart."""
+    tables = [compare_runs([run], ours) for run, ours in zip(runs, simulated, strict=True)]
+    statistics = []
+    for row in zip(*tables, strict=True):
+        values = np.array([each.measured for each in row])
+        mean = float(values.mean())
+        spread = float(np.abs(values - mean).max() / mean) if len(runs) > 1 else None
+        ours = float(np.mean([each.simulated for each in row]))
+        statistics.append(Statistic(row[0].metric, row[0].name, mean, ours, spread))
+    return statistics
 
 
 def judged(result: CaseResult, stated_error: float) -> bool:
@@ -172,3 +182,34 @@ def swaps(results: Sequence[CaseResult]) -> list[Swap]:
         faster, slower = (one, two) if difference > 0 else (two, one)
         found.append(Swap(*place, faster.case.policy, slower.case.policy))
     return found
+
+
+@dataclass
+class Judgement:
+    """All cases of a calibration, and whether they keep to what was stated."""
+
+    stated_error: float
+    """Of mean TPOT and mean latency, as a share."""
+    results: list[CaseResult]
+    left_out: dict[str, str] = field(default_factory=dict, kw_only=True)
+    """What could be measured but not judged, and why."""
+
+    @property
+    def swaps(self) -> list[Swap]:
+        """Where the order of k is wrong."""
+        return swaps(self.results)
+
+    @property
+    def failed(self) -> list[CaseResult]:
+        """Cases that do not keep to the stated error."""
+        return [each for each in self.results if not judged(each, self.stated_error)]
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether everything is as stated."""
+        return not (self.failed or self.swaps or self.left_out)
+
+    @property
+    def status(self) -> str:
+        """Of the profile, or of each."""
+        return "validated" if self.is_validated else "candidate"

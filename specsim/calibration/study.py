@@ -1,24 +1,22 @@
 """A calibration from beginning to end: measure, fit, run for real, simulate, judge."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from specsim.atomic import new_file
 from specsim.calibration.cases import Case, acceptance_rates, capacity, make_case
 from specsim.calibration.fitted_profile import at_speed, with_status
 from specsim.calibration.fitting import Medians
+from specsim.calibration.folder import check_folder, write_json, write_profile
 from specsim.calibration.plan import Plan
-from specsim.calibration.results import CaseResult, Swap, judged, swaps
+from specsim.calibration.results import CaseResult, Judgement
 from specsim.calibration.served import Served
 from specsim.calibration.session import Session, Subject
 from specsim.deployment import Deployment
-from specsim.errors import ConfigError
 from specsim.profile import Profile
 from specsim.simulate import simulate
 from specsim.step import StepLoad
@@ -26,13 +24,13 @@ from specsim.summary import Summary
 from specsim.validation import Measured, load_run
 from specsim.version import __version__
 
-__all__ = ["Calibration", "Subject", "calibrate", "check_folder"]
+__all__ = ["Calibration", "Subject", "calibrate"]
 
 Tell = Callable[[str], None]
 
 
 @dataclass
-class Calibration:
+class Calibration(Judgement):
     """What came of it."""
 
     profile: Profile
@@ -43,18 +41,6 @@ class Calibration:
     """Per position of a draft, as measured while profiling."""
     in_situ: dict[str, float]
     """Predicted over measured time of the steps of the profiling runs."""
-    stated_error: float
-    results: list[CaseResult]
-
-    @property
-    def swaps(self) -> list[Swap]:
-        """Where the order of k is wrong."""
-        return swaps(self.results)
-
-    @property
-    def failed(self) -> list[CaseResult]:
-        """Cases that do not keep to the stated error."""
-        return [each for each in self.results if not judged(each, self.stated_error)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -97,13 +83,13 @@ def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
     """
     check_folder(folder)
     meta = {**subject.engine.description, "specsim_version": __version__}
-    _write_json(folder / "meta.json", {**meta, "complete": False})
+    write_json(folder / "meta.json", {**meta, "complete": False})
     session, plan = Session(subject, folder), subject.plan
     tell(f"measuring {len(plan.grid.points)} kinds of step, {plan.grid.rounds} times each")
     session.measure_grid()
     session.run_profiling()
     first = session.profile()
-    _write_profile(first, folder)
+    write_profile(first, folder / "profile.yaml")
     full = capacity(plan, first)
     rates = {load.name: load.share * full for load in plan.loads}
     accepted = acceptance_rates(
@@ -119,26 +105,10 @@ def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
     tell("simulating the same runs")
     found = _judged(session, cases, subject, rates, accepted)
     _write_grid(found.measured, folder / "grid.csv")
-    _write_profile(found.profile, folder)
-    _write_json(folder / "calibration.json", found.to_dict())
-    _write_json(folder / "meta.json", {**meta, "complete": True})
+    write_profile(found.profile, folder / "profile.yaml")
+    write_json(folder / "calibration.json", found.to_dict())
+    write_json(folder / "meta.json", {**meta, "complete": True})
     return found
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that results would get lost in.
-
-    Parameters
-    ----------
-    folder : Path
-
-    Raises
-    ------
-    ConfigError
-        It holds something.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: is there already and not empty; name a new folder (--out)")
 
 
 def _judged(
@@ -153,11 +123,12 @@ def _judged(
     results = []
     for case in cases:
         slowness = session.slowness(case)
+        runs = load_run(session.run_folder(case)).runs
         results.append(
             CaseResult.of(
                 case,
-                load_run(session.run_folder(case)).runs,
-                _simulated(case, profile),
+                runs,
+                [_simulated(case, profile)] * len(runs),
                 slowness,
                 [_simulated(case, at_speed(profile, factor)) for factor in slowness],
             )
@@ -171,9 +142,8 @@ def _judged(
         stated_error=subject.stated_error,
         results=results,
     )
-    is_validated = not found.failed and not found.swaps
     found.profile = with_status(
-        profile, is_validated=is_validated, stated_error=subject.stated_error
+        profile, is_validated=found.is_validated, stated_error=subject.stated_error
     )
     return found
 
@@ -220,17 +190,6 @@ def _simulated(case: Case, profile: Profile) -> Measured:
         prompt_lens=tables["prompt_len"].astype(np.int64),
         output_lens=tables["output_len"].astype(np.int64),
     )
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with new_file(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def _write_profile(profile: Profile, folder: Path) -> None:
-    written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    with new_file(folder / "profile.yaml") as temporary:
-        temporary.write_text(yaml.safe_dump(written, sort_keys=False, width=100))
 
 
 def _write_grid(measured: Medians, path: Path) -> None:

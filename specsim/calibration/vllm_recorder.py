@@ -34,9 +34,11 @@ class _Live:
 class _Step:
     """A step that has been scheduled."""
 
-    __slots__ = ("first_tokens", "row")
+    __slots__ = ("first_tokens", "output", "row")
 
-    def __init__(self, row: StepRow, first_tokens: list[_Live]) -> None:
+    def __init__(self, output: Any, row: StepRow, first_tokens: list[_Live]) -> None:
+        self.output = output
+        """What the scheduler said of it, which comes back when it has ended."""
         self.row = row
         self.first_tokens = first_tokens
         """Requests that get their first token from it."""
@@ -72,6 +74,8 @@ class Recorder:
         self._in_prefill: set[str] = set()
         """Requests whose last piece stopped short of what is known of them."""
         self._in_flight: deque[_Step] = deque()
+        self._ends_foreign_step = False
+        """Whether the step that is being taken in was scheduled before the recording began."""
         self._open: _Step | None = None
         """A synchronous step that lasts until the next one is scheduled."""
         self._known_ended: set[str] = set()
@@ -154,7 +158,7 @@ class Recorder:
             "free_blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             "scheduled": list(scheduled.values()),
         }
-        self._in_flight.append(_Step(row, first_tokens))
+        self._in_flight.append(_Step(output, row, first_tokens))
         self._own_time += time.perf_counter() - begun
 
     def verified(self, scheduler: Any, output: Any, model_output: Any) -> None:
@@ -167,6 +171,11 @@ class Recorder:
         model_output : vllm ModelRunnerOutput
         """
         begun = time.perf_counter()
+        # Of an asynchronous engine's last run a step may be in flight for a request that has ended.
+        foreign = not self._in_flight or self._in_flight[0].output is not output
+        self._ends_foreign_step = foreign
+        if foreign:
+            return
         row, drafts = self._in_flight[0].row, output.scheduled_spec_decode_tokens
         self._known_ended = set(scheduler.finished_req_ids)
         live, numbers = self._live, self._numbers
@@ -203,6 +212,9 @@ class Recorder:
             A row cannot be written.
         """
         now, begun = time.monotonic(), time.perf_counter()
+        if self._ends_foreign_step:
+            self._ended_at = now
+            return
         step = self._in_flight.popleft()
         for live in step.first_tokens:
             if live.request.num_output_tokens:

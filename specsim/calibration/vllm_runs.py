@@ -52,7 +52,8 @@ def vllm_python() -> str:
         if not Path(named).is_file():
             raise ConfigError(f"{PYTHON_VARIABLE} = {named}: there is no such file")
         return named
-    if find_spec("vllm") is None:
+    found = find_spec("vllm")
+    if found is None or found.origin is None:  # a mere folder of that name is no vLLM
         raise ConfigError(
             f"vLLM is not installed here; install it (pip install vllm), or name with "
             f"{PYTHON_VARIABLE} the python of the environment that has it"

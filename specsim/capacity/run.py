@@ -14,7 +14,7 @@ from specsim.errors import ConfigError
 from specsim.experiment import Experiment
 from specsim.policies import Policy
 from specsim.processes import worker_pool
-from specsim.tune.load import Loads
+from specsim.tune.load import Loads, check_steady
 from specsim.tune.trials import Trial
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.closed_loop import ClosedLoop
@@ -119,11 +119,7 @@ def find_capacity(
 
 def _driven(experiment: Experiment, goal: Goal) -> Experiment:
     """Return the experiment with one replica and a load that can be varied."""
-    if experiment.incidents:
-        raise ConfigError(
-            "incidents: a capacity is that of one replica to which nothing happens; leave them out "
-            "(--set incidents=[])"
-        )
+    check_steady(experiment)
     own = experiment.workload
     if goal.is_closed == isinstance(own.arrivals, ClosedLoop):
         if not goal.is_closed and "rate" not in type(own.arrivals).model_fields:

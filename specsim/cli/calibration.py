@@ -2,11 +2,14 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specsim.cli.terminal import show
+
+if TYPE_CHECKING:
+    from specsim.calibration.results import Judgement
 
 __all__ = ["calibrate"]
 
@@ -15,6 +18,7 @@ class EngineName(StrEnum):
     """Which engine is measured."""
 
     TORCH = "torch"
+    VLLM = "vllm"
 
 
 class Device(StrEnum):
@@ -31,43 +35,96 @@ def calibrate(
     model: Annotated[
         str | None,
         typer.Option(
-            help="As in profiles/<model>.json, or a config.json; by default llama-7m on a CPU, "
-            "llama-3.1-8b on CUDA."
+            help="torch: as in profiles/<model>.json, or a config.json; by default llama-7m on a "
+            "CPU, llama-3.1-8b on CUDA. vllm: a folder with config.json; weights are made up if "
+            "it has none."
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Some 6 minutes on 2 CPU cores.")] = False,
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(
+            help="vllm: folder of a draft model, for k = 1, 3, 5; without one, n-gram k = 3."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="torch: some 6 minutes on 2 CPU cores; vllm: 5 to 8.")
+    ] = False,
     stated_error: Annotated[
         float,
         typer.Option(
             min=0.001, max=1.0, help="Error of mean TPOT and latency that the profile promises."
         ),
     ] = 0.1,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of PyTorch on a CPU.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the engine on a CPU.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of weights and prompts.")] = 0,
 ) -> None:
     """Measure an engine, fit a profile, run workloads for real and simulated, print the error.
 
-    The engine serves every workload without speculation, with k = 1, 3, 5 and by goodput, at low
-    and medium load and saturated, several times each; the simulation gets the same requests. First
-    acceptance is decided by luck that both share, so that only costs and scheduling can be wrong;
-    then the models decide, and the simulation knows no more than rates per position, measured on
-    other requests. The profile is validated if mean TPOT and mean latency keep to the stated error
-    (or to twice the spread of the real runs) everywhere, and k is ordered right; else it stays a
-    candidate, and the exit code is 1.
+    torch, an engine of our own, serves every workload without speculation, with k = 1, 3, 5 and by
+    goodput, at low and medium load and saturated, several times each; the simulation gets the same
+    requests. First acceptance is decided by luck that both share, so that only costs and scheduling
+    can be wrong; then the models decide, and the simulation knows no more than rates per position,
+    measured on other requests.
+
+    vllm, as it is installed here (or where SPECSIM_VLLM_PYTHON says), serves four loads, one engine
+    for each k. A profile for each is fitted to two of them, the other two are replayed with what
+    was drafted and accepted where.
+
+    A profile is validated if mean TPOT and mean latency keep to the stated error (or to twice the
+    spread of the real runs) everywhere, and k is ordered right; else it stays a candidate, and the
+    exit code is 1.
     """
-    from specsim.calibration.plan import CPU, CUDA, QUICK
-    from specsim.calibration.study import Subject, check_folder
-    from specsim.calibration.study import calibrate as run_calibration
+    from specsim.calibration.folder import check_folder
     from specsim.errors import ConfigError
-    from specsim.hardware import find_gpu, load_model
-    from specsim.plots.calibration import plot_calibration
-    from specsim.render.calibration import calibration_tables, verdict
 
     if device is Device.CUDA and quick:
         raise ConfigError("--quick: is for --device cpu; leave it out")
     if device is Device.CUDA and threads != 1:
         raise ConfigError("--threads: is for --device cpu; leave it out")
+    if engine is EngineName.TORCH and draft_model is not None:
+        raise ConfigError("--draft-model: is for --engine vllm; leave it out")
     check_folder(out)
+    if engine is EngineName.TORCH:
+        _torch(out, device, model, quick=quick, promise=stated_error, threads=threads, seed=seed)
+        return
+    if model is None:
+        raise ConfigError("--engine vllm: name with --model the folder of a model")
+    from specsim.calibration.vllm_plan import plan_for
+    from specsim.calibration.vllm_runs import vllm_python
+    from specsim.calibration.vllm_study import calibrate_vllm
+    from specsim.calibration.vllm_subject import VllmSubject
+    from specsim.render.calibration import error_tables
+
+    vllm_python()
+    plan = plan_for(device.value, quick=quick, threads=threads)
+    subject = VllmSubject.of(
+        Path(model), draft_model, plan, device.value, stated_error=stated_error, seed=seed
+    )
+    minutes = plan.minutes(len(subject.speculations))
+    typer.echo(f"{engine} on {device}, model {model}: about {minutes} minutes", err=True)
+    if subject.is_dummy:
+        typer.echo("  no weights: vLLM makes them up (load_format dummy)", err=True)
+    found = calibrate_vllm(subject, out, lambda line: typer.echo(f"  {line}", err=True))
+    show(*error_tables(found))
+    _conclude(found, out, "profiles/, calibration.json, plot.png, runs/")
+
+
+def _torch(
+    out: Path,
+    device: Device,
+    model: str | None,
+    *,
+    quick: bool,
+    promise: float,
+    threads: int,
+    seed: int,
+) -> None:
+    from specsim.calibration.plan import CPU, CUDA, QUICK
+    from specsim.calibration.study import Subject
+    from specsim.calibration.study import calibrate as run_calibration
+    from specsim.errors import ConfigError
+    from specsim.hardware import find_gpu, load_model
+
     name = model or ("llama-3.1-8b" if device is Device.CUDA else "llama-7m")
     shape = load_model(name)
     plan = QUICK if quick else CPU if device is Device.CPU else CUDA
@@ -81,15 +138,23 @@ def calibrate(
             "pip install 'specsim[calibrate]'"
         ) from error
     built = build_engine(shape, device.value, plan, threads=threads, seed=seed)
-    typer.echo(f"{engine} on {device}, model {name}: about {plan.minutes} minutes", err=True)
+    typer.echo(f"torch on {device}, model {name}: about {plan.minutes} minutes", err=True)
     device_name = built.description["hardware"]["device_name"]
     gpu = "cpu" if device is Device.CPU else find_gpu([device_name], "--device cuda")
-    subject = Subject(built, plan, name, gpu, stated_error)
+    subject = Subject(built, plan, name, gpu, promise)
     found = run_calibration(subject, out, lambda line: typer.echo(f"  {line}", err=True))
+    _conclude(found, out, "profile.yaml, calibration.json, grid.csv, plot.png, runs/")
+
+
+def _conclude(found: "Judgement", out: Path, files: str) -> None:
+    """Draw and print what came of it; exit with 1 unless all is as stated."""
+    from specsim.plots.calibration import plot_calibration
+    from specsim.render.calibration import calibration_tables, verdict
+
     plot_calibration(found, out / "plot.png")
     show(*calibration_tables(found))
     for line in verdict(found):
         typer.echo(line)
-    typer.echo(f"results: {out} (profile.yaml, calibration.json, grid.csv, plot.png, runs/)")
-    if found.failed or found.swaps:
+    typer.echo(f"results: {out} ({files})")
+    if not found.is_validated:
         raise typer.Exit(1)

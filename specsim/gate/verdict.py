@@ -4,7 +4,8 @@ A metric is worse if it is so by more than its tolerance and the confidence inte
 leaves no doubt that it is worse at all. The interval is paired where both sides have the same
 seeds, else by Welch's test, and it holds for all comparisons of a gate together (Bonferroni): a
 change that makes nothing better or worse fails a gate at most once in forty times, however many
-metrics and scenarios it looks at.
+metrics and scenarios it looks at. With a single seed there is no interval, and the tolerance alone
+decides.
 """
 
 from collections.abc import Sequence

@@ -5,8 +5,7 @@ from pathlib import Path
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from specsim.calibration.results import JUDGED
-from specsim.calibration.study import Calibration
+from specsim.calibration.results import JUDGED, Judgement
 from specsim.plots.save import save
 
 __all__ = ["plot_calibration"]
@@ -14,12 +13,12 @@ __all__ = ["plot_calibration"]
 _TITLES = {"tpot": "mean TPOT", "latency": "mean latency"}
 
 
-def plot_calibration(found: Calibration, path: Path) -> None:
+def plot_calibration(found: Judgement, path: Path) -> None:
     """Draw the error of every case, with the spread of the real runs as bars.
 
     Parameters
     ----------
-    found : Calibration
+    found : Judgement
     path : Path
         ``.png``, ``.svg`` or ``.pdf``.
     """
@@ -33,7 +32,7 @@ def plot_calibration(found: Calibration, path: Path) -> None:
     save(figure, path)
 
 
-def _draw(axis: Axes, found: Calibration, metric: str) -> None:
+def _draw(axis: Axes, found: Judgement, metric: str) -> None:
     means = [each.statistic(metric, "mean") for each in found.results]
     places = range(len(means))
     spreads = [200 * (each.spread or 0.0) for each in means]

@@ -164,7 +164,7 @@ def measured_steps(
 
 def _speculation(tables: Sequence[Path]) -> tuple[str, int] | None:
     """Return how measured runs speculated, all of them alike."""
-    found = {}
+    found: dict[tuple[str, int] | None, Path] = {}
     for table in tables:
         path = table.with_name("meta.json")
         meta = load_mapping(path, ProfileError) if table.name == _STEPS and path.exists() else {}
@@ -177,7 +177,15 @@ def _speculation(tables: Sequence[Path]) -> tuple[str, int] | None:
                 "costs; measure runs with one num_speculative_tokens"
             )
         method, longest = given.get("method"), given.get("num_speculative_tokens")
-        found[(str(method), int(longest)) if method and longest else None] = path
+        if not method or not longest:
+            found[None] = path
+        elif isinstance(method, str) and isinstance(longest, int) and longest > 0:
+            found[method, longest] = path
+        else:
+            raise ProfileError(
+                f"{path}: speculative_config: method = {method!r} and num_speculative_tokens = "
+                f"{longest!r} must be a name and a whole number of at least 1; correct them"
+            )
     if len(found) > 1:
         names = " and ".join(f"{key or 'none'} ({path})" for key, path in found.items())
         raise ProfileError(

@@ -3,22 +3,21 @@
 import numpy as np
 from rich.table import Table
 
-from specsim.calibration.results import JUDGED, CaseResult, judged
-from specsim.calibration.study import Calibration
+from specsim.calibration.results import JUDGED, CaseResult, Judgement, judged
 from specsim.render.tables import new_table
 from specsim.validation import METRICS, STATISTICS
 
-__all__ = ["calibration_tables", "verdict"]
+__all__ = ["calibration_tables", "error_tables", "verdict"]
 
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 
-def calibration_tables(found: Calibration) -> list[Table]:
+def calibration_tables(found: Judgement) -> list[Table]:
     """Return the tables of a calibration.
 
     Parameters
     ----------
-    found : Calibration
+    found : Judgement
 
     Returns
     -------
@@ -28,7 +27,38 @@ def calibration_tables(found: Calibration) -> list[Table]:
     return [_cases(found), _statistics(found)]
 
 
-def _cases(found: Calibration) -> Table:
+def error_tables(found: Judgement) -> list[Table]:
+    """Return every error: a table for each load, a column for each policy.
+
+    Parameters
+    ----------
+    found : Judgement
+
+    Returns
+    -------
+    list of rich.table.Table
+    """
+    tables = []
+    for load in dict.fromkeys(each.case.load.name for each in found.results):
+        mine = [each for each in found.results if each.case.load.name == load]
+        title = f"{load}: error / at speed (real spread)"
+        table = new_table(title, ["", *(each.case.policy for each in mine)])
+        for number, first in enumerate(mine[0].statistics):
+            cells = [
+                f"{each.statistics[number].error:+.1%} / {each.at_speed[number].error:+.1%} "
+                f"({each.statistics[number].spread or 0.0:.1%})"
+                for each in mine
+            ]
+            table.add_row(f"{_NAMES[first.metric]} {first.name}", *cells)
+        table.add_section()
+        sizes = [(each.mean_error, each.mean_error_at_speed, each.mean_spread) for each in mine]
+        cells = [f"{error:.1%} / {at_speed:.1%} ({apart:.1%})" for error, at_speed, apart in sizes]
+        table.add_row("mean size", *cells)
+        tables.append(table)
+    return tables
+
+
+def _cases(found: Judgement) -> Table:
     columns = ["acceptance, load, policy"]
     for metric in JUDGED:
         columns += [f"mean {_NAMES[metric]}, ms", "simulated", "error", "at speed", "spread"]
@@ -55,7 +85,7 @@ def _cases(found: Calibration) -> Table:
     return table
 
 
-def _statistics(found: Calibration) -> Table:
+def _statistics(found: Judgement) -> Table:
     title = f"the 15 statistics over {len(found.results)} cases"
     columns = ["", "median |error|", "largest", "median real spread", "largest"]
     table = new_table(title, columns)
@@ -76,19 +106,19 @@ def _over_cases(results: list[CaseResult], metric: str, name: str) -> list[str]:
     ]
 
 
-def verdict(found: Calibration) -> list[str]:
+def verdict(found: Judgement) -> list[str]:
     """Return in words whether the profile keeps to its stated error, and where not.
 
     Parameters
     ----------
-    found : Calibration
+    found : Judgement
 
     Returns
     -------
     list of str
     """
     lines = [
-        f"profile: {found.profile.provenance.status}; stated error {found.stated_error:.1%} of "
+        f"profile: {found.status}; stated error {found.stated_error:.1%} of "
         "mean TPOT and mean latency, or twice the spread of the real runs"
     ]
     within = [
@@ -100,6 +130,7 @@ def verdict(found: Calibration) -> list[str]:
         f"{len(within)} of {len(found.results)} cases keep to it by themselves, whatever the spread"
     )
     lines += [f"beyond it: {each.case.name}" for each in found.failed]
+    lines += [f"left out: {name}: {reason}" for name, reason in found.left_out.items()]
     lines += [
         f"order of k wrong at {each.acceptance} {each.load}: really {each.faster} is faster than "
         f"{each.slower}"

@@ -19,7 +19,7 @@ from specsim.workload.lengths.base import Lengths
 from specsim.workload.lengths.trace import TraceRows
 from specsim.workload.trace import Trace
 
-__all__ = ["Loads", "fixed_policy"]
+__all__ = ["Loads", "check_steady", "fixed_policy"]
 
 _SAMPLE = 2000  # requests from which the mean length is estimated where they are drawn
 
@@ -27,6 +27,25 @@ _SAMPLE = 2000  # requests from which the mean length is estimated where they ar
 def fixed_policy(k: int) -> Policy:
     """Return the policy of a server that was started with k, or, for 0, without speculation."""
     return Static(k=k) if k else Off()
+
+
+def check_steady(experiment: Experiment) -> None:
+    """Raise unless what an experiment's server sustains is the same at all times.
+
+    Parameters
+    ----------
+    experiment : Experiment
+
+    Raises
+    ------
+    ConfigError
+        It has incidents: runs of other loads and lengths would meet them at other moments.
+    """
+    if experiment.incidents:
+        raise ConfigError(
+            "incidents: a load cannot be looked for while replicas fail or get slow; leave them "
+            "out (--set incidents=null) and try the load that is found with them afterwards"
+        )
 
 
 @dataclass(frozen=True)
@@ -40,12 +59,8 @@ class Loads:
     replications: int
 
     def __post_init__(self) -> None:
+        check_steady(self.experiment)
         arrivals = self.experiment.workload.arrivals
-        if self.experiment.incidents:
-            raise ConfigError(
-                "incidents: a schedule is tuned for replicas to which nothing happens; leave them "
-                "out (--set incidents=[])"
-            )
         if not self.is_closed and "rate" not in type(arrivals).model_fields:
             raise ConfigError(
                 f"workload.arrivals.kind = '{arrivals.kind}' has no rate that could be varied to "

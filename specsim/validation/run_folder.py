@@ -178,9 +178,10 @@ class _Table(NamedTuple):
 
 def _read(path: Path) -> _Table:
     # A run that was cut off may hold a request twice, as it arrived and as it ended; see RunWriter.
-    last: dict[str, tuple[int, Row]] = {}
+    last: dict[str | int, tuple[int, Row]] = {}
     for place, row in enumerate(TraceFile(path).rows()):
-        last[str(row.values.get("request_id", place))] = (place, row)
+        request_id = row.values.get("request_id")
+        last[place if request_id is None else str(request_id)] = (place, row)
     ended = [(place, row) for place, row in last.values() if not row.values.get("error")]
     num_failed = len(last) - len(ended)
     rows = [_row(place, row) for place, row in ended]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT, Run
+from made_up import TRUTH, request_rows, step_rows
 
 from specsim.calibration.cases import acceptance_rates
 from specsim.calibration.fitting import fit_costs, medians
@@ -27,29 +28,8 @@ from specsim.profile_fit import read_points
 from specsim.render.calibration import calibration_tables, verdict
 from specsim.request import Request
 from specsim.simulate import simulate
-from specsim.summary import Summary
 from specsim.validation import Measured, load_run
 
-TRUTH = Profile.model_validate(
-    {
-        "model": "llama-7m",
-        "gpu": "cpu",
-        "provenance": {"engine": "none", "source": "a test", "date": "2026-01-01"},
-        "target": {
-            "kind": "two_regime",
-            "decode": {"alpha_ns": 400, "gamma_us": 90, "delta_ms": 4.0},
-            "mixed": {"alpha_ns": 700, "gamma_us": 100, "delta_ms": 4.5},
-        },
-        "drafts": {
-            "draft_model": {
-                "latency": {"kind": "linear", "alpha_ns": 100, "gamma_us": 20, "delta_ms": 0.8},
-                "token_us": 30.0,
-            }
-        },
-        "overhead": {"step_ms": 0.3, "request_us": 50.0},
-        "valid_range": {"context_tokens": 10**6, "batched_tokens": 10**6},
-    }
-)
 PLAN = replace(
     QUICK,
     grid=replace(QUICK.grid, rounds=3),
@@ -98,55 +78,14 @@ class MadeUpEngine:
         run = simulate(experiment, requests=requests, profile=TRUTH)
         [records] = run.replicas
         served = Served(probes=[0.004 * factor] * 5)
-        for row in Summary(run).tables.requests:
-            arrived_at = float(row["arrived_at"])
-            first, last = (
-                arrived_at + factor * float(row[name] - arrived_at)
-                for name in ("first_token_at", "ended_at")
-            )
-            mine = records.delivered_to == row["request"]
-            lens = records.delivered_lens[mine]
-            before = (np.cumsum(lens) - lens).tolist()
-            drafts = [[0] * len(before), [0] * len(before)]
-            if len(records.drafted_lens):
-                drafts = [
-                    records.drafted_lens[mine].tolist(),
-                    records.accepted_lens[mine].tolist(),
-                ]
-            served.requests.append(
-                {
-                    "request_id": f"request-{row['request']}",
-                    "input_toks": int(row["prompt_len"]),
-                    "output_toks": int(row["output_len"]),
-                    "arrival_time": arrived_at,
-                    "queued_ts": arrived_at,
-                    "scheduled_ts": arrived_at,
-                    "first_token_ts": first,
-                    "last_token_ts": last,
-                    "accepted": [row for row in zip(before, *drafts, strict=True) if row[1]],
-                }
-            )
+        served.requests += request_rows(run, factor)
+        served.steps += step_rows(run, factor)
         for step in records.steps:
             target, draft = float(step["target_time"]), float(step["draft_time"])
             num = int(step["num_requests"])
             # 30 of the 50 microseconds per sequence were seen as part of the forward pass.
             overhead = float(step["overhead_time"]) - 30e-6 * num
             served.spans.append(Spans(num, target + 30e-6 * num, draft, overhead))
-            served.steps.append(
-                {
-                    "started_at": float(step["scheduled_at"]),
-                    "seconds": factor * float(step["ended_at"] - step["scheduled_at"]),
-                    "context_tokens": int(step["context_tokens"]),
-                    "batched_tokens": int(step["batched_tokens"]),
-                    "num_requests": num,
-                    "prefill_tokens": int(step["prefill_tokens"]),
-                    "draft_tokens": int(step["draft_tokens"]),
-                    "accepted_tokens": int(step["accepted_tokens"]),
-                    "num_waiting": int(step["num_waiting"]),
-                    "free_blocks": int(step["free_blocks"]),
-                    "made_drafts": int(step["asked_draft_len"]),
-                }
-            )
         return served
 
 
@@ -252,7 +191,7 @@ def result(policy: str, measured: list[float], simulated: float, found: Calibrat
         return Measured(0 * one, 0.1 * one, seconds * one, one.astype(int), 11 * one.astype(int))
 
     told = [run(simulated)] * len(measured)
-    return CaseResult.of(case, [run(s) for s in measured], run(simulated), [1.0, 1.0], told)
+    return CaseResult.of(case, [run(s) for s in measured], told, [1.0, 1.0], told)
 
 
 def test_what_is_beyond_the_stated_error(exact: tuple[Calibration, Path]) -> None:

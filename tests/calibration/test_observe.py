@@ -18,7 +18,9 @@ import yaml
 from conftest import Run
 from openai_server import DELIVERIES, STEP, FakeVllm, serving
 
-from specsim.calibration.observe.rows import accepted_drafts
+from specsim.calibration.observe.client import Answer
+from specsim.calibration.observe.load import Sent
+from specsim.calibration.observe.rows import accepted_drafts, request_row
 from specsim.calibration.observe.server import parse_metrics
 from specsim.calibration.observe.workload import Prompts, load_workload
 from specsim.request import PrefixIds, Request
@@ -127,7 +129,10 @@ def test_closed_loop_keeps_its_concurrency(cli: Run, tmp_path: Path) -> None:
     assert running.max() == 4
 
 
-FAULTS = {3: "500", 5: "disconnect", 8: "event", 13: "nonsense", 21: "short", 25: "silence"}
+FAULTS = {
+    3: "500", 5: "disconnect", 8: "event", 11: "odd metrics", 13: "nonsense",
+    21: "short", 23: "fewer", 25: "silence",
+}  # fmt: skip
 
 
 def test_no_failure_is_dropped(cli: Run, tmp_path: Path) -> None:
@@ -142,7 +147,7 @@ def test_no_failure_is_dropped(cli: Run, tmp_path: Path) -> None:
     for number, said in {
         3: "HTTP 500: EngineCore encountered an issue", 8: "in the stream: out of blocks",
         21: "the stream ended before", 25: "timeout", 13: "not understood",
-        5: "the connection broke",
+        5: "the connection broke", 11: "metrics is no object", 23: "completion_tokens = -1",
     }.items():  # fmt: skip
         assert said in failed[number]["error"]
         assert said in err
@@ -252,7 +257,7 @@ def test_speculation_is_read_from_the_server(cli: Run, workload: Path) -> None:
     assert all(row["scheduled_ts"] == pytest.approx(row["queued_ts"] + 0.0015) for row in rows)
 
 
-def spec(drafted: list[int], accepted: list[int]) -> dict[str, Any]:
+def spec(drafted: list[Any], accepted: list[Any]) -> dict[str, Any]:
     return {"speculative_decoding": {"per_step_drafted": drafted, "per_step_accepted": accepted}}
 
 
@@ -265,7 +270,13 @@ def test_positions_of_drafts() -> None:
     assert accepted_drafts(spec([2, 2], [0, 2]), [1, 1, 1, 3]) is None  # which of the two was it?
     assert accepted_drafts(spec([2, 2], [2, 2]), [1, 6]) is None  # two steps in one delivery
     assert accepted_drafts({}, [1, 2]) is None
+    assert accepted_drafts(spec(["2"], [None]), [1, 3]) is None
     assert accepted_drafts(spec([], []), [1]) == []
+
+
+def test_a_queue_time_that_is_no_number_is_not_believed() -> None:
+    answer = Answer(0.0, [(1.0, 2)], metrics={"queue_time_ms": "1.5"})
+    assert request_row(Sent(0, 0.0, answer), np.arange(3))["scheduled_ts"] is None
 
 
 def test_prompts() -> None:

@@ -100,6 +100,30 @@ class FakeEngine:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
 
+def test_a_step_of_the_run_before_is_not_taken_for_one_of_this(tmp_path: Path) -> None:
+    engine = FakeEngine(tmp_path / "first", is_async=True)
+    engine.add("a", 3)
+    last = engine.schedule({"a": 3})
+    late = engine.schedule({"a": 1})  # before it is known that `a` ends
+    engine.update(last, {"a": 1}, ended="a")
+    engine.recorder.close()
+    engine.recorder = Recorder(tmp_path / "second", {"engine_kwargs": {}}, is_async=True)
+    engine.folder = tmp_path / "second"
+    engine.add("b", 5)
+    one = engine.schedule({"b": 5})
+    engine.update(late, {})
+    time.sleep(0.01)
+    two = engine.schedule({"b": 2}, {"b": 1})
+    engine.update(one, {"b": 1})
+    time.sleep(0.01)
+    engine.update(two, {"b": 2}, ended="b")
+    engine.recorder.close()
+    steps = engine.rows("steps.jsonl")
+    assert [(step["batched_tokens"], step["accepted_tokens"]) for step in steps] == [(5, 0), (2, 1)]
+    assert all(step["seconds"] > 0.009 for step in steps)
+    assert [step["requests"] for step in steps] == [[0], [0]]
+
+
 def test_chunks_drafts_and_ends_are_recorded(tmp_path: Path) -> None:
     engine = FakeEngine(tmp_path / "run")
     engine.add("a", 6)

@@ -4,98 +4,62 @@
 
     python tests/vllm/run.py --out results/vllm [--cases off draft-3 ...]
 
-Each case is one engine. Two loads are measured for the fit, two others, twice each, for the
-comparison. A machine that others use drifts by 10 % and more within a minute, so they take turns:
-each run that is compared stands between the two loads that its profile is fitted to. The profile
-has seen nothing of it, nor of its requests. Fails if a log is not
-complete, or if the median over the compared runs of the mean |error| of 15 statistics is neither
-below 5 % nor below what the real server's own two runs differ by: a machine that others use too
-can be no better known than it knows itself.
+What ``specsim calibrate --engine vllm`` does, with loads that are fixed and models that are made
+here. The runs of each case, one engine, take turns (`specsim.calibration.vllm_plan.ORDER`): a
+machine that others use drifts by 10 % and more within a minute, so each run that is compared is
+replayed with a profile fitted to the two runs right before and after it. The profile has seen
+nothing of it, nor of its requests. Fails if a log is not complete, or if the median over the
+compared runs of the mean |error| of 15 statistics is neither below 5 % nor below what the real
+server's own two runs differ by: a machine that others use too can be no better known than it knows
+itself.
 """
 
 import argparse
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
-from specsim.calibration.run_writer import add_repetition
-from specsim.calibration.vllm_runs import VllmRun, record_runs, vllm_python
+from specsim.calibration.plan import Load
+from specsim.calibration.results import Judgement
+from specsim.calibration.vllm_plan import ORDER, Speculation, VllmPlan, load_of
+from specsim.calibration.vllm_replay import EngineResult, replay_engine
+from specsim.calibration.vllm_runs import VllmRun, vllm_python
+from specsim.calibration.vllm_study import engine_runs, record_engine
+from specsim.calibration.vllm_subject import VllmSubject
+from specsim.cli.terminal import show
+from specsim.render.calibration import error_tables
 
 HERE = Path(__file__).parent
 TARGET = 0.05
-# Requests per second, and how many.
-LOADS = {"fit-low": (2.0, 24), "low": (3.5, 50), "fit-high": (7.0, 60), "high": (5.5, 60)}
-ORDER = [
-    "fit-low",
-    "low",
-    "fit-high",
-    "high",
-    "fit-low-2",
-    "low-2",
-    "fit-high-2",
-    "high-2",
-    "fit-low-3",
-]
-ENGINE = {
-    "enforce_eager": True,
-    "max_num_seqs": 32,
-    "max_num_batched_tokens": 256,
-    "max_model_len": 1024,
-    "block_size": 32,
-    "num_gpu_blocks_override": 600,
-    "dtype": "bfloat16",
-}
-# One thread computes, the other core is left to whatever else the machine does.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+RATES = {"fit-low": 2.0, "low": 3.5, "fit-high": 7.0, "high": 5.5}  # requests per second
+COUNTS = {"fit-low": 24, "low": 50, "fit-high": 60, "high": 60}
+PLAN = VllmPlan(
+    loads=tuple(Load(name, 0.0, COUNTS[name] / RATES[name]) for name in RATES),
+    prompt_lens=(20, 300),
+    output_lens=(10, 100),
+    engine={
+        "enforce_eager": True,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 256,
+        "max_model_len": 1024,
+        "block_size": 32,
+        "num_gpu_blocks_override": 600,
+        "dtype": "bfloat16",
+    },
+    # One thread computes, the other core is left to whatever else the machine does.
+    environment={"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
+)
 
 
-def cases(models: Path) -> dict[str, tuple[Path, dict[str, Any] | None]]:
+def cases(models: Path) -> dict[str, tuple[Path, Speculation]]:
     """Return per case the model and how it speculates."""
-    found: dict[str, tuple[Path, dict[str, Any] | None]] = {"off": (models / "target", None)}
-    ngram = {"method": "ngram", "num_speculative_tokens": 3, **LOOKUP}
-    found["ngram-3"] = (models / "repeating", ngram)
-    for k in (1, 3, 5):
-        draft = {"method": "draft_model", "model": str(models / "draft")}
-        found[f"draft-{k}"] = (models / "target", {**draft, "num_speculative_tokens": k})
-    return found
-
-
-def workload(folder: Path, rate: float, count: int, seed: int) -> VllmRun:
-    """Return Poisson arrivals of made-up requests."""
-    draw, now = random.Random(seed), 0.0
-    arrivals, prompts, output_lens = [], [], []
-    for _ in range(count):
-        now += draw.expovariate(rate)
-        arrivals.append(now)
-        prompts.append([draw.randrange(2, 4096) for _ in range(draw.randint(20, 300))])
-        output_lens.append(draw.randint(10, 100))
-    return VllmRun(folder, arrivals, prompts, output_lens)
-
-
-def record(out: Path, model: Path, speculation: dict[str, Any] | None) -> None:
-    """Measure all loads of one case."""
-    runs = []
-    for name in ORDER:
-        load = load_of(name)
-        runs.append(workload(out / name, *LOADS[load], seed=1 + list(LOADS).index(load)))
-    kwargs = {"model": str(model), **ENGINE}
-    if speculation is not None:
-        kwargs["speculative_config"] = speculation
-    record_runs(runs, kwargs, environment=ENVIRONMENT, timeout_s=900)
-    for run in runs:
-        check_log(run)
-    for load in ("low", "high"):
-        add_repetition(out / load, out / f"{load}-2")
-
-
-def load_of(run: str) -> str:
-    """Return the load of a run or of its repetition: ``low`` of ``low-2``."""
-    return run.rstrip("-0123456789")
+    drafts = [Speculation.draft_model(models / "draft", k) for k in (1, 3, 5)]
+    found = {each.name: (models / "target", each) for each in (Speculation("off"), *drafts)}
+    lookup = Speculation.ngram(3)
+    return {**found, lookup.name: (models / "repeating", lookup)}
 
 
 def check_log(run: VllmRun) -> None:
@@ -133,71 +97,59 @@ def expect(condition: object, otherwise: str) -> None:
         sys.exit(f"FAILED: {otherwise}")
 
 
-def specsim(*args: object) -> str:
-    command = [sys.executable, "-m", "specsim", *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    expect(done.returncode == 0, f"{' '.join(command)}: {done.stderr}")
-    return done.stdout
+def check_commands(out: Path, engine: EngineResult, model: Path) -> None:
+    """Fail unless the commands that a user has say of a run what was found here."""
+    first, beside = engine.replays[0], [out / ORDER[0], out / ORDER[2]]
+    profile, report = out.with_suffix(".yaml"), out.with_suffix(".json")
+    options = ("--model", model / "config.json", "--gpu", "cpu", "--out", profile)
+    validated = ("validate", out / first.name, "--profile", profile, "--json", report)
+    for command in (("profile", "fit", *beside, *options), validated):
+        line = [sys.executable, "-m", "specsim", *map(str, command)]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        expect(done.returncode == 0, f"{' '.join(line)}: {done.stderr}")
+    error = json.loads(report.read_text())["mean_abs_error"]
+    expect(
+        abs(error - first.beside.mean_error) < 1e-4,
+        f"{out}: specsim validate finds {error:.4%}, not {first.beside.mean_error:.4%}",
+    )
 
 
-def compare(out: Path, model: Path) -> dict[str, dict[str, Any]]:
-    """Replay each compared run with a profile fitted to the two runs beside it."""
-    found = {}
-    for place, name in enumerate(ORDER):
-        if name.startswith("fit"):
-            continue
-        profile, report = out / f"{name}.yaml", out / f"{name}.json"
-        beside = [out / ORDER[place - 1], out / ORDER[place + 1]]
-        options = ("--model", model / "config.json", "--gpu", "cpu", "--out", profile)
-        (out / f"{name}-fit.txt").write_text(specsim("profile", "fit", *beside, *options))
-        text = specsim("validate", out / name, "--profile", profile, "--json", report)
-        (out / f"{name}.txt").write_text(text)
-        found[name] = json.loads(report.read_text())
-    for load in ("low", "high"):
-        # How far the two runs lie apart is known where both are, in the folder of the first.
-        pairs = zip(*(found[name]["statistics"] for name in (load, f"{load}-2")), strict=True)
-        for first, second in pairs:
-            second["spread"] = first["spread"]
-    return found
-
-
-def summary(case: str, run: str, report: dict[str, Any], out: Path) -> dict[str, Any]:
-    meta = json.loads((out / run / "meta.json").read_text())
-    statistics = report["statistics"]
-    drafts = report["simulation"].get("measured_drafts")
-    return {
-        "case": case,
-        "run": run,
-        "requests_per_s": LOADS[load_of(run)][0],
-        "mean_abs_error": report["mean_abs_error"],
-        "mean_spread": mean(row["spread"] for row in statistics),
-        "acceptance": drafts and drafts["accepted_tokens"] / drafts["draft_tokens"],
-        "drafts": drafts,
-        "simulated_drafts": report["simulation"].get("simulated_drafts"),
-        "recorder_share": meta["recorder"]["share_of_steps"],
-        "recorder_us_per_step": meta["recorder"]["us_per_step"],
-        "mean_step_ms": 1e3 * meta["recorder"]["step_seconds"] / meta["num_steps"],
-        "statistics": {
-            f"{row['metric']} {row['statistic']}": {
-                name: round(row[name], 4)
-                for name in ("measured_ms", "simulated_ms", "error", "spread")
+def summary(case: str, engine: EngineResult, out: Path) -> list[dict[str, Any]]:
+    """Return what became of each run that was compared."""
+    rows = []
+    for replayed in engine.replays:
+        load = load_of(replayed.name)
+        result = next(each for each in engine.results if each.case.load.name == load)
+        meta = json.loads((out / replayed.name / "meta.json").read_text())
+        found = replayed.beside.to_dict()
+        drafts = found["simulation"].get("measured_drafts")
+        rows.append(
+            {
+                "case": case,
+                "run": replayed.name,
+                "requests_per_s": RATES[load],
+                "mean_abs_error": replayed.beside.mean_error,
+                "mean_abs_error_all_fitted": replayed.validation.mean_error,
+                "mean_spread": result.mean_spread,
+                "acceptance": drafts and drafts["accepted_tokens"] / drafts["draft_tokens"],
+                "drafts": drafts,
+                "simulated_drafts": found["simulation"].get("simulated_drafts"),
+                "recorder_share": meta["recorder"]["share_of_steps"],
+                "recorder_us_per_step": meta["recorder"]["us_per_step"],
+                "mean_step_ms": 1e3 * meta["recorder"]["step_seconds"] / meta["num_steps"],
+                "statistics": {
+                    f"{row['metric']} {row['statistic']}": {
+                        **{
+                            name: round(row[name], 4)
+                            for name in ("measured_ms", "simulated_ms", "error")
+                        },
+                        "spread": round(both.spread or 0.0, 4),
+                    }
+                    for row, both in zip(found["statistics"], result.statistics, strict=True)
+                },
             }
-            for row in statistics
-        },
-    }
-
-
-def print_table(rows: list[dict[str, Any]]) -> None:
-    print("\nerror of the simulation (spread of the real server's two runs around their mean), %")
-    for case in dict.fromkeys(row["case"] for row in rows):
-        mine = [row for row in rows if row["case"] == case]
-        print(f"\n{case:<14}" + "".join(f"{row['run']:>15}" for row in mine))
-        for name in mine[0]["statistics"]:
-            cells = (row["statistics"][name] for row in mine)
-            texts = (f"{100 * cell['error']:+.1f} ({100 * cell['spread']:.1f})" for cell in cells)
-            print(f"{name:<14}" + "".join(f"{text:>15}" for text in texts))
-        for name, title in (("mean_abs_error", "mean |error|"), ("mean_spread", "mean spread")):
-            print(f"{title:<14}" + "".join(f"{100 * row[name]:>15.1f}" for row in mine))
+        )
+    return rows
 
 
 def main() -> None:
@@ -213,13 +165,21 @@ def main() -> None:
     rows = []
     for case in given.cases or known:
         model, speculation = known[case]
+        subject = VllmSubject(model, PLAN, (speculation,), "cpu", stated_error=2 * TARGET)
         out = given.out / case
         if not given.compare_only:
             print(f"{case}: recording", flush=True)
-            record(out, model, speculation)
-        found = compare(out, model)
-        rows += [summary(case, run, report, out) for run, report in found.items()]
-    print_table(rows)
+            record_engine(subject, speculation, out, RATES)
+        for run in engine_runs(subject, out, RATES):
+            check_log(run)
+        profile = given.out / f"{case}-profile.yaml"
+        engine = replay_engine(subject, speculation, out, RATES, profile)
+        check_commands(out, engine, model)
+        show(*error_tables(Judgement(subject.stated_error, engine.results)))
+        rows += summary(case, engine, out)
+    for row in rows:
+        error, spread = row["mean_abs_error"], row["mean_spread"]
+        print(f"{row['case']} {row['run']}: mean |error| {error:.1%}, mean spread {spread:.1%}")
     middle = median(row["mean_abs_error"] for row in rows)
     spread = median(row["mean_spread"] for row in rows)
     print(f"\nmedian over {len(rows)} runs: |error| {middle:.2%}, real spread {spread:.2%}")

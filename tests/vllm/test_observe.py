@@ -129,8 +129,10 @@ def read() -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "requests.jsonl").read_text().splitlines()
-    return sorted(map(json.loads, lines), key=lambda row: row["queued_ts"])
+    """Return the last row of each request, in order of arrival; see `RunWriter`."""
+    rows = map(json.loads, (folder / "requests.jsonl").read_text().splitlines())
+    last = {row["request_id"]: row for row in rows}
+    return sorted(last.values(), key=lambda row: row["queued_ts"])
 
 
 def test_what_is_recorded_is_what_vllm_counts(cli: Run, server: Server) -> None:
@@ -144,7 +146,7 @@ def test_what_is_recorded_is_what_vllm_counts(cli: Run, server: Server) -> None:
     assert sum(row["input_toks"] for row in rows) == counted["vllm:prompt_tokens_total"]
     counts = [count for row in rows for _, count in row["deliveries"]]
     assert sum(counts) == sum(row["output_toks"] for row in rows)
-    assert 1 < max(counts) <= 1 + SPECULATIVE["num_speculative_tokens"]
+    assert max(counts) > 1  # and more than k + 1 where a slow front end joins deliveries
     known = [draft for row in rows for draft in row.get("accepted", ())]
     assert len(known) <= counted["vllm:spec_decode_num_drafts_total"]
     ttfts = [row["first_token_ts"] - row["queued_ts"] for row in rows]

@@ -207,14 +207,14 @@ def _take(data: bytes, now: float, answer: Answer) -> None:
         if event.get("error"):
             answer.error = one_line(f"in the stream: {_said(event)}")
             return
-        usage = event.get("usage") or {}
+        usage, metrics = (_object(event, name) for name in ("usage", "metrics"))
         for choice in event.get("choices") or ():
             count = _count(choice, usage, answer)
             if count:
                 answer.deliveries.append((now, count))
             answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
         answer.usage = usage or answer.usage
-        answer.metrics = event.get("metrics") or answer.metrics
+        answer.metrics = metrics or answer.metrics
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         answer.error = one_line(f"in the stream: an event that is not understood: {error}")
 
@@ -223,11 +223,21 @@ def _count(choice: dict[str, Any], usage: dict[str, Any], answer: Answer) -> int
     """Return how many tokens an event delivers, by the best that the server tells."""
     token_ids = choice.get("token_ids")
     if token_ids is not None:
-        answer.token_ids.extend(token_ids)
+        answer.token_ids.extend(map(int, token_ids))
         return len(token_ids)
     if "completion_tokens" in usage:  # stream_options.continuous_usage_stats
-        return int(usage["completion_tokens"]) - sum(count for _, count in answer.deliveries)
+        known = sum(count for _, count in answer.deliveries)
+        if (count := int(usage["completion_tokens"]) - known) < 0:
+            raise ValueError(f"completion_tokens = {usage['completion_tokens']} after {known}")
+        return count
     return 1 if choice.get("text") else 0
+
+
+def _object(event: dict[str, Any], name: str) -> dict[str, Any]:
+    found = event.get(name) or {}
+    if not isinstance(found, dict):
+        raise TypeError(f"{name} is no object")
+    return found
 
 
 def _message(text: str) -> str:

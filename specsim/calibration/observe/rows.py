@@ -1,6 +1,6 @@
 """What was observed of a request, as a row of the run folder."""
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ def request_row(sent: Sent, prompt: NDArray[np.int64]) -> RequestRow:
     answer = sent.answer
     times = [time for time, _ in answer.deliveries]
     queued_ms = answer.metrics.get("queue_time_ms")
+    if not isinstance(queued_ms, int | float):  # the server's word for it
+        queued_ms = None
     row: RequestRow = {
         "request_id": f"request-{sent.index}",
         "input_toks": len(prompt),
@@ -74,7 +76,7 @@ def accepted_drafts(metrics: dict[str, Any], counts: list[int]) -> list[list[int
     if not isinstance(found, dict) or not counts:
         return None
     drafted, accepted = found.get("per_step_drafted"), found.get("per_step_accepted")
-    if not isinstance(drafted, list) or not isinstance(accepted, list):
+    if not (_are_lens(drafted) and _are_lens(accepted)):
         return None
     ends = np.cumsum(counts).tolist()
     steps = list(zip(ends[:-1], counts[1:], strict=True))  # tokens before it, tokens it brought
@@ -95,3 +97,7 @@ def accepted_drafts(metrics: dict[str, Any], counts: list[int]) -> list[list[int
         [position, draft_len, accepted_len]
         for (position, _), draft_len, accepted_len in zip(steps, drafted, accepted, strict=True)
     ]
+
+
+def _are_lens(found: object) -> TypeGuard[list[int]]:
+    return isinstance(found, list) and all(isinstance(length, int) for length in found)
