@@ -17,6 +17,11 @@ def main() -> None:
             raise
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
+    except MemoryError as error:
+        if "--debug" in sys.argv:
+            raise
+        sys.stderr.write(f"error: out of memory: {error}; simulate fewer requests at a time\n")
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 

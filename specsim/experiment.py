@@ -257,6 +257,33 @@ def overridden(
     return result
 
 
+def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> None:
+    """Raise if an override of ``--set`` would be ignored.
+
+    Parameters
+    ----------
+    overrides : iterable of str
+        ``dotted.path=value``.
+    replaced : iterable of str
+        Fields that are replaced after the overrides.
+    by : str
+        What replaces them, for the error message.
+
+    Raises
+    ------
+    ConfigError
+        An override is of such a field, or of something inside it.
+    """
+    fields = list(replaced)
+    for override in overrides:
+        path = override.partition("=")[0]
+        for field in fields:
+            if f"{path}.".startswith(f"{field}."):
+                raise ConfigError(
+                    f"--set {override}: is not used, for {by} '{field}'; change it there"
+                )
+
+
 def set_field(config: dict[str, Any], path: str, value: object, source: str) -> None:
     """Replace a value of a configuration, in place.
 

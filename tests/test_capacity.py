@@ -219,6 +219,7 @@ def test_limits_that_nothing_keeps_are_said_to_be_so(cli: Run, tmp_path: Path) -
     code, out, _ = cli("capacity", "e.yaml", "--slo", "tpot:1", "--qps", 5, *options)
     assert code == 0
     assert "none" in out
+    assert "cheaper and faster" not in out
     [found] = json.loads((tmp_path / "done" / "capacity.json").read_text())["results"]
     assert (found["sustained"], found["replicas"]) == (None, None)
 
@@ -264,6 +265,8 @@ def test_of_the_front_none_is_both_cheaper_and_faster() -> None:
         (["--slo", "ttft:9", "--drive", "rate", "--set", "workload.arrivals="
           "{kind: closed_loop, concurrency: 2}"], "has no rate to be varied"),
         (["--slo", "ttft:9", "--set", "workload.arrivals={kind: burst}"], "no rate to be varied"),
+        (["--slo", "ttft:9", "--set", f"workload.num_requests={10**12}"],
+         "num_requests = 1000000000000: should be less"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_that_names_it(
@@ -274,6 +277,18 @@ def test_bad_input_is_one_line_that_names_it(
     assert (code, err.count("\n")) == (2, 1), err
     assert message in err
     assert not (tmp_path / "done").exists()
+
+
+def test_what_has_one_meaning_is_taken_as_meant(tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text("{date: 2026-11-21, source: ours, per_gpu_hour: {h100: 2}}")
+    assert Prices.load(path).date == "2026-11-21"
+
+
+def test_spaces_between_gpus_do_not_matter(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(small().to_dict()))
+    code, _, err = cli("capacity", "e.yaml", "--slo", "ttft:9", "--gpus", "h100, h100")
+    assert (code, "'h100' is given twice" in err) == (2, True), err
 
 
 def test_limits_are_read_as_milliseconds() -> None:

@@ -491,3 +491,15 @@ def test_requests_replayed_from_results_are_the_same(
         for name in ("first", "again")
     ]
     assert lens[0] == lens[1]
+
+
+def test_what_does_not_fit_into_memory_is_one_line(
+    cli: Run, experiment: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def greedy(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 7.28 TiB")
+
+    monkeypatch.setattr("specsim.simulate.simulate", greedy)
+    code, _, err = cli("run", experiment())
+    assert (code, err.count("\n")) == (2, 1)
+    assert "out of memory: Unable to allocate 7.28 TiB; simulate fewer requests" in err

@@ -286,7 +286,7 @@ class TestBadInput:
 
     def test_empty_folder(self, cli: Run) -> None:
         Path("empty").mkdir()
-        self.fails(cli, Path("empty"), "config.yaml: cannot be read")
+        self.fails(cli, Path("empty"), "holds no config.yaml, so it is not of one run")
 
     def test_missing_table(self, cli: Run, saved: Save) -> None:
         folder = saved()

@@ -281,7 +281,7 @@ BAD_SUITES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown field": ({"scenarios": {"a": {"workload.arivals.rate": 1}}}, "'a': workload: unknown"),
     "bad value": ({"scenarios": {"a": {"replicas": 0}}}, "scenario 'a': replicas = 0"),
     "through a value": ({"scenarios": {"a": {"profile.b": 0}}}, "'profile' is not a mapping"),
-    "bad name": ({"scenarios": {"<b>": {}}}, "should match pattern"),
+    "bad name": ({"scenarios": {"<b>": {}}}, "'<b>' is no name of a scenario; at most"),
     "unknown metric": ({"tolerances": {"mean_tpott_ms": 0.1}}, "did you mean 'mean_tpot_ms'?"),
     "no metric": ({"tolerances": {}}, "gates nothing"),
     "negative tolerance": ({"tolerances": {"mean_tpot_ms": -0.1}}, "greater than or equal to 0"),
@@ -321,6 +321,8 @@ def test_bad_suites_are_explained(case: str, cli: Run, suite: Callable[..., Path
         (("b.json", "suite.yaml", "--date", "2026-11-21"), "--date: cannot be used without"),
         (("b.json", "b.json", "--set", "replicas=2"), "--set: cannot be used with results"),
         (("b.json", "suite.yaml", "--junit", "./b.json"), "--junit: cannot be used on its own"),
+        (("b.json", "suite.yaml", "--junit", "./v.json"), "--junit: cannot be used with the file"),
+        (("b.json", "suite.yaml", "--set", "policy.k=2"), "every scenario sets 'policy'"),
         (("--update", "c.json", "b.json"), "CURRENT: cannot be used with --update"),
         (("--update", "c.json", "suite.yaml", "--github"), "--github: cannot be used with"),
         (("--update", "c.json", "suite.yaml", "--date", "today"), "must be a day, such as"),
@@ -330,7 +332,7 @@ def test_bad_suites_are_explained(case: str, cli: Run, suite: Callable[..., Path
 def test_bad_calls_are_explained(
     args: tuple[str, ...], message: str, cli: Run, suite: Callable[..., Path], tmp_path: Path
 ) -> None:
-    path = suite(replications=1, scenarios={"one": {}})
+    path = suite(replications=1, scenarios={"one": {"policy": "off"}})
     (tmp_path / "empty.json").write_text("")
     (tmp_path / "other.json").write_text("{}")
     (tmp_path / "cut.json").write_text(

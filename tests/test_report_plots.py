@@ -47,6 +47,9 @@ def test_plots_can_be_of_some_runs_only(folder: Path, cli: Run) -> None:
     assert Path("part/cdf.png").read_bytes()[:4] == b"\x89PNG"
     code, _, error = cli("plot", folder, "--metric", "p99_ttft")
     assert (code, "did you mean 'p99_ttft_ms'" in error) == (2, True)
+    code, _, error = cli("plot", folder, "--where", "policy")
+    assert code == 2
+    assert "expected FIELD=VALUE, such as profile=h100/llama-3.1-8b" in error
 
 
 def test_a_price_draws_latency_against_cost(study: Study, tmp_path: Path) -> None:
@@ -98,3 +101,13 @@ def test_cost_comes_from_the_price_and_the_throughput() -> None:
     assert "cost_per_mtok" not in measured(study, study.points[0])
     priced = replace(study, prices={"h100": 3.6})
     assert measured(priced, study.points[0])["cost_per_mtok"] == pytest.approx(0.5)
+
+
+def test_what_was_not_kept_is_said_to_be_so(folder: Path, tmp_path: Path) -> None:
+    from specsim.plots.study import plot_study  # noqa: PLC0415 - matplotlib takes a second
+
+    study = load_study(folder)
+    bare = replace(study, points=[replace(p, distributions={}) for p in study.points])
+    _, left_out = plot_study(bare, MEASURES[0], tmp_path, ".svg")
+    [reason] = [text for text in left_out if text.startswith("cdf: not drawn: the runs at ")]
+    assert reason.endswith(" kept no distributions")

@@ -160,7 +160,8 @@ def test_a_point_that_kills_its_process_is_named_and_the_others_go_on(
         ([{"policy": ["off"]}, {"policy": ["static"]}], {}, "'policy' is on two axes"),
         ([{"policy": ["off", "off"]}], {}, "'off' is given twice"),
         ([{"policy": ["off"], "replicas": [1, 2]}], {}, "policy 1, replicas 2"),
-        ([{"policy": "off"}], {}, "must be a list of values"),
+        ([{"policy": "off"}], {}, "yaml: axes: policy = 'off' must be a list of values"),
+        ([{"policy": "off"}], {}, "values, {linspace: .first, last, count.} or {logspace: .first"),
         ({"policy": ["off"]}, {}, "must be a list of axes"),
         ([{"replicas": {"linspace": [1, 2]}}], {}, "must be .first, last, count., three numbers"),
         ([{"replicas": {"linspace": [1, 2, 1e9]}}], {}, "a whole count from 2 to 100,000"),
@@ -178,6 +179,14 @@ def test_a_bad_sweep_is_one_line_that_names_it(
     with pytest.raises(ConfigError, match=message) as error:
         Sweep.load(path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("override", ["policy=off", "policy.k=1", "workload.arrivals.rate=3"])
+def test_an_override_of_what_an_axis_sets_is_an_error(override: str, tmp_path: Path) -> None:
+    path = sweep_file(tmp_path, AXES)
+    with pytest.raises(ConfigError, match=f"--set {override}: is not used, for an axis sets"):
+        Sweep.load(path, [override])
+    assert Sweep.load(path, ["workload.arrivals.kind=constant"]).num_points == 4
 
 
 def edited(name: str, old: str, new: str) -> Callable[[Path], None]:
@@ -203,7 +212,7 @@ def removed(name: str) -> Callable[[Path], None]:
         (edited("sweep.yaml", "llama-3.1-8b: ", "llama-3.1-8b: x"), ["--resume"], "has changed"),
         (edited("sweep.yaml", "axes", "axis"), ["--resume"], "did you mean 'axes'"),
         (removed("sweep.yaml"), ["--resume"], "holds points of no sweep"),
-        (edited("points/00001.json", "{", ""), ["--resume"], "00001.json: line 1: not JSON"),
+        (edited("points/00001.json", "{", ""), ["--resume"], "remove the file and --resume"),
         (edited("points/00001.json", '"point": 1', '"point": 2'), ["--resume"], "of point 1"),
         (None, ["--ray-address", "x"], "--ray-address is used by --backend ray only"),
     ],

@@ -1,9 +1,10 @@
 """Prices: what an hour of a GPU costs, from a dated table."""
 
+import datetime
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from specsim.errors import ConfigError
 from specsim.settings import Settings, load_mapping, validated
@@ -22,6 +23,12 @@ class Prices(Settings):
     currency: str = Field(default="USD", min_length=1)
     per_gpu_hour: dict[str, Annotated[float, Field(gt=0)]]
     """By GPU, named as in ``profiles/<gpu>.yaml``."""
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _as_text(cls, date: Any) -> Any:
+        # Without quotes, 2026-11-21 is a date to YAML.
+        return date.isoformat() if isinstance(date, datetime.date) else date
 
     @classmethod
     def load(cls, path: Path | None) -> Self:

@@ -67,7 +67,9 @@ def capacity(
     replications: Annotated[int, typer.Option(min=1, help="Runs of each load.")] = 3,
     num_requests: Annotated[
         int | None,
-        typer.Option(min=50, help="Requests per run; by default the experiment's, or 1000."),
+        typer.Option(
+            min=50, max=100_000_000, help="Requests per run; by default the experiment's, or 1000."
+        ),
     ] = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Processes; the results do not depend on them.")
@@ -118,7 +120,8 @@ def capacity(
         parsed = parse_policies(policies)
         chosen = {label: parsed[label] for label in policies}
     table = Prices.load(prices)
-    hardware = find_hardware(experiment, [] if gpus is None else gpus.split(","))
+    names = [] if gpus is None else [name.strip() for name in gpus.split(",")]
+    hardware = find_hardware(experiment, names)
     choices = Choices(hardware, chosen, table)
     with results_folder(out) as folder:
         with progress("simulations", None) as on_progress:

@@ -80,6 +80,8 @@ def gate(
     inputs = {baseline.resolve(), current.resolve()}
     for option, path in (("--json", json_out), ("--junit", junit)):
         _refuse({option: path if path and path.resolve() in inputs else None}, "on its own input")
+    is_shared = json_out and junit and json_out.resolve() == junit.resolve()
+    _refuse({"--junit": junit if is_shared else None}, "with the file of --json; name another")
     before = GateResults.load(baseline)
     with ExitStack() as stack:
         json_file, junit_file = (

@@ -75,6 +75,11 @@ def load_folder(path: Path) -> ResultsFolder:
     """
     if not path.is_dir():
         raise ConfigError(f"{path}: is not a folder; give one that `specsim run --out` wrote")
+    if not (path / "config.yaml").is_file():
+        raise ConfigError(
+            f"{path}: holds no config.yaml, so it is not of one run; give a folder that `specsim "
+            "run --out` wrote, or one of the folders that `specsim compare --out` made"
+        )
     experiment = Experiment.load(path / "config.yaml")
     summary = load_mapping(path / "summary.json", ConfigError)
     own = summary.get("specsim")

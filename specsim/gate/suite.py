@@ -1,18 +1,29 @@
 """Suite: the scenarios that a gate runs, as one YAML file, and how much worse they may get."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from specsim.errors import ConfigError
-from specsim.experiment import Experiment, overridden, set_field
+from specsim.experiment import Experiment, check_used, overridden, set_field
 from specsim.settings import Settings, load_mapping, nearest, validated
 
 __all__ = ["METRICS", "Name", "Suite", "Tolerances", "parse_tolerances", "tolerances_of"]
 
-Name = Annotated[str, Field(pattern=r"^[\w][\w .,=/+-]*$", max_length=80)]
+
+def _named(text: str) -> str:
+    if not re.fullmatch(r"\w[\w .,=/+-]{0,79}", text):
+        raise ValueError(
+            f"'{text}' is no name of a scenario; at most 80 letters, digits, spaces and _.,=/+-, "
+            "the first a letter or digit"
+        )
+    return text
+
+
+Name = Annotated[str, AfterValidator(_named)]
 """Of a scenario: fit for XML, for annotations and for a table."""
 
 Tolerances = dict[str, Annotated[float, Field(ge=0, lt=10)]]
@@ -102,7 +113,8 @@ class Suite(Settings):
         Raises
         ------
         ConfigError
-            The file cannot be read, or a scenario is no valid experiment.
+            The file cannot be read, a scenario is no valid experiment, or an override is of what
+            every scenario replaces.
         """
         data = load_mapping(path, ConfigError)
         if "workload" in data:
@@ -111,6 +123,9 @@ class Suite(Settings):
             data["base"] = load_mapping(path.parent / data["base"], ConfigError)
         with validated(str(path), ConfigError):
             suite = cls.model_validate(data)
+        overrides = list(overrides)
+        replaced = set.intersection(*(set(changes) for changes in suite.scenarios.values()))
+        check_used(overrides, sorted(replaced), "every scenario sets")
         suite = suite.model_copy(update={"base": overridden(suite.base, overrides)})
         for name in suite.scenarios:
             suite.experiment(name, str(path))

@@ -21,8 +21,10 @@ def capacity_tables(capacity: Capacity, name: str) -> list[Table]:
     Returns
     -------
     list of rich.table.Table
+        The front is left out if no load that has a price is sustained.
     """
-    return [_sustained(capacity, name), _front(capacity)]
+    fronts = [_front(capacity)] if capacity.front else []
+    return [_sustained(capacity, name), *fronts]
 
 
 def _sustained(capacity: Capacity, name: str) -> Table:

@@ -89,7 +89,9 @@ def restricted(study: Study, choices: list[str]) -> tuple[Study, list[str]]:
 def _parsed(study: Study, choice: str) -> tuple[int, int]:
     field, equals, label = choice.partition("=")
     if not equals:
-        raise ConfigError(f"--where {choice}: expected FIELD=VALUE, such as {study.axes[0].field}=")
+        axis = study.axes[0]
+        example = f"{axis.field}={axis.labels[0]}"
+        raise ConfigError(f"--where {choice}: expected FIELD=VALUE, such as {example}")
     fields = [axis.field for axis in study.axes]
     if field not in fields:
         raise ConfigError(f"--where {choice}: no axis '{field}'; {nearest(field, fields)}")

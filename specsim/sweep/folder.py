@@ -235,7 +235,10 @@ def _check_same(found: Sweep, wanted: Sweep, plan: Path) -> None:
 
 
 def _record(path: Path, number: int) -> dict[str, Any]:
-    record = load_mapping(path, ConfigError)
+    try:
+        record = load_mapping(path, ConfigError)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; remove the file and --resume") from error
     missing = {"axes", "labels", "replication", "seed", "error", "metrics"} - set(record)
     if record.get("point") != number or missing:
         raise ConfigError(f"{path}: is not the record of point {number}; remove it and --resume")

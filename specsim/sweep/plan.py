@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from specsim.errors import ConfigError
-from specsim.experiment import Experiment, overridden, set_field
+from specsim.experiment import Experiment, check_used, overridden, set_field
 from specsim.settings import Settings, load_mapping, validated
 from specsim.sweep.labels import labels
 
@@ -125,13 +125,16 @@ class Sweep(Settings):
         Raises
         ------
         ConfigError
-            The file cannot be read, the grid is empty, or an axis sets what no experiment has.
+            The file cannot be read, the grid is empty, an axis sets what no experiment has, or an
+            override is of what an axis sets.
         """
         data = load_mapping(path, ConfigError)
         if isinstance(data.get("base"), str):
             data["base"] = load_mapping(path.parent / data["base"], ConfigError)
         with validated(str(path), ConfigError):
             sweep = cls.model_validate(data)
+        overrides = list(overrides)
+        check_used(overrides, (field for axis in sweep.axes for field in axis), "an axis sets")
         sweep = sweep.model_copy(update={"base": overridden(sweep.base, overrides)})
         sweep.check(str(path))
         return sweep
@@ -244,14 +247,14 @@ def _values(field: str, given: object) -> list[Any]:
         return _spaced(field, str(kind), given[kind])
     if not isinstance(given, list):
         raise ValueError(  # noqa: TRY004 - what pydantic explains
-            f"axes: {field} = {given!r} must be a list of values, {{linspace: [first, last, "
-            "count]}} or {{logspace: [first, last, count]}}"
+            f"{field} = {given!r} must be a list of values, {{linspace: [first, last, count]}} "
+            "or {logspace: [first, last, count]}"
         )
     if not given:
-        raise ValueError(f"axes: '{field}' has no value, so the grid is empty; give at least one")
+        raise ValueError(f"'{field}' has no value, so the grid is empty; give at least one")
     for place, value in enumerate(given):
         if value in given[:place]:
-            raise ValueError(f"axes: {field} = {value!r} is given twice; leave it out once")
+            raise ValueError(f"{field} = {value!r} is given twice; leave it out once")
     if all(isinstance(value, bool) for value in given):
         return given
     # An unquoted off is the boolean False in YAML 1.1.
@@ -259,7 +262,7 @@ def _values(field: str, given: object) -> list[Any]:
 
 
 def _spaced(field: str, kind: str, ends: object) -> list[Any]:
-    rule = f"axes: {field} = {{{kind}: {ends}}}: must be [first, last, count]"
+    rule = f"{field} = {{{kind}: {ends}}}: must be [first, last, count]"
     if not isinstance(ends, list) or len(ends) != 3 or not all(map(_is_number, ends)):
         raise ValueError(f"{rule}, three numbers")
     first, last, count = ends

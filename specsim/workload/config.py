@@ -22,7 +22,7 @@ class WorkloadConfig(Settings):
     arrivals: Annotated[Arrivals, ARRIVALS]
     lengths: Annotated[Lengths, LENGTHS] | None = None
     """May be left out where a recorded trace provides them."""
-    num_requests: int | None = Field(default=None, ge=1)
+    num_requests: int | None = Field(default=None, ge=1, le=100_000_000)
     """Number of requests; of a trace, the first so many."""
     duration: float | None = Field(default=None, gt=0)
     """Seconds during which requests arrive."""

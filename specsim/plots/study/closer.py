@@ -29,7 +29,7 @@ def _without(part: str, drawing: Drawing) -> str | None:
     cells = drawing.closer.values()
     if any(getattr(point, part) for cell in cells for point in cell):
         return None
-    return f"no {part} was kept of the runs at {drawing.closer_title}"
+    return f"the runs at {drawing.closer_title} kept no {part}"
 
 
 def _quantiles(cell: list[Point], name: str) -> NDArray[np.float64] | None:
