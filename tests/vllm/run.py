@@ -9,8 +9,8 @@ here. The runs of each case, one engine, take turns (`specsim.calibration.vllm_p
 machine that others use drifts by 10 % and more within a minute, so each run that is compared is
 replayed with a profile fitted to the two runs right before and after it. The profile has seen
 nothing of it, nor of its requests. Fails if a log is not complete, or if the median over the
-compared runs of the mean |error| of 15 statistics is neither below 5 % nor below what the real
-server's own two runs differ by: a machine that others use too can be no better known than it knows
+compared runs of the mean |error| of 15 statistics is neither below 5 % nor below how far the
+real server's own two runs lie from their mean: a machine that others use too can be no better known than it knows
 itself.
 """
 
@@ -186,8 +186,8 @@ def main() -> None:
     (given.out / "result.json").write_text(json.dumps(rows, indent=1) + "\n")
     expect(
         middle < max(TARGET, spread),
-        f"the median error {middle:.2%} is neither below {TARGET:.0%} nor below the {spread:.2%} by "
-        "which the real runs lie from their mean",
+        f"the median error {middle:.2%} is neither below {TARGET:.0%} nor below the {spread:.2%} "
+        "by which the real runs lie from their mean",
     )
 
 
