@@ -10,8 +10,8 @@ machine that others use drifts by 10 % and more within a minute, so each run tha
 replayed with a profile fitted to the two runs right before and after it. The profile has seen
 nothing of it, nor of its requests. Fails if a log is not complete, or if the median over the
 compared runs of the mean |error| of 15 statistics is neither below 5 % nor below how far the
-real server's own two runs lie from their mean: a machine that others use too can be no better known than it knows
-itself.
+real server's own two runs lie from their mean: a machine that others use too can be no better
+known than it knows itself.
 """
 
 import argparse
