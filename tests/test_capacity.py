@@ -214,11 +214,14 @@ def test_clients_may_be_counted_in_place_of_a_rate(cli: Run, tmp_path: Path) -> 
 
 
 def test_limits_that_nothing_keeps_are_said_to_be_so(cli: Run, tmp_path: Path) -> None:
-    (tmp_path / "e.yaml").write_text(yaml.safe_dump(small().to_dict()))
+    experiment = {**small().to_dict(), "replicas": 4, "policy": {"kind": "static", "k": 3}}
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(experiment))
     options = ("--replications", 1, "--num-requests", 50, "--workers", 1, "--out", "done")
-    code, out, _ = cli("capacity", "e.yaml", "--slo", "tpot:1", "--qps", 5, *options)
+    code, out, err = cli("capacity", "e.yaml", "--slo", "tpot:1", "--qps", 5, *options)
     assert code == 0
     assert "none" in out
+    assert "h100 static:k=3: keeps the limits at no load that was tried" in err
+    assert "replicas = 4 of the experiment is not used" in err
     assert "cheaper and faster" not in out
     [found] = json.loads((tmp_path / "done" / "capacity.json").read_text())["results"]
     assert (found["sustained"], found["replicas"]) == (None, None)

@@ -114,7 +114,13 @@ def find_capacity(
     with ExitStack() as resources:
         run_all = map if workers == 1 else resources.enter_context(worker_pool(workers)).map
         found = _search(candidates, _Runner(run_all, on_progress), choices.prices)
-    return Capacity(experiment, goal, choices.prices, found, _notes(found, choices.prices))
+    notes = _notes(found, choices.prices)
+    if experiment.replicas > 1:
+        notes.append(
+            f"replicas = {experiment.replicas} of the experiment is not used: one replica is "
+            "searched, and for --qps they are counted"
+        )
+    return Capacity(experiment, goal, choices.prices, found, notes)
 
 
 def _driven(experiment: Experiment, goal: Goal) -> Experiment:
@@ -200,6 +206,12 @@ def _notes(found: list[Found], prices: Prices) -> list[str]:
         notes.append(
             f"{', '.join(short)}: runs were too short to tell whether more is sustained; raise "
             "--num-requests"
+        )
+    hopeless = [f"{f.hardware.label} {f.policy}" for f in found if f.at_capacity is None]
+    if hopeless:
+        notes.append(
+            f"{', '.join(hopeless)}: keeps the limits at no load that was tried; raise them or "
+            "lower --attainment"
         )
     endless = [f"{f.hardware.label} {f.policy}" for f in found if f.bracket.exceeded is None]
     if endless:

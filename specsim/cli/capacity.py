@@ -98,6 +98,7 @@ def capacity(
     from specsim.errors import ConfigError
     from specsim.experiment import Experiment
     from specsim.render.capacity import capacity_tables
+    from specsim.sweep.labels import labels
 
     experiment = Experiment.load(config, all_overrides(overrides, seed))
     limits = experiment.slo if slo is None else parse_slo(slo)
@@ -115,7 +116,9 @@ def capacity(
     count = num_requests or experiment.workload.num_requests or _NUM_REQUESTS
     is_closed = drive is Drive.CONCURRENCY
     goal = Goal(limits, attainment, tolerance, is_closed, qps, replications, count)
-    chosen = {experiment.effective_policy.kind: experiment.effective_policy}
+    own = experiment.effective_policy
+    [label] = labels([own.model_dump(mode="json", exclude_defaults=True) | {"kind": own.kind}])
+    chosen = {label: own}
     if policies:
         parsed = parse_policies(policies)
         chosen = {label: parsed[label] for label in policies}
