@@ -1,10 +1,15 @@
 """An engine whose costs are known, because it is a simulation: what it would have recorded."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from specsim.calibration.run_writer import RequestRow, StepRow
+from specsim.engine.incidents import Slowdown
+from specsim.experiment import Experiment
 from specsim.profile import Profile
-from specsim.simulate import Run
+from specsim.request import Request
+from specsim.simulate import Run, simulate
 from specsim.summary import Summary
 
 TRUTH = Profile.model_validate(
@@ -29,29 +34,40 @@ TRUTH = Profile.model_validate(
 )
 
 
-def slower(profile: Profile, factor: float) -> Profile:
-    """A profile in which everything takes so many times as long."""
+@dataclass(frozen=True)
+class Host:
+    """A machine that does not always have the same speed."""
 
-    def scaled(value: object, name: str = "") -> object:
-        if isinstance(value, dict):
-            return {key: scaled(each, key) for key, each in value.items()}
-        is_time = name.rpartition("_")[2] in {"ns", "us", "ms"}
-        return value * factor if is_time and isinstance(value, float | int) else value
+    factors: tuple[float, ...] = (1.0,)
+    """How many times as long as usual everything takes, in turn for half a second each."""
+    tells: bool = True
+    """Whether probes show it."""
 
-    given = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    return Profile.model_validate(scaled(given))
+    def run(self, experiment: Experiment, requests: list[Request]) -> Run:
+        """Serve on it; policies are not told."""
+        slowdowns = (
+            Slowdown(replica=0, at=half / 2, until=(half + 1) / 2, factor=self.factor(half / 2))
+            for half in range(400)
+        )
+        there = experiment.model_copy(update={"incidents": tuple(slowdowns)})
+        return simulate(there, requests=requests, profile=TRUTH)
+
+    def factor(self, at: float) -> float:
+        """At some instant."""
+        return self.factors[int(2 * at) % len(self.factors)]
+
+    def probes(self, until: float) -> list[tuple[float, float]]:
+        """From the start on, fifty a second, that usually take 4 ms."""
+        instants = [number / 50 for number in range(int(50 * until) + 1)]
+        return [(at, 0.004 * (self.factor(at) if self.tells else 1.0)) for at in instants]
 
 
-def request_rows(run: Run, factor: float = 1.0) -> list[RequestRow]:
-    """The requests of a simulated run in which everything takes so many times as long."""
+def request_rows(run: Run) -> list[RequestRow]:
+    """The requests of a simulated run."""
     [records] = run.replicas
     rows: list[RequestRow] = []
     for row in Summary(run).tables.requests:
         arrived_at = float(row["arrived_at"])
-        first, last = (
-            arrived_at + factor * float(row[name] - arrived_at)
-            for name in ("first_token_at", "ended_at")
-        )
         mine = records.delivered_to == row["request"]
         lens = records.delivered_lens[mine]
         before = (np.cumsum(lens) - lens).tolist()
@@ -66,21 +82,21 @@ def request_rows(run: Run, factor: float = 1.0) -> list[RequestRow]:
                 "arrival_time": arrived_at,
                 "queued_ts": arrived_at,
                 "scheduled_ts": arrived_at,
-                "first_token_ts": first,
-                "last_token_ts": last,
+                "first_token_ts": float(row["first_token_at"]),
+                "last_token_ts": float(row["ended_at"]),
                 "accepted": [row for row in zip(before, *drafts, strict=True) if row[1]],
             }
         )
     return rows
 
 
-def step_rows(run: Run, factor: float = 1.0) -> list[StepRow]:
+def step_rows(run: Run) -> list[StepRow]:
     """The steps of such a run."""
     [records] = run.replicas
     return [
         {
             "started_at": float(step["scheduled_at"]),
-            "seconds": factor * float(step["ended_at"] - step["scheduled_at"]),
+            "seconds": float(step["ended_at"] - step["scheduled_at"]),
             "context_tokens": int(step["context_tokens"]),
             "batched_tokens": int(step["batched_tokens"]),
             "num_requests": int(step["num_requests"]),

@@ -305,7 +305,7 @@ def test_merging_replicas_changes_nothing_where_nobody_moved(
         ({"kind": "failure", "replica": 0, "at": 1, "factor": 2}, "unknown field 'factor'"),
         ({"kind": "failure", "replica": 0, "at": float("nan")}, "finite number"),
         ({"kind": "slowdown", "replica": 0, "at": 1}, "factor' is missing"),
-        ({"kind": "slowdown", "replica": 0, "at": 1, "factor": 1}, "greater than 1"),
+        ({"kind": "slowdown", "replica": 0, "at": 1, "factor": 0}, "greater than 0"),
         ({"kind": "slowdown", "replica": 0, "at": 1, "factor": 1e99}, "less than or equal to"),
         ({"kind": "slowdown", "replica": 1, "at": 3, "factor": 2}, "replica 1 overlap: failure"),
     ],

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 ROWS = [
-    "errors version resources atomic settings families columns model_config rng request step "
-    "draft_luck",
+    "errors version resources atomic settings families columns host_speed model_config rng "
+    "request step draft_luck",
     "workload acceptance hardware latency profile lookup proposers policies routing",
     "engine results",
     "experiment deployment roofline_profile drafting simulate summary "

@@ -7,12 +7,10 @@ import numpy as np
 
 from specsim.calibration.fitting import Costs, Medians
 from specsim.calibration.served import CalibratedEngine, Spans
-from specsim.latency.base import LatencyModel
-from specsim.latency.tabulated import Table, Tabulated
 from specsim.profile import Overhead, Profile
 from specsim.profile_fit import robust_fit
 
-__all__ = ["at_speed", "make_profile", "with_overhead", "with_status"]
+__all__ = ["make_profile", "with_overhead", "with_status"]
 
 
 def make_profile(
@@ -97,51 +95,3 @@ def with_status(profile: Profile, *, is_validated: bool, stated_error: float) ->
     }
     provenance = profile.provenance.model_copy(update=update)
     return profile.model_copy(update={"provenance": provenance})
-
-
-def at_speed(profile: Profile, factor: float) -> Profile:
-    """Return the profile of a machine on which everything takes so many times as long.
-
-    Parameters
-    ----------
-    profile : Profile
-        From `make_profile`.
-    factor : float
-
-    Returns
-    -------
-    Profile
-    """
-    target, overhead = profile.target, profile.overhead
-    assert isinstance(target, Tabulated)
-    drafts = {
-        name: cost.model_copy(
-            update={
-                "latency": _slower(cost.latency, factor),
-                "token_us": cost.token_us * factor,
-            }
-        )
-        for name, cost in profile.drafts.items()
-    }
-    slower = {"step_ms": overhead.step_ms * factor, "request_us": overhead.request_us * factor}
-    return profile.model_copy(
-        update={
-            "target": _slower(target, factor),
-            "drafts": drafts,
-            "overhead": overhead.model_copy(update=slower),
-        }
-    )
-
-
-def _slower(latency: LatencyModel | None, factor: float) -> Tabulated:
-    assert isinstance(latency, Tabulated)
-    tables = {
-        name: Table(
-            context_tokens=table.context_tokens,
-            batched_tokens=table.batched_tokens,
-            times_ms=tuple(tuple(time * factor for time in row) for row in table.times_ms),
-        )
-        for name in ("decode", "mixed")
-        if (table := getattr(latency, name)) is not None
-    }
-    return Tabulated(**tables)

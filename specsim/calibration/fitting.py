@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from specsim.calibration.grid import GridPoint, Sample
 from specsim.errors import ProfileError
+from specsim.host_speed import HostSpeed
 from specsim.latency.tabulated import Table, Tabulated
 from specsim.profile import DraftCost
 from specsim.profile_fit import robust_fit
@@ -42,7 +43,7 @@ class Medians:
     levels: NDArray[np.float64]
     """How long all points together took in each round, shape (rounds,); about 1."""
     probe_seconds: float
-    """Mean of the probes between the points; 0 without."""
+    """Mean of the probes of the machine's speed; 0 without. The medians are at that speed."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,15 @@ def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
     tables = np.array(
         [[sample[1:] for sample in sorted(each, key=lambda s: s.point)] for each in rounds]
     )
-    # How fast the machine was in each round, by all points together: taken out before the medians,
-    # which settle how the points compare. A round that took twice as long as others was disturbed.
+    probed_at, probes = tables[:, :, 2].ravel(), tables[:, :, 3].ravel()
+    mean_probe = float(probes.mean())
+    if mean_probe:
+        speed = HostSpeed.of(zip(probed_at, probes, strict=True))
+        slowness = speed.slowness(probed_at, mean_probe)
+        tables[:, :, :2] /= slowness.reshape(len(rounds), -1, 1)
+    # How fast the machine was in each round beyond what probes say, by all points together: taken
+    # out before the medians, which settle how the points compare. A round that took twice as long
+    # as others was disturbed.
     times = tables[:, :, :2]
     levels = np.median((times / np.median(times, axis=0)).reshape(len(rounds), -1), axis=1)
     middle = np.median(times / levels[:, None, None], axis=0)
@@ -92,7 +100,7 @@ def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
     middle *= np.sum(times * usual, axis=(0, 1)) / np.sum(middle * usual, axis=(0, 1))
     halves = [half for half in np.array_split(levels, 2) if len(half)]
     drift = float(halves[-1].mean() / halves[0].mean() - 1)
-    return Medians(points, middle[:, 0], middle[:, 1], drift, levels, float(tables[:, :, 2].mean()))
+    return Medians(points, middle[:, 0], middle[:, 1], drift, levels, mean_probe)
 
 
 def fit_costs(measured: Medians) -> Costs:

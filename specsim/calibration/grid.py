@@ -40,8 +40,10 @@ class Sample(NamedTuple):
     point: GridPoint
     target_seconds: float
     draft_seconds: float
+    probed_at: float = 0.0
+    """When the machine's speed was probed, shortly before, on one clock for all samples."""
     probe_seconds: float = 0.0
-    """Of the same small piece of work as in `Served.probes`, done shortly before; 0 without."""
+    """How long that took; 0 if it was not."""
 
 
 @dataclass(frozen=True)

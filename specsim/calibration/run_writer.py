@@ -17,6 +17,7 @@ from specsim.version import __version__
 __all__ = ["RequestRow", "RunWriter", "StepRow", "add_repetition"]
 
 _REQUESTS, _STEPS, _META = "requests.jsonl", "steps.jsonl", "meta.json"
+_HOST_SPEED = "host_speed.jsonl"
 
 
 class RequestRow(TypedDict):
@@ -123,6 +124,22 @@ class RunWriter:
             for name, value in row.items()
         ]
         self._write(_STEPS, f"{{{','.join(texts)}}}\n")
+
+    def add_probe(self, at: float, seconds: float) -> None:
+        """Write how long a probe of the machine's speed took; see `specsim.host_speed`.
+
+        Parameters
+        ----------
+        at : float
+            On the clock of the steps.
+        seconds : float
+
+        Raises
+        ------
+        ConfigError
+            It cannot be written.
+        """
+        self._write(_HOST_SPEED, f'{{"at":{at!r},"seconds":{seconds!r}}}\n')
 
     def _list_text(self, name: str, values: list[int]) -> str:
         """From one decode step to the next most lists stay as they are."""

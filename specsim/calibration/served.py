@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from specsim.calibration.grid import GridPoint, Sample
 from specsim.calibration.run_writer import RequestRow, RunWriter, StepRow
 from specsim.experiment import Experiment
+from specsim.host_speed import HostSpeed
 from specsim.profile import Profile
 from specsim.request import Request
 
@@ -31,9 +34,37 @@ class Served:
     requests: list[RequestRow] = field(default_factory=list)
     steps: list[StepRow] = field(default_factory=list)
     spans: list[Spans] = field(default_factory=list)
-    probes: list[float] = field(default_factory=list)
-    """Seconds of one and the same small piece of work, done now and then while the run's clock
-    stood still: how fast the machine was meanwhile. Empty if the engine does none."""
+    probes: list[tuple[float, float]] = field(default_factory=list)
+    """When the machine's speed was probed, the run's clock standing still, and how long that took,
+    seconds; empty if the engine does not probe."""
+
+    @property
+    def host_speed(self) -> HostSpeed | None:
+        """What the probes say; None without."""
+        return HostSpeed.of(self.probes) if self.probes else None
+
+    def spans_at_usual_speed(self, usual: float) -> list[Spans]:
+        """Return the spans as they would have been on the usual machine.
+
+        Parameters
+        ----------
+        usual : float, seconds
+            What a probe takes there.
+
+        Returns
+        -------
+        list of Spans
+        """
+        speed = self.host_speed
+        if speed is None:
+            return self.spans
+        middles = np.array([step["started_at"] + step["seconds"] / 2 for step in self.steps])
+        return [
+            Spans(each.num_requests, *(seconds / slowness for seconds in each[1:]))
+            for each, slowness in zip(
+                self.spans, speed.slowness(middles, usual).tolist(), strict=True
+            )
+        ]
 
     def write(self, folder: Path, meta: dict[str, Any]) -> None:
         """Write the run's folder; see `RunWriter`.
@@ -48,6 +79,8 @@ class Served:
                 writer.add_request(request)
             for step in self.steps:
                 writer.add_step(step)
+            for at, seconds in self.probes:
+                writer.add_probe(at, seconds)
 
 
 class CalibratedEngine(Protocol):

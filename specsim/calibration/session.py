@@ -14,6 +14,7 @@ from specsim.calibration.grid import Sample
 from specsim.calibration.plan import Plan
 from specsim.calibration.run_writer import add_repetition
 from specsim.calibration.served import CalibratedEngine, Served
+from specsim.host_speed import HostSpeed
 from specsim.profile import Profile
 
 __all__ = ["Session", "Subject"]
@@ -52,8 +53,8 @@ class Session:
         self._rounds: list[list[Sample]] = []
         self.profiling: list[tuple[Case, Served]] = []
         """Runs for what a grid does not show: overhead, and how often drafts are accepted."""
-        self._probes: dict[str, list[float]] = {}
-        """Per case, the mean probe of each repetition, seconds."""
+        self._speeds: dict[str, list[HostSpeed]] = {}
+        """Per case, of each repetition, if it was probed."""
 
     def measure_grid(self) -> None:
         """Warm the engine up and measure the first rounds."""
@@ -78,7 +79,10 @@ class Session:
         profile = make_profile(
             subject.engine, measured, costs, model=subject.model, gpu=subject.gpu
         )
-        spans = [each for _, served in self.profiling for each in served.spans]
+        usual = measured.probe_seconds
+        spans = [
+            each for _, served in self.profiling for each in served.spans_at_usual_speed(usual)
+        ]
         if spans:
             profile = with_overhead(profile, spans)
         return with_status(profile, is_validated=False, stated_error=subject.stated_error)
@@ -112,15 +116,14 @@ class Session:
                     case.experiment, profile, case.requests, is_synthetic=case.is_synthetic
                 )
                 self._write(case, served, is_first=number == 0)
-                if served.probes:
-                    mean = sum(served.probes) / len(served.probes)
-                    self._probes.setdefault(case.name, []).append(mean)
+                if (speed := served.host_speed) is not None:
+                    self._speeds.setdefault(case.name, []).append(speed)
                 if place % plan.cases_per_round == 0:
                     self._measure_round()
             tell(f"repetition {number + 1} of {plan.repetitions} done")
 
-    def slowness(self, case: Case) -> list[float]:
-        """Return how slow the machine was in each repetition, by its probes.
+    def speeds(self, case: Case) -> list[HostSpeed]:
+        """Return how fast the machine was in each repetition; empty if the engine does not probe.
 
         Parameters
         ----------
@@ -128,14 +131,10 @@ class Session:
 
         Returns
         -------
-        list of float
-            As a multiple of its mean while the grid was measured; all 1 where the engine does not
-            probe.
+        list of HostSpeed
+            On the clock of the run, which is the experiment's.
         """
-        usual = self.measured.probe_seconds
-        if not usual:
-            return [1.0] * self._subject.plan.repetitions
-        return [mean / usual for mean in self._probes[case.name]]
+        return self._speeds.get(case.name, [])
 
     def run_folder(self, case: Case) -> Path:
         """Return where the runs of a case are."""

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from specsim.atomic import new_file
+from specsim.calibration.at_speed import at_speed
 from specsim.calibration.cases import Case, acceptance_rates, capacity, make_case
-from specsim.calibration.fitted_profile import at_speed, with_status
+from specsim.calibration.fitted_profile import with_status
 from specsim.calibration.fitting import Medians
 from specsim.calibration.folder import check_folder, write_json, write_profile
 from specsim.calibration.plan import Plan
@@ -17,7 +18,10 @@ from specsim.calibration.results import CaseResult, Judgement
 from specsim.calibration.served import Served
 from specsim.calibration.session import Session, Subject
 from specsim.deployment import Deployment
+from specsim.experiment import Experiment
+from specsim.host_speed import HostSpeed
 from specsim.profile import Profile
+from specsim.request import Request
 from specsim.simulate import simulate
 from specsim.step import StepLoad
 from specsim.summary import Summary
@@ -96,7 +100,9 @@ def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
         (row for _, served in session.profiling for row in served.requests), plan.max_draft_len
     )
     cases = _cases(plan, rates, accepted)
-    lasts = plan.repetitions * sum(_simulated(case, first).ended_at.max() for case in cases)
+    lasts = plan.repetitions * sum(
+        _simulated(case.experiment, case.requests, first).ended_at.max() for case in cases
+    )
     tell(
         f"without speculation it serves {full:.1f} requests/s when it is never idle; now "
         f"{len(cases)} cases, {plan.repetitions} times each: {lasts / 60:.1f} minutes"
@@ -120,19 +126,7 @@ def _judged(
 ) -> Calibration:
     """Simulate every case by all that was measured meanwhile, and compare."""
     profile = session.profile()
-    results = []
-    for case in cases:
-        slowness = session.slowness(case)
-        runs = load_run(session.run_folder(case)).runs
-        results.append(
-            CaseResult.of(
-                case,
-                runs,
-                [_simulated(case, profile)] * len(runs),
-                slowness,
-                [_simulated(case, at_speed(profile, factor)) for factor in slowness],
-            )
-        )
+    results = [_compared(session, case, profile) for case in cases]
     found = Calibration(
         profile=profile,
         measured=session.measured,
@@ -146,6 +140,18 @@ def _judged(
         profile, is_validated=found.is_validated, stated_error=subject.stated_error
     )
     return found
+
+
+def _compared(session: Session, case: Case, profile: Profile) -> CaseResult:
+    runs = load_run(session.run_folder(case)).runs
+    untold = [_simulated(case.experiment, case.requests, profile)] * len(runs)
+    speeds, usual = session.speeds(case), session.measured.probe_seconds
+    told = [
+        _simulated(at_speed(case.experiment, speed, usual, 0.0), case.requests, profile)
+        for speed in speeds
+    ]
+    slowness = [HostSpeed.usual([speed]) / usual for speed in speeds]
+    return CaseResult.of(case, runs, untold, slowness, told or untold)
 
 
 def _cases(plan: Plan, rates: dict[str, float], accepted: list[float]) -> list[Case]:
@@ -179,10 +185,8 @@ def _in_situ(case: Case, served: Served, profile: Profile) -> float:
     return predicted / sum(row["seconds"] for row in served.steps)
 
 
-def _simulated(case: Case, profile: Profile) -> Measured:
-    tables = Summary(
-        simulate(case.experiment, requests=case.requests, profile=profile)
-    ).tables.requests
+def _simulated(experiment: Experiment, requests: list[Request], profile: Profile) -> Measured:
+    tables = Summary(simulate(experiment, requests=requests, profile=profile)).tables.requests
     return Measured(
         arrived_at=tables["arrived_at"],
         first_token_at=tables["first_token_at"],

@@ -11,7 +11,6 @@ vLLM's; what is recorded is read from what its public methods take and return (v
 import atexit
 import logging
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from specsim.calibration.clock import Clock
 from specsim.calibration.vllm_meta import run_meta
 from specsim.calibration.vllm_recorder import Recorder
 from specsim.errors import ConfigError
@@ -44,11 +44,14 @@ class _Recording:
 
     recorder: Recorder | None
     """None once recording has failed: a server must not fall with its recorder."""
+    clock: Clock
+    """Of all that is recorded; may be replaced before a run."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         folder = _folder(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
         self._meta = run_meta(vllm_config, vllm.__version__)
+        self.clock = Clock()
         self.recorder = None
         self.start_run(folder)
         atexit.register(self.stop_run)  # an offline engine may end without a shutdown
@@ -68,7 +71,9 @@ class _Recording:
         self.stop_run()
         is_async = isinstance(self, AsyncScheduler)
         has_tokens = os.environ.get(TOKENS_VARIABLE) == "1"
-        self.recorder = Recorder(folder, self._meta, is_async=is_async, has_tokens=has_tokens)
+        self.recorder = Recorder(
+            folder, self._meta, is_async=is_async, has_tokens=has_tokens, clock=self.clock
+        )
 
     def add_request(self, request: Any) -> None:
         super().add_request(request)  # type: ignore[misc]
@@ -76,7 +81,7 @@ class _Recording:
             self._guard(self.recorder.arrived, request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        now = time.monotonic()
+        now = self.clock.now()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         if self.recorder is not None:
             self._guard(self.recorder.scheduled, self, output, now)

@@ -10,7 +10,7 @@ from typing import Any
 from specsim.calibration.plan import Load
 from specsim.calibration.vllm_runs import VllmRun
 
-__all__ = ["COMPARED", "ORDER", "Speculation", "VllmPlan", "fitted_beside", "load_of", "plan_for"]
+__all__ = ["COMPARED", "ORDER", "Speculation", "VllmPlan", "load_of", "plan_for"]
 
 ORDER = (
     "fit-low",
@@ -23,7 +23,7 @@ ORDER = (
     "high-2",
     "fit-low-3",
 )
-"""Runs of one engine. A machine drifts, so each run that is compared stands between two that are
+"""Runs of one engine. A machine may drift, so each run that is compared stands between two that are
 fitted to, one of either load."""
 COMPARED = tuple(name for name in ORDER if not name.startswith("fit"))
 
@@ -31,12 +31,6 @@ COMPARED = tuple(name for name in ORDER if not name.startswith("fit"))
 def load_of(run: str) -> str:
     """Return the load of a run or of its repetition: ``low`` of ``low-2``."""
     return run.rstrip("-0123456789")
-
-
-def fitted_beside(run: str) -> tuple[str, str]:
-    """Return the runs right before and after one that is compared."""
-    place = ORDER.index(run)
-    return ORDER[place - 1], ORDER[place + 1]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from specsim.calibration.clock import Clock
 from specsim.calibration.run_writer import RequestRow, RunWriter, StepRow
 
 __all__ = ["Recorder"]
@@ -56,6 +57,8 @@ class Recorder:
         Whether steps are scheduled before the ones before them have ended.
     has_tokens : bool
         Whether token ids are written too.
+    clock : Clock, optional
+        Of all stamps.
 
     Raises
     ------
@@ -64,11 +67,18 @@ class Recorder:
     """
 
     def __init__(
-        self, folder: Path, meta: dict[str, Any], *, is_async: bool, has_tokens: bool = False
+        self,
+        folder: Path,
+        meta: dict[str, Any],
+        *,
+        is_async: bool,
+        has_tokens: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         self._writer = RunWriter(folder, meta)
         self._is_async = is_async
         self._has_tokens = has_tokens
+        self._clock = clock or Clock()
         self._live: dict[str, _Live] = {}
         self._numbers: dict[str, int] = {}
         self._in_prefill: set[str] = set()
@@ -101,7 +111,7 @@ class Recorder:
             self._writer.mark(complete=False)
         # The clock of the front end is the wall's; the engine may be late to take a request in.
         waited = max(0.0, time.time() - request.arrival_time)
-        live = _Live(self._num_requests, request, time.monotonic() - waited)
+        live = _Live(self._num_requests, request, self._clock.now() - waited)
         self._live[request.request_id] = live
         self._numbers[request.request_id] = live.number
         self._num_requests += 1
@@ -211,7 +221,7 @@ class Recorder:
         ConfigError
             A row cannot be written.
         """
-        now, begun = time.monotonic(), time.perf_counter()
+        now, begun = self._clock.now(), time.perf_counter()
         if self._ends_foreign_step:
             self._ended_at = now
             return
@@ -235,7 +245,17 @@ class Recorder:
     def ended(self, request_ids: list[str]) -> None:
         """Note requests that were ended from outside."""
         for request_id in request_ids:
-            self._end(request_id, time.monotonic())
+            self._end(request_id, self._clock.now())
+
+    def probed(self, at: float, seconds: float) -> None:
+        """Note a probe of the machine's speed.
+
+        Raises
+        ------
+        ConfigError
+            Its row cannot be written.
+        """
+        self._writer.add_probe(at, seconds)
 
     def settle(self) -> None:
         """Mark the run complete as far as it has come, since the engine may be killed any moment.
@@ -259,7 +279,7 @@ class Recorder:
         """
         is_complete = not self._live
         for request_id in list(self._live):
-            self._end(request_id, time.monotonic(), "the engine stopped before it had ended")
+            self._end(request_id, self._clock.now(), "the engine stopped before it had ended")
         self._write_totals()
         self._writer.close(complete=is_complete)
 

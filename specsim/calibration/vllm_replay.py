@@ -7,16 +7,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from specsim.calibration.at_speed import at_speed
 from specsim.calibration.cases import Label
 from specsim.calibration.fitted_profile import with_status
 from specsim.calibration.folder import write_profile
 from specsim.calibration.results import CaseResult
-from specsim.calibration.vllm_plan import COMPARED, ORDER, Speculation, fitted_beside, load_of
+from specsim.calibration.vllm_plan import COMPARED, ORDER, Speculation, load_of
 from specsim.calibration.vllm_subject import VllmSubject
 from specsim.errors import ConfigError
+from specsim.host_speed import HostSpeed
 from specsim.profile import Profile
 from specsim.profile_fit import fitted_profile, measured_steps, run_study
-from specsim.validation import Replaced, Validation, compose, load_run, replay
+from specsim.validation import (
+    Replaced,
+    Replay,
+    RunFolder,
+    Validation,
+    compose,
+    load_run,
+    replay,
+)
 
 __all__ = ["EngineResult", "Replayed", "replay_engine"]
 
@@ -27,9 +37,10 @@ class Replayed:
 
     name: str
     validation: Validation
-    """With the profile of all runs that are fitted to."""
-    beside: Validation
-    """With a profile of nothing but the two runs right before and after it."""
+    at_speed: Validation
+    """The simulation is told how fast the machine was, where that was probed."""
+    slowness: float | None
+    """Mean of the machine's during the run, relative to that during the runs that are fitted to."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +84,11 @@ def replay_engine(
     SpecsimError
         A run cannot be read, fitted or simulated, or nothing was drafted in one.
     """
-    profile = _fitted(subject, [runs / name for name in ORDER if name not in COMPARED])
+    fitted = [runs / name for name in ORDER if name not in COMPARED]
+    profile = _fitted(subject, fitted)
     write_profile(profile, path)
+    speeds = [speed for each in fitted if (speed := load_run(each).host_speed) is not None]
+    usual = HostSpeed.usual(speeds) if speeds else None
     replays = []
     for name in COMPARED:
         run = load_run(runs / name)
@@ -84,13 +98,21 @@ def replay_engine(
                 "give a --draft-model"
             )
         composed = compose(run, Replaced(profile=str(path)))
-        local = _fitted(subject, [runs / each for each in fitted_beside(name)])
-        replays.append(
-            Replayed(name, replay(run, composed), replay(run, replace(composed, profile=local)))
-        )
+        replays.append(_replayed(run, composed, usual))
     loads = dict.fromkeys(load_of(name) for name in COMPARED)
     results = [_result(subject, speculation, rates[load], replays, load) for load in loads]
     return EngineResult(speculation, profile, replays, results)
+
+
+def _replayed(run: RunFolder, composed: Replay, usual: float | None) -> Replayed:
+    validation, speed = replay(run, composed), run.host_speed
+    if speed is None or usual is None:
+        return Replayed(run.path.name, validation, validation, None)
+    told = at_speed(composed.experiment, speed, usual, run.started_at)
+    slowness = HostSpeed.usual([speed]) / usual
+    return Replayed(
+        run.path.name, validation, replay(run, replace(composed, experiment=told)), slowness
+    )
 
 
 def _result(
@@ -105,8 +127,8 @@ def _result(
         Label("recorded", subject.plan.load(load), speculation.policy, rate),
         [each.validation.measured for each in mine],
         [each.validation.simulated for each in mine],
-        [],
-        [each.beside.simulated for each in mine],
+        [each.slowness for each in mine if each.slowness is not None],
+        [each.at_speed.simulated for each in mine],
     )
 
 

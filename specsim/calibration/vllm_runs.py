@@ -67,6 +67,7 @@ def record_runs(
     *,
     python: str | None = None,
     environment: Mapping[str, str] | None = None,
+    probes: bool = False,
     timeout_s: float = 3600.0,
 ) -> None:
     """Start a local vLLM, run workloads on it one after the other, and record each.
@@ -83,6 +84,8 @@ def record_runs(
         The Python that has vLLM; by default `vllm_python`.
     environment : mapping, optional
         Further environment variables, such as ``OMP_NUM_THREADS``.
+    probes : bool
+        Whether the speed of the CPU is probed meanwhile, into each folder's ``host_speed.jsonl``.
     timeout_s : float, seconds
         For all of it.
 
@@ -93,6 +96,7 @@ def record_runs(
     """
     spec = {
         "engine_kwargs": dict(engine_kwargs),
+        "probes": probes,
         "runs": [
             {
                 "folder": str(run.folder.resolve()),

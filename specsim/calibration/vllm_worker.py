@@ -13,6 +13,8 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must be with
 
 from vllm import EngineArgs, LLMEngine, SamplingParams
 
+from specsim.calibration.clock import MachineClock
+from specsim.calibration.probe import PROBE_EVERY, Probe
 from specsim.calibration.vllm import FOLDER_VARIABLE
 
 _WARM_UP_REQUESTS = 6
@@ -33,6 +35,9 @@ def main(path: Path) -> None:
     try:
         engine = LLMEngine.from_engine_args(EngineArgs(**{**fixed, **spec["engine_kwargs"]}))
         scheduler = engine.engine_core.engine_core.scheduler
+        probe = Probe() if spec["probes"] else None
+        if probe is not None:
+            scheduler.clock = MachineClock()
         longest = max((run for run in spec["runs"]), key=lambda run: len(run["prompts"]))
         serve(
             engine,
@@ -43,14 +48,18 @@ def main(path: Path) -> None:
         for run in spec["runs"]:
             engine.reset_prefix_cache()
             scheduler.start_run(Path(run["folder"]))
-            serve(engine, run["arrivals"], run["prompts"], run["output_lens"])
+            serve(engine, run["arrivals"], run["prompts"], run["output_lens"], probe)
             scheduler.stop_run()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def serve(
-    engine: Any, arrivals: list[float], prompts: list[list[int]], output_lens: list[int]
+    engine: Any,
+    arrivals: list[float],
+    prompts: list[list[int]],
+    output_lens: list[int],
+    probe: Probe | None = None,
 ) -> None:
     """Send requests when they are due, whatever has become of those before, and step till all end.
 
@@ -60,10 +69,14 @@ def serve(
     arrivals : list of float, seconds
     prompts : list of list of int
     output_lens : list of int, tokens
+    probe : Probe, optional
+        Done between steps, while the clock of the run stands still.
     """
-    start, number = time.time() + _DELAY, 0
+    scheduler = engine.engine_core.engine_core.scheduler
+    clock, number, probed_at = scheduler.clock, 0, 0.0
+    start = clock.now() + _DELAY
     while number < len(prompts) or engine.has_unfinished_requests():
-        now = time.time() - start
+        now = clock.now() - start
         while number < len(prompts) and arrivals[number] <= now:
             params = SamplingParams(
                 temperature=0.0,
@@ -72,13 +85,17 @@ def serve(
                 detokenize=False,
             )
             prompt = {"prompt_token_ids": prompts[number]}
-            due = start + arrivals[number]
+            due = time.time() - (now - arrivals[number])
             engine.add_request(str(number), prompt, params, arrival_time=due)
             number += 1
         if engine.has_unfinished_requests():
             engine.step()
+            if probe is not None and clock.now() - probed_at > PROBE_EVERY:
+                probed_at, seconds = probe.run(clock)
+                if scheduler.recorder is not None:
+                    scheduler.recorder.probed(probed_at, seconds)
         elif number < len(prompts):
-            time.sleep(max(0.0, start + arrivals[number] - time.time()))
+            time.sleep(max(0.0, start + arrivals[number] - clock.now()))
 
 
 if __name__ == "__main__":

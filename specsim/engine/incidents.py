@@ -65,8 +65,8 @@ class Slowdown(_Incident):
     """
 
     kind: Literal["slowdown"] = "slowdown"
-    factor: Annotated[float, Field(gt=1, le=1e6)]
-    """How many times as long."""
+    factor: Annotated[float, Field(gt=0, le=1e6)]
+    """How many times as long; below 1 it is faster than its profile says."""
 
     def begin(self, replicas: Replicas) -> None:
         """Slow the replica down."""

@@ -1,12 +1,14 @@
 """What was measured, and the profile that comes of a fit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specsim.columns import read_columns
 from specsim.errors import ProfileError
 from specsim.hardware import GIB, find_gpu, find_model, load_gpu, load_model, num_kv_blocks
+from specsim.host_speed import FILE_NAME, HostSpeed
 from specsim.latency.kernels import Kernels
 from specsim.profile import Profile
 from specsim.profile_fit.points import Limits, Points, kernel_points, read_points
@@ -130,6 +132,8 @@ def measured_steps(
     ----------
     sources : sequence of Path
         Tables and folders of measured runs (with ``steps.jsonl``), or one folder of kernel tables.
+        Where ``host_speed.jsonl`` says how fast the machine was during a run, each step is taken
+        for as long as it would have been at the mean speed of all of them.
     model, gpu : str or None
         By default what a folder's ``meta.yaml`` says; of tables and runs "".
     tensor_parallel_size : int
@@ -149,7 +153,7 @@ def measured_steps(
     """
     tables = [source / _STEPS if (source / _STEPS).exists() else source for source in sources]
     if not any(table.is_dir() for table in tables):
-        points = Points.joined([read_points(table) for table in tables])
+        points = Points.joined(_points_at_usual_speed(tables))
         speculation = _speculation(tables)
         return points, Subject(model or "", gpu or "", tensor_parallel_size, speculation)
     if len(sources) > 1:
@@ -160,6 +164,26 @@ def measured_steps(
         )
     kernels, subject = kernels_of(kernel_folder(sources[0]), model, gpu, tensor_parallel_size)
     return kernel_points(kernels, subject.limits(max_num_seqs, max_num_batched_tokens)), subject
+
+
+def _points_at_usual_speed(tables: Sequence[Path]) -> list[Points]:
+    speeds = {
+        table: HostSpeed.read(path)
+        for table in tables
+        if table.name == _STEPS and (path := table.with_name(FILE_NAME)).exists()
+    }
+    found = []
+    for table in tables:
+        points = read_points(table)
+        if table in speeds:
+            columns, _ = read_columns(table, ("started_at", "batched_tokens"))
+            started_at = columns["started_at"][columns["batched_tokens"] > 0]
+            slowness = speeds[table].slowness(
+                started_at + points.seconds / 2, HostSpeed.usual(list(speeds.values()))
+            )
+            points = replace(points, seconds=points.seconds / slowness)
+        found.append(points)
+    return found
 
 
 def _speculation(tables: Sequence[Path]) -> tuple[str, int] | None:

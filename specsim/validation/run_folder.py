@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.errors import ConfigError, TraceError
+from specsim.host_speed import FILE_NAME, HostSpeed
 from specsim.settings import load_mapping
 from specsim.workload.files import Row, TraceFile
 from specsim.workload.readers.base import token_ids
@@ -62,6 +63,14 @@ class RunFolder:
     """Of each request of the first run, prompt and, if recorded, answer; None if not recorded."""
     num_failed: int
     """Requests of the first run that ended with an error, and so are left out."""
+    started_at: float
+    """The first arrival of the first run, on the clock of its stamps, seconds."""
+
+    @property
+    def host_speed(self) -> HostSpeed | None:
+        """How fast the machine was during the first run, if that was probed."""
+        path = self.path / FILE_NAME
+        return HostSpeed.read(path) if path.exists() else None
 
     @property
     def engine_kwargs(self) -> dict[str, Any]:
@@ -137,6 +146,7 @@ def load_run(path: Path) -> RunFolder:
         if has_tokens
         else None,
         num_failed=first.num_failed,
+        started_at=rows[0].queued,
     )
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from conftest import Run
-from made_up import TRUTH, request_rows, slower, step_rows
+from made_up import Host, request_rows, step_rows
 
 from specsim.calibration import vllm_study, vllm_subject
 from specsim.calibration.plan import Load
 from specsim.calibration.run_writer import RunWriter
-from specsim.calibration.vllm_plan import COMPARED, ORDER, fitted_beside, plan_for
+from specsim.calibration.vllm_plan import COMPARED, ORDER, load_of, plan_for
 from specsim.calibration.vllm_runs import VllmRun
 from specsim.calibration.vllm_study import VllmCalibration, calibrate_vllm
 from specsim.calibration.vllm_subject import VllmSubject
@@ -22,7 +22,6 @@ from specsim.experiment import Experiment
 from specsim.profile import load_profile
 from specsim.render.calibration import calibration_tables, error_tables, verdict
 from specsim.request import Request
-from specsim.simulate import simulate
 from specsim.validation import load_run
 
 CONFIG = {
@@ -44,8 +43,8 @@ CONFIG = {
 class FakeVllm:
     """Writes the run folders of simulations."""
 
-    slowdowns: Mapping[str, float]
-    """By the name of a run; others take as long as `TRUTH` says."""
+    hosts: Mapping[str, Host]
+    """What runs are on, by their name; others take as long as `TRUTH` says."""
     drafts: bool = True
     dies_at: str = ""
     device_name: str = "cpu"
@@ -56,10 +55,12 @@ class FakeVllm:
         engine_kwargs: Mapping[str, Any],
         *,
         environment: Mapping[str, str],
+        probes: bool,
         timeout_s: float,
     ) -> None:
         assert environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
         assert timeout_s > 600
+        assert probes
         assert engine_kwargs["load_format"] == "dummy"
         names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size")
         engine = {name: engine_kwargs[name] for name in names}
@@ -73,18 +74,16 @@ class FakeVllm:
                 "engine_kwargs": {**engine, "speculative_config": method or None},
                 "hardware": {"device_name": self.device_name},
             }
-            factor = self.slowdowns.get(run.folder.name, 1.0)
+            host = self.hosts.get(run.folder.name, Host())
             with RunWriter(run.folder, meta) as writer:
                 if self.dies_at and self.dies_at in str(run.folder):
                     raise ConfigError("vLLM failed: out of memory")
-                self._write(run, {**engine, **self._speculation(method)}, writer, factor)
+                self._write(run, {**engine, **self._speculation(method)}, writer, host)
 
     def _speculation(self, method: dict[str, Any]) -> dict[str, Any]:
         return {"speculative_config": method} if method and self.drafts else {}
 
-    def _write(
-        self, run: VllmRun, engine: dict[str, Any], writer: RunWriter, factor: float
-    ) -> None:
+    def _write(self, run: VllmRun, engine: dict[str, Any], writer: RunWriter, host: Host) -> None:
         given: dict[str, Any] = {
             "workload": {"arrivals": {"kind": "poisson", "rate": 1.0}, "num_requests": 1},
             "engine": engine,
@@ -100,12 +99,13 @@ class FakeVllm:
                 zip(run.arrivals, run.prompts, run.output_lens, strict=True)
             )
         ]
-        profile = slower(TRUTH, factor)
-        done = simulate(Experiment.parse(given, "fake"), requests=requests, profile=profile)
+        done = host.run(Experiment.parse(given, "fake"), requests)
         for request in request_rows(done):
             writer.add_request(request)
         for step in step_rows(done):
             writer.add_step(step)
+        for at, seconds in host.probes(float(done.replicas[0].steps["ended_at"].max())):
+            writer.add_probe(at, seconds)
 
 
 def model(folder: Path, **changes: Any) -> Path:
@@ -168,10 +168,9 @@ def test_the_folder_holds_all_runs(exact: tuple[VllmCalibration, Path]) -> None:
 
 def test_what_is_compared_stands_between_what_is_fitted() -> None:
     for name in COMPARED:
-        assert {each.rstrip("-0123456789") for each in fitted_beside(name)} == {
-            "fit-low",
-            "fit-high",
-        }
+        place = ORDER.index(name)
+        beside = (ORDER[place - 1], ORDER[place + 1])
+        assert {load_of(each) for each in beside} == {"fit-low", "fit-high"}
 
 
 def test_it_is_told(exact: tuple[VllmCalibration, Path]) -> None:
@@ -184,27 +183,26 @@ def test_it_is_told(exact: tuple[VllmCalibration, Path]) -> None:
 def test_a_vllm_that_changes_leaves_candidates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = FakeVllm({"high": 1.3, "high-2": 1.3})
+    slow = FakeVllm(dict.fromkeys(("high", "high-2"), Host((1.3,), tells=False)))
     found = calibrated(tmp_path, slow, monkeypatch)
     assert {each.case.load.name for each in found.failed} == {"high"}
     assert {each.profile.provenance.status for each in found.engines} == {"candidate"}
     assert all(each.statistic("latency", "mean").error < -0.1 for each in found.failed)
 
 
-def test_a_slow_time_shows_in_what_is_fitted_beside_it(
+def test_a_machine_that_changes_its_speed_and_tells_is_replayed_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = FakeVllm(dict.fromkeys(("fit-low", "low", "fit-high"), 1.3))
+    hosts = {name: Host((0.85, 1.15)) for name in ORDER if name.startswith("fit")}
+    slow = FakeVllm({**hosts, "low": Host((1.5, 1.1)), "low-2": Host((1.0, 0.8))})
     found = calibrated(tmp_path, slow, monkeypatch)
-    first = found.engines[0].replays[0]
-    assert first.name == "low"
-    errors = {
-        name: next(s.error for s in each.statistics if (s.metric, s.name) == ("tpot", "mean"))
-        for name, each in vars(first).items()
-        if name != "name"
-    }
-    assert errors["validation"] < -0.08
-    assert abs(errors["beside"]) < 0.03
+    for engine in found.engines:
+        first = engine.replays[0]
+        assert (first.name, first.slowness) == ("low", pytest.approx(1.3, abs=0.1))
+        assert first.validation.mean_error > 0.15
+        # Speeds are means over a quarter of a second, which begins where it may.
+        assert first.at_speed.mean_error < 0.06
+        assert engine.results[0].mean_error_at_speed < 0.06
 
 
 def test_lookup_that_finds_nothing_is_left_out(

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from specsim.calibration.clock import MachineClock
 from specsim.calibration.vllm_recorder import Recorder
+from specsim.host_speed import HostSpeed
 from specsim.validation import load_run
 
 
@@ -175,6 +177,24 @@ def test_a_step_lasts_until_the_next_but_not_through_idle_time(tmp_path: Path) -
     assert first["seconds"] >= 0.02
     assert first["started_at"] + first["seconds"] == pytest.approx(second["started_at"])
     assert second["seconds"] < 0.02
+
+
+def test_a_probe_stops_the_clock(tmp_path: Path) -> None:
+    """What `specsim.calibration.vllm` does with it; see also tests/vllm/run.py."""
+    clock = MachineClock()
+    recorder = Recorder(tmp_path / "run", {"engine_kwargs": {}}, is_async=False, clock=clock)
+    recorder.probed(3.5, 0.25)
+    begun = time.monotonic()
+    clock.stop(100.0)
+    engine = FakeEngine(tmp_path / "other")
+    engine.recorder = recorder
+    engine.add("a", 2)
+    recorder.close()
+    folder = tmp_path / "run"
+    [request] = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    assert begun - 101 < request["queued_ts"] < begun - 99
+    speed = HostSpeed.read(folder / "host_speed.jsonl")
+    assert (speed.at.tolist(), speed.seconds.tolist()) == ([3.5], [0.25])
 
 
 def test_an_asynchronous_step_starts_when_the_one_before_ends(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ Query heads that share keys and values lie behind each other as if they were mor
 keys and values are read once for all of them.
 """
 
-from collections import defaultdict
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -90,24 +88,15 @@ def attend_groups(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
     found = torch.empty_like(queries)
     kv_heads = cache.shape[3]
     num_shared = queries.shape[1] // kv_heads
-    groups = defaultdict(list)
-    row = 0
-    for span in batch.spans:
-        groups[len(span.token_ids)].append((span.slot, span.start, row))
-        row += len(span.token_ids)
-    for num, members in groups.items():
-        slots, starts, firsts = torch.tensor(members, device=queries.device).T
-        end = max(start for _, start, _ in members) + num
-        offsets = torch.arange(num, device=queries.device)
-        rows = firsts[:, None] + offsets  # (members, num)
+    for slots, rows, positions, end in batch.groups:
         keys, values = (part[slots, :end].transpose(1, 2) for part in cache)
-        # (members, num, heads, width) to (members, kv_heads, num * num_shared, width)
+        # (members, length, heads, width) to (members, kv_heads, length * num_shared, width)
         mine = queries[rows].unflatten(2, (kv_heads, num_shared)).transpose(1, 2).flatten(2, 3)
-        positions = (starts[:, None] + offsets).repeat_interleave(num_shared, dim=1)
-        sees = torch.arange(end, device=queries.device) <= positions[:, :, None]
+        known = positions.repeat_interleave(num_shared, dim=1)
+        sees = torch.arange(end, device=queries.device) <= known[:, :, None]
         attended = functional.scaled_dot_product_attention(
             mine, keys, values, attn_mask=sees[:, None]
         )
-        by_token = attended.unflatten(2, (num, num_shared)).transpose(1, 2).flatten(2, 3)
-        found[rows] = by_token
+        by_token = attended.unflatten(2, (rows.shape[1], num_shared)).transpose(1, 2)
+        found[rows] = by_token.flatten(2, 3)
     return found

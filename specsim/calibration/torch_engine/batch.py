@@ -1,7 +1,9 @@
 """Batch: what one forward pass reads, and where in the KV cache it writes."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Batch", "Span", "make_batch"]
+__all__ = ["Batch", "Group", "Span", "make_batch"]
 
 
 class Span(NamedTuple):
@@ -22,6 +24,19 @@ class Span(NamedTuple):
     token_ids: NDArray[np.int64]
     asked: range
     """Places in the span of the tokens whose successors are asked for."""
+
+
+class Group(NamedTuple):
+    """Spans of the same length, to attend to all at once."""
+
+    slots: Tensor
+    """Shape (members,)."""
+    rows: Tensor
+    """Where their tokens are in the batch, shape (members, length)."""
+    positions: Tensor
+    """Of their tokens, shape (members, length)."""
+    end: int
+    """Behind the last position of all, tokens."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,22 @@ class Batch:
     """Shape (tokens,): slot times slot length plus position."""
     logit_rows: Tensor
     """Shape (logits,): the tokens whose successors are asked for."""
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The spans by their length; made once for all layers, since a GPU would wait each time."""
+        members = defaultdict(list)
+        row = 0
+        for span in self.spans:
+            members[len(span.token_ids)].append((span.slot, span.start, row))
+            row += len(span.token_ids)
+        found = []
+        for num, mine in members.items():
+            slots, starts, firsts = torch.tensor(mine, device=self.positions.device).T
+            offsets = torch.arange(num, device=self.positions.device)
+            end = max(start for _, start, _ in mine) + num
+            found.append(Group(slots, firsts[:, None] + offsets, starts[:, None] + offsets, end))
+        return found
 
 
 def make_batch(spans: Sequence[Span], slot_len: int, device: torch.device) -> Batch:

@@ -5,19 +5,20 @@ import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specsim.calibration.clock import MachineClock
 from specsim.calibration.grid import GridPoint, Sample
+from specsim.calibration.probe import Probe
 from specsim.calibration.served import Served
 from specsim.calibration.torch_engine.memory import out_of_memory
 from specsim.calibration.torch_engine.model import Llama
 from specsim.calibration.torch_engine.runner import Runner
-from specsim.calibration.torch_engine.server import PROBE_EVERY, Server
+from specsim.calibration.torch_engine.server import Server
 from specsim.calibration.torch_engine.steps import measure
 from specsim.calibration.torch_engine.weights import Recipe, draft_of, random_weights
 from specsim.deployment import Deployment
@@ -69,9 +70,10 @@ class TorchEngine:
         self.shape, self.device, self.limits = shape, device, limits
         self._dtype, self._recipe = dtype, recipe
         weights = random_weights(shape, recipe, device, dtype)
-        room = {"num_slots": limits.max_num_seqs + 1, "slot_len": limits.slot_len}
+        room = {"num_slots": limits.max_num_seqs, "slot_len": limits.slot_len}
         self.target = Llama(shape, weights, **room)
         self.draft = Llama(shape, draft_of(weights, recipe.num_draft_layers), **room)
+        self._probe = Probe() if device.type == "cpu" else None
 
     @property
     def description(self) -> dict[str, Any]:
@@ -143,6 +145,7 @@ class TorchEngine:
             Drafting(experiment, deployment, requests).start(0),
             speculates=speculates,
             is_synthetic=is_synthetic,
+            probe=self._probe,
         )
         with out_of_memory(f"serving {len(requests)} requests", self.device):
             return server.serve(requests, self.prompt)
@@ -159,15 +162,12 @@ class TorchEngine:
         Sample
         """
         runner = self._runner()
-        probed_at = probe_seconds = 0.0
+        clock = MachineClock()
         for point in points:
+            probed_at, seconds = self._probe.run(clock) if self._probe is not None else (0.0, 0.0)
             with out_of_memory(f"a step of {point.load.batched_tokens} tokens", self.device):
-                if (now := perf_counter()) - probed_at > PROBE_EVERY:
-                    runner.probe()
-                    probed_at = perf_counter()
-                    probe_seconds = probed_at - now
                 sample = measure(runner, point, self.shape.vocab_size)
-            yield sample._replace(probe_seconds=probe_seconds)
+            yield sample._replace(probed_at=probed_at, probe_seconds=seconds)
 
     def _runner(self) -> Runner:
         return Runner(

@@ -35,7 +35,7 @@ class Runner:
     target : Llama
     draft : Llama
     num_slots : int
-        Rows of their KV caches for sequences; one more is for probes.
+        Rows of their KV caches.
     slot_len : int, tokens
     """
 
@@ -43,7 +43,6 @@ class Runner:
         self._target, self._draft = target, draft
         self._slot_len = slot_len
         self._free_slots = list(range(num_slots))[::-1]
-        self._probe_span = Span(num_slots, slot_len // 2, np.zeros(1, dtype=np.int64), range(1))
         self._texts: dict[Sequence, Text] = {}
         self._rows: list[_Row] = []
         self._successors: list[list[int]] = []
@@ -55,10 +54,6 @@ class Runner:
     def assume_read(self, sequence: Sequence, length: int) -> None:
         """Take the draft model to have read so many tokens, for a step that was made up."""
         self._texts[sequence].draft_read_len = length
-
-    def probe(self) -> None:
-        """Do a small piece of work, always the same: one token in a slot that nobody else has."""
-        self._target.next_tokens([self._probe_span])
 
     def end(self, sequence: Sequence) -> list[int]:
         """Forget a sequence that has ended; return its answer."""

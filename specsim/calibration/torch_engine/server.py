@@ -4,11 +4,13 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter, sleep
+from time import sleep
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.calibration.clock import MachineClock
+from specsim.calibration.probe import PROBE_EVERY, Probe
 from specsim.calibration.served import Served, Spans
 from specsim.calibration.torch_engine.runner import Runner
 from specsim.engine.engine_step import EngineStep
@@ -18,9 +20,8 @@ from specsim.engine.speculation import Speculation
 from specsim.errors import InvariantError
 from specsim.request import Request
 
-__all__ = ["PROBE_EVERY", "Server"]
+__all__ = ["Server"]
 
-PROBE_EVERY = 0.1  # seconds
 _SPIN = 1e-3  # seconds before an arrival in which the clock is watched; sleeping is not that exact
 
 
@@ -48,6 +49,8 @@ class Server:
         Whether there is a draft model to run.
     is_synthetic : bool
         Whether drafts are accepted as `speculation` says, whatever the models say.
+    probe : Probe or None
+        Of the machine's speed, done between steps.
     """
 
     def __init__(
@@ -58,13 +61,16 @@ class Server:
         *,
         speculates: bool,
         is_synthetic: bool,
+        probe: Probe | None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._speculation = speculation
         self._speculates = speculates
         self._is_synthetic = is_synthetic
+        self._probe = probe
         self._seen: dict[int, _Seen] = {}
+        self._clock = MachineClock()
         self._start = 0.0
         self._probed_at = 0.0
         self._overhead = 0.0
@@ -90,7 +96,7 @@ class Server:
         """
         prompts = [prompt(request) for request in requests]  # not while the clock runs
         with _no_garbage_collection():
-            self._start = perf_counter()
+            self._start = self._clock.now()
             num_taken = 0
             while num_taken < len(requests) or self._scheduler.has_unfinished:
                 now = self._now()
@@ -98,7 +104,7 @@ class Server:
                     self._take(requests[num_taken], prompts[num_taken])
                     num_taken += 1
                 if self._scheduler.has_unfinished and now - self._probed_at > PROBE_EVERY:
-                    self._probe()
+                    self._see_speed()
                 if not (self._scheduler.has_unfinished and self._step()):
                     if num_taken == len(requests):
                         raise InvariantError("requests are left that can never run")
@@ -106,16 +112,14 @@ class Server:
         return self.served
 
     def _now(self) -> float:
-        return perf_counter() - self._start
+        return self._clock.now() - self._start
 
-    def _probe(self) -> None:
+    def _see_speed(self) -> None:
         """See how fast the machine is, and stop the clock for that long."""
-        started_at = perf_counter()
-        self._runner.probe()
-        seconds = perf_counter() - started_at
-        self.served.probes.append(seconds)
-        self._start += seconds
-        self._probed_at = self._now()
+        if self._probe is not None:
+            at, seconds = self._probe.run(self._clock)
+            self._probed_at = at - self._start
+            self.served.probes.append((self._probed_at, seconds))
 
     def _wait_until(self, instant: float) -> None:
         while (left := instant - self._now()) > 0:
