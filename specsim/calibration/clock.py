@@ -9,9 +9,9 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["Clock", "MachineClock"]
+__all__ = ["STALL", "Clock", "MachineClock"]
 
-_STALL = 0.02
+STALL = 0.02
 """Seconds; what is taken in smaller pieces makes a machine slow, which probes see."""
 _STAT = Path("/proc/stat")
 _STEAL = 8  # column, counted from the CPU's name
@@ -26,7 +26,7 @@ class Clock:
 
 
 class MachineClock(Clock):
-    """Stands still while the host has taken the CPU away, and while it is told to."""
+    """Stands still while the host has taken the CPU away, and can be set back."""
 
     def __init__(self) -> None:
         self._seen = time.monotonic()
@@ -38,7 +38,7 @@ class MachineClock(Clock):
         """Return the time."""
         cpu, stolen = _stolen()
         instant = time.monotonic()
-        if cpu == self._cpu and stolen - self._stolen >= _STALL:
+        if cpu == self._cpu and stolen - self._stolen >= STALL:
             self._owed += stolen - self._stolen
         self._cpu, self._stolen = cpu, stolen
         lost = min(self._owed, instant - self._seen)  # it does not run backwards
@@ -47,15 +47,17 @@ class MachineClock(Clock):
         self._seen = instant
         return instant - self._stood_still
 
-    def stop(self, seconds: float) -> None:
-        """Take what was just done out of the time.
+    def resume(self, at: float) -> None:
+        """Go on from an instant of before, as if nothing had happened since.
 
         Parameters
         ----------
-        seconds : float
-            How long it took by this clock.
+        at : float
+            By this clock.
         """
-        self._stood_still += seconds
+        self._cpu, self._stolen = _stolen()
+        self._seen = time.monotonic()
+        self._stood_still = self._seen - at
 
 
 def _stolen() -> tuple[int, float]:

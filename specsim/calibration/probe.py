@@ -4,12 +4,12 @@ Of the kind that a small model's decode is made of: one matrix too large for the
 core, and operators so small that calling them is most of it.
 """
 
-from time import perf_counter
+from time import perf_counter, sleep
 
 import torch
 from torch.nn import functional
 
-from specsim.calibration.clock import MachineClock
+from specsim.calibration.clock import STALL, MachineClock
 
 __all__ = ["PROBE_EVERY", "Probe"]
 
@@ -46,9 +46,10 @@ class Probe:
             started_at = perf_counter()
             self._work()
             seconds = perf_counter() - started_at
-            counted = clock.now() - at
-            clock.stop(counted)
-            if seconds <= counted:
+            if seconds >= STALL:
+                sleep(STALL)  # until that has been counted
+            clock.resume(at)
+            if seconds < STALL:
                 return at, seconds
 
     def _work(self) -> None:

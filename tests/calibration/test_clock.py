@@ -51,12 +51,16 @@ def test_another_cpu_has_another_count(machine: SimpleNamespace) -> None:
     assert clock.now() - start == pytest.approx(0.1)
 
 
-def test_it_stands_still_when_told(machine: SimpleNamespace) -> None:
+def test_it_goes_on_from_where_it_was(machine: SimpleNamespace) -> None:
     clock = MachineClock()
     start = clock.now()
-    machine.now += 0.25
-    clock.stop(0.2)
-    assert clock.now() - start == pytest.approx(0.05)
+    machine.now += 0.1
+    at = clock.now()
+    machine.now += 0.3
+    machine.stolen += 0.25  # within what does not count, so not once more
+    clock.resume(at)
+    machine.now += 0.05
+    assert clock.now() - start == pytest.approx(0.15)
 
 
 def test_on_this_machine_it_keeps_up_with_the_plain_one() -> None:

@@ -185,7 +185,7 @@ def test_a_probe_stops_the_clock(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "run", {"engine_kwargs": {}}, is_async=False, clock=clock)
     recorder.probed(3.5, 0.25)
     begun = time.monotonic()
-    clock.stop(100.0)
+    clock.resume(clock.now() - 100.0)
     engine = FakeEngine(tmp_path / "other")
     engine.recorder = recorder
     engine.add("a", 2)
