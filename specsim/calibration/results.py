@@ -65,9 +65,9 @@ class CaseResult:
         """Return one of the statistics."""
         return next(s for s in self.statistics if (s.metric, s.name) == (metric, name))
 
-    def error_at_speed(self, metric: str) -> float:
-        """Return the error of a mean if the simulation is told how slow the machine was."""
-        return next(s.error for s in self.at_speed if (s.metric, s.name) == (metric, "mean"))
+    def mean_at_speed(self, metric: str) -> Statistic:
+        """Return a mean, the simulation being told how fast the machine was."""
+        return next(s for s in self.at_speed if (s.metric, s.name) == (metric, "mean"))
 
     @property
     def mean_error(self) -> float:
@@ -97,7 +97,8 @@ class CaseResult:
             "mean_abs_error": self.mean_error,
             "mean_spread": self.mean_spread,
             "slowness": self.slowness,
-            "error_at_speed": {metric: self.error_at_speed(metric) for metric in JUDGED},
+            "error_at_speed": {metric: self.mean_at_speed(metric).error for metric in JUDGED},
+            "mean_abs_error_at_speed": self.mean_error_at_speed,
             "statistics": [
                 {
                     "metric": each.metric,
@@ -129,7 +130,7 @@ def judged(result: CaseResult, stated_error: float) -> bool:
     """Return whether mean TPOT and mean latency keep to the stated error.
 
     Or to twice the spread of the real repetitions, where that is larger: nothing can be predicted
-    better than it repeats.
+    better than it repeats. The simulation is told how fast the machine was, where that was probed.
 
     Parameters
     ----------
@@ -141,7 +142,7 @@ def judged(result: CaseResult, stated_error: float) -> bool:
     -------
     bool
     """
-    means = [result.statistic(metric, "mean") for metric in JUDGED]
+    means = [result.mean_at_speed(metric) for metric in JUDGED]
     return all(abs(each.error) <= max(stated_error, 2 * (each.spread or 0.0)) for each in means)
 
 
@@ -165,7 +166,7 @@ def tells(result: CaseResult, stated_error: float) -> bool:
     spreads = [result.statistic(metric, "mean").spread for metric in JUDGED]
     if all((spread or 0.0) <= stated_error for spread in spreads):
         return True
-    told = [abs(result.error_at_speed(metric)) for metric in JUDGED]
+    told = [abs(result.mean_at_speed(metric).error) for metric in JUDGED]
     return bool(result.slowness) and all(error <= stated_error for error in told)
 
 
@@ -199,7 +200,7 @@ def swaps(results: Sequence[CaseResult]) -> list[Swap]:
         place = (one.case.acceptance, one.case.load.name)
         if place != (two.case.acceptance, two.case.load.name):
             continue
-        first, second = (each.statistic("latency", "mean") for each in (one, two))
+        first, second = (each.mean_at_speed("latency") for each in (one, two))
         noise = sum(each.measured * (each.spread or 0.0) for each in (first, second))
         difference = second.measured - first.measured
         if abs(difference) <= noise or difference * (second.simulated - first.simulated) > 0:

@@ -19,7 +19,7 @@ from specsim.profile import Profile
 
 __all__ = ["Session", "Subject"]
 
-_PROFILING = (("off", 2.0), ("static:k=5", 2.0), ("static:k=1", 1.0))
+_PROFILING = (("off", 2.0), ("static:k=5", 6.0), ("static:k=1", 1.0))
 """Policies that run before the cases, and requests per slot of the engine."""
 
 

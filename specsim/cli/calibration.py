@@ -70,9 +70,13 @@ def calibrate(
     for each k. A profile for each is fitted to two of them, the other two are replayed with what
     was drafted and accepted where.
 
-    A profile is validated if mean TPOT and mean latency keep to the stated error (or to twice the
-    spread of the real runs) everywhere, and k is ordered right; else it stays a candidate, and the
-    exit code is 1.
+    On a CPU, whose speed others may change, it is probed meanwhile, and the simulation that is
+    judged is told how fast the machine was.
+
+    The exit code is 0 if mean TPOT and mean latency keep to the stated error (or to twice the
+    spread of the real runs) everywhere, and k is ordered right; else 1. The profile is validated
+    if, besides, every case tells something: its real runs repeat within the stated error, or the
+    simulation keeps to it by itself. Else it stays a candidate.
     """
     from specsim.calibration.folder import check_folder
     from specsim.errors import ConfigError

@@ -37,11 +37,16 @@ def _draw(axis: Axes, found: Judgement, metric: str) -> None:
     places = range(len(means))
     spreads = [200 * (each.spread or 0.0) for each in means]
     axis.barh(places, spreads, left=[-s / 2 for s in spreads], color="lightgray", label="spread")
-    axis.plot([100 * each.error for each in means], places, "o", ms=4, label="error")
+    axis.plot([100 * each.error for each in means], places, "o", mfc="none", ms=4, label="error")
+    told = [100 * each.mean_at_speed(metric).error for each in found.results]
+    axis.plot(told, places, "o", ms=4, label="at speed")
     for limit in (-100 * found.stated_error, 100 * found.stated_error):
         axis.axvline(limit, color="black", lw=0.8, ls=":")
     axis.axvline(0, color="black", lw=0.8)
     axis.set_yticks(list(places), [each.case.name for each in found.results])
     axis.set_title(_TITLES[metric])
-    axis.set_xlabel("simulated against measured, %; gray: spread of the real runs")
+    axis.set_xlabel(
+        "simulated against measured, %, told how fast the machine was (dots) and not (circles);\n"
+        "gray: spread of the real runs"
+    )
     axis.grid(axis="x", alpha=0.3)
