@@ -38,8 +38,12 @@ class MachineClock(Clock):
         """Return the time."""
         cpu, stolen = _stolen()
         instant = time.monotonic()
-        if cpu == self._cpu and stolen - self._stolen >= STALL:
-            self._owed += stolen - self._stolen
+        # On which of the two it was, if it has moved meanwhile, is not known.
+        newly = max(
+            stolen.get(each, 0.0) - self._stolen.get(each, 0.0) for each in (cpu, self._cpu)
+        )
+        if newly >= STALL:
+            self._owed += newly if cpu == self._cpu else min(newly, instant - self._seen)
         self._cpu, self._stolen = cpu, stolen
         lost = min(self._owed, instant - self._seen)  # it does not run backwards
         self._owed -= lost
@@ -60,16 +64,17 @@ class MachineClock(Clock):
         self._stood_still = self._seen - at
 
 
-def _stolen() -> tuple[int, float]:
-    """Return the CPU that this runs on and for how long it has been taken away; 0 if unknown."""
+def _stolen() -> tuple[int, dict[int, float]]:
+    """Return the CPU that this runs on, and of each for how long it has been taken away."""
     if _libc is None:
-        return 0, 0.0
-    cpu = int(_libc.sched_getcpu())
-    for line in _STAT.read_bytes().splitlines():
+        return 0, {}
+    found = {}
+    for line in _STAT.read_bytes().splitlines()[1:]:
         fields = line.split()
-        if fields[0] == b"cpu%d" % cpu:
-            return cpu, int(fields[_STEAL]) / _TICKS
-    return cpu, 0.0
+        if not fields[0].startswith(b"cpu"):
+            break
+        found[int(fields[0][3:])] = int(fields[_STEAL]) / _TICKS
+    return int(_libc.sched_getcpu()), found
 
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100

@@ -12,9 +12,9 @@ from specsim.calibration.clock import Clock, MachineClock
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Its true time, the CPU that all runs on, and what has been taken away of it."""
-    state = SimpleNamespace(now=100.0, cpu=0, stolen=0.0)
-    monkeypatch.setattr(module, "_stolen", lambda: (state.cpu, state.stolen))
+    """Its true time, the CPU that all runs on, and what has been taken away of both."""
+    state = SimpleNamespace(now=100.0, cpu=0, stolen=0.0, other=500.0)
+    monkeypatch.setattr(module, "_stolen", lambda: (state.cpu, {0: state.stolen, 1: state.other}))
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: state.now))
     return state
 
@@ -47,8 +47,15 @@ def test_another_cpu_has_another_count(machine: SimpleNamespace) -> None:
     clock = MachineClock()
     start = clock.now()
     machine.now += 0.1
-    machine.cpu, machine.stolen = 1, 500.0
+    machine.other += 0.08  # which nobody needed
     assert clock.now() - start == pytest.approx(0.1)
+    machine.now += 0.3
+    machine.cpu = 1
+    assert clock.now() - start == pytest.approx(0.4)
+    machine.now += 0.3
+    machine.cpu = 0
+    machine.other += 0.25  # taken away before it moved
+    assert clock.now() - start == pytest.approx(0.45)
 
 
 def test_it_goes_on_from_where_it_was(machine: SimpleNamespace) -> None:
@@ -68,7 +75,7 @@ def test_on_this_machine_it_keeps_up_with_the_plain_one() -> None:
     start, from_ = clock.now(), plain.now()
     time.sleep(0.05)
     assert 0 <= clock.now() - start <= plain.now() - from_ + 1e-3
-    assert module._stolen()[1] >= 0
+    assert all(seconds >= 0 for seconds in module._stolen()[1].values())
 
 
 def test_where_nothing_is_counted_nothing_is_taken_out(
@@ -76,6 +83,7 @@ def test_where_nothing_is_counted_nothing_is_taken_out(
 ) -> None:
     monkeypatch.setattr(module, "_STAT", tmp_path / "stat")
     (tmp_path / "stat").write_text("cpu  1 2 3 4 5 6 7 8 9 10\n")
-    assert module._stolen()[1] == 0.0
+    assert module._stolen()[1] == {}
+    assert MachineClock().now() > 0
     monkeypatch.setattr(module, "_libc", None)
-    assert module._stolen() == (0, 0.0)
+    assert module._stolen() == (0, {})
