@@ -13,6 +13,7 @@ __all__ = ["STALL", "Clock", "MachineClock"]
 
 STALL = 0.02
 """Seconds; what is taken in smaller pieces makes a machine slow, which probes see."""
+_PAID_BACK = 0.9  # share of the time that passes; stalls that are counted at once are below it
 _STAT = Path("/proc/stat")
 _STEAL = 8  # column, counted from the CPU's name
 
@@ -45,7 +46,8 @@ class MachineClock(Clock):
         if newly >= STALL:
             self._owed += newly if cpu == self._cpu else min(newly, instant - self._seen)
         self._cpu, self._stolen = cpu, stolen
-        lost = min(self._owed, instant - self._seen)  # it does not run backwards
+        # What is counted late is paid back slowly: no step takes no time.
+        lost = min(self._owed, _PAID_BACK * (instant - self._seen))
         self._owed -= lost
         self._stood_still += lost
         self._seen = instant

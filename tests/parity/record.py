@@ -11,8 +11,10 @@ second the log of one scenario. The scripted randomness, the virtual clock and t
 log are those of ``specsim parity``.
 """
 
+import atexit
 import json
 import random
+import shutil
 import sys
 import tempfile
 import zlib
@@ -147,7 +149,8 @@ def random_requests(draw: random.Random, engine: dict[str, Any]) -> list[dict[st
 
 def model_folder() -> str:
     """A folder with the config of a tiny model, all that vLLM's own configuration needs."""
-    folder = tempfile.mkdtemp()
+    folder = tempfile.mkdtemp(prefix="specsim-parity-")
+    atexit.register(shutil.rmtree, folder)
     shape = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
