@@ -13,7 +13,8 @@ __all__ = ["STALL", "Clock", "MachineClock"]
 
 STALL = 0.02
 """Seconds; what is taken in smaller pieces makes a machine slow, which probes see."""
-_PAID_BACK = 0.9  # share of the time that passes; stalls that are counted at once are below it
+_PAID_BACK = 0.9
+"""Share of the time that passes; what is left of a stall is taken out of the steps that follow."""
 _STAT = Path("/proc/stat")
 _STEAL = 8  # column, counted from the CPU's name
 
@@ -46,7 +47,7 @@ class MachineClock(Clock):
         if newly >= STALL:
             self._owed += newly if cpu == self._cpu else min(newly, instant - self._seen)
         self._cpu, self._stolen = cpu, stolen
-        # What is counted late is paid back slowly: no step takes no time.
+        # Never all of it, also if a stall is counted late: every step takes time.
         lost = min(self._owed, _PAID_BACK * (instant - self._seen))
         self._owed -= lost
         self._stood_still += lost
