@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from specsim.columns import first_line, read_columns
 from specsim.errors import ProfileError
 
-__all__ = ["FILE_NAME", "HostSpeed", "Window"]
+__all__ = ["HostSpeed", "Window"]
 
-FILE_NAME = "host_speed.jsonl"
-"""In a run folder, one line for each probe; see `HostSpeed.read`."""
+_FILE_NAME = "host_speed.jsonl"
 _WINDOW = 0.25  # seconds; one probe of two milliseconds says little by itself
 
 Seconds = NDArray[np.float64]
@@ -51,23 +50,27 @@ class HostSpeed:
         return cls(at, seconds)
 
     @classmethod
-    def read(cls, path: Path) -> "HostSpeed":
-        """Read the file of a run folder.
+    def of_run(cls, folder: Path) -> "HostSpeed | None":
+        """Read what a run folder says, ``host_speed.jsonl``.
 
         Parameters
         ----------
-        path : Path
-            JSON lines with ``at`` and ``seconds``; ``at`` on the clock of ``steps.jsonl``.
+        folder : Path
+            Its file has lines with ``at`` and ``seconds``; ``at`` on the clock of ``steps.jsonl``.
 
         Returns
         -------
-        HostSpeed
+        HostSpeed or None
+            None if there is no such file.
 
         Raises
         ------
         ProfileError
             There is no line, a value is not a number of at least 0, or a probe took no time.
         """
+        path = folder / _FILE_NAME
+        if not path.exists():
+            return None
         columns, _ = read_columns(path, ("at", "seconds"))
         if not columns["seconds"].all():
             line = int(np.argmin(columns["seconds"])) + first_line(path)

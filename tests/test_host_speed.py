@@ -10,7 +10,7 @@ from test_profile_fit import DECODE, coefficients
 from test_profile_fit_runs import fit, write_run
 
 from specsim.errors import ProfileError
-from specsim.host_speed import FILE_NAME, HostSpeed
+from specsim.host_speed import HostSpeed
 from specsim.latency.two_regime import TwoRegime
 from specsim.profile import load_profile
 
@@ -32,6 +32,9 @@ def test_windows_follow_one_another_from_a_given_instant() -> None:
     assert [window.slowness for window in windows] == pytest.approx([0.5, 0.5, 1.5, 1.5, 1.5, 1.5])
     [only] = speed.windows(1.0, start=20.0)  # everything happened before
     assert only == (0.0, float("inf"), pytest.approx(3.0))
+
+
+FILE_NAME = "host_speed.jsonl"
 
 
 def probed(folder: Path, slowness: float) -> Path:
@@ -70,7 +73,7 @@ def test_a_broken_file_is_named(
     run = probed(write_run(tmp_path / "run"), 1.0)
     (run / FILE_NAME).write_text(json.dumps(line) + "\n")
     with pytest.raises(ProfileError):
-        HostSpeed.read(run / FILE_NAME)
+        HostSpeed.of_run(run)
     code, _, errors = fit(cli, run)
     assert code == 2
     assert FILE_NAME in errors

@@ -125,11 +125,11 @@ def _judged(
     accepted: list[float],
 ) -> Calibration:
     """Simulate every case by all that was measured meanwhile, and compare."""
-    profile = session.profile()
-    results = [_compared(session, case, profile) for case in cases]
+    profile, measured = session.profile(), session.measured
+    results = [_compared(session, case, profile, measured.probe_seconds) for case in cases]
     found = Calibration(
         profile=profile,
-        measured=session.measured,
+        measured=measured,
         rates=rates,
         acceptance_rates=accepted,
         in_situ={case.policy: _in_situ(case, run, profile) for case, run in session.profiling},
@@ -142,10 +142,10 @@ def _judged(
     return found
 
 
-def _compared(session: Session, case: Case, profile: Profile) -> CaseResult:
+def _compared(session: Session, case: Case, profile: Profile, usual: float) -> CaseResult:
     runs = load_run(session.run_folder(case)).runs
     untold = [_simulated(case.experiment, case.requests, profile)] * len(runs)
-    speeds, usual = session.speeds(case), session.measured.probe_seconds
+    speeds = session.speeds(case)
     told = [
         _simulated(at_speed(case.experiment, speed, usual, 0.0), case.requests, profile)
         for speed in speeds

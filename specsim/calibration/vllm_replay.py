@@ -87,7 +87,7 @@ def replay_engine(
     fitted = [runs / name for name in ORDER if name not in COMPARED]
     profile = _fitted(subject, fitted)
     write_profile(profile, path)
-    speeds = [speed for each in fitted if (speed := load_run(each).host_speed) is not None]
+    speeds = [speed for each in fitted if (speed := HostSpeed.of_run(each)) is not None]
     usual = HostSpeed.usual(speeds) if speeds else None
     replays = []
     for name in COMPARED:

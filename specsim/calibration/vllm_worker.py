@@ -85,7 +85,7 @@ def serve(
                 detokenize=False,
             )
             prompt = {"prompt_token_ids": prompts[number]}
-            due = time.time() - (now - arrivals[number])
+            due = time.time() - (clock.now() - start - arrivals[number])
             engine.add_request(str(number), prompt, params, arrival_time=due)
             number += 1
         if engine.has_unfinished_requests():

@@ -106,13 +106,7 @@ def capacity(
         raise ConfigError(
             "--slo is missing and the experiment has no slo; give limits, such as ttft:500,tpot:50"
         )
-    for option, value, rule, holds in (
-        ("--attainment", attainment, "above 0 and at most 1", 0 < attainment <= 1),
-        ("--tolerance", tolerance, "from 0.001 to 0.5", 0.001 <= tolerance <= 0.5),
-        ("--qps", qps, "a finite number above 0", qps is None or 0 < qps < float("inf")),
-    ):
-        if not holds:
-            raise ConfigError(f"{option} {value}: must be {rule}")
+    _check_ranges(attainment, tolerance, qps)
     count = num_requests or experiment.workload.num_requests or _NUM_REQUESTS
     is_closed = drive is Drive.CONCURRENCY
     goal = Goal(limits, attainment, tolerance, is_closed, qps, replications, count)
@@ -139,3 +133,15 @@ def capacity(
     warn(found.notes)
     if out is not None:
         typer.echo(f"results: {out} (capacity.json, capacity.parquet)")
+
+
+def _check_ranges(attainment: float, tolerance: float, qps: float | None) -> None:
+    from specsim.errors import ConfigError
+
+    for option, value, rule, holds in (
+        ("--attainment", attainment, "above 0 and at most 1", 0 < attainment <= 1),
+        ("--tolerance", tolerance, "from 0.001 to 0.5", 0.001 <= tolerance <= 0.5),
+        ("--qps", qps, "a finite number above 0", qps is None or 0 < qps < float("inf")),
+    ):
+        if not holds:
+            raise ConfigError(f"{option} {value}: must be {rule}")

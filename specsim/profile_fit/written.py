@@ -8,7 +8,7 @@ from typing import Any
 from specsim.columns import read_columns
 from specsim.errors import ProfileError
 from specsim.hardware import GIB, find_gpu, find_model, load_gpu, load_model, num_kv_blocks
-from specsim.host_speed import FILE_NAME, HostSpeed
+from specsim.host_speed import HostSpeed
 from specsim.latency.kernels import Kernels
 from specsim.profile import Profile
 from specsim.profile_fit.points import Limits, Points, kernel_points, read_points
@@ -167,23 +167,23 @@ def measured_steps(
 
 
 def _points_at_usual_speed(tables: Sequence[Path]) -> list[Points]:
-    speeds = {
-        table: HostSpeed.read(path)
-        for table in tables
-        if table.name == _STEPS and (path := table.with_name(FILE_NAME)).exists()
-    }
-    found = []
-    for table in tables:
-        points = read_points(table)
-        if table in speeds:
-            columns, _ = read_columns(table, ("started_at", "batched_tokens"))
-            started_at = columns["started_at"][columns["batched_tokens"] > 0]
-            slowness = speeds[table].slowness(
-                started_at + points.seconds / 2, HostSpeed.usual(list(speeds.values()))
-            )
-            points = replace(points, seconds=points.seconds / slowness)
-        found.append(points)
-    return found
+    points = [read_points(table) for table in tables]
+    speeds = [HostSpeed.of_run(table.parent) if table.name == _STEPS else None for table in tables]
+    known = [speed for speed in speeds if speed is not None]
+    if not known:
+        return points
+    usual = HostSpeed.usual(known)
+    return [
+        mine if speed is None else _at_usual_speed(mine, table, speed, usual)
+        for mine, table, speed in zip(points, tables, speeds, strict=True)
+    ]
+
+
+def _at_usual_speed(points: Points, table: Path, speed: HostSpeed, usual: float) -> Points:
+    columns, _ = read_columns(table, ("started_at", "batched_tokens"))
+    started_at = columns["started_at"][columns["batched_tokens"] > 0]  # as in `points`
+    slowness = speed.slowness(started_at + points.seconds / 2, usual)
+    return replace(points, seconds=points.seconds / slowness)
 
 
 def _speculation(tables: Sequence[Path]) -> tuple[str, int] | None:

@@ -86,19 +86,8 @@ def load_capacity(folder: Path) -> Study:
     ConfigError
         It is none, of another version, or damaged.
     """
-    path = folder / "capacity.json"
-    data = load_mapping(path, ConfigError)
-    version = data.get("specsim_version")
-    if version != __version__:
-        raise ConfigError(
-            f"{path}: was written by specsim {version}, and this is {__version__}; use that "
-            "version or plan again"
-        )
-    with validated(f"{path} (run specsim capacity again)", ConfigError):
-        plan = _Plan.model_validate(data)
+    plan = _load_plan(folder / "capacity.json")
     results = plan.results
-    if not any(result.probes for result in results) or plan.drive not in _FIELDS:
-        raise ConfigError(f"{path}: holds no load that was tried; run specsim capacity again")
     hardware = list(dict.fromkeys(result.hardware for result in results))
     policies = list(dict.fromkeys(result.policy for result in results))
     loads = sorted({probe.load for result in results for probe in result.probes})
@@ -148,6 +137,21 @@ def load_capacity(folder: Path) -> Study:
             ],
         },
     )
+
+
+def _load_plan(path: Path) -> _Plan:
+    data = load_mapping(path, ConfigError)
+    version = data.get("specsim_version")
+    if version != __version__:
+        raise ConfigError(
+            f"{path}: was written by specsim {version}, and this is {__version__}; use that "
+            "version or plan again"
+        )
+    with validated(f"{path} (run specsim capacity again)", ConfigError):
+        plan = _Plan.model_validate(data)
+    if not any(result.probes for result in plan.results) or plan.drive not in _FIELDS:
+        raise ConfigError(f"{path}: holds no load that was tried; run specsim capacity again")
+    return plan
 
 
 def _metrics(probe: _Probe) -> dict[str, float]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.errors import ConfigError, TraceError
-from specsim.host_speed import FILE_NAME, HostSpeed
+from specsim.host_speed import HostSpeed
 from specsim.settings import load_mapping
 from specsim.workload.files import Row, TraceFile
 from specsim.workload.readers.base import token_ids
@@ -69,8 +69,7 @@ class RunFolder:
     @property
     def host_speed(self) -> HostSpeed | None:
         """How fast the machine was during the first run, if that was probed."""
-        path = self.path / FILE_NAME
-        return HostSpeed.read(path) if path.exists() else None
+        return HostSpeed.of_run(self.path)
 
     @property
     def engine_kwargs(self) -> dict[str, Any]:

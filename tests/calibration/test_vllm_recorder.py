@@ -193,7 +193,8 @@ def test_a_probe_stops_the_clock(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     [request] = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
     assert begun - 101 < request["queued_ts"] < begun - 99
-    speed = HostSpeed.read(folder / "host_speed.jsonl")
+    speed = HostSpeed.of_run(folder)
+    assert speed is not None
     assert (speed.at.tolist(), speed.seconds.tolist()) == ([3.5], [0.25])
 
 
