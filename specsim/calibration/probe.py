@@ -20,35 +20,38 @@ _SMALL_OPERATORS = 120
 
 
 class Probe:
-    """Does the work on this machine's CPU."""
+    """Does the work on this machine's CPU.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    clock : MachineClock
+        Stands still meanwhile.
+    """
+
+    def __init__(self, clock: MachineClock) -> None:
+        self._clock = clock
         self._weight = torch.ones(_ROWS, _COLUMNS, dtype=torch.bfloat16, device="cpu")
         self._hidden = torch.ones(1, _COLUMNS, dtype=torch.bfloat16, device="cpu")
-        self.run(MachineClock())  # the first call chooses a kernel
+        self._work()  # the first call chooses a kernel
 
-    def run(self, clock: MachineClock) -> tuple[float, float]:
+    def run(self) -> tuple[float, float]:
         """Do it, and let the clock stand still for it; again if the CPU was taken away meanwhile.
-
-        Parameters
-        ----------
-        clock : MachineClock
 
         Returns
         -------
         float, seconds
-            When it was done, on that clock.
+            When it was done, by the clock.
         float, seconds
             How long it took.
         """
         while True:
-            at = clock.now()
+            at = self._clock.now()
             started_at = perf_counter()
             self._work()
             seconds = perf_counter() - started_at
             if seconds >= STALL:
                 sleep(STALL)  # until that has been counted
-            clock.resume(at)
+            self._clock.resume(at)
             if seconds < STALL:
                 return at, seconds
 

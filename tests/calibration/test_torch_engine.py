@@ -13,89 +13,14 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.extras
 
 import torch
+from small_engine import CPU, PROFILE, SHAPE, answers, experiment, make_engine, serve
 
 from specsim.calibration.served import Served
-from specsim.calibration.torch_engine.attention import attend_each, attend_groups, causal_mask
 from specsim.calibration.torch_engine.batch import Span, make_batch
-from specsim.calibration.torch_engine.engine import Limits, TorchEngine
-from specsim.calibration.torch_engine.weights import Recipe
-from specsim.experiment import Experiment
-from specsim.hardware import ModelShape
-from specsim.profile import Profile
 from specsim.request import Request
 from specsim.results.records import ReplicaRecords
 from specsim.simulate import simulate
 from specsim.validation import load_run
-
-CPU = torch.device("cpu")
-SHAPE = ModelShape(
-    name="test",
-    num_hidden_layers=4,
-    hidden_size=64,
-    intermediate_size=96,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    vocab_size=499,
-    max_position_embeddings=256,
-    source="a test",
-)
-LINEAR = {"kind": "linear", "alpha_ns": 10.0, "gamma_us": 10.0, "delta_ms": 1.0}
-PROFILE = Profile.model_validate(
-    {
-        "model": "llama-7m",
-        "gpu": "cpu",
-        "provenance": {"engine": "none", "source": "a test", "date": "2026-01-01"},
-        "target": LINEAR,
-        "drafts": {"draft_model": {"latency": LINEAR}},
-        "valid_range": {"context_tokens": 10**6, "batched_tokens": 10**6},
-    }
-)
-
-
-def make_engine(deep_scale: float = 0.15) -> TorchEngine:
-    return TorchEngine(
-        SHAPE, CPU, torch.float32, Limits(4, 160, 5), Recipe(2, deep_scale=deep_scale)
-    )
-
-
-def experiment(policy: str, **engine: Any) -> Experiment:
-    options = {
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
-        "max_model_len": 160,
-        "num_gpu_blocks": 200,
-        "enable_prefix_caching": False,
-        "async_scheduling": False,
-    }
-    if policy != "off":
-        options["speculative_config"] = {"method": "draft_model", "num_speculative_tokens": 5}
-    return Experiment.parse(
-        {
-            "workload": {
-                "arrivals": {"kind": "poisson", "rate": 200.0},
-                "lengths": {"kind": "uniform", "prompt": [1, 90], "output": [1, 40]},
-                "num_requests": 9,
-            },
-            "engine": {**options, **engine},
-            "policy": policy,
-            "acceptance": {"kind": "bernoulli", "alpha": 0.7},
-            "profile": "none",
-        },
-        "test",
-    )
-
-
-def serve(
-    policy: str, deep_scale: float = 0.15, *, is_synthetic: bool = False, **options: Any
-) -> Served:
-    asked = experiment(policy, **options)
-    requests = list(asked.workload.build(0).requests())
-    return make_engine(deep_scale).serve(asked, PROFILE, requests, is_synthetic=is_synthetic)
-
-
-def answers(served: Served) -> dict[str, Any]:
-    return {row["request_id"]: row["output_tok_ids"] for row in served.requests}
 
 
 def accepted(served: Served) -> list[tuple[int, int]]:
@@ -104,12 +29,12 @@ def accepted(served: Served) -> list[tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
-    return answers(serve("off"))
+    return answers(serve("off", make_engine()))
 
 
 @pytest.mark.parametrize("policy", ["static:k=1", "static:k=3", "static:k=5", "goodput", "random"])
 def test_speculation_changes_no_answer(policy: str, plain: dict[str, Any]) -> None:
-    served = serve(policy)
+    served = serve(policy, make_engine())
     assert answers(served) == plain
     drafts = accepted(served)
     assert 0.1 < np.mean([hits for _, hits in drafts]) < 5
@@ -128,7 +53,7 @@ def test_speculation_changes_no_answer(policy: str, plain: dict[str, Any]) -> No
 def test_the_schedule_changes_no_answer(
     policy: str, options: dict[str, Any], plain: dict[str, Any]
 ) -> None:
-    served = serve(policy, **options)
+    served = serve(policy, make_engine(), **options)
     assert answers(served) == plain
     if "num_gpu_blocks" in options:
         assert sum(row["preemptions"] for row in served.requests) > 0
@@ -142,7 +67,7 @@ def test_answers_are_varied(plain: dict[str, Any]) -> None:
 
 def test_the_draft_model_agrees_as_much_as_it_is_tuned_to() -> None:
     def first_accepted(deep_scale: float) -> float:
-        drafts = accepted(serve("static:k=3", deep_scale))
+        drafts = accepted(serve("static:k=3", make_engine(deep_scale)))
         return float(np.mean([hits > 0 for _, hits in drafts]))
 
     always, often, seldom = (first_accepted(scale) for scale in (0.0, 0.15, 1.0))
@@ -190,20 +115,6 @@ def test_what_a_token_sees_lies_before_it() -> None:
     assert not torch.allclose(one[-1], other[-1])
 
 
-def test_a_gpu_attends_to_the_same() -> None:
-    torch.manual_seed(0)
-    rng = np.random.default_rng(1)
-    spans = [
-        Span(slot, start, rng.integers(0, 9, num), range(1))
-        for slot, (start, num) in enumerate([(0, 4), (30, 4), (7, 1), (50, 1), (20, 13)])
-    ]
-    cache = torch.randn(2, 5, 64, 2, 16)
-    queries = torch.randn(23, 4, 16)
-    batch = make_batch(spans, 64, CPU)
-    each = attend_each(queries, cache, batch, causal_mask(64, 2, torch.float32))
-    assert torch.allclose(attend_groups(queries, cache, batch), each, atol=1e-5)
-
-
 def fates(records: ReplicaRecords) -> dict[int, list[tuple[int, int]]]:
     found: dict[int, list[tuple[int, int]]] = {}
     for request, drafted, hits in zip(
@@ -220,7 +131,7 @@ def fates(records: ReplicaRecords) -> dict[int, list[tuple[int, int]]]:
 def test_synthetic_acceptance_is_that_of_the_simulation() -> None:
     asked = experiment("static:k=3")
     requests = list(asked.workload.build(0).requests())
-    served = serve("static:k=3", is_synthetic=True)
+    served = serve("static:k=3", make_engine(), is_synthetic=True)
     [records] = simulate(asked, requests=requests, profile=PROFILE).replicas
     # What is accepted belongs to positions; that the two clocks differ does not matter.
     expected = fates(records)
@@ -230,7 +141,7 @@ def test_synthetic_acceptance_is_that_of_the_simulation() -> None:
 
 
 def test_a_run_folder_can_be_read(tmp_path: Path) -> None:
-    served = serve("static:k=3")
+    served = serve("static:k=3", make_engine())
     served.write(tmp_path / "run", make_engine().description)
     run = load_run(tmp_path / "run")
     assert run.meta["complete"] is True

@@ -1,19 +1,27 @@
-"""Attention over a KV cache in which every sequence has a row of its own.
+"""Attention over a KV cache in which every sequence has a row of its own."""
 
-Query heads that share keys and values lie behind each other as if they were more tokens, so that
-keys and values are read once for all of them.
-"""
+import logging
+from collections.abc import Callable
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specsim.calibration.torch_engine.batch import Batch
+from specsim.calibration.torch_engine.batch import Batch, Span, make_batch
 
-__all__ = ["attend_each", "attend_groups", "causal_mask"]
+__all__ = ["Attend", "attend_each", "attend_flash", "causal_mask", "choose_attention"]
+
+Attend = Callable[[Tensor, Tensor, Batch], Tensor]
+_AGREES = 0.05  # of the norm; bfloat16 keeps eight bits
+
+_flash = torch.ops.aten._flash_attention_forward
+
+log = logging.getLogger(__name__)
 
 
-def causal_mask(num_positions: int, num_shared: int, dtype: torch.dtype) -> Tensor:
+def causal_mask(num_positions: int, num_shared: int, like: Tensor) -> Tensor:
     """Return which position sees which, as what is added to the scores.
 
     Parameters
@@ -21,20 +29,24 @@ def causal_mask(num_positions: int, num_shared: int, dtype: torch.dtype) -> Tens
     num_positions : int
     num_shared : int
         Query heads that share keys and values; each position has so many rows.
-    dtype : torch.dtype
+    like : Tensor
+        Of the device and dtype.
 
     Returns
     -------
     Tensor, shape (num_positions * num_shared, num_positions)
         0 where it does, minus infinity where it does not.
     """
-    sees = torch.ones(num_positions, num_positions, dtype=torch.bool).tril()
-    mask = torch.zeros(num_positions, num_positions, dtype=dtype).masked_fill(~sees, -torch.inf)
+    sees = like.new_ones((num_positions, num_positions), dtype=torch.bool).tril()
+    mask = like.new_zeros((num_positions, num_positions)).masked_fill(~sees, -torch.inf)
     return mask.repeat_interleave(num_shared, dim=0)
 
 
-def attend_each(queries: Tensor, cache: Tensor, batch: Batch, mask: Tensor) -> Tensor:
+def attend_each(queries: Tensor, cache: Tensor, batch: Batch, *, mask: Tensor) -> Tensor:
     """Attend sequence by sequence: no padding, nothing copied; what a CPU does best.
+
+    Query heads that share keys and values lie behind each other as if they were more tokens, so
+    that keys and values are read once for all of them.
 
     Parameters
     ----------
@@ -70,14 +82,17 @@ def attend_each(queries: Tensor, cache: Tensor, batch: Batch, mask: Tensor) -> T
     return found
 
 
-def attend_groups(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
-    """Attend to all sequences of the same span length at once, padded to the longest of them.
+def attend_flash(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
+    """Attend to all sequences in one kernel, each as far as it is known; what a GPU does best.
 
-    What a GPU does best, which would starve on one small kernel per sequence.
+    FlashAttention 2 (Dao 2023) as it is in PyTorch: with the keys that each sequence uses
+    (``seqused_k``) the rows of the cache need not be full, nor be copied. So the cost follows the
+    context that is read, as a simulation has it, and not the longest sequence.
 
     Parameters
     ----------
     queries : Tensor, shape (tokens, heads, head_dim)
+        On a GPU, of 16 bits.
     cache : Tensor, shape (2, slots, slot_len, kv_heads, head_dim)
     batch : Batch
 
@@ -85,18 +100,67 @@ def attend_groups(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
     -------
     Tensor, shape (tokens, heads, head_dim)
     """
-    found = torch.empty_like(queries)
-    kv_heads = cache.shape[3]
-    num_shared = queries.shape[1] // kv_heads
-    for slots, rows, positions, end in batch.groups:
-        keys, values = (part[slots, :end].transpose(1, 2) for part in cache)
-        # (members, length, heads, width) to (members, kv_heads, length * num_shared, width)
-        mine = queries[rows].unflatten(2, (kv_heads, num_shared)).transpose(1, 2).flatten(2, 3)
-        known = positions.repeat_interleave(num_shared, dim=1)
-        sees = torch.arange(end, device=queries.device) <= known[:, :, None]
-        attended = functional.scaled_dot_product_attention(
-            mine, keys, values, attn_mask=sees[:, None]
-        )
-        by_token = attended.unflatten(2, (rows.shape[1], num_shared)).transpose(1, 2)
-        found[rows] = by_token.flatten(2, 3)
-    return found
+    keys, values = cache.flatten(1, 2)
+    # The last token of a span sees all its keys: causal masks are aligned to the end.
+    attended: Tensor = _flash(
+        queries,
+        keys,
+        values,
+        batch.query_starts,
+        batch.key_starts,
+        batch.longest,
+        cache.shape[2],
+        0.0,  # dropout
+        True,  # causal
+        False,
+        seqused_k=batch.key_lens,
+    )[0]
+    return attended
+
+
+def choose_attention(cache: Tensor, num_heads: int) -> Attend:
+    """Return how a device attends best, provided that it attends right.
+
+    Parameters
+    ----------
+    cache : Tensor, shape (2, slots, slot_len, kv_heads, head_dim)
+        Of one layer; overwritten.
+    num_heads : int
+        Of queries.
+
+    Returns
+    -------
+    callable
+        Takes queries, cache and batch. On a GPU that has no such kernel, or one that says
+        otherwise, sequences are attended to one by one, with a warning.
+    """
+    slot_len, kv_heads = cache.shape[2:4]
+    each = partial(attend_each, mask=causal_mask(slot_len, num_heads // kv_heads, cache))
+    if cache.device.type == "cpu":
+        return each
+    problem = _disagreement(attend_flash, each, cache, num_heads)
+    if problem is None:
+        return attend_flash
+    log.warning("FlashAttention is not used on %s (%s): slower", cache.device, problem)
+    return each
+
+
+def _disagreement(one: Attend, other: Attend, cache: Tensor, num_heads: int) -> str | None:
+    """Let two attend to the same: a chunk, a decode, a verification. Say what is wrong, if any."""
+    slots, slot_len = cache.shape[1:3]
+    lens = [min(num, slot_len) for num in (slot_len // 2, 1, 4)]
+    spans = [
+        Span(slot % slots, (slot_len - num) * slot // len(lens), np.zeros(num, np.int64), range(1))
+        for slot, num in enumerate(lens)
+    ]
+    cache.normal_()
+    queries = cache.new_empty((sum(lens), num_heads, cache.shape[4])).normal_()
+    batch = make_batch(spans, slot_len, cache.device)
+    try:
+        mine, theirs = one(queries, cache, batch), other(queries, cache, batch)
+    except RuntimeError as error:
+        return (str(error).splitlines() or [type(error).__name__])[0][:120]
+    finally:
+        cache.zero_()
+    difference = float((mine - theirs).float().norm() / theirs.float().norm())
+    return None if difference < _AGREES else f"{difference:.0%} away from plain attention"

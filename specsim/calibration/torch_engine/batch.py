@@ -1,9 +1,7 @@
 """Batch: what one forward pass reads, and where in the KV cache it writes."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Batch", "Group", "Span", "make_batch"]
+__all__ = ["Batch", "Span", "make_batch", "pack", "unpack"]
 
 
 class Span(NamedTuple):
@@ -24,19 +22,6 @@ class Span(NamedTuple):
     token_ids: NDArray[np.int64]
     asked: range
     """Places in the span of the tokens whose successors are asked for."""
-
-
-class Group(NamedTuple):
-    """Spans of the same length, to attend to all at once."""
-
-    slots: Tensor
-    """Shape (members,)."""
-    rows: Tensor
-    """Where their tokens are in the batch, shape (members, length)."""
-    positions: Tensor
-    """Of their tokens, shape (members, length)."""
-    end: int
-    """Behind the last position of all, tokens."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +37,17 @@ class Batch:
     """Shape (tokens,): slot times slot length plus position."""
     logit_rows: Tensor
     """Shape (logits,): the tokens whose successors are asked for."""
+    query_starts: Tensor
+    """Of the spans in the batch, and the end of the last, shape (spans + 1,), int32."""
+    key_starts: Tensor
+    """Of their sequences in the cache, and an unused 0, shape (spans + 1,), int32."""
+    key_lens: Tensor
+    """Of their sequences, these spans included, shape (spans,), int32."""
 
-    @cached_property
-    def groups(self) -> list[Group]:
-        """The spans by their length; made once for all layers, since a GPU would wait each time."""
-        members = defaultdict(list)
-        row = 0
-        for span in self.spans:
-            members[len(span.token_ids)].append((span.slot, span.start, row))
-            row += len(span.token_ids)
-        found = []
-        for num, mine in members.items():
-            slots, starts, firsts = torch.tensor(mine, device=self.positions.device).T
-            offsets = torch.arange(num, device=self.positions.device)
-            end = max(start for _, start, _ in mine) + num
-            found.append(Group(slots, firsts[:, None] + offsets, starts[:, None] + offsets, end))
-        return found
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest span."""
+        return max(len(span.token_ids) for span in self.spans)
 
 
 def make_batch(spans: Sequence[Span], slot_len: int, device: torch.device) -> Batch:
@@ -76,6 +56,7 @@ def make_batch(spans: Sequence[Span], slot_len: int, device: torch.device) -> Ba
     Parameters
     ----------
     spans : sequence of Span
+        At least one.
     slot_len : int, tokens
         Length of each row of the KV cache.
     device : torch.device
@@ -84,26 +65,73 @@ def make_batch(spans: Sequence[Span], slot_len: int, device: torch.device) -> Ba
     -------
     Batch
     """
-    lens = [len(span.token_ids) for span in spans]
+    return unpack(torch.from_numpy(pack(spans, slot_len)).to(device), spans)
+
+
+def pack(spans: Sequence[Span], slot_len: int) -> NDArray[np.int64]:
+    """Return all that a batch tells a device, as one array: one transfer.
+
+    Parameters
+    ----------
+    spans : sequence of Span
+    slot_len : int, tokens
+
+    Returns
+    -------
+    ndarray of int
+        The tensors of a `Batch`, in their order, end to end.
+    """
+    lens = np.array([len(span.token_ids) for span in spans])
+    slots, starts = np.array([span[:2] for span in spans]).T
     ends = np.cumsum(lens)
-    positions = np.concatenate(
-        [np.arange(span.start, span.start + num) for span, num in zip(spans, lens, strict=True)]
-    )
-    slots = np.repeat([span.slot for span in spans], lens)
-    logit_rows = np.concatenate(
+    offsets = np.arange(ends[-1]) - np.repeat(ends - lens, lens)
+    positions = np.repeat(starts, lens) + offsets
+    return np.concatenate(
         [
-            np.arange(span.asked.start, span.asked.stop) + end - num
-            for span, num, end in zip(spans, lens, ends, strict=True)
-        ]
-    )
-    packed = np.concatenate(
-        [
-            np.concatenate([span.token_ids for span in spans]),
+            *(span.token_ids for span in spans),
             positions,
-            slots * slot_len + positions,
+            np.repeat(slots * slot_len, lens) + positions,
+            *(
+                np.arange(span.asked.start, span.asked.stop) + first
+                for span, first in zip(spans, ends - lens, strict=True)
+            ),
+            [0],
+            ends,
+            slots * slot_len,
+            [0],
+            starts + lens,
         ]
     )
-    # One transfer for everything: on a GPU each of its own would wait for the driver.
-    on_device = torch.from_numpy(packed).to(device)
-    token_ids, at, cache_rows = on_device.view(3, -1)
-    return Batch(spans, token_ids, at, cache_rows, torch.from_numpy(logit_rows).to(device))
+
+
+def unpack(packed: Tensor, spans: Sequence[Span]) -> Batch:
+    """Take apart what `pack` has packed; later changes of the tensor are changes of the batch.
+
+    Parameters
+    ----------
+    packed : Tensor of int64
+        On the device of the model.
+    spans : sequence of Span
+        Only how many there are, how long they are and how much they ask for matters.
+
+    Returns
+    -------
+    Batch
+    """
+    num, asked = (
+        sum(len(each) for each in column)
+        for column in ((span.token_ids for span in spans), (span.asked for span in spans))
+    )
+    tokens, rest = packed[: 3 * num].view(3, num), packed[3 * num :]
+    reads = rest[asked:].int()
+    edge = len(spans) + 1
+    return Batch(
+        spans,
+        tokens[0],
+        tokens[1],
+        tokens[2],
+        rest[:asked],
+        reads[:edge],
+        reads[edge : 2 * edge],
+        reads[2 * edge :],
+    )

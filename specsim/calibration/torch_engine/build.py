@@ -6,6 +6,7 @@ from time import perf_counter
 import torch
 from torch.nn import functional
 
+from specsim.calibration.onednn import keep_kernels
 from specsim.calibration.plan import Plan
 from specsim.calibration.torch_engine.engine import Limits, TorchEngine
 from specsim.calibration.torch_engine.weights import Recipe, check_shape
@@ -53,6 +54,7 @@ def build_engine(
             "--device cuda: PyTorch sees no GPU here; install a CUDA build of it on a machine with "
             "one, or use --device cpu"
         )
+    keep_kernels()
     torch.set_num_threads(threads)
     device = torch.device(device_name)
     dtype = torch.bfloat16 if device_name == "cuda" else _faster_dtype(shape)
@@ -60,7 +62,10 @@ def build_engine(
     recipe = Recipe(num_draft_layers=max(1, shape.num_hidden_layers // 4), seed=seed)
     if device_name == "cpu":
         _check_memory(shape, dtype)
-    return TorchEngine(shape, device, dtype, limits, recipe)
+    engine = TorchEngine(shape, device, dtype, limits, recipe)
+    if device_name == "cpu":
+        engine.warm_up(plan.grid.max_batched_tokens)
+    return engine
 
 
 def _check_memory(shape: ModelShape, dtype: torch.dtype) -> None:

@@ -1,5 +1,6 @@
 """TorchEngine: a model in memory that can be profiled and can serve experiments."""
 
+import logging
 import os
 import platform
 from collections.abc import Iterable, Iterator
@@ -11,15 +12,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specsim.calibration.clock import MachineClock
 from specsim.calibration.grid import GridPoint, Sample
-from specsim.calibration.probe import Probe
 from specsim.calibration.served import Served
+from specsim.calibration.torch_engine.batch import Span
 from specsim.calibration.torch_engine.memory import out_of_memory
 from specsim.calibration.torch_engine.model import Llama
+from specsim.calibration.torch_engine.recordings import (
+    PassShape,
+    Record,
+    batch_sizes,
+    cuda_graphs,
+)
 from specsim.calibration.torch_engine.runner import Runner
 from specsim.calibration.torch_engine.server import Server
 from specsim.calibration.torch_engine.steps import measure
+from specsim.calibration.torch_engine.timers import Timing
 from specsim.calibration.torch_engine.weights import Recipe, draft_of, random_weights
 from specsim.deployment import Deployment
 from specsim.drafting import Drafting
@@ -30,6 +37,8 @@ from specsim.request import Request
 from specsim.rng import generator
 
 __all__ = ["Limits", "TorchEngine"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,25 @@ class Limits:
     def slot_len(self) -> int:
         """Length of a sequence's row, tokens: its text, and drafts beyond its end."""
         return self.max_model_len + 2 * self.max_draft_len + 1
+
+    @property
+    def target_shapes(self) -> list[PassShape]:
+        """Passes of the target in steps without prefill, all drafts of the same length."""
+        return [
+            PassShape(num, span_len, span_len)
+            for span_len in range(1, self.max_draft_len + 2)
+            for num in batch_sizes(self.max_num_seqs)
+        ]
+
+    @property
+    def draft_shapes(self) -> list[PassShape]:
+        """The draft model's: after such a step, drafting or not, and from there token by token."""
+        return [
+            PassShape(num, span_len, num_asked)
+            for span_len in range(1, self.max_draft_len + 2)
+            for num_asked in (0, 1)
+            for num in batch_sizes(self.max_num_seqs)
+        ]
 
 
 class TorchEngine:
@@ -69,11 +97,27 @@ class TorchEngine:
     ) -> None:
         self.shape, self.device, self.limits = shape, device, limits
         self._dtype, self._recipe = dtype, recipe
-        weights = random_weights(shape, recipe, device, dtype)
+        self._weights = weights = random_weights(shape, recipe, device, dtype)
         room = {"num_slots": limits.max_num_seqs, "slot_len": limits.slot_len}
         self.target = Llama(shape, weights, **room)
         self.draft = Llama(shape, draft_of(weights, recipe.num_draft_layers), **room)
-        self._probe = Probe() if device.type == "cpu" else None
+        self._timing = Timing.of(device)
+        self._recorded = self._record(cuda_graphs(device)) if device.type == "cuda" else {}
+
+    def _record(self, record: Record) -> dict[str, str]:
+        """Record passes of both models; say how many are used, for `description`."""
+        models = ((self.target, self.limits.target_shapes), (self.draft, self.limits.draft_shapes))
+        try:
+            for model, shapes in models:
+                if model.can_be_recorded:
+                    model.record(shapes, record, self._timing.timer)
+        except RuntimeError as error:
+            log.warning("a pass cannot be recorded, nor will others be: %s", str(error)[:120])
+        kept, tried = (
+            sum(getattr(model.recordings, name) for model, _ in models)
+            for name in ("num_kept", "num_tried")
+        )
+        return {"recorded_passes": f"{kept} of {tried} shapes, the others are no faster recorded"}
 
     @property
     def description(self) -> dict[str, Any]:
@@ -90,6 +134,7 @@ class TorchEngine:
             "dtype": str(self._dtype).removeprefix("torch."),
             "draft": f"the first {self._recipe.num_draft_layers} of {self.shape.num_hidden_layers} "
             f"layers; the deeper ones write {self._recipe.deep_scale:g} times as much",
+            **self._recorded,
         }
 
     @property
@@ -103,6 +148,21 @@ class TorchEngine:
         shape = self.shape
         width = shape.num_key_value_heads * shape.head_dim * self._dtype.itemsize
         return float(2 * self._recipe.num_draft_layers * width)
+
+    def warm_up(self, max_batched_tokens: int) -> None:
+        """Run a pass of every number of tokens; see `specsim.calibration.onednn`.
+
+        Parameters
+        ----------
+        max_batched_tokens : int
+            Of a step.
+        """
+        layer = draft_of(self._weights, 1)  # all have matrices of the same shapes
+        model = Llama(self.shape, layer, num_slots=1, slot_len=max_batched_tokens)
+        most_asked = self.limits.max_num_seqs * (self.limits.max_draft_len + 1)
+        for num in range(1, max_batched_tokens + 1):
+            asked = range(num if num <= most_asked else 0)
+            model.next_tokens([Span(0, 0, np.zeros(num, np.int64), asked)])
 
     def prompt(self, request: Request) -> NDArray[np.int64]:
         """Return the prompt of a request: as recorded, or random tokens of its own."""
@@ -145,7 +205,7 @@ class TorchEngine:
             Drafting(experiment, deployment, requests).start(0),
             speculates=speculates,
             is_synthetic=is_synthetic,
-            probe=self._probe,
+            timing=self._timing,
         )
         with out_of_memory(f"serving {len(requests)} requests", self.device):
             return server.serve(requests, self.prompt)
@@ -161,10 +221,9 @@ class TorchEngine:
         ------
         Sample
         """
-        runner = self._runner()
-        clock = MachineClock()
+        runner, probe = self._runner(), self._timing.probe
         for point in points:
-            probed_at, seconds = self._probe.run(clock) if self._probe is not None else (0.0, 0.0)
+            probed_at, seconds = probe.run() if probe is not None else (0.0, 0.0)
             with out_of_memory(f"a step of {point.load.batched_tokens} tokens", self.device):
                 sample = measure(runner, point, self.shape.vocab_size)
             yield sample._replace(probed_at=probed_at, probe_seconds=seconds)
@@ -175,6 +234,7 @@ class TorchEngine:
             self.draft,
             num_slots=self.limits.max_num_seqs,
             slot_len=self.limits.slot_len,
+            timer=self._timing.timer,
         )
 
 

@@ -1,12 +1,16 @@
 """Llama: the forward pass of a Llama-like model over its own KV cache."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specsim.calibration.torch_engine.attention import attend_each, attend_groups, causal_mask
+from specsim.calibration.torch_engine.attention import attend_flash, choose_attention
 from specsim.calibration.torch_engine.batch import Batch, Span, make_batch
 from specsim.calibration.torch_engine.memory import out_of_memory
+from specsim.calibration.torch_engine.recordings import PassShape, Record, Recordings
+from specsim.calibration.torch_engine.timers import Timer
 from specsim.calibration.torch_engine.weights import Layer, Weights
 from specsim.hardware import ModelShape
 
@@ -42,17 +46,26 @@ class Llama:
         self._slot_len = slot_len
         self.device = weights.embedding.device
         dtype = weights.embedding.dtype
-        size = (2, num_slots, slot_len, shape.num_key_value_heads, shape.head_dim)
+        # One row more than sequences: for what fills up a recorded pass.
+        size = (2, num_slots + 1, slot_len, shape.num_key_value_heads, shape.head_dim)
         what = f"a KV cache of {num_slots} x {slot_len} tokens, {len(weights.layers)} layers"
         with out_of_memory(what, self.device):
             self._caches = [
                 torch.zeros(size, device=self.device, dtype=dtype) for _ in weights.layers
             ]
-        num_shared = shape.num_attention_heads // shape.num_key_value_heads
-        # A GPU has enough to do with the whole batch at once, and makes its own masks.
-        is_gpu = self.device.type == "cuda"
-        self._mask = None if is_gpu else causal_mask(slot_len, num_shared, dtype)
+        self._attend = choose_attention(self._caches[0], shape.num_attention_heads)
         self._turns = _rotations(shape.head_dim, slot_len).to(self.device)
+        self.recordings = Recordings(self._successors, slot_len, num_slots, self.device)
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether all that a pass depends on is on the device."""
+        return self._attend is attend_flash
+
+    def record(self, shapes: Sequence[PassShape], record: Record, timer: Timer) -> None:
+        """Record passes; see `Recordings.add`."""
+        with torch.inference_mode():
+            self.recordings.add(shapes, record, timer)
 
     def next_tokens(self, spans: list[Span]) -> list[int]:
         """Read some spans and return the most likely successors that are asked for.
@@ -67,13 +80,15 @@ class Llama:
         list of int
             As many as each span asks for, end to end. They are on the host, so all work is done.
         """
-        batch = make_batch(spans, self._slot_len, self.device)
         with torch.inference_mode():
-            logits = self.logits(batch)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        tokens: list[int] = logits.argmax(dim=-1).tolist()
+            found = self.recordings.next_tokens(spans)
+            if found is None:
+                found = self._successors(make_batch(spans, self._slot_len, self.device))
+            tokens: list[int] = found.tolist()
         return tokens
+
+    def _successors(self, batch: Batch) -> Tensor:
+        return self.logits(batch).argmax(dim=-1)
 
     def logits(self, batch: Batch) -> Tensor:
         """Read a batch and return the logits that it asks for, shape (asked, vocabulary)."""
@@ -98,10 +113,7 @@ class Llama:
         rows = cache.view(2, -1, kv_heads, shape.head_dim)
         rows[0].index_copy_(0, batch.cache_rows, keys)
         rows[1].index_copy_(0, batch.cache_rows, qkv[:, heads + kv_heads :])
-        if self._mask is None:
-            attended = attend_groups(queries, cache, batch)
-        else:
-            attended = attend_each(queries, cache, batch, self._mask)
+        attended = self._attend(queries, cache, batch)
         return functional.linear(attended.reshape(len(hidden), -1), layer.out)
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from specsim.calibration.torch_engine.batch import Span
 from specsim.calibration.torch_engine.model import Llama
 from specsim.calibration.torch_engine.text import Text
+from specsim.calibration.torch_engine.timers import Timer
 from specsim.engine.plan import StepPlan
 from specsim.engine.sequence import Sequence
 
@@ -37,10 +38,18 @@ class Runner:
     num_slots : int
         Rows of their KV caches.
     slot_len : int, tokens
+    timer : Timer
     """
 
-    def __init__(self, target: Llama, draft: Llama, *, num_slots: int, slot_len: int) -> None:
+    def __init__(
+        self, target: Llama, draft: Llama, *, num_slots: int, slot_len: int, timer: Timer
+    ) -> None:
         self._target, self._draft = target, draft
+        self._timer = timer
+        self.target_time = 0.0
+        """Seconds of the last `verify`."""
+        self.draft_time = 0.0
+        """Seconds of the last `draft`."""
         self._slot_len = slot_len
         self._free_slots = list(range(num_slots))[::-1]
         self._texts: dict[Sequence, Text] = {}
@@ -82,6 +91,7 @@ class Runner:
         list of int, tokens
             Of each sequence's drafts, how many are what the target would have said itself.
         """
+        self._timer.start()
         for sequence in plan.preempted:
             self._release(sequence)
         self._rows = [self._row(plan, place) for place in range(len(plan.sequences))]
@@ -90,10 +100,12 @@ class Runner:
             [] if row.is_partial else [next(tokens) for _ in range(row.draft_len + 1)]
             for row in self._rows
         ]
-        return [
+        agreed_lens = [
             0 if row.sequence in plan.padded else _agreed_len(row, said)
             for row, said in zip(self._rows, self._successors, strict=True)
         ]
+        self.target_time = self._timer.stop()
+        return agreed_lens
 
     def _row(self, plan: StepPlan, place: int) -> _Row:
         sequence, draft_len = plan.sequences[place], plan.verified_lens[place]
@@ -132,6 +144,7 @@ class Runner:
         asked_lens : int or list of int, tokens
             Length of each draft.
         """
+        self._timer.start()
         num = len(self._rows)
         lens = [asked_lens] * num if isinstance(asked_lens, int) else asked_lens
         longest = max(lens, default=0)
@@ -160,6 +173,7 @@ class Runner:
             places = kept
         if not longest:
             self._draft.next_tokens(spans)
+        self.draft_time = self._timer.stop()
 
     def _keep(self, row: _Row, position: int, token: int) -> None:
         """Put a draft behind the text; behind a prompt half read its continuation stands."""

@@ -9,10 +9,10 @@ from time import sleep
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.calibration.clock import MachineClock
-from specsim.calibration.probe import PROBE_EVERY, Probe
+from specsim.calibration.probe import PROBE_EVERY
 from specsim.calibration.served import Served, Spans
 from specsim.calibration.torch_engine.runner import Runner
+from specsim.calibration.torch_engine.timers import Timing
 from specsim.engine.engine_step import EngineStep
 from specsim.engine.scheduler import Scheduler
 from specsim.engine.sequence import Sequence
@@ -49,8 +49,8 @@ class Server:
         Whether there is a draft model to run.
     is_synthetic : bool
         Whether drafts are accepted as `speculation` says, whatever the models say.
-    probe : Probe or None
-        Of the machine's speed, done between steps.
+    timing : Timing
+        The probe is done between steps.
     """
 
     def __init__(
@@ -61,16 +61,15 @@ class Server:
         *,
         speculates: bool,
         is_synthetic: bool,
-        probe: Probe | None,
+        timing: Timing,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._speculation = speculation
         self._speculates = speculates
         self._is_synthetic = is_synthetic
-        self._probe = probe
         self._seen: dict[int, _Seen] = {}
-        self._clock = MachineClock()
+        self._clock, self._probe = timing.clock, timing.probe
         self._start = 0.0
         self._probed_at = 0.0
         self._overhead = 0.0
@@ -117,7 +116,7 @@ class Server:
     def _see_speed(self) -> None:
         """See how fast the machine is, and stop the clock for that long."""
         if self._probe is not None:
-            at, seconds = self._probe.run(self._clock)
+            at, seconds = self._probe.run()
             self._probed_at = at - self._start
             self.served.probes.append((self._probed_at, seconds))
 
@@ -142,19 +141,16 @@ class Server:
             scheduler.update(plan, [])
             return bool(plan.preempted)
         speculation.begin(step)
-        verified_from = self._now()
         agreed_lens = runner.verify(plan)
-        verified_at = self._now()
-        step.target_time = verified_at - verified_from
+        step.target_time = runner.target_time
         step.overhead_time = self._overhead  # of the step before; its own is not over yet
         step.accepted_lens = speculation.verify(plan) if self._is_synthetic else agreed_lens
         runner.accept(step.accepted_lens)
         speculation.observe(step)
         if self._speculates:
             step.asked_lens = speculation.decide(step, step.accepted_lens, scheduler.kv)
-            drafted_from = self._now()
             runner.draft(step.accepted_lens, step.asked_lens)
-            step.draft_time = self._now() - drafted_from
+            step.draft_time = runner.draft_time
         self._finish(step)
         return True
 

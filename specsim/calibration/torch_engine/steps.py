@@ -1,7 +1,5 @@
 """Made-up steps of the torch engine, for a grid: the same work as in a run, without the waiting."""
 
-from time import perf_counter
-
 from specsim.calibration.grid import GridPoint, Sample
 from specsim.calibration.torch_engine.runner import Runner
 from specsim.engine.plan import StepPlan
@@ -40,17 +38,13 @@ def measure(runner: Runner, point: GridPoint, vocab_size: int) -> Sample:
         plan.prefill_lens[sequence] = end
         _add(plan, sequence, end, 0)
     plan.count_tokens()
-    started_at = perf_counter()
     runner.verify(plan)
-    verified_at = perf_counter()
     nothing = [0] * len(plan.sequences)
     runner.accept(nothing)
-    drafted_from = perf_counter()
     runner.draft(nothing, point.draft_len)
-    ended_at = perf_counter()
     for sequence in plan.sequences:
         runner.end(sequence)
-    return Sample(point, verified_at - started_at, ended_at - drafted_from)
+    return Sample(point, runner.target_time, runner.draft_time)
 
 
 def _sequence(runner: Runner, number: int, known_len: int, end: int, vocab_size: int) -> Sequence:
