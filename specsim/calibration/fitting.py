@@ -175,7 +175,11 @@ def _table(knots: list[int], found: NDArray[np.float64], most_context: int) -> T
 
 
 def _fit_draft(measured: Medians) -> tuple[DraftCost, Seconds]:
-    """Fit the cost of a pass to whole drafts, by the formula that the simulator charges."""
+    """Fit the cost of a pass to whole drafts, by the formula that the simulator charges.
+
+    The first pass costs more than those after it, which read one token of each sequence: what that
+    takes is ``step_ms``.
+    """
     points = measured.points
     passes = [_passes(point) for point in points]
     context, batched = (np.concatenate([each[:, row] for each in passes]) for row in (0, 1))
@@ -184,9 +188,11 @@ def _fit_draft(measured: Medians) -> tuple[DraftCost, Seconds]:
     starts = np.cumsum([0, *(len(each) for each in passes[:-1])])
     columns = np.add.reduceat(of_pass, starts)
     drafted = np.array([point.draft_len * point.load.num_requests for point in points])
-    found = _relative_fit(np.column_stack([columns, drafted]), measured.draft_seconds)
-    table = _table(knots, found[:-1], int(context.max()))
-    cost = DraftCost(latency=Tabulated(decode=table), token_us=float(found[-1]) * 1e6)
+    per_draft = np.column_stack([drafted, drafted > 0])
+    found = _relative_fit(np.column_stack([columns, per_draft]), measured.draft_seconds)
+    table = _table(knots, found[:-2], int(context.max()))
+    token, step = found[-2:].tolist()
+    cost = DraftCost(latency=Tabulated(decode=table), token_us=token * 1e6, step_ms=step * 1e3)
     return cost, np.array([cost.draft_time(point.load, point.draft_len, 0.0) for point in points])
 
 
