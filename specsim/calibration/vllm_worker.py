@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -14,6 +15,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must be with
 from vllm import EngineArgs, LLMEngine, SamplingParams
 
 from specsim.calibration.clock import MachineClock
+from specsim.calibration.onednn import keep_kernels
 from specsim.calibration.probe import PROBE_EVERY, Probe
 from specsim.calibration.vllm import FOLDER_VARIABLE
 
@@ -33,11 +35,13 @@ def main(path: Path) -> None:
         "skip_tokenizer_init": True,
     }
     try:
+        keep_kernels()
         engine = LLMEngine.from_engine_args(EngineArgs(**{**fixed, **spec["engine_kwargs"]}))
         scheduler = engine.engine_core.engine_core.scheduler
-        probe = Probe() if spec["probes"] else None
-        if probe is not None:
+        probe = None
+        if spec["probes"]:
             scheduler.clock = MachineClock()
+            probe = Probe(scheduler.clock)
         longest = max((run for run in spec["runs"]), key=lambda run: len(run["prompts"]))
         serve(
             engine,
@@ -45,6 +49,8 @@ def main(path: Path) -> None:
             longest["prompts"][:_WARM_UP_REQUESTS],
             [_WARM_UP_TOKENS] * _WARM_UP_REQUESTS,
         )
+        if spec["probes"]:
+            run_every_size(engine, longest["prompts"])
         for run in spec["runs"]:
             engine.reset_prefix_cache()
             scheduler.start_run(Path(run["folder"]))
@@ -78,24 +84,43 @@ def serve(
     while number < len(prompts) or engine.has_unfinished_requests():
         now = clock.now() - start
         while number < len(prompts) and arrivals[number] <= now:
-            params = SamplingParams(
-                temperature=0.0,
-                max_tokens=output_lens[number],
-                ignore_eos=True,
-                detokenize=False,
-            )
-            prompt = {"prompt_token_ids": prompts[number]}
             due = time.time() - (clock.now() - start - arrivals[number])
-            engine.add_request(str(number), prompt, params, arrival_time=due)
+            _add(engine, number, prompts[number], output_lens[number], due)
             number += 1
         if engine.has_unfinished_requests():
             engine.step()
             if probe is not None and clock.now() - probed_at > PROBE_EVERY:
-                probed_at, seconds = probe.run(clock)
+                probed_at, seconds = probe.run()
                 if scheduler.recorder is not None:
                     scheduler.recorder.probed(probed_at, seconds)
         elif number < len(prompts):
             time.sleep(max(0.0, start + arrivals[number] - clock.now()))
+
+
+def run_every_size(engine: Any, prompts: list[list[int]]) -> None:
+    """Run a step of every number of tokens that is possible; see `specsim.calibration.onednn`.
+
+    Parameters
+    ----------
+    engine : vllm.LLMEngine
+    prompts : list of list of int
+        Where tokens are taken from.
+    """
+    scheduler = engine.engine_core.engine_core.scheduler
+    tokens = [token for prompt in prompts for token in prompt]
+    most = min(scheduler.max_num_scheduled_tokens, scheduler.max_model_len - 1)
+    for num in range(1, most + 1):
+        # Each of other tokens, so that no prefix is cached.
+        _add(engine, num, random.Random(num).choices(tokens, k=num), 1, time.time())
+        while engine.has_unfinished_requests():
+            engine.step()
+
+
+def _add(engine: Any, number: int, prompt: list[int], output_len: int, arrived_at: float) -> None:
+    params = SamplingParams(
+        temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=False
+    )
+    engine.add_request(str(number), {"prompt_token_ids": prompt}, params, arrival_time=arrived_at)
 
 
 if __name__ == "__main__":
