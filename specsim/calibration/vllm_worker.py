@@ -16,8 +16,9 @@ from vllm import EngineArgs, LLMEngine, SamplingParams
 
 from specsim.calibration.clock import MachineClock
 from specsim.calibration.onednn import keep_kernels
-from specsim.calibration.probe import PROBE_EVERY, Probe
+from specsim.calibration.probe import Probe
 from specsim.calibration.vllm import FOLDER_VARIABLE
+from specsim.hardware import load_model
 
 _WARM_UP_REQUESTS = 6
 _WARM_UP_TOKENS = 24
@@ -41,7 +42,8 @@ def main(path: Path) -> None:
         probe = None
         if spec["probes"]:
             scheduler.clock = MachineClock()
-            probe = Probe(scheduler.clock)
+            shape = load_model(f"{spec['engine_kwargs']['model']}/config.json")
+            probe = Probe(scheduler.clock, shape, engine.model_config.dtype)
         longest = max((run for run in spec["runs"]), key=lambda run: len(run["prompts"]))
         serve(
             engine,
@@ -89,7 +91,7 @@ def serve(
             number += 1
         if engine.has_unfinished_requests():
             engine.step()
-            if probe is not None and clock.now() - probed_at > PROBE_EVERY:
+            if probe is not None and clock.now() - probed_at > probe.every:
                 probed_at, seconds = probe.run()
                 if scheduler.recorder is not None:
                     scheduler.recorder.probed(probed_at, seconds)

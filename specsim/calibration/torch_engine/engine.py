@@ -26,7 +26,7 @@ from specsim.calibration.torch_engine.recordings import (
 from specsim.calibration.torch_engine.runner import Runner
 from specsim.calibration.torch_engine.server import Server
 from specsim.calibration.torch_engine.steps import measure
-from specsim.calibration.torch_engine.timers import Timing
+from specsim.calibration.torch_engine.timing import Timing
 from specsim.calibration.torch_engine.weights import Recipe, draft_of, random_weights
 from specsim.deployment import Deployment
 from specsim.drafting import Drafting
@@ -101,7 +101,7 @@ class TorchEngine:
         room = {"num_slots": limits.max_num_seqs, "slot_len": limits.slot_len}
         self.target = Llama(shape, weights, **room)
         self.draft = Llama(shape, draft_of(weights, recipe.num_draft_layers), **room)
-        self._timing = Timing.of(device)
+        self._timing = Timing.of(device, shape, dtype)
         self._recorded = self._record(cuda_graphs(device)) if device.type == "cuda" else {}
 
     def _record(self, record: Record) -> dict[str, str]:

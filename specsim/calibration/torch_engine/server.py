@@ -9,10 +9,9 @@ from time import sleep
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.calibration.probe import PROBE_EVERY
 from specsim.calibration.served import Served, Spans
 from specsim.calibration.torch_engine.runner import Runner
-from specsim.calibration.torch_engine.timers import Timing
+from specsim.calibration.torch_engine.timing import Timing
 from specsim.engine.engine_step import EngineStep
 from specsim.engine.scheduler import Scheduler
 from specsim.engine.sequence import Sequence
@@ -102,8 +101,8 @@ class Server:
                 while num_taken < len(requests) and requests[num_taken].arrived_at <= now:
                     self._take(requests[num_taken], prompts[num_taken])
                     num_taken += 1
-                if self._scheduler.has_unfinished and now - self._probed_at > PROBE_EVERY:
-                    self._see_speed()
+                if self._scheduler.has_unfinished:
+                    self._see_speed(now)
                 if not (self._scheduler.has_unfinished and self._step()):
                     if num_taken == len(requests):
                         raise InvariantError("requests are left that can never run")
@@ -113,9 +112,9 @@ class Server:
     def _now(self) -> float:
         return self._clock.now() - self._start
 
-    def _see_speed(self) -> None:
-        """See how fast the machine is, and stop the clock for that long."""
-        if self._probe is not None:
+    def _see_speed(self, now: float) -> None:
+        """See how fast the machine is, if that is due, and stop the clock for that long."""
+        if self._probe is not None and now - self._probed_at > self._probe.every:
             at, seconds = self._probe.run()
             self._probed_at = at - self._start
             self.served.probes.append((self._probed_at, seconds))

@@ -1,13 +1,12 @@
 """Timers: how long a model works, by the clock of what it runs on."""
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
-from specsim.calibration.clock import Clock, MachineClock
-from specsim.calibration.probe import Probe
+from specsim.calibration.clock import Clock
 
-__all__ = ["EventTimer", "HostTimer", "Timer", "Timing"]
+__all__ = ["EventTimer", "HostTimer", "Timer"]
 
 
 class Timer(Protocol):
@@ -62,22 +61,3 @@ class EventTimer:
         self._stopped.record(self._stream)
         self._stopped.synchronize()
         return float(self._started.elapsed_time(self._stopped)) / 1e3
-
-
-class Timing(NamedTuple):
-    """All that an engine is timed by."""
-
-    clock: Clock
-    """Of runs."""
-    timer: Timer
-    """Of the models."""
-    probe: Probe | None
-    """Of the speed of a CPU, by that clock."""
-
-    @classmethod
-    def of(cls, device: torch.device) -> "Timing":
-        """Return what suits a device."""
-        if device.type == "cpu":
-            clock = MachineClock()
-            return cls(clock, HostTimer(clock), Probe(clock))
-        return cls(Clock(), EventTimer(device), None)
