@@ -9,7 +9,7 @@ an engine that attends sequence by sequence pays for each of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,14 @@ class Medians:
     """How long all points together took in each round, shape (rounds,); about 1."""
     probe_seconds: float
     """Mean of the probes of the machine's speed; 0 without. The medians are at that speed."""
+
+    def scaled(self, target: float, draft: float) -> "Medians":
+        """Return the same points, all costing so many times as much."""
+        return replace(
+            self,
+            target_seconds=self.target_seconds * target,
+            draft_seconds=self.draft_seconds * draft,
+        )
 
 
 @dataclass(frozen=True)

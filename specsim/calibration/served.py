@@ -26,6 +26,10 @@ class Spans(NamedTuple):
     overhead: float
     """Scheduling, decisions, and what is between the forward passes."""
 
+    def without(self, slowness: float) -> "Spans":
+        """Return what the step takes on a machine that is not so many times as slow."""
+        return Spans(self.num_requests, *(seconds / slowness for seconds in self[1:]))
+
 
 @dataclass
 class Served:
@@ -43,8 +47,8 @@ class Served:
         """What the probes say; None without."""
         return HostSpeed.of(self.probes) if self.probes else None
 
-    def spans_at_usual_speed(self, usual: float) -> list[Spans]:
-        """Return the spans as they would have been on the usual machine.
+    def slowness(self, usual: float) -> list[float]:
+        """Return of each step how many times as long it took as on the usual machine.
 
         Parameters
         ----------
@@ -53,18 +57,15 @@ class Served:
 
         Returns
         -------
-        list of Spans
+        list of float
+            1 if that was not probed.
         """
         speed = self.host_speed
         if speed is None:
-            return self.spans
+            return [1.0] * len(self.steps)
         middles = np.array([step["started_at"] + step["seconds"] / 2 for step in self.steps])
-        return [
-            Spans(each.num_requests, *(seconds / slowness for seconds in each[1:]))
-            for each, slowness in zip(
-                self.spans, speed.slowness(middles, usual).tolist(), strict=True
-            )
-        ]
+        found: list[float] = speed.slowness(middles, usual).tolist()
+        return found
 
     def write(self, folder: Path, meta: dict[str, Any]) -> None:
         """Write the run's folder; see `RunWriter`.

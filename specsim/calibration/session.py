@@ -11,9 +11,10 @@ from specsim.calibration.cases import Case, profiling_case
 from specsim.calibration.fitted_profile import make_profile, with_overhead, with_status
 from specsim.calibration.fitting import Medians, fit_costs, medians
 from specsim.calibration.grid import Sample
+from specsim.calibration.in_situ import Levels, in_situ_levels
 from specsim.calibration.plan import Plan
-from specsim.calibration.run_writer import add_repetition
-from specsim.calibration.served import CalibratedEngine, Served
+from specsim.calibration.run_writer import StepRow, add_repetition
+from specsim.calibration.served import CalibratedEngine, Served, Spans
 from specsim.host_speed import HostSpeed
 from specsim.profile import Profile
 
@@ -72,18 +73,30 @@ class Session:
         """The grid, as far as it has been measured."""
         return medians(self._rounds)
 
+    @property
+    def levels(self) -> Levels:
+        """What steps cost in the profiling runs, beside the grid."""
+        return in_situ_levels(fit_costs(self.measured), self._steps)
+
+    @property
+    def _steps(self) -> list[tuple[StepRow, Spans, float]]:
+        """All steps of the profiling runs, and how slow the machine was, beside the grid's."""
+        usual = self.measured.probe_seconds
+        return [
+            each
+            for _, served in self.profiling
+            for each in zip(served.steps, served.spans, served.slowness(usual), strict=True)
+        ]
+
     def profile(self) -> Profile:
         """Return what all that has been measured so far says; a candidate."""
         subject, measured = self._subject, self.measured
-        costs = fit_costs(measured)
+        costs = fit_costs(measured.scaled(*self.levels))
         profile = make_profile(
             subject.engine, measured, costs, model=subject.model, gpu=subject.gpu
         )
-        usual = measured.probe_seconds
-        spans = [
-            each for _, served in self.profiling for each in served.spans_at_usual_speed(usual)
-        ]
-        if spans:
+        if self.profiling:
+            spans = [spans.without(slowness) for _, spans, slowness in self._steps]
             profile = with_overhead(profile, spans)
         return with_status(profile, is_validated=False, stated_error=subject.stated_error)
 

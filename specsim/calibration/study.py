@@ -13,17 +13,15 @@ from specsim.calibration.cases import Case, acceptance_rates, capacity, make_cas
 from specsim.calibration.fitted_profile import with_status
 from specsim.calibration.fitting import Medians
 from specsim.calibration.folder import check_folder, write_json, write_profile
+from specsim.calibration.in_situ import Levels
 from specsim.calibration.plan import Plan
 from specsim.calibration.results import CaseResult, Judgement
-from specsim.calibration.served import Served
 from specsim.calibration.session import Session, Subject
-from specsim.deployment import Deployment
 from specsim.experiment import Experiment
 from specsim.host_speed import HostSpeed
 from specsim.profile import Profile
 from specsim.request import Request
 from specsim.simulate import simulate
-from specsim.step import StepLoad
 from specsim.summary import Summary
 from specsim.validation import Measured, load_run
 from specsim.version import __version__
@@ -43,8 +41,8 @@ class Calibration(Judgement):
     """Requests per second of every load."""
     acceptance_rates: list[float]
     """Per position of a draft, as measured while profiling."""
-    in_situ: dict[str, float]
-    """Predicted over measured time of the steps of the profiling runs."""
+    in_situ: Levels
+    """What steps cost in the profiling runs, beside the grid; the profile is of the former."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -56,7 +54,7 @@ class Calibration(Judgement):
             "swaps": [vars(each) for each in self.swaps],
             "drift": self.measured.drift,
             "slowness_of_rounds": self.measured.levels.tolist(),
-            "in_situ": self.in_situ,
+            "in_situ": self.in_situ._asdict(),
             "rates": self.rates,
             "acceptance_rates": self.acceptance_rates,
             "cases": [each.to_dict() for each in self.results],
@@ -132,7 +130,7 @@ def _judged(
         measured=measured,
         rates=rates,
         acceptance_rates=accepted,
-        in_situ={case.policy: _in_situ(case, run, profile) for case, run in session.profiling},
+        in_situ=session.levels,
         stated_error=subject.stated_error,
         results=results,
     )
@@ -169,20 +167,6 @@ def _cases(plan: Plan, rates: dict[str, float], accepted: list[float]) -> list[C
         if not is_real or load.name in plan.real_loads
         for policy in plan.policies
     ]
-
-
-def _in_situ(case: Case, served: Served, profile: Profile) -> float:
-    """Return the predicted over the measured time of all steps of a run."""
-    costs = Deployment.of(case.experiment, profile).costs
-    predicted = 0.0
-    for row in served.steps:
-        load = StepLoad(
-            row["context_tokens"], row["batched_tokens"], row["num_requests"], row["prefill_tokens"]
-        )
-        target = costs.target_time(load)
-        predicted += target + costs.overhead_time(load.num_requests)
-        predicted += costs.draft_time(load, row.get("made_drafts", 0), target)
-    return predicted / sum(row["seconds"] for row in served.steps)
 
 
 def _simulated(experiment: Experiment, requests: list[Request], profile: Profile) -> Measured:

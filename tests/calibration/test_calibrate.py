@@ -44,6 +44,8 @@ class MadeUpEngine:
 
     hosts: tuple[Host, ...] = (Host(),)
     """Of one serve after the other, the profiling runs first; then the last goes on."""
+    grid_level: float = 1.0
+    """What a step of the grid costs, beside the same step in a run."""
     fails_at: int = 10**9
     num_served: int = 0
     drafter_gib = 0.0
@@ -60,7 +62,8 @@ class MadeUpEngine:
             # What the engine pays per sequence is paid within its forward pass.
             target = costs.target_time(point.load) + 30e-6 * point.load.num_requests
             draft = costs.draft_time(point.load, point.draft_len, target)
-            yield Sample(point, target, draft, probed_at=0.0, probe_seconds=0.004)
+            level = self.grid_level
+            yield Sample(point, level * target, level * draft, probed_at=0.0, probe_seconds=0.004)
 
     def serve(
         self,
@@ -109,13 +112,21 @@ def test_a_known_engine_is_found_again(exact: tuple[Calibration, Path]) -> None:
     for each in found.results:
         if each.case.is_synthetic:
             assert each.mean_error < 0.01
-    assert all(ratio == pytest.approx(1, abs=0.01) for ratio in found.in_situ.values())
+    assert found.in_situ == pytest.approx((1, 1), abs=0.01)
     assert not found.failed
     assert not found.swaps
     assert found.profile.provenance.status == "validated"
     assert load_profile(str(folder / "profile.yaml")) == found.profile
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["complete"] is True
+
+
+def test_runs_settle_the_level_of_costs(tmp_path: Path) -> None:
+    found = calibrated(tmp_path / "out", MadeUpEngine(grid_level=0.8))
+    assert found.in_situ == pytest.approx((1.25, 1.25), abs=0.01)
+    for each in found.results:
+        if each.case.is_synthetic:
+            assert each.mean_error < 0.01
 
 
 def test_costs_are_the_true_ones(exact: tuple[Calibration, Path]) -> None:
@@ -164,7 +175,7 @@ def test_an_engine_that_gets_slower_leaves_a_candidate(tmp_path: Path) -> None:
 
 
 def test_what_probes_say_of_the_machine_is_taken_into_account(tmp_path: Path) -> None:
-    profiling = [Host((1.5, 0.5))] * 3
+    profiling = [Host((1.25, 0.75))] * 3
     first, second = Host((0.5, 1.0)), Host((1.0, 1.8))
     engine = MadeUpEngine((*profiling, *([first] * 12), *([second] * 12)))
     found = calibrated(tmp_path / "out", engine, replace(PLAN, repetitions=2))
