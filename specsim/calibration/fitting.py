@@ -32,7 +32,10 @@ _DISTURBED = 3.0
 
 @dataclass(frozen=True)
 class Medians:
-    """The points of a grid, each with the median of its rounds, all scaled to their mean."""
+    """The points of a grid, each with the median of its rounds, all scaled to their mean.
+
+    At the mean speed of the machine meanwhile, if that was probed.
+    """
 
     points: list[GridPoint]
     target_seconds: Seconds
@@ -42,8 +45,6 @@ class Medians:
     """By how much all points together took longer in the second half of the rounds, as a share."""
     levels: NDArray[np.float64]
     """How long all points together took in each round, shape (rounds,); about 1."""
-    probe_seconds: float
-    """Mean of the probes of the machine's speed; 0 without. The medians are at that speed."""
 
     def scaled(self, target: float, draft: float) -> "Medians":
         """Return the same points, all costing so many times as much."""
@@ -108,7 +109,7 @@ def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
     middle *= np.sum(times * usual, axis=(0, 1)) / np.sum(middle * usual, axis=(0, 1))
     halves = [half for half in np.array_split(levels, 2) if len(half)]
     drift = float(halves[-1].mean() / halves[0].mean() - 1)
-    return Medians(points, middle[:, 0], middle[:, 1], drift, levels, mean_probe)
+    return Medians(points, middle[:, 0], middle[:, 1], drift, levels)
 
 
 def fit_costs(measured: Medians) -> Costs:

@@ -34,7 +34,7 @@ def in_situ_levels(costs: Costs, steps: Iterable[tuple[StepRow, Spans, float]]) 
     costs : Costs
         Fitted to the grid.
     steps : iterable of (StepRow, Spans, float)
-        And how many times as slow the machine was as that of the grid.
+        And how many times as slow as usual the machine was.
 
     Returns
     -------

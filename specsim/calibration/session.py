@@ -74,18 +74,29 @@ class Session:
         return medians(self._rounds)
 
     @property
+    def usual(self) -> float:
+        """What a probe took in all runs, on average, seconds; 0 if the engine does not probe.
+
+        The machine that the profile is of. In the grid, between other work, the same probe on the
+        same machine takes less.
+        """
+        profiling = (served.host_speed for _, served in self.profiling)
+        cases = (speed for each in self._speeds.values() for speed in each)
+        known = [speed for speed in (*profiling, *cases) if speed is not None]
+        return HostSpeed.usual(known) if known else 0.0
+
+    @property
     def levels(self) -> Levels:
-        """What steps cost in the profiling runs, beside the grid."""
+        """What steps cost in the profiling runs on the usual machine, beside the grid."""
         return in_situ_levels(fit_costs(self.measured), self._steps)
 
     @property
     def _steps(self) -> list[tuple[StepRow, Spans, float]]:
-        """All steps of the profiling runs, and how slow the machine was, beside the grid's."""
-        usual = self.measured.probe_seconds
+        """All steps of the profiling runs, and how slow the machine was."""
         return [
             each
             for _, served in self.profiling
-            for each in zip(served.steps, served.spans, served.slowness(usual), strict=True)
+            for each in zip(served.steps, served.spans, served.slowness(self.usual), strict=True)
         ]
 
     def profile(self) -> Profile:

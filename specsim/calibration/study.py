@@ -42,7 +42,8 @@ class Calibration(Judgement):
     acceptance_rates: list[float]
     """Per position of a draft, as measured while profiling."""
     in_situ: Levels
-    """What steps cost in the profiling runs, beside the grid; the profile is of the former."""
+    """What steps cost in the profiling runs, beside the grid; the profile is of the former, at the
+    mean speed of the machine in all runs."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -123,11 +124,11 @@ def _judged(
     accepted: list[float],
 ) -> Calibration:
     """Simulate every case by all that was measured meanwhile, and compare."""
-    profile, measured = session.profile(), session.measured
-    results = [_compared(session, case, profile, measured.probe_seconds) for case in cases]
+    profile = session.profile()
+    results = [_compared(session, case, profile) for case in cases]
     found = Calibration(
         profile=profile,
-        measured=measured,
+        measured=session.measured,
         rates=rates,
         acceptance_rates=accepted,
         in_situ=session.levels,
@@ -140,10 +141,10 @@ def _judged(
     return found
 
 
-def _compared(session: Session, case: Case, profile: Profile, usual: float) -> CaseResult:
+def _compared(session: Session, case: Case, profile: Profile) -> CaseResult:
     runs = load_run(session.run_folder(case)).runs
     untold = [_simulated(case.experiment, case.requests, profile)] * len(runs)
-    speeds = session.speeds(case)
+    speeds, usual = session.speeds(case), session.usual
     told = [
         _simulated(at_speed(case.experiment, speed, usual, 0.0), case.requests, profile)
         for speed in speeds

@@ -181,7 +181,10 @@ def test_what_probes_say_of_the_machine_is_taken_into_account(tmp_path: Path) ->
     found = calibrated(tmp_path / "out", engine, replace(PLAN, repetitions=2))
     assert found.profile.overhead.request_us == pytest.approx(50, rel=0.1)
     for each in found.results:
-        assert each.slowness == pytest.approx([0.75, 1.4], abs=0.1)
+        faster, slower = each.slowness  # than the mean of all runs
+        assert slower / faster == pytest.approx(1.4 / 0.75, rel=0.1)
+        assert faster < 0.9
+        assert slower > 1.1
         assert (each.statistic("tpot", "mean").spread or 0.0) > 0.2
         if each.case.is_synthetic:
             assert each.mean_error_at_speed < 0.04
@@ -291,7 +294,6 @@ def test_what_probes_explain_is_taken_out_of_the_grid() -> None:
     assert found.levels == pytest.approx(np.ones(4))
     assert found.target_seconds == pytest.approx(clean.target_seconds)
     assert found.draft_seconds == pytest.approx(clean.draft_seconds)
-    assert found.probe_seconds == pytest.approx(0.004)
 
 
 def test_drift_is_found() -> None:
