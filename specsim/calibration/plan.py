@@ -83,7 +83,7 @@ QUICK = Plan(
     prompt_lens=(16, 128),
     output_lens=(16, 96),
     repetitions=4,
-    minutes=6,
+    minutes=8,
     cases_per_round=4,
     real_loads=("medium",),
 )

@@ -82,7 +82,7 @@ class VllmPlan:
     engine: Mapping[str, Any]
     """Options of ``vllm.LLM``."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    start_seconds: float = 25.0
+    start_seconds: float = 40.0
     """About how long an engine takes to start and to warm up."""
 
     def load(self, name: str) -> Load:

@@ -47,7 +47,7 @@ def calibrate(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="torch: some 6 minutes on 2 CPU cores; vllm: 5 to 8.")
+        bool, typer.Option("--quick", help="torch: some 8 minutes on 2 CPU cores; vllm: 6 to 9.")
     ] = False,
     stated_error: Annotated[
         float,

@@ -29,6 +29,11 @@ def plot_calibration(found: Judgement, path: Path) -> None:
     for axis, metric in zip(axes, JUDGED, strict=True):
         _draw(axis, found, metric)
     axes[0].invert_yaxis()
+    figure.supxlabel(
+        "simulated against measured, %, told how fast the machine was (dots) and not (circles); "
+        "gray: spread of the real runs",
+        fontsize="medium",
+    )
     save(figure, path)
 
 
@@ -45,8 +50,4 @@ def _draw(axis: Axes, found: Judgement, metric: str) -> None:
     axis.axvline(0, color="black", lw=0.8)
     axis.set_yticks(list(places), [each.case.name for each in found.results])
     axis.set_title(_TITLES[metric])
-    axis.set_xlabel(
-        "simulated against measured, %, told how fast the machine was (dots) and not (circles);\n"
-        "gray: spread of the real runs"
-    )
     axis.grid(axis="x", alpha=0.3)
