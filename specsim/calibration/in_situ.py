@@ -8,6 +8,8 @@ level.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from specsim.calibration.fitting import Costs
 from specsim.calibration.run_writer import StepRow
 from specsim.calibration.served import Spans
@@ -16,7 +18,7 @@ from specsim.step import StepLoad
 __all__ = ["Levels", "in_situ_levels"]
 
 _DISTURBED = 3.0
-"""How many times as long as predicted something may take and still count."""
+"""How many times as much above prediction as usual a step may be and still count."""
 
 
 class Levels(NamedTuple):
@@ -41,7 +43,7 @@ def in_situ_levels(costs: Costs, steps: Iterable[tuple[StepRow, Spans, float]]) 
     Levels
         1 of what no step has.
     """
-    targets, drafts = [(0.0, 0.0)], [(0.0, 0.0)]
+    targets, drafts = [], []
     for row, spans, slowness in steps:
         load = StepLoad(
             row["context_tokens"], row["batched_tokens"], row["num_requests"], row["prefill_tokens"]
@@ -55,6 +57,9 @@ def in_situ_levels(costs: Costs, steps: Iterable[tuple[StepRow, Spans, float]]) 
 
 
 def _level(pairs: list[tuple[float, float]]) -> float:
-    counted = [(real, ours) for real, ours in pairs if 0 < real < _DISTURBED * ours]
-    real, ours = (sum(column) for column in zip(*counted, strict=True)) if counted else (1.0, 1.0)
-    return real / ours
+    found = np.array([(real, ours) for real, ours in pairs if real > 0 and ours > 0])
+    if not len(found):
+        return 1.0
+    ratios = found[:, 0] / found[:, 1]
+    real, ours = found[ratios < _DISTURBED * np.median(ratios)].sum(axis=0)
+    return float(real / ours)

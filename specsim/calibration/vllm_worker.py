@@ -22,6 +22,7 @@ from specsim.hardware import load_model
 
 _WARM_UP_REQUESTS = 6
 _WARM_UP_TOKENS = 24
+_WARM_UP_STEPS = 3
 _DELAY = 0.05  # seconds between the start of a run and its first arrival
 
 
@@ -102,6 +103,8 @@ def serve(
 def run_every_size(engine: Any, prompts: list[list[int]]) -> None:
     """Run a step of every number of tokens that is possible; see `specsim.calibration.onednn`.
 
+    And of every number of sequences.
+
     Parameters
     ----------
     engine : vllm.LLMEngine
@@ -113,9 +116,17 @@ def run_every_size(engine: Any, prompts: list[list[int]]) -> None:
     most = min(scheduler.max_num_scheduled_tokens, scheduler.max_model_len - 1)
     for num in range(1, most + 1):
         # Each of other tokens, so that no prefix is cached.
-        _add(engine, num, random.Random(num).choices(tokens, k=num), 1, time.time())
-        while engine.has_unfinished_requests():
-            engine.step()
+        _run_together(engine, [random.Random(num).choices(tokens, k=num)], 1)
+    for num in range(2, scheduler.max_num_running_reqs + 1):
+        prompts = [random.Random(-place).choices(tokens, k=2) for place in range(1, num + 1)]
+        _run_together(engine, prompts, _WARM_UP_STEPS)
+
+
+def _run_together(engine: Any, prompts: list[list[int]], output_len: int) -> None:
+    for number, prompt in enumerate(prompts):
+        _add(engine, number, prompt, output_len, time.time())
+    while engine.has_unfinished_requests():
+        engine.step()
 
 
 def _add(engine: Any, number: int, prompt: list[int], output_len: int, arrived_at: float) -> None:

@@ -35,11 +35,18 @@ def test_it_is_done_again_after_a_stall(monkeypatch: pytest.MonkeyPatch) -> None
     probe = Probe(MachineClock(), SHAPE, torch.float32)
     usual = probe.every / 10
     assert 0 < usual < 1
-    took, waited = [usual + 0.021, usual + 0.5, usual + 0.019], []
+    took, waited = [3 * usual + 0.021, usual + 5.0, 3 * usual + 0.019], []
     monkeypatch.setattr(probe, "_work", lambda: took.pop(0))
     monkeypatch.setattr(module, "sleep", waited.append)
-    assert probe.run()[1] == usual + 0.019
+    assert probe.run()[1] == 3 * usual + 0.019
     assert (took, len(waited)) == ([], 2)
+
+
+def test_a_machine_that_stays_slow_is_believed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = Probe(MachineClock(), SHAPE, torch.float32)
+    monkeypatch.setattr(probe, "_work", lambda: 9.0)
+    monkeypatch.setattr(module, "sleep", lambda seconds: None)
+    assert probe.run()[1] == 9.0
 
 
 def test_it_is_of_the_size_of_the_model_whatever_its_kind() -> None:

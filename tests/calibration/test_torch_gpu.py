@@ -8,6 +8,7 @@ running the same work on the same tensors again.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from specsim.calibration.torch_engine.attention import (
     causal_mask,
     choose_attention,
 )
-from specsim.calibration.torch_engine.batch import Span, make_batch
+from specsim.calibration.torch_engine.batch import Batch, Span, make_batch
 from specsim.calibration.torch_engine.engine import TorchEngine
 from specsim.calibration.torch_engine.recordings import PassShape, Recordings, Run, batch_sizes
 
@@ -52,7 +53,12 @@ def flash(
     """Attend as FlashAttention is documented to, from tensors alone."""
     assert is_causal
     assert dropout == 0
-    assert {each.dtype for each in (query_starts, key_starts, seqused_k)} == {torch.int32}
+    for each in (query_starts, key_starts, seqused_k):
+        assert each.dtype == torch.int32
+        assert each.is_contiguous()
+    assert {each.stride(-1) for each in (queries, keys, values)} == {1}
+    assert queries.shape[-1] == keys.shape[-1]
+    assert queries.shape[-1] % 8 == 0
     assert len(query_starts) == len(key_starts) == len(seqused_k) + 1
     found = []
     for row, num_keys in enumerate(seqused_k.tolist()):
@@ -96,7 +102,7 @@ def test_flash_attention_is_told_what_plain_attention_does() -> None:
     assert torch.allclose(attend_flash(queries, cache, batch), expected, atol=1e-5)
 
 
-def test_the_kernel_takes_what_it_is_given() -> None:
+def test_the_kernel_has_these_arguments() -> None:
     cache = torch.empty(2, 5, SLOT_LEN, 2, 16, dtype=torch.bfloat16, device="meta")
     queries = torch.empty(23, 4, 16, dtype=torch.bfloat16, device="meta")
     batch = make_batch(some_spans(), SLOT_LEN, CPU)
@@ -109,19 +115,36 @@ def broken(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("no kernel for this GPU\nmore")
 
 
-def shifted(*args: Any, **kwargs: Any) -> Any:
-    return (flash(*args, **kwargs)[0].roll(1, dims=0),)
+def wrong_for(span_len: int) -> Any:
+    """Attend right but for spans of one length, whose heads are mixed up."""
+
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        [found], starts = flash(*args, **kwargs), args[3].tolist()
+        for start, end in pairwise(starts):
+            if end - start == span_len:
+                found[start:end] = found[start:end].roll(1, dims=1)
+        return (found,)
+
+    return attend
 
 
 @pytest.mark.parametrize(
-    ("kernel", "words"), [(flash, None), (broken, "no kernel for this GPU"), (shifted, "away from")]
+    ("kernel", "words"),
+    [
+        (flash, None),
+        (broken, "no kernel for this GPU"),
+        (wrong_for(600), "away from plain attention, spans of (600, 1, 4, 1) tokens"),
+        (wrong_for(1), "away from plain attention"),
+        (wrong_for(4), "away from plain attention"),
+    ],
 )
 def test_a_kernel_that_is_wrong_is_not_used(
     kernel: Any, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "_flash", kernel)
-    cache = torch.ones(2, 3, SLOT_LEN, 2, 16)
-    found = attention._disagreement(attend_flash, plain(cache), cache, 4)
+    cache = torch.ones(2, 3, 700, 2, 16)
+    each = partial(attend_each, mask=causal_mask(700, 2, cache))
+    found = attention._disagreement(attend_flash, each, cache, 4)
     assert (found is None) if words is None else (words in str(found))
     assert not cache.any()
 
@@ -201,7 +224,29 @@ def test_only_alike_spans_are_recorded() -> None:
 @pytest.mark.usefixtures("with_flash")
 def test_what_is_no_faster_recorded_is_not_used() -> None:
     engine = recording(make_engine(), SLOWER)
-    assert (engine.target.recordings.num_kept, engine.target.recordings.num_tried) == (0, 18)
+    assert engine.target.recordings.num_kept == 0
+
+
+def test_every_batch_size_is_compared_with_what_it_will_be_filled_up_to() -> None:
+    sizes: list[int] = []
+
+    class Verdicts(Countdown):
+        """The second shape is no faster."""
+
+        def stop(self) -> float:
+            pair = (self._calls - 1) // (2 * 5)
+            return super().stop() if pair != 1 else -super().stop()
+
+    def run(batch: Batch) -> Tensor:
+        sizes.append(len(batch.spans))
+        return batch.token_ids
+
+    recordings = Recordings(run, SLOT_LEN, 8, CPU)
+    shapes = [PassShape(num, 1, 1) for num in (1, 4, 8)]
+    recordings.add(shapes, again, Verdicts(*FASTER))
+    assert recordings.num_kept == 2
+    assert 5 not in sizes
+    assert sizes.count(2) > 0
 
 
 def test_what_says_otherwise_recorded_is_not_used() -> None:
@@ -222,14 +267,14 @@ def test_a_pass_that_cannot_be_recorded_ends_it(
     engine.target._attend = attend_flash
     said = engine._record(broken)
     assert "no kernel for this GPU" in caplog.text
-    assert said["recorded_passes"].startswith("0 of 0 shapes")
+    assert said["recorded_passes"].startswith("0 of 54 shapes")
 
 
 def test_sequences_read_one_by_one_are_not_recorded() -> None:
     engine = make_engine()
     assert not engine.target.can_be_recorded
-    engine._record(broken)
-    assert engine.target.recordings.num_tried == 0
+    engine._record(again)
+    assert engine.target.recordings.num_kept == 0
 
 
 @pytest.mark.parametrize(

@@ -111,13 +111,13 @@ class TorchEngine:
             for model, shapes in models:
                 if model.can_be_recorded:
                     model.record(shapes, record, self._timing.timer)
+        except torch.OutOfMemoryError:
+            log.warning("memory ends while passes are recorded; the rest runs unrecorded")
         except RuntimeError as error:
             log.warning("a pass cannot be recorded, nor will others be: %s", str(error)[:120])
-        kept, tried = (
-            sum(getattr(model.recordings, name) for model, _ in models)
-            for name in ("num_kept", "num_tried")
-        )
-        return {"recorded_passes": f"{kept} of {tried} shapes, the others are no faster recorded"}
+        kept = sum(model.recordings.num_kept for model, _ in models)
+        asked = sum(len(shapes) for _, shapes in models)
+        return {"recorded_passes": f"{kept} of {asked} shapes; the others run unrecorded"}
 
     @property
     def description(self) -> dict[str, Any]:

@@ -78,7 +78,8 @@ class Llama:
         Returns
         -------
         list of int
-            As many as each span asks for, end to end. They are on the host, so all work is done.
+            As many as each span asks for, end to end. They are on the host, so all work is done;
+            where none is asked for, a GPU may still be at it.
         """
         with torch.inference_mode():
             found = self.recordings.next_tokens(spans)
@@ -88,17 +89,27 @@ class Llama:
         return tokens
 
     def _successors(self, batch: Batch) -> Tensor:
-        return self.logits(batch).argmax(dim=-1)
+        hidden = self._read(batch)
+        if not len(batch.logit_rows):
+            return batch.logit_rows
+        return self._head(hidden, batch).argmax(dim=-1)
 
     def logits(self, batch: Batch) -> Tensor:
         """Read a batch and return the logits that it asks for, shape (asked, vocabulary)."""
+        return self._head(self._read(batch), batch)
+
+    def _head(self, hidden: Tensor, batch: Batch) -> Tensor:
+        return functional.linear(_normed(hidden[batch.logit_rows]), self._weights.lm_head)
+
+    def _read(self, batch: Batch) -> Tensor:
+        """Run all layers; what is asked for or not, the KV cache gets it."""
         hidden = self._weights.embedding[batch.token_ids]
         turns = self._turns[batch.positions].unsqueeze(1)
         for layer, cache in zip(self._weights.layers, self._caches, strict=True):
             hidden = hidden + self._attention(_normed(hidden), layer, cache, batch, turns)
             gate, up = functional.linear(_normed(hidden), layer.gate_up).chunk(2, dim=-1)
             hidden = hidden + functional.linear(functional.silu(gate) * up, layer.down)
-        return functional.linear(_normed(hidden[batch.logit_rows]), self._weights.lm_head)
+        return hidden
 
     def _attention(
         self, hidden: Tensor, layer: Layer, cache: Tensor, batch: Batch, turns: Tensor
