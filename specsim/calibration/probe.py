@@ -20,6 +20,14 @@ from specsim.hardware import ModelShape
 
 __all__ = ["Probe"]
 
+_KEPT = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)  # of the model's shape
 _LAYERS = 2
 _CONTEXT = 96  # tokens
 _CALLS = 9
@@ -86,13 +94,3 @@ class Probe:
         started_at = perf_counter()
         self._model.next_tokens([self._span])
         return perf_counter() - started_at
-
-
-_KEPT = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)

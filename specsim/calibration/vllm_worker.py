@@ -118,8 +118,8 @@ def run_every_size(engine: Any, prompts: list[list[int]]) -> None:
         # Each of other tokens, so that no prefix is cached.
         _run_together(engine, [random.Random(num).choices(tokens, k=num)], 1)
     for num in range(2, scheduler.max_num_running_reqs + 1):
-        prompts = [random.Random(-place).choices(tokens, k=2) for place in range(1, num + 1)]
-        _run_together(engine, prompts, _WARM_UP_STEPS)
+        short = [random.Random(place).choices(tokens, k=2) for place in range(num)]
+        _run_together(engine, short, _WARM_UP_STEPS)
 
 
 def _run_together(engine: Any, prompts: list[list[int]], output_len: int) -> None:
