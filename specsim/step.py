@@ -7,15 +7,19 @@
 that a policy is.
 """
 
-from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BatchView", "DraftView", "Pieces", "SeenSequence", "StepLoad", "StepOutcome", "Tree"]
+__all__ = ["BatchView", "DraftView", "Ints", "Pieces", "StepLoad", "StepOutcome", "Tree"]
+
+
+Ints = NDArray[np.int64]
+
+_NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
 class Pieces(NamedTuple):
@@ -73,27 +77,24 @@ class Tree(NamedTuple):
         return self.widths[: sum(end <= num_nodes for end in ends)]
 
 
-class SeenSequence(Protocol):
-    """What a server knows of a sequence."""
-
-    index: int
-    prompt_len: int
-    known_len: int
-    in_chunk: bool
-
-
 class BatchView:
     """The sequences of a step as a server sees them when it decides how much to draft or verify.
 
+    Its columns are arrays of shape (size,), in scheduling order; they are the policy's own copies.
+
     Parameters
     ----------
-    sequences : sequence of SeenSequence
-        In scheduling order.
+    requests : array of int
+        Index of the request of each sequence.
+    prompt_lens : array of int, tokens
+    known_lens : array of int, tokens
+        Prompt and output tokens that are known when the draft is made: those that the running
+        step's verification accepts are among them, unless the decision precedes it (asynchronous
+        scheduling, and drafts that are verified in the same step).
+    in_prefill : array of bool
+        Whether each sequence is still in mid-prefill, so that its draft would be ignored.
     load : StepLoad
         Of the step that is running.
-    accepted_lens : list of int or None, tokens
-        What the step's verification accepted, per sequence; None where the decision precedes it
-        (asynchronous scheduling, and drafts that are verified in the same step).
     now : float, seconds
         When the step was scheduled.
     free_slots : int, tokens
@@ -103,20 +104,33 @@ class BatchView:
         `uses_confidences`, and only where drafts are real tokens.
     """
 
-    __slots__ = ("_accepted_lens", "_sequences", "drafts", "free_slots", "load", "now")
+    __slots__ = (
+        "drafts",
+        "free_slots",
+        "in_prefill",
+        "known_lens",
+        "load",
+        "now",
+        "prompt_lens",
+        "requests",
+    )
 
     def __init__(
         self,
-        sequences: Sequence[SeenSequence],
+        requests: Ints,
+        prompt_lens: Ints,
+        known_lens: Ints,
+        in_prefill: NDArray[np.bool_],
         load: StepLoad,
-        accepted_lens: list[int] | None = None,
         *,
         now: float = 0.0,
         free_slots: int = 1 << 40,
         drafts: "DraftView | None" = None,
     ) -> None:
-        self._sequences = sequences
-        self._accepted_lens = accepted_lens
+        self.requests = requests
+        self.prompt_lens = prompt_lens
+        self.known_lens = known_lens
+        self.in_prefill = in_prefill
         self.load = load
         self.now = now
         self.free_slots = free_slots
@@ -125,40 +139,12 @@ class BatchView:
     @property
     def size(self) -> int:
         """Sequences scheduled in the step, prefills included."""
-        return len(self._sequences)
+        return len(self.requests)
 
     @property
-    def requests(self) -> list[int]:
-        """Index of the request of each sequence."""
-        return [sequence.index for sequence in self._sequences]
-
-    @property
-    def in_prefill(self) -> list[bool]:
-        """Whether each sequence is still in mid-prefill, so that its draft would be ignored."""
-        return [sequence.in_chunk for sequence in self._sequences]
-
-    @property
-    def prompt_lens(self) -> list[int]:
-        """Prompt tokens of each sequence."""
-        return [sequence.prompt_len for sequence in self._sequences]
-
-    @property
-    def output_lens(self) -> list[int]:
+    def output_lens(self) -> Ints:
         """Output tokens of each sequence that are known when its draft is made."""
-        return [
-            known_len - sequence.prompt_len
-            for known_len, sequence in zip(self.known_lens, self._sequences, strict=True)
-        ]
-
-    @property
-    def known_lens(self) -> list[int]:
-        """Prompt and output tokens of each sequence that are known when its draft is made."""
-        if self._accepted_lens is None:
-            return [sequence.known_len for sequence in self._sequences]
-        return [
-            sequence.known_len if sequence.in_chunk else sequence.known_len + accepted_len + 1
-            for sequence, accepted_len in zip(self._sequences, self._accepted_lens, strict=True)
-        ]
+        return self.known_lens - self.prompt_lens
 
     def decode_load(self) -> StepLoad:
         """Return the load of the next step if nothing were drafted, as far as it is known.
@@ -166,23 +152,17 @@ class BatchView:
         One token of every sequence that is not in mid-prefill: what continues its prefill, is
         admitted or ends cannot be foreseen.
         """
-        in_prefill = self.in_prefill
-        if True in in_prefill:
-            pairs = zip(self.known_lens, in_prefill, strict=True)
-            known_lens = [known_len for known_len, prefill in pairs if not prefill]
-            size = len(known_lens)
-            return StepLoad(sum(known_lens) - size, size, size)
-        size = len(self._sequences)
-        known_tokens = sum([sequence.known_len for sequence in self._sequences])
-        if self._accepted_lens is not None:
-            known_tokens += sum(self._accepted_lens) + size
-        return StepLoad(known_tokens - size, size, size)
+        known_lens = self.known_lens
+        if self.in_prefill.any():
+            known_lens = known_lens[~self.in_prefill]
+        size = len(known_lens)
+        return StepLoad(int(known_lens.sum()) - size, size, size)
 
 
 class DraftView(NamedTuple):
     """The drafts of a step; rows in scheduling order."""
 
-    draft_lens: list[int]
+    draft_lens: Ints
     """Draft tokens of each sequence; of a step about to be executed, all in its batch already."""
     confidences: NDArray[np.float32]
     """Shape (sequences, longest draft): the drafter's own probability of each token it drafted;
@@ -190,13 +170,13 @@ class DraftView(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """What became of the drafts of a step; parallel lists in scheduling order."""
+    """What became of the drafts of a step; columns of shape (n,) in scheduling order."""
 
-    requests: list[int]
+    requests: Ints
     """Index of the request of each sequence that emitted tokens."""
-    draft_lens: list[int]
+    draft_lens: Ints
     """Drafts verified, tokens."""
-    accepted_lens: list[int]
+    accepted_lens: Ints
     """Drafts accepted, tokens, without the bonus token."""
     load: StepLoad = StepLoad(0, 0)
     """What the step verified."""
@@ -210,7 +190,7 @@ class StepOutcome(NamedTuple):
     """Seconds of the engine's own work."""
     trees: list[Tree | None] | None = None
     """Shape of each draft, for a policy that drafts trees."""
-    drafters: list[int] = []  # noqa: RUF012 - never changed
+    drafters: Ints = _NONE
     """Who made each draft where a lookup has a fallback: 0 the lookup, 1 the fallback."""
     token_ids: list[list[int]] = []  # noqa: RUF012 - never changed
     """Tokens that each sequence emitted, for a policy that uses them."""
