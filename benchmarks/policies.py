@@ -19,10 +19,8 @@ from typing import Any
 import numpy as np
 
 from specsim.acceptance import Oracle
-from specsim.engine.sequence import Sequence
-from specsim.policies import POLICIES, OraclePolicy, ServerView
+from specsim.policies import POLICIES, OraclePolicy, ServerView, quick_step_times
 from specsim.profile import StepCosts, load_profile
-from specsim.request import Request
 from specsim.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 
 HERE = Path(__file__).parent
@@ -64,69 +62,68 @@ def costs(method: str) -> StepCosts:
     return StepCosts(profile.target, (profile.drafts[method],), profile.overhead)
 
 
-def decode_sequences(rng: np.random.Generator) -> list[Sequence]:
-    sequences = []
-    for index in range(BATCH):
-        request = Request(index=index, prompt_len=PROMPT, output_len=OUTPUT)
-        sequence = Sequence(request, 0.0, 1 << 20)
-        sequence.known_len += int(rng.integers(1, 200))
-        sequences.append(sequence)
-    return sequences
-
-
 def samples(policy: str, method: str) -> list[float]:
     """Microseconds of each step."""
     rng = np.random.default_rng(1)
     step_costs, parsed = costs(method), POLICIES.parse(policy)
     longest = parsed.max_draft_len(3 if method == "medusa" else LONGEST)
     lens = (rng.geometric(0.3, (BATCH, OUTPUT)) - 1).clip(0, LONGEST).astype(np.uint8)
-    oracle = Oracle([row.tobytes() for row in lens])
+    oracle = Oracle(lens.ravel(), np.arange(0, lens.size + 1, OUTPUT))
     server = ServerView(
         longest,
         step_costs.step_time,
-        step_costs.step_times,
+        quick_step_times(step_costs),
         drafts_by_model=method != "ngram",
         prompt_token_ids=lambda request: range(PROMPT),
         oracle=oracle if isinstance(parsed, OraclePolicy) else None,
+        drafts_at_one_cost=step_costs.drafts_at_one_cost,
     )
-    memory, sequences = parsed.start(server), decode_sequences(rng)
-    context = sum(s.known_len for s in sequences)
+    memory = parsed.start(server)
+    # The engine's own columns, of which a policy sees copies.
+    requests, prompt_lens = np.arange(BATCH), np.full(BATCH, PROMPT)
+    known_lens = prompt_lens + rng.integers(1, 200, BATCH)
+    in_prefill = np.zeros(BATCH, dtype=bool)
+    context = int(known_lens.sum())
+
+    def view(load: StepLoad, now: float) -> BatchView:
+        columns = (requests, prompt_lens, known_lens, in_prefill)
+        return BatchView(*(column.copy() for column in columns), load, now=now)
+
     asked: Any = LONGEST
     taken = []
     for step in range(STEPS):
         is_tree = isinstance(asked, Tree)
         nodes = asked.num_nodes if is_tree else asked
-        drafts = [nodes] * BATCH if isinstance(nodes, int) else list(nodes)
-        load = StepLoad(context, BATCH + sum(drafts), BATCH)
-        confidences = rng.random((BATCH, max(drafts)), dtype=np.float32) ** np.float32(0.3)
-        view = DraftView(drafts, confidences)
+        drafts = np.full(BATCH, nodes) if isinstance(nodes, int) else nodes
+        load = StepLoad(context, BATCH + int(drafts.sum()), BATCH)
+        confidences = rng.random((BATCH, drafts.max()), dtype=np.float32) ** np.float32(0.3)
+        found = DraftView(drafts, confidences)
         limit = len(asked.widths) if is_tree else LONGEST
-        survived = (rng.geometric(0.3, BATCH) - 1).clip(0, limit).tolist()
+        survived = (rng.geometric(0.3, BATCH) - 1).clip(0, limit)
         tokens = [rng.integers(0, 30_000, n + 1).tolist() for n in survived]
 
         began = thread_time_ns()
         if parsed.trims:
-            drafts = parsed.verify_lens(BatchView(sequences, load, now=0.03 * step), view, memory)
+            drafts = parsed.verify_lens(view(load, 0.03 * step), found, memory)
         spent = thread_time_ns() - began
-        accepted = list(map(min, survived, drafts))
+        accepted = np.minimum(survived, drafts)
         output = StepOutcome(
-            requests=[s.index for s in sequences],
+            requests=requests,
             draft_lens=drafts,
             accepted_lens=accepted,
             load=load,
-            output_tokens=sum(accepted) + BATCH,
+            output_tokens=int(accepted.sum()) + BATCH,
             target_time=0.02,
             draft_time=0.003,
             overhead_time=0.001,
             trees=[asked if is_tree else None] * BATCH,
-            token_ids=[t[: n + 1] for t, n in zip(tokens, accepted, strict=True)],
+            token_ids=[t[: n + 1] for t, n in zip(tokens, accepted.tolist(), strict=True)],
         )
         began = thread_time_ns()
         if parsed.observes:
             parsed.observe(output, memory)
         if parsed.is_dynamic:
-            batch = BatchView(sequences, load, accepted, now=0.03 * step)
-            asked = parsed.draft_lens(batch, memory)
+            asked = parsed.draft_lens(view(load, 0.03 * step), memory)
             if parsed.estimates_alpha:
                 parsed.alpha_estimate(memory)
         spent += thread_time_ns() - began

@@ -1,23 +1,25 @@
 """Speed and memory of the whole command line, results written and all.
 
-    python benchmarks/speed.py            # about ten minutes on 2 cores; writes results.csv
+    python benchmarks/speed.py                       # five minutes on 2 cores; writes results.csv
+    python benchmarks/speed.py --beside OLD_CHECKOUT  # every case by both, in turn; prints ratios
 
 CPU seconds (user and system) and peak memory are those that the operating system accounts to the
-finished process. Each case runs three times, the cases in turn; the median is kept.
+finished process. Each case runs five times, the cases in turn; the median is kept. W4 and W5 run
+once, and W4 without steps and details: 8 million steps nobody would read.
 """
 
 import csv
+import json
 import os
 import platform
 import statistics
 import sys
 import tempfile
 from pathlib import Path
-
-import pyarrow.parquet as pq
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
-RUNS = 3
+RUNS = 5
 ENGINES = {
     "vllm defaults": (),
     "synchronous, no prefix cache": (
@@ -25,12 +27,28 @@ ENGINES = {
         "engine.enable_prefix_caching=false",
     ),
 }
-POLICIES = {0: "policy=off", 3: "policy=static:k=3"}
+POLICIES = {"k = 0": "policy=off", "k = 3": "policy=static:k=3", "goodput": "policy=goodput"}
+BRIEF = ("--no-steps", "--no-details")
 
 
-def measured(command: list[str]) -> tuple[float, float]:
-    """Run a command; return its CPU seconds and its peak memory in MiB."""
-    pid = os.posix_spawn(command[0], command, os.environ, file_actions=SILENT)
+class Case(NamedTuple):
+    workload: str
+    engine: str
+    policy: str
+    options: tuple[str, ...] = ()
+
+
+CASES = [
+    *(Case(w, e, p) for w in ("w1", "w2", "w3") for e in ENGINES for p in ("k = 0", "k = 3")),
+    Case("w2", "vllm defaults", "goodput"),
+]
+LARGE = [Case("w4", "vllm defaults", "k = 0", BRIEF), Case("w5", "vllm defaults", "k = 0")]
+
+
+def measured(command: list[str], root: Path = HERE.parent) -> tuple[float, float]:
+    """Run a command by a checkout; return its CPU seconds and its peak memory in MiB."""
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    pid = os.posix_spawn(command[0], command, environment, file_actions=SILENT)
     _, status, usage = os.wait4(pid, 0)
     if status:
         sys.exit(f"failed: {' '.join(command)}")
@@ -38,43 +56,58 @@ def measured(command: list[str]) -> tuple[float, float]:
 
 
 SILENT = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+Row = dict[str, float]
 
 
-def run(workload: str, engine: str, k: int) -> dict[str, float]:
+def run(case: Case, root: Path) -> Row:
     with tempfile.TemporaryDirectory() as folder:
-        settings = [*ENGINES[engine], POLICIES[k]]
-        command = [sys.executable, "-m", "specsim", "run", str(HERE / f"{workload}.yaml")]
+        settings = [*ENGINES[case.engine], POLICIES[case.policy]]
+        command = [sys.executable, "-m", "specsim", "run", str(HERE / f"{case.workload}.yaml")]
         command += [word for setting in settings for word in ("--set", setting)]
-        cpu, memory = measured([*command, "--out", folder])
-        steps = pq.read_metadata(Path(folder) / "steps.parquet").num_rows
+        cpu, memory = measured([*command, *case.options, "--out", folder], root)
+        summary = json.loads((Path(folder) / "summary.json").read_text())
+    steps = summary["specsim"]["num_steps"]
     return {"cpu_s": cpu, "peak_mib": memory, "steps": steps, "us_per_step": cpu / steps * 1e6}
 
 
+def medians(rows: list[Row]) -> Row:
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+
+
 def main() -> None:
-    startup, memory = zip(
-        *(measured([sys.executable, "-m", "specsim", "--version"]) for _ in range(5)), strict=True
-    )
-    print(f"specsim --version: {statistics.median(startup):.3f} s, {max(memory):.0f} MiB")
-    cases = [(w, e, k) for w in ("w1", "w2", "w3") for e in ENGINES for k in POLICIES]
-    samples: dict[tuple[str, str, int], list[dict[str, float]]] = {case: [] for case in cases}
-    for _ in range(RUNS):
-        for case in cases:
-            samples[case].append(run(*case))
-            print(case, samples[case][-1], flush=True)
+    roots = [HERE.parent, *map(Path, sys.argv[2:])]
+    startup = [measured([sys.executable, "-m", "specsim", "--version"]) for _ in range(RUNS)]
+    print(f"specsim --version: {statistics.median(cpu for cpu, _ in startup):.3f} s")
+    run(CASES[0], HERE.parent)  # compiles, once on a machine
+    samples: dict[Case, list[list[Row]]] = {}
+    for number in range(RUNS):
+        for case in CASES if number else [*CASES, *LARGE]:
+            # What came before has no W4 options, and would need hours.
+            these = roots[:1] if case in LARGE else roots
+            samples.setdefault(case, []).append([run(case, root) for root in these])
+            print(*case[:3], [f"{row['cpu_s']:.2f} s" for row in samples[case][-1]], flush=True)
     with (HERE / "results.csv").open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["workload", "engine", "k", "steps", "cpu_s", "us_per_step", "peak_mib"])
-        for case, rows in samples.items():
-            middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+        writer.writerow(
+            ["workload", "engine", "policy", "steps", "cpu_s", "us_per_step", "peak_mib"]
+        )
+        for case, pairs in samples.items():
+            now, *before = map(medians, map(list, zip(*pairs, strict=True)))
             writer.writerow(
                 [
-                    *case,
-                    int(middle["steps"]),
-                    f"{middle['cpu_s']:.2f}",
-                    f"{middle['us_per_step']:.1f}",
-                    f"{middle['peak_mib']:.0f}",
+                    *case[:3],
+                    int(now["steps"]),
+                    f"{now['cpu_s']:.2f}",
+                    f"{now['us_per_step']:.1f}",
+                    f"{now['peak_mib']:.0f}",
                 ]
             )
+            for old in before:
+                ratio = old["cpu_s"] / now["cpu_s"]
+                print(
+                    f"{' '.join(case[:3])}: {old['cpu_s']:.2f} s, {old['peak_mib']:.0f} MiB -> "
+                    f"{now['cpu_s']:.2f} s, {now['peak_mib']:.0f} MiB ({ratio:.1f} times sooner)"
+                )
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
 
 

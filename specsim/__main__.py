@@ -2,7 +2,6 @@
 
 import sys
 
-from specsim.cli import app
 from specsim.errors import SpecsimError
 
 __all__ = ["main"]
@@ -10,6 +9,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; an error of specsim is one line and exit code 2."""
+    from specsim.cli import app  # noqa: PLC0415 - worker processes import this file, and no more
+
     try:
         app()
     except SpecsimError as error:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
@@ -52,7 +52,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
     """Give a temporary folder to fill; its files move into `path` only if the block succeeds.
 
     Parameters
@@ -60,6 +60,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     path : Path
         Made if missing, and taken away again if the block fails; files and folders of the same
         name in it are replaced, others stay.
+    replaced : iterable of str
+        Files in it that do not stay even if none of the same name takes their place.
 
     Raises
     ------
@@ -68,6 +70,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     temporary: Path | None = None
+    written: set[str] = set()
     try:
         path.mkdir(parents=True, exist_ok=True)
         temporary = Path(mkdtemp(prefix=".unfinished-", dir=path))
@@ -77,6 +80,10 @@ def new_folder(path: Path) -> Iterator[Path]:
             if target.is_dir():
                 shutil.rmtree(target)
             child.replace(target)
+            written.add(child.name)
+        for name in replaced:
+            if name not in written:
+                (path / name).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:

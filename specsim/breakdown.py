@@ -125,15 +125,15 @@ def break_down(folder: Path) -> Breakdown:
 
 
 def _kv_use(steps: StepsTable, deployment: Deployment, num_replicas: int) -> KVUse:
-    scheduler = deployment.make_scheduler()
-    limits, num_usable = scheduler.limits.kv, scheduler.kv.num_free
+    setup = deployment.setup
+    num_usable = setup.num_usable_blocks
     used = num_usable - steps["free_blocks"].astype(np.int64)
     if used.min() < 0:
         raise ConfigError(
             f"steps.parquet: free_blocks = {num_usable - used.min()}, but only {num_usable} blocks "
             "fit: the profile has changed since the run; run the experiment again"
         )
-    lookahead = steps["num_running"] * (limits.lookahead_len / limits.block_size)
+    lookahead = steps["num_running"] * (setup.limits["lookahead_len"] / setup.block_sizes[0])
     start, end = steps.span
     edges, time = np.array([start, end]), num_replicas * (end - start)
 
@@ -145,7 +145,7 @@ def _kv_use(steps: StepsTable, deployment: Deployment, num_replicas: int) -> KVU
         return float(sum(area[0] for area in areas)) / time
 
     return KVUse(
-        num_blocks=limits.num_blocks,
+        num_blocks=setup.limits["num_blocks"],
         num_usable=num_usable,
         peak_used=int(used.max()),
         mean_used=mean(used),

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from specsim.errors import ProfileError
@@ -161,6 +159,9 @@ def _opened(path: Path) -> Iterator[IO[str]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[list[str]]:
+    import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:

@@ -288,7 +288,8 @@ def _run_all(tasks: list[Task], workers: int) -> Iterator[dict[str, Any]]:
 
 def _run_one(task: Task) -> dict[str, Any]:
     experiment, folder = task
-    summary = Summary(simulate(experiment))
+    keeps = folder is not None
+    summary = Summary(simulate(experiment, keeps_steps=keeps, keeps_deliveries=keeps))
     if folder is not None:
         summary.save(folder)
     return summary.data

@@ -4,10 +4,10 @@ Everything that vLLM would find out when it starts: which limits apply on this G
 blocks fit, whether steps are scheduled asynchronously, and what a step costs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specsim.engine.config import EngineConfig
-from specsim.engine.scheduler import Scheduler
+from specsim.engine.setup import Setup
 from specsim.errors import ProfileError
 from specsim.experiment import Experiment
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
@@ -81,14 +81,22 @@ class Deployment:
             memory=memory,
         )
 
-    def make_scheduler(self) -> Scheduler:
-        """Return a fresh scheduler for one replica."""
-        return self.engine.make_scheduler(
+    @property
+    def setup(self) -> Setup:
+        """The engine of each replica."""
+        setup = self.engine.setup(
             self.proposer,
             self.max_draft_len,
             is_dynamic=self.policy.is_dynamic,
             is_async=self.is_async,
         )
+        valid = self.profile.valid_range
+        limits = {
+            **setup.limits,
+            "valid_context_tokens": valid.context_tokens,
+            "valid_batched_tokens": valid.batched_tokens,
+        }
+        return replace(setup, limits=limits)
 
 
 def _check_same(engine: EngineConfig, profile: Profile, model: ModelShape) -> None:

@@ -326,7 +326,7 @@ class _Hybrid(Lookup):
 
     def draft(self, request: int, max_len: int) -> Draft:
         draft = self._lookup.draft(request, min(max_len, self._lookup_len))
-        [is_used] = self._picker.uses_lookup([draft.score], self._memory)
+        [is_used] = self._picker.uses_lookup(np.array([draft.score]), self._memory)
         if is_used:
             return draft
         other = self._fallback.draft(request, self._fallback_len)

@@ -3,7 +3,8 @@
 A family is a package with a base class; every public module in it holds one member, a frozen
 pydantic model whose fields are its configuration. Dropping a file in is all it takes: the member is
 found by walking the package, `specsim list` shows it, and the contract tests of the family run on
-it. Somebody else's class is named by its path, ``kind: my_pkg.my_file:MyPolicy``, or made permanent
+it. A file is named like its member, so that a run imports the members it names and no others.
+Somebody else's class is named by its path, ``kind: my_pkg.my_file:MyPolicy``, or made permanent
 by an entry point in the group ``specsim.<family>``.
 """
 
@@ -66,19 +67,37 @@ class Family(Generic[M]):
     @cached_property
     def members(self) -> dict[str, type[M]]:
         """Members that specsim ships, by name, in the order of their names."""
-        package = import_module(f"specsim.{self.name}")
-        modules = (
-            import_module(f"{package.__name__}.{info.name}")
-            for info in iter_modules(package.__path__)
-            if not info.name.startswith("_") and info.name != "base"
+        return dict(
+            sorted(
+                (self.name_of(member), member)
+                for file_name in self._file_names
+                for member in self._members_in(file_name)
+            )
         )
-        found = [
+
+    @cached_property
+    def _file_names(self) -> list[str]:
+        package = import_module(f"specsim.{self.name}")
+        names = (info.name for info in iter_modules(package.__path__))
+        return [name for name in names if not name.startswith("_") and name != "base"]
+
+    def _members_in(self, file_name: str) -> list[type[M]]:
+        module = import_module(f"specsim.{self.name}.{file_name}")
+        return [
             value
-            for module in modules
             for value in vars(module).values()
             if self._is_member(value) and value.__module__ == module.__name__
         ]
-        return dict(sorted((self.name_of(member), member) for member in found))
+
+    def _shipped(self, name: str) -> type[M] | None:
+        """Return the shipped member of a name or alias, at the cost of one file if it is a name."""
+        if name in self._file_names:
+            for member in self._members_in(name):
+                if self.name_of(member) == name:
+                    return member
+        if name in self.members:
+            return self.members[name]
+        return next((each for each in self.members.values() if name in each.aliases), None)
 
     def name_of(self, member: type[M]) -> str:
         """Return the name under which a member is configured."""
@@ -109,11 +128,9 @@ class Family(Generic[M]):
         ConfigError
             Nothing of that name; the message names the nearest.
         """
-        if name in self.members:
-            return self.members[name]
-        for member in self.members.values():
-            if name in member.aliases:
-                return member
+        shipped = self._shipped(name)
+        if shipped is not None:
+            return shipped
         if ":" in name:
             return self._checked(_load(name), name)
         everything = self.all_members()

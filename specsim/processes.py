@@ -14,7 +14,7 @@ from threading import Thread
 
 __all__ = ["warm_up", "worker_pool"]
 
-_PRELOADED = ["specsim.cli", "specsim.summary"]  # the latter imports all that a run needs
+_PRELOADED = ["specsim.preload"]
 
 
 def warm_up(workers: int) -> None:

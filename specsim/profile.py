@@ -14,10 +14,11 @@ from pydantic import Field, model_validator
 
 from specsim.errors import ConfigError, ProfileError
 from specsim.latency import LATENCY
+from specsim.latency._form import CompiledCosts
 from specsim.latency.base import LatencyModel
 from specsim.resources import find_resource, resource_names
 from specsim.settings import Settings, load_mapping, nearest, validated
-from specsim.step import StepLoad
+from specsim.step import Ints, StepLoad
 
 __all__ = ["DraftCost", "Overhead", "Profile", "StepCosts", "ValidRange", "load_profile"]
 
@@ -43,7 +44,14 @@ class DraftCost(Settings):
     kv_bytes_per_token: float = Field(default=0.0, ge=0)
     """Memory of the drafter's own KV cache per GPU, bytes."""
 
-    def draft_time(self, load: StepLoad, draft_lens: int | list[int], target_time: float) -> float:
+    @property
+    def has_one_cost(self) -> bool:
+        """Whether a draft of any length takes as long as one of a single token."""
+        return not self.token_us and (self.latency is None or self.basis != "pass")
+
+    def draft_time(
+        self, load: StepLoad, draft_lens: int | list[int] | Ints, target_time: float
+    ) -> float:
         """Return how long it takes to draft for every sequence of a step.
 
         The first pass reads whatever the target has just read, so that the drafter's own KV cache
@@ -56,7 +64,7 @@ class DraftCost(Settings):
         ----------
         load : StepLoad
             Of the target's forward pass.
-        draft_lens : int or list of int, tokens
+        draft_lens : int, or list or ndarray of int, tokens
             For every sequence alike, or one per sequence.
         target_time : float, seconds
             Of the target's forward pass.
@@ -69,7 +77,7 @@ class DraftCost(Settings):
         ----------
         Liu et al. (2024), "SmartSpec", eq. 5: the sum over max(k) passes.
         """
-        longest = draft_lens if isinstance(draft_lens, int) else max(draft_lens, default=0)
+        longest = _longest(draft_lens)
         total = self._host_time(load, draft_lens, target_time) if longest else 0.0
         if self.latency is None:
             return total
@@ -84,16 +92,33 @@ class DraftCost(Settings):
             rows = (
                 load.num_requests
                 if isinstance(draft_lens, int)
-                else sum(draft_len >= number for draft_len in draft_lens)
+                else int(np.count_nonzero(np.asarray(draft_lens) >= number))
             )
             total += self.latency.forward_time(StepLoad(context_tokens, rows, rows))
             context_tokens += rows
         return total
 
-    def _host_time(self, load: StepLoad, draft_lens: int | list[int], target_time: float) -> float:
-        tokens = draft_lens * load.num_requests if isinstance(draft_lens, int) else sum(draft_lens)
-        total = self.target_share * target_time + self.token_us * 1e-6 * tokens
+    def _host_time(
+        self, load: StepLoad, draft_lens: int | list[int] | Ints, target_time: float
+    ) -> float:
+        total = 0.0  # most costs have few terms, and loads may be arrays: what is 0 is left out
+        if self.target_share:
+            total = self.target_share * target_time
+        if self.token_us:
+            total = total + self.token_us * 1e-6 * _sum(draft_lens, load.num_requests)
         return total + self.step_ms * 1e-3 + self.request_us * 1e-6 * load.num_requests
+
+
+def _longest(draft_lens: int | list[int] | Ints) -> int:
+    if isinstance(draft_lens, np.ndarray):
+        return int(draft_lens.max(initial=0))
+    return draft_lens if isinstance(draft_lens, int) else max(draft_lens, default=0)
+
+
+def _sum(draft_lens: int | list[int] | Ints, num_requests: int) -> int:
+    if isinstance(draft_lens, np.ndarray):
+        return int(draft_lens.sum())
+    return draft_lens * num_requests if isinstance(draft_lens, int) else sum(draft_lens)
 
 
 class Overhead(Settings):
@@ -192,6 +217,7 @@ class Profile(Settings):
         return self
 
 
+_BASES = ("pass", "draft", "heads")
 _SHARED = ("model", "gpu", "tensor_parallel_size")
 
 
@@ -226,12 +252,40 @@ class StepCosts:
         """Whether the forward pass has to be told what each sequence of the step processes."""
         return self.target.uses_pieces
 
+    def compiled(self) -> CompiledCosts:
+        """Return what the engine's loops can compute by themselves."""
+        constants: dict[str, float] = {
+            "overhead_step": self.overhead.step_ms * 1e-3,
+            "overhead_request": self.overhead.request_us * 1e-6,
+        }
+        drafter = None
+        if len(self.drafts) == 1:
+            draft = self.drafts[0]
+            constants |= {
+                "has_drafter": 1.0,
+                "has_latency": float(draft.latency is not None),
+                "basis": float(_BASES.index(draft.basis)),
+                "target_share": draft.target_share,
+                "token": draft.token_us * 1e-6,
+                "step": draft.step_ms * 1e-3,
+                "request": draft.request_us * 1e-6,
+            }
+            drafter = draft.latency.form() if draft.latency is not None else None
+        is_compiled = not self.drafts or (
+            len(self.drafts) == 1 and (self.drafts[0].latency is None or drafter is not None)
+        )
+        return CompiledCosts(self.target.form(), drafter, constants, drafts=is_compiled)
+
     def target_time(self, load: StepLoad) -> float:
         """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
         return self.target.forward_time(load) if load.batched_tokens else 0.0
 
     def draft_time(
-        self, load: StepLoad, draft_lens: int | list[int], target_time: float, drafter: int = 0
+        self,
+        load: StepLoad,
+        draft_lens: int | list[int] | Ints,
+        target_time: float,
+        drafter: int = 0,
     ) -> float:
         """Return the duration of drafting after such a step, seconds.
 
@@ -258,7 +312,12 @@ class StepCosts:
         """Return the engine's own time per step, seconds."""
         return self.overhead.step_time(num_requests) if num_requests else 0.0
 
-    def step_time(self, load: StepLoad, draft_lens: int | list[int]) -> float:
+    @property
+    def drafts_at_one_cost(self) -> bool:
+        """Whether a step that drafts takes equally long whatever the length of its drafts."""
+        return not self.drafts or self.drafts[0].has_one_cost
+
+    def step_time(self, load: StepLoad, draft_lens: int | list[int] | Ints) -> float:
         """Return what a decode of this load takes that drafts so many tokens, seconds.
 
         For estimates: its context is that of the sequences, read once. Under batch expansion each
@@ -276,7 +335,7 @@ class StepCosts:
         return total + self.drafts[0].draft_time(load, draft_lens, target_time)
 
     def step_times(
-        self, load: StepLoad, batched_tokens: NDArray[np.int64], draft_lens: int | list[int]
+        self, load: StepLoad, batched_tokens: Ints, draft_lens: int | list[int] | Ints
     ) -> NDArray[np.float64]:
         """Return what steps take that differ in their batched tokens, seconds.
 

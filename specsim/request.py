@@ -1,19 +1,20 @@
 """Request: what a client sent, and what the model will answer.
 
 A request is a fact and never changes during a run; how far it has come is the engine's business
-(`specsim.engine.sequence`). Policies never see a request: its output length and its recorded
+(`specsim.engine.table.Sequence`). Policies never see a request: its output length and its recorded
 acceptance are the future.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["UNRECORDED", "BlockKey", "PrefixIds", "Request", "Text"]
+__all__ = ["NO_RECORDS", "UNRECORDED", "BlockKey", "PrefixIds", "Request", "Text"]
 
 UNRECORDED = -1
 """Stands, alone, for the token ids of a prompt that was not recorded; no token has this id."""
@@ -22,6 +23,9 @@ BlockKey = int | bytes | tuple[int, int]
 """Identity of a full KV block: equal keys hold the same tokens after the same prefix."""
 
 _OWN_BLOCKS = 1 << 32  # more blocks than any request has
+
+NO_RECORDS: Mapping[str, bytes] = MappingProxyType({})
+"""Recorded lengths of a request that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,7 @@ class Request:
     prompt_token_ids: NDArray[np.int64] | None = None
     output_token_ids: NDArray[np.int64] | None = None
     prefix_ids: PrefixIds | None = None
-    recorded_lens: Mapping[str, bytes] = field(default_factory=dict)
+    recorded_lens: Mapping[str, bytes] = field(default_factory=lambda: NO_RECORDS)
     """Per proposer: accepted length of a draft made when `p` output tokens were known."""
     offered_lens: bytes | None = None
     """What a lookup came up with when `p` output tokens were known, tokens, where that is recorded;
@@ -104,19 +108,22 @@ class Request:
             Indexed by block number; at least as long as prompt plus output has full blocks.
         """
         own = range(self.index * _OWN_BLOCKS, (self.index + 1) * _OWN_BLOCKS)
+        shared = self.shared_block_keys(block_size)
+        if not shared:
+            return own
+        total = (self.prompt_len + self.output_len) // block_size
+        return [*shared, *own[len(shared) : total]]
+
+    def shared_block_keys(self, block_size: int) -> list[BlockKey]:
+        """Return the keys of the leading blocks that other requests may share."""
         if self.prompt_token_ids is not None:
             known = [self.prompt_token_ids]
             if self.output_token_ids is not None:
                 known.append(self.output_token_ids)
-            return self._extended(_chained_keys(np.concatenate(known), block_size), own, block_size)
+            return _chained_keys(np.concatenate(known), block_size)
         if self.prefix_ids is not None:
-            return self._extended(self._prefix_keys(self.prefix_ids, block_size), own, block_size)
-        return own
-
-    def _extended(self, known: list[BlockKey], own: range, block_size: int) -> Sequence[BlockKey]:
-        total = (self.prompt_len + self.output_len) // block_size
-        known.extend(own[len(known) : total])
-        return known
+            return self._prefix_keys(self.prefix_ids, block_size)
+        return []
 
     def _prefix_keys(self, prefix: PrefixIds, block_size: int) -> list[BlockKey]:
         keys: list[BlockKey] = []

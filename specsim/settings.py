@@ -25,7 +25,8 @@ _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times
 class Settings(BaseModel):
     """Base of every configuration class."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Built when first used: a program imports a hundred of them, and a run uses twenty.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -115,7 +115,7 @@ class BatchView:
         "requests",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - four columns and what goes with them
         self,
         requests: Ints,
         prompt_lens: Ints,
@@ -153,10 +153,10 @@ class BatchView:
         admitted or ends cannot be foreseen.
         """
         known_lens = self.known_lens
-        if self.in_prefill.any():
+        if np.count_nonzero(self.in_prefill):
             known_lens = known_lens[~self.in_prefill]
         size = len(known_lens)
-        return StepLoad(int(known_lens.sum()) - size, size, size)
+        return StepLoad(int(np.add.reduce(known_lens)) - size, size, size)
 
 
 class DraftView(NamedTuple):

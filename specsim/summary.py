@@ -1,14 +1,23 @@
 """Summary: the numbers of a run under vLLM's names, and its results folder."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specsim.atomic import new_folder
-from specsim.results.export import structured_columns, write_parquet, write_summary
+from specsim.results.export import (
+    RESULT_FILES,
+    ROWS_PER_GROUP,
+    structured_columns,
+    write_groups,
+    write_steps,
+    write_summary,
+)
 from specsim.results.metrics import (
     PERCENTILES,
     latencies,
@@ -16,6 +25,7 @@ from specsim.results.metrics import (
     speculation_metrics,
     throughput_metrics,
     time_shares,
+    token_latencies,
 )
 from specsim.results.stability import is_unstable
 from specsim.results.tables import RunTables, assemble
@@ -37,13 +47,16 @@ class Summary:
     @cached_property
     def tables(self) -> RunTables:
         """The tables of all replicas, put together."""
-        return assemble(self.run.replicas, self.run.deployment.max_draft_len)
+        return assemble(self.run.replicas, self.run.deliveries)
 
     @cached_property
     def statistics(self) -> dict[str, dict[str, float]]:
         """Statistics of each latency, milliseconds: ``statistics["ttft"]["p99"]``."""
-        samples = latencies(self.tables)
-        return {name: latency_statistics(values) for name, values in samples.items()}
+        return {
+            name: latency_statistics(samples)
+            for find in (latencies, token_latencies)  # one after the other: both are large
+            for name, samples in find(self.tables).items()
+        }
 
     @cached_property
     def is_unstable(self) -> bool:
@@ -57,11 +70,12 @@ class Summary:
         found = []
         if self.is_unstable:
             found.append("UNSTABLE: arrivals were faster than service, the queue kept growing")
-        steps, valid = self.tables.steps, self.run.deployment.profile.valid_range
-        for name in ("context_tokens", "batched_tokens"):
-            largest, limit = int(steps[name].max()), getattr(valid, name)
+        totals, valid = self.tables.totals, self.run.deployment.profile.valid_range
+        for kind in ("context", "batched"):
+            name = f"{kind}_tokens"
+            largest, limit = int(totals[name]), getattr(valid, name)
             if largest > limit:
-                share = float((steps[name] > limit).mean())
+                share = int(totals[f"beyond_{kind}"]) / int(totals["steps"])
                 found.append(
                     f"{share:.1%} of the steps lie outside the profile's valid range: up to "
                     f"{largest:,} {name.replace('_', ' ')}, fitted up to {limit:,}"
@@ -103,10 +117,13 @@ class Summary:
     def save(self, folder: Path) -> None:
         """Write ``summary.json``, ``requests.parquet``, ``steps.parquet`` and ``config.yaml``.
 
+        What the run did not keep is left out: ``steps.parquet``, and from ``summary.json`` vLLM's
+        lists with an entry per request, which take deliveries.
+
         Parameters
         ----------
         folder : Path
-            All four files appear in it, or none.
+            All files appear in it, or none; no file of an earlier run stays beside them.
 
         Raises
         ------
@@ -114,32 +131,22 @@ class Summary:
             The folder cannot be written to.
         """
         tables = self.tables
-        requests = structured_columns(tables.requests, tables.requests.dtype.names or ())
-        steps = structured_columns(tables.steps, tables.steps.dtype.names or ())
-        with new_folder(folder) as unfinished:
+        with new_folder(folder, RESULT_FILES) as unfinished:
             write_summary(self.data, tables, unfinished / "summary.json")
-            write_parquet(
-                self._with_latencies(requests), self.provenance, unfinished / "requests.parquet"
-            )
-            write_parquet(
-                {"replica": tables.step_replicas, **steps},
-                self.provenance,
-                unfinished / "steps.parquet",
-            )
+            write_groups(self._request_groups(), self.provenance, unfinished / "requests.parquet")
+            if tables.step_log is not None:
+                write_steps(tables.step_log, self.provenance, unfinished / "steps.parquet")
             self.run.experiment.save(unfinished / "config.yaml")
 
-    def _with_latencies(self, columns: dict[str, Any]) -> dict[str, Any]:
+    def _request_groups(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield the columns of the requests, some requests at a time."""
+        rows = self.tables.requests
         ids = [request.id for request in self.run.requests]
-        decode_time = columns["ended_at"] - columns["first_token_at"]
-        several = columns["output_len"] > 1
-        later_tokens = np.where(several, columns["output_len"] - 1, 1)
-        return {
-            **({"id": np.array(ids)} if any(ids) else {}),
-            **columns,
-            "ttft": columns["first_token_at"] - columns["arrived_at"],
-            "tpot": np.where(several, decode_time / later_tokens, np.nan),
-            "e2el": columns["ended_at"] - columns["arrived_at"],
-        }
+        has_ids = any(ids)
+        for start in range(0, len(rows), ROWS_PER_GROUP):
+            mine = slice(start, start + ROWS_PER_GROUP)
+            columns = _with_latencies(structured_columns(rows[mine], rows.dtype.names or ()))
+            yield {"id": np.array(ids[mine]), **columns} if has_ids else columns
 
     def _header(self) -> dict[str, Any]:
         experiment, engine = self.run.experiment, self.run.deployment.engine
@@ -173,9 +180,9 @@ class Summary:
 
     def _own_block(self) -> dict[str, Any]:
         run, tables = self.run, self.tables
-        requests, steps = tables.requests, tables.steps
+        requests, totals = tables.requests, tables.totals
         profile = run.deployment.profile
-        deliveries = int(steps["deliveries"].sum())
+        num_steps = int(totals["steps"])
         return {
             **self.provenance,
             "profile": run.experiment.profile,
@@ -188,13 +195,25 @@ class Summary:
             "num_gpu_blocks": run.deployment.engine.num_gpu_blocks,
             "unstable": self.is_unstable,
             "warnings": self.warnings,
-            "num_steps": len(steps),
+            "num_steps": num_steps,
             "num_preemptions": int(requests["preemptions"].sum()),
             "num_requeues": int(requests["requeues"].sum()),
             "prefix_hit_tokens": int(requests["cached_len"].sum()),
-            "tokens_per_step": int(steps["output_tokens"].sum()) / deliveries,
-            "mean_batch_size": float(steps["num_requests"].mean()),
+            "tokens_per_step": int(totals["output_tokens"]) / int(totals["deliveries"]),
+            "mean_batch_size": int(totals["num_requests"]) / num_steps,
             "time_shares": time_shares(tables),
             "queue_ms": self.statistics["queue"],
             "amortised_itl_ms": self.statistics["amortised_itl"],
         }
+
+
+def _with_latencies(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    decode_time = columns["ended_at"] - columns["first_token_at"]
+    several = columns["output_len"] > 1
+    later_tokens = np.where(several, columns["output_len"] - 1, 1)
+    return {
+        **columns,
+        "ttft": columns["first_token_at"] - columns["arrived_at"],
+        "tpot": np.where(several, decode_time / later_tokens, np.nan),
+        "e2el": columns["ended_at"] - columns["arrived_at"],
+    }

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from deliveries import of_request
 
 from specsim.calibration.run_writer import RequestRow, StepRow
 from specsim.engine.incidents import Slowdown
@@ -50,7 +51,7 @@ class Host:
             for half in range(400)
         )
         there = experiment.model_copy(update={"incidents": tuple(slowdowns)})
-        return simulate(there, requests=requests, profile=TRUTH)
+        return simulate(there, requests=requests, profile=TRUTH, keeps_deliveries=True)
 
     def factor(self, at: float) -> float:
         """At some instant."""
@@ -64,16 +65,13 @@ class Host:
 
 def request_rows(run: Run) -> list[RequestRow]:
     """The requests of a simulated run."""
-    [records] = run.replicas
     rows: list[RequestRow] = []
     for row in Summary(run).tables.requests:
         arrived_at = float(row["arrived_at"])
-        mine = records.delivered_to == row["request"]
-        lens = records.delivered_lens[mine]
+        mine = of_request(run, int(row["request"]))
+        lens = mine.lens.astype(int)
         before = (np.cumsum(lens) - lens).tolist()
-        drafts = [[0] * len(before), [0] * len(before)]
-        if len(records.drafted_lens):
-            drafts = [records.drafted_lens[mine].tolist(), records.accepted_lens[mine].tolist()]
+        drafts = [mine.drafted.tolist(), mine.accepted.tolist()]
         rows.append(
             {
                 "request_id": f"request-{row['request']}",

@@ -31,7 +31,8 @@ def saved(tmp_path: Path) -> Save:
 
     def run(**changes: Any) -> Path:
         folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
-        Summary(simulate(Experiment.parse(tiny_config(**changes), "tiny"))).save(folder)
+        experiment = Experiment.parse(tiny_config(**changes), "tiny")
+        Summary(simulate(experiment, keeps_deliveries=True)).save(folder)
         return folder
 
     return run

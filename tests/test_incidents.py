@@ -8,6 +8,7 @@ import pytest
 import yaml
 from conftest import Run as Cli
 from conftest import tiny_config
+from deliveries import every_delivery, gaps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import engines, workloads
@@ -16,7 +17,6 @@ from specsim.errors import CapacityError, ConfigError
 from specsim.experiment import Experiment
 from specsim.policies import POLICIES
 from specsim.request import Request
-from specsim.results.tables import assemble
 from specsim.simulate import Run, simulate
 from specsim.summary import Summary
 
@@ -43,7 +43,12 @@ def run(constant_step: Callable[..., str]) -> Callable[..., Run]:
             Request(index=i, arrived_at=at, prompt_len=prompt, output_len=output)
             for i, (at, prompt, output) in enumerate(rows)
         ]
-        return simulate(Experiment.parse(config, "incidents"), requests=requests, check=True)
+        return simulate(
+            Experiment.parse(config, "incidents"),
+            requests=requests,
+            check=True,
+            keeps_deliveries=True,
+        )
 
     return start
 
@@ -82,7 +87,8 @@ def test_requests_of_a_failed_replica_go_on_elsewhere(run: Callable[..., Run]) -
     assert tables.requests["replica"].tolist() == [1, 1, 1]
     assert tables.requests["preemptions"].tolist() == [0, 0, 0]
     # The gaps of a request that moved lead from one replica to the other.
-    assert tables.gaps.tolist() == [0.25, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25, 0.5, 0.25]
+    assert gaps(result) == [[0.25, 0.5, 0.25], [0.25, 0.25, 0.25], [0.25, 0.5, 0.25]]
+    assert np.repeat(tables.gaps["value"], tables.gaps["count"]).tolist() == [0.25] * 7 + [0.5] * 2
     assert Summary(result).data["specsim"]["num_requeues"] == 2
 
 
@@ -200,7 +206,7 @@ def test_whatever_happens_every_request_ends_once_and_whole(
         engine=engine, workload=workload, profile=every_method,
         replicas=replicas, routing=routing, incidents=incidents,
     )  # fmt: skip
-    result = simulate(Experiment.parse(config, "random"), check=True)
+    result = simulate(Experiment.parse(config, "random"), check=True, keeps_deliveries=True)
     tables = Summary(result).tables
     ended = np.sort(np.concatenate([records.requests["request"] for records in result.replicas]))
     assert ended.tolist() == list(range(len(result.requests)))
@@ -211,11 +217,11 @@ def test_whatever_happens_every_request_ends_once_and_whole(
     assert tables.steps["output_tokens"].sum() == rows["output_len"].sum()
     assert (rows["scheduled_at"] < rows["first_token_at"]).all()
     assert (rows["first_token_at"] <= rows["ended_at"]).all()
-    assert (tables.gaps > 0).all()
-    several = rows["deliveries"] > 1
-    starts = np.cumsum(rows["deliveries"] - 1) - (rows["deliveries"] - 1)
-    spans = np.add.reduceat(tables.gaps, starts[several]) if several.any() else np.array([])
-    assert spans == pytest.approx((rows["ended_at"] - rows["first_token_at"])[several])
+    assert (tables.gaps["value"] > 0).all()
+    spans = [sum(mine) for mine in gaps(result)]
+    assert spans == pytest.approx((rows["ended_at"] - rows["first_token_at"]).tolist())
+    spelt_out = np.repeat(tables.gaps["value"], tables.gaps["count"])
+    assert sorted(spelt_out) == sorted(gap for mine in gaps(result) for gap in mine)
     for records, number in zip(result.replicas, range(replicas), strict=True):
         down = [i for i in incidents if i["kind"] == "failure" and i["replica"] == number]
         for incident in down:
@@ -263,10 +269,9 @@ def test_luck_survives_a_failure(run: Callable[..., Run]) -> None:
     rows = [(0.0, 5, 40)]
     usual = run(rows, [], **options)
     moved = run(rows, [failure(0, 1.125)], **options)
-    lens = [np.concatenate([r.delivered_lens for r in result.replicas]).tolist()
-            for result in (usual, moved)]  # fmt: skip
+    lens = [every_delivery(result).lens.tolist() for result in (usual, moved)]
     assert sum(lens[0]) == sum(lens[1]) == 40
-    before = len(moved.replicas[0].delivered_lens)
+    before = int(moved.replicas[0].steps["deliveries"].sum())
     assert lens[1][:before] == lens[0][:before]
     # After the move one step has no draft to verify; then positions are met in another rhythm,
     # but from the first common position on all is as it was.
@@ -274,22 +279,6 @@ def test_luck_survives_a_failure(run: Callable[..., Run]) -> None:
     common = next(p for p in positions[1][before:] if p in positions[0])
     tails = [each[each.index(common) :] for each in positions]
     assert tails[0] == tails[1]
-
-
-def test_merging_replicas_changes_nothing_where_nobody_moved(
-    tiny: Callable[..., Experiment],
-) -> None:
-    result = simulate(tiny(replicas=3))
-    usual = assemble(result.replicas, 3)
-    claimed = [records.requests.copy() for records in result.replicas]
-    claimed[0]["requeues"] = 1
-    replicas = [
-        type(records)(**{**vars(records), "requests": rows})
-        for records, rows in zip(result.replicas, claimed, strict=True)
-    ]
-    merged = assemble(replicas, 3)
-    assert np.array_equal(usual.gaps, merged.gaps)
-    assert np.array_equal(usual.gap_lens, merged.gap_lens)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import yaml
 from conftest import tiny_config
+from deliveries import every_delivery, of_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import engines, workloads
 
 from specsim.experiment import Experiment
 from specsim.request import Request
-from specsim.simulate import simulate
+from specsim.simulate import Run, simulate
 from specsim.summary import Summary
 
 PROFILE = {
@@ -57,7 +58,8 @@ def test_every_run_keeps_every_invariant(
         config["policy"] = data.draw(st.sampled_from(policies))
     config["replicas"] = data.draw(st.integers(1, 2))
     experiment = Experiment.parse(config, "random")
-    run = simulate(experiment, check=True)  # raises on any contradiction, Little's law included
+    # raises on any contradiction, Little's law included
+    run = simulate(experiment, check=True, keeps_deliveries=True)
     tables = Summary(run).tables
     rows = tables.requests
     assert rows["output_len"].tolist() == [
@@ -67,8 +69,35 @@ def test_every_run_keeps_every_invariant(
     assert (rows["scheduled_at"] < rows["first_token_at"]).all()
     assert (rows["first_token_at"] <= rows["ended_at"]).all()
     assert tables.steps["output_tokens"].sum() == rows["output_len"].sum()
-    assert (tables.gaps >= 0).all()
-    assert tables.gap_lens.sum() <= rows["output_len"].sum()
+    assert_gaps_are_those_between_deliveries(run)
+    totals = tables.totals
+    for name in ("deliveries", "output_tokens", "num_requests"):
+        assert totals[name] == tables.steps[name].sum()
+    assert totals["steps"] == len(tables.steps)
+    assert totals["deliveries"] == rows["deliveries"].sum()
+    for name in ("target_time", "draft_time", "overhead_time"):
+        assert totals[name] == pytest.approx(tables.steps[name].sum())
+    seconds = np.floor(tables.steps["ended_at"] - rows["arrived_at"].min()).astype(int)
+    counts = np.bincount(seconds, weights=tables.steps["output_tokens"])
+    found = np.zeros(len(counts))
+    np.add.at(found, tables.seconds["second"], tables.seconds["tokens"])
+    assert np.array_equal(found, counts)
+
+
+def assert_gaps_are_those_between_deliveries(run: Run) -> None:
+    tables, packed = Summary(run).tables, every_delivery(run)
+    assert (tables.gaps["value"] >= 0).all()
+    spelt_out = np.repeat(tables.gaps, tables.gaps["count"])[["value", "tokens"]]
+    is_later = np.ones(len(packed.at), dtype=bool)
+    is_later[packed.starts[:-1]] = False
+    expected = np.empty(is_later.sum(), dtype=spelt_out.dtype)
+    expected["value"] = np.diff(packed.at, prepend=0.0)[is_later]
+    expected["tokens"] = packed.lens[is_later]
+    assert sorted(spelt_out.tolist()) == sorted(expected.tolist())
+    sums = [int(lens.sum()) for lens in np.split(packed.lens.astype(int), packed.starts[1:-1])]
+    assert sums == tables.requests["output_len"].tolist()
+    drafts = np.bincount(packed.drafted[packed.drafted > 0], minlength=len(tables.outcomes))
+    assert tables.outcomes.sum(axis=1).tolist() == drafts.tolist()
 
 
 def run_once(tiny: Callable[..., Experiment], **changes: Any) -> Summary:
@@ -83,12 +112,12 @@ def test_same_seed_same_numbers_other_seed_others(tiny: Callable[..., Experiment
 
 def test_luck_does_not_depend_on_the_policy(tiny: Callable[..., Experiment]) -> None:
     # With drafts of length 1 and 3 the first draft token at a position meets the same luck.
-    one, three = (simulate(tiny(policy={"kind": "static", "k": k})).replicas[0] for k in (1, 3))
-    assert (one.accepted_lens[one.drafted_lens == 1] <= 1).all()
-    request, lens_one, lens_three = 3, [], []
-    for records, lens in ((one, lens_one), (three, lens_three)):
-        lens.extend(records.accepted_lens[records.delivered_to == request].tolist())
-    assert lens_one[1] == min(1, lens_three[1])  # both made when one output token was known
+    one, three = (
+        of_request(simulate(tiny(policy={"kind": "static", "k": k}), keeps_deliveries=True), 3)
+        for k in (1, 3)
+    )
+    assert (one.accepted[one.drafted == 1] <= 1).all()
+    assert one.accepted[1] == min(1, three.accepted[1])  # both made when one token was known
 
 
 def test_alpha_0_with_free_drafts_and_free_verification_equals_no_speculation(

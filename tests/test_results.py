@@ -39,7 +39,8 @@ def worked(constant_step: Callable[..., str]) -> Summary:
         Request(index=1, arrived_at=0.25, prompt_len=20, output_len=1, id="b"),
     ]
     # a: tokens at 0.5 (1), 1.0 (4), 1.5 (7), 2.0 (8);  b: its only token at 1.0.
-    return Summary(simulate(Experiment.parse(config, "worked"), requests=requests))
+    experiment = Experiment.parse(config, "worked")
+    return Summary(simulate(experiment, requests=requests, keeps_deliveries=True))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_the_resolved_config_runs_to_the_same_numbers(
 
 def test_same_run_same_bytes(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
     for name in ("one", "two"):
-        Summary(simulate(tiny())).save(tmp_path / name)
+        Summary(simulate(tiny(), keeps_deliveries=True)).save(tmp_path / name)
     for file in ("summary.json", "requests.parquet", "steps.parquet", "config.yaml"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 

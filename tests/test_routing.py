@@ -46,6 +46,18 @@ def test_every_request_is_served_once(kind: str, tiny: Callable[..., Experiment]
     assert served == list(range(30))
 
 
+@pytest.mark.parametrize("kind", ROUTING.members)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_first_step_waits_for_all_that_arrive_when_the_run_begins(
+    kind: str, replicas: int, tiny: Callable[..., Experiment]
+) -> None:
+    requests = [Request(index, 2, 3) for index in range(600)]
+    engine = {"max_num_seqs": 600, "max_num_batched_tokens": 4096}
+    run = simulate(tiny(replicas=replicas, routing=kind, engine=engine), requests=requests)
+    first = [records.steps["num_requests"][0] for records in run.replicas if len(records.steps)]
+    assert sum(first) == 600
+
+
 def test_round_robin_takes_turns() -> None:
     router = ROUTING.parse("round_robin")
     memory = router.start(0)

@@ -17,6 +17,8 @@ __all__ = ["MAX_DRAFT_LEN", "Acceptance", "Oracle", "run_lengths", "runs_below",
 MAX_DRAFT_LEN = 254
 """Longest draft: with the bonus token it still fits into a byte, as in every table of a run."""
 
+_FEW = 16  # positions that are faster looked at one by one, in bytes, than counted in integers
+
 
 class Acceptance(Member):
     """Decides which drafts survive.
@@ -96,15 +98,46 @@ class Oracle:
 
     Parameters
     ----------
-    tables : sequence of bytes
-        Survival table of every request, by its index. Where drafts are real tokens it is filled in
-        as they are made, always before a policy is asked about them.
+    fates : ndarray of uint8
+        Survival tables of all requests, end to end. Where drafts are real tokens they are filled
+        in as the drafts are made, always before a policy is asked about them.
+    starts : ndarray of int, shape (requests + 1,)
+        Where the table of each request begins, by its index; its end is where the next begins.
     """
 
-    def __init__(self, tables: Sequence[bytes | bytearray]) -> None:
-        self._tables = tables
+    def __init__(self, fates: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
+        self._fates = fates
+        self._starts = starts
 
-    def useful_lens(self, requests: Sequence[int], positions: Sequence[int]) -> list[int]:
+    @classmethod
+    def of(cls, tables: Sequence[bytes]) -> "Oracle":
+        """Return the oracle that knows these tables, one per request."""
+        starts = np.cumsum([0, *map(len, tables)])
+        return cls(np.frombuffer(b"".join(tables), dtype=np.uint8), starts)
+
+    def fates(self, requests: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how long a longest draft survives that is made now; 0 beyond the answer's end.
+
+        Parameters
+        ----------
+        requests : ndarray of int, shape (n,)
+            Index of each request.
+        positions : ndarray of int, shape (n,)
+            Output tokens known when the draft is made.
+
+        Returns
+        -------
+        ndarray of int, shape (n,), tokens
+        """
+        places = self._starts[requests] + positions
+        is_within = places < self._starts[requests + 1]
+        lens: NDArray[np.int64] = np.zeros(len(requests), dtype=np.int64)
+        lens[is_within] = self._fates[places[is_within]]
+        return lens
+
+    def useful_lens(
+        self, requests: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Return how many drafts are worth making where drafting starts now.
 
         As many as will survive, but none beyond the end of the answer, whose last token comes as
@@ -112,21 +145,18 @@ class Oracle:
 
         Parameters
         ----------
-        requests : sequence of int, length n
+        requests : ndarray of int, shape (n,)
             Index of each request.
-        positions : sequence of int, length n
+        positions : ndarray of int, shape (n,)
             Output tokens known when the draft is made.
 
         Returns
         -------
-        list of int, tokens
+        ndarray of int, shape (n,), tokens
         """
-        tables = self._tables
-        left_lens = [len(tables[r]) - p - 1 for r, p in zip(requests, positions, strict=True)]
-        return [
-            min(tables[request][position], left_len) if left_len > 0 else 0
-            for request, position, left_len in zip(requests, positions, left_lens, strict=True)
-        ]
+        left_lens = self._starts[requests + 1] - self._starts[requests] - positions - 1
+        useful: NDArray[np.int64] = np.minimum(self.fates(requests, positions), left_lens)
+        return np.maximum(useful, 0, out=useful)
 
 
 def run_lengths(successes: NDArray[np.bool_], limit: int) -> NDArray[np.uint8]:
@@ -142,6 +172,14 @@ def run_lengths(successes: NDArray[np.bool_], limit: int) -> NDArray[np.uint8]:
     -------
     ndarray of uint8, shape (n,)
     """
+    if limit <= _FEW:
+        lens = np.zeros(len(successes), dtype=np.uint8)
+        alive = np.ones(len(successes), dtype=bool)
+        for offset in range(min(limit, len(successes))):
+            alive[: len(successes) - offset] &= successes[offset:]
+            alive[len(successes) - offset :] = False
+            lens += alive
+        return lens
     positions = np.arange(len(successes))
     failures = np.where(successes, len(successes), positions)
     next_failure = np.minimum.accumulate(failures[::-1])[::-1]

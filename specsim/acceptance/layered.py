@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.special import ndtri
 
 from specsim.acceptance.base import Acceptance, runs_below, split_tables
 from specsim.request import Request
@@ -66,7 +65,7 @@ class Layered(Acceptance):
     def levels(self) -> NDArray[np.float64]:
         """Score of the j-th token before any luck, shape (len(rates),)."""
         spreads = [1.0, self.request_spread, *(regime.spread for regime in self.regimes)]
-        return np.asarray(ndtri(self.rates) * np.linalg.norm(spreads))
+        return np.asarray(_normal_quantiles(np.array(self.rates)) * np.linalg.norm(spreads))
 
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
@@ -90,7 +89,13 @@ class Layered(Acceptance):
 
 def _normals(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return standard normal numbers, all finite."""
-    return np.asarray(ndtri(np.maximum(uniforms, 2.0**-54)))
+    return _normal_quantiles(np.maximum(uniforms, 2.0**-54))
+
+
+def _normal_quantiles(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    from scipy.special import ndtri  # noqa: PLC0415 - scipy takes 0.2 s
+
+    return np.asarray(ndtri(shares))
 
 
 def _log_positions(counts: list[int]) -> NDArray[np.float64]:

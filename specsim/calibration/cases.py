@@ -136,8 +136,8 @@ def capacity(plan: Plan, profile: Profile) -> float:
     """
     num_requests = 20 * plan.max_num_seqs  # so many that filling and emptying count for little
     experiment, requests = _experiment(plan, 1e6, num_requests, "off", plan.synthetic_rates, 0)
-    summary = Summary(simulate(experiment, requests=requests, profile=profile))
-    return float(summary.data["request_throughput"])
+    run = simulate(experiment, requests=requests, profile=profile, keeps_steps=False)
+    return float(Summary(run).data["request_throughput"])
 
 
 def acceptance_rates(rows: Iterable[RequestRow], max_draft_len: int) -> list[float]:

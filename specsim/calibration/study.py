@@ -171,7 +171,8 @@ def _cases(plan: Plan, rates: dict[str, float], accepted: list[float]) -> list[C
 
 
 def _simulated(experiment: Experiment, requests: list[Request], profile: Profile) -> Measured:
-    tables = Summary(simulate(experiment, requests=requests, profile=profile)).tables.requests
+    run = simulate(experiment, requests=requests, profile=profile, keeps_steps=False)
+    tables = Summary(run).tables.requests
     return Measured(
         arrived_at=tables["arrived_at"],
         first_token_at=tables["first_token_at"],

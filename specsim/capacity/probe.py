@@ -120,7 +120,12 @@ def measure(task: Task) -> Measured:
     SpecsimError
         It cannot be run.
     """
-    run = simulate(task.trial.experiment, requests=task.trial.requests(), profile=task.profile)
+    run = simulate(
+        task.trial.experiment,
+        requests=task.trial.requests(),
+        profile=task.profile,
+        keeps_steps=False,
+    )
     summary = Summary(run)
     requests = summary.tables.requests
     steady = _steady(requests)

@@ -61,6 +61,11 @@ def gate(
 
     specsim gate baseline.json suite.yaml
     """
+    is_stored = current.suffix == ".json"
+    if not is_stored:
+        from specsim.processes import warm_up
+
+        warm_up(workers)
     from specsim.atomic import new_file
     from specsim.gate import GateResults, Suite, check_same_suite, judge
     from specsim.gate.reports import github_annotations, write_junit
@@ -69,7 +74,6 @@ def gate(
 
     outputs = {"--json": json_out, "--junit": junit, "--github": github or None}
     given = parse_tolerances(tolerance or ())
-    is_stored = current.suffix == ".json"
     if update:
         _refuse(outputs, "with --update, which compares nothing")
         _refuse({"CURRENT": current if is_stored else None}, "with --update; name a suite, YAML")

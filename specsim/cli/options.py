@@ -1,6 +1,6 @@
 """Options that several commands share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -24,12 +24,15 @@ def all_overrides(overrides: list[str] | None, seed: int | None) -> list[str]:
 
 
 @contextmanager
-def results_folder(out: Path | None) -> Iterator[Path | None]:
-    """Open the results folder before the work: what cannot be written fails at once."""
+def results_folder(out: Path | None, replaced: Iterable[str] = ()) -> Iterator[Path | None]:
+    """Open the results folder before the work: what cannot be written fails at once.
+
+    Files named in `replaced` do not stay in it.
+    """
     from specsim.atomic import new_folder
 
     if out is None:
         yield None
     else:
-        with new_folder(out) as unfinished:
+        with new_folder(out, replaced) as unfinished:
             yield unfinished

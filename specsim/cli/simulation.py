@@ -38,21 +38,43 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Check every invariant after every step (slow).")
     ] = False,
+    no_steps: Annotated[
+        bool,
+        typer.Option("--no-steps", help="Write no steps.parquet, which long runs make large."),
+    ] = False,
+    no_details: Annotated[
+        bool,
+        typer.Option("--no-details", help="Leave vLLM's lists per request out of summary.json."),
+    ] = False,
 ) -> None:
     """Simulate one experiment and print its table.
 
     With --out the folder gets summary.json (readable by scripts for vllm bench serve),
-    requests.parquet, steps.parquet and the resolved config.yaml.
+    requests.parquet, steps.parquet and the resolved config.yaml. Without the steps there is no
+    timeline, breakdown or plot of the run; without the details, summary.json is as vllm bench
+    serve writes it without --save-detailed.
     """
+    from specsim.errors import ConfigError
     from specsim.experiment import Experiment
-    from specsim.render.runs import run_table
+    from specsim.render.run import run_table
+    from specsim.results.export import RESULT_FILES
     from specsim.simulate import simulate
     from specsim.summary import Summary
 
+    for option, is_given in (("--no-steps", no_steps), ("--no-details", no_details)):
+        if is_given and out is None:
+            raise ConfigError(f"{option}: is about what --out writes; add that or leave it out")
     experiment = Experiment.load(config, all_overrides(overrides, seed))
-    with results_folder(out) as folder:
+    with results_folder(out, RESULT_FILES) as folder:
         with progress("requests", experiment.workload.num_requests) as on_progress:
-            summary = Summary(simulate(experiment, check=check, on_progress=on_progress))
+            run = simulate(
+                experiment,
+                check=check,
+                keeps_steps=folder is not None and not no_steps,
+                keeps_deliveries=folder is not None and not no_details,
+                on_progress=on_progress,
+            )
+        summary = Summary(run)
         if folder is not None:
             with spinner("writing the results"):
                 summary.save(folder)

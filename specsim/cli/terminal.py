@@ -16,12 +16,13 @@ _FILE_WIDTH = 160
 def progress(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal, once the work has taken a second; elsewhere nothing."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done: None
         return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     started_at = monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:

@@ -1,20 +1,64 @@
-"""Cluster: replicas behind a router, what happens to them, and the count of requests in them."""
+"""Cluster: replicas behind a router, on the event clock, and what happens to them.
+
+Requests arrive, clients wait, replicas fail: these are events of SimPy's clock. A replica goes on
+by itself between them. Where nobody outside can tell what it has done meanwhile, it is left behind
+until somebody looks (`specsim.engine.replica.Replica.advance`); where clients wait for answers, it
+is kept up with the clock.
+"""
 
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
+from heapq import heappush
+from math import inf, nextafter
 
 from simpy import Environment, Event
-from simpy.events import URGENT
+from simpy.events import NORMAL, URGENT
 
-from specsim.engine.engine import Engine
 from specsim.engine.incidents import Failure, Slowdown
-from specsim.engine.sequence import Sequence
+from specsim.engine.replica import Departure, Replica
 from specsim.request import Request
 from specsim.routing.base import PromptView, Router
 
-__all__ = ["ClosedLoopClients", "Cluster", "replay", "run_alone", "schedule_incidents"]
+__all__ = ["Clock", "ClosedLoopClients", "Cluster", "replay", "run_alone", "schedule_incidents"]
 
-MakeEngine = Callable[[int, Callable[[Sequence], None]], Engine]
+MakeReplica = Callable[[int, float], Replica]
+
+
+class Clock(Environment):
+    """The event clock; events can be given the very instant at which they happen."""
+
+    def happens(self, event: Event, instant: float, *, first: bool = False) -> Event:
+        """Let an event happen at an instant.
+
+        Parameters
+        ----------
+        event : Event
+            Not triggered.
+        instant : float
+            Not before now.
+        first : bool
+            Whether it comes before the end of any step at the same instant.
+
+        Returns
+        -------
+        Event
+            The same.
+        """
+        event._ok = True
+        event._value = None
+        # `schedule` takes a delay, and now + (instant - now) need not be that instant.
+        heappush(self._queue, (instant, URGENT if first else NORMAL, next(self._eid), event))
+        return event
+
+    def call_at(self, instant: float, action: Callable[[], None]) -> None:
+        """Do something at an instant, before the end of any step then."""
+        event = self.happens(Event(self), instant, first=True)
+        assert event.callbacks is not None
+        event.callbacks.append(lambda _: action())
+
+    def call_after(self, delay: float, action: Callable[[], None]) -> None:
+        """Do something after a time, before the end of any step then."""
+        self.call_at(self.now + delay, action)
 
 
 class Cluster:
@@ -22,58 +66,119 @@ class Cluster:
 
     Parameters
     ----------
-    env : simpy.Environment
+    clock : Clock
+    requests : list of Request
+        Of the run, by index.
     replicas : int
-    make_engine : callable
-        Makes the engine of a replica, given its number and whom to tell when a sequence ends.
+    make_replica : callable
+        Makes a replica, given its number and when it starts.
     router : Router
     seed : int
         For a router that draws.
-    on_end : callable
-        Told of every request that ends.
+    keeps_up : bool
+        Whether replicas are kept up with the clock, since what they do has consequences outside.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - it is what puts them together
         self,
-        env: Environment,
+        clock: Clock,
+        requests: list[Request],
         replicas: int,
-        make_engine: MakeEngine,
+        make_replica: MakeReplica,
         *,
         router: Router,
         seed: int,
-        on_end: Callable[[Sequence], None],
+        keeps_up: bool,
     ) -> None:
-        self.env = env
-        self._make_engine = make_engine
-        self._engines = [make_engine(number, self._end) for number in range(replicas)]
-        self._up = self._engines
-        """Those that have not failed."""
-        self._stranded: list[Sequence] = []
-        """Requests that wait for any engine to be up."""
+        self.clock = clock
+        self._make_replica = make_replica
         self._router = router
         self._memory = router.start(seed)
-        self._tell_end = on_end
-        self.num_in_system = 0
-        self.request_time = 0.0
-        """Integral of `num_in_system` over time; Little's law says what it must be."""
-        self._changed_at = env.now
+        self._keeps_up = keeps_up
+        self._is_single = replicas == 1
+        self._asleep: dict[Replica, Event] = {}
+        """Those that wait for requests, and what wakes them."""
+        self._replicas = [self._started(number) for number in range(replicas)]
+        self._up = self._replicas
+        """Those that have not failed."""
+        self._requests = requests
+        self._stranded: list[Departure] = []
+        """Requests that wait for any replica to be up."""
+
+    def _started(self, number: int) -> Replica:
+        replica = self._make_replica(number, self.clock.now)
+        if self._keeps_up:
+            run = self._run_ahead if self._is_single else self._run_event_by_event
+            self.clock.process(run(replica))
+        return replica
 
     def submit(self, request: Request) -> None:
         """Route a request, now."""
-        self._count(1)
-        self._route(self._engines[0].scheduler.sequence_of(request, self.env.now))
-
-    def _route(self, sequence: Sequence) -> None:
-        if not self._up:
-            self._stranded.append(sequence)
+        replica = self._chosen(request)
+        if replica is None:
+            self._stranded.append(Departure(request.index, self.clock.now))
             return
-        place = self._router.choose(PromptView(sequence.request), self._up, self._memory)
-        self._up[place].take_over(sequence)
+        replica.submit(request.index, self.clock.now)
+        self._wake(replica)
+
+    def _move(self, departures: Iterable[Departure]) -> None:
+        for departure in departures:
+            replica = self._chosen(self._requests[departure.request])
+            if replica is None:
+                self._stranded.append(departure)
+            else:
+                replica.take_over(departure, self.clock.now)
+                self._wake(replica)
+
+    def _chosen(self, request: Request) -> Replica | None:
+        """Return the replica that the router chooses; None if none is up."""
+        if not self._up:
+            return None
+        if self._router.looks_at_replicas and not self._keeps_up:
+            now = self.clock.now
+            for replica in self._up:
+                if replica.next_at < now:
+                    replica.advance(now)
+        return self._up[self._router.choose(PromptView(request), self._up, self._memory)]
+
+    def _wake(self, replica: Replica) -> None:
+        if replica in self._asleep:
+            self._asleep.pop(replica).succeed()
+
+    def _run_event_by_event(self, replica: Replica) -> Generator[Event, None, None]:
+        """Let a replica do one thing at a time, each when its time has come."""
+        while replica.is_up:
+            if replica.next_at == inf:
+                self._asleep[replica] = self.clock.event()
+                yield self._asleep[replica]
+            else:
+                yield self.clock.happens(Event(self.clock), replica.next_at)
+            if replica.is_up:
+                replica.advance(nextafter(self.clock.now, inf))
+
+    def _run_ahead(self, replica: Replica) -> Generator[Event, None, None]:
+        """Let the only replica run up to what happens next, which it knows but for its own ends."""
+        while replica.is_up:
+            horizon = self.clock.peek()
+            replica.advance(horizon)
+            if replica.next_at < horizon or self.clock.peek() < horizon:
+                continue  # requests have ended, which may have changed what happens next
+            if horizon < inf:
+                yield self.clock.happens(Event(self.clock), horizon)
+            else:
+                self._asleep[replica] = self.clock.event()
+                yield self._asleep[replica]
 
     @property
     def num_stranded(self) -> int:
         """Requests that wait because every replica has failed."""
         return len(self._stranded)
+
+    def finish(self) -> None:
+        """Let all replicas do what is left, hand over their results, and go."""
+        for replica in self._up:
+            replica.finish()
+        self._replicas = self._up = []
 
     def fail(self, number: int) -> None:
         """Let a replica die; its requests go to the others, in the order in which it had them.
@@ -83,10 +188,12 @@ class Cluster:
         number : int
             Of a replica that is up.
         """
-        left = self._engines[number].fail()
-        self._up = [engine for engine in self._engines if engine.is_up]
-        for sequence in left:
-            self._route(sequence)
+        replica = self._replicas[number]
+        replica.advance(self.clock.now)
+        left = replica.fail()
+        self._asleep.pop(replica, None)
+        self._up = [replica for replica in self._replicas if replica.is_up]
+        self._move(left)
 
     def restore(self, number: int) -> None:
         """Start a replica that has died; it gets what waited for any replica to be up.
@@ -95,11 +202,10 @@ class Cluster:
         ----------
         number : int
         """
-        self._engines[number] = self._make_engine(number, self._end)
-        self._up = [engine for engine in self._engines if engine.is_up]
+        self._replicas[number] = self._started(number)
+        self._up = [replica for replica in self._replicas if replica.is_up]
         stranded, self._stranded = self._stranded, []
-        for sequence in stranded:
-            self._route(sequence)
+        self._move(stranded)
 
     def slow_down(self, number: int, factor: float) -> None:
         """Let a replica take `factor` times as long for what it schedules from now on.
@@ -110,37 +216,12 @@ class Cluster:
         factor : float
             1 lets it run as usual.
         """
-        self._engines[number].slow_down(factor)
-
-    def _end(self, sequence: Sequence) -> None:
-        self._count(-1)
-        self._tell_end(sequence)
-
-    def _count(self, change: int) -> None:
-        now = self.env.now
-        self.request_time += self.num_in_system * (now - self._changed_at)
-        self.num_in_system += change
-        self._changed_at = now
-
-
-class _Instant(Event):
-    """An instant that comes before the end of any step at the same time."""
-
-    def __init__(self, env: Environment, delay: float) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        env.schedule(self, priority=URGENT, delay=delay)
-
-
-def _call_after(env: Environment, delay: float, action: Callable[[], None]) -> None:
-    instant = _Instant(env, delay)
-    assert instant.callbacks is not None
-    instant.callbacks.append(lambda event: action())
+        self._replicas[number].advance(self.clock.now)
+        self._replicas[number].slow_down(factor)
 
 
 def schedule_incidents(
-    env: Environment, cluster: Cluster, incidents: Iterable[Failure | Slowdown]
+    clock: Clock, cluster: Cluster, incidents: Iterable[Failure | Slowdown]
 ) -> None:
     """Let incidents happen when their time comes.
 
@@ -148,7 +229,7 @@ def schedule_incidents(
 
     Parameters
     ----------
-    env : simpy.Environment
+    clock : Clock
         At the start of the run.
     cluster : Cluster
     incidents : iterable of Failure or Slowdown
@@ -157,46 +238,42 @@ def schedule_incidents(
     incidents = list(incidents)
     for incident in incidents:  # ends first: a replica can come back just when another fails
         if incident.until is not None:
-            _call_after(env, incident.until, partial(incident.end, cluster))
+            clock.call_after(incident.until, partial(incident.end, cluster))
     for incident in incidents:
-        _call_after(env, incident.at, partial(incident.begin, cluster))
+        clock.call_after(incident.at, partial(incident.begin, cluster))
 
 
 def replay(
-    env: Environment, requests: Iterable[Request], submit: Callable[[Request], None]
+    clock: Clock, requests: Iterable[Request], submit: Callable[[Request], None]
 ) -> Generator[Event, None, None]:
     """Submit each request at its time; the one process of all arrivals.
 
     Parameters
     ----------
-    env : simpy.Environment
+    clock : Clock
     requests : iterable of Request
         In order of arrival.
     submit : callable
     """
     for request in requests:
-        if request.arrived_at > env.now:
-            yield _Instant(env, request.arrived_at - env.now)
+        if request.arrived_at > clock.now:
+            instant = clock.now + (request.arrived_at - clock.now)
+            yield clock.happens(Event(clock), instant, first=True)
         submit(request)
 
 
-def run_alone(
-    make_engine: Callable[[Environment], Engine], requests: Iterable[Request], start: float
-) -> None:
-    """Run one engine by itself until all requests have ended.
+def run_alone(replica: Replica, requests: Iterable[Request]) -> None:
+    """Run one replica by itself until all requests have ended.
 
     Parameters
     ----------
-    make_engine : callable
-        Makes the engine, given the event clock.
+    replica : Replica
     requests : iterable of Request
         In order of arrival.
-    start : float
-        Where the clock starts; a whole number keeps it in whole numbers.
     """
-    env = Environment(initial_time=start)
-    env.process(replay(env, requests, make_engine(env).submit))
-    env.run()
+    for request in requests:
+        replica.submit(request.index, request.arrived_at)
+    replica.finish()
 
 
 class ClosedLoopClients:
@@ -204,7 +281,7 @@ class ClosedLoopClients:
 
     Parameters
     ----------
-    env : simpy.Environment
+    clock : Clock
     requests : list of Request
         Sent in this order, whichever client is free.
     think_times : list of float
@@ -214,23 +291,23 @@ class ClosedLoopClients:
 
     def __init__(
         self,
-        env: Environment,
+        clock: Clock,
         requests: list[Request],
         think_times: list[float],
         submit: Callable[[Request], None],
     ) -> None:
-        self._env = env
+        self._clock = clock
         self._unsent = iter(zip(requests, think_times, strict=True))
         self._submit = submit
 
     def start(self, concurrency: int) -> None:
         """Let every client send its first request."""
         for _ in range(concurrency):
-            self.answered()
+            self.answered(self._clock.now)
 
-    def answered(self) -> None:
+    def answered(self, at: float) -> None:
         """Let the client that has its answer send the next request, after its think time."""
         request, think_time = next(self._unsent, (None, 0.0))
         if request is None:
             return
-        _call_after(self._env, think_time, lambda: self._submit(request))
+        self._clock.call_at(at + think_time, partial(self._submit, request))

@@ -4,9 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from specsim.engine.kv_cache import KVLimits
-from specsim.engine.scheduler import Scheduler, SchedulerLimits
-from specsim.engine.schedulers import AsyncScheduler, PrefillFirstScheduler, SyncScheduler
+from specsim.engine.setup import Setup
 from specsim.errors import CapacityError, ConfigError
 from specsim.proposers import PROPOSERS, Proposer
 from specsim.settings import Settings
@@ -124,10 +122,10 @@ class EngineConfig(Settings):
                 "or use more memory"
             )
 
-    def make_scheduler(
+    def setup(
         self, proposer: Proposer | None, max_draft_len: int, *, is_dynamic: bool, is_async: bool
-    ) -> Scheduler:
-        """Return a fresh scheduler with these limits.
+    ) -> Setup:
+        """Return the engine with these limits.
 
         Parameters
         ----------
@@ -140,7 +138,7 @@ class EngineConfig(Settings):
 
         Returns
         -------
-        Scheduler
+        Setup
         """
         assert self.max_num_seqs is not None
         assert self.max_num_batched_tokens is not None
@@ -148,29 +146,30 @@ class EngineConfig(Settings):
         assert self.num_gpu_blocks is not None
         is_v0 = self.scheduler == "prefill_first"
         lookahead_len = proposer.lookahead_len(max_draft_len) if proposer else 0
-        limits = SchedulerLimits(
-            max_num_scheduled_tokens=self.max_num_scheduled_tokens or self.max_num_batched_tokens,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_running=self.max_num_active_seqs or self.max_num_seqs,
-            policy=self.scheduling_policy,
-            enable_chunked_prefill=self.enable_chunked_prefill and not is_v0,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            long_prefill_token_threshold_adaptive=self.long_prefill_token_threshold_adaptive,
-            draft_slots=proposer.draft_slots if proposer and not is_v0 else 0,
-            max_draft_len=max_draft_len,
-            pads_admissions=max_draft_len > 0 and not is_dynamic and not is_v0,
-            expands_batch=proposer is not None and proposer.disable_mqa_scorer,
-            kv=KVLimits(
-                num_blocks=self.num_gpu_blocks,
-                block_size=self.block_size,
-                max_model_len=self.max_model_len,
-                lookahead_len=max_draft_len if is_v0 else lookahead_len,
-                enable_prefix_caching=self.enable_prefix_caching,
-                drops_last_hit=proposer is not None and proposer.drops_last_hit,
-                watermark_blocks=int(self.watermark * self.num_gpu_blocks),
-                reserve_full_prompt=self.scheduler_reserve_full_isl or is_v0,
-            ),
+        limits = {
+            "max_num_scheduled_tokens": self.max_num_scheduled_tokens
+            or self.max_num_batched_tokens,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_running": self.max_num_active_seqs or self.max_num_seqs,
+            "max_model_len": self.max_model_len,
+            "num_blocks": self.num_gpu_blocks,
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "drops_last_hit": proposer is not None and proposer.drops_last_hit,
+            "watermark_blocks": self.watermark * self.num_gpu_blocks,
+            "reserve_full_prompt": self.scheduler_reserve_full_isl or is_v0,
+            "by_priority": self.scheduling_policy == "priority",
+            "enable_chunked_prefill": self.enable_chunked_prefill and not is_v0,
+            "long_prefill_token_threshold": self.long_prefill_token_threshold,
+            "long_prefill_token_threshold_adaptive": self.long_prefill_token_threshold_adaptive,
+            "max_draft_len": max_draft_len,
+            "lookahead_len": max_draft_len if is_v0 else lookahead_len,
+            "draft_slots": proposer.draft_slots if proposer and not is_v0 else 0,
+            "pads_admissions": max_draft_len > 0 and not is_dynamic and not is_v0,
+            "expands_batch": proposer is not None and proposer.disable_mqa_scorer,
+        }
+        order = "asynchronous" if is_async else "synchronous"
+        return Setup(
+            order="prefill_first" if is_v0 else order,
+            limits={name: int(value) for name, value in limits.items()},
+            block_sizes=(self.block_size,),
         )
-        if is_v0:
-            return PrefillFirstScheduler(limits)
-        return AsyncScheduler(limits) if is_async else SyncScheduler(limits)

@@ -1,16 +1,34 @@
 """The invariants of an engine: blocks and tokens conserved, times in order."""
 
-from specsim.engine.engine_step import EngineStep
-from specsim.engine.scheduler import Scheduler
-from specsim.engine.sequence import Sequence
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from specsim.engine.python_verbs import PythonVerbs
+from specsim.engine.table import FINISHED, NO_BLOCK, NO_KEY, RUNNING, WAITING, Table
+from specsim.engine.view import StepView
 from specsim.errors import InvariantError
 
-__all__ = ["IntegrityCheck", "check_integrity"]
+__all__ = ["IntegrityCheck", "check_integrity", "free_order"]
 
 _THOROUGH = 100  # blocks of a pool that is small enough to be looked at whole in every step
 
 
-def check_integrity(scheduler: Scheduler, *, in_step: bool) -> None:
+def free_order(table: Table) -> list[int]:
+    """Return the free queue of blocks, the next to be handed out first."""
+    state = table.state
+    blocks = table.blocks
+    order: list[int] = []
+    number = int(state["first_free"][0])
+    following = blocks["next_free"].tolist()
+    while number != NO_BLOCK and len(order) < len(following):  # a broken queue may be a circle
+        order.append(number)
+        number = following[number]
+    return order
+
+
+def check_integrity(table: Table, *, in_step: bool) -> None:
     """Raise unless blocks and tokens are conserved.
 
     Every call looks at every running sequence and its blocks; the larger the pool, the rarer the
@@ -18,7 +36,7 @@ def check_integrity(scheduler: Scheduler, *, in_step: bool) -> None:
 
     Parameters
     ----------
-    scheduler : Scheduler
+    table : Table
     in_step : bool
         Whether a step has been scheduled whose output is still to come.
 
@@ -27,32 +45,92 @@ def check_integrity(scheduler: Scheduler, *, in_step: bool) -> None:
     InvariantError
         Names the equation that failed.
     """
-    limits = scheduler.limits
-    held = [sequence.blocks for sequence in scheduler.running]
-    scheduler.kv.pool.check_held(held)
-    if scheduler.num_steps % (1 + limits.kv.num_blocks // _THOROUGH) == 0:
-        scheduler.kv.pool.check_free(held)
-    slack = 1 + limits.max_draft_len if in_step else 0
-    for sequence in scheduler.running:
-        _check_running(sequence, slack, limits.kv.block_size)
-    for sequence in scheduler.waiting:
-        if sequence.blocks or sequence.computed_len:
-            raise InvariantError(f"{sequence} waits but holds blocks or computed tokens")
+    state = table.state
+    sequences = table.sequences
+    limits = table.limits
+    running = [int(row) for row in table.running[: int(state["num_running"][0])]]
+    if sorted(running) != np.flatnonzero(sequences["status"] == RUNNING).tolist():
+        raise InvariantError("the running list is not the sequences that run")
+    held = [_blocks_of(table, row) for row in running]
+    _check_held(table, held)
+    if state["num_steps"][0] % (1 + len(table.blocks) // _THOROUGH) == 0:
+        _check_free(table, held)
+    slack = 1 + int(limits["max_draft_len"][0]) if in_step else 0
+    for row, blocks in zip(running, held, strict=True):
+        _check_running(table, row, len(blocks), slack)
+    waiting = sequences[sequences["status"] == WAITING]
+    if len(waiting) != state["num_waiting"][0]:
+        raise InvariantError("the queue is not the sequences that wait")
+    if (waiting["slot"] != -1).any() or waiting["computed_len"].any():
+        raise InvariantError("a sequence waits but holds blocks or computed tokens")
 
 
-def _check_running(sequence: Sequence, slack: int, block_size: int) -> None:
-    if len(sequence.blocks) * block_size != sequence.capacity_len:
-        raise InvariantError(f"{sequence}: blocks x block_size != {sequence.capacity_len}")
-    if not 0 < sequence.computed_len <= sequence.capacity_len:
-        raise InvariantError(f"{sequence}: computed tokens do not fit its blocks")
-    if not sequence.prompt_len <= sequence.known_len < sequence.max_len:
-        raise InvariantError(f"{sequence}: runs outside [prompt, end)")
-    # All but the last known token are computed, and everything in flight is counted.
-    settled_len = sequence.known_len + sequence.placeholder_len - 1
-    ahead = sequence.computed_len - settled_len
-    if ahead > slack or (ahead < 0 and not sequence.in_chunk):
+def _blocks_of(table: Table, row: int) -> list[int]:
+    sequences = table.sequences
+    slot = int(sequences["slot"][row])
+    holdings = table.holdings
+    return [int(block) for block in table.tables[slot, : holdings["num_blocks"][slot]]]
+
+
+def _check_held(table: Table, held: list[list[int]]) -> None:
+    """Raise unless the blocks in use and the free ones add up, and holders are counted right."""
+    blocks = table.blocks
+    state = table.state
+    holders = Counter(block for mine in held for block in mine)
+    used, free = len(holders), int(state["num_free"][0])
+    if used + free + 1 != len(blocks):
         raise InvariantError(
-            f"{sequence}: computed tokens ({sequence.computed_len}) != known + in flight - 1 "
+            f"blocks used ({used}) + free ({free}) + null (1) != total ({len(blocks)})"
+        )
+    for block, count in holders.items():
+        kept = blocks["holders"][block] if blocks["key"][block] != NO_KEY else 1
+        if count != kept:
+            raise InvariantError(f"block {block}: {count} sequences hold it, kept is {kept}")
+
+
+def _check_free(table: Table, held: list[list[int]]) -> None:
+    """Raise unless no block is in two places, and every published block can be found.
+
+    Looks at every block of the pool, which `_check_held` does not.
+    """
+    blocks = table.blocks
+    used, free = {block for mine in held for block in mine}, free_order(table)
+    if used & set(free) or len(used) + len(set(free)) + 1 != len(blocks):
+        raise InvariantError("a block is used and free, or twice in the free queue")
+    found = []
+    for first in table.chains[table.chains != NO_BLOCK].tolist():
+        number = first
+        while number != NO_BLOCK:
+            found.append(number)
+            number = int(blocks["next_alike"][number])
+    published = np.flatnonzero(blocks["key"] != NO_KEY).tolist()
+    if sorted(found) != published:
+        raise InvariantError(
+            f"published blocks ({len(published)}) != blocks found by key ({len(found)})"
+        )
+
+
+def _check_running(table: Table, row: int, num_blocks: int, slack: int) -> None:
+    sequences = table.sequences
+    sequence: Any = sequences[row]
+    groups = table.groups
+    who = (
+        f"request {sequence['request']} ({sequence['computed_len']} computed of "
+        f"{sequence['known_len']} known + {sequence['draft_len']} drafts, ends at "
+        f"{sequence['max_len']})"
+    )
+    if num_blocks * groups["block_size"][0] != sequence["capacity_len"]:
+        raise InvariantError(f"{who}: blocks x block_size != {sequence['capacity_len']}")
+    if not 0 < sequence["computed_len"] <= sequence["capacity_len"]:
+        raise InvariantError(f"{who}: computed tokens do not fit its blocks")
+    if not sequence["prompt_len"] <= sequence["known_len"] < sequence["max_len"]:
+        raise InvariantError(f"{who}: runs outside [prompt, end)")
+    # All but the last known token are computed, and everything in flight is counted.
+    settled_len = sequence["known_len"] + sequence["placeholder_len"] - 1
+    ahead = sequence["computed_len"] - settled_len
+    if ahead > slack or (ahead < 0 and not sequence["in_chunk"]):
+        raise InvariantError(
+            f"{who}: computed tokens ({sequence['computed_len']}) != known + in flight - 1 "
             f"({settled_len})"
         )
 
@@ -63,51 +141,58 @@ class IntegrityCheck:
     def __init__(self) -> None:
         self._last_end = float("-inf")
 
-    def scheduled(self, scheduler: Scheduler, step: EngineStep) -> None:
+    def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
         """Check what the schedule left.
 
         Raises
         ------
         InvariantError
         """
-        check_integrity(scheduler, in_step=True)
-        plan, limits = step.plan, scheduler.limits
-        if any(map(int.__gt__, plan.verified_lens, plan.draft_lens)):
+        table = replica.table
+        check_integrity(table, in_step=True)
+        limits = table.limits
+        if (step["verified_len"] > step["draft_len"]).any():
             raise InvariantError("a step verifies more than was drafted")
-        dropped = sum(plan.draft_lens) - sum(plan.verified_lens)
-        if plan.batched_tokens + dropped != sum(plan.scheduled_lens):
+        dropped = int((step["draft_len"] - step["verified_len"]).sum())
+        batched_tokens = int(step.record["batched_tokens"])
+        if batched_tokens + dropped != step["scheduled_len"].sum():
             raise InvariantError("batched tokens of the step != sum over its sequences")
         # vLLM V0 pays for prompts only; its drafts come on top of the budget.
-        if plan.batched_tokens > limits.max_num_scheduled_tokens and not plan.drafts_on_top:
+        most = int(limits["max_num_scheduled_tokens"][0])
+        if batched_tokens > most and not step.record["drafts_on_top"]:
             raise InvariantError(
-                f"batched tokens ({plan.batched_tokens}) > max_num_scheduled_tokens "
-                f"({limits.max_num_scheduled_tokens})"
+                f"batched tokens ({batched_tokens}) > max_num_scheduled_tokens ({most})"
             )
-        if len(scheduler.running) > limits.max_num_running:
+        if replica.num_running > limits["max_num_running"][0]:
             raise InvariantError(
-                f"running ({len(scheduler.running)}) > max_num_seqs ({limits.max_num_running})"
+                f"running ({replica.num_running}) > max_num_seqs ({limits['max_num_running'][0]})"
             )
 
-    def updated(self, scheduler: Scheduler, step: EngineStep, ended: list[Sequence]) -> None:
+    def delivered(self, replica: PythonVerbs, step: StepView) -> None:
         """Check what the update left.
 
         Raises
         ------
         InvariantError
         """
-        check_integrity(scheduler, in_step=False)
-        if not self._last_end <= step.ended_at or not step.scheduled_at <= step.ended_at:
+        check_integrity(replica.table, in_step=False)
+        ended_at, scheduled_at = float(step.record["ended_at"]), float(step.record["scheduled_at"])
+        if not self._last_end <= ended_at or not scheduled_at <= ended_at:
             raise InvariantError(
-                f"step {step.plan.index} ends at {step.ended_at}, before it was scheduled "
-                f"({step.scheduled_at}) or the one before it ended ({self._last_end})"
+                f"step {step.record['index']} ends at {ended_at}, before it was scheduled "
+                f"({scheduled_at}) or the one before it ended ({self._last_end})"
             )
-        self._last_end = step.ended_at
-        for sequence in ended:
-            scheduled_at = sequence.first_scheduled_at
-            if scheduled_at is None or not sequence.arrived_at <= scheduled_at <= step.ended_at:
+        self._last_end = ended_at
+        sequences = replica.table.sequences
+        for row in step.rows[(step.of_sequences("status") == FINISHED) & (step["emitted_len"] > 0)]:
+            sequence: Any = sequences[row]
+            first = sequence["first_scheduled_at"]
+            if not sequence["arrived_at"] <= first <= ended_at:
                 raise InvariantError(
-                    f"{sequence}: arrived at {sequence.arrived_at}, was scheduled at "
-                    f"{scheduled_at} and ended at {step.ended_at}"
+                    f"request {sequence['request']}: arrived at {sequence['arrived_at']}, was "
+                    f"scheduled at {first} and ended at {ended_at}"
                 )
-            if sequence.known_len != sequence.max_len:
-                raise InvariantError(f"{sequence}: ended at {sequence.known_len} tokens")
+            if sequence["known_len"] != sequence["max_len"]:
+                raise InvariantError(
+                    f"request {sequence['request']}: ended at {sequence['known_len']} tokens"
+                )

@@ -1,79 +1,139 @@
-"""Queues of sequences that wait for admission (vLLM ``v1/core/sched/request_queue.py``)."""
+"""The queue of sequences that wait for admission (vLLM ``v1/core/sched/request_queue.py``).
 
-from collections import deque
-from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
+First come, first served: the rows are linked, and a preempted sequence goes to the front. By
+priority: the rows are a binary heap, the smallest (priority, arrival, id, index) first, and a
+preempted sequence has no privilege.
+"""
 
-from specsim.engine.sequence import Sequence
+from specsim.compiled import inner
+from specsim.engine.table import NO_ROW, WAITING, Table
 
-__all__ = ["FcfsQueue", "PriorityQueue", "WaitingQueue"]
-
-
-class FcfsQueue:
-    """First come, first served; a preempted sequence goes to the front."""
-
-    def __init__(self) -> None:
-        self._queue: deque[Sequence] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._queue)
-
-    def add(self, sequence: Sequence) -> None:
-        """Append a new sequence."""
-        self._queue.append(sequence)
-
-    def put_back(self, sequence: Sequence) -> None:
-        """Put a preempted sequence before all others."""
-        self._queue.appendleft(sequence)
-
-    def peek(self) -> Sequence:
-        """Return the next sequence."""
-        return self._queue[0]
-
-    def pop(self) -> Sequence:
-        """Remove and return the next sequence."""
-        return self._queue.popleft()
-
-    def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence, wherever it stands."""
-        self._queue.remove(sequence)
+__all__ = ["enqueue", "first_waiting", "leave_queue", "put_back"]
 
 
-class PriorityQueue:
-    """Smallest (priority, arrival time, id) first; a preempted sequence has no privilege."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, float, str, int, Sequence]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return (entry[-1] for entry in sorted(self._heap))
-
-    def add(self, sequence: Sequence) -> None:
-        """Add a new sequence."""
-        request = sequence.request
-        key = (request.priority, sequence.arrived_at, request.id, request.index)
-        heappush(self._heap, (*key, sequence))
-
-    put_back = add
-
-    def peek(self) -> Sequence:
-        """Return the next sequence."""
-        return self._heap[0][-1]
-
-    def pop(self) -> Sequence:
-        """Remove and return the next sequence."""
-        return heappop(self._heap)[-1]
-
-    def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence, wherever it stands."""
-        self._heap = [entry for entry in self._heap if entry[-1] is not sequence]
-        heapify(self._heap)
+@inner
+def first_waiting(table: Table) -> int:
+    """Return the row that is next; there is one."""
+    if table.limits[0].by_priority:
+        return int(table.queue[0])
+    return table.state[0].queue_head
 
 
-WaitingQueue = FcfsQueue | PriorityQueue
+@inner
+def enqueue(table: Table, row: int) -> None:
+    """Add a new sequence."""
+    state = table.state[0]
+    sequence = table.sequences[row]
+    sequence.status = WAITING
+    if table.limits[0].by_priority:
+        _push(table, row)
+        return
+    sequence.next_row = NO_ROW
+    sequence.previous_row = state.queue_tail
+    if state.queue_tail == NO_ROW:
+        state.queue_head = row
+    else:
+        table.sequences[state.queue_tail].next_row = row
+    state.queue_tail = row
+    state.num_waiting += 1
+
+
+@inner
+def put_back(table: Table, row: int) -> None:
+    """Put a preempted sequence before all others, unless priorities decide."""
+    state = table.state[0]
+    sequence = table.sequences[row]
+    sequence.status = WAITING
+    if table.limits[0].by_priority:
+        _push(table, row)
+        return
+    sequence.previous_row = NO_ROW
+    sequence.next_row = state.queue_head
+    if state.queue_head == NO_ROW:
+        state.queue_tail = row
+    else:
+        table.sequences[state.queue_head].previous_row = row
+    state.queue_head = row
+    state.num_waiting += 1
+
+
+@inner
+def leave_queue(table: Table, row: int) -> None:
+    """Remove a sequence, wherever it stands."""
+    state = table.state[0]
+    if table.limits[0].by_priority:
+        _remove(table, row)
+        return
+    sequence = table.sequences[row]
+    if sequence.previous_row == NO_ROW:
+        state.queue_head = sequence.next_row
+    else:
+        table.sequences[sequence.previous_row].next_row = sequence.next_row
+    if sequence.next_row == NO_ROW:
+        state.queue_tail = sequence.previous_row
+    else:
+        table.sequences[sequence.next_row].previous_row = sequence.previous_row
+    state.num_waiting -= 1
+
+
+@inner
+def _comes_before(table: Table, one: int, other: int) -> bool:
+    """Return whether one waiting row has to be served before another."""
+    first, second = table.sequences[one], table.sequences[other]
+    first_fact, second_fact = table.facts[first.request], table.facts[second.request]
+    if first_fact.priority != second_fact.priority:
+        return bool(first_fact.priority < second_fact.priority)
+    if first.arrived_at != second.arrived_at:
+        return bool(first.arrived_at < second.arrived_at)
+    if first_fact.rank != second_fact.rank:
+        return bool(first_fact.rank < second_fact.rank)
+    return bool(first.request < second.request)
+
+
+@inner
+def _push(table: Table, row: int) -> None:
+    state = table.state[0]
+    table.queue[state.num_waiting] = row
+    state.num_waiting += 1
+    _rise(table, state.num_waiting - 1)
+
+
+@inner
+def _remove(table: Table, row: int) -> None:
+    state = table.state[0]
+    queue = table.queue
+    place = 0
+    while queue[place] != row:
+        place += 1
+    state.num_waiting -= 1
+    if place == state.num_waiting:
+        return
+    queue[place] = queue[state.num_waiting]
+    _sink(table, place)
+    _rise(table, place)
+
+
+@inner
+def _rise(table: Table, place: int) -> None:
+    queue = table.queue
+    while place > 0:
+        parent = (place - 1) // 2
+        if not _comes_before(table, queue[place], queue[parent]):
+            return
+        queue[place], queue[parent] = queue[parent], queue[place]
+        place = parent
+
+
+@inner
+def _sink(table: Table, place: int) -> None:
+    queue, size = table.queue, table.state[0].num_waiting
+    while True:
+        child = 2 * place + 1
+        if child >= size:
+            return
+        if child + 1 < size and _comes_before(table, queue[child + 1], queue[child]):
+            child += 1
+        if not _comes_before(table, queue[child], queue[place]):
+            return
+        queue[place], queue[child] = queue[child], queue[place]
+        place = child

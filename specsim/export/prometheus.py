@@ -162,6 +162,11 @@ class _Page:
     def _gaps(self) -> list[Samples]:
         """Return the gaps between deliveries, seconds, per engine."""
         itls = self._run.summary.get("itls")
+        if itls is None:
+            raise ConfigError(
+                f"{self._run.path / 'summary.json'}: holds no itls; it was written with "
+                "--no-details; run the experiment again without that"
+            )
         if not isinstance(itls, list) or len(itls) != len(self._run.requests):
             raise ConfigError(
                 f"{self._run.path / 'summary.json'}: itls must be one list per request; run the "

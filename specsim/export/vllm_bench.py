@@ -1,4 +1,4 @@
-"""A run as ``vllm bench serve --save-result --save-detailed`` would have written it."""
+"""A run as ``vllm bench serve --save-result`` would have written it, ``--save-detailed`` or not."""
 
 from typing import Any
 
@@ -18,9 +18,11 @@ def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:
     -------
     dict
         ``summary.json`` without what is specsim's own, and with what vLLM has besides: a text per
-        answer, which a simulation leaves empty, and ``rtfx``, which is about audio.
+        answer, which a simulation leaves empty, where there are details per request, and ``rtfx``,
+        which is about audio.
     """
     result = {name: value for name, value in run.summary.items() if name != "specsim"}
-    result["generated_texts"] = [""] * int(result["completed"])
+    if "itls" in result:
+        result["generated_texts"] = [""] * int(result["completed"])
     result["rtfx"] = 0.0
     return result

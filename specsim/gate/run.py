@@ -89,7 +89,7 @@ def _run_one(task: Task) -> dict[str, float]:
     name, config, metrics = task
     experiment = Experiment.parse(config, f"scenario '{name}'")
     try:
-        data = Summary(simulate(experiment)).data
+        data = Summary(simulate(experiment, keeps_steps=False)).data
     except SpecsimError as error:
         raise type(error)(f"scenario '{name}': {error}") from error
     known = {**data["specsim"], **data}

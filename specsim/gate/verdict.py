@@ -14,13 +14,11 @@ from math import inf, isfinite
 from statistics import fmean, variance
 from typing import Any, Literal
 
-from scipy.special import stdtrit
-
 from specsim.errors import ConfigError, SpecsimError
 from specsim.experiment import Experiment
 from specsim.gate.results import GateResults, ScenarioResults
 from specsim.gate.suite import METRICS, Suite, Tolerances
-from specsim.paired import mean_and_half_width
+from specsim.paired import mean_and_half_width, student_t
 
 __all__ = ["Comparison", "Judgement", "Verdict", "check_same_suite", "judge"]
 
@@ -295,4 +293,4 @@ def _welch(
     freedom = sum(parts) ** 2 / sum(
         part**2 / (len(side) - 1) for part, side in zip(parts, (before, after), strict=True)
     )
-    return change, float(stdtrit(freedom, 1.0 - error / 2)) * sum(parts) ** 0.5
+    return change, student_t(freedom, error) * sum(parts) ** 0.5

@@ -5,9 +5,10 @@ from typing import Annotated
 from pydantic import WithJsonSchema
 
 from specsim.families import Family
+from specsim.latency._form import COEFFICIENTS, COSTS, forward_time
 from specsim.latency.base import LatencyModel
 
-__all__ = ["LATENCY", "LatencyModel", "NestedLatency"]
+__all__ = ["COEFFICIENTS", "COSTS", "LATENCY", "LatencyModel", "NestedLatency", "forward_time"]
 
 LATENCY = Family("latency", LatencyModel)
 """What every latency model answers: how long a forward pass lasts."""

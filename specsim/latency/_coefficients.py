@@ -31,6 +31,11 @@ class Coefficients(Settings):
             raise ValueError("gamma_us and delta_ms are both 0: a forward pass must take time")
         return self
 
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        """alpha, gamma and delta, all in seconds."""
+        return self.alpha_ns * 1e-9, self.gamma_us * 1e-6, self.delta_ms * 1e-3
+
     def forward_time(self, load: StepLoad) -> float:
         """Return alpha * context tokens + gamma * batched tokens + delta, seconds."""
         return (

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from specsim.families import Member
+from specsim.latency._form import Form
 from specsim.step import StepLoad
 
 __all__ = ["LatencyModel", "one_by_one"]
@@ -20,6 +21,10 @@ class LatencyModel(Member):
     def uses_pieces(self) -> bool:
         """Whether it looks at each sequence of a step (`StepLoad.pieces`) where they are given."""
         return False
+
+    def form(self) -> Form | None:
+        """Return its compiled form; None if it has none, so that every step asks `forward_time`."""
+        return None
 
     @abstractmethod
     def forward_time(self, load: StepLoad) -> float:

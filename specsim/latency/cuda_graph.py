@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.latency import NestedLatency
+from specsim.latency._form import STAIRCASE, Form
 from specsim.latency.base import LatencyModel
 from specsim.step import StepLoad
 
@@ -98,3 +99,11 @@ class CudaGraph(LatencyModel):
         if tokens >= len(padded):
             return self.inner.forward_time(load) + self.eager_ms * 1e-3
         return self.inner.forward_time(load._replace(batched_tokens=int(padded[tokens])))
+
+    def form(self) -> Form | None:
+        """Return the staircase around the form of the model inside, if that has one."""
+        inside = self.inner.form()
+        if inside is None or inside[0] == STAIRCASE:
+            return None
+        padded = self._padded
+        return np.array([STAIRCASE, self.eager_ms * 1e-3, len(padded), *padded, *inside])

@@ -2,7 +2,10 @@
 
 from typing import Any, ClassVar, Literal, final
 
+import numpy as np
+
 from specsim.latency._coefficients import Coefficients
+from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
 
 __all__ = ["Linear"]
@@ -21,3 +24,7 @@ class Linear(Coefficients, LatencyModel):
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {"alpha_ns": 39.3, "gamma_us": 21.0, "delta_ms": 5.9},
     )
+
+    def form(self) -> Form:
+        """Return the coefficients, the same for steps of every kind."""
+        return np.array([COEFFICIENTS, *self.seconds, *self.seconds])

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from specsim.errors import ProfileError
 from specsim.hardware import GpuSpec, ModelShape, load_gpu, load_model
+from specsim.latency._form import ROOFLINE, Form
 from specsim.latency._operators import attention_operator, free_budget, matrix_operators
 from specsim.latency.base import LatencyModel
 from specsim.step import StepLoad
@@ -79,6 +80,16 @@ class Roofline(LatencyModel):
         pairs += 0.5 * (decodes * decodes / size + prefill * prefill / larger(1, size - decodes))
         moved = terms.context_time * context + terms.query_time * tokens
         return total + larger(terms.pair_time * pairs, moved)  # type: ignore[no-any-return]
+
+    def form(self) -> Form | None:
+        """Return its terms; None with experts, of which a power says how many are read."""
+        terms = self._terms
+        if any(matrix.missed_share for matrix in terms.matrices):
+            return None
+        attention = (terms.pair_time, terms.context_time, terms.query_time)
+        numbers = [number for matrix in terms.matrices for number in matrix[:4]]
+        head = (ROOFLINE, terms.fixed, terms.exchanged, *attention, len(terms.matrices))
+        return np.array([*head, *numbers], dtype=np.float64)
 
     def free_budget(self) -> float | None:
         """Return how many tokens a step can have before computing takes longer than the weights.

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, final
 import numpy as np
 from pydantic import Field, model_validator
 
+from specsim.latency._form import TABLE, Form
 from specsim.latency._grid import Grid
 from specsim.latency.base import LatencyModel, one_by_one
 from specsim.settings import Settings
@@ -37,6 +38,13 @@ class Table(Settings):
         if len(self.times_ms) != rows or any(len(row) != width for row in self.times_ms):
             raise ValueError(f"times_ms: must be {rows} rows of {width} times, as many as the axes")
         return self
+
+    @property
+    def numbers(self) -> list[float]:
+        """Lengths of both axes, the axes, and the times row by row."""
+        axes = [*self.context_tokens, *self.batched_tokens]
+        times = [time for row in self.times_ms for time in row]
+        return [len(self.context_tokens), len(self.batched_tokens), *axes, *times]
 
     @cached_property
     def grid(self) -> Grid:
@@ -73,3 +81,10 @@ class Tabulated(LatencyModel):
             return one_by_one(self.forward_time, load)
         table = self.mixed if self.mixed is not None and load.prefill_tokens else self.decode
         return table.grid(load.context_tokens, load.batched_tokens) * 1e-3
+
+    def form(self) -> Form:
+        """Return the tables of both kinds of step."""
+        decode = self.decode.numbers
+        if self.mixed is None:
+            return np.array([TABLE, 2.0, *decode])
+        return np.array([TABLE, 2.0 + len(decode), *decode, *self.mixed.numbers])

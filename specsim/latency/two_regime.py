@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 
 from specsim.latency._coefficients import Coefficients
+from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
 from specsim.step import StepLoad
 
@@ -41,3 +42,7 @@ class TwoRegime(LatencyModel):
         return (
             self.mixed.forward_time(load) if load.prefill_tokens else self.decode.forward_time(load)
         )
+
+    def form(self) -> Form:
+        """Return the coefficients of both kinds of step."""
+        return np.array([COEFFICIENTS, *self.decode.seconds, *self.mixed.seconds])

@@ -1,22 +1,33 @@
 """Suffix decoding: what followed, most often, after the longest runs that the text ends with."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.compiled import Pointers
 from specsim.errors import CapacityError
 from specsim.lookup.base import NO_DRAFT, Draft, Lookup
 from specsim.lookup.suffix_tree import (
     CURSOR_FIELDS,
+    LOCAL,
+    NO_ROOM,
     NODE_COLUMNS,
-    SPARE_FIELDS,
+    REMOVAL_TYPES,
+    REMOVED,
+    REQUEST_TYPES,
+    SCRATCH_TYPES,
+    TREE_TYPES,
     UNKNOWN,
-    Arrays,
-    append,
-    best_draft,
+    Removal,
+    Request,
+    Scratch,
+    Tree,
+    draft,
     fill_table,
+    learn,
     remove,
 )
 from specsim.request import Text
@@ -49,17 +60,18 @@ class SuffixTree:
         self._depth = depth
         self._cursors: deque[Cursor] = deque()
         self._used = 0
-        self._nodes = np.empty((0, NODE_COLUMNS), dtype=np.int32)
-        self._groups = np.empty((0, 2), dtype=np.int32)
+        num_nodes = int(_NODES_PER_TOKEN * num_tokens) + depth + 2
+        self._nodes = np.empty((num_nodes, NODE_COLUMNS), dtype=np.int32)
+        self._groups = np.empty((_num_groups(num_nodes), 2), dtype=np.int32)
         self._pool = np.full(num_tokens + 1, UNKNOWN, dtype=np.int32)
-        self._table = np.zeros(0, dtype=np.int32)
-        self._spare = np.zeros(SPARE_FIELDS, dtype=np.int64)
-        # All arrays grow in place, so this stays as it is.
-        self.arrays: Arrays = (self._nodes, self._table, self._groups, self._pool, self._spare)
-        self._grow_nodes(int(_NODES_PER_TOKEN * num_tokens) + depth + 2)
+        self._table = np.zeros(int(_SLOTS_PER_NODE * num_nodes), dtype=np.int32)
         # Row 0 of nodes is the root, and means "none", as that of groups does.
         self._nodes[0] = 0
-        self._spare[:] = (1, 0, 0, 1, 0)
+        self._spare = np.array([1, 0, 0, 1, 0], dtype=np.int64)
+        # All arrays grow in place, so this stays as it is.
+        self._arrays = Tree(self._nodes, self._table, self._groups, self._pool, self._spare)
+        self.pointers = Pointers(self._arrays, TREE_TYPES)
+        """What loops see of it."""
 
     def start(self, num_tokens: int) -> Cursor:
         """Reserve a slot for a new sequence.
@@ -86,27 +98,16 @@ class SuffixTree:
         self._cursors.append(cursor)
         return cursor
 
-    def extend(self, cursor: Cursor, token_ids: Ints, known_len: int) -> int:
-        """Take in more of a sequence.
-
-        Parameters
-        ----------
-        cursor : ndarray of int64
-        token_ids : ndarray of int32, shape (n,)
-            The whole sequence.
-        known_len : int, tokens
-            How much of it to take in.
-
-        Returns
-        -------
-        int, bytes
-            Memory that this took.
-        """
-        if append(self.arrays, cursor, token_ids, known_len):
-            return 0
+    def grow(self) -> int:
+        """Make room for more nodes; return the memory that it takes, bytes."""
         before = self.memory_bytes
-        while not append(self.arrays, cursor, token_ids, known_len):
-            self._grow_nodes(int(_GROWTH * len(self._nodes)) + self._depth)
+        size = int(_GROWTH * len(self._nodes)) + self._depth
+        self._nodes.resize((size, NODE_COLUMNS), refcheck=False)
+        self._groups.resize((_num_groups(size), 2), refcheck=False)
+        self._table.resize(int(_SLOTS_PER_NODE * size), refcheck=False)
+        self._table[:] = 0
+        self.pointers.update()
+        fill_table.bind(self.pointers)()
         return self.memory_bytes - before
 
     @staticmethod
@@ -116,7 +117,7 @@ class SuffixTree:
 
     def remove_oldest(self) -> None:
         """Forget the sequence that was started first; whatever its cursor appends is ignored."""
-        remove(self.arrays, self._cursors.popleft())
+        remove.bind(Pointers(Removal(self.pointers, self._cursors.popleft()), REMOVAL_TYPES))()
 
     @property
     def num_sequences(self) -> int:
@@ -126,7 +127,7 @@ class SuffixTree:
     @property
     def memory_bytes(self) -> int:
         """Memory of the arrays and cursors, bytes."""
-        return sum(array.nbytes for array in self.arrays) + _CURSOR_BYTES * len(self._cursors)
+        return sum(array.nbytes for array in self._arrays) + _CURSOR_BYTES * len(self._cursors)
 
     def _make_room(self, num_tokens: int) -> None:
         gone = int(self._cursors[0][0]) if self._cursors else self._used
@@ -144,6 +145,7 @@ class SuffixTree:
             size = min(max(needed, int(_GROWTH * old)), _MAX_TOKENS)
             self._pool.resize(size, refcheck=False)
             self._pool[old:] = UNKNOWN
+            self.pointers.update()
 
     def _move_text(self, gone: int) -> None:
         """Move the text to the front of the pool, over what has been removed."""
@@ -155,26 +157,21 @@ class SuffixTree:
             cursor[0] -= gone
         self._used = left
 
-    def _grow_nodes(self, size: int) -> None:
-        """Make room for so many nodes, for as many groups as they can form, and for the table."""
-        self._nodes.resize((size, NODE_COLUMNS), refcheck=False)
-        self._groups.resize((size // 2 + 2, 2), refcheck=False)
-        self._table.resize(int(_SLOTS_PER_NODE * size), refcheck=False)
-        self._table[:] = 0
-        fill_table(self.arrays)
+
+def _num_groups(num_nodes: int) -> int:
+    """Return how many groups so many nodes can form at most."""
+    return num_nodes // 2 + 2
 
 
 @dataclass(slots=True, eq=False)
 class _Active:
     """A request that is being answered, and how far the trees know it."""
 
-    token_ids: Ints
-    answer: Ints
-    prompt_len: int
-    known_len: int
+    lens: NDArray[np.int64]
     tree: SuffixTree
-    cursor: Cursor
     answer_cursor: Cursor
+    learn: Callable[[], int]
+    draft: Callable[[], int]
 
 
 class SuffixLookup(Lookup):
@@ -221,71 +218,87 @@ class SuffixLookup(Lookup):
         self._has_local = use_local_tree
         self._no_tree = SuffixTree(max_depth, 0)
         self._no_cursor = np.zeros(CURSOR_FIELDS + max_depth, dtype=np.int64)
+        self._no_cursor[0] = REMOVED
         self._answers = SuffixTree(max_depth, _FIRST_TOKENS) if self._has_global else self._no_tree
         self._active: dict[int, _Active] = {}
         self._local_bytes = 0
         with np.errstate(over="ignore"):
             lens = np.arange(max_depth, dtype=np.float32) * np.float32(max_spec_factor)
         budgets = np.minimum(lens.astype(np.float64) + 1e-6, 2**31 - 1).astype(np.int32)
-        self._budgets = budgets
         self._most = int(budgets[-1])
-        self._least = np.array([min_token_prob], dtype=np.float32)
-        self._matches = np.zeros((max_depth, 2), dtype=np.int32)
-        self._make_scratch(max_depth, max_depth)
-        self._compile()
+        self._scratch = Scratch(
+            drafts=np.empty((4, max_depth), dtype=np.int32),
+            probs=np.empty((2, max_depth), dtype=np.float32),
+            items=np.empty((max_depth, 3), dtype=np.int32),
+            keys=np.empty(max_depth, dtype=np.float32),
+            matches=np.zeros((max_depth, 2), dtype=np.int32),
+            budgets=budgets,
+            least=np.array([min_token_prob], dtype=np.float32),
+            asked=np.array([0, use_tree], dtype=np.int64),
+            found=np.zeros(2, dtype=np.int64),
+            score=np.zeros(1, dtype=np.float32),
+        )
+        self._pointers = Pointers(self._scratch, SCRATCH_TYPES)
 
     def start(self, request: int, text: Text) -> None:
         """Make a local tree of the prompt and a place for the answer; the oldest may have to go."""
-        token_ids = np.require(text.token_ids, dtype=np.int32, requirements=["C", "W"])
+        token_ids = np.require(text.token_ids, dtype=np.int32, requirements=["C"])
         tree, cursor, answer_cursor = self._no_tree, self._no_cursor, self._no_cursor
         if self._has_local:
             tree = SuffixTree(self._depth, len(token_ids))
             cursor = tree.start(len(token_ids))
-            tree.extend(cursor, token_ids, text.prompt_len)
             self._local_bytes += tree.memory_bytes
         if self._has_global:
             if self._answers.num_sequences == self._max_cached:
                 self._answers.remove_oldest()
             answer_cursor = self._answers.start(text.output_len)
-        self._active[request] = _Active(
-            token_ids,
-            token_ids[text.prompt_len :],
-            text.prompt_len,
-            text.prompt_len,
-            tree,
+        lens = np.array([text.prompt_len, text.prompt_len], dtype=np.int64)
+        arrays = Request(
+            tree.pointers,
+            self._answers.pointers,
             cursor,
             answer_cursor,
+            token_ids,
+            lens,
+            self._pointers,
         )
+        pointers = Pointers(arrays, REQUEST_TYPES)
+        active = _Active(lens, tree, answer_cursor, learn.bind(pointers), draft.bind(pointers))
+        self._active[request] = active
+        self._learn(active)
 
     def reveal(self, request: int, known_len: int) -> None:
         """Append to both trees."""
         active = self._active[request]
-        active.known_len = known_len
-        if self._has_local:
-            self._local_bytes += active.tree.extend(active.cursor, active.token_ids, known_len)
-        if self._has_global:
-            self._answers.extend(active.answer_cursor, active.answer, known_len - active.prompt_len)
+        active.lens[1] = known_len
+        self._learn(active)
+
+    def _learn(self, active: _Active) -> None:
+        while full := active.learn():
+            if full == LOCAL:
+                self._local_bytes += active.tree.grow()
+            else:
+                self._answers.grow()
 
     def draft(self, request: int, max_len: int) -> Draft:
         """Return the draft of the largest score; the local tree wins ties, then longer matches."""
-        active = self._active[request]
-        max_len = min(max_len, self._most)
-        if max_len > self._scratch[0].shape[2]:
-            self._make_scratch(max_len, len(self._scratch[3]))
-        known = active.token_ids[: active.known_len]
-        trees = (active.tree.arrays, self._answers.arrays)
-        cursors = (active.cursor, active.answer_cursor)
-        row, length, match_len, score = best_draft(
-            trees, cursors, known, max_len, self._is_tree, self._scratch
-        )
-        if length < 0:
-            self._make_scratch(self._scratch[0].shape[2], 2 * len(self._scratch[3]))
-            return self.draft(request, max_len)
+        make, scratch = self._active[request].draft, self._scratch
+        scratch.asked[0] = max_len = min(max_len, self._most)
+        if max_len > scratch.drafts.shape[1]:
+            scratch.drafts.resize((4, max_len), refcheck=False)
+            scratch.probs.resize((2, max_len), refcheck=False)
+            self._pointers.update()
+        while (length := make()) == NO_ROOM:
+            scratch.items.resize((2 * len(scratch.items), 3), refcheck=False)
+            scratch.keys.resize(2 * len(scratch.keys), refcheck=False)
+            self._pointers.update()
+        row, match_len = scratch.found.tolist()
         if not match_len:
             return NO_DRAFT
-        token_ids, parents = self._scratch[0][row, :, :length].tolist()
-        probs = self._scratch[1][row, :length].tolist()
-        return Draft(token_ids, parents if self._is_tree else None, probs, float(score), match_len)
+        token_ids, parents = scratch.drafts[2 * row : 2 * row + 2, :length].tolist()
+        probs = scratch.probs[row, :length].tolist()
+        score = float(scratch.score[0])
+        return Draft(token_ids, parents if self._is_tree else None, probs, score, match_len)
 
     def end(self, request: int) -> None:
         """Forget the local tree; the answer stays in the global one until its turn comes."""
@@ -299,26 +312,3 @@ class SuffixLookup(Lookup):
     def memory_bytes(self) -> int:
         """All trees with their text."""
         return self._answers.memory_bytes + self._local_bytes
-
-    def _make_scratch(self, max_len: int, num_items: int) -> None:
-        """Make room for two drafts, and for the heap that trees are drafted with."""
-        self._scratch = (
-            np.empty((2, 2, max_len), dtype=np.int32),
-            np.empty((2, max_len), dtype=np.float32),
-            np.empty((num_items, 3), dtype=np.int32),
-            np.empty(num_items, dtype=np.float32),
-            self._matches,
-            self._budgets,
-            self._least,
-        )
-
-    def _compile(self) -> None:
-        """Compile, or load, all that is called later, so that nobody takes the time of that."""
-        tree = SuffixTree(self._depth, 4)
-        token_ids = np.zeros(4, dtype=np.int32)
-        cursor = tree.start(4)
-        tree.extend(cursor, token_ids, 4)
-        best_draft(
-            (tree.arrays, tree.arrays), (cursor, cursor), token_ids, 1, self._is_tree, self._scratch
-        )
-        tree.remove_oldest()

@@ -2,10 +2,10 @@
 
 The tree holds every run of at most `depth` tokens, and how often it occurred. Runs that always
 occurred together share a node (path compression), so there are at most two nodes per token. All of
-it lies in a few arrays of int32, and this module is the code, compiled by numba, that works on
-them; `specsim.lookup.suffix` owns and grows the arrays.
+it lies in a few arrays of int32, and this module is the code that works on
+them, compiled (`specsim.compiled`); `specsim.lookup.suffix` owns and grows the arrays.
 
-A tree is the tuple ``(nodes, table, groups, pool, spare)``:
+A `Tree` is a tuple of arrays:
 
 - `nodes`, a row per node with the columns below; row 0 is the root and "none" at once.
 - `table`, a hash table of nodes by parent and first token; it holds those that have siblings.
@@ -24,64 +24,138 @@ Three rules keep an append short and the nodes small:
   dangles.
 - An only child is found through its parent, so the table is touched where text branches and
   nowhere else.
-
-All functions are in one file since numba's cache sees changes only of the file that it caches.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from specsim.compiled import Loop, Types, inner
 
 __all__ = [
     "CURSOR_FIELDS",
+    "LOCAL",
     "NODE_COLUMNS",
-    "SPARE_FIELDS",
+    "NO_ROOM",
+    "REMOVAL_TYPES",
+    "REMOVED",
+    "REQUEST_TYPES",
+    "SCRATCH_TYPES",
+    "TREE_TYPES",
     "UNKNOWN",
-    "Arrays",
+    "Removal",
+    "Request",
     "Scratch",
-    "append",
-    "best_draft",
+    "Tree",
+    "draft",
     "fill_table",
+    "learn",
     "remove",
 ]
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float32]
-Arrays = tuple[Ints, Ints, Ints, Ints, Longs]
-"""(nodes, table, groups, pool, spare)"""
-Scratch = tuple[Ints, Floats, Ints, Floats, Ints, Ints, Floats]
-"""(token_ids and parents of two drafts, their probs, heap items, their probs, matches, budget by
-match length, least probability)"""
-
-_Function = TypeVar("_Function", bound=Callable[..., object])
 
 
-def _compiled(function: _Function) -> _Function:
-    """Compile a function that allocates nothing, so without numba's counting of references.
-
-    With it everything took six times as long.
-    """
-    return _compile(function)
+_INT, _LONG, _FLOAT = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.float32)
 
 
-def _inner(function: _Function) -> _Function:
-    """Do the same with one that is only called by other compiled ones, never from Python.
+class Tree(NamedTuple):
+    """One suffix tree; see above."""
 
-    It saves a third of the time to compile that nothing leads from Python to it; such a call
-    would crash.
-    """
-    return _compile(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    nodes: Ints
+    table: Ints
+    groups: Ints
+    pool: Ints
+    spare: Longs
 
 
-def _compile(function: _Function, **options: Any) -> _Function:
-    options |= {"cache": True, "error_model": "numpy", "_nrt": False}
-    compiled: _Function = njit(**options)(function)
-    return compiled
+TREE_TYPES: Types = {
+    "nodes": (_INT, 2),
+    "table": (_INT, 1),
+    "groups": (_INT, 2),
+    "pool": (_INT, 1),
+    "spare": (_LONG, 1),
+}
 
+
+class Scratch(NamedTuple):
+    """What drafts are made in, whoever they are for, and how."""
+
+    drafts: Ints
+    """Token ids and parents of one draft, then of another, shape (4, longest)."""
+    probs: Floats
+    """Of both, shape (2, longest)."""
+    items: Ints
+    """Heap: node, place in its text, parent."""
+    keys: Floats
+    """Probabilities of the same."""
+    matches: Ints
+    """Node and place in its text where each suffix of the known text ends, by its length."""
+    budgets: Ints
+    """Most tokens of a draft, by match length."""
+    least: Floats
+    """Probability below which a draft ends."""
+    asked: Longs
+    """`MAX_LEN`, `IS_TREE`."""
+    found: Longs
+    """`ROW`, `MATCH_LEN`."""
+    score: Floats
+
+
+SCRATCH_TYPES: Types = {
+    "drafts": (_INT, 2),
+    "probs": (_FLOAT, 2),
+    "items": (_INT, 2),
+    "keys": (_FLOAT, 1),
+    "matches": (_INT, 2),
+    "budgets": (_INT, 1),
+    "least": (_FLOAT, 1),
+    "asked": (_LONG, 1),
+    "found": (_LONG, 1),
+    "score": (_FLOAT, 1),
+}
+
+
+class Request(NamedTuple):
+    """A request with what both trees know of it; trees and scratch are `Pointers` to theirs."""
+
+    local: Any
+    """Tree of its own text."""
+    answers: Any
+    """Tree of all answers."""
+    cursor: Longs
+    answer_cursor: Longs
+    token_ids: Ints
+    """Of prompt and answer."""
+    lens: Longs
+    """`PROMPT_LEN`, `KNOWN`."""
+    scratch: Any
+
+
+REQUEST_TYPES: Types = {
+    "local": TREE_TYPES,
+    "answers": TREE_TYPES,
+    "cursor": (_LONG, 1),
+    "answer_cursor": (_LONG, 1),
+    "token_ids": (_INT, 1),
+    "lens": (_LONG, 1),
+    "scratch": SCRATCH_TYPES,
+}
+
+
+class Removal(NamedTuple):
+    """A sequence to be forgotten."""
+
+    tree: Any
+    cursor: Longs
+
+
+REMOVAL_TYPES: Types = {"tree": TREE_TYPES, "cursor": (_LONG, 1)}
+
+_ROOMS = ("specsim.lookup.suffix_tree",)
 
 COUNT, PARENT, TOKEN, TEXT, LENGTH, HEAD, NEXT, PREV, GROUP = range(9)
 NODE_COLUMNS = 9
@@ -94,34 +168,39 @@ UNKNOWN = -1
 """Stands in the pool where a sequence is not known yet, and after its end."""
 FIRST, LAST = range(2)
 TOP_NODE, FREE_NODE, NUM_FREE, TOP_GROUP, FREE_GROUP = range(5)
-SPARE_FIELDS = 5
 """Rows of nodes ever used, first of the chain of freed ones and their number; likewise groups."""
 BASE, KNOWN_LEN, SHARED, WINDOW = range(4)
 CURSOR_FIELDS = 3
 """Place of its first token, tokens so far, first start of a suffix seen more than once; then the
 node where each of the last `depth` suffixes ends, that of start `s` at ``s % depth``."""
 REMOVED = -1
-"""Base of a sequence that was removed while it grew: the tree ignores it from then on."""
+"""Base of a sequence that was removed while it grew, or never began: the tree ignores it."""
+PROMPT_LEN, KNOWN = range(2)
+MAX_LEN, IS_TREE = range(2)
+ROW, MATCH_LEN = range(2)
+LOCAL, ANSWERS = 1, 2  # which tree has to grow
+NO_ROOM = -1
+"""Length of a draft for which the heap is too small."""
 
-_MIX_PARENT = np.uint64(0x9E3779B97F4A7C15)  # odd, with bits all over
-_MIX_KEY = np.uint64(0xD6E8FEB86659FD93)
-_HALF = np.uint64(32)
+_LOW = 0xFFFFFFFF
+_MIX_PARENT, _MIX_KEY = 0x9E3779B1, 0x2C1B3C6D  # odd, with bits all over; no product needs 64 bits
 
 
 # Children: the table
 
 
-@_inner
+@inner
 def _home(parent: int, token: int, size: int) -> int:
     """Return where the search for a child begins."""
-    key = (np.uint64(parent) * _MIX_PARENT + np.uint64(token)) * _MIX_KEY
-    return int(np.int64(((key >> _HALF) * np.uint64(size)) >> _HALF))
+    key = (int(parent) * _MIX_PARENT + int(token)) & _LOW
+    key = ((key ^ (key >> 15)) * _MIX_KEY) & _LOW
+    return ((key ^ (key >> 16)) >> 1) * size >> 31
 
 
-@_inner
-def _slot(tree: Arrays, parent: int, token: int) -> int:
+@inner
+def _slot(tree: Tree, parent: int, token: int) -> int:
     """Return where a child is in the table, or where it belongs."""
-    nodes, table = tree[0], tree[1]
+    nodes, table = tree.nodes, tree.table
     slot = _home(parent, token, len(table))
     while True:
         child = table[slot]
@@ -132,16 +211,16 @@ def _slot(tree: Arrays, parent: int, token: int) -> int:
             slot = 0
 
 
-@_inner
-def _enter(tree: Arrays, node: int) -> None:
-    nodes, table = tree[0], tree[1]
+@inner
+def _enter(tree: Tree, node: int) -> None:
+    nodes, table = tree.nodes, tree.table
     table[_slot(tree, nodes[node, PARENT], nodes[node, TOKEN])] = node
 
 
-@_inner
-def _leave(tree: Arrays, node: int) -> None:
+@inner
+def _leave(tree: Tree, node: int) -> None:
     """Take a node out of the table, and move up those that had to give way to it."""
-    nodes, table = tree[0], tree[1]
+    nodes, table = tree.nodes, tree.table
     size = len(table)
     hole = _slot(tree, nodes[node, PARENT], nodes[node, TOKEN])
     slot = hole
@@ -164,33 +243,30 @@ def _leave(tree: Arrays, node: int) -> None:
     table[hole] = NONE
 
 
-@_compiled
-def fill_table(tree: Arrays) -> None:
-    """Enter all nodes into an empty table.
-
-    Parameters
-    ----------
-    tree : Arrays
-    """
-    nodes, spare = tree[0], tree[4]
-    for node in range(1, spare[TOP_NODE]):
-        if nodes[node, COUNT] and not _is_alone(nodes, node):
+def _fill_table(tree: Tree) -> int:
+    """Enter all nodes into an empty table."""
+    for node in range(1, tree.spare[TOP_NODE]):
+        if tree.nodes[node, COUNT] and not _is_alone(tree, node):
             _enter(tree, node)
+    return 0
 
 
-@_inner
-def _is_alone(nodes: Ints, node: int) -> bool:
+fill_table = Loop(_fill_table, TREE_TYPES, name="suffix-tree", rooms=_ROOMS)
+
+
+@inner
+def _is_alone(tree: Tree, node: int) -> bool:
     """Tell whether a node has no siblings; it is its own predecessor then."""
-    return nodes[node, PREV] == node
+    return bool(tree.nodes[node, PREV] == node)
 
 
-@_inner
-def _child(tree: Arrays, parent: int, token: int) -> int:
-    nodes, table = tree[0], tree[1]
+@inner
+def _child(tree: Tree, parent: int, token: int) -> int:
+    nodes, table = tree.nodes, tree.table
     head = nodes[parent, HEAD]
     if head == NONE or nodes[head, TOKEN] == token:
         return head
-    if _is_alone(nodes, head):
+    if _is_alone(tree, head):
         return NONE
     return table[_slot(tree, parent, token)]
 
@@ -198,10 +274,10 @@ def _child(tree: Arrays, parent: int, token: int) -> int:
 # Siblings: in order of count, the largest first
 
 
-@_inner
-def _join(tree: Arrays, node: int, other: int, end: int) -> None:
+@inner
+def _join(tree: Tree, node: int, other: int, end: int) -> None:
     """Make a node the first or the last in the group of a neighbour of the same count."""
-    nodes, groups, spare = tree[0], tree[2], tree[4]
+    nodes, groups, spare = tree.nodes, tree.groups, tree.spare
     group = nodes[other, GROUP]
     if group == NONE:
         group = spare[FREE_GROUP]
@@ -216,10 +292,10 @@ def _join(tree: Arrays, node: int, other: int, end: int) -> None:
     nodes[node, GROUP] = group
 
 
-@_inner
-def _part(tree: Arrays, node: int) -> None:
+@inner
+def _part(tree: Tree, node: int) -> None:
     """Take a node out of its group, which ends when one is left."""
-    nodes, groups, spare = tree[0], tree[2], tree[4]
+    nodes, groups, spare = tree.nodes, tree.groups, tree.spare
     group = nodes[node, GROUP]
     if group == NONE:
         return
@@ -235,9 +311,10 @@ def _part(tree: Arrays, node: int) -> None:
         spare[FREE_GROUP] = group
 
 
-@_inner
-def _unlink(nodes: Ints, node: int) -> None:
+@inner
+def _unlink(tree: Tree, node: int) -> None:
     """Take a node out of the list of its siblings."""
+    nodes = tree.nodes
     parent, before, after = nodes[node, PARENT], nodes[node, PREV], nodes[node, NEXT]
     if nodes[parent, HEAD] == node:
         nodes[parent, HEAD] = after
@@ -249,9 +326,9 @@ def _unlink(nodes: Ints, node: int) -> None:
         nodes[nodes[parent, HEAD], PREV] = before
 
 
-@_inner
-def _link_before(tree: Arrays, node: int, other: int) -> None:
-    nodes = tree[0]
+@inner
+def _link_before(tree: Tree, node: int, other: int) -> None:
+    nodes = tree.nodes
     parent, before = nodes[node, PARENT], nodes[other, PREV]
     is_head = nodes[parent, HEAD] == other
     nodes[node, NEXT] = other
@@ -267,9 +344,9 @@ def _link_before(tree: Arrays, node: int, other: int) -> None:
         _join(tree, node, other, FIRST)
 
 
-@_inner
-def _link_last(tree: Arrays, node: int) -> None:
-    nodes = tree[0]
+@inner
+def _link_last(tree: Tree, node: int) -> None:
+    nodes = tree.nodes
     parent = nodes[node, PARENT]
     head = nodes[parent, HEAD]
     nodes[node, NEXT] = nodes[node, GROUP] = NONE
@@ -283,10 +360,10 @@ def _link_last(tree: Arrays, node: int) -> None:
         _join(tree, node, before, LAST)
 
 
-@_inner
-def _replace(tree: Arrays, old: int, new: int) -> None:
+@inner
+def _replace(tree: Tree, old: int, new: int) -> None:
     """Put a node of the same count and first token in the place of another."""
-    nodes, table, groups = tree[0], tree[1], tree[2]
+    nodes, table, groups = tree.nodes, tree.table, tree.groups
     parent, before, after = nodes[old, PARENT], nodes[old, PREV], nodes[old, NEXT]
     group = nodes[old, GROUP]
     if before == old:
@@ -310,14 +387,14 @@ def _replace(tree: Arrays, old: int, new: int) -> None:
             groups[group, LAST] = new
 
 
-@_inner
-def _increment(tree: Arrays, node: int) -> None:
+@inner
+def _increment(tree: Tree, node: int) -> None:
     """Count one more, and go before the siblings of the old count.
 
     A node that has none before it, and so catches up with the group ahead, goes before that group.
     Drafts depend on this order of equals, which is Arctic's.
     """
-    nodes, groups = tree[0], tree[2]
+    nodes, groups = tree.nodes, tree.groups
     count = nodes[node, COUNT]
     before = nodes[node, PREV]
     if nodes[nodes[node, PARENT], HEAD] == node or nodes[before, COUNT] > count + 1:
@@ -327,15 +404,15 @@ def _increment(tree: Arrays, node: int) -> None:
     group = nodes[before, GROUP]
     first = before if group == NONE else groups[group, FIRST]
     _part(tree, node)
-    _unlink(nodes, node)
+    _unlink(tree, node)
     nodes[node, COUNT] = count + 1
     _link_before(tree, node, first)
 
 
-@_inner
-def _decrement(tree: Arrays, node: int) -> None:
+@inner
+def _decrement(tree: Tree, node: int) -> None:
     """Count one less, and go behind the siblings of the old count."""
-    nodes, groups = tree[0], tree[2]
+    nodes, groups = tree.nodes, tree.groups
     count, after = nodes[node, COUNT], nodes[node, NEXT]
     if after == NONE or nodes[after, COUNT] < count:
         _part(tree, node)
@@ -345,7 +422,7 @@ def _decrement(tree: Arrays, node: int) -> None:
         return
     after = nodes[groups[nodes[node, GROUP], LAST], NEXT]
     _part(tree, node)
-    _unlink(nodes, node)
+    _unlink(tree, node)
     nodes[node, COUNT] = count - 1
     if after == NONE:
         _link_last(tree, node)
@@ -356,9 +433,9 @@ def _decrement(tree: Arrays, node: int) -> None:
 # Nodes
 
 
-@_inner
-def _new_node(tree: Arrays) -> int:
-    nodes, spare = tree[0], tree[4]
+@inner
+def _new_node(tree: Tree) -> int:
+    nodes, spare = tree.nodes, tree.spare
     node = spare[FREE_NODE]
     if node == NONE:
         node = spare[TOP_NODE]
@@ -369,18 +446,18 @@ def _new_node(tree: Arrays) -> int:
     return node
 
 
-@_inner
-def _free_node(tree: Arrays, node: int) -> None:
-    nodes, spare = tree[0], tree[4]
+@inner
+def _free_node(tree: Tree, node: int) -> None:
+    nodes, spare = tree.nodes, tree.spare
     nodes[node, COUNT] = 0
     nodes[node, NEXT] = spare[FREE_NODE]
     spare[FREE_NODE] = node
     spare[NUM_FREE] += 1
 
 
-@_inner
-def _add_leaf(tree: Arrays, parent: int, token: int, place: int) -> int:
-    nodes = tree[0]
+@inner
+def _add_leaf(tree: Tree, parent: int, token: int, place: int) -> int:
+    nodes = tree.nodes
     node = _new_node(tree)
     nodes[node, COUNT] = 1
     nodes[node, PARENT] = parent
@@ -390,41 +467,41 @@ def _add_leaf(tree: Arrays, parent: int, token: int, place: int) -> int:
     nodes[node, HEAD] = NONE
     head = nodes[parent, HEAD]
     if head != NONE:
-        if _is_alone(nodes, head):
+        if _is_alone(tree, head):
             _enter(tree, head)
         _enter(tree, node)
     _link_last(tree, node)
     return node
 
 
-@_inner
-def _remove_leaf(tree: Arrays, node: int) -> None:
-    nodes = tree[0]
+@inner
+def _remove_leaf(tree: Tree, node: int) -> None:
+    nodes = tree.nodes
     parent = nodes[node, PARENT]
     _part(tree, node)
-    if not _is_alone(nodes, node):
+    if not _is_alone(tree, node):
         _leave(tree, node)
-    _unlink(nodes, node)
+    _unlink(tree, node)
     head = nodes[parent, HEAD]
-    if head != NONE and _is_alone(nodes, head):
+    if head != NONE and _is_alone(tree, head):
         _leave(tree, head)
     _free_node(tree, node)
 
 
-@_inner
-def _drop_first(tree: Arrays, node: int) -> None:
+@inner
+def _drop_first(tree: Tree, node: int) -> None:
     """Give the first token of an only child to its parent."""
-    nodes, pool = tree[0], tree[3]
+    nodes, pool = tree.nodes, tree.pool
     nodes[node, TEXT] += 1
     nodes[node, TOKEN] = pool[nodes[node, TEXT]]
     if nodes[node, LENGTH] != OPEN:
         nodes[node, LENGTH] -= 1
 
 
-@_inner
-def _split(tree: Arrays, node: int) -> int:
+@inner
+def _split(tree: Tree, node: int) -> int:
     """Return a new node that holds the first token of another and has it as its only child."""
-    nodes = tree[0]
+    nodes = tree.nodes
     upper = _new_node(tree)
     nodes[upper, COUNT] = nodes[node, COUNT]
     nodes[upper, TOKEN] = nodes[node, TOKEN]
@@ -439,10 +516,10 @@ def _split(tree: Arrays, node: int) -> int:
     return upper
 
 
-@_inner
-def _merge(tree: Arrays, node: int) -> None:
+@inner
+def _merge(tree: Tree, node: int) -> None:
     """Let the only child of a node take its place and its text."""
-    nodes = tree[0]
+    nodes = tree.nodes
     child = nodes[node, HEAD]
     nodes[child, TOKEN] = nodes[node, TOKEN]
     nodes[child, TEXT] -= nodes[node, LENGTH]
@@ -455,10 +532,10 @@ def _merge(tree: Arrays, node: int) -> None:
 # Sequences
 
 
-@_inner
-def _advance(tree: Arrays, node: int, place: int) -> int:
+@inner
+def _advance(tree: Tree, node: int, place: int) -> int:
     """Return where a suffix ends that ended at a node, with one more token."""
-    nodes, pool = tree[0], tree[3]
+    nodes, pool = tree.nodes, tree.pool
     child = _child(tree, node, pool[place])
     if child == NONE:
         if node != ROOT and nodes[node, COUNT] == 1:  # nobody shares it any more
@@ -489,27 +566,26 @@ def _advance(tree: Arrays, node: int, place: int) -> int:
     return child
 
 
-@_inner
-def _append_token(tree: Arrays, cursor: Longs, token: int) -> None:
-    nodes, pool = tree[0], tree[3]
-    window = cursor[WINDOW:]
-    depth = len(window)
+@inner
+def _append_token(tree: Tree, cursor: Longs, token: int) -> None:
+    nodes = tree.nodes
+    depth = len(cursor) - WINDOW
     base, known_len, shared = cursor[BASE], cursor[KNOWN_LEN], cursor[SHARED]
     oldest = max(0, known_len + 1 - depth)
     if oldest:  # the suffix before it is as long as it may get
-        node = window[known_len % depth]
+        node = cursor[WINDOW + known_len % depth]
         if nodes[node, LENGTH] == OPEN:
             nodes[node, LENGTH] = base + known_len - nodes[node, TEXT]
     shared = max(shared, oldest)
-    while shared > oldest and nodes[window[(shared - 1) % depth], LENGTH] != OPEN:
+    while shared > oldest and nodes[cursor[WINDOW + (shared - 1) % depth], LENGTH] != OPEN:
         shared -= 1  # another sequence has caught up with this one
     place = base + known_len
-    pool[place] = token
-    window[known_len % depth] = ROOT
+    tree.pool[place] = token
+    cursor[WINDOW + known_len % depth] = ROOT
     slot = shared % depth
     for start in range(shared, known_len + 1):
-        node = _advance(tree, window[slot], place)
-        window[slot] = node
+        node = _advance(tree, cursor[WINDOW + slot], place)
+        cursor[WINDOW + slot] = node
         if start == shared and nodes[node, LENGTH] == OPEN:
             shared += 1
         slot += 1
@@ -519,44 +595,41 @@ def _append_token(tree: Arrays, cursor: Longs, token: int) -> None:
     cursor[SHARED] = shared
 
 
-@_compiled
-def append(tree: Arrays, cursor: Longs, token_ids: Ints, known_len: int) -> bool:
-    """Take in more of a sequence, as far as there is room for nodes.
-
-    Parameters
-    ----------
-    tree : Arrays
-    cursor : ndarray of int64, shape (CURSOR_FIELDS + depth,)
-    token_ids : ndarray of int32, shape (n,)
-        The whole sequence.
-    known_len : int, tokens
-        How much of it to take in.
-
-    Returns
-    -------
-    bool
-        Whether that was possible; if not, the nodes must grow by at least `depth`, and the call be
-        made again.
-    """
-    nodes, spare = tree[0], tree[4]
-    depth = len(cursor) - CURSOR_FIELDS
+@inner
+def _append(tree: Tree, cursor: Longs, token_ids: Ints, start: int, known_len: int) -> bool:
+    """Take in more of a sequence that begins at `start`; tell whether there was room for it all."""
+    depth = len(cursor) - WINDOW
     while cursor[BASE] != REMOVED and cursor[KNOWN_LEN] < known_len:
-        if len(nodes) - spare[TOP_NODE] + spare[NUM_FREE] < depth:
+        if len(tree.nodes) - tree.spare[TOP_NODE] + tree.spare[NUM_FREE] < depth:
             return False
-        _append_token(tree, cursor, token_ids[cursor[KNOWN_LEN]])
+        _append_token(tree, cursor, token_ids[start + cursor[KNOWN_LEN]])
     return True
 
 
-@_compiled
-def remove(tree: Arrays, cursor: Longs) -> None:
-    """Forget the oldest sequence; its slot is free afterwards.
+def _learn(request: Request) -> int:
+    """Take in what is known of a request.
 
-    Parameters
-    ----------
-    tree : Arrays
-    cursor : ndarray of int64, shape (CURSOR_FIELDS + any,)
+    Returns 0, or which tree has no room: its nodes must grow by at least the depth, and the loop
+    be run again.
     """
-    nodes, pool = tree[0], tree[3]
+    prompt_len, known_len = request.lens[PROMPT_LEN], request.lens[KNOWN]
+    if not _append(request.local, request.cursor, request.token_ids, 0, known_len):
+        return LOCAL
+    answer_len = known_len - prompt_len
+    if not _append(
+        request.answers, request.answer_cursor, request.token_ids, prompt_len, answer_len
+    ):
+        return ANSWERS
+    return 0
+
+
+learn = Loop(_learn, REQUEST_TYPES, name="suffix-tree", rooms=_ROOMS)
+
+
+def _remove(removal: Removal) -> int:
+    """Forget the oldest sequence; its slot is free afterwards."""
+    tree, cursor = removal.tree, removal.cursor
+    nodes, pool = tree.nodes, tree.pool
     end = cursor[BASE] + cursor[KNOWN_LEN]
     for start in range(cursor[BASE], end):
         node, place = ROOT, start
@@ -574,20 +647,24 @@ def remove(tree: Arrays, cursor: Longs) -> None:
         if (
             node != ROOT
             and child != NONE
-            and _is_alone(nodes, child)
+            and _is_alone(tree, child)
             and nodes[child, COUNT] == nodes[node, COUNT]
         ):
             _merge(tree, node)
     cursor[BASE], cursor[KNOWN_LEN] = REMOVED, 0
+    return 0
+
+
+remove = Loop(_remove, REMOVAL_TYPES, name="suffix-tree", rooms=_ROOMS)
 
 
 # Drafts
 
 
-@_inner
-def _match_from_root(tree: Arrays, token_ids: Ints, start: int, known_len: int) -> tuple[int, int]:
+@inner
+def _match_from_root(tree: Tree, token_ids: Ints, start: int, known_len: int) -> tuple[int, int]:
     """Return where a run of tokens ends: node (none: not in the tree) and tokens into it."""
-    nodes, pool = tree[0], tree[3]
+    nodes, pool = tree.nodes, tree.pool
     node, offset = ROOT, 0
     for place in range(start, known_len):
         token = token_ids[place]
@@ -601,16 +678,15 @@ def _match_from_root(tree: Arrays, token_ids: Ints, start: int, known_len: int) 
     return node, offset
 
 
-@_inner
-def _match(tree: Arrays, cursor: Longs, token_ids: Ints, known_len: int, matches: Ints) -> int:
+@inner
+def _match(tree: Tree, cursor: Longs, token_ids: Ints, known_len: int, matches: Ints) -> int:
     """Note where each suffix of the known text ends in the tree; return the longest length."""
-    nodes = tree[0]
-    window = cursor[WINDOW:]
-    depth, own_len = len(window), cursor[KNOWN_LEN]
+    nodes = tree.nodes
+    depth, own_len = len(cursor) - WINDOW, cursor[KNOWN_LEN]
     longest = min(known_len, depth) - 1
     for match_len in range(1, longest + 1):
         if match_len <= own_len:
-            node = window[(own_len - match_len) % depth]
+            node = cursor[WINDOW + (own_len - match_len) % depth]
             offset = int(nodes[node, LENGTH])
             if offset == OPEN:
                 offset = cursor[BASE] + own_len - nodes[node, TEXT]
@@ -623,30 +699,29 @@ def _match(tree: Arrays, cursor: Longs, token_ids: Ints, known_len: int, matches
     return longest
 
 
-@_inner
-def _edge_token(tree: Arrays, node: int, offset: int) -> int:
+@inner
+def _edge_token(tree: Tree, node: int, offset: int) -> int:
     """Return a token of a node, `UNKNOWN` at its end."""
-    nodes, pool = tree[0], tree[3]
+    nodes, pool = tree.nodes, tree.pool
     length = nodes[node, LENGTH]
     if length != OPEN and offset >= length:
         return UNKNOWN
     return pool[nodes[node, TEXT] + offset]
 
 
-@_inner
+@inner
 def _draft_chain(
-    tree: Arrays, match: Ints, budget: int, scratch: Scratch, row: int
+    tree: Tree, scratch: Scratch, match_len: int, budget: int, row: int
 ) -> tuple[int, np.float32]:
     """Follow the most frequent child; return length and score."""
-    nodes = tree[0]
-    tokens, probs, least = scratch[0][row], scratch[1][row], scratch[6][0]
-    node, offset = match[0], match[1]
+    nodes, drafts, probs, least = tree.nodes, scratch.drafts, scratch.probs, scratch.least[0]
+    node, offset = scratch.matches[match_len, 0], scratch.matches[match_len, 1]
     length, score, prob = 0, np.float32(0), np.float32(1)
     while length < budget:
         token = _edge_token(tree, node, offset)
         if token != UNKNOWN:
-            tokens[0, length] = token
-            probs[length] = prob
+            drafts[2 * row, length] = token
+            probs[row, length] = prob
             score += prob
             length += 1
             offset += 1
@@ -661,17 +736,17 @@ def _draft_chain(
     return length, score
 
 
-@_inner
+@inner
 def _copy(items: Ints, source: int, target: int) -> None:
     """Copy a row, which takes longer, and memory, as an assignment of slices."""
     for column in range(3):
         items[target, column] = items[source, column]
 
 
-@_inner
+@inner
 def _rise(scratch: Scratch, hole: int, prob: np.float32, item: tuple[int, int, int]) -> None:
     """Put an item into a hole of the heap, or above it, but below its equals."""
-    items, keys = scratch[2], scratch[3]
+    items, keys = scratch.items, scratch.keys
     while hole > 0:
         above = (hole - 1) >> 1
         if keys[above] >= prob:
@@ -683,14 +758,14 @@ def _rise(scratch: Scratch, hole: int, prob: np.float32, item: tuple[int, int, i
     items[hole, 0], items[hole, 1], items[hole, 2] = item
 
 
-@_inner
+@inner
 def _drop_best(scratch: Scratch, size: int) -> None:
     """Drop the first item of the heap.
 
     The hole sinks to the bottom, to the right among equals, before the last item fills it, as in
     `heapq` and in C++'s standard library: which of two equal items comes first depends on it.
     """
-    items, keys = scratch[2], scratch[3]
+    items, keys = scratch.items, scratch.keys
     size -= 1
     hole, below = 0, 1
     while below < size:
@@ -702,16 +777,17 @@ def _drop_best(scratch: Scratch, size: int) -> None:
     _rise(scratch, hole, keys[size], (items[size, 0], items[size, 1], items[size, 2]))
 
 
-@_inner
+@inner
 def _draft_tree(
-    tree: Arrays, match: Ints, budget: int, scratch: Scratch, row: int
+    tree: Tree, scratch: Scratch, match_len: int, budget: int, row: int
 ) -> tuple[int, np.float32]:
     """Take the most probable token that is left, again and again; return length and score.
 
-    A length of -1 says that the heap is too small.
+    `NO_ROOM` as the length says that the heap is too small.
     """
-    nodes, items, keys = tree[0], scratch[2], scratch[3]
-    tokens, probs, least = scratch[0][row], scratch[1][row], scratch[6][0]
+    nodes, items, keys = tree.nodes, scratch.items, scratch.keys
+    drafts, probs, least = scratch.drafts, scratch.probs, scratch.least[0]
+    match = scratch.matches[match_len, 0], scratch.matches[match_len, 1]
     length, score = 0, np.float32(0)
     _rise(scratch, 0, np.float32(1), (match[0], match[1], -1))
     size = 1
@@ -721,9 +797,9 @@ def _draft_tree(
         size -= 1
         token = _edge_token(tree, node, offset)
         if token != UNKNOWN:
-            tokens[0, length] = token
-            tokens[1, length] = parent
-            probs[length] = prob
+            drafts[2 * row, length] = token
+            drafts[2 * row + 1, length] = parent
+            probs[row, length] = prob
             score += prob
             _rise(scratch, size, prob, (node, offset + 1, length))
             size += 1
@@ -735,81 +811,56 @@ def _draft_tree(
             if share < least:
                 break
             if size == len(keys):
-                return -1, score
+                return NO_ROOM, score
             _rise(scratch, size, share, (child, 0, parent))
             size += 1
             child = nodes[child, NEXT]
     return length, score
 
 
-@_inner
+@inner
 def _improve(
-    tree: Arrays,
-    longest: int,
-    max_len: int,
-    is_tree: bool,
-    scratch: Scratch,
-    best: tuple[int, int, int, np.float32],
+    tree: Tree, scratch: Scratch, longest: int, best: tuple[int, int, int, np.float32]
 ) -> tuple[int, int, int, np.float32]:
     """Return the best draft of one tree, if it is better than what there is.
 
     Longer matches go first, since they win ties. A draft scores at most one per token, so the
     search ends where budgets get too small.
     """
-    matches, budgets = scratch[4], scratch[5]
+    max_len, is_tree = scratch.asked[MAX_LEN], scratch.asked[IS_TREE]
     for match_len in range(longest, 0, -1):
-        budget = min(max_len, budgets[match_len])
+        budget = min(max_len, scratch.budgets[match_len])
         if budget <= best[3]:
             break
         row = 1 - best[0]
         if is_tree:
-            length, score = _draft_tree(tree, matches[match_len], budget, scratch, row)
-            if length < 0:
-                return row, -1, match_len, score
+            length, score = _draft_tree(tree, scratch, match_len, budget, row)
+            if length == NO_ROOM:
+                return row, NO_ROOM, match_len, score
         else:
-            length, score = _draft_chain(tree, matches[match_len], budget, scratch, row)
+            length, score = _draft_chain(tree, scratch, match_len, budget, row)
         if score > best[3]:
             best = (row, length, match_len, score)
     return best
 
 
-@_compiled
-def best_draft(
-    trees: tuple[Arrays, Arrays],
-    cursors: tuple[Longs, Longs],
-    known: Ints,
-    max_len: int,
-    is_tree: bool,
-    scratch: Scratch,
-) -> tuple[int, int, int, np.float32]:
-    """Return the draft of the highest score; ties go to the first tree, then to the longer match.
+def _draft(request: Request) -> int:
+    """Make the draft of the highest score; ties go to the local tree, then to the longer match.
 
-    Parameters
-    ----------
-    trees : tuple of two Arrays
-    cursors : tuple of two ndarrays of int64, shape (CURSOR_FIELDS + depth,)
-        How far each tree has taken in the end of the text.
-    known : ndarray of int32, shape (n,)
-        The known text.
-    max_len : int, tokens
-    is_tree : bool
-        Whether the draft may branch.
-    scratch : Scratch
-        Overwritten.
-
-    Returns
-    -------
-    row : int
-        Where in `scratch` the draft is.
-    length : int, tokens
-        -1 if the heap in `scratch` is too small.
-    match_len : int, tokens
-    score : float
+    Returns its length, or `NO_ROOM`; where it is in `Scratch.drafts`, the length of its match and
+    its score are in the scratch, too.
     """
+    scratch, token_ids, known_len = request.scratch, request.token_ids, request.lens[KNOWN]
     best = (0, 0, 0, np.float32(-1))
-    for which in range(2):
-        longest = _match(trees[which], cursors[which], known, len(known), scratch[4])
-        best = _improve(trees[which], longest, max_len, is_tree, scratch, best)
-        if best[1] < 0:
-            break
-    return best
+    longest = _match(request.local, request.cursor, token_ids, known_len, scratch.matches)
+    best = _improve(request.local, scratch, longest, best)
+    if best[1] != NO_ROOM:
+        longest = _match(
+            request.answers, request.answer_cursor, token_ids, known_len, scratch.matches
+        )
+        best = _improve(request.answers, scratch, longest, best)
+    scratch.found[ROW], scratch.found[MATCH_LEN], scratch.score[0] = best[0], best[2], best[3]
+    return best[1]
+
+
+draft = Loop(_draft, REQUEST_TYPES, name="suffix-tree", rooms=_ROOMS)

@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from specsim.engine.engine_step import EngineStep
-from specsim.engine.scheduler import Scheduler
-from specsim.engine.sequence import Sequence
+import numpy as np
+
+from specsim.engine.integrity import free_order
+from specsim.engine.python_verbs import PythonVerbs
+from specsim.engine.table import FINISHED, WAITING
+from specsim.engine.view import StepView
 from specsim.errors import TraceError
+from specsim.request import Request
 from specsim.settings import load_mapping
 
 __all__ = ["Difference", "LogWriter", "compare_logs", "load_log"]
@@ -39,69 +43,125 @@ def load_log(path: Path) -> dict[str, Any]:
 
 
 class LogWriter:
-    """Writes what happens in the format of the recordings (its fields are explained there)."""
+    """Writes what happens in the format of the recordings (its fields are explained there).
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    requests : list of Request
+        Of the run, by index.
+    """
+
+    def __init__(self, requests: list[Request]) -> None:
         self.steps: list[dict[str, Any]] = []
         self.ended: dict[int, dict[str, Any]] = {}
+        self._requests = requests
         self._first_step: dict[int, int] = {}
         self._first_token: dict[int, int] = {}
+        self._cached: dict[int, list[int]] = {}
+        """Prefix-cache hit of each admission."""
 
-    def scheduled(self, scheduler: Scheduler, step: EngineStep) -> None:
+    def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
         """Append the step."""
-        plan = step.plan
-        for sequence in plan.admitted:
-            self._first_step[sequence.index] = plan.index
-        rows = zip(plan.sequences, plan.scheduled_lens, plan.draft_lens, strict=True)
+        index, requests = int(step.record["index"]), step.requests.tolist()
+        is_new, is_resumed = step["is_admitted"].tolist(), step["is_resumed"].tolist()
+        starts = step["start"].tolist()
+        for request, new, resumed, start in zip(requests, is_new, is_resumed, starts, strict=True):
+            if new or resumed:
+                self._cached.setdefault(request, []).append(start)
+            if new:
+                self._first_step[request] = index
+        rows = zip(
+            map(self._id, requests),
+            step["scheduled_len"].tolist(),
+            step["draft_len"].tolist(),
+            starts,
+            self._num_blocks(replica, step),
+            strict=True,
+        )
+        asked = step["asked_len"].tolist()
         self.steps.append(
             {
-                "i": plan.index,
-                "t": step.scheduled_at,
+                "i": index,
+                "t": int(step.record["scheduled_at"]),
                 "t1": None,
-                "sched": [
-                    [s.request.id, length, drafts, s.computed_len - length, len(s.blocks)]
-                    for s, length, drafts in rows
+                "sched": [list(row) for row in rows],
+                "new": [self._id(r) for r, new in zip(requests, is_new, strict=True) if new],
+                "resumed": [
+                    self._id(r) for r, back in zip(requests, is_resumed, strict=True) if back
                 ],
-                "new": [s.request.id for s in plan.admitted],
-                "resumed": [s.request.id for s in plan.resumed],
-                "preempted": [s.request.id for s in plan.preempted],
-                "K": step.asked_lens,
-                "s": self._state(scheduler),
+                "preempted": self._preempted(replica, index),
+                "K": asked[0] if asked else replica.speculation.max_draft_len,
+                "s": self._state(replica),
             }
         )
 
-    def updated(self, scheduler: Scheduler, step: EngineStep, ended: list[Sequence]) -> None:
+    def delivered(self, replica: PythonVerbs, step: StepView) -> None:
         """Complete the step, and the requests that it ended."""
-        plan = step.plan
-        rows = list(zip(plan.sequences, plan.emitted_lens, step.accepted_lens, strict=True))
-        self.steps[plan.index] |= {
-            "t1": step.ended_at,
-            "u": self._state(scheduler),
-            "out": [[s.request.id, emitted, accepted] for s, emitted, accepted in rows if emitted],
-            "finished": [s.request.id for s in ended],
+        ended_at = int(step.record["ended_at"])
+        requests, emitted_lens = step.requests.tolist(), step["emitted_len"].tolist()
+        rows = list(zip(requests, emitted_lens, step["accepted_len"].tolist(), strict=True))
+        status = step.of_sequences("status").tolist()
+        ended = [
+            (request, row)
+            for request, emitted_len, row, where in zip(
+                requests, emitted_lens, step.rows.tolist(), status, strict=True
+            )
+            if where == FINISHED and emitted_len
+        ]
+        self.steps[int(step.record["index"])] |= {
+            "t1": ended_at,
+            "u": self._state(replica),
+            "out": [[self._id(r), emitted, accepted] for r, emitted, accepted in rows if emitted],
+            "finished": [self._id(request) for request, _ in ended],
         }
-        for sequence, emitted, _ in rows:
+        for request, emitted, _ in rows:
             if emitted:
-                self._first_token.setdefault(sequence.index, int(step.ended_at))
-        for sequence in ended:
-            self.ended[sequence.index] = {
-                "id": sequence.request.id,
-                "arrival_ns": sequence.request.arrived_at,
-                "first_step": self._first_step[sequence.index],
-                "first_token_ns": self._first_token[sequence.index],
-                "finish_ns": step.ended_at,
-                "preemptions": sequence.num_preemptions,
-                "cached": sequence.cached_lens[0],
-                "out": sequence.output_len,
-                "reason": "length",
-                "recomputed_hits": sequence.cached_lens[1:],
-            }
+                self._first_token.setdefault(request, ended_at)
+        for request, row in ended:
+            self.ended[request] = self._request_row(replica, request, row, ended_at)
+
+    def _request_row(
+        self, replica: PythonVerbs, request: int, row: int, ended_at: int
+    ) -> dict[str, Any]:
+        sequences = replica.table.sequences
+        sequence: Any = sequences[row]
+        cached = self._cached[request]
+        return {
+            "id": self._id(request),
+            "arrival_ns": self._requests[request].arrived_at,
+            "first_step": self._first_step[request],
+            "first_token_ns": self._first_token[request],
+            "finish_ns": ended_at,
+            "preemptions": int(sequence["preemptions"]),
+            "cached": cached[0],
+            "out": int(sequence["known_len"] - sequence["prompt_len"]),
+            "reason": "length",
+            "recomputed_hits": cached[1:],
+        }
+
+    def _id(self, request: int) -> str:
+        return self._requests[request].id
 
     @staticmethod
-    def _state(scheduler: Scheduler) -> list[int]:
-        free = scheduler.kv.pool.free_order()
+    def _num_blocks(replica: PythonVerbs, step: StepView) -> list[int]:
+        holdings = replica.table.holdings
+        held: list[int] = holdings["num_blocks"][step.of_sequences("slot")].tolist()
+        return held
+
+    def _preempted(self, replica: PythonVerbs, index: int) -> list[str]:
+        """Return who was preempted in a step, in that order."""
+        sequences = replica.table.sequences
+        is_mine = (sequences["status"] == WAITING) & (sequences["preempted_in"] == index)
+        mine = sequences[is_mine]
+        in_turn = mine["request"][np.argsort(mine["preempted_as"])]
+        return [self._id(request) for request in in_turn.tolist()]
+
+    @staticmethod
+    def _state(replica: PythonVerbs) -> list[int]:
+        free = free_order(replica.table)
         crc = crc32(",".join(map(str, free)).encode())
-        return [len(scheduler.running), len(scheduler.waiting), len(free), crc]
+        num_waiting = int(replica.table.state["num_waiting"][0])
+        return [replica.num_running, num_waiting, len(free), crc]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Running a scenario: the engine of every other run, with scripted costs, acceptance and drafts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -10,48 +9,56 @@ from numpy.typing import NDArray
 from specsim.acceptance.base import Acceptance
 from specsim.acceptance.bernoulli import Bernoulli
 from specsim.engine.cluster import run_alone
-from specsim.engine.engine import Engine, Observer
+from specsim.engine.facts import Facts
 from specsim.engine.integrity import IntegrityCheck
+from specsim.engine.python_verbs import Wiring
+from specsim.engine.replica import Replica
+from specsim.engine.sources import TableDrafts
 from specsim.engine.speculation import Speculation
+from specsim.latency._form import COEFFICIENTS, Form
+from specsim.latency.base import LatencyModel
 from specsim.parity.log import LogWriter
 from specsim.parity.scenario import CostScript, Scenario, SpecScript
 from specsim.policies.base import Policy, ServerView
 from specsim.policies.off import Off
 from specsim.policies.schedule import Schedule
 from specsim.policies.static import Static
+from specsim.profile import Overhead, StepCosts
 from specsim.proposers import PROPOSERS
 from specsim.proposers.base import Proposer
 from specsim.request import Request
+from specsim.results.records import ReplicaRecords
 from specsim.rng import Luck, indexed_hash
-from specsim.step import StepLoad
+from specsim.step import Ints, StepLoad
 
 __all__ = ["run_scenario"]
 
 _ACCEPTANCE, _DRAFTS, _OUTPUT_TOKENS, _PROMPT_TOKENS = 1, 2, 3, 4  # streams of the recordings
 
 
-@dataclass(frozen=True)
-class _ScriptedCosts:
-    """Step times in whole nanoseconds: base + per token + per (context and batched) token."""
+def _costs(cost: CostScript) -> StepCosts:
+    """Return step times in whole nanoseconds: base, per token, per context and batched token."""
+    per_token = cost.per_token_ns + cost.per_ctx_ns
+    target = _Scripted(per_context=cost.per_ctx_ns, per_token=per_token, base=cost.base_ns)
+    return StepCosts(target, (), Overhead())
 
-    cost: CostScript
 
-    uses_pieces = False
+@final
+class _Scripted(LatencyModel):
+    """Three coefficients in the unit of the clock, exact as long as they are whole."""
 
-    def target_time(self, load: StepLoad) -> int:
-        cost, tokens = self.cost, load.batched_tokens
-        if not tokens:
-            return 0
-        per_ctx = cost.per_ctx_ns * (load.context_tokens + tokens)
-        return cost.base_ns + cost.per_token_ns * tokens + per_ctx
+    kind: str = "scripted"
+    per_context: int
+    per_token: int
+    base: int
 
-    def draft_time(
-        self, load: StepLoad, draft_lens: int | list[int], target_time: float, drafter: int
-    ) -> int:
-        return 0
+    def forward_time(self, load: StepLoad) -> float:
+        per_context = self.per_context * load.context_tokens
+        return per_context + self.per_token * load.batched_tokens + self.base
 
-    def overhead_time(self, num_requests: int) -> int:
-        return 0
+    def form(self) -> Form:
+        coefficients = (self.per_context, self.per_token, self.base)
+        return np.array([COEFFICIENTS, *coefficients, *coefficients], dtype=np.float64)
 
 
 @final
@@ -88,12 +95,12 @@ class _ScriptedNgram(Proposer):
         return min(draft_len, 1 + int((v - self.p_zero) / (1 - self.p_zero) * draft_len))
 
 
-def _no_time(load: StepLoad, draft_lens: int | list[int]) -> float:
+def _no_time(load: StepLoad, draft_lens: int | list[int] | Ints) -> float:
     return 0.0
 
 
 def _no_times(
-    load: StepLoad, batched_tokens: NDArray[np.int64], draft_lens: int | list[int]
+    load: StepLoad, batched_tokens: Ints, draft_lens: int | list[int] | Ints
 ) -> NDArray[np.float64]:
     return np.zeros(len(batched_tokens))
 
@@ -144,46 +151,55 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     """
     spec = scenario.engine.spec
     policy = _policy(spec)
-    proposer = None
+    proposer: Proposer | None = None
     if spec is not None:
         proposer = PROPOSERS.parse({"method": spec.method, "num_speculative_tokens": spec.k})
     max_draft_len = policy.max_draft_len(spec.k if spec else 0)
-    scheduler = scenario.engine.to_config().make_scheduler(
+    setup = scenario.engine.to_config().setup(
         proposer,
         max_draft_len,
         is_dynamic=policy.is_dynamic,
         is_async=scenario.engine.async_scheduling,
     )
-    costs = _ScriptedCosts(scenario.cost)
     if proposer is not None and scenario.drafts.mode == "ngram":
         proposer = _ScriptedNgram(
             num_speculative_tokens=max_draft_len,
             p_zero=scenario.drafts.p_zero,
             seed=scenario.seed,
         )
-    alphas = (scenario.acceptance.alpha if r.alpha is None else r.alpha for r in scenario.requests)
     requests = [_request(scenario, index) for index in range(len(scenario.requests))]
-    acceptance = _ScriptedAcceptance(alphas=tuple(alphas))
+    facts = Facts.of(
+        requests, setup.block_sizes[0], with_keys=scenario.engine.enable_prefix_caching
+    )
     luck = Luck(scenario.seed, _ACCEPTANCE)
+    fates = _fates(scenario, requests, luck, max_draft_len)
     speculation = Speculation(
         policy=policy,
         memory=policy.start(ServerView(max_draft_len, _no_time, _no_times)),
         max_draft_len=max_draft_len,
+        source=TableDrafts(fates, facts.starts) if proposer else None,
         proposer=proposer,
         proposer_memory=proposer.start(requests, luck, max_draft_len) if proposer else None,
-        survival_tables=[acceptance.survival_lens(requests, luck, max_draft_len)],
     )
-    log = LogWriter()
-    observers: list[Observer] = [log, IntegrityCheck()] if check else [log]
-    run_alone(
-        lambda env: Engine(
-            env, scheduler, speculation, costs, observers=observers, on_end=lambda sequence: None
-        ),
-        requests,
-        start=0,
+    log = LogWriter(requests)
+    wiring = Wiring(
+        facts=facts,
+        records=ReplicaRecords(max_draft_len),
+        fates=fates,
+        observers=[log, IntegrityCheck()] if check else [log],
     )
+    run_alone(Replica(setup, _costs(scenario.cost), speculation, wiring), requests)
     return {
         "scenario": scenario.name,
         "steps": log.steps,
         "requests": [log.ended[index] for index in sorted(log.ended)],
     }
+
+
+def _fates(
+    scenario: Scenario, requests: list[Request], luck: Luck, max_draft_len: int
+) -> NDArray[np.uint8]:
+    alphas = (scenario.acceptance.alpha if r.alpha is None else r.alpha for r in scenario.requests)
+    acceptance = _ScriptedAcceptance(alphas=tuple(alphas))
+    tables = acceptance.survival_lens(requests, luck, max_draft_len)
+    return np.frombuffer(b"".join(tables), dtype=np.uint8)

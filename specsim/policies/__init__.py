@@ -1,8 +1,9 @@
 """Policies: how many tokens to draft, decided anew at every step."""
 
 from specsim.families import Family
+from specsim.policies._times import quick_step_times
 from specsim.policies.base import OraclePolicy, Policy, ServerView
 
-__all__ = ["POLICIES", "OraclePolicy", "Policy", "ServerView"]
+__all__ = ["POLICIES", "OraclePolicy", "Policy", "ServerView", "quick_step_times"]
 
 POLICIES = Family("policies", Policy)

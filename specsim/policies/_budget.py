@@ -1,24 +1,45 @@
 """How to spend verification on a batch: the lengths of highest estimated goodput."""
 
 from collections.abc import Callable
+from threading import local
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.policies._estimate import expected_len
+from specsim.policies._kernels import Desk, Spending
+from specsim.policies._times import Lens, StepTimes, TimesOf, spending_desk
 from specsim.policies.base import ServerView
-from specsim.step import StepLoad
+from specsim.step import Ints, StepLoad
 
-__all__ = ["best_common_len", "best_lens", "largest"]
+__all__ = ["best_common_len", "best_lens", "best_spending", "largest"]
 
 
-def best_lens(
+class _LocalDesk(local):
+    """A desk for times that Python works out, one for every thread."""
+
+    def __init__(self) -> None:
+        self.desk = spending_desk()
+
+
+_LOCAL = _LocalDesk()
+
+
+def _desk_of(step_times: TimesOf) -> Desk[Spending]:
+    return step_times.desk if isinstance(step_times, StepTimes) else _LOCAL.desk
+
+
+def best_lens(  # noqa: PLR0913
     survival: NDArray[np.float64],
     load: StepLoad,
-    step_times: Callable[[StepLoad, NDArray[np.int64], int], NDArray[np.float64]],
-    floor: NDArray[np.intp] | None = None,
+    step_times: TimesOf,
+    floor: Ints | None = None,
     free_slots: int = 1 << 40,
-) -> NDArray[np.intp]:
+    *,
+    one_cost: bool | None = None,
+    step_time: Callable[[StepLoad, int], float] | None = None,
+    drafts: Ints | None = None,
+) -> Ints:
     """Return the draft lengths k_1..k_n that maximise the goodput of the step that verifies them.
 
     Goodput is (n + sum_i sum_{j <= k_i} S_ij) / T(n + sum_i k_i, max_i k_i), n the sequences of the
@@ -50,46 +71,149 @@ def best_lens(
         Draft lengths that are spent in any case; the optimum is over what is added.
     free_slots : int, tokens
         KV slots that drafts may take; a floor that does not fit is disregarded.
+    one_cost : bool or None
+        Whether a draft of any length costs what one of one token does (`ServerView`); None: to be
+        found out.
+    step_time : callable or None
+        Seconds of one step, quicker than `step_times`; None, with `one_cost`: not even no draft
+        at all costs anything else.
+    drafts : ndarray of int, optional
+        What the step drafts, whatever is verified.
 
     Returns
     -------
     ndarray of int, shape (n,)
     """
     num, longest = survival.shape
-    if floor is None or floor.sum() > free_slots:
-        floor = np.zeros(num, dtype=np.intp)
+    if floor is not None and (floor.sum() > free_slots or not floor.any()):
+        floor = None
     if not load.num_requests or not longest:
-        return floor
+        return np.zeros(num, dtype=np.int64) if floor is None else floor
     gains = survival.T.ravel()  # first tokens first
-    spent = int(floor.sum())
-    emitted_before = float(load.num_requests)
-    if spent:
+    start, spent, shortest, emitted_before = load, 0, 0, float(load.num_requests)
+    if floor is not None:
+        spent, shortest = int(floor.sum()), int(floor.max())
+        start = load._replace(batched_tokens=load.batched_tokens + spent)
         is_spent = (np.arange(longest)[:, np.newaxis] < floor).ravel()
         emitted_before += float(gains[is_spent].sum())
         gains = np.where(is_spent, -1.0, gains)
     most = min(gains.size, free_slots) - spent
-    tokens = load.batched_tokens + spent + np.arange(most + 1)
-    shortest = int(floor.max(initial=0))
-    times = step_times(load, tokens, longest)
-    limits = range(shortest, longest + 1)
-    if np.array_equal(step_times(load, tokens, max(shortest, 1)), times):
-        # One token takes as long as the longest draft, and so does every length between.
-        limits = range(0, longest + 1, longest) if shortest == 0 else range(longest, longest + 1)
-    best_goodput, best_limit, best_budget = -1.0, shortest, 0
+    best_goodput, best_limit, budget, least = -1.0, shortest, 0, 0.0
+    may_skip = one_cost and shortest == 0 and step_time is not None
+    if may_skip and step_time is not None and not isinstance(step_times, StepTimes):
+        best_goodput = emitted_before / step_time(load, 0)
+    limits = range(longest, longest + 1)
+    if not one_cost:
+        limits = _limits(step_times, start, most, range(shortest, longest + 1), one_cost)
     for limit in limits:
-        sizes = tokens[: max(limit * num - spent, 0) + 1]
-        emitted = np.empty(len(sizes))
-        emitted[0] = 0.0
-        np.cumsum(np.sort(gains[: limit * num])[::-1][: len(sizes) - 1], out=emitted[1:])
-        emitted += emitted_before
-        emitted /= times if limit == longest else step_times(load, sizes, limit)
-        budget = int(emitted.argmax())
-        if emitted[budget] > best_goodput:
-            best_goodput, best_limit, best_budget = float(emitted[budget]), limit, budget
-    return floor + largest(gains[: best_limit * num], best_budget, num)
+        places, goodput, last, undrafted = best_spending(
+            gains[: limit * num],
+            step_times,
+            start,
+            limit if drafts is None else drafts,
+            emitted_before,
+            min(most, max(limit * num - spent, 0)),
+        )
+        if may_skip:
+            best_goodput = max(best_goodput, undrafted)
+        if goodput > best_goodput:
+            best_limit, budget, best_goodput, least = limit, places, goodput, last
+    if not budget:
+        return np.zeros(num, dtype=np.int64) if floor is None else floor.copy()
+    rest = gains[: best_limit * num] if best_limit < longest else None
+    return _with_largest(_desk_of(step_times), rest, least, budget, floor, num)
 
 
-def largest(gains: NDArray[np.floating], budget: int, num: int) -> NDArray[np.intp]:
+def _limits(
+    step_times: TimesOf, load: StepLoad, most: int, limits: range, one_cost: bool | None
+) -> range:
+    """Return which longest drafts are worth trying where no draft may cost less than any."""
+    shortest, longest = limits[0], limits[-1]
+    if one_cost is None:
+        tokens = np.arange(load.batched_tokens, load.batched_tokens + most + 1)
+        times = step_times(load, tokens, longest)
+        if np.array_equal(step_times(load, tokens, max(shortest, 1)), times):
+            return limits[-1:] if shortest else limits[::longest]
+    return limits
+
+
+def best_spending(
+    gains: NDArray[np.float64],
+    step_times: TimesOf,
+    load: StepLoad,
+    drafts: Lens,
+    emitted_before: float,
+    most: int,
+) -> tuple[int, float, float, float]:
+    """Return how many of the largest gains make goodput highest; of equal choices the fewest.
+
+    Parameters
+    ----------
+    gains : ndarray of float, shape (m,)
+    step_times : callable
+        What steps take by their batched tokens.
+    load : StepLoad
+        Of the step that spends none of them.
+    drafts : int, or list or ndarray of int
+        Drafts that the step makes.
+    emitted_before : float
+        What is emitted in any case.
+    most : int
+        How many may be spent, at most m.
+
+    Returns
+    -------
+    number : int
+    goodput : float
+    last : float
+        The smallest gain that is spent.
+    undrafted : float
+        Goodput of a step that makes no drafts either, if `step_times` is a `StepTimes`; else -1.
+    """
+    num = len(gains)
+    room = max(num, most + 1)
+    if isinstance(step_times, StepTimes):
+        owner, desk = step_times.desk, step_times.fit(room, load, drafts)
+        desk.sizes[4] = False
+    else:
+        tokens = np.arange(load.batched_tokens, load.batched_tokens + most + 1)
+        times = step_times(load, tokens, drafts)
+        owner = _LOCAL.desk
+        desk = owner.fit(room)
+        desk.times[: most + 1] = times
+        desk.sizes[4] = True
+        desk.found[2] = -1.0
+    desk.gains[:num] = gains
+    desk.found[0] = emitted_before
+    desk.sizes[0], desk.sizes[1] = num, most + 1
+    number = owner.runs[0]()
+    return (number, *desk.found.tolist())
+
+
+def _with_largest(
+    owner: Desk[Spending],
+    gains: NDArray[np.float64] | None,
+    least: float,
+    budget: int,
+    floor: Ints | None,
+    num: int,
+) -> Ints:
+    """Return a floor with the largest gains on top, down to the least one.
+
+    Without gains it is those that the desk has been used for last.
+    """
+    desk = owner.fit(num, owner.lasting)
+    if gains is not None:
+        desk.gains[: len(gains)] = gains
+        desk.sizes[0] = len(gains)
+    desk.counts[:num] = 0 if floor is None else floor
+    desk.found[1] = least
+    desk.sizes[2], desk.sizes[3] = num, budget
+    owner.runs[1]()
+    return desk.counts[:num].copy()
+
+
+def largest(gains: NDArray[np.float64], budget: int, num: int) -> Ints:
     """Return how many of the largest gains fall on each sequence.
 
     Parameters
@@ -107,14 +231,15 @@ def largest(gains: NDArray[np.floating], budget: int, num: int) -> NDArray[np.in
     ndarray of int, shape (num,)
     """
     if not budget:
-        return np.zeros(num, dtype=np.intp)
-    limit = np.partition(gains, gains.size - budget)[gains.size - budget]
-    is_above = gains > limit
-    is_chosen = is_above.copy()
-    equal = np.flatnonzero(gains == limit)
-    is_chosen[equal[: budget - int(np.count_nonzero(is_above))]] = True
-    counts: NDArray[np.intp] = is_chosen.reshape(-1, num).sum(axis=0)
-    return counts
+        return np.zeros(num, dtype=np.int64)
+    size, owner = len(gains), _LOCAL.desk
+    desk = owner.fit(size)
+    desk.gains[:size] = gains
+    desk.counts[:num] = 0
+    desk.sizes[0], desk.sizes[2], desk.sizes[3] = size, num, budget
+    owner.runs[2]()
+    owner.runs[1]()
+    return desk.counts[:num].copy()
 
 
 def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots: int) -> int:
@@ -137,11 +262,9 @@ def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots
     num = load.num_requests
     if not num:
         return 0  # all are in mid-prefill
-    best_k, best_rate = 0, 0.0
-    for k in range(server.max_draft_len + 1):
-        if k * num > free_slots:
-            break
-        verified = StepLoad(load.context_tokens, num * (1 + k), num)
+    best_k, best_rate, context_tokens = 0, 0.0, load.context_tokens
+    for k in range(min(server.max_draft_len, free_slots // num) + 1):
+        verified = StepLoad(context_tokens, num * (1 + k), num)
         rate = expected_len(alpha, k) / server.step_time(verified, k)
         if rate > best_rate:
             best_k, best_rate = k, rate

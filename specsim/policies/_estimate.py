@@ -1,12 +1,21 @@
 """What adaptive policies share: what a draft is worth, and how likely its tokens are accepted."""
 
 from collections import deque
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.step import StepOutcome
+from specsim.policies._kernels import (
+    Desk,
+    Fading,
+    LocalDesk,
+    Windows,
+    add_fading,
+    best_places,
+    survivals,
+)
+from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = [
     "PRIOR_TRIALS",
@@ -15,7 +24,6 @@ __all__ = [
     "PerRequest",
     "best_windows",
     "expected_len",
-    "survival",
 ]
 
 
@@ -38,26 +46,6 @@ def expected_len(alpha: float, draft_len: int) -> float:
     return float((1.0 - alpha ** (draft_len + 1)) / (1.0 - alpha))
 
 
-def survival(alphas: NDArray[np.float64], longest: int) -> NDArray[np.float64]:
-    """Return the probability that each of the first tokens of some drafts is accepted.
-
-    Parameters
-    ----------
-    alphas : ndarray of float, shape (n,)
-    longest : int, tokens
-
-    Returns
-    -------
-    ndarray of float, shape (n, longest)
-        Element (i, j): alphas[i] ** (j + 1).
-    """
-    powers = np.empty((longest, len(alphas)))
-    powers[:1] = alphas
-    for shorter, longer in pairwise(powers):
-        np.multiply(shorter, alphas, out=longer)
-    return powers.T
-
-
 def count_trials(outcome: StepOutcome) -> tuple[int, int]:
     """Return how many draft tokens of a step were accepted, and how many drafts were cut short.
 
@@ -73,8 +61,8 @@ def count_trials(outcome: StepOutcome) -> tuple[int, int]:
         accepted / (accepted + cut short) (on-the-fly, eq. 2).
     """
     accepted_lens = outcome.accepted_lens
-    full = sum(map(int.__eq__, outcome.draft_lens, accepted_lens))  # k = 0 tries nothing
-    return sum(accepted_lens), len(accepted_lens) - full
+    cut_short = (accepted_lens != outcome.draft_lens).sum()  # k = 0 tries nothing
+    return int(accepted_lens.sum()), int(cut_short)
 
 
 PRIOR_TRIALS = 5.0
@@ -125,30 +113,22 @@ class PerRequest:
         Value of a request that nothing is known of.
     *shape : int
         Of its row, if it is one.
+    dtype : dtype
     """
 
-    def __init__(self, initial: float, *shape: int) -> None:
+    def __init__(self, initial: float, *shape: int, dtype: type = np.float64) -> None:
         self._initial = initial
-        self._values = np.full((1024, *shape), initial, dtype=np.float64)
+        self._values: NDArray[Any] = np.full((1024, *shape), initial, dtype=dtype)
 
-    def rows(self, requests: list[int]) -> NDArray[np.intp]:
-        """Return the places of some requests; make room for them."""
-        rows = np.array(requests, dtype=np.intp)
-        needed = int(rows.max(initial=0)) + 1
+    def up_to(self, requests: Ints) -> NDArray[Any]:
+        """Return the values of all requests, at least of these; good until it is asked again."""
+        needed = int(np.maximum.reduce(requests)) + 1 if len(requests) else 0
         if needed > len(self._values):
             size = max(needed - len(self._values), len(self._values))
-            more = np.full((size, *self._values.shape[1:]), self._initial, dtype=np.float64)
+            shape = (size, *self._values.shape[1:])
+            more = np.full(shape, self._initial, dtype=self._values.dtype)
             self._values = np.concatenate([self._values, more])
-        return rows
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getitem__(self, rows: NDArray[np.intp]) -> NDArray[np.float64]:
-        return self._values[rows]
-
-    def __setitem__(self, rows: NDArray[np.intp], values: NDArray[np.float64]) -> None:
-        self._values[rows] = values
+        return self._values
 
 
 class AlphaPerRequest:
@@ -173,36 +153,74 @@ class AlphaPerRequest:
         self._prior_trials = prior_trials
         self._counts = PerRequest(0.0, 2)
         """Accepted tokens, trials."""
-        self._all_accepted = 0.0
-        self._all_trials = 0.0
+        self._totals = np.zeros(2)
+        """The same of all requests."""
+        self._desk = Desk(self._arrays, add_fading, survivals)
+
+    def _arrays(self, room: int, counts: NDArray[np.float64]) -> Fading:
+        return Fading(
+            counts,
+            self._totals,
+            rates=np.array([self._keep, 0.0, self._prior_trials]),
+            requests=np.zeros(room, dtype=np.int64),
+            accepted_lens=np.zeros(room, dtype=np.int64),
+            draft_lens=np.zeros(room, dtype=np.int64),
+            in_prefill=np.zeros(room, dtype=np.bool_),
+            powers=np.zeros(room),
+            sizes=np.zeros(2, dtype=np.int64),
+        )
 
     def add(self, outcome: StepOutcome) -> None:
         """Take a step in."""
-        rows = self._counts.rows(outcome.requests)
-        counts = np.empty((len(rows), 2))
-        counts[:, 0] = accepted = np.array(outcome.accepted_lens, dtype=np.intp)
-        counts[:, 1] = accepted + (accepted < np.array(outcome.draft_lens, dtype=np.intp))
-        self._counts[rows] = self._keep * self._counts[rows] + counts
-        all_accepted, all_trials = counts.sum(axis=0).tolist()
-        self._all_accepted = self._keep * self._all_accepted + all_accepted
-        self._all_trials = self._keep * self._all_trials + all_trials
+        requests, num = outcome.requests, len(outcome.requests)
+        desk = self._desk.fit(num, self._counts.up_to(requests))
+        desk.requests[:num] = requests
+        desk.accepted_lens[:num] = outcome.accepted_lens
+        desk.draft_lens[:num] = outcome.draft_lens
+        desk.sizes[0] = num
+        self._desk.runs[0]()
 
     @property
     def alpha(self) -> float:
         """The rate of all requests together."""
-        return (self._all_accepted + PRIOR_TRIALS * self._prior) / (self._all_trials + PRIOR_TRIALS)
+        accepted, trials = self._totals.tolist()
+        rate: float = (accepted + PRIOR_TRIALS * self._prior) / (trials + PRIOR_TRIALS)
+        return rate
 
-    def alphas(self, requests: list[int]) -> NDArray[np.float64]:
+    def alphas(self, requests: Ints) -> NDArray[np.float64]:
         """Return the rate of each of some requests."""
-        accepted, trials = self._counts[self._counts.rows(requests)].T
+        accepted, trials = self._counts.up_to(requests)[requests].T
         weight = self._prior_trials
         rates: NDArray[np.float64] = (accepted + weight * self.alpha) / (trials + weight)
         return rates
 
+    def survival(self, batch: BatchView, longest: int) -> NDArray[np.float64]:
+        """Return the probability that each of the first tokens of some drafts is accepted.
+
+        Parameters
+        ----------
+        batch : BatchView
+        longest : int, tokens
+
+        Returns
+        -------
+        ndarray of float, shape (batch.size, longest)
+            Element (i, j): alpha of the request ** (j + 1); 0 in mid-prefill. Good until it is
+            asked again.
+        """
+        num, size = batch.size, longest * batch.size
+        desk = self._desk.fit(max(num, size), self._counts.up_to(batch.requests))
+        desk.requests[:num] = batch.requests
+        desk.in_prefill[:num] = batch.in_prefill
+        desk.rates[1] = self._prior_trials * self.alpha
+        desk.sizes[0], desk.sizes[1] = num, longest
+        self._desk.runs[1]()
+        return desk.powers[:size].reshape(longest, num).T
+
 
 def best_windows(
     alphas: NDArray[np.float64], longest: int, pass_time: float, verify_time: float
-) -> NDArray[np.intp]:
+) -> Ints:
     """Return the k that maximises (1 - alpha^(k + 1)) / ((1 - alpha) (k a + b)) for each alpha.
 
     Parameters
@@ -216,8 +234,22 @@ def best_windows(
     -------
     ndarray of int, shape (n,)
     """
-    powers = survival(alphas, longest + 1).T
-    times = np.arange(longest + 1) * pass_time + verify_time
-    rates = (1.0 - powers) / times[:, np.newaxis]  # but for 1 - alpha, which changes no argmax
-    best: NDArray[np.intp] = rates.argmax(axis=0)
-    return best
+    num = len(alphas)
+    desk = _WINDOWS.fit(max(num, longest + 1))
+    desk.alphas[:num] = alphas
+    desk.times[: longest + 1] = np.arange(longest + 1) * pass_time + verify_time
+    desk.sizes[0], desk.sizes[1] = num, longest + 1
+    _WINDOWS.runs[0]()  # without 1 - alpha, which changes no argmax
+    return desk.best[:num].copy()
+
+
+def _windows(room: int, _: None) -> Windows:
+    return Windows(
+        alphas=np.zeros(room),
+        times=np.zeros(room),
+        best=np.zeros(room, dtype=np.int64),
+        sizes=np.zeros(2, dtype=np.int64),
+    )
+
+
+_WINDOWS = LocalDesk(_windows, best_places)

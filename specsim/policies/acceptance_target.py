@@ -45,10 +45,10 @@ class AcceptanceTarget(Policy):
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """At the end of a window, move k by one."""
-        drafted = sum(outcome.draft_lens)
+        drafted = int(outcome.draft_lens.sum())
         if not drafted:
             return
-        memory.steps.append((drafted, sum(outcome.accepted_lens)))
+        memory.steps.append((drafted, int(outcome.accepted_lens.sum())))
         if len(memory.steps) == self.window:
             rate = sum(a for _, a in memory.steps) / sum(d for d, _ in memory.steps)
             moved = memory.k + (1 if rate > self.target else -1)

@@ -6,10 +6,11 @@ from typing import ClassVar, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.policies._budget import largest
+from specsim.policies._budget import best_spending, largest
 from specsim.policies._estimate import PerRequest
+from specsim.policies._kernels import Desk, Stale, stale_survival
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, DraftView
+from specsim.step import BatchView, DraftView, Ints
 
 __all__ = ["AdaptiveVerification"]
 
@@ -19,6 +20,7 @@ class _Memory:
     server: ServerView
     stale: PerRequest
     """Confidences of each request's last draft; 1 for new requests."""
+    desk: Desk[Stale]
 
 
 @final
@@ -42,35 +44,44 @@ class AdaptiveVerification(Policy):
 
     def start(self, server: ServerView) -> _Memory:
         """Return confidence 1 for all."""
-        return _Memory(server, PerRequest(1.0, server.max_draft_len))
+        return _Memory(server, PerRequest(1.0, server.max_draft_len), Desk(_stale, stale_survival))
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
         """Return the longest draft."""
         return memory.server.max_draft_len
 
-    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> list[int]:
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
         """Return how many drafts of each request are among the B surest of the batch."""
-        draft_lens = np.array(drafts.draft_lens, dtype=np.intp)
-        longest = drafts.confidences.shape[1]
-        is_draft = np.arange(longest)[:, np.newaxis] < draft_lens
-        rows = memory.stale.rows(batch.requests)
-        stale = memory.stale[rows]
-        survival = np.cumprod(stale[:, :longest].T, axis=0, dtype=np.float64)[is_draft]
+        draft_lens, confidences = drafts.draft_lens, drafts.confidences
+        num, longest = confidences.shape
+        total = int(draft_lens.sum())
+        desk = memory.desk.fit(max(num, num * longest), memory.stale.up_to(batch.requests))
+        desk.requests[:num] = batch.requests
+        desk.draft_lens[:num] = draft_lens
+        desk.confidences[: num * longest] = confidences.ravel()
+        desk.sizes[0], desk.sizes[1] = num, longest
+        memory.desk.runs[0]()
+        survival = desk.survival[:total]
         budget = self._budget(batch, survival, memory)
-        stale[:, :longest] = np.where(is_draft.T, drafts.confidences, stale[:, :longest])
-        memory.stale[rows] = stale
         if budget >= len(survival):
-            return drafts.draft_lens
-        fresh = np.where(is_draft, np.cumprod(drafts.confidences.T, axis=0), -1.0).ravel()
-        lens: list[int] = largest(fresh, budget, len(draft_lens)).tolist()
-        return lens
+            return draft_lens
+        return largest(desk.fresh[: num * longest], budget, num)
 
     def _budget(self, batch: BatchView, survival: NDArray[np.float64], memory: _Memory) -> int:
-        emitted = np.empty(len(survival) + 1)
-        emitted[0] = 0.0
-        np.cumsum(np.sort(survival)[::-1], out=emitted[1:])
-        emitted += batch.size - sum(batch.in_prefill)
-        load = batch.load
-        tokens = load.batched_tokens - len(survival) + np.arange(len(emitted))
-        times = memory.server.step_times(load, tokens, memory.server.max_draft_len)
-        return int((emitted / times).argmax())
+        server, most = memory.server, len(survival)
+        load = batch.load._replace(batched_tokens=batch.load.batched_tokens - most)
+        emitted_before = batch.size - int(np.count_nonzero(batch.in_prefill))
+        drafts = server.max_draft_len
+        return best_spending(survival, server.step_times, load, drafts, emitted_before, most)[0]
+
+
+def _stale(room: int, stale: NDArray[np.float64]) -> Stale:
+    return Stale(
+        stale,
+        requests=np.zeros(room, dtype=np.int64),
+        draft_lens=np.zeros(room, dtype=np.int64),
+        confidences=np.zeros(room),
+        survival=np.zeros(room),
+        fresh=np.zeros(room),
+        sizes=np.zeros(2, dtype=np.int64),
+    )

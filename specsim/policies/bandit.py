@@ -76,10 +76,10 @@ class Bandit(Policy):
         scheduled asynchronously, so that the arm is the last one.
         """
         lens = outcome.draft_lens
-        if not lens or outcome.load.prefill_tokens:
+        if not len(lens) or outcome.load.prefill_tokens:
             return
-        k = lens[0] if memory.drafts_by_model else memory.arm
-        if memory.drafts_by_model and lens.count(k) < len(lens):
+        k = int(lens[0]) if memory.drafts_by_model else memory.arm
+        if memory.drafts_by_model and (lens != k).any():
             return  # sequences that joined in between had no drafts: no arm was played
         time = outcome.target_time + outcome.draft_time + outcome.overhead_time
         reward = outcome.output_tokens / len(lens) / time

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from specsim.acceptance.base import Oracle
 from specsim.families import Member
 from specsim.proposers.base import Proposer
-from specsim.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
+from specsim.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 
 __all__ = ["OraclePolicy", "Policy", "ServerView"]
 
@@ -32,9 +32,9 @@ class ServerView:
 
     max_draft_len: int
     """Longest draft that it may ask for, tokens."""
-    step_time: Callable[[StepLoad, int | list[int]], float]
+    step_time: Callable[[StepLoad, int | list[int] | Ints], float]
     """Seconds that a step of this load takes that then drafts so many tokens per sequence."""
-    step_times: Callable[[StepLoad, NDArray[np.int64], int | list[int]], NDArray[np.float64]]
+    step_times: Callable[[StepLoad, Ints, int | list[int] | Ints], NDArray[np.float64]]
     """The same for many numbers of batched tokens at once, which replace those of the load."""
     verify_time: float = 0.0
     """Seconds of a step that decodes one sequence of 512 tokens and drafts nothing."""
@@ -50,6 +50,9 @@ class ServerView:
     """For a policy that draws: its own stream, the same in every run of one seed."""
     tpot_slo: float | None = None
     """The experiment's limit on time per output token, seconds."""
+    drafts_at_one_cost: bool | None = None
+    """Whether a step that drafts takes equally long whatever the length of the drafts; None: not
+    known."""
 
 
 class Policy(Member):
@@ -189,26 +192,28 @@ class Policy(Member):
         """
         return 0
 
-    def uses_lookup(self, scores: list[float], memory: Any) -> list[bool]:
+    def uses_lookup(
+        self, scores: NDArray[np.float64], memory: Any
+    ) -> NDArray[np.bool_] | list[bool]:
         """Return whether each of the lookup's drafts is used; else the fallback drafts.
 
         Only asked if `picks_source`.
 
         Parameters
         ----------
-        scores : list of float, tokens
+        scores : ndarray of float, shape (n,), tokens
             Accepted length that the lookup expects of each of its drafts of a step.
         memory : object
             From `start`.
 
         Returns
         -------
-        list of bool
+        ndarray or list of bool
         """
-        return [True] * len(scores)
+        return np.ones(len(scores), dtype=bool)
 
     @abstractmethod
-    def draft_lens(self, batch: BatchView, memory: Any) -> int | list[int] | Tree:
+    def draft_lens(self, batch: BatchView, memory: Any) -> int | Ints | list[int] | Tree:
         """Return how many tokens to draft at the end of a step.
 
         Called once a step, after scheduling, where vLLM decides it
@@ -224,12 +229,30 @@ class Policy(Member):
 
         Returns
         -------
-        int, list of int or Tree
+        int, ndarray or list of int, or Tree
             Tokens for every sequence alike, or one length per sequence in the batch's order, or
             (`drafts_trees`) one shape for all of them.
         """
 
-    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: Any) -> list[int]:
+    def lens_by_size(self, largest: int, memory: Any) -> NDArray[np.int64] | None:
+        """Return the draft length by the number of sequences of a step, if nothing else counts.
+
+        The engine then looks it up instead of calling `draft_lens`.
+
+        Parameters
+        ----------
+        largest : int
+            Sequences that a step can have.
+        memory : object
+            From `start`.
+
+        Returns
+        -------
+        ndarray of int, shape (largest + 1,), tokens, or None
+        """
+        return None
+
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: Any) -> Ints | list[int]:
         """Return how many drafts of each sequence the step is to verify; the rest is dropped.
 
         Called after scheduling and before the forward pass, which gets shorter by what is
@@ -246,7 +269,7 @@ class Policy(Member):
 
         Returns
         -------
-        list of int, tokens
+        ndarray or list of int, tokens
             At most as many as were drafted.
         """
         return drafts.draft_lens

@@ -1,19 +1,109 @@
 """The step controller that also looks at which tokens come."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Literal, final
 
-from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepOutcome
+import numpy as np
 
-__all__ = ["CachedStepController"]
+from specsim.policies._estimate import PerRequest
+from specsim.policies._kernels import (
+    Desk,
+    Moving,
+    Seeing,
+    count_repeats,
+    enter_all,
+    move_entries,
+)
+from specsim.policies.base import Policy, ServerView
+from specsim.step import BatchView, Ints, StepOutcome
+
+__all__ = ["CachedStepController", "SeenTokens"]
+
+
+class SeenTokens:
+    """Which tokens each request has seen, one table for all of them, and how it fares.
+
+    Parameters
+    ----------
+    longest : int, tokens
+        Draft length that a request begins with, and that it does not exceed.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.lens = PerRequest(longest, dtype=np.int64)
+        self._longest = longest
+        self._table = np.full(1024, -1, dtype=np.int64)
+        self._has_prompt = PerRequest(False, dtype=np.bool_)
+        self.num_entries = 0
+        """Tokens remembered, of all requests."""
+        self._desk = self._new_desk()
+
+    def add(self, outcome: StepOutcome, server: ServerView) -> None:
+        """Count each request up or down, and remember its tokens."""
+        requests, ids = outcome.requests, outcome.token_ids
+        num = len(requests)
+        counts = np.fromiter(map(len, ids), dtype=np.int64, count=num)
+        tokens = np.fromiter(chain.from_iterable(ids), dtype=np.int64)
+        self._add_prompts(requests, server)
+        desk = self._put(requests, tokens, counts)
+        desk.draft_lens[:num] = outcome.draft_lens
+        desk.accepted_lens[:num] = outcome.accepted_lens
+        self.num_entries += self._desk.runs[1]()
+
+    def _add_prompts(self, requests: Ints, server: ServerView) -> None:
+        has_prompt = self._has_prompt.up_to(requests)
+        is_known = has_prompt[requests]
+        if not is_known.all():
+            for request in requests[~is_known]:
+                ids = np.fromiter(server.prompt_token_ids(int(request)), dtype=np.int64)
+                self.enter(np.array([request]), ids, np.array([len(ids)]))
+                has_prompt[request] = True
+
+    def enter(self, requests: Ints, tokens: Ints, counts: Ints) -> None:
+        """Remember so many tokens of each of some requests, end to end."""
+        self._put(requests, tokens, counts)
+        self.num_entries += self._desk.runs[0]()
+
+    def _put(self, requests: Ints, tokens: Ints, counts: Ints) -> Seeing:
+        num, num_tokens = len(requests), len(tokens)
+        self._make_room(num_tokens)
+        desk = self._desk.fit(max(num, num_tokens), self.lens.up_to(requests))
+        desk.requests[:num] = requests
+        desk.tokens[:num_tokens] = tokens
+        desk.num_tokens[:num] = counts
+        desk.sizes[0] = num
+        return desk
+
+    def _make_room(self, num_tokens: int) -> None:
+        needed = 2 * (self.num_entries + num_tokens)  # half of it stays empty
+        if needed > len(self._table):
+            larger = np.full(1 << needed.bit_length(), -1, dtype=np.int64)
+            move_entries.bind(Moving(self._table, larger))()
+            self._table = larger
+            self._desk = self._new_desk()
+
+    def _new_desk(self) -> Desk[Seeing]:
+        return Desk(self._arrays, enter_all, count_repeats)
+
+    def _arrays(self, room: int, lens: Ints) -> Seeing:
+        requests, draft_lens, accepted_lens, tokens, counts = np.zeros((5, room), dtype=np.int64)
+        return Seeing(
+            self._table,
+            lens,
+            requests,
+            draft_lens,
+            accepted_lens,
+            tokens,
+            counts,
+            sizes=np.array([0, self._longest], dtype=np.int64),
+        )
 
 
 @dataclass(slots=True)
 class _Memory:
     server: ServerView
-    lens: dict[int, int] = field(default_factory=dict)
-    caches: dict[int, set[int]] = field(default_factory=dict)
+    seen: SeenTokens
 
 
 @final
@@ -33,34 +123,13 @@ class CachedStepController(Policy):
 
     def start(self, server: ServerView) -> _Memory:
         """Return empty caches."""
-        return _Memory(server)
+        return _Memory(server, SeenTokens(server.max_draft_len))
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> list[int]:
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
         """Return the counter of each request."""
-        longest = memory.server.max_draft_len
-        get = memory.lens.get
-        return [get(request, longest) for request in batch.requests]
+        lens: Ints = memory.seen.lens.up_to(batch.requests)[batch.requests]
+        return lens
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Count each request up or down, and remember its tokens."""
-        server, longest = memory.server, memory.server.max_draft_len
-        caches, lens = memory.caches, memory.lens
-        for request, draft_len, accepted_len, tokens in zip(
-            outcome.requests,
-            outcome.draft_lens,
-            outcome.accepted_lens,
-            outcome.token_ids,
-            strict=True,
-        ):
-            cache = caches.get(request)
-            if cache is None:
-                cache = caches[request] = set(server.prompt_token_ids(request))
-                lens[request] = longest
-            if draft_len:
-                change = -1 if cache.isdisjoint(tokens[:accepted_len]) else 1
-                change += accepted_len == draft_len
-            else:
-                change = int(tokens[-1] in cache)
-            moved = lens[request] + change
-            lens[request] = 0 if moved < 0 else longest if moved > longest else moved
-            cache.update(tokens)
+        memory.seen.add(outcome, memory.server)

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, DraftView
+from specsim.step import BatchView, DraftView, Ints
 
 __all__ = ["Confidence"]
 
@@ -36,17 +36,17 @@ class Confidence(Policy):
         """Return the longest draft: the drafter stops by itself."""
         return memory.max_draft_len
 
-    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: ServerView) -> list[int]:
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: ServerView) -> Ints:
         """Return what the verification length of highest goodput leaves of each draft."""
         survival = np.cumprod(drafts.confidences.T, axis=0).sum(axis=1)
         longest = len(survival)
-        draft_lens = np.array(drafts.draft_lens, dtype=np.intp)
+        draft_lens = drafts.draft_lens
         ended = np.cumsum(np.bincount(draft_lens, minlength=longest + 1)[:longest])
         budgets, emitted = np.zeros(longest + 1, dtype=np.intp), np.zeros(longest + 1)
         np.cumsum(len(draft_lens) - ended, out=budgets[1:])
         np.cumsum(survival, out=emitted[1:])
         budgets += batch.load.batched_tokens - int(draft_lens.sum())
-        emitted += batch.size - sum(batch.in_prefill)
+        emitted += batch.size - np.count_nonzero(batch.in_prefill)
         times = memory.step_times(batch.load, budgets, longest)
-        verified: list[int] = np.minimum(draft_lens, int((emitted / times).argmax())).tolist()
+        verified: Ints = np.minimum(draft_lens, int((emitted / times).argmax()))
         return verified

@@ -9,8 +9,10 @@ from pydantic import Field
 
 from specsim.policies._budget import best_lens
 from specsim.policies._estimate import PerRequest
+from specsim.policies._kernels import Calibrating, Desk, calibrated_gains, tally
+from specsim.policies._times import Lens
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, DraftView, StepLoad, StepOutcome
+from specsim.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
 
 __all__ = ["DraftGoodput"]
 
@@ -20,6 +22,8 @@ _STATED = 20  # bins of equal width
 _LEN_CLASSES = (2, 3, 5, 9, 17)  # tokens, the least of each class but the first
 _DEPTH_CLASSES = (2, 3, 5, 9)
 _KINDS = (len(_LEN_CLASSES) + 1) * (len(_DEPTH_CLASSES) + 1)
+_LEN_KINDS = np.digitize(np.arange(256), _LEN_CLASSES) * (len(_DEPTH_CLASSES) + 1)
+_DEPTH_KINDS = np.digitize(np.arange(1, 257), _DEPTH_CLASSES)
 _PRIOR_TRIALS = 20.0  # that a bin's prior counts for
 
 
@@ -32,73 +36,81 @@ class _Calibration:
     lookup dares to make is how long its match is.
     """
 
-    def __init__(self, window: int) -> None:
-        self._keep = 1.0 - 1.0 / window
-        self._accepted = np.zeros((_STATED, _KINDS))
-        self._trials = np.zeros((_STATED, _KINDS))
-        self._stated = (np.arange(_STATED) + 0.5) / _STATED
+    def __init__(self, window: int, longest: int) -> None:
+        self._constants = np.array([1.0 - 1.0 / window, _PRIOR_TRIALS])
+        self.bins = PerRequest(0, longest, dtype=np.int64)
+        """Of each token of each request's last draft."""
+        self._counts = np.zeros((2, _STATED * _KINDS))
+        """Accepted tokens and trials."""
+        self._desk = Desk(self._calibrating, calibrated_gains, tally)
 
-    @staticmethod
-    def bins(stated: NDArray[np.float64], draft_lens: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the bin of each token, of drafts in rows."""
-        depths = np.digitize(np.arange(1, stated.shape[1] + 1), _DEPTH_CLASSES)
-        lens = np.digitize(draft_lens, _LEN_CLASSES)[:, np.newaxis]
-        kinds = lens * (len(_DEPTH_CLASSES) + 1) + depths
-        rows = np.minimum(stated * _STATED, _STATED - 1).astype(np.intp)
-        places: NDArray[np.intp] = rows * _KINDS + kinds
-        return places
+    def gains(self, requests: Ints, drafts: DraftView, *, are_new: bool) -> Gains:
+        """Return the observed rates of the like of some drafts; see `_Memory.gains`.
 
-    def add(self, bins: NDArray[np.intp], accepted: NDArray[np.bool_]) -> None:
-        """Take in the fate of some tokens."""
-        shape = self._trials.shape
-        self._trials *= self._keep
-        self._accepted *= self._keep
-        self._trials += np.bincount(bins, minlength=_STATED * _KINDS).reshape(shape)
-        self._accepted += np.bincount(bins, accepted, minlength=_STATED * _KINDS).reshape(shape)
+        They are good until it is asked again.
+        """
+        num, longest = drafts.confidences.shape
+        size = num * longest
+        desk = self._desk.fit(max(num, size), self.bins.up_to(requests))
+        desk.requests[:num] = requests
+        desk.draft_lens[:num] = drafts.draft_lens
+        if are_new:
+            desk.confidences[:size] = drafts.confidences.ravel()
+        desk.sizes[0], desk.sizes[1], desk.sizes[2] = num, longest, are_new
+        self._desk.runs[0]()
+        return desk.gains[:size].reshape(longest, num).T
 
-    def rates(self, bins: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Return the observed rate of each token; rows must not rise, and do not."""
-        alike = _shrunk(self._accepted.sum(axis=1), self._trials.sum(axis=1), self._stated)
-        rates = _shrunk(self._accepted, self._trials, alike[:, np.newaxis]).ravel()[bins]
-        lowered: NDArray[np.float64] = np.minimum.accumulate(rates, axis=1)
-        return lowered
+    def add(self, outcome: StepOutcome) -> None:
+        """Take in the fate of the tokens of a step."""
+        num = len(outcome.requests)
+        desk = self._desk.fit(num, self.bins.up_to(outcome.requests))
+        desk.requests[:num] = outcome.requests
+        desk.draft_lens[:num] = outcome.draft_lens
+        desk.accepted_lens[:num] = outcome.accepted_lens
+        desk.sizes[0] = num
+        self._desk.runs[1]()
 
-
-def _shrunk(
-    accepted: NDArray[np.float64], trials: NDArray[np.float64], prior: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    return (accepted + _PRIOR_TRIALS * prior) / (trials + _PRIOR_TRIALS)
+    def _calibrating(self, room: int, bins: Ints) -> Calibrating:
+        requests, draft_lens, accepted_lens = np.zeros((3, room), dtype=np.int64)
+        return Calibrating(
+            bins,
+            _LEN_KINDS,
+            _DEPTH_KINDS,
+            rates=np.zeros(_STATED * _KINDS),
+            counts=self._counts,
+            constants=self._constants,
+            seen=np.zeros((2, _STATED * _KINDS)),
+            requests=requests,
+            draft_lens=draft_lens,
+            accepted_lens=accepted_lens,
+            confidences=np.zeros(room),
+            gains=np.zeros(room),
+            sizes=np.array([0, 0, 0, _KINDS]),
+        )
 
 
 @dataclass(slots=True)
 class _Memory:
     server: ServerView
-    bins: PerRequest
-    """Of the calibration, of each token of each request's last draft."""
     calibration: _Calibration | None
     has_seen_drafts: bool = False
     """Whether drafts were looked at as they were made, and what is verified are parts of them."""
 
-    def gains(self, requests: list[int], drafts: DraftView, *, are_new: bool) -> Gains:
+    def gains(self, requests: Ints, drafts: DraftView, *, are_new: bool) -> Gains:
         """Return the probability that each token of some drafts is accepted; 0 beyond their ends.
 
         Parameters
         ----------
-        requests : list of int
+        requests : ndarray of int
         drafts : DraftView
         are_new : bool
             Whether they have just been made, so that their bins have to be noted.
         """
-        longest, draft_lens = drafts.confidences.shape[1], np.array(drafts.draft_lens)
-        gains = np.cumprod(drafts.confidences, axis=1, dtype=np.float64)
-        if self.calibration is not None:
-            rows = self.bins.rows(requests)
-            bins = self.bins[rows]
-            if are_new:
-                bins[:, :longest] = self.calibration.bins(gains, draft_lens)
-                self.bins[rows] = bins
-            gains = self.calibration.rates(bins[:, :longest].astype(np.intp))
-        return np.where(np.arange(longest) < draft_lens[:, np.newaxis], gains, 0.0)
+        draft_lens, longest = drafts.draft_lens, drafts.confidences.shape[1]
+        if self.calibration is None:
+            stated = np.cumprod(drafts.confidences, axis=1, dtype=np.float64)
+            return np.where(np.arange(longest) < draft_lens[:, np.newaxis], stated, 0.0)
+        return self.calibration.gains(requests, drafts, are_new=are_new)
 
 
 @final
@@ -132,51 +144,42 @@ class DraftGoodput(Policy):
 
     def start(self, server: ServerView) -> _Memory:
         """Return a drafter that is taken at its word."""
-        calibration = _Calibration(self.window) if self.calibrate else None
-        return _Memory(server, PerRequest(0.0, server.max_draft_len), calibration)
+        longest = server.max_draft_len
+        return _Memory(server, _Calibration(self.window, longest) if self.calibrate else None)
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | list[int]:
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return what is worth drafting; where that shows only afterwards, the longest length."""
         server, drafts, load = memory.server, batch.drafts, batch.decode_load()
         if drafts is None:
             return server.max_draft_len
         memory.has_seen_drafts = True
-        if not any(drafts.draft_lens) or not load.num_requests:
+        if not drafts.draft_lens.any() or not load.num_requests:
             return 0
         gains = memory.gains(batch.requests, drafts, are_new=True)
         per_token = (server.step_time(load, 1) - server.step_time(load, 0)) / load.num_requests
 
-        def step_times(load: StepLoad, tokens: NDArray[np.int64], draft_len: int) -> Gains:
+        def step_times(load: StepLoad, tokens: NDArray[np.int64], draft_lens: Lens) -> Gains:
             drafted = tokens - load.batched_tokens
             return server.step_times(load, tokens, 0) + per_token * drafted
 
-        lens: list[int] = best_lens(gains, load, step_times, free_slots=batch.free_slots).tolist()
-        return lens
+        return best_lens(gains, load, step_times, free_slots=batch.free_slots, one_cost=True)
 
-    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> list[int]:
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
         """Return the lengths of highest goodput among what was drafted."""
         server, draft_lens = memory.server, drafts.draft_lens
         gains = memory.gains(batch.requests, drafts, are_new=not memory.has_seen_drafts)
         load = batch.load._replace(
-            batched_tokens=batch.load.batched_tokens - sum(draft_lens),
-            num_requests=batch.size - sum(batch.in_prefill),
+            batched_tokens=batch.load.batched_tokens - int(np.add.reduce(draft_lens)),
+            num_requests=batch.size - int(np.count_nonzero(batch.in_prefill)),
         )
 
-        def step_times(load: StepLoad, tokens: NDArray[np.int64], draft_len: int) -> Gains:
-            # The drafts are made already; the next ones will take about as long. Many sequences
-            # have short ones or none, so that is not as long as the longest one for each.
-            return server.step_times(load, tokens, draft_lens)
-
-        best = best_lens(gains, load, step_times)
-        lens: list[int] = np.minimum(best, draft_lens).tolist()
+        # The drafts are made already; the next ones will take about as long. Many sequences have
+        # short ones or none, so that is not as long as the longest one for each.
+        best = best_lens(gains, load, server.step_times, one_cost=True, drafts=draft_lens)
+        lens: Ints = np.minimum(best, draft_lens)
         return lens
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Note what came of what was stated."""
-        if memory.calibration is None or not any(outcome.draft_lens):
-            return
-        bins = memory.bins[memory.bins.rows(outcome.requests)].astype(np.intp)
-        places = np.arange(bins.shape[1])
-        was_verified = places < np.array(outcome.draft_lens)[:, np.newaxis]
-        was_accepted = places < np.array(outcome.accepted_lens)[:, np.newaxis]
-        memory.calibration.add(bins[was_verified], was_accepted[was_verified])
+        if memory.calibration is not None and np.count_nonzero(outcome.draft_lens):
+            memory.calibration.add(outcome)

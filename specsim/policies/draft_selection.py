@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specsim.policies._estimate import AlphaPerRequest, PerRequest, best_windows
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepOutcome
+from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = ["DraftSelection"]
 
@@ -68,9 +68,7 @@ class DraftSelection(Policy):
     def choose_drafter(self, request: int, prompt_len: int, memory: _Memory) -> int:
         """Return the draft model of a request that has just arrived."""
         num_drafters = len(memory.server.pass_times)
-        row = memory.drafters.rows([request])
-        for numbers in (memory.prompt_lens, memory.accepted, memory.trials):
-            numbers.rows([request])
+        own = np.array([request])
         if memory.num_arrived >= self.num_probes * num_drafters and memory.weights is None:
             memory.weights = self._fitted(memory)
         if memory.weights is None:
@@ -79,21 +77,23 @@ class DraftSelection(Policy):
             alphas = _features(np.array([prompt_len])) @ memory.weights
             chosen = self._fastest(np.clip(alphas[0], 0.0, self.alpha_max), memory)
         memory.num_arrived += 1
-        memory.drafters[row] = np.array([float(chosen)])
-        memory.prompt_lens[row] = np.array([float(prompt_len)])
+        memory.drafters.up_to(own)[own] = chosen
+        memory.prompt_lens.up_to(own)[own] = prompt_len
         return chosen
 
     def _fitted(self, memory: _Memory) -> NDArray[np.float64] | None:
         """Return the weights, or None while some model has been seen on too few requests."""
-        requests = np.arange(len(memory.trials))
-        seen = requests[memory.trials[requests] > 0]
+        nobody: Ints = np.zeros(0, dtype=np.int64)
+        tables = (memory.trials, memory.accepted, memory.drafters, memory.prompt_lens)
+        trials, accepted, drafters, prompt_lens = (table.up_to(nobody) for table in tables)
+        (seen,) = (trials > 0).nonzero()
         columns = []
         for drafter in range(len(memory.server.pass_times)):
-            rows = seen[memory.drafters[seen] == drafter]
+            rows = seen[drafters[seen] == drafter]
             if len(rows) < self.num_probes:
                 return None
-            rates = memory.accepted[rows] / memory.trials[rows]
-            features = _features(memory.prompt_lens[rows])
+            rates = accepted[rows] / trials[rows]
+            features = _features(prompt_lens[rows])
             columns.append(np.linalg.lstsq(features, rates, rcond=None)[0])
         return np.stack(columns, axis=1)
 
@@ -104,28 +104,25 @@ class DraftSelection(Policy):
         passes = np.array(memory.server.pass_times)[:, np.newaxis]
         return int((emitted / (k * passes + memory.verify_time)).max(axis=1).argmax())
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> list[int]:
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
         """Return the best window of each request with its own draft model."""
         alphas = np.minimum(memory.alphas.alphas(batch.requests), self.alpha_max)
-        drafters = memory.drafters[memory.drafters.rows(batch.requests)]
-        lens = np.zeros(batch.size, dtype=np.intp)
+        drafters = memory.drafters.up_to(batch.requests)[batch.requests]
+        lens = np.zeros(batch.size, dtype=np.int64)
         for drafter, pass_time in enumerate(memory.server.pass_times):
             own = drafters == drafter
             longest = memory.server.max_draft_len
             lens[own] = best_windows(alphas[own], longest, pass_time, memory.verify_time)
-        chosen: list[int] = lens.tolist()
-        return chosen
+        return lens
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Learn what was accepted, and what verification takes."""
         memory.alphas.add(outcome)
         memory.verify_time = outcome.target_time + outcome.overhead_time
-        rows = memory.accepted.rows(outcome.requests)
-        memory.trials.rows(outcome.requests)
-        accepted = np.array(outcome.accepted_lens)
-        cut_short = accepted < np.array(outcome.draft_lens)
-        memory.accepted[rows] = memory.accepted[rows] + accepted
-        memory.trials[rows] = memory.trials[rows] + accepted + cut_short
+        requests, accepted = outcome.requests, outcome.accepted_lens
+        cut_short = accepted < outcome.draft_lens
+        memory.accepted.up_to(requests)[requests] += accepted
+        memory.trials.up_to(requests)[requests] += accepted + cut_short
 
     def alpha_estimate(self, memory: _Memory) -> float:
         """Return the rate of all requests together."""

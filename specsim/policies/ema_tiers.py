@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self, final
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from specsim.policies.base import Policy, ServerView
@@ -62,14 +63,14 @@ class EmaTiers(Policy):
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Smooth the accepted length; at the end of an interval, change the tier."""
-        if not outcome.accepted_lens:
+        if not len(outcome.accepted_lens):
             return
         k = memory.tiers[memory.tier]
         if k:
-            drafted = len(outcome.draft_lens) - outcome.draft_lens.count(0)
+            drafted = np.count_nonzero(outcome.draft_lens)
             if not drafted:
                 return
-            mean = sum(outcome.accepted_lens) / drafted
+            mean = int(outcome.accepted_lens.sum()) / drafted
             memory.accepted_len += self.smoothing * (mean - memory.accepted_len)
         memory.num_steps += 1
         since = memory.num_steps - self.warm_up

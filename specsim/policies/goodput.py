@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal, final
 from pydantic import Field
 
 from specsim.policies._budget import best_common_len, best_lens
-from specsim.policies._estimate import AlphaPerRequest, AlphaWindow, survival
+from specsim.policies._estimate import AlphaPerRequest, AlphaWindow
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepOutcome
+from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = ["Goodput"]
 
@@ -50,18 +50,18 @@ class Goodput(Policy):
             return _Memory(server, AlphaWindow(self.window, self.prior))
         return _Memory(server, AlphaPerRequest(self.window, self.prior, prior_trials=5.0))
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | list[int]:
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return the length of highest goodput for the step that will verify it."""
         server, alphas, load = memory.server, memory.alphas, batch.decode_load()
         if isinstance(alphas, AlphaPerRequest):
-            rates = alphas.alphas(batch.requests)
-            gains = survival(rates, server.max_draft_len)
-            in_prefill = batch.in_prefill
-            if True in in_prefill:
-                gains[in_prefill] = 0.0
-            best = best_lens(gains, load, server.step_times, free_slots=batch.free_slots)
-            lens: list[int] = best.tolist()
-            return lens
+            return best_lens(
+                alphas.survival(batch, server.max_draft_len),
+                load,
+                server.step_times,
+                free_slots=batch.free_slots,
+                one_cost=server.drafts_at_one_cost,
+                step_time=server.step_time,
+            )
         return best_common_len(server, load, alphas.alpha, batch.free_slots)
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:

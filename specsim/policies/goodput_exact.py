@@ -6,9 +6,9 @@ from typing import Literal, final
 from pydantic import Field
 
 from specsim.policies._budget import best_lens
-from specsim.policies._estimate import AlphaPerRequest, survival
+from specsim.policies._estimate import AlphaPerRequest
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepOutcome
+from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = ["GoodputExact"]
 
@@ -54,16 +54,17 @@ class GoodputExact(Policy):
         """Return the prior."""
         return _Memory(server, AlphaPerRequest(self.window, self.prior, self.prior_trials))
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> list[int]:
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
         """Return the best lengths for the step that will verify them."""
         server = memory.server
-        gains = survival(memory.alphas.alphas(batch.requests), server.max_draft_len)
-        in_prefill = batch.in_prefill
-        if True in in_prefill:
-            gains[in_prefill] = 0.0
-        best = best_lens(gains, batch.decode_load(), server.step_times, free_slots=batch.free_slots)
-        lens: list[int] = best.tolist()
-        return lens
+        return best_lens(
+            memory.alphas.survival(batch, server.max_draft_len),
+            batch.decode_load(),
+            server.step_times,
+            free_slots=batch.free_slots,
+            one_cost=server.drafts_at_one_cost,
+            step_time=server.step_time,
+        )
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Learn from what was accepted."""

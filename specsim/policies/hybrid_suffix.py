@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.policies._estimate import PRIOR_TRIALS, expected_len
@@ -60,19 +62,17 @@ class HybridSuffix(Policy):
         """Return the longest draft: each drafter makes its own."""
         return memory.max_draft_len
 
-    def uses_lookup(self, scores: list[float], memory: HybridMemory) -> list[bool]:
+    def uses_lookup(self, scores: NDArray[np.float64], memory: HybridMemory) -> NDArray[np.bool_]:
         """Return whether each score exceeds tau."""
         if self.tau == 0:
-            return [True] * len(scores)
+            return np.ones(len(scores), dtype=bool)
         tau = 1.0 + memory.accepted / memory.drafts if self.tau is None else self.tau
-        return [score > tau for score in scores]
+        return scores > tau
 
     def observe(self, outcome: StepOutcome, memory: HybridMemory) -> None:
         """Average what the fallback's drafts came to."""
-        if not outcome.drafters:
+        if not len(outcome.drafters):
             return
-        for drafter, draft_len, accepted_len in zip(
-            outcome.drafters, outcome.draft_lens, outcome.accepted_lens, strict=True
-        ):
-            if drafter and draft_len:
-                memory.add(accepted_len)
+        by_fallback = (outcome.drafters > 0) & (outcome.draft_lens > 0)
+        for accepted_len in outcome.accepted_lens[by_fallback].tolist():
+            memory.add(accepted_len)

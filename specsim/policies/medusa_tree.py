@@ -1,7 +1,8 @@
 """Trees of candidates, their widths chosen by goodput."""
 
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import count, product
 from typing import Any, ClassVar, Literal, Self, final
 
@@ -11,6 +12,7 @@ from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.policies._estimate import PRIOR_TRIALS
+from specsim.policies._kernels import Grouping, LocalDesk, group
 from specsim.policies.base import Policy, ServerView
 from specsim.step import BatchView, StepOutcome, Tree
 
@@ -118,9 +120,9 @@ class MedusaTree(Policy):
             return memory.trees[0]
         emitted = expected_tree_len(memory.alpha, memory.widths)
         tokens = load.num_requests * (1 + memory.nodes)
-        times = memory.server.step_times(load, tokens, 1)
-        times = np.where(memory.nodes > 0, times, memory.server.step_time(load, 0))
-        return memory.trees[int((emitted / times).argmax())]
+        rates = emitted / memory.server.step_times(load, tokens, 1)
+        rates[0] = emitted[0] / memory.server.step_time(load, 0)  # the tree of no nodes
+        return memory.trees[int(rates.argmax())]
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Fit alpha to how often some candidate of a position was right.
@@ -130,18 +132,13 @@ class MedusaTree(Policy):
         trials and steps without drafts forget as well, so that speculation is tried again.
         """
         keep = 1.0 - 1.0 / self.window
-        memory.hits *= keep
-        memory.trials *= keep
-        trees = outcome.trees or []
-        ids = list(map(id, trees))  # few trees, shared by many sequences
-        by_id = dict(zip(ids, trees, strict=True))
-        keys = zip(ids, outcome.draft_lens, outcome.accepted_lens, strict=True)
-        for (tree_id, nodes, accepted_len), times in Counter(keys).items():
-            tree = by_id[tree_id]
-            widths = tree.complete_widths(nodes) if tree is not None else ()
+        hits, trials_by_width = (memory.hits * keep).tolist(), (memory.trials * keep).tolist()
+        for tree, nodes, accepted_len, times in _kinds(outcome):
+            widths = _complete_widths(tree, nodes) if tree is not None else ()
             for position, width in enumerate(widths[: accepted_len + 1]):
-                memory.hits[width] += times * (position < accepted_len)
-                memory.trials[width] += times
+                hits[width] += times * (position < accepted_len)
+                trials_by_width[width] += times
+        memory.hits[:], memory.trials[:] = hits, trials_by_width
         (seen,) = memory.trials.nonzero()
         trials = memory.trials[seen]
         alphas = 1.0 - (1.0 - np.minimum(memory.hits[seen] / trials, 1.0)) ** (1.0 / seen)
@@ -151,6 +148,36 @@ class MedusaTree(Policy):
     def alpha_estimate(self, memory: _Memory) -> float:
         """Return the rate of one candidate."""
         return memory.alpha
+
+
+@cache
+def _complete_widths(tree: Tree, nodes: int) -> tuple[int, ...]:
+    return tree.complete_widths(nodes)
+
+
+def _kinds(outcome: StepOutcome) -> Iterator[tuple[Tree | None, int, int, int]]:
+    """Yield each (tree, nodes, accepted length) of a step, as they come, and how often it did."""
+    trees = outcome.trees or []
+    size = MAX_DRAFT_LEN + 1
+    keys = outcome.draft_lens * size + outcome.accepted_lens
+    if trees and trees.count(trees[0]) < len(trees):  # rare: few sequences join between steps
+        places = {tree: place for place, tree in enumerate(dict.fromkeys(trees))}
+        keys += np.array([places[tree] for tree in trees]) * (size * size)
+    desk = _DESK.fit(len(keys))
+    desk.keys[: len(keys)] = keys
+    desk.sizes[0] = len(keys)
+    num = _DESK.runs[0]()
+    for first, often in zip(desk.found[:num].tolist(), desk.times[:num].tolist(), strict=True):
+        key = int(keys[first])
+        yield trees[first], key // size % size, key % size, often
+
+
+def _grouping(room: int, _: None) -> Grouping:
+    keys, found, times = np.zeros((3, room), dtype=np.int64)
+    return Grouping(keys, found, times, sizes=np.zeros(1, dtype=np.int64))
+
+
+_DESK = LocalDesk(_grouping, group)
 
 
 def expected_tree_len(alpha: float, widths: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ from typing import Literal, final
 import numpy as np
 
 from specsim.policies.base import OraclePolicy, ServerView
-from specsim.step import BatchView
+from specsim.step import BatchView, Ints
 
 __all__ = ["OracleGoodput"]
 
@@ -25,20 +25,19 @@ class OracleGoodput(OraclePolicy):
 
     kind: Literal["oracle"] = "oracle"
 
-    def draft_lens(self, batch: BatchView, memory: ServerView) -> list[int]:
+    def draft_lens(self, batch: BatchView, memory: ServerView) -> Ints:
         """Return the lengths of highest goodput for the step that will verify them."""
         assert memory.oracle is not None
         load = batch.decode_load()
-        useful_lens = np.array(memory.oracle.useful_lens(batch.requests, batch.output_lens))
-        useful_lens[np.array(batch.in_prefill, dtype=bool)] = 0
-        best, best_rate = [0] * batch.size, 0.0
+        useful_lens = memory.oracle.useful_lens(batch.requests, batch.output_lens)
+        useful_lens[batch.in_prefill] = 0
+        best, best_rate = np.zeros(batch.size, dtype=np.int64), 0.0
         if not load.num_requests:
             return best
         longest = min(memory.max_draft_len, int(useful_lens.max()))
         for limit in range(longest + 1):
-            draft_lens = np.minimum(useful_lens, limit)
-            emitted_tokens = load.num_requests + int(draft_lens.sum())
-            lens: list[int] = draft_lens.tolist()
+            lens = np.minimum(useful_lens, limit)
+            emitted_tokens = load.num_requests + int(lens.sum())
             verified = load._replace(batched_tokens=emitted_tokens)
             rate = emitted_tokens / memory.step_time(verified, lens)
             if rate > best_rate:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specsim.policies._estimate import PerRequest
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepOutcome
+from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = ["QLearning"]
 
@@ -56,35 +56,32 @@ class QLearning(Policy):
             server.rng,
             np.zeros((size, size)),
             np.zeros((size, size), dtype=np.int64),
-            verified=PerRequest(longest),
-            chosen=PerRequest(longest),
+            verified=PerRequest(longest, dtype=np.int64),
+            chosen=PerRequest(longest, dtype=np.int64),
         )
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> list[int]:
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
         """Return the best known length for each request's last, or a random one."""
-        rows = memory.chosen.rows(batch.requests)
-        state = memory.chosen[rows].astype(np.intp)
+        last = memory.chosen.up_to(batch.requests)
+        state = last[batch.requests]
         best = memory.values[:, 1:].argmax(axis=1) + 1
         share = 1.0 if memory.num_drafts < self.warm_up else self.exploration
-        explores = memory.rng.random(len(rows)) < share
-        tried = memory.rng.integers(1, len(memory.values), len(rows))
-        chosen = np.where(explores, tried, best[state])
-        memory.chosen[rows] = chosen.astype(float)
-        lens: list[int] = chosen.tolist()
+        explores = memory.rng.random(batch.size) < share
+        tried = memory.rng.integers(1, len(memory.values), batch.size)
+        lens: Ints = np.where(explores, tried, best[state])
+        last[batch.requests] = lens
         return lens
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Move the value of what was done towards its reward and what may follow."""
-        drafted = np.array(outcome.draft_lens, dtype=np.intp)
-        is_draft = drafted > 0
-        if not is_draft.any():
+        (rows,) = outcome.draft_lens.nonzero()
+        if not len(rows):
             return
-        memory.num_drafts += int(is_draft.sum())
-        rows = memory.verified.rows(outcome.requests)[is_draft]
-        state = memory.verified[rows].astype(np.intp)
-        action = drafted[is_draft]
-        memory.verified[rows] = action.astype(float)
-        reward = np.array(outcome.accepted_lens, dtype=np.intp)[is_draft] / action
+        memory.num_drafts += len(rows)
+        verified, requests = memory.verified.up_to(outcome.requests), outcome.requests[rows]
+        state, action = verified[requests], outcome.draft_lens[rows]
+        verified[requests] = action
+        reward = outcome.accepted_lens[rows] / action
         target = reward + self.discount * memory.values[:, 1:].max(axis=1)[action]
         flat = state * len(memory.values) + action
         counts = np.bincount(flat, minlength=memory.values.size)

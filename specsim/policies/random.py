@@ -3,7 +3,7 @@
 from typing import Literal, final
 
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView
+from specsim.step import BatchView, Ints
 
 __all__ = ["Random"]
 
@@ -17,7 +17,6 @@ class Random(Policy):
 
     kind: Literal["random"] = "random"
 
-    def draft_lens(self, batch: BatchView, memory: ServerView) -> list[int]:
+    def draft_lens(self, batch: BatchView, memory: ServerView) -> Ints:
         """Return a length from 0 to the longest for each sequence, all equally likely."""
-        lens: list[int] = memory.rng.integers(0, memory.max_draft_len + 1, batch.size).tolist()
-        return lens
+        return memory.rng.integers(0, memory.max_draft_len + 1, batch.size)

@@ -3,6 +3,8 @@
 from bisect import bisect_right
 from typing import Any, ClassVar, Literal, Self, final
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.policies.base import Policy, ServerView
@@ -55,3 +57,9 @@ class Schedule(Policy):
         """Return the k of the range that the batch falls in, or that it lies beyond."""
         firsts, ks = memory
         return ks[bisect_right(firsts, batch.size) - 1]
+
+    def lens_by_size(self, largest: int, memory: tuple[list[int], list[int]]) -> NDArray[np.int64]:
+        """Return the k of every batch size."""
+        firsts, lens = memory
+        ranges = np.searchsorted(firsts, np.arange(largest + 1), side="right") - 1
+        return np.array(lens, dtype=np.int64)[np.maximum(ranges, 0)]

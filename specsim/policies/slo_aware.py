@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.policies._budget import best_lens
-from specsim.policies._estimate import AlphaPerRequest, PerRequest, survival
+from specsim.policies._estimate import AlphaPerRequest, PerRequest
+from specsim.policies._kernels import Desk, Late, lens_on_time
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepOutcome
+from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = ["SloAware"]
 
@@ -22,6 +23,7 @@ class _Memory:
     alphas: AlphaPerRequest
     first_token_at: PerRequest
     """When the step was scheduled that showed each request's first token, seconds; NaN before."""
+    desk: Desk[Late]
 
 
 @final
@@ -50,42 +52,38 @@ class SloAware(Policy):
         if self.tpot_ms is not None:
             tpot = self.tpot_ms * 1e-3
         alphas = AlphaPerRequest(self.window, self.prior, prior_trials=20.0)
-        return _Memory(server, tpot, alphas, PerRequest(np.nan))
+        return _Memory(server, tpot, alphas, PerRequest(np.nan), Desk(_late, lens_on_time))
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> list[int]:
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
         """Return what each request needs to be on time, and what pays on top."""
         server, load = memory.server, batch.decode_load()
-        gains = survival(memory.alphas.alphas(batch.requests), server.max_draft_len)
+        gains = memory.alphas.survival(batch, server.max_draft_len)
         floor = self._needed(batch, gains, server.step_time(load, server.max_draft_len), memory)
-        in_prefill = batch.in_prefill
-        if True in in_prefill:
-            gains[in_prefill] = 0.0
-            floor[in_prefill] = 0
-        best = best_lens(gains, load, server.step_times, floor, free_slots=batch.free_slots)
-        lens: list[int] = best.tolist()
-        return lens
+        floor[batch.in_prefill] = 0
+        return best_lens(
+            gains,
+            load,
+            server.step_times,
+            floor,
+            free_slots=batch.free_slots,
+            one_cost=server.drafts_at_one_cost,
+            step_time=server.step_time,
+        )
 
     @staticmethod
     def _needed(
         batch: BatchView, gains: NDArray[np.float64], step_time: float, memory: _Memory
-    ) -> NDArray[np.intp]:
+    ) -> Ints:
         """Return the shortest drafts that are expected to bring late requests back on time."""
-        rows = memory.first_token_at.rows(batch.requests)
-        output_lens = np.array(batch.output_lens, dtype=np.intp)
-        first = memory.first_token_at[rows]
-        is_new = np.isnan(first) & (output_lens > 0)
-        first = np.where(is_new, batch.now, first)
-        memory.first_token_at[rows] = first
-        # The next step ends two steps from now, the first token came one step after `first`.
-        due = (batch.now - np.nan_to_num(first, nan=batch.now) + step_time) / memory.tpot
-        wanted = due - (output_lens - 1)  # tokens after the first, by the end of the next step
-        needed = np.zeros(len(rows), dtype=np.intp)
-        (late,) = np.nonzero(wanted > 1.0)
-        if len(late):
-            emitted = 1.0 + np.cumsum(gains[late].T, axis=0)
-            too_short = (emitted < wanted[late] - 1e-9).sum(axis=0)
-            needed[late] = np.minimum(too_short + 1, gains.shape[1])
-        return needed
+        num, longest = gains.shape
+        desk = memory.desk.fit(max(num, num * longest), memory.first_token_at.up_to(batch.requests))
+        desk.requests[:num] = batch.requests
+        desk.output_lens[:num] = batch.output_lens
+        desk.gains[: num * longest] = gains.T.ravel()
+        desk.clock[:] = batch.now, step_time, memory.tpot
+        desk.sizes[0], desk.sizes[1] = num, longest
+        memory.desk.runs[0]()
+        return desk.needed[:num].copy()
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Learn from what was accepted."""
@@ -94,3 +92,15 @@ class SloAware(Policy):
     def alpha_estimate(self, memory: _Memory) -> float:
         """Return the rate of all requests together."""
         return memory.alphas.alpha
+
+
+def _late(room: int, first_token_at: NDArray[np.float64]) -> Late:
+    return Late(
+        first_token_at,
+        requests=np.zeros(room, dtype=np.int64),
+        output_lens=np.zeros(room, dtype=np.int64),
+        gains=np.zeros(room),
+        clock=np.zeros(3),
+        needed=np.zeros(room, dtype=np.int64),
+        sizes=np.zeros(2, dtype=np.int64),
+    )

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from specsim.policies._estimate import PerRequest
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepOutcome
+from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = ["StepController"]
 
@@ -38,17 +38,17 @@ class StepController(Policy):
         """Return the draft lengths of all requests, none of them known yet."""
         k_max = server.max_draft_len
         start = k_max if self.k_start is None else min(self.k_start, k_max)
-        return _Memory(k_max, PerRequest(start))
+        return _Memory(k_max, PerRequest(start, dtype=np.int64))
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> list[int]:
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
         """Return the counter of each request."""
-        lens: list[int] = memory.lens[memory.lens.rows(batch.requests)].astype(int).tolist()
+        lens: Ints = memory.lens.up_to(batch.requests)[batch.requests]
         return lens
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Count each request up or down."""
-        rows = memory.lens.rows(outcome.requests)
-        lens, drafted = memory.lens[rows], np.array(outcome.draft_lens, dtype=np.intp)
-        accepted_all = np.array(outcome.accepted_lens, dtype=np.intp) == drafted
-        moved = np.clip(lens + np.where(accepted_all, 1, -1), 0, memory.k_max)
-        memory.lens[rows] = np.where((drafted > 0) | (lens == 0), moved, lens)
+        all_lens, requests = memory.lens.up_to(outcome.requests), outcome.requests
+        lens, drafted = all_lens[requests], outcome.draft_lens
+        moved = lens + np.where(outcome.accepted_lens == drafted, 1, -1)
+        np.minimum(np.maximum(moved, 0, out=moved), memory.k_max, out=moved)
+        all_lens[requests] = np.where((drafted > 0) | (lens == 0), moved, lens)

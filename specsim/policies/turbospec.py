@@ -1,16 +1,16 @@
 """TurboSpec: goodput with a verification length of its own, and draft prefills left out."""
 
-from collections import Counter
 from dataclasses import dataclass
 from math import inf
 from typing import Literal, final
 
+import numpy as np
 from pydantic import Field
 
 from specsim.policies._budget import best_common_len
 from specsim.policies._estimate import AlphaWindow
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, DraftView, StepOutcome
+from specsim.step import BatchView, DraftView, Ints, StepOutcome
 
 __all__ = ["TurboSpec"]
 
@@ -62,7 +62,7 @@ class TurboSpec(Policy):
             memory.disable_size = batch.size
         return k
 
-    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> list[int]:
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
         """Return the verification length: all of a model's draft, or as goodput says."""
         server, draft_lens = memory.server, drafts.draft_lens
         if server.drafts_by_model:
@@ -70,10 +70,10 @@ class TurboSpec(Policy):
         # Only sequences with a match have anything to verify; the rest is there in any case, and
         # so is the drafting, whatever is verified of it.
         best_k, best_rate, alpha = 0, 0.0, memory.alphas.alpha
-        tokens = batch.load.batched_tokens - sum(draft_lens)
-        expected = float(batch.size - sum(batch.in_prefill))
-        gain, longer, counts = 1.0, len(draft_lens), Counter(draft_lens)
-        for k in range(max(draft_lens) + 1):
+        tokens = batch.load.batched_tokens - int(draft_lens.sum())
+        expected = float(batch.size - np.count_nonzero(batch.in_prefill))
+        gain, longer, counts = 1.0, len(draft_lens), np.bincount(draft_lens).tolist()
+        for k in range(len(counts)):
             if k:
                 longer -= counts[k - 1]
                 gain *= alpha
@@ -83,7 +83,8 @@ class TurboSpec(Policy):
             rate = expected / server.step_time(load, server.max_draft_len)
             if rate > best_rate:
                 best_k, best_rate = k, rate
-        return [min(best_k, draft_len) for draft_len in draft_lens]
+        verified: Ints = np.minimum(draft_lens, best_k)
+        return verified
 
     def skips_draft_prefill(self, batch: BatchView, memory: _Memory) -> bool:
         """Return whether the batch is too large for speculation to be worth preparing."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from specsim.policies._estimate import AlphaPerRequest, best_windows
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepOutcome
+from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = ["WindowOpt"]
 
@@ -45,22 +45,20 @@ class WindowOpt(Policy):
         """Return the prior, and no time seen."""
         return _Memory(server.max_draft_len, AlphaPerRequest(self.window, self.prior, 1.0))
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | list[int]:
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return the best length of each request; the longest until times have been seen."""
         if memory.draft_pass_time == 0.0 or memory.verify_time == 0.0:
             return memory.max_draft_len
         alphas = np.minimum(memory.alphas.alphas(batch.requests), self.alpha_max)
-        lens = best_windows(
+        return best_windows(
             alphas, memory.max_draft_len, memory.draft_pass_time, memory.verify_time
         )
-        chosen: list[int] = lens.tolist()
-        return chosen
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Learn alpha from the drafts, a and b from the clock."""
         memory.alphas.add(outcome)
         memory.verify_time = outcome.target_time + outcome.overhead_time
-        longest = max(outcome.draft_lens, default=0)
+        longest = int(outcome.draft_lens.max(initial=0))
         if longest:
             memory.draft_pass_time = outcome.draft_time / longest
 

@@ -12,7 +12,7 @@ from specsim.lookup import Lookup
 from specsim.request import Request
 from specsim.rng import Luck
 
-__all__ = ["LookupProposer", "Proposer", "recorded_offers", "split_rows"]
+__all__ = ["LookupProposer", "Proposer", "offers_by_table", "recorded_offers", "split_rows"]
 
 DraftLen = Annotated[int, Field(ge=1, le=MAX_DRAFT_LEN)]
 
@@ -176,6 +176,11 @@ class LookupProposer(Proposer):
     def offered_len(self, request: int, position: int, draft_len: int, memory: list[bytes]) -> int:
         """Return what is asked for, as far as anything was found."""
         return min(draft_len, memory[request][position])
+
+
+def offers_by_table(proposer: Proposer | None) -> bool:
+    """Return whether what a proposer offers lies in tables, as that of `LookupProposer` does."""
+    return getattr(type(proposer), "offered_len", None) is LookupProposer.offered_len
 
 
 def recorded_offers(requests: Sequence[Request]) -> list[bytes] | None:

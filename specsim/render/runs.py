@@ -1,62 +1,16 @@
-"""Runs and comparisons of runs."""
-
-from typing import Any
+"""Comparisons of runs."""
 
 from rich.table import Table
 
 from specsim.compare import Comparison, PolicyResult
+from specsim.render.intervals import interval
+from specsim.render.run import LATENCIES, STATISTICS
 from specsim.render.scoreboard import Scoreboard
-from specsim.render.tables import interval, new_table
-from specsim.summary import Summary
+from specsim.render.tables import new_table
 
-__all__ = ["comparison_table", "run_table"]
+__all__ = ["comparison_table"]
 
-_LATENCIES = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2E latency", "e2el"))
-_STATISTICS = ("mean", "p50", "p90", "p99")
 _MAX_COLUMNS = 4
-
-
-def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
-    own = data["specsim"]
-    rows = [
-        ("requests/s", f"{data['request_throughput']:.3f}"),
-        ("output tokens/s", f"{data['output_throughput']:,.0f}"),
-        ("tokens per step", f"{own['tokens_per_step']:.3f}"),
-        ("preemptions", f"{own['num_preemptions']:,}"),
-    ]
-    if data["request_goodput"] is not None:
-        rows.insert(1, ("goodput requests/s", f"{data['request_goodput']:.3f}"))
-    if "spec_decode_acceptance_rate" in data:
-        rows.append(("draft acceptance", f"{data['spec_decode_acceptance_rate']:.1f} %"))
-    if own["num_requeues"]:
-        rows.append(("re-queued by failures", f"{own['num_requeues']:,}"))
-    if own["prefix_hit_tokens"]:
-        rows.append(("prefix hit tokens", f"{own['prefix_hit_tokens']:,}"))
-    return rows
-
-
-def run_table(summary: Summary, title: str) -> Table:
-    """Return the table of one run.
-
-    Parameters
-    ----------
-    summary : Summary
-    title : str
-
-    Returns
-    -------
-    rich.table.Table
-    """
-    data = summary.data
-    unstable = " UNSTABLE (queue still growing)" if summary.is_unstable else ""
-    table = new_table(title + unstable, ["ms", *_STATISTICS])
-    for name, kind in _LATENCIES:
-        values = (data[f"{statistic}_{kind}_ms"] for statistic in _STATISTICS)
-        table.add_row(name, *(f"{value:,.2f}" for value in values))
-    table.add_section()
-    for name, value in _scalar_rows(data):
-        table.add_row(name, value, "", "", "")
-    return table
 
 
 def comparison_table(comparison: Comparison, title: str) -> Table | Scoreboard:
@@ -80,8 +34,8 @@ def comparison_table(comparison: Comparison, title: str) -> Table | Scoreboard:
 
 def _policies_as_columns(results: list[PolicyResult], title: str) -> Table:
     table = new_table(title, ["", *(result.label for result in results)])
-    for name, kind in _LATENCIES:
-        for statistic in _STATISTICS:
+    for name, kind in LATENCIES:
+        for statistic in STATISTICS:
             values = (result.mean(f"{statistic}_{kind}_ms") for result in results)
             table.add_row(f"{name} {statistic}, ms", *(f"{value:,.2f}" for value in values))
         table.add_section()

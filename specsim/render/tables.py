@@ -5,9 +5,7 @@ from collections.abc import Iterable
 from rich.markup import escape
 from rich.table import Table
 
-from specsim.paired import SpeedUp
-
-__all__ = ["interval", "new_table"]
+__all__ = ["new_table"]
 
 
 def new_table(title: str, columns: Iterable[str]) -> Table:
@@ -28,19 +26,3 @@ def new_table(title: str, columns: Iterable[str]) -> Table:
     for column in others:
         table.add_column(escape(column), justify="right", overflow="fold")
     return table
-
-
-def interval(value: SpeedUp) -> str:
-    """Return the 95 % interval of a speed-up; ``-`` of a single replication.
-
-    Parameters
-    ----------
-    value : SpeedUp
-
-    Returns
-    -------
-    str
-    """
-    if value.low is None or value.high is None:
-        return "-"
-    return f"{value.low:.3f} - {value.high:.3f}"

@@ -5,7 +5,8 @@ import json
 from rich.table import Table
 
 from specsim.paired import SpeedUp
-from specsim.render.tables import interval, new_table
+from specsim.render.intervals import interval
+from specsim.render.tables import new_table
 from specsim.tune import Tuning
 from specsim.tune.batch import BatchTuning
 from specsim.tune.check import Check

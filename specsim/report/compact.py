@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
+from specsim.paired import student_t
 from specsim.report.colours import styles
 from specsim.report.measures import COST, MEASURES, measured
 from specsim.report.study import Point, Study
@@ -62,7 +62,7 @@ def page_data(study: Study) -> dict[str, Any]:
         ],
         "failed": [{**_identity(point), "error": point.error} for point in study.failed],
         "num_expected": study.num_expected,
-        "student_t": [round(float(stdtrit(n, 0.975)), 5) for n in range(1, 61)],
+        "student_t": [round(student_t(n), 5) for n in range(1, 61)],
         "version": study.version,
         "config": study.config,
         "warnings": study.warnings,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,64 +11,100 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from specsim.results.records import Deliveries
+from specsim.results.step_log import STEP_FIELDS, StepLog
 from specsim.results.tables import RunTables
 
-__all__ = ["RESULT_FILES", "write_parquet", "write_summary"]
+__all__ = [
+    "RESULT_FILES",
+    "ROWS_PER_GROUP",
+    "structured_columns",
+    "write_groups",
+    "write_parquet",
+    "write_steps",
+    "write_summary",
+]
 
 RESULT_FILES = ("summary.json", "requests.parquet", "steps.parquet", "config.yaml")
 """What the results folder of a run holds; nothing else may be written over it."""
 
+ROWS_PER_GROUP = 128 * 1024
+"""Of long tables, rows that are in memory as columns at once."""
+
+_DELIVERIES_AT_ONCE = 64 * 1024
+_REQUESTS_AT_ONCE = 16 * 1024
+
+Columns = dict[str, NDArray[Any]]
+
 
 def write_summary(summary: dict[str, Any], tables: RunTables, path: Path) -> None:
-    """Write a summary, with vLLM's details per request, as one JSON object.
+    """Write a summary as one JSON object, with vLLM's details per request if they are known.
 
     Parameters
     ----------
     summary : dict
         Everything but the details.
     tables : RunTables
+        The details are left out if the deliveries were not kept.
     path : Path
     """
-    requests = tables.requests
-    ttft = requests["first_token_at"] - requests["arrived_at"]
-    details = {
-        "input_lens": requests["prompt_len"].tolist(),
-        "output_lens": requests["output_len"].tolist(),
-        "ttfts": ttft.tolist(),
-        "latencies": (requests["ended_at"] - requests["arrived_at"]).tolist(),
-        "start_times": requests["arrived_at"].tolist(),
-        "queue_times": (requests["scheduled_at"] - requests["arrived_at"]).tolist(),
-        "errors": [""] * len(requests),
-    }
-    head = json.dumps({**summary, **details}, allow_nan=False)
     with path.open("w", encoding="ascii") as stream:
-        stream.write(head[:-1])
-        stream.write(', "itls": [')
-        stream.writelines(_itl_lists(tables))
-        stream.write("]}\n")
+        stream.write(json.dumps(summary, allow_nan=False)[:-1])
+        if tables.deliveries is not None:
+            for name, texts in _details(tables.requests, tables.deliveries):
+                stream.write(f', "{name}": [')
+                for number, text in enumerate(texts):
+                    stream.write(f", {text}" if number else text)
+                stream.write("]")
+        stream.write("}\n")
 
 
-def _itl_lists(tables: RunTables) -> Iterator[str]:
-    """Yield the JSON list of each request's gaps, to the nanosecond.
+def _details(
+    requests: NDArray[np.void], deliveries: Deliveries
+) -> Iterator[tuple[str, Iterator[str]]]:
+    """Yield vLLM's lists with an entry per request: name, and the entries piece by piece."""
+    arrived_at = requests["arrived_at"]
+    for name, later, earlier in (
+        ("input_lens", "prompt_len", None),
+        ("output_lens", "output_len", None),
+        ("ttfts", "first_token_at", arrived_at),
+        ("latencies", "ended_at", arrived_at),
+        ("start_times", "arrived_at", None),
+        ("queue_times", "scheduled_at", arrived_at),
+    ):
+        values = requests[later] if earlier is None else requests[later] - earlier
+        yield name, _number_lists(values)
+    yield "errors", ('""' for _ in range(len(requests)))
+    yield "itls", _itl_lists(requests["deliveries"], deliveries)
 
-    All sequences of a step share its end, so most gaps occur many times and are formatted once.
+
+def _number_lists(values: NDArray[Any]) -> Iterator[str]:
+    for start in range(0, len(values), _REQUESTS_AT_ONCE):
+        yield json.dumps(values[start : start + _REQUESTS_AT_ONCE].tolist(), allow_nan=False)[1:-1]
+
+
+def _itl_lists(counts: NDArray[np.int32], deliveries: Deliveries) -> Iterator[str]:
+    """Yield the JSON lists of the requests' gaps, to the nanosecond, some requests at a time.
+
+    All sequences of a step share its end, so most gaps occur many times; each is formatted once.
     """
-    written: dict[float, str] = {}
-    end = 0
-    for number, deliveries in enumerate(tables.requests["deliveries"].tolist()):
-        start, end = end, end + deliveries - 1
-        texts = []
-        for gap in tables.gaps[start:end].tolist():
-            text = written.get(gap)
-            if text is None:
-                text = written[gap] = repr(round(gap, 9))
-            texts.append(text)
-        yield f"{', ' if number else ''}[{', '.join(texts)}]"
+    ends = np.cumsum(counts, dtype=np.int64)
+    start = 0
+    while start < len(counts):
+        limit = (ends[start - 1] if start else 0) + _DELIVERIES_AT_ONCE
+        end = max(int(np.searchsorted(ends, limit, side="right")), start + 1)
+        mine = counts[start:end]
+        times = deliveries.at[deliveries.places(mine, start)]
+        firsts = np.cumsum(mine) - mine
+        gaps = np.round(np.delete(np.diff(times), firsts[1:] - 1), 9)
+        values, codes = np.unique(gaps, return_inverse=True)
+        texts = np.array([repr(value) for value in values.tolist()], dtype=object)[codes].tolist()
+        lists = zip(firsts - np.arange(len(mine)), mine - 1, strict=True)
+        yield ", ".join(f"[{', '.join(texts[first : first + num])}]" for first, num in lists)
+        start = end
 
 
-def write_parquet(
-    columns: dict[str, NDArray[Any]], constants: dict[str, object], path: Path
-) -> None:
+def write_parquet(columns: Columns, constants: dict[str, object], path: Path) -> None:
     """Write a table, every row of which says where it comes from.
 
     Parameters
@@ -77,14 +114,62 @@ def write_parquet(
         Columns that are the same in every row.
     path : Path
     """
-    table = {name: pa.array(column) for name, column in columns.items()}
+    write_groups([columns], constants, path)
+
+
+def write_steps(steps: StepLog, constants: dict[str, object], path: Path) -> None:
+    """Write the steps table of a run, replica after replica.
+
+    Parameters
+    ----------
+    steps : StepLog
+        Read piece by piece, so that they need not fit into memory.
+    constants : dict of str to object
+        Columns that are the same in every row.
+    path : Path
+    """
+    names = STEP_FIELDS.names or ()
+    write_groups(
+        (
+            {"replica": replicas, **structured_columns(rows, names)}
+            for replicas, rows in steps.blocks(ROWS_PER_GROUP)
+        ),
+        constants,
+        path,
+    )
+
+
+def write_groups(groups: Iterable[Columns], constants: dict[str, object], path: Path) -> None:
+    """Write a table piece by piece, so that it need not fit into memory.
+
+    Parameters
+    ----------
+    groups : iterable of dict of str to ndarray
+        Its row groups, at least one; all have the same columns.
+    constants : dict of str to object
+        Columns that are the same in every row.
+    path : Path
+    """
+    with ExitStack() as files:
+        writer: pq.ParquetWriter | None = None
+        for columns in groups:
+            table = _table(columns, constants)
+            if writer is None:
+                writer = files.enter_context(
+                    pq.ParquetWriter(path, table.schema, compression="zstd")
+                )
+            writer.write_table(table)
+
+
+def _table(columns: Columns, constants: dict[str, object]) -> pa.Table:
+    table: dict[str, pa.Array[Any]] = {name: pa.array(c) for name, c in columns.items()}
     length = len(next(iter(columns.values())))
     for name, value in constants.items():
         index = np.zeros(length, dtype=np.int32)
         table[name] = pa.DictionaryArray.from_arrays(index, pa.array([value]))
-    pq.write_table(pa.table(table), path, compression="zstd")
+    return pa.table(table)
 
 
-def structured_columns(rows: NDArray[np.void], names: Iterable[str]) -> dict[str, NDArray[Any]]:
+def structured_columns(rows: NDArray[np.void], names: Iterable[str]) -> Columns:
     """Return fields of a structured array as contiguous columns."""
     return {name: np.ascontiguousarray(rows[name]) for name in names}

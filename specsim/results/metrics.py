@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from specsim.results.slo import Slo
 from specsim.results.tables import RunTables
+from specsim.results.weighted import WeightedSample
 
 __all__ = [
     "PERCENTILES",
@@ -22,13 +23,14 @@ __all__ = [
     "speculation_metrics",
     "throughput_metrics",
     "time_shares",
+    "token_latencies",
 ]
 
 PERCENTILES = (50, 90, 95, 99)
 
 
 def latencies(tables: RunTables) -> dict[str, NDArray[np.float64]]:
-    """Return the latency samples of a run.
+    """Return the latencies of the requests of a run.
 
     Parameters
     ----------
@@ -37,9 +39,7 @@ def latencies(tables: RunTables) -> dict[str, NDArray[np.float64]]:
     Returns
     -------
     dict of str to ndarray of float, seconds
-        ``ttft``, ``e2el`` and ``queue`` per request, ``tpot`` per request with more than one
-        token, ``itl`` per delivery after the first, ``amortised_itl`` per token after the first
-        delivery.
+        ``ttft``, ``e2el`` and ``queue`` per request, ``tpot`` per request with more than one token.
     """
     requests = tables.requests
     several = requests["output_len"] > 1
@@ -47,25 +47,36 @@ def latencies(tables: RunTables) -> dict[str, NDArray[np.float64]]:
     return {
         "ttft": requests["first_token_at"] - requests["arrived_at"],
         "tpot": decode_time / (requests["output_len"][several] - 1),
-        "itl": tables.gaps,
-        "amortised_itl": _amortised(tables),
         "e2el": requests["ended_at"] - requests["arrived_at"],
         "queue": requests["scheduled_at"] - requests["arrived_at"],
     }
 
 
-def _amortised(tables: RunTables) -> NDArray[np.float64]:
-    if (tables.gap_lens == 1).all():
-        return tables.gaps
-    return np.repeat(tables.gaps / tables.gap_lens, tables.gap_lens)
+def token_latencies(tables: RunTables) -> dict[str, WeightedSample]:
+    """Return the latencies of the deliveries and of the tokens of a run.
+
+    Parameters
+    ----------
+    tables : RunTables
+
+    Returns
+    -------
+    dict of str to WeightedSample, seconds
+        ``itl`` per delivery after the first, ``amortised_itl`` per token after the first delivery.
+    """
+    gaps = tables.gaps
+    return {
+        "itl": WeightedSample(gaps),
+        "amortised_itl": WeightedSample(gaps, per_token=True),
+    }
 
 
-def latency_statistics(samples: NDArray[np.float64]) -> dict[str, float]:
+def latency_statistics(samples: NDArray[np.float64] | WeightedSample) -> dict[str, float]:
     """Return mean, median, standard deviation and percentiles, in milliseconds.
 
     Parameters
     ----------
-    samples : ndarray of float, seconds
+    samples : ndarray of float or WeightedSample, seconds
 
     Returns
     -------
@@ -75,8 +86,11 @@ def latency_statistics(samples: NDArray[np.float64]) -> dict[str, float]:
     """
     if not len(samples):
         return dict.fromkeys(["mean", "median", "std", *(f"p{p}" for p in PERCENTILES)], 0.0)
-    values = np.percentile(samples, PERCENTILES) * 1e3
-    named = {f"p{p}": float(value) for p, value in zip(PERCENTILES, values, strict=True)}
+    if isinstance(samples, WeightedSample):
+        values = [samples.percentile(percent) for percent in PERCENTILES]
+    else:
+        values = np.percentile(samples, PERCENTILES).tolist()
+    named = {f"p{p}": value * 1e3 for p, value in zip(PERCENTILES, values, strict=True)}
     return {
         "mean": float(samples.mean()) * 1e3,
         "median": named["p50"],
@@ -113,7 +127,7 @@ def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | 
         "request_goodput": None if slo is None else int(keeps_limits(tables, slo).sum()) / duration,
         "output_throughput": output_tokens / duration,
         "total_token_throughput": (input_tokens + output_tokens) / duration,
-        "max_output_tokens_per_s": _max_tokens_per_second(tables, start),
+        "max_output_tokens_per_s": _max_tokens_per_second(tables.seconds),
         "max_concurrent_requests": _max_concurrent(requests),
     }
 
@@ -146,18 +160,16 @@ def keeps_limits(tables: RunTables, slo: Slo) -> NDArray[np.bool_]:
     return good
 
 
-def _max_tokens_per_second(tables: RunTables, start: float) -> float:
-    # Only seconds in which a step ends: a run of few requests may last for ages.
-    seconds = np.floor(tables.steps["ended_at"] - start)
-    _, places = np.unique(seconds, return_inverse=True)
-    return float(np.bincount(places, weights=tables.steps["output_tokens"]).max())
+def _max_tokens_per_second(seconds: NDArray[np.void]) -> float:
+    # Several replicas deliver in the same second.
+    _, places = np.unique(seconds["second"], return_inverse=True)
+    return float(np.bincount(places, weights=seconds["tokens"]).max())
 
 
 def _max_concurrent(requests: NDArray[np.void]) -> int:
-    times = np.concatenate([requests["arrived_at"], requests["ended_at"]])
-    changes = np.repeat([1, -1], len(requests))
-    order = np.lexsort((changes, times))  # at one instant, ends before arrivals
-    return int(np.cumsum(changes[order]).max())
+    arrivals, ends = np.sort(requests["arrived_at"]), np.sort(requests["ended_at"])
+    ended = np.searchsorted(ends, arrivals, side="right")  # at one instant, ends before arrivals
+    return int((np.arange(1, len(arrivals) + 1) - ended).max())
 
 
 def speculation_metrics(tables: RunTables) -> dict[str, Any]:
@@ -205,8 +217,6 @@ def time_shares(tables: RunTables) -> dict[str, float]:
     dict of str to float
         Shares of target forward passes, drafting and overhead; they add up to 1.
     """
-    sums = {
-        name: float(tables.steps[f"{name}_time"].sum()) for name in ("target", "draft", "overhead")
-    }
+    sums = {name: float(tables.totals[f"{name}_time"]) for name in ("target", "draft", "overhead")}
     total = sum(sums.values())
     return {name: value / total for name, value in sums.items()}

@@ -1,53 +1,27 @@
-"""Recording a run: rows are appended while it runs, and nothing is computed.
+"""What an engine hands over while it runs: rows in chunks, and sums that it adds to in place.
 
-Rows are packed into byte buffers, so that a hundred thousand requests cost tens of megabytes. Three
-tables come out, per replica: steps, deliveries (which request got how many tokens in which step),
-and requests.
+No row is computed here and none is looked at. What is not handed over cannot be known afterwards,
+so the engine counts: deliveries per request, gaps per step, tokens per second, and the totals.
 """
 
-from array import array
 from dataclasses import dataclass
-from itertools import compress
-from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.engine.engine_step import EngineStep
-from specsim.engine.scheduler import Scheduler
-from specsim.engine.sequence import Sequence
+from specsim.errors import SpecsimError
+from specsim.results.step_log import STEP_FIELDS, STEPS_NOT_KEPT, StepLog
 
-__all__ = ["REQUEST_FIELDS", "STEP_FIELDS", "Recorder", "ReplicaRecords"]
-
-STEP_FIELDS = np.dtype(
-    [
-        ("scheduled_at", "<f8"),
-        ("started_at", "<f8"),
-        ("ended_at", "<f8"),
-        ("target_time", "<f8"),
-        ("draft_time", "<f8"),
-        ("overhead_time", "<f8"),
-        ("context_tokens", "<i8"),
-        ("batched_tokens", "<i4"),
-        ("prefill_tokens", "<i4"),
-        ("num_requests", "<i4"),
-        ("num_running", "<i4"),
-        ("num_waiting", "<i4"),
-        ("free_blocks", "<i4"),
-        ("preemptions", "<i4"),
-        ("drafts", "<i4"),
-        ("draft_tokens", "<i4"),
-        ("accepted_tokens", "<i4"),
-        ("output_tokens", "<i4"),
-        ("deliveries", "<i4"),
-        ("asked_draft_len", "<f4"),
-        ("alpha_estimate", "<f4"),
-    ]
-)
-"""Columns of the steps table; times in seconds. `drafts` counts the sequences that had drafts to
-verify; like vLLM's counters it leaves out those that had ended before the step came back.
-`asked_draft_len` is the mean draft length that the drafter was run for at the step's end,
-`alpha_estimate` the acceptance rate that the policy then believed in, NaN if it has no belief."""
+__all__ = [
+    "GAP_FIELDS",
+    "REQUEST_FIELDS",
+    "SECOND_FIELDS",
+    "STEP_FIELDS",
+    "TOTAL_FIELDS",
+    "Deliveries",
+    "ReplicaRecords",
+    "records_of_run",
+]
 
 REQUEST_FIELDS = np.dtype(
     [
@@ -60,117 +34,221 @@ REQUEST_FIELDS = np.dtype(
         ("cached_len", "<i4"),
         ("preemptions", "<i4"),
         ("requeues", "<i4"),
+        ("first_token_at", "<f8"),
+        ("deliveries", "<i4"),
+        ("drafts", "<i4"),
+        ("draft_tokens", "<i4"),
+        ("accepted_tokens", "<i4"),
     ]
 )
-"""Columns of the requests table, of the requests that ended at the replica. `cached_len`:
-prefix-cache hit of the first admission. `requeues`: replicas that failed while they had it."""
+"""Columns of the requests that ended at a replica; times in seconds, lengths in tokens, the rest
+counts. `cached_len`: prefix-cache hit of the first admission. `requeues`: replicas that failed
+while they had it; the counts from `deliveries` on are of all replicas that had it."""
 
-_STEP = Struct("<6dq12i2f")
-_REQUEST = Struct("<q3d5i")
+GAP_FIELDS = np.dtype([("value", "<f8"), ("tokens", "<i4"), ("count", "<i4")])
+"""Gaps between two consecutive deliveries of a request (vLLM's ITL), seconds; how many tokens were
+delivered at their end; and how many deliveries share both. All sequences of a step share its end,
+so there are about as many rows as steps."""
+
+SECOND_FIELDS = np.dtype([("second", "<i8"), ("tokens", "<i8")])
+"""Whole seconds since the first arrival of the run, and the output tokens of the steps that ended
+in them. Those in which no step ended are absent; one may occur twice, at the seam of two chunks."""
+
+TOTAL_FIELDS = np.dtype(
+    [
+        ("steps", "<i8"),
+        ("deliveries", "<i8"),
+        ("output_tokens", "<i8"),
+        ("num_requests", "<i8"),
+        ("target_time", "<f8"),
+        ("draft_time", "<f8"),
+        ("overhead_time", "<f8"),
+        ("context_tokens", "<i8"),
+        ("batched_tokens", "<i8"),
+        ("beyond_context", "<i8"),
+        ("beyond_batched", "<i8"),
+    ]
+)
+"""Sums over all steps, times in seconds, except `context_tokens` and `batched_tokens`: the largest
+of any step. `beyond_context` and `beyond_batched` count the steps that exceed what the profile was
+fitted on."""
 
 
-@dataclass(frozen=True)
 class ReplicaRecords:
-    """The tables of one replica."""
+    """What one replica has handed over.
 
-    steps: NDArray[np.void]
-    """Structured, `STEP_FIELDS`."""
-    requests: NDArray[np.void]
-    """Structured, `REQUEST_FIELDS`, in the order in which they ended."""
-    delivered_to: NDArray[np.int32]
-    """Request of each delivery, step by step; ``steps["deliveries"]`` of them per step."""
-    delivered_lens: NDArray[np.uint8]
-    """Tokens of each delivery."""
-    drafted_lens: NDArray[np.uint8]
-    """Drafts verified for each delivery; empty without speculation."""
-    accepted_lens: NDArray[np.uint8]
-    """Drafts accepted for each delivery; empty without speculation."""
-
-
-class Recorder:
-    """Observer of one engine that keeps its rows.
+    Chunks are copied: the engine reuses its buffers.
 
     Parameters
     ----------
     max_draft_len : int, tokens
         Longest draft that can occur.
+    step_log : StepLog, optional
+        Of all replicas of the run; without it no step is kept.
+    replica : int
+        Its number.
     """
 
-    def __init__(self, max_draft_len: int) -> None:
-        self._steps = bytearray()
-        self._requests = bytearray()
-        self._delivered_to = array("i")
-        self._delivered_lens = array("B")
-        self._speculates = max_draft_len > 0
-        self._drafted_lens = array("B")
-        self._accepted_lens = array("B")
+    def __init__(
+        self, max_draft_len: int, step_log: StepLog | None = None, replica: int = 0
+    ) -> None:
+        self.totals: NDArray[np.void] = np.zeros(1, dtype=TOTAL_FIELDS)
+        """One record, to be added to in place."""
+        width = max_draft_len + 1
+        self.outcomes: NDArray[np.int64] = np.zeros((width, width), dtype=np.int64)
+        """How many drafts of length i > 0 had an accepted length of j; to be added to in place."""
+        self.step_log = step_log
+        self._replica = replica
+        self._requests: list[NDArray[np.void]] = []
+        self._gaps: list[NDArray[np.void]] = []
+        self._seconds: list[NDArray[np.void]] = []
 
-    def scheduled(self, scheduler: Scheduler, step: EngineStep) -> None:
-        """Wait: a step is recorded when it has ended."""
+    def add_steps(self, rows: NDArray[np.void]) -> None:
+        """Take in steps, in the order in which they ended; dropped if they are not wanted.
 
-    def updated(self, scheduler: Scheduler, step: EngineStep, ended: list[Sequence]) -> None:
-        """Append the step, its deliveries and the requests that it ended."""
-        plan, load = step.plan, step.load
-        if not plan.sequences:
-            return
-        receivers = [sequence.index for sequence in plan.sequences]
-        columns = [receivers, plan.emitted_lens, plan.verified_lens, step.accepted_lens]
-        if 0 in plan.emitted_lens:  # mid-prefill, or ended before this step came back
-            delivered = list(map(bool, plan.emitted_lens))
-            columns = [list(compress(column, delivered)) for column in columns]
-        receivers, emitted_lens, draft_lens, accepted_lens = columns
-        self._delivered_to.extend(receivers)
-        self._delivered_lens.extend(emitted_lens)
-        if self._speculates:
-            self._drafted_lens.extend(draft_lens)
-            self._accepted_lens.extend(accepted_lens)
-        asked = step.asked_lens
-        self._steps += _STEP.pack(
-            step.scheduled_at,
-            step.started_at,
-            step.ended_at,
-            step.target_time,
-            step.draft_time,
-            step.overhead_time,
-            load.context_tokens,
-            load.batched_tokens,
-            load.prefill_tokens,
-            load.num_requests,
-            step.num_running,
-            step.num_waiting,
-            step.free_blocks,
-            len(plan.preempted),
-            len(draft_lens) - draft_lens.count(0),
-            sum(draft_lens),
-            sum(accepted_lens),
-            sum(emitted_lens),
-            len(receivers),
-            asked if isinstance(asked, int) else sum(asked) / len(asked),
-            step.alpha_estimate,
-        )
-        for sequence in ended:
-            self._add_request(sequence, step.ended_at)
+        Parameters
+        ----------
+        rows : ndarray
+            Structured, `STEP_FIELDS`.
+        """
+        if self.step_log is not None:
+            self.step_log.add(self._replica, rows)
 
-    def _add_request(self, sequence: Sequence, now: float) -> None:
-        self._requests += _REQUEST.pack(
-            sequence.index,
-            sequence.arrived_at,
-            sequence.first_scheduled_at,
-            now,
-            sequence.prompt_len,
-            sequence.output_len,
-            sequence.cached_lens[0],
-            sequence.num_preemptions,
-            sequence.num_requeues,
-        )
+    def add_requests(self, rows: NDArray[np.void]) -> None:
+        """Take in requests, in the order in which they ended here.
 
-    def tables(self) -> ReplicaRecords:
-        """Return everything recorded; nothing can be recorded afterwards."""
-        return ReplicaRecords(
-            steps=np.frombuffer(self._steps, dtype=STEP_FIELDS),
-            requests=np.frombuffer(self._requests, dtype=REQUEST_FIELDS),
-            delivered_to=np.frombuffer(self._delivered_to, dtype=np.int32),
-            delivered_lens=np.frombuffer(self._delivered_lens, dtype=np.uint8),
-            drafted_lens=np.frombuffer(self._drafted_lens, dtype=np.uint8),
-            accepted_lens=np.frombuffer(self._accepted_lens, dtype=np.uint8),
-        )
+        Parameters
+        ----------
+        rows : ndarray
+            Structured, `REQUEST_FIELDS`.
+        """
+        self._requests.append(rows.copy())
+
+    def add_gaps(self, rows: NDArray[np.void]) -> None:
+        """Take in gaps between deliveries, in any order.
+
+        Parameters
+        ----------
+        rows : ndarray
+            Structured, `GAP_FIELDS`.
+        """
+        self._gaps.append(rows.copy())
+
+    def add_seconds(self, rows: NDArray[np.void]) -> None:
+        """Take in the tokens of whole seconds.
+
+        Parameters
+        ----------
+        rows : ndarray
+            Structured, `SECOND_FIELDS`.
+        """
+        self._seconds.append(rows.copy())
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether anybody wants the steps."""
+        return self.step_log is not None
+
+    @property
+    def steps(self) -> NDArray[np.void]:
+        """Structured, `STEP_FIELDS`; read anew each time."""
+        if self.step_log is None:
+            raise SpecsimError(STEPS_NOT_KEPT)
+        return self.step_log.of_replica(self._replica)
+
+    @property
+    def requests(self) -> NDArray[np.void]:
+        """Structured, `REQUEST_FIELDS`, in the order in which they ended."""
+        return _joined(self._requests, REQUEST_FIELDS)
+
+    @property
+    def seconds(self) -> NDArray[np.void]:
+        """Structured, `SECOND_FIELDS`."""
+        return _joined(self._seconds, SECOND_FIELDS)
+
+    @property
+    def gap_chunks(self) -> tuple[NDArray[np.void], ...]:
+        """Structured, `GAP_FIELDS`: as they were handed over, for they may be many."""
+        return tuple(self._gaps)
+
+
+def _joined(chunks: list[NDArray[np.void]], fields: np.dtype[np.void]) -> NDArray[np.void]:
+    """Return chunks as one, which takes their place."""
+    if len(chunks) != 1:
+        chunks[:] = [np.concatenate(chunks) if chunks else np.zeros(0, dtype=fields)]
+    return chunks[0]
+
+
+def records_of_run(
+    num_replicas: int, max_draft_len: int, *, keeps_steps: bool
+) -> list[ReplicaRecords]:
+    """Return the records that a run is to fill.
+
+    Parameters
+    ----------
+    num_replicas : int
+    max_draft_len : int, tokens
+    keeps_steps : bool
+
+    Returns
+    -------
+    list of ReplicaRecords
+    """
+    log = StepLog(num_replicas) if keeps_steps else None
+    return [ReplicaRecords(max_draft_len, log, number) for number in range(num_replicas)]
+
+
+@dataclass(frozen=True)
+class Deliveries:
+    """Every delivery of a run, request after request; the engine writes into the arrays.
+
+    Those of request r begin at ``starts[r]``; how many there are stands in the requests table.
+    """
+
+    starts: NDArray[np.int64]
+    """Shape (n + 1,)."""
+    at: NDArray[np.float64]
+    """Time of each delivery, seconds."""
+    lens: NDArray[np.uint8]
+    """Tokens of each delivery."""
+    drafted: NDArray[np.uint8]
+    """Drafts verified for each delivery."""
+    accepted: NDArray[np.uint8]
+    """Drafts accepted for each delivery."""
+
+    @classmethod
+    def room_for(cls, output_lens: NDArray[np.integer]) -> "Deliveries":
+        """Return room for one delivery per output token; what is left over costs no memory.
+
+        Parameters
+        ----------
+        output_lens : ndarray of int, tokens
+            Longest answer of each request.
+
+        Returns
+        -------
+        Deliveries
+        """
+        starts = np.zeros(len(output_lens) + 1, dtype=np.int64)
+        np.cumsum(output_lens, out=starts[1:])
+        lens, drafted, accepted = (np.zeros(starts[-1], dtype=np.uint8) for _ in range(3))
+        return cls(starts, np.zeros(starts[-1]), lens, drafted, accepted)
+
+    def places(self, counts: NDArray[np.integer], first: int = 0) -> NDArray[np.int64]:
+        """Return where the deliveries of consecutive requests stand in the arrays.
+
+        Parameters
+        ----------
+        counts : ndarray of int
+            ``deliveries`` of the requests.
+        first : int
+            Index of the first of them.
+
+        Returns
+        -------
+        ndarray of int
+            Request after request.
+        """
+        ends = np.cumsum(counts, dtype=np.int64)
+        shifts = self.starts[first : first + len(counts)] - (ends - counts)
+        return np.arange(ends[-1] if len(ends) else 0) + np.repeat(shifts, counts)

@@ -115,5 +115,7 @@ def _hint(folder: Path, file: str) -> str:
     """Return what to do, naming the folders below it that would do."""
     if not folder.is_dir():
         return f"there is no such folder; {_REMEDY}"
+    if file == "steps.parquet" and (folder / "requests.parquet").is_file():
+        return "it was written with --no-steps; run the experiment again without that"
     below = sorted(path.parent.name for path in folder.glob(f"*/{file}"))
     return f"give one of the folders in it: {', '.join(below[:8])}" if below else _REMEDY

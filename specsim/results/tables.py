@@ -1,11 +1,15 @@
-"""RunTables: the tables of all replicas of a run, put together and indexed by request."""
+"""RunTables: what all replicas of a run have handed over, put together and indexed by request."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.results.records import ReplicaRecords
+from specsim.errors import SpecsimError
+from specsim.results.records import REQUEST_FIELDS, TOTAL_FIELDS, Deliveries, ReplicaRecords
+from specsim.results.step_log import STEPS_NOT_KEPT, StepLog
+from specsim.results.weighted import sorted_gaps
 
 __all__ = ["TABLE_FIELDS", "RunTables", "assemble"]
 
@@ -30,131 +34,82 @@ TABLE_FIELDS = np.dtype(
 )
 """Columns of the requests table; times in seconds, lengths in tokens, the rest counts."""
 
+_LARGEST = ("context_tokens", "batched_tokens")
+"""Totals that are the largest of all replicas, not their sum."""
+
 
 @dataclass(frozen=True)
 class RunTables:
-    """What happened, by request, by delivery and by step; times in seconds."""
+    """What happened, by request, by gap between deliveries and by step; times in seconds."""
 
     requests: NDArray[np.void]
     """Structured, `TABLE_FIELDS`, one row per request in order of its index."""
-    gaps: NDArray[np.float64]
-    """Time between consecutive deliveries of a request (vLLM's ITL), request after request:
-    ``requests["deliveries"] - 1`` of them each."""
-    gap_lens: NDArray[np.uint8]
-    """Tokens delivered at the end of each gap."""
-    steps: NDArray[np.void]
-    """Structured, `specsim.results.records.STEP_FIELDS`, replica after replica."""
-    step_replicas: NDArray[np.int32]
-    """Replica of each step."""
+    gap_chunks: tuple[NDArray[np.void], ...]
+    """Structured, `specsim.results.records.GAP_FIELDS`, as the replicas handed them over."""
+    seconds: NDArray[np.void]
+    """Structured, `specsim.results.records.SECOND_FIELDS`, replica after replica."""
+    totals: np.void
+    """One record, `specsim.results.records.TOTAL_FIELDS`, of all replicas."""
     outcomes: NDArray[np.int64]
     """Shape (k + 1, k + 1): how many drafts of length i had an accepted length of j."""
+    step_log: StepLog | None
+    """None if the steps were not kept."""
+    deliveries: Deliveries | None
+    """None if they were not kept."""
+
+    @property
+    def gaps(self) -> NDArray[np.void]:
+        """All of `gap_chunks`, in order of tokens and then of value; sorted anew each time.
+
+        They are needed once, and in a run of millions of steps are the largest table of all.
+        """
+        return sorted_gaps(self.gap_chunks)
+
+    @property
+    def steps(self) -> NDArray[np.void]:
+        """Structured, `specsim.results.records.STEP_FIELDS`, replica after replica."""
+        return self._all_steps[1]
+
+    @property
+    def step_replicas(self) -> NDArray[np.int32]:
+        """Replica of each step."""
+        return self._all_steps[0]
+
+    @cached_property
+    def _all_steps(self) -> tuple[NDArray[np.int32], NDArray[np.void]]:
+        if self.step_log is None:
+            raise SpecsimError(STEPS_NOT_KEPT)
+        return next(self.step_log.blocks(len(self.step_log)))
 
 
-def assemble(replicas: list[ReplicaRecords], max_draft_len: int) -> RunTables:
+def assemble(replicas: list[ReplicaRecords], deliveries: Deliveries | None = None) -> RunTables:
     """Return the tables of a run.
 
     Parameters
     ----------
     replicas : list of ReplicaRecords
-    max_draft_len : int, tokens
+    deliveries : Deliveries, optional
 
     Returns
     -------
     RunTables
     """
     requests = np.zeros(sum(len(r.requests) for r in replicas), dtype=TABLE_FIELDS)
-    outcomes = np.zeros((max_draft_len + 1, max_draft_len + 1), dtype=np.int64)
+    totals = np.zeros(1, dtype=TOTAL_FIELDS)
     for number, records in enumerate(replicas):
         rows = records.requests["request"]
-        for name in records.requests.dtype.names or ():
+        for name in REQUEST_FIELDS.names or ():
             requests[name][rows] = records.requests[name]
         requests["replica"][rows] = number
-        _count(requests, records)
-        outcomes += _outcomes(records, max_draft_len)
-    ends = np.cumsum(requests["deliveries"] - 1)
-    gaps = np.empty(ends[-1] if len(ends) else 0)
-    gap_lens = np.empty(len(gaps), dtype=np.uint8)
-    # A request that had to move has gaps that begin at one replica and end at another.
-    for records in [_merged(replicas)] if requests["requeues"].any() else replicas:
-        _place_gaps(records, requests, ends, gaps, gap_lens)
+        for name in TOTAL_FIELDS.names or ():
+            combine = np.maximum if name in _LARGEST else np.add
+            totals[name] = combine(totals[name], records.totals[name])
     return RunTables(
         requests=requests,
-        gaps=gaps,
-        gap_lens=gap_lens,
-        steps=np.concatenate([records.steps for records in replicas]),
-        step_replicas=np.repeat(
-            np.arange(len(replicas), dtype=np.int32), [len(r.steps) for r in replicas]
-        ),
-        outcomes=outcomes,
+        gap_chunks=tuple(chunk for records in replicas for chunk in records.gap_chunks),
+        seconds=np.concatenate([records.seconds for records in replicas]),
+        totals=totals[0],
+        outcomes=np.sum([records.outcomes for records in replicas], axis=0),
+        step_log=replicas[0].step_log,
+        deliveries=deliveries,
     )
-
-
-def _count(requests: NDArray[np.void], records: ReplicaRecords) -> None:
-    """Add a replica's deliveries and drafts to its requests."""
-    receivers, size = records.delivered_to, len(requests)
-    requests["deliveries"] += np.bincount(receivers, minlength=size).astype(np.int32)
-    if not len(records.drafted_lens):
-        return
-    drafted, accepted = records.drafted_lens, records.accepted_lens
-    for name, weights in (
-        ("drafts", drafted > 0),
-        ("draft_tokens", drafted),
-        ("accepted_tokens", accepted),
-    ):
-        sums = np.bincount(receivers, weights=weights, minlength=size)
-        requests[name] += sums.astype(np.int32)
-
-
-def _outcomes(records: ReplicaRecords, max_draft_len: int) -> NDArray[np.int64]:
-    width = max_draft_len + 1
-    if not len(records.drafted_lens):
-        return np.zeros((width, width), dtype=np.int64)
-    pairs = records.drafted_lens.astype(np.int32) * width + records.accepted_lens
-    counts = np.bincount(pairs, minlength=width * width).reshape(width, width)
-    counts[0] = 0  # deliveries without a draft
-    return counts
-
-
-def _merged(replicas: list[ReplicaRecords]) -> ReplicaRecords:
-    """Return the steps and deliveries of all replicas as of one, in the order of the clock."""
-    steps = np.concatenate([records.steps for records in replicas])
-    order = np.argsort(steps["ended_at"], kind="stable")
-    counts = steps["deliveries"].astype(np.int64)
-    starts = np.cumsum(counts) - counts
-    sorted_counts = counts[order]
-    shifts = starts[order] - (np.cumsum(sorted_counts) - sorted_counts)
-    places = np.arange(counts.sum()) + np.repeat(shifts, sorted_counts)
-    columns = {
-        name: np.concatenate([getattr(records, name) for records in replicas])
-        for name in ("requests", "delivered_to", "delivered_lens", "drafted_lens", "accepted_lens")
-    }
-    return ReplicaRecords(
-        steps=steps[order],
-        **{
-            name: column if name == "requests" or not len(column) else column[places]
-            for name, column in columns.items()
-        },
-    )
-
-
-def _place_gaps(
-    records: ReplicaRecords,
-    requests: NDArray[np.void],
-    ends: NDArray[np.int64],
-    gaps: NDArray[np.float64],
-    gap_lens: NDArray[np.uint8],
-) -> None:
-    """Write a replica's gaps to the places of its requests, and their first token times."""
-    times = np.repeat(records.steps["ended_at"], records.steps["deliveries"])
-    order = np.argsort(records.delivered_to, kind="stable")
-    receivers, times = records.delivered_to[order], times[order]
-    is_first = np.empty(len(receivers), dtype=bool)
-    is_first[:1] = True
-    np.not_equal(receivers[1:], receivers[:-1], out=is_first[1:])
-    requests["first_token_at"][receivers[is_first]] = times[is_first]
-    later = np.flatnonzero(~is_first)
-    # The gaps of a request end where its place ends; count back from there.
-    left_after = np.searchsorted(receivers, receivers[later], side="right") - later
-    places = ends[receivers[later]] - left_after
-    gaps[places] = times[later] - times[later - 1]
-    gap_lens[places] = records.delivered_lens[order][later]

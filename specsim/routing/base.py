@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from specsim.families import Member
 from specsim.request import BlockKey, Request
@@ -66,6 +66,8 @@ class Router(Member):
     """Chooses a replica for each request as it arrives, and again if that replica fails."""
 
     kind: str
+    looks_at_replicas: ClassVar[bool] = True
+    """Whether its choice depends on what the replicas have done since the last one."""
 
     def start(self, seed: int) -> Any:
         """Return a fresh memory for one run.

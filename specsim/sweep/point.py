@@ -132,5 +132,5 @@ def _over_time(summary: Summary) -> dict[str, Any]:
     run, tables = summary.run, summary.tables
     columns = structured_columns(tables.steps, tables.steps.dtype.names or ())
     steps = StepsTable({"replica": tables.step_replicas, **columns}, summary.provenance)
-    num_usable = run.deployment.make_scheduler().kv.num_free
+    num_usable = run.deployment.setup.num_usable_blocks
     return over_time(steps, num_usable, run.experiment.replicas)

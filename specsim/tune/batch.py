@@ -11,7 +11,6 @@ from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import PchipInterpolator
 
 from specsim.deployment import Deployment
 from specsim.paired import SpeedUp, mean_and_half_width, speed_up
@@ -180,6 +179,9 @@ def _best_ks(points: list[BatchPoint]) -> tuple[list[int], NDArray[np.float64]]:
     log_times = np.array([np.log(point.times) for point in points])
     log_times -= log_times[:, :1]
     if len(points) > 1:
+        # The processes that run the trials need none of it.
+        from scipy.interpolate import PchipInterpolator  # noqa: PLC0415 - takes half a second
+
         known = np.log([point.batch_size for point in points])
         wanted = np.log(np.arange(1, points[-1].batch_size + 1))
         log_times = PchipInterpolator(known, log_times, axis=0)(wanted)

@@ -16,6 +16,7 @@ from specsim.processes import worker_pool
 from specsim.request import Request
 from specsim.rng import generator
 from specsim.simulate import Run, simulate
+from specsim.summary import Summary
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.base import OpenArrivals
 from specsim.workload.arrivals.closed_loop import ClosedLoop
@@ -180,9 +181,8 @@ class Trials:
 
 def _measure(trial: Trial) -> Measurement:
     run = simulate(trial.experiment, requests=trial.requests())
-    requests = np.concatenate([records.requests for records in run.replicas])
-    steps = np.concatenate([records.steps for records in run.replicas])
-    requests = requests[np.argsort(requests["request"])]
+    tables = Summary(run).tables
+    requests, steps = tables.requests, tables.steps
     start, end = _steady_window(run, requests)
     is_steady = (steps["ended_at"] > start) & (steps["ended_at"] <= end)
     fifth = len(requests) // 5

@@ -154,7 +154,12 @@ def replay(run: RunFolder, composed: Replay) -> Validation:
     -------
     Validation
     """
-    simulation = simulate(composed.experiment, requests=composed.requests, profile=composed.profile)
+    simulation = simulate(
+        composed.experiment,
+        requests=composed.requests,
+        profile=composed.profile,
+        keeps_steps=False,
+    )
     summary = Summary(simulation)
     requests = summary.tables.requests
     simulated = Measured(
@@ -178,7 +183,7 @@ def replay(run: RunFolder, composed: Replay) -> Validation:
             "block_size": engine.block_size,
             "max_num_seqs": engine.max_num_seqs,
             "max_num_batched_tokens": engine.max_num_batched_tokens,
-            "num_steps": len(summary.tables.steps),
+            "num_steps": int(summary.tables.totals["steps"]),
             "prefix_hit_tokens": int(requests["cached_len"].sum()),
             "preemptions": int(requests["preemptions"].sum()),
             **_draft_counts(run, summary),
@@ -192,9 +197,9 @@ def _draft_counts(run: RunFolder, summary: Summary) -> dict[str, dict[str, int]]
     """Return how many drafts were verified, in how many tokens, and accepted; {} without any."""
     if not any(run.accepted):
         return {}
-    steps = summary.tables.steps
+    requests = summary.tables.requests
     names = ("drafts", "draft_tokens", "accepted_tokens")
-    simulated = DraftCounts(*(int(steps[name].sum()) for name in names))
+    simulated = DraftCounts(*(int(requests[name].sum()) for name in names))
     measured = DraftCounts.of(run.accepted)
     return {"measured_drafts": vars(measured), "simulated_drafts": vars(simulated)}
 

@@ -11,9 +11,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from specsim.errors import TraceError
 
 __all__ = ["Row", "TraceFile"]
@@ -163,16 +160,22 @@ class TraceFile:
     def columns(self) -> list[str]:
         """Names of the first row's fields; empty if there is no row."""
         if self.container == "parquet":
-            try:
-                return list(pq.read_schema(self.path).names)
-            except (OSError, pa.ArrowInvalid) as error:
-                raise TraceError(f"{self.path}: is not a complete Parquet file") from error
+            return self._parquet_columns()
         if self.container == "json":
             document = self.document
             first = document[0] if isinstance(document, list) and document else document
             return list(first) if isinstance(first, dict) else []
         first_row = next(self.rows(), None)
         return list(first_row.values) if first_row else []
+
+    def _parquet_columns(self) -> list[str]:
+        import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB
+        import pyarrow.parquet as pq  # noqa: PLC0415
+
+        try:
+            return list(pq.read_schema(self.path).names)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise TraceError(f"{self.path}: is not a complete Parquet file") from error
 
     @cached_property
     def document(self) -> Any:

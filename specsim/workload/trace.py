@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.request import PrefixIds, Request
+from specsim.request import NO_RECORDS, PrefixIds, Request
 
 __all__ = ["Trace"]
 
@@ -128,16 +128,19 @@ class Trace:
             strict=True,
         )
         records = self.recorded_lens
+        once: dict[int, int] = {}  # the same few lengths a million times would be as many objects
         for index, (prompt_len, output_len, arrived_at, priority) in enumerate(rows):
             yield Request(
                 index=index,
-                prompt_len=prompt_len,
-                output_len=output_len,
+                prompt_len=once.setdefault(prompt_len, prompt_len),
+                output_len=once.setdefault(output_len, output_len),
                 arrived_at=arrived_at,
                 id=self.ids[index] if self.ids else "",
                 priority=priority,
                 prompt_token_ids=self.prompt_token_ids[index] if self.prompt_token_ids else None,
                 output_token_ids=self.output_token_ids[index] if self.output_token_ids else None,
                 prefix_ids=self.prefix_ids[index] if self.prefix_ids else None,
-                recorded_lens={name: record[index] for name, record in records.items()},
+                recorded_lens={name: record[index] for name, record in records.items()}
+                if records
+                else NO_RECORDS,
             )

@@ -2,12 +2,14 @@
 
 # ruff: noqa: E402 - these imports need torch, which may be missing
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import Run
+from deliveries import of_request
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.extras
@@ -18,7 +20,6 @@ from small_engine import CPU, PROFILE, SHAPE, answers, experiment, make_engine, 
 from specsim.calibration.served import Served
 from specsim.calibration.torch_engine.batch import Span, make_batch
 from specsim.request import Request
-from specsim.results.records import ReplicaRecords
 from specsim.simulate import simulate
 from specsim.validation import load_run
 
@@ -115,29 +116,42 @@ def test_what_a_token_sees_lies_before_it() -> None:
     assert not torch.allclose(one[-1], other[-1])
 
 
-def fates(records: ReplicaRecords) -> dict[int, list[tuple[int, int]]]:
-    found: dict[int, list[tuple[int, int]]] = {}
-    for request, drafted, hits in zip(
-        records.delivered_to.tolist(),
-        records.drafted_lens.tolist(),
-        records.accepted_lens.tolist(),
-        strict=True,
-    ):
-        if drafted:
-            found.setdefault(request, []).append((drafted, hits))
-    return found
-
-
 def test_synthetic_acceptance_is_that_of_the_simulation() -> None:
     asked = experiment("static:k=3")
     requests = list(asked.workload.build(0).requests())
     served = serve("static:k=3", make_engine(), is_synthetic=True)
-    [records] = simulate(asked, requests=requests, profile=PROFILE).replicas
+    run = simulate(asked, requests=requests, profile=PROFILE, keeps_deliveries=True)
     # What is accepted belongs to positions; that the two clocks differ does not matter.
-    expected = fates(records)
     for row in served.requests:
-        index = int(row["request_id"].removeprefix("request-"))
-        assert [tuple(each[1:]) for each in row["accepted"]] == expected.get(index, [])
+        mine = of_request(run, int(row["request_id"].removeprefix("request-")))
+        fates = zip(mine.drafted.tolist(), mine.accepted.tolist(), strict=True)
+        assert [tuple(each[1:]) for each in row["accepted"]] == [f for f in fates if f[0]]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_gpu_blocks": 14}, {"max_num_batched_tokens": 9}, {"max_num_seqs": 2}]
+)
+@pytest.mark.parametrize("policy", ["off", "static:k=3", "goodput"])
+def test_the_schedule_is_that_of_the_simulation(policy: str, options: dict[str, Any]) -> None:
+    asked = experiment(policy, **options)
+    drawn = asked.workload.build(0).requests()
+    requests = [replace(request, arrived_at=0.0) for request in drawn]  # else the clocks decide
+    served = make_engine().serve(asked, PROFILE, requests, is_synthetic=policy != "off")
+    run = simulate(asked, requests=requests, profile=PROFILE)
+    steps = run.replicas[0].steps
+    for name in (
+        "context_tokens",
+        "batched_tokens",
+        "num_requests",
+        "prefill_tokens",
+        "draft_tokens",
+        "accepted_tokens",
+        "num_waiting",
+        "free_blocks",
+    ):
+        assert [row[name] for row in served.steps] == steps[name].tolist(), name
+    preemptions = sum(row["preemptions"] for row in served.requests)
+    assert preemptions == steps["preemptions"].sum()
 
 
 def test_a_run_folder_can_be_read(tmp_path: Path) -> None:

@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from by_hand import step_of
 from conftest import server_view, tiny_config
+from driving import Driven, batch, outcome, plain
 
 from specsim.acceptance import Oracle
-from specsim.engine.plan import StepPlan
-from specsim.engine.sequence import Sequence
+from specsim.engine.speculation import Speculation
 from specsim.errors import ConfigError, TraceError
 from specsim.experiment import Experiment
-from specsim.policies import POLICIES, OraclePolicy
+from specsim.policies import POLICIES, OraclePolicy, Policy
 from specsim.proposers import PROPOSERS
-from specsim.request import Request
 from specsim.simulate import simulate
-from specsim.step import BatchView, StepLoad, StepOutcome, Tree
+from specsim.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 from specsim.summary import Summary
 
 NAMED = [
@@ -56,15 +56,11 @@ def test_draft_lens_stay_within_the_limit(policy: dict[str, Any]) -> None:
     parsed = POLICIES.parse(policy)
     limit = parsed.max_draft_len(4)
     assert parsed.drafts_trees or 0 <= limit <= 4
-    oracle = Oracle([b"\1\4\2\0" * 10] * 8) if isinstance(parsed, OraclePolicy) else None
+    oracle = Oracle.of([b"\1\4\2\0" * 10] * 8) if isinstance(parsed, OraclePolicy) else None
     server = server_view(limit, lambda load, lens: 1e-3 * load.batched_tokens, oracle=oracle)
     memory = parsed.start(server)
     for size in (1, 3, 8):
-        sequences = [
-            Sequence(Request(index=i, prompt_len=5, output_len=9), 0, 99) for i in range(size)
-        ]
-        batch = BatchView(sequences, StepLoad(5 * size, size, size), [0] * size)
-        lens = parsed.draft_lens(batch, memory)
+        lens = plain(parsed.draft_lens(view(size), memory))
         if isinstance(lens, Tree):
             assert lens.num_nodes <= limit
             continue
@@ -74,8 +70,7 @@ def test_draft_lens_stay_within_the_limit(policy: dict[str, Any]) -> None:
 
 
 def view(size: int) -> BatchView:
-    sequences = [Sequence(Request(index=i, prompt_len=5, output_len=9), 0, 99) for i in range(size)]
-    return BatchView(sequences, StepLoad(0, size, size), [0] * size)
+    return batch(*((index, 5, 1) for index in range(size)))
 
 
 @pytest.mark.parametrize(
@@ -88,12 +83,11 @@ def test_schedule_carries_k_through_gaps_and_beyond_the_end(size: int, k: int) -
 
 
 def test_oracle_drafts_what_survives_while_it_pays() -> None:
-    policy = POLICIES.parse("oracle")
-    oracle = Oracle([bytes([0, fate, 0, 0, 0, 0]) for fate in (3, 1, 0)])
+    policy = Driven(POLICIES.parse("oracle"))
+    oracle = Oracle.of([bytes([0, fate, 0, 0, 0, 0]) for fate in (3, 1, 0)])
 
     def drafting(cost_of_a_pass: float) -> list[int]:
-        def step_time(load: StepLoad, lens: int | list[int]) -> float:
-            assert isinstance(lens, list)
+        def step_time(load: StepLoad, lens: Any) -> float:
             return 1.0 + cost_of_a_pass * max(lens)
 
         return policy.draft_lens(view(3), policy.start(server_view(8, step_time, oracle=oracle)))
@@ -134,27 +128,30 @@ def test_proposers_take_what_they_take_in_vllm(
     )
 
 
-def test_a_withdrawn_sequence_gives_back_what_it_had() -> None:
-    plan = StepPlan(0, tokens_left=0, inputs_left=0, piece_limit=99)
-    sequence = Sequence(Request(index=0, prompt_len=5, output_len=9), 0, 99)
-    assert plan.withdraw(sequence) is None
-    plan.sequences, plan.scheduled_lens, plan.draft_lens = [sequence], [4], [3]
-    assert plan.withdraw(sequence) == 4
-    assert plan.sequences == plan.scheduled_lens == plan.draft_lens == []
+class VerifiesOne(Policy):
+    """Drops a draft of every sequence that has more than one, and all others."""
+
+    kind: str = "verifies_one"
+
+    def draft_lens(self, batch: BatchView, memory: Any) -> int:
+        return 0
+
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: Any) -> list[int]:
+        return [int(length > 1) for length in drafts.draft_lens.tolist()]
 
 
 def test_trimmed_drafts_read_no_context_under_batch_expansion() -> None:
-    plan = StepPlan(0, tokens_left=0, inputs_left=0, piece_limit=99)
-    plan.context_tokens, plan.batched_tokens = 300, 6
-    plan.draft_contexts, plan.draft_lens = [100, 200], [3, 1]
-    plan.verified_lens = plan.draft_lens
-    assert plan.load.context_tokens == 300 + 3 * 100 + 1 * 200
-    plan.trim([1, 0])
-    assert plan.load[:2] == (300 + 100, 3)
+    rows = [{"draft_len": 3, "read_anew": 100}, {"draft_len": 1, "read_anew": 200}]
+    load = {"own_context_tokens": 300, "context_tokens": 800, "batched_tokens": 6}
+    table, step = step_of(*rows, **load)
+    assert step.own_load == StepLoad(300, 6, 2)
+    Speculation(VerifiesOne(), None, 3).trim(table, step)
+    assert step["verified_len"].tolist() == [1, 0]
+    assert step.load == StepLoad(300 + 100, 3, 2)
 
 
-def outcome(draft_len: int, accepted_len: int, tokens: list[int]) -> StepOutcome:
-    return StepOutcome([0], [draft_len], [accepted_len], token_ids=[tokens])
+def of_one(draft_len: int, accepted_len: int, tokens: list[int]) -> StepOutcome:
+    return outcome([draft_len], [accepted_len], token_ids=[tokens])
 
 
 def test_cached_step_controller_counts_accepted_tokens_only() -> None:
@@ -163,7 +160,7 @@ def test_cached_step_controller_counts_accepted_tokens_only() -> None:
     memory = policy.start(server)
 
     def after(*step: Any) -> int:
-        policy.observe(outcome(*step), memory)
+        policy.observe(of_one(*step), memory)
         [length] = policy.draft_lens(view(1), memory)
         return length
 
@@ -187,7 +184,7 @@ def test_q_learning_settles_on_the_length_of_the_highest_share(k_max: int) -> No
     for _ in range(4000):
         [length] = policy.draft_lens(view(1), memory)
         accepted_len = int((rng.random(length) < 0.7).cumprod().sum())
-        policy.observe(outcome(length, accepted_len, []), memory)
+        policy.observe(of_one(length, accepted_len, []), memory)
         chosen.append(length)
     assert np.mean(chosen[:1000]) > k_max / 2.5  # warm-up
     assert np.mean(chosen[2000:]) < 2.0

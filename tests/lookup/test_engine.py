@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from by_hand import step_of
 from conftest import Run as Cli
 from conftest import tiny_config
 
 from specsim.draft_eval import Drafter, evaluate_drafts, load_texts, parse_drafter
-from specsim.engine.draft_sources import LookupDrafts
-from specsim.engine.plan import StepPlan
-from specsim.engine.sequence import Sequence
-from specsim.engine.speculation import Speculation
+from specsim.engine.sources import HybridDrafts, LookupDrafts
+from specsim.engine.view import StepView
 from specsim.errors import ConfigError, TraceError
 from specsim.experiment import Experiment
 from specsim.lookup import Draft, Lookup
@@ -193,45 +192,64 @@ class _Fixed(Lookup):
         return 0
 
 
-def sequence() -> Sequence:
-    request = Request(
+def request() -> Request:
+    return Request(
         index=0,
         prompt_len=2,
         output_len=5,
         prompt_token_ids=np.array([1, 2]),
         output_token_ids=np.array([3, 4, 5, 6, 7]),
     )
-    made = Sequence(request, 0.0, 100)
-    made.survival_lens = bytearray(2 + 5 + 1)
-    return made
+
+
+STARTS = np.array([0, 5])
+
+
+def drafts_of(lookup: Lookup, longest: int) -> tuple[LookupDrafts, np.ndarray]:
+    """Return a source of drafts for one request, and its fates."""
+    fates = np.zeros(5, dtype=np.uint8)
+    return LookupDrafts(lookup, longest, [request()], fates, STARTS), fates
+
+
+def verified(position: int, draft_len: int) -> StepView:
+    """Return a step that verifies so many drafts, made when so many output tokens were known."""
+    fields = {"prompt_len": 2, "known_len": 2 + position}
+    return step_of({**fields, "draft_len": draft_len, "verified_len": draft_len})[1]
 
 
 def test_a_chain_survives_as_far_as_it_agrees_with_the_answer() -> None:
-    tables = [bytearray(5)]
     lookup = _Fixed(Draft([4, 5, 9, 7], probs=[0.9, 0.8, 0.4, 0.2]))
-    source, own = LookupDrafts(lookup, 4, tables), sequence()
-    draft = source.draft(own, 1)
+    source, fates = drafts_of(lookup, 4)
+    draft = source.draft(0, 1)
     assert lookup.known_len == 3
-    source.settle(own, 1, draft)
-    assert own.survival_lens[3] == tables[0][1] == 2
-    confidences = source.confidences([0, 1], [3, 2])
+    source.settle(0, 1, draft)
+    assert fates.tolist() == [0, 2, 0, 0, 0]
+    assert [source.accepted_lens(verified(1, length)).tolist() for length in range(5)] == [
+        [0], [1], [2], [2], [2],
+    ]  # fmt: skip
+    indices, lens = np.array([0, 1]), np.array([3, 2])
+    confidences = source.confidences(indices, np.array([1, 0]), lens)
     np.testing.assert_allclose(confidences, [[0.9, 8 / 9, 0.5], [0, 0, 0]], rtol=1e-6)
 
 
 def test_nothing_survives_beyond_the_answer() -> None:
-    tables = [bytearray(5)]
-    source, own = LookupDrafts(_Fixed(Draft([7, 8, 9])), 4, tables), sequence()
+    source, fates = drafts_of(_Fixed(Draft([7, 8, 9])), 4)
     for position in (4, 5, 6):  # the answer ends at 5; a bonus token may lie beyond it
-        source.settle(own, position, source.draft(own, position))
-    assert list(tables[0]) == [0, 0, 0, 0, 1]
+        source.settle(0, position, source.draft(0, position))
+    assert fates.tolist() == [0, 0, 0, 0, 1]
+    assert [source.accepted_lens(verified(position, 3)).tolist() for position in (4, 5, 6)] == [
+        [1], [0], [0],
+    ]  # fmt: skip
+
+
+TREE = Draft([9, 4, 8, 5, 6], parents=[-1, -1, 0, 1, 3], probs=[0.6, 0.4, 0.3, 0.2, 0.1])
 
 
 def test_of_a_tree_the_path_that_agrees_survives_as_far_as_it_was_verified() -> None:
-    tree = Draft([9, 4, 8, 5, 6], parents=[-1, -1, 0, 1, 3], probs=[0.6, 0.4, 0.3, 0.2, 0.1])
-    source, own = LookupDrafts(_Fixed(tree), 5, [bytearray(5)]), sequence()
-    own.known_len = 3
-    source.draft(own, 1)
-    assert [source.accepted_path(own, nodes) for nodes in range(6)] == [0, 0, 1, 1, 2, 3]
+    source, _ = drafts_of(_Fixed(TREE), 5)
+    source.draft(0, 1)
+    accepted = [source.accepted_lens(verified(1, nodes)).tolist() for nodes in range(6)]
+    assert accepted == [[0], [0], [1], [1], [2], [3]]
 
 
 def test_a_fallback_drafts_where_the_lookup_is_not_promising(
@@ -294,21 +312,26 @@ def test_each_drafter_of_a_hybrid_is_verified_by_what_it_drafted(
         "suffix": {"kind": "token_match"},
         "eagle3": {"kind": "recorded", "proposer": "eagle"},
     }
-    eagle, verify = recorded(trace), Speculation.verify
+    eagle, verify = recorded(trace), HybridDrafts.accepted_lens
     accepted: dict[int, list[int]] = {0: [], 1: []}
 
-    def watched(self: Speculation, plan: StepPlan) -> list[int]:
-        found = verify(self, plan)
-        for own, num, accepted_len in zip(plan.sequences, plan.verified_lens, found, strict=True):
-            if num:
-                accepted[own.drafter].append(accepted_len)
-            if num and own.drafter:
-                left = own.request.output_len - own.output_len  # it may be cut there, too
-                survives = min(num, eagle[own.index][own.output_len])
-                assert accepted_len in {survives, min(survives, left)}
+    def watched(self: HybridDrafts, step: StepView) -> Any:
+        found = verify(self, step)
+        columns = (
+            *(step.requests, step.output_lens, step["verified_len"], step["is_padded"]),
+            *(self.falls_back(step.requests), found),
+            step.of_sequences("max_len") - step.of_sequences("known_len"),
+        )
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for who, position, num, is_padded, drafter, accepted_len, left in rows:
+            if num and not is_padded:
+                accepted[drafter].append(accepted_len)
+            if num and not is_padded and drafter:
+                survives = min(num, eagle[who][position])
+                assert accepted_len in {survives, min(survives, left)}  # it may be cut there, too
         return found
 
-    monkeypatch.setattr(Speculation, "verify", watched)
+    monkeypatch.setattr(HybridDrafts, "accepted_lens", watched)
     experiment = on_tokens(
         spec,
         {"max_num_batched_tokens": max_num_batched_tokens},
@@ -321,19 +344,15 @@ def test_each_drafter_of_a_hybrid_is_verified_by_what_it_drafted(
 
 
 def test_trees_of_a_fallback_survive_as_far_as_they_were_verified() -> None:
-    tree = Draft([9, 4, 8, 5, 6], parents=[-1, -1, 0, 1, 3], probs=[0.6, 0.4, 0.3, 0.2, 0.1])
-    lookup = LookupDrafts(_Fixed(Draft([9])), 5, [bytearray(5)])
-    fallback, own = LookupDrafts(_Fixed(tree), 5, [bytearray(5)]), sequence()
-    own.known_len, own.drafter, own.survival_lens = 3, 1, bytearray(8)
-    for source in (lookup, fallback):
-        source.settle(own, 1, source.draft(own, 1))
-    speculation = Speculation(
-        POLICIES.parse({"kind": "hybrid_suffix"}), None, 5, lookup=lookup, fallback=fallback
-    )
+    (lookup, fates), (fallback, _) = drafts_of(_Fixed(Draft([9])), 5), drafts_of(_Fixed(TREE), 5)
+    source = HybridDrafts(lookup, fallback, model_len=5, model_fates=fates, fates=fates,
+                          starts=STARTS)  # fmt: skip
+    step = verified(1, 0)
+    picks_none = lambda scores: [False] * len(scores)  # noqa: E731
+    assert source.find(step, np.zeros(1, dtype=np.int64), picks_none).tolist() == [5]
+    assert (step["found_len"].tolist(), source.falls_back(step.requests).tolist()) == ([1], [1])
     for num_nodes, wanted in enumerate([0, 0, 1, 1, 2, 3]):
-        plan = StepPlan(0, tokens_left=100, inputs_left=100, piece_limit=100)
-        plan.sequences, plan.draft_lens, plan.verified_lens = [own], [num_nodes], [num_nodes]
-        assert speculation.verify(plan) == [wanted]
+        assert source.accepted_lens(verified(1, num_nodes)).tolist() == [wanted]
 
 
 def test_a_hybrid_drafts_no_more_than_each_of_its_drafters(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import tiny_config
+from deliveries import every_delivery
 from scipy.stats import norm
 
 from specsim.experiment import Experiment
@@ -31,10 +32,10 @@ def emitted_per_step(drafted: int, **changes: Any) -> tuple[float, float]:
         **config["engine"], "num_gpu_blocks": 9000, "max_model_len": 2048, "max_num_seqs": 32,
         "max_num_batched_tokens": 2048,
     }  # fmt: skip
-    records = simulate(Experiment.parse(config, "theory")).replicas[0]
-    full = records.drafted_lens == drafted
+    found = every_delivery(simulate(Experiment.parse(config, "theory"), keeps_deliveries=True))
+    full = found.drafted == drafted
     assert full.mean() > 0.9
-    emitted = 1.0 + records.accepted_lens[full]
+    emitted = 1.0 + found.accepted[full]
     return emitted.mean(), norm.ppf(0.9995) * emitted.std(ddof=1) / len(emitted) ** 0.5
 
 

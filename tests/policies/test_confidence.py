@@ -1,11 +1,12 @@
 """Policies that look at how sure the drafter was, and the confidences that they look at."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from driving import batch, started
+from driving import batch, started, sure_drafts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -16,10 +17,24 @@ from specsim.draft_luck import Confidences, DraftLuck
 from specsim.request import Request
 from specsim.rng import Luck, stream_id
 from specsim.simulate import Run
-from specsim.step import DraftView, StepLoad
+from specsim.step import StepLoad
 
 Serve = Callable[..., Run]
 Steps = Callable[..., list[Any]]
+
+
+def alike(*tables: bytes, num: int) -> Confidences:
+    """Return the same three tables for so many requests."""
+    columns = [np.frombuffer(table * num, dtype=np.uint8) for table in tables]
+    return Confidences(*columns, np.arange(num + 1) * len(tables[0]))
+
+
+def of_each(confidences: Confidences) -> list[tuple[bytes, ...]]:
+    """Return the three tables of each request."""
+    return [
+        tuple(column[start:end].tobytes() for column in confidences[:3])
+        for start, end in pairwise(confidences.starts.tolist())
+    ]
 
 
 @pytest.fixture
@@ -31,9 +46,7 @@ def sure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             DraftLuck,
             "confidence_tables",
-            staticmethod(
-                lambda requests, *rest: [Confidences(table, table, table)] * len(requests)
-            ),
+            staticmethod(lambda requests, *rest: alike(*[table] * 3, num=len(requests))),
         )
 
     return make
@@ -95,13 +108,6 @@ def sure_rows(max_len: int = 4) -> st.SearchStrategy[list[list[float]]]:
     )
 
 
-def draft_view(rows: list[list[float]]) -> DraftView:
-    table = np.zeros((len(rows), max(map(len, rows))), dtype=np.float32)
-    for place, row in enumerate(rows):
-        table[place, : len(row)] = row
-    return DraftView([len(row) for row in rows], table)
-
-
 @settings(max_examples=100, deadline=None)
 @given(sure_rows(), st.floats(0.01, 2.0), st.integers(0, 2))
 def test_confidence_verifies_the_length_of_highest_goodput(
@@ -121,7 +127,7 @@ def test_confidence_verifies_the_length_of_highest_goodput(
         tokens = len(rows) + sum(min(v, len(row)) for row in rows)
         return emitted / (1.0 + slope * tokens + 0.25 * longest)
 
-    chosen = policy.verify_lens(view, draft_view(rows), memory)
+    chosen = policy.verify_lens(view, sure_drafts(*rows), memory)
     v = max(chosen)
     assert chosen == [min(v, len(row)) for row in rows]
     assert goodput(v) == pytest.approx(max(map(goodput, range(longest + 1))), rel=1e-5)
@@ -135,8 +141,9 @@ def test_adaptive_verification_sizes_by_the_last_draft_and_allots_by_this_one() 
     policy, memory = started("adaptive_verification", 2, slope)
 
     def verified(requests: tuple[int, ...], rows: list[list[float]]) -> list[int]:
-        drafts = draft_view(rows)
-        return policy.verify_lens(batch(*requests, drafts=sum(drafts.draft_lens)), drafts, memory)
+        drafts = sure_drafts(*rows)
+        view = batch(*requests, drafts=int(drafts.draft_lens.sum()))
+        return policy.verify_lens(view, drafts, memory)
 
     # New requests count as sure: 2 / 6, 3 / 7, 4 / 8, 5 / 9, 6 / 10: all four drafts.
     assert verified((0, 1), [[0.9, 0.9], [0.1, 0.1]]) == [2, 2]
@@ -156,7 +163,7 @@ def test_adaptive_verification_counts_drafts_without_any_confidence() -> None:
         return 1.0 if load.batched_tokens <= 3 else 10.0
 
     policy, memory = started("adaptive_verification", 2, step_time)
-    drafts = draft_view([[0.0, 0.0], [0.9, 0.9]])
+    drafts = sure_drafts([0.0, 0.0], [0.9, 0.9])
     policy.verify_lens(batch(0, 1, drafts=4), drafts, memory)
     assert policy.verify_lens(batch(0, 1, drafts=4), drafts, memory) == [0, 1]
 
@@ -164,8 +171,8 @@ def test_adaptive_verification_counts_drafts_without_any_confidence() -> None:
 def test_adaptive_verification_keeps_what_a_cut_draft_did_not_show() -> None:
     policy, memory = started("adaptive_verification", 2, slope)
     # The draft of request 0 is cut to one token by the budget; its second stays at 1.
-    policy.verify_lens(batch(0, 1, drafts=3), draft_view([[1.0], [1.0, 1.0]]), memory)
-    assert policy.verify_lens(batch(0, drafts=2), draft_view([[1.0, 1.0]]), memory) == [2]
+    policy.verify_lens(batch(0, 1, drafts=3), sure_drafts([1.0], [1.0, 1.0]), memory)
+    assert policy.verify_lens(batch(0, drafts=2), sure_drafts([1.0, 1.0]), memory) == [2]
 
 
 @settings(max_examples=100, deadline=None)
@@ -174,8 +181,8 @@ def test_adaptive_verification_allots_to_the_surest(rows: list[list[float]], gam
     policy, memory = started(
         "adaptive_verification", 4, lambda load, lens: 1.0 + gamma * load.batched_tokens
     )
-    drafts = draft_view(rows)
-    view = batch(*range(len(rows)), drafts=sum(drafts.draft_lens))
+    drafts = sure_drafts(*rows)
+    view = batch(*range(len(rows)), drafts=int(drafts.draft_lens.sum()))
     policy.verify_lens(view, drafts, memory)
     chosen = policy.verify_lens(view, drafts, memory)  # stale and fresh are now the same
     gains = sorted((float(np.prod(np.float32(row[: j + 1]))) for row in rows
@@ -236,7 +243,7 @@ def recorded(num: int, longest: int) -> list[Request]:
 
 def tables(
     acceptance: Any, served: list[Request], longest: int, concentration: float = 1.0
-) -> tuple[list[bytes], list[Confidences]]:
+) -> tuple[list[bytes], Confidences]:
     luck = Luck(3, stream_id("acceptance", "eagle3"))
     survival = acceptance.survival_lens(served, luck, longest)
     luck = Luck(3, stream_id("confidence", "eagle3"))
@@ -258,7 +265,10 @@ def test_a_token_of_confidence_c_is_accepted_with_probability_c(
     rows = np.concatenate(
         [
             luck.confidences(
-                [r.index] * len(table), range(len(table)), [longest] * len(table), table
+                np.full(len(table), r.index),
+                np.arange(len(table)),
+                np.full(len(table), longest),
+                np.array(list(table)),
             )
             for r, table in zip(served, survival, strict=True)
         ]
@@ -283,14 +293,16 @@ def test_confidences_are_the_same_however_requests_are_chunked() -> None:
     whole = tables(Recorded(proposer="x"), served, 4)
     for cut in (1, 7, 19):
         parts = [tables(Recorded(proposer="x"), part, 4) for part in (served[:cut], served[cut:])]
-        for number in range(2):
-            assert parts[0][number] + parts[1][number] == whole[number]
+        assert parts[0][0] + parts[1][0] == whole[0]
+        joined = Confidences.joined([part for _, part in parts])
+        for column, expected in zip(joined, whole[1], strict=True):
+            assert np.array_equal(column, expected)
 
 
 def test_confidences_do_not_depend_on_the_longest_draft() -> None:
     served = requests(10)
     short, long = (tables(Bernoulli(alpha=0.6), served, longest) for longest in (2, 8))
-    for few, many in zip(short[1], long[1], strict=True):
+    for few, many in zip(of_each(short[1]), of_each(long[1]), strict=True):
         for a, b in zip(few, many, strict=True):
             assert b.startswith(a)
             assert len(b) - len(a) == 6
@@ -309,17 +321,21 @@ def test_confidences_do_not_depend_on_the_policy(
     monkeypatch.setattr(DraftLuck, "confidence_tables", staticmethod(spy))
     for policy in ("confidence", "confidence:threshold=0.9", "adaptive_verification"):
         serve(policy, [(0.0, 3, 30)] * 3, [[0, 1] * 15] * 3)
-    assert made[0] == made[1] == made[2]
-    assert len(set(made[0])) == 3  # requests differ
+    assert of_each(made[0]) == of_each(made[1]) == of_each(made[2])
+    assert len(set(of_each(made[0]))) == 3  # requests differ
 
 
 def test_confidences_beyond_a_draft_are_zero() -> None:
-    tables = Confidences(*(bytes([level] * 9) for level in (51, 102, 153)))
-    luck = DraftLuck(confidences=[tables])
-    rows = luck.confidences([0, 0, 0], [0, 2, 8], [4, 2, 4], [1, 4, 0])
+    levels = (bytes([level] * 9) for level in (51, 102, 153))
+    luck = DraftLuck(confidences=alike(*levels, num=2))
+
+    def confidences(*columns: list[int]) -> np.ndarray:
+        return luck.confidences(*(np.array(column, dtype=np.int64) for column in columns))
+
+    rows = confidences([0, 0, 0], [0, 2, 8], [4, 2, 4], [1, 4, 0])
     expected = [[0.2, 0.4, 0.6, 0.6], [0.2, 0.2, 0, 0], [0.4, 0, 0, 0]]
     assert rows == pytest.approx(np.array(expected), rel=1e-6)
-    assert luck.confidences([], [], [], []).shape == (0, 0)
+    assert confidences([], [], [], []).shape == (0, 0)
 
 
 def test_what_follows_a_rejected_token_tells_nothing_of_it() -> None:
@@ -328,9 +344,9 @@ def test_what_follows_a_rejected_token_tells_nothing_of_it() -> None:
     luck = DraftLuck(confidences=confidences)
     first, second = [], []
     for request, table in zip(served, survival, strict=True):
-        places = [p for p, fate in enumerate(table) if fate == 0]
-        count = len(places)
-        rows = luck.confidences([request.index] * count, places, [2] * count, [0] * count)
+        places = np.array([p for p, fate in enumerate(table) if fate == 0])
+        ones = np.ones_like(places)
+        rows = luck.confidences(request.index * ones, places, 2 * ones, 0 * ones)
         first.append(rows[:, 0])
         second.append(rows[:, 1])
     # Rejected tokens of a calibrated drafter average less than alpha; those after them average it.

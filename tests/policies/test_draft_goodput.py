@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driving import batch, outcome, started
+from driving import batch, drafts_of, outcome, started, sure_drafts
 
 from specsim.step import DraftView, StepLoad
 
@@ -15,17 +15,11 @@ def step_time(load: StepLoad, lens: Any) -> float:
     return 8.0 + max(0, load.batched_tokens - 8)
 
 
-def drafts(*rows: list[float]) -> DraftView:
-    width = max(map(len, rows))
-    padded = np.array([row + [0.0] * (width - len(row)) for row in rows], dtype=np.float32)
-    return DraftView([len(row) for row in rows], padded)
-
-
 def verified(view: DraftView, policy: str = "draft_goodput:calibrate=false", **kwargs: Any) -> Any:
     parsed, memory = started(policy, 6, step_time)
     size = len(view.draft_lens)
     return parsed.verify_lens(
-        batch(*range(size), drafts=sum(view.draft_lens), **kwargs), view, memory
+        batch(*range(size), drafts=int(view.draft_lens.sum()), **kwargs), view, memory
     )
 
 
@@ -37,33 +31,33 @@ def goodput(rows: list[list[float]], lens: Sequence[int]) -> float:
 
 
 def test_free_tokens_are_all_verified() -> None:
-    assert verified(drafts([0.9, 0.1], [0.5])) == [2, 1]
+    assert verified(sure_drafts([0.9, 0.1], [0.5])) == [2, 1]
 
 
 def test_beyond_them_only_what_pays() -> None:
     # Two sequences leave six of the eight free places, and the surest drafts fill them; a seventh
     # would have to bring an eighth of what the step emits.
     sure, unsure = [0.95] * 6, [0.3] * 6
-    assert verified(drafts(sure, unsure)) == [6, 0]
+    assert verified(sure_drafts(sure, unsure)) == [6, 0]
 
 
 def test_the_best_lengths_are_those_of_an_enumeration() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         rows = [rng.uniform(0.1, 1.0, size=rng.integers(1, 5)).tolist() for _ in range(3)]
-        view = drafts(*rows)
+        view = sure_drafts(*rows)
         best = max(goodput(rows, lens) for lens in np.ndindex(*(len(row) + 1 for row in rows)))
         assert goodput(rows, verified(view)) == pytest.approx(best, rel=1e-12)
 
 
 def test_prefills_get_nothing() -> None:
-    view = drafts([0.9, 0.9], [0.0])
-    assert verified(DraftView([2, 0], view.confidences), chunks=(1,))[1] == 0
+    view = sure_drafts([0.9, 0.9], [0.0])
+    assert verified(drafts_of([2, 0], view.confidences), chunks=(1,))[1] == 0
 
 
 def test_a_drafter_that_is_never_right_is_not_believed() -> None:
     parsed, memory = started("draft_goodput", 6, lambda load, lens: 8.0 + load.batched_tokens)
-    view = drafts([0.9] * 4, [0.9] * 4)
+    view = sure_drafts([0.9] * 4, [0.9] * 4)
     lens = []
     for _ in range(60):
         kept = parsed.verify_lens(batch(0, 1, drafts=8), view, memory)
@@ -75,7 +69,7 @@ def test_a_drafter_that_is_never_right_is_not_believed() -> None:
 
 def test_a_drafter_that_is_better_than_it_says_is_believed_more() -> None:
     parsed, memory = started("draft_goodput", 6, lambda load, lens: 3.0 + load.batched_tokens)
-    view = drafts([0.45] * 3, [0.45] * 3)
+    view = sure_drafts([0.45] * 3, [0.45] * 3)
     first = parsed.verify_lens(batch(0, 1, drafts=6), view, memory)
     for _ in range(60):
         parsed.verify_lens(batch(0, 1, drafts=6), view, memory)

@@ -4,18 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driving import batch, outcome, started
+from driving import batch, drafts_of, outcome, started, sure_drafts
 
 from specsim.policies import POLICIES
 from specsim.policies.hybrid_suffix import HybridSuffix
-from specsim.step import DraftView, StepLoad
-
-
-def drafts(*rows: list[float]) -> DraftView:
-    """Drafts with these confidences."""
-    longest = max(map(len, rows))
-    padded = [[*row, *[0.0] * (longest - len(row))] for row in rows]
-    return DraftView([len(row) for row in rows], np.array(padded, dtype=np.float32))
+from specsim.step import StepLoad
 
 
 def linear(*, token: float, draft_token: float) -> Any:
@@ -34,7 +27,7 @@ def test_a_lookup_stops_where_another_token_does_not_pay(
 ) -> None:
     costs = linear(token=0.01, draft_token=draft_token)
     policy, memory = started("draft_goodput:calibrate=false", 8, costs, drafts_by_model=False)
-    found = drafts([0.9, 0.95, 0.9, 0.01], [0.3])
+    found = sure_drafts([0.9, 0.95, 0.9, 0.01], [0.3])
     assert policy.draft_lens(batch(0, 1, found=found), memory) == drafted
 
 
@@ -45,7 +38,7 @@ def test_a_model_drafts_at_full_length() -> None:
 
 def test_nothing_found_is_nothing_drafted() -> None:
     policy, memory = started("draft_goodput", 8, linear(token=0.01, draft_token=0.0))
-    nothing = DraftView([0, 0], np.zeros((2, 0), dtype=np.float32))
+    nothing = drafts_of([0, 0], np.zeros((2, 0), dtype=np.float32))
     assert policy.draft_lens(batch(0, 1, found=nothing), memory) == 0
 
 
@@ -58,7 +51,7 @@ def test_the_next_drafts_are_as_long_as_these_not_as_the_longest() -> None:
     confidences[:, 0] = 0.9
     confidences[0] = [0.95] * 20
     confidences[1:, 1] = 0.2
-    view = DraftView([20] + [2] * 9, confidences)
+    view = drafts_of([20] + [2] * 9, confidences)
     full = batch(*range(10))
     full.load = full.load._replace(batched_tokens=10 + 38)
     # (10 + 38 tokens cost 2.4 s, the drafts 1.9 s) against 10 s for ten drafts of 20
@@ -70,26 +63,26 @@ def test_equal_probabilities_are_told_apart_by_the_length_of_the_draft() -> None
     policy, memory = started("draft_goodput", 8, costs, drafts_by_model=False)
     short, long = [0.5], [0.5, *[1.0] * 7]
     for _ in range(200):  # short ones never hold, long ones always do
-        seen = batch(0, 1, found=drafts(short, long))
+        seen = batch(0, 1, found=sure_drafts(short, long))
         policy.draft_lens(seen, memory)
         policy.observe(outcome([1, 8], [0, 8]), memory)
-    assert policy.draft_lens(batch(0, 1, found=drafts(short, long)), memory) == [0, 8]
+    assert policy.draft_lens(batch(0, 1, found=sure_drafts(short, long)), memory) == [0, 8]
     untaught, memory = started("draft_goodput:calibrate=false", 8, costs, drafts_by_model=False)
-    [first, _] = untaught.draft_lens(batch(0, 1, found=drafts(short, long)), memory)
+    [first, _] = untaught.draft_lens(batch(0, 1, found=sure_drafts(short, long)), memory)
     assert first == 1
 
 
 def test_what_was_verified_of_a_draft_counts_by_its_full_length() -> None:
     costs = linear(token=0.25, draft_token=0.0)
     policy, memory = started("draft_goodput", 8, costs, drafts_by_model=False)
-    found = drafts([0.5, *[1.0] * 7])
+    found = sure_drafts([0.5, *[1.0] * 7])
     policy.draft_lens(batch(0, found=found), memory)
-    noted = memory.bins[np.array([0])].copy()
-    cut = DraftView([2], found.confidences[:, :2])
+    noted = memory.calibration.bins.up_to(np.array([0]))[0].copy()
+    cut = drafts_of([2], found.confidences[:, :2])
     view = batch(0)
     view.load = view.load._replace(batched_tokens=3)
     policy.verify_lens(view, cut, memory)
-    np.testing.assert_array_equal(memory.bins[np.array([0])], noted)
+    np.testing.assert_array_equal(memory.calibration.bins.up_to(np.array([0]))[0], noted)
 
 
 def test_without_a_tau_the_hybrid_takes_the_tokens_per_step_of_its_fallback() -> None:
@@ -98,4 +91,4 @@ def test_without_a_tau_the_hybrid_takes_the_tokens_per_step_of_its_fallback() ->
     memory = policy.new_memory(3)
     for _ in range(2000):
         memory.add(2)
-    assert policy.uses_lookup([2.9, 3.1], memory) == [False, True]
+    assert policy.uses_lookup(np.array([2.9, 3.1]), memory).tolist() == [False, True]

@@ -3,25 +3,22 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-from driving import batch, outcome, started
+from by_hand import step_of
+from driving import batch, drafts_of, outcome, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.engine.engine_step import EngineStep
-from specsim.engine.kv_cache import KVLimits
-from specsim.engine.scheduler import SchedulerLimits
-from specsim.engine.schedulers import PrefillFirstScheduler
+from specsim.engine.sources import TableDrafts
 from specsim.engine.speculation import Speculation
 from specsim.policies import POLICIES
 from specsim.proposers import PROPOSERS
-from specsim.request import Request
 from specsim.simulate import Run
-from specsim.step import DraftView, StepLoad
+from specsim.step import StepLoad
 
 Serve = Callable[..., Run]
 Steps = Callable[..., list[Any]]
-NO_CONFIDENCES: Any = None
 
 
 @pytest.mark.parametrize("method", ["eagle3", "draft_model"])
@@ -95,7 +92,7 @@ def test_verification_length_maximises_goodput(
         emitted = len(found) - num_chunks + sum(alpha**j for n in lens for j in range(1, n + 1))
         return emitted / (1.5 + slope * (len(found) + sum(lens)))
 
-    drafts = DraftView(found, NO_CONFIDENCES)
+    drafts = drafts_of(found)
     chosen = policy.verify_lens(seen, drafts, memory)
     v = max(chosen)
     assert chosen == [min(v, each) for each in found]
@@ -190,25 +187,20 @@ def test_a_batch_in_mid_prefill_sets_no_threshold() -> None:
 def test_the_drafter_reads_no_drafts_that_come_on_top() -> None:
     # vLLM V0 drafts and verifies within a step: its drafter reads the last token of each request
     # that it serves, not what it is about to draft.
-    limits = SchedulerLimits(64, 64, 8, KVLimits(block_size=4, num_blocks=99, max_model_len=64))
-    scheduler = PrefillFirstScheduler(limits)
+    rows = [
+        {"start": 5 + index, "scheduled_len": 1 + drafts, "draft_len": drafts,
+         "verified_len": drafts, "asked_len": drafts, "is_undrafted": index == 1}
+        for index, drafts in enumerate((3, 0, 3))
+    ]  # fmt: skip
+    _, step = step_of(*rows, drafts_on_top=1)
     policy, memory = started("turbospec", 3)
+    proposer = PROPOSERS.parse({"method": "draft_model", "num_speculative_tokens": 3})
+    nothing = np.zeros(1, dtype=np.uint8)
     speculation = Speculation(
-        policy, memory, 3, PROPOSERS.parse({"method": "draft_model", "num_speculative_tokens": 3})
+        policy, memory, 3, TableDrafts(nothing, np.zeros(4, dtype=np.int64)), proposer=proposer
     )
-    for index in range(3):
-        scheduler.add(Request(index=index, prompt_len=5 + index, output_len=9), 0.0)
-        memory.disable_size = 0 if index == 1 else 99
-        plan = scheduler.schedule()
-        scheduler.offer_drafts(plan, 0)
-        speculation.begin(EngineStep(plan, scheduler, 0.0))
-        scheduler.update(plan, [0])
-    plan = scheduler.schedule()
-    load = plan.load
-    assert load == StepLoad(5 + 6 + 7, 3, 3)
-    scheduler.offer_drafts(plan, [3, 0, 3])
-    shares = list(speculation.drafter_loads(plan, [3, 0, 3]))
-    assert shares == [(0, StepLoad(5 + 7, 2, 2), [3, 3])]
+    [(drafter, load, lens)] = speculation.drafter_loads(step)
+    assert (drafter, load, lens.tolist()) == (0, StepLoad(5 + 7, 2, 2), [3, 3])
 
 
 def test_alpha_is_what_was_accepted_of_what_was_verified() -> None:

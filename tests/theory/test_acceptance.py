@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from agreement import assert_agrees
 from conftest import tiny_config
+from deliveries import every_delivery
 
 from specsim.experiment import Experiment
 from specsim.simulate import simulate
@@ -23,7 +23,6 @@ def test_emitted_per_step_is_eq_8(alpha: float, k: int, tiny: Callable[..., Expe
         acceptance={"kind": "bernoulli", "alpha": alpha},
         engine={**tiny_config()["engine"], "num_gpu_blocks": 4000, "speculative_config": spec},
     )
-    records = simulate(experiment).replicas[0]
-    emitted = 1.0 + records.accepted_lens[records.drafted_lens == k]
-    by_request = emitted[np.argsort(records.delivered_to[records.drafted_lens == k], kind="stable")]
-    assert_agrees(by_request, (1 - alpha ** (k + 1)) / (1 - alpha))
+    by_request = every_delivery(simulate(experiment, keeps_deliveries=True))
+    emitted = 1.0 + by_request.accepted[by_request.drafted == k]
+    assert_agrees(emitted, (1 - alpha ** (k + 1)) / (1 - alpha))

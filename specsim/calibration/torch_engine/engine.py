@@ -188,7 +188,7 @@ class TorchEngine:
         profile : Profile
             What a policy takes for the cost of a step.
         requests : list of Request
-            In order of arrival.
+            In order of arrival, by index.
         is_synthetic : bool
             Whether drafts are accepted as ``experiment.acceptance`` says: by the same luck as in a
             simulation of the same seed. Otherwise as the target says.
@@ -198,12 +198,10 @@ class TorchEngine:
         Served
         """
         deployment = Deployment.of(experiment, profile)
-        speculates = deployment.proposer is not None
         server = Server(
             self._runner(),
-            deployment.make_scheduler(),
-            Drafting(experiment, deployment, requests).start(0),
-            speculates=speculates,
+            deployment,
+            Drafting(experiment, deployment, requests),
             is_synthetic=is_synthetic,
             timing=self._timing,
         )

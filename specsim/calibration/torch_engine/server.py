@@ -1,53 +1,51 @@
-"""Server: specsim's scheduler and policies on the wall clock, with a real model under them."""
+"""Server: specsim's engine and policies on the wall clock, with a real model under them."""
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from itertools import accumulate
+from math import inf
 from time import sleep
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.calibration.served import Served, Spans
-from specsim.calibration.torch_engine.runner import Runner
+from specsim.calibration.torch_engine.runner import Row, Runner
 from specsim.calibration.torch_engine.timing import Timing
-from specsim.engine.engine_step import EngineStep
-from specsim.engine.scheduler import Scheduler
-from specsim.engine.sequence import Sequence
-from specsim.engine.speculation import Speculation
+from specsim.deployment import Deployment
+from specsim.drafting import Drafting
+from specsim.engine.order import CHARGE_DRAFTS, CHARGE_FORWARD, TAKE_IN, VERIFY, WAIT
+from specsim.engine.python_verbs import PythonVerbs, Wiring
+from specsim.engine.replica import Replica
+from specsim.engine.table import FINISHED, WAITING
+from specsim.engine.view import StepView
 from specsim.errors import InvariantError
 from specsim.request import Request
+from specsim.results.records import Deliveries, ReplicaRecords
 
 __all__ = ["Server"]
 
 _SPIN = 1e-3  # seconds before an arrival in which the clock is watched; sleeping is not that exact
 
 
-@dataclass
-class _Seen:
-    """A request on its way."""
-
-    scheduled_at: float | None = None
-    deliveries: list[tuple[float, int]] = field(default_factory=list)
-    accepted: list[tuple[int, int, int]] = field(default_factory=list)
-
-
 class Server:
     """One run of one engine; steps are scheduled one after the other.
+
+    The engine is that of a simulation. Where it would compute how long something takes, the server
+    does it and looks at the clock.
 
     Parameters
     ----------
     runner : Runner
         Fresh.
-    scheduler : Scheduler
+    deployment : Deployment
         Synchronous.
-    speculation : Speculation
+    drafting : Drafting
         Decides how much to draft and, if acceptance is synthetic, what is accepted.
-    speculates : bool
-        Whether there is a draft model to run.
     is_synthetic : bool
-        Whether drafts are accepted as `speculation` says, whatever the models say.
+        Whether drafts are accepted as `drafting` says, whatever the models say.
     timing : Timing
         The probe is done between steps.
     """
@@ -55,24 +53,42 @@ class Server:
     def __init__(
         self,
         runner: Runner,
-        scheduler: Scheduler,
-        speculation: Speculation,
+        deployment: Deployment,
+        drafting: Drafting,
         *,
-        speculates: bool,
         is_synthetic: bool,
         timing: Timing,
     ) -> None:
         self._runner = runner
-        self._scheduler = scheduler
-        self._speculation = speculation
-        self._speculates = speculates
-        self._is_synthetic = is_synthetic
-        self._seen: dict[int, _Seen] = {}
+        self._speculates = deployment.proposer is not None
         self._clock, self._probe = timing.clock, timing.probe
+        self._requests: list[Request] = []
+        self._prompts: list[NDArray[np.int64]] = []
+        self._agreed_lens: list[int] = []
         self._start = 0.0
         self._probed_at = 0.0
         self._overhead = 0.0
         self.served = Served()
+        self._deliveries = Deliveries.room_for(drafting.facts.rows["output_len"])
+        wiring = Wiring(
+            facts=drafting.facts,
+            records=ReplicaRecords(deployment.max_draft_len),
+            fates=drafting.fates if len(drafting.fates) else None,
+            offers=drafting.offers,
+            deliveries=self._deliveries,
+            observers=[self],
+        )
+        verbs = {
+            TAKE_IN: self._take_in,
+            CHARGE_FORWARD: self._run_target,
+            CHARGE_DRAFTS: self._run_draft,
+            WAIT: self._wait,
+        }
+        if not is_synthetic:
+            verbs[VERIFY] = self._verify
+        self._replica = Replica(
+            deployment.setup, deployment.costs, drafting.start(0), wiring, verbs=verbs
+        )
 
     def serve(
         self,
@@ -84,7 +100,7 @@ class Server:
         Parameters
         ----------
         requests : list of Request
-            In order of arrival, seconds after the call.
+            In order of arrival, seconds after the call; those of `drafting`.
         prompt : callable
             Returns the prompt's token ids.
 
@@ -92,21 +108,14 @@ class Server:
         -------
         Served
         """
-        prompts = [prompt(request) for request in requests]  # not while the clock runs
+        self._requests = requests
+        self._prompts = [prompt(request) for request in requests]  # not while the clock runs
+        replica = self._replica
+        arrived_at = np.array([request.arrived_at for request in requests], dtype=np.float64)
+        replica.submit_all(np.arange(len(requests)), arrived_at)
         with _no_garbage_collection():
             self._start = self._clock.now()
-            num_taken = 0
-            while num_taken < len(requests) or self._scheduler.has_unfinished:
-                now = self._now()
-                while num_taken < len(requests) and requests[num_taken].arrived_at <= now:
-                    self._take(requests[num_taken], prompts[num_taken])
-                    num_taken += 1
-                if self._scheduler.has_unfinished:
-                    self._see_speed(now)
-                if not (self._scheduler.has_unfinished and self._step()):
-                    if num_taken == len(requests):
-                        raise InvariantError("requests are left that can never run")
-                    self._wait_until(requests[num_taken].arrived_at)
+            replica.advance(inf)
         return self.served
 
     def _now(self) -> float:
@@ -124,110 +133,144 @@ class Server:
             if left > _SPIN:
                 sleep(left - _SPIN)
 
-    def _take(self, request: Request, prompt: NDArray[np.int64]) -> None:
-        sequence = self._scheduler.add(request, request.arrived_at)
-        self._speculation.prepare(sequence)
-        self._runner.add(sequence, prompt)
-        self._seen[sequence.index] = _Seen()
+    # What follows are the verbs that take time, in place of the engine's own.
 
-    def _step(self) -> bool:
-        """Run one step; False if nothing can run before something arrives."""
-        scheduler, speculation, runner = self._scheduler, self._speculation, self._runner
-        started_at = self._now()
-        plan = scheduler.schedule()
-        step = EngineStep(plan, scheduler, started_at)
-        if not plan.sequences:
-            scheduler.update(plan, [])
-            return bool(plan.preempted)
-        speculation.begin(step)
-        agreed_lens = runner.verify(plan)
-        step.target_time = runner.target_time
-        step.overhead_time = self._overhead  # of the step before; its own is not over yet
-        step.accepted_lens = speculation.verify(plan) if self._is_synthetic else agreed_lens
-        runner.accept(step.accepted_lens)
-        speculation.observe(step)
-        if self._speculates:
-            step.asked_lens = speculation.decide(step, step.accepted_lens, scheduler.kv)
-            runner.draft(step.accepted_lens, step.asked_lens)
-            step.draft_time = runner.draft_time
-        self._finish(step)
-        return True
+    def _take_in(self) -> None:
+        replica = self._replica
+        self._wait_until(replica.now)  # the next arrival, where there is nothing to do before
+        replica.now = now = self._now()
+        if replica.next_arrival_at <= now:
+            replica.take_in()
+        if replica.has_unfinished:
+            self._see_speed(now)
+        replica.now = self._now()
 
-    def _finish(self, step: EngineStep) -> None:
-        plan, scheduler = step.plan, self._scheduler
-        positions = [sequence.output_len for sequence in plan.sequences]
-        ended = scheduler.update(plan, step.accepted_lens)
-        scheduler.offer_drafts(plan, self._speculation.offered(plan, step.asked_lens))
-        step.ended_at = self._now()
-        self._note_deliveries(step, positions)
-        for sequence in ended:
-            self._speculation.end(sequence)
-            self._note_request(sequence, self._runner.end(sequence))
+    def _run_target(self) -> None:
+        step = self._replica.step
+        for request in self._preempted(step):
+            self._runner.release(request)
+        if not step.size:
+            return
+        for request in step.requests[step["is_admitted"] == 1].tolist():
+            self._runner.add(request, self._prompts[request])
+        self._agreed_lens = self._runner.verify(_rows(step))
+        step.record["target_time"] = self._runner.target_time
+        step.record["overhead_time"] = self._overhead  # of the step before; its own is not over
+
+    def _preempted(self, step: StepView) -> list[int]:
+        if not step.record["preemptions"]:
+            return []
+        sequences: Any = self._replica.table.sequences
+        is_mine = sequences["status"] == WAITING
+        is_mine &= sequences["preempted_in"] == step.record["index"]
+        found: list[int] = sequences["request"][is_mine].tolist()
+        return found
+
+    def _verify(self) -> None:
+        self._replica.step["accepted_len"][:] = self._agreed_lens
+
+    def _run_draft(self) -> None:
+        step = self._replica.step
+        if not step.size:
+            return
+        accepted_lens = step["accepted_len"].tolist()
+        self._runner.accept(accepted_lens)
+        if not self._speculates:
+            return
+        self._runner.draft(accepted_lens, step["asked_len"].tolist())
+        step.record["draft_time"] = self._runner.draft_time
+        state: Any = self._replica.table.state
+        state["last_draft_time"] = self._runner.draft_time
+
+    def _wait(self) -> None:
+        replica, step = self._replica, self._replica.step
+        if not (step.size or step.record["preemptions"]):
+            # Nothing can run before something arrives.
+            if replica.next_arrival_at == inf:
+                raise InvariantError("requests are left that can never run")
+            self._wait_until(replica.next_arrival_at)
+        replica.now = self._now()
+
+    # As an observer it writes down what has been served.
+
+    def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
+        """See a step that the server has just run itself."""
+
+    def delivered(self, replica: PythonVerbs, step: StepView) -> None:
+        """Write down a step that has come back, and the requests that it ended."""
+        if not step.size:
+            return
+        sequences: Any = replica.table.sequences
+        for row in step.rows[step.of_sequences("status") == FINISHED].tolist():
+            self._note_request(sequences[row])
         self._note_step(step)
 
-    def _note_deliveries(self, step: EngineStep, positions: list[int]) -> None:
-        plan = step.plan
-        for sequence in plan.admitted:
-            self._seen[sequence.index].scheduled_at = step.scheduled_at
-        rows = zip(
-            plan.sequences,
-            positions,
-            plan.verified_lens,
-            step.accepted_lens,
-            plan.emitted_lens,
-            strict=True,
-        )
-        for sequence, position, draft_len, accepted_len, emitted_len in rows:
-            seen = self._seen[sequence.index]
-            if emitted_len:
-                seen.deliveries.append((step.ended_at, emitted_len))
-            if draft_len:
-                seen.accepted.append((position, draft_len, accepted_len))
-
-    def _note_request(self, sequence: Sequence, answer: list[int]) -> None:
-        seen, request = self._seen.pop(sequence.index), sequence.request
+    def _note_request(self, sequence: Any) -> None:
+        request = self._requests[int(sequence["request"])]
+        prompt_len, known_len = int(sequence["prompt_len"]), int(sequence["known_len"])
+        answer = self._runner.end(request.index, prompt_len, known_len)
+        first = self._deliveries.starts[request.index]
+        mine = slice(first, first + sequence["deliveries"])
+        times, lens = self._deliveries.at[mine].tolist(), self._deliveries.lens[mine].tolist()
+        drafted = self._deliveries.drafted[mine].tolist()
+        accepted = self._deliveries.accepted[mine].tolist()
+        drafts = zip(accumulate(lens, initial=0), drafted, accepted, strict=False)
         self.served.requests.append(
             {
                 "request_id": f"request-{request.index}",
-                "input_toks": sequence.prompt_len,
+                "input_toks": prompt_len,
                 "output_toks": len(answer),
                 "arrival_time": request.arrived_at,
                 "queued_ts": request.arrived_at,
-                "scheduled_ts": seen.scheduled_at,
-                "first_token_ts": seen.deliveries[0][0],
-                "last_token_ts": seen.deliveries[-1][0],
-                "deliveries": seen.deliveries,
-                "accepted": seen.accepted,
-                "preemptions": sequence.num_preemptions,
+                "scheduled_ts": float(sequence["first_scheduled_at"]),
+                "first_token_ts": times[0],
+                "last_token_ts": times[-1],
+                "deliveries": list(zip(times, lens, strict=True)),
+                "accepted": [draft for draft in drafts if draft[1]],
+                "preemptions": int(sequence["preemptions"]),
                 "output_tok_ids": answer,
             }
         )
 
-    def _note_step(self, step: EngineStep) -> None:
-        plan, load = step.plan, step.load
+    def _note_step(self, step: StepView) -> None:
+        record, load = step.record, step.load
+        scheduled_at = float(record["scheduled_at"])
+        target_time, draft_time = float(record["target_time"]), float(record["draft_time"])
         ended_at = self._now()  # with the notes: a server's answers cost time as well
-        seconds = ended_at - step.scheduled_at
-        self._overhead = seconds - step.target_time - step.draft_time
-        asked = step.asked_lens
-        self.served.spans.append(
-            Spans(load.num_requests, step.target_time, step.draft_time, self._overhead)
-        )
+        seconds = ended_at - scheduled_at
+        self._overhead = seconds - target_time - draft_time
+        self.served.spans.append(Spans(load.num_requests, target_time, draft_time, self._overhead))
         self.served.steps.append(
             {
-                "started_at": step.scheduled_at,
+                "started_at": scheduled_at,
                 "seconds": seconds,
                 "context_tokens": load.context_tokens,
                 "batched_tokens": load.batched_tokens,
                 "num_requests": load.num_requests,
                 "prefill_tokens": load.prefill_tokens,
-                "draft_tokens": sum(plan.verified_lens),
-                "accepted_tokens": sum(step.accepted_lens),
-                "num_waiting": step.num_waiting,
-                "free_blocks": step.free_blocks,
-                "draft_seconds": step.draft_time,
-                "made_drafts": asked if isinstance(asked, int) else max(asked, default=0),
+                "draft_tokens": int(step["verified_len"].sum()),
+                "accepted_tokens": int(step["accepted_len"].sum()),
+                "num_waiting": int(record["num_waiting"]),
+                "free_blocks": int(record["free_blocks"]),
+                "draft_seconds": draft_time,
+                "made_drafts": int(step["asked_len"].max()),
             }
         )
+
+
+def _rows(step: StepView) -> list[Row]:
+    """Return what the sequences of a step read, drafts that were trimmed left out."""
+    trimmed_lens = step["draft_len"] - step["verified_len"]
+    columns = (
+        step["request"],
+        step["start"],
+        step["start"] + step["scheduled_len"] - trimmed_lens,
+        step.of_sequences("known_len"),
+        step["verified_len"],
+        step["is_partial"] == 1,
+        step["is_padded"] == 1,
+    )
+    return [Row(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 @contextmanager

@@ -1,10 +1,7 @@
 """Made-up steps of the torch engine, for a grid: the same work as in a run, without the waiting."""
 
 from specsim.calibration.grid import GridPoint, Sample
-from specsim.calibration.torch_engine.runner import Runner
-from specsim.engine.plan import StepPlan
-from specsim.engine.sequence import Sequence
-from specsim.request import Request
+from specsim.calibration.torch_engine.runner import Row, Runner
 from specsim.rng import generator
 
 __all__ = ["measure"]
@@ -25,37 +22,37 @@ def measure(runner: Runner, point: GridPoint, vocab_size: int) -> Sample:
     -------
     Sample
     """
-    plan = StepPlan(0, tokens_left=0, inputs_left=0, piece_limit=0)
-    for number in range(point.num_decodes):
-        # Its last known token is read now, and the drafts behind it.
-        known_len, end = point.context_len + 1, point.context_len + 1 + point.draft_len
-        sequence = _sequence(runner, number, known_len, end, vocab_size)
-        runner.assume_read(sequence, known_len)
-        _add(plan, sequence, end - point.context_len, point.draft_len)
-    if point.chunk_len:
-        number, end = point.num_decodes, point.chunk_len
-        sequence = _sequence(runner, number, end, end, vocab_size)
-        plan.prefill_lens[sequence] = end
-        _add(plan, sequence, end, 0)
-    plan.count_tokens()
-    runner.verify(plan)
-    nothing = [0] * len(plan.sequences)
+    rows = _rows(point)
+    for row in rows:
+        text = generator(0, "grid", str(row.request)).integers(0, vocab_size, row.end)
+        runner.add(row.request, text)
+    for row in rows[: point.num_decodes]:
+        runner.assume_read(row.request, row.known_len)
+    runner.verify(rows)
+    nothing = [0] * len(rows)
     runner.accept(nothing)
-    runner.draft(nothing, point.draft_len)
-    for sequence in plan.sequences:
-        runner.end(sequence)
+    runner.draft(nothing, [point.draft_len] * len(rows))
+    for row in rows:
+        runner.end(row.request, row.end, row.end)
     return Sample(point, runner.target_time, runner.draft_time)
 
 
-def _sequence(runner: Runner, number: int, known_len: int, end: int, vocab_size: int) -> Sequence:
-    sequence = Sequence(Request(number, known_len, 1), 0.0, known_len + 1)
-    sequence.computed_len = end
-    text = generator(0, "grid", str(number)).integers(0, vocab_size, end)
-    runner.add(sequence, text)
-    return sequence
-
-
-def _add(plan: StepPlan, sequence: Sequence, scheduled_len: int, draft_len: int) -> None:
-    plan.sequences.append(sequence)
-    plan.scheduled_lens.append(scheduled_len)
-    plan.draft_lens.append(draft_len)
+def _rows(point: GridPoint) -> list[Row]:
+    # The last known token of each answer is read now, and the drafts behind it.
+    start, known_len = point.context_len, point.context_len + 1
+    rows = [
+        Row(
+            request=number,
+            start=start,
+            end=known_len + point.draft_len,
+            known_len=known_len,
+            draft_len=point.draft_len,
+            is_partial=False,
+            is_padded=False,
+        )
+        for number in range(point.num_decodes)
+    ]
+    if point.chunk_len:
+        end = point.chunk_len
+        rows.append(Row(point.num_decodes, 0, end, end, 0, is_partial=False, is_padded=False))
+    return rows

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from typing import Any, Literal, final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from specsim.errors import TraceError
 from specsim.request import UNRECORDED, PrefixIds
@@ -80,6 +78,9 @@ def _accepted(row: Row, field: str) -> bytes:
 
 
 def _parquet_rows(file: TraceFile) -> Iterator[Row]:
+    import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     try:
         table = pq.read_table(file.path)
     except (OSError, pa.ArrowInvalid) as error:

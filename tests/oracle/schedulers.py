@@ -1,10 +1,9 @@
 """The three schedulers: vLLM V1 synchronous and asynchronous, and vLLM V0's prefill first."""
 
-from itertools import repeat
-from typing import ClassVar, final
+from typing import final
 
-from specsim.engine.plan import StepPlan
-from specsim.engine.scheduler import Scheduler
+from oracle.plan import StepPlan
+from oracle.scheduler import Scheduler
 
 __all__ = ["AsyncScheduler", "PrefillFirstScheduler", "SyncScheduler"]
 
@@ -13,19 +12,14 @@ __all__ = ["AsyncScheduler", "PrefillFirstScheduler", "SyncScheduler"]
 class SyncScheduler(Scheduler):
     """vLLM V1 with a step scheduled only when the one before has ended."""
 
-    drafts_early: ClassVar[bool] = False
-
     def _fill(self, plan: StepPlan) -> None:
         self._schedule_running(plan)
         if not plan.preempted:
             self._schedule_waiting(plan)
 
-    def offer_drafts(self, plan: StepPlan, draft_lens: int | list[int]) -> None:
+    def offer_drafts(self, plan: StepPlan, draft_lens: list[int]) -> None:
         """Set the drafts that the next step verifies; a sequence in mid-prefill ignores them."""
-        if draft_lens == 0:
-            return
-        lens = repeat(draft_lens) if isinstance(draft_lens, int) else draft_lens
-        for sequence, draft_len in zip(plan.sequences, lens, strict=False):
+        for sequence, draft_len in zip(plan.sequences, draft_lens, strict=True):
             if not sequence.in_chunk:
                 sequence.draft_len = draft_len
 
@@ -37,18 +31,15 @@ class AsyncScheduler(Scheduler):
     Source: vLLM 0.32.0 ``v1/core/sched/async_scheduler.py``.
     """
 
-    drafts_early: ClassVar[bool] = True
-
     def _fill(self, plan: StepPlan) -> None:
         self._schedule_running(plan)
         if not plan.preempted:
             self._schedule_waiting(plan)
 
-    def offer_drafts(self, plan: StepPlan, draft_lens: int | list[int]) -> None:
+    def offer_drafts(self, plan: StepPlan, draft_lens: list[int]) -> None:
         """Count the output of this step as in flight and reserve the drafts of the next one."""
-        lens = repeat(draft_lens) if isinstance(draft_lens, int) else draft_lens
         for sequence, verified_len, draft_len in zip(
-            plan.sequences, plan.draft_lens, lens, strict=False
+            plan.sequences, plan.draft_lens, draft_lens, strict=True
         ):
             if not sequence.in_chunk:
                 sequence.placeholder_len += 1 + verified_len
@@ -65,24 +56,18 @@ class PrefillFirstScheduler(Scheduler):
     Source: vLLM 0.6 ``core/scheduler.py _schedule_default``.
     """
 
-    drafts_early: ClassVar[bool] = True
-
     def _fill(self, plan: StepPlan) -> None:
         self._schedule_waiting(plan)
         if not plan.sequences:
             self._schedule_running(plan)
 
-    def offer_drafts(self, plan: StepPlan, draft_lens: int | list[int]) -> None:
+    def offer_drafts(self, plan: StepPlan, draft_lens: list[int]) -> None:
         """Add the drafts to the decodes of this very step; a prefill step has none."""
         if plan.prefill_lens:
             return
-        plan.drafts_on_top = True
         last_len = self.limits.kv.max_model_len - 1
-        lens = [draft_lens] * len(plan.sequences) if isinstance(draft_lens, int) else draft_lens
         for position, sequence in enumerate(plan.sequences):
-            draft_len = min(lens[position], last_len - sequence.computed_len)
-            if self.limits.expands_batch:
-                plan.draft_contexts.append(sequence.computed_len)
+            draft_len = min(draft_lens[position], last_len - sequence.computed_len)
             sequence.computed_len += draft_len
             plan.scheduled_lens[position] += draft_len
             plan.draft_lens[position] = draft_len

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from specsim.engine.block_pool import BlockPool
-from specsim.engine.kv_cache import KVCache, KVLimits
-from specsim.engine.sequence import Sequence
+from oracle.block_pool import BlockPool
+from oracle.kv_cache import KVCache, KVLimits
+from oracle.sequence import Sequence
 from specsim.errors import InvariantError
 from specsim.request import Request
 

@@ -6,8 +6,8 @@ Sources: vLLM 0.32.0 ``v1/core/kv_cache_manager.py allocate_slots`` and
 
 from dataclasses import dataclass
 
-from specsim.engine.block_pool import BlockPool
-from specsim.engine.sequence import NEVER, Sequence
+from oracle.block_pool import BlockPool
+from oracle.sequence import NEVER, Sequence
 
 __all__ = ["KVCache", "KVLimits"]
 

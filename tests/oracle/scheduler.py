@@ -6,19 +6,18 @@ a description of their behaviour and compared step by step with recordings of th
 parallelism.
 
 The scheduler has no clock and draws no random number: whoever drives it says how long a step took
-and how many drafts survived. So the event clock of a simulation and the wall clock of a real
-engine drive the same class.
+and how many drafts survived.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from specsim.engine.kv_cache import KVCache, KVLimits
-from specsim.engine.plan import StepPlan
-from specsim.engine.sequence import NEVER, Sequence
-from specsim.engine.waiting import FcfsQueue, PriorityQueue, WaitingQueue
+from oracle.kv_cache import KVCache, KVLimits
+from oracle.plan import StepPlan
+from oracle.sequence import NEVER, Sequence
+from oracle.waiting import FcfsQueue, PriorityQueue, WaitingQueue
 from specsim.request import Request
 
 __all__ = ["Scheduler", "SchedulerLimits"]
@@ -43,8 +42,6 @@ class SchedulerLimits:
     """Input slots that the drafting method takes per scheduled sequence."""
     pads_admissions: bool = False
     """Whether an admission that has one token to compute is padded with dummy drafts."""
-    expands_batch: bool = False
-    """Whether every draft token reads the whole context again to be verified (vLLM V0)."""
 
 
 class Scheduler(ABC):
@@ -54,16 +51,13 @@ class Scheduler(ABC):
 
         scheduler.add(request, now)
         plan = scheduler.schedule()
-        scheduler.offer_drafts(plan, draft_lens)   # before the step ends, or after the update:
-        scheduler.update(plan, accepted_lens)      # see `drafts_early`
+        scheduler.offer_drafts(plan, draft_lens)   # before the step ends, or after the update
+        scheduler.update(plan, accepted_lens)
 
     Parameters
     ----------
     limits : SchedulerLimits
     """
-
-    drafts_early: ClassVar[bool]
-    """Whether `offer_drafts` belongs between `schedule` and the end of the step."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
@@ -100,13 +94,9 @@ class Scheduler(ABC):
         -------
         Sequence
         """
-        sequence = self.sequence_of(request, arrived_at)
+        sequence = Sequence(request, arrived_at, self.limits.kv.max_model_len)
         self.waiting.add(sequence)
         return sequence
-
-    def sequence_of(self, request: Request, arrived_at: float) -> Sequence:
-        """Return a new sequence without queueing it."""
-        return Sequence(request, arrived_at, self.limits.kv.max_model_len)
 
     def schedule(self) -> StepPlan:
         """Decide the next step and count its tokens as computed.
@@ -134,15 +124,8 @@ class Scheduler(ABC):
         """Put running and waiting sequences into the plan."""
 
     @abstractmethod
-    def offer_drafts(self, plan: StepPlan, draft_lens: int | list[int]) -> None:
-        """Give the sequences of a step their next drafts.
-
-        Parameters
-        ----------
-        plan : StepPlan
-        draft_lens : int or list of int, tokens
-            For every sequence alike, or one per sequence of the plan.
-        """
+    def offer_drafts(self, plan: StepPlan, draft_lens: list[int]) -> None:
+        """Give the sequences of a step their next drafts, one length per sequence of the plan."""
 
     def update(self, plan: StepPlan, accepted_lens: Iterable[int]) -> list[Sequence]:
         """Take in what a step produced; sets `plan.emitted_lens`.
@@ -193,59 +176,48 @@ class Scheduler(ABC):
             self.running = [sequence for sequence in self.running if not sequence.is_finished]
         return ended
 
-    # One pass over the running list per step is where a simulation spends its time. So this one
-    # function trades helper calls, and min(), for local names and comparisons.
-    def _schedule_running(self, plan: StepPlan) -> None:  # noqa: C901, PLR0912
-        limits = self.limits
-        slots, lookahead_len = limits.draft_slots, limits.kv.lookahead_len
-        last_len = limits.kv.max_model_len - 1  # one position stays free for the sampled token
-        piece_limit, preempted = plan.piece_limit, plan.preempted
-        tokens_left, inputs_left = plan.tokens_left, plan.inputs_left
-        sequences, scheduled_lens, draft_lens = plan.sequences, plan.scheduled_lens, plan.draft_lens
-        extend = self.kv.extend
+    def _schedule_running(self, plan: StepPlan) -> None:
+        slots, lookahead_len = self.limits.draft_slots, self.limits.kv.lookahead_len
         for sequence in tuple(self.running):
-            if tokens_left <= 0 or inputs_left <= slots:
+            if plan.tokens_left <= 0 or plan.inputs_left <= slots:
                 break
-            if preempted and not sequence.is_running:
-                continue
-            computed_len = sequence.computed_len
-            known_len = sequence.known_len
-            if placeholder_len := sequence.placeholder_len:
-                if computed_len + 2 - placeholder_len >= sequence.requested_len:
-                    continue  # its end is already certain
-                known_len += placeholder_len
-            draft_len = sequence.draft_len
-            scheduled_len = known_len + draft_len - computed_len
-            if scheduled_len > piece_limit:
-                scheduled_len = piece_limit
-            if scheduled_len > tokens_left:
-                scheduled_len = tokens_left
-            if scheduled_len > inputs_left - slots:
-                scheduled_len = inputs_left - slots
-            if scheduled_len > last_len - computed_len:
-                scheduled_len = last_len - computed_len
+            if not sequence.is_running:
+                continue  # preempted a moment ago
+            scheduled_len = self._next_piece(plan, sequence)
             if scheduled_len <= 0:
                 continue
-            end_len = computed_len + scheduled_len
-            if end_len + lookahead_len > sequence.capacity_len and not extend(sequence, end_len):
-                plan.tokens_left, plan.inputs_left = tokens_left, inputs_left
-                if not self._make_room(plan, sequence, end_len):
-                    break
-                tokens_left, inputs_left = plan.tokens_left, plan.inputs_left
+            end_len = sequence.computed_len + scheduled_len
+            has_room = end_len + lookahead_len <= sequence.capacity_len
+            has_room = has_room or self.kv.extend(sequence, end_len)
+            if not has_room and not self._make_room(plan, sequence, end_len):
+                break
             if end_len >= sequence.next_publish_len:
                 self.kv.publish(sequence, end_len)
-            if draft_len:
-                draft_len = end_len - known_len if end_len > known_len else 0
-                sequence.draft_len = 0
+            known_len = sequence.known_len + sequence.placeholder_len
+            draft_len = max(0, end_len - known_len) if sequence.draft_len else 0
+            sequence.draft_len = 0
             if sequence.in_chunk or end_len < known_len:
                 self._note_chunk(plan, sequence, scheduled_len, is_partial=end_len < known_len)
-            sequences.append(sequence)
-            scheduled_lens.append(scheduled_len)
-            draft_lens.append(draft_len)
+            plan.sequences.append(sequence)
+            plan.scheduled_lens.append(scheduled_len)
+            plan.draft_lens.append(draft_len)
             sequence.computed_len = end_len
-            tokens_left -= scheduled_len
-            inputs_left -= scheduled_len + slots
-        plan.tokens_left, plan.inputs_left = tokens_left, inputs_left
+            plan.tokens_left -= scheduled_len
+            plan.inputs_left -= scheduled_len + slots
+
+    def _next_piece(self, plan: StepPlan, sequence: Sequence) -> int:
+        """Return how many tokens a running sequence may compute; 0 or less if none."""
+        computed_len, placeholder_len = sequence.computed_len, sequence.placeholder_len
+        if placeholder_len and computed_len + 2 - placeholder_len >= sequence.requested_len:
+            return 0  # its end is already certain
+        return min(
+            sequence.known_len + placeholder_len + sequence.draft_len - computed_len,
+            plan.piece_limit,
+            plan.tokens_left,
+            plan.inputs_left - self.limits.draft_slots,
+            # One position stays free for the sampled token.
+            self.limits.kv.max_model_len - 1 - computed_len,
+        )
 
     def _note_chunk(
         self, plan: StepPlan, sequence: Sequence, scheduled_len: int, *, is_partial: bool

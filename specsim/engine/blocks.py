@@ -1,0 +1,139 @@
+"""The KV blocks themselves: the free queue and the index of prefixes, as in vLLM V1.
+
+Source: vLLM 0.32.0 ``v1/core/block_pool.py``, re-implemented from a description of its behaviour.
+
+Blocks whose content is published keep it while they wait in the free queue: a later request with
+the same prefix takes them out again, and only handing them out for something else evicts them.
+Released blocks without published content return to the front of the queue, published ones to its
+end. Equal content may live in several blocks; the one published first is found.
+"""
+
+from specsim.compiled import inner
+from specsim.engine.table import NO_BLOCK, NO_KEY, Table
+
+__all__ = ["block_key", "cached_block", "hold", "publish_block", "release_block", "take_block"]
+
+_LOW = (1 << 32) - 1
+_SPREAD = 40503  # odd; keys of one request lie side by side, those of two far apart
+
+
+@inner
+def take_block(table: Table) -> int:
+    """Return the first block of the free queue, which has one; it loses what it held."""
+    state = table.state[0]
+    number = state.first_free
+    block = table.blocks[number]
+    _leave_queue(table, number)
+    if block.key != NO_KEY:
+        _forget(table, number)
+        block.key = NO_KEY
+    return number
+
+
+@inner
+def hold(table: Table, number: int) -> None:
+    """Hold a published block; if nobody held it, it leaves the free queue."""
+    block = table.blocks[number]
+    if block.holders == 0:
+        _leave_queue(table, number)
+    block.holders += 1
+
+
+@inner
+def release_block(table: Table, number: int) -> None:
+    """Give back one holder of a published block, or an unpublished block."""
+    state = table.state[0]
+    block = table.blocks[number]
+    if block.key == NO_KEY:
+        block.previous_free = NO_BLOCK
+        block.next_free = state.first_free
+        if state.first_free == NO_BLOCK:
+            state.last_free = number
+        else:
+            table.blocks[state.first_free].previous_free = number
+        state.first_free = number
+        state.num_free += 1
+        return
+    block.holders -= 1
+    if block.holders == 0:
+        block.next_free = NO_BLOCK
+        block.previous_free = state.last_free
+        if state.last_free == NO_BLOCK:
+            state.first_free = number
+        else:
+            table.blocks[state.last_free].next_free = number
+        state.last_free = number
+        state.num_free += 1
+
+
+@inner
+def _leave_queue(table: Table, number: int) -> None:
+    state = table.state[0]
+    block = table.blocks[number]
+    if block.previous_free == NO_BLOCK:
+        state.first_free = block.next_free
+    else:
+        table.blocks[block.previous_free].next_free = block.next_free
+    if block.next_free == NO_BLOCK:
+        state.last_free = block.previous_free
+    else:
+        table.blocks[block.next_free].previous_free = block.previous_free
+    state.num_free -= 1
+
+
+@inner
+def block_key(table: Table, request: int, number: int) -> int:
+    """Return the identity of a full block of a request: equal keys hold the same tokens.
+
+    Shared keys are negative; what no other request can share is numbered by request and block.
+    """
+    fact = table.facts[request]
+    if number < fact.num_keys:
+        return int(table.keys[fact.key_at + number])
+    return (request << 32) | number
+
+
+@inner
+def cached_block(table: Table, key: int) -> int:
+    """Return the block that was published first with a key; the null block if there is none."""
+    number = int(table.chains[_place(table, key)])
+    while number != NO_BLOCK and table.blocks[number].key != key:
+        number = table.blocks[number].next_alike
+    return number
+
+
+@inner
+def publish_block(table: Table, number: int, key: int) -> None:
+    """Let later requests find a full block, which one sequence holds, by its key."""
+    block = table.blocks[number]
+    block.key = key
+    block.holders = 1
+    block.next_alike = NO_BLOCK
+    place = _place(table, key)
+    last = int(table.chains[place])
+    if last == NO_BLOCK:
+        table.chains[place] = number
+        return
+    while table.blocks[last].next_alike != NO_BLOCK:
+        last = table.blocks[last].next_alike
+    table.blocks[last].next_alike = number
+
+
+@inner
+def _forget(table: Table, number: int) -> None:
+    """Take a block out of the index."""
+    block = table.blocks[number]
+    place = _place(table, block.key)
+    before = int(table.chains[place])
+    if before == number:
+        table.chains[place] = block.next_alike
+        return
+    while table.blocks[before].next_alike != number:
+        before = table.blocks[before].next_alike
+    table.blocks[before].next_alike = block.next_alike
+
+
+@inner
+def _place(table: Table, key: int) -> int:
+    """Return the place of a key in the index, whose size is a power of two."""
+    return ((key >> 32) * _SPREAD + (key & _LOW)) & (len(table.chains) - 1)

@@ -1,0 +1,89 @@
+"""Cost: how long a step takes.
+
+T = T_target + T_draft (Liu et al. 2024, "SmartSpec", eq. 4), plus the engine's overhead. The
+formulas of `specsim.profile` for one drafter and a latency model that has a compiled form; all
+others are computed there.
+"""
+
+from specsim.compiled import inner
+from specsim.engine.table import Table
+from specsim.latency._form import forward_time
+
+__all__ = ["charge_drafts", "charge_forward"]
+
+_OVERHEAD_STEP, _OVERHEAD_REQUEST, _HAS_DRAFTER, _HAS_LATENCY, _BASIS = range(5)
+_TARGET_SHARE, _TOKEN, _STEP, _REQUEST = range(5, 9)
+
+
+@inner
+def charge_forward(table: Table) -> None:
+    """Charge for the target's forward pass and the engine's own time."""
+    state = table.state[0]
+    step = table.steps[state.current]
+    if step.batched_tokens:
+        step.target_time = state.slowness * forward_time(
+            table.target,
+            step.context_tokens,
+            step.batched_tokens,
+            step.num_requests,
+            step.prefill_tokens,
+        )
+    if step.num_requests:
+        costs = table.costs
+        usual = costs[_OVERHEAD_STEP] + costs[_OVERHEAD_REQUEST] * step.num_requests
+        step.overhead_time = state.slowness * usual
+
+
+@inner
+def charge_drafts(table: Table) -> None:
+    """Charge for making the drafts that were asked for; an empty step makes none."""
+    state = table.state[0]
+    step = table.steps[state.current]
+    if table.costs[_HAS_DRAFTER] and step.drafter_batched_tokens:
+        step.draft_time = state.slowness * _draft_time(table, step.target_time / state.slowness)
+    state.last_draft_time = step.draft_time
+    if table.limits[0].prefill_first:
+        step.verified_draft_time = step.draft_time
+
+
+@inner
+def _draft_time(table: Table, target_time: float) -> float:
+    """Return how long it takes to draft for every sequence of the step.
+
+    See `specsim.profile.DraftCost.draft_time`.
+    """
+    costs, current = table.costs, table.state[0].current
+    step = table.steps[current]
+    longest = tokens = 0
+    for place in range(step.num_requests):
+        asked_len = table.entries[current, place].asked_len
+        longest = max(longest, asked_len)
+        tokens += asked_len
+    total = 0.0
+    if longest:
+        total = costs[_TARGET_SHARE] * target_time + costs[_TOKEN] * tokens
+        total = total + costs[_STEP] + costs[_REQUEST] * step.num_requests
+    if not costs[_HAS_LATENCY]:
+        return total
+    context_tokens, batched_tokens = step.drafter_context_tokens, step.drafter_batched_tokens
+    size = step.num_requests
+    if costs[_BASIS] == 1.0:
+        if longest:
+            total += forward_time(
+                table.drafter, context_tokens, batched_tokens, size, step.prefill_tokens
+            )
+        return total
+    if costs[_BASIS] == 2.0:
+        if longest:
+            total += forward_time(table.drafter, 0, step.num_requests, step.num_requests, 0)
+        return total
+    total += forward_time(table.drafter, context_tokens, batched_tokens, size, step.prefill_tokens)
+    context_tokens += batched_tokens
+    for number in range(2, longest + 1):
+        rows = 0
+        for place in range(step.num_requests):
+            if table.entries[current, place].asked_len >= number:
+                rows += 1
+        total += forward_time(table.drafter, context_tokens, rows, rows, 0)
+        context_tokens += rows
+    return total

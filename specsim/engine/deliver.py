@@ -1,0 +1,228 @@
+"""Deliver: take in what a step produced, tell the scheduler, and write the results down."""
+
+from math import floor
+
+from specsim.compiled import inner
+from specsim.engine.kv import publish, release
+from specsim.engine.table import FINISHED, FREE, RUNNING, WAITING, Table
+from specsim.engine.waiting import leave_queue
+
+__all__ = ["deliver", "has_room", "land"]
+
+
+@inner
+def has_room(table: Table) -> bool:
+    """Return whether the buffers have room for what any step can add."""
+    state, most = table.state[0], table.limits[0].max_num_running
+    return bool(
+        state.steps_len < len(table.steps_out)
+        and state.requests_len + most <= len(table.requests_out)
+        and state.gaps_len + most <= len(table.gaps_out)
+        and state.seconds_len < len(table.seconds_out)
+    )
+
+
+@inner
+def deliver(table: Table) -> None:
+    """Hand out the tokens of the current step, which comes back now.
+
+    Output that comes back for a sequence that ended or was preempted meanwhile (asynchronous
+    scheduling) is dropped or delivered, as in vLLM: delivered after a preemption, but without
+    touching the counters that the preemption reset.
+
+    Source: vLLM 0.32.0 ``v1/core/sched/scheduler.py update_from_output``.
+    """
+    state = table.state[0]
+    step = table.steps[state.current]
+    step.ended_at = state.now
+    first_gap = state.gaps_len
+    ended = 0
+    for place in range(step.num_requests):
+        entry = table.entries[state.current, place]
+        sequence = table.sequences[entry.row]
+        if sequence.status == FINISHED or entry.is_partial:
+            continue
+        emitted_len = min(entry.accepted_len + 1, sequence.max_len - sequence.known_len)
+        sequence.known_len += emitted_len
+        entry.emitted_len = emitted_len
+        if sequence.preempted_in < step.index:
+            _settle(table, entry.row, entry.draft_len - entry.accepted_len, emitted_len)
+        _note_delivery(table, place, first_gap)
+        if sequence.known_len == sequence.max_len:
+            _finish(table, entry.row)
+            ended += 1
+    if ended:
+        _drop_finished(table)
+        state.unannounced += ended
+    if step.num_requests:
+        _note_step(table)
+
+
+@inner
+def _settle(table: Table, row: int, rejected_len: int, emitted_len: int) -> None:
+    """Take rejected drafts back, and what was emitted out of what is in flight."""
+    sequence = table.sequences[row]
+    sequence.computed_len -= rejected_len
+    if sequence.placeholder_len:
+        sequence.placeholder_len -= rejected_len + emitted_len
+        settled_len = sequence.computed_len - sequence.placeholder_len
+        if settled_len >= sequence.next_publish_len:
+            publish(table, row, settled_len)
+
+
+@inner
+def _finish(table: Table, row: int) -> None:
+    """Free the blocks in place; a running sequence leaves its list after the update."""
+    state, sequence = table.state[0], table.sequences[row]
+    if sequence.status == WAITING:
+        leave_queue(table, row)
+    else:
+        release(table, row)
+    sequence.status = FINISHED
+    state.has_unflushed = 1
+    result = table.requests_out[state.requests_len]
+    result.request = sequence.request
+    result.arrived_at = sequence.arrived_at
+    result.scheduled_at = sequence.first_scheduled_at
+    result.first_token_at = sequence.first_token_at
+    result.ended_at = state.now
+    result.prompt_len = sequence.prompt_len
+    result.output_len = sequence.known_len - sequence.prompt_len
+    result.cached_len = sequence.cached_len
+    result.preemptions = sequence.preemptions
+    result.requeues = sequence.requeues
+    result.deliveries = sequence.deliveries
+    result.drafts = sequence.drafts
+    result.draft_tokens = sequence.draft_tokens
+    result.accepted_tokens = sequence.accepted_tokens
+    state.requests_len += 1
+
+
+@inner
+def _drop_finished(table: Table) -> None:
+    state, running = table.state[0], table.running
+    kept = 0
+    for place in range(state.num_running):
+        row = running[place]
+        if table.sequences[row].status == RUNNING:
+            running[kept] = row
+            kept += 1
+    state.num_running = kept
+
+
+@inner
+def land(table: Table) -> None:
+    """Be done with the current step: rows that had ended, and were in no later one, are free."""
+    limits, state = table.limits[0], table.state[0]
+    for place in range(table.steps[state.current].num_requests):
+        row = table.entries[state.current, place].row
+        sequence = table.sequences[row]
+        sequence.in_flight -= 1
+        if sequence.status == FINISHED and sequence.in_flight == 0:
+            sequence.status = FREE
+            sequence.next_row = state.free_row
+            state.free_row = row
+    state.in_flight -= 1
+    state.oldest = (state.oldest + 1) % limits.depth
+    state.place = 0
+
+
+@inner
+def _note_delivery(table: Table, place: int, first_gap: int) -> None:
+    """Count a delivery, and the time since the last one of the same request."""
+    limits, state = table.limits[0], table.state[0]
+    entry = table.entries[state.current, place]
+    sequence = table.sequences[entry.row]
+    if sequence.deliveries:
+        _note_gap(table, first_gap, state.now - sequence.delivered_at, entry.emitted_len)
+    else:
+        sequence.first_token_at = state.now
+    if limits.keeps_deliveries:
+        at = table.facts[entry.request].output_at + sequence.deliveries
+        table.delivered_at[at] = state.now
+        table.delivered_lens[at] = entry.emitted_len
+        table.drafted_lens[at] = entry.verified_len
+        table.accepted_lens[at] = entry.accepted_len
+    sequence.delivered_at = state.now
+    sequence.deliveries += 1
+    if entry.verified_len:
+        sequence.drafts += 1
+        sequence.draft_tokens += entry.verified_len
+        sequence.accepted_tokens += entry.accepted_len
+        table.outcomes[entry.verified_len, entry.accepted_len] += 1
+
+
+@inner
+def _note_gap(table: Table, first: int, value: float, tokens: int) -> None:
+    """Count a gap together with those of the same step that are like it."""
+    state = table.state[0]
+    for place in range(state.gaps_len - 1, first - 1, -1):
+        gap = table.gaps_out[place]
+        if gap.value == value and gap.tokens == tokens:
+            gap.count += 1
+            return
+    gap = table.gaps_out[state.gaps_len]
+    gap.value = value
+    gap.tokens = tokens
+    gap.count = 1
+    state.gaps_len += 1
+
+
+@inner
+def _note_step(table: Table) -> None:
+    """Write the step down, but for sequences that had ended before it came back, as vLLM does."""
+    limits, state = table.limits[0], table.state[0]
+    step = table.steps[state.current]
+    drafts = draft_tokens = accepted_tokens = output_tokens = deliveries = asked = 0
+    for place in range(step.num_requests):
+        entry = table.entries[state.current, place]
+        asked += entry.asked_len
+        if entry.emitted_len:
+            deliveries += 1
+            output_tokens += entry.emitted_len
+            drafts += entry.verified_len > 0
+            draft_tokens += entry.verified_len
+            accepted_tokens += entry.accepted_len
+    totals = table.totals[0]
+    totals.steps += 1
+    totals.deliveries += deliveries
+    totals.output_tokens += output_tokens
+    totals.num_requests += step.num_requests
+    totals.target_time += step.target_time
+    totals.draft_time += step.draft_time
+    totals.overhead_time += step.overhead_time
+    totals.context_tokens = max(totals.context_tokens, step.context_tokens)
+    totals.batched_tokens = max(totals.batched_tokens, step.batched_tokens)
+    totals.beyond_context += step.context_tokens > limits.valid_context_tokens
+    totals.beyond_batched += step.batched_tokens > limits.valid_batched_tokens
+    second = floor(step.ended_at - state.origin)
+    if state.seconds_len == 0 or table.seconds_out[state.seconds_len - 1].second != second:
+        table.seconds_out[state.seconds_len].second = second
+        table.seconds_out[state.seconds_len].tokens = 0
+        state.seconds_len += 1
+    table.seconds_out[state.seconds_len - 1].tokens += output_tokens
+    if not limits.keeps_steps:
+        return
+    result = table.steps_out[state.steps_len]
+    result.scheduled_at = step.scheduled_at
+    result.started_at = step.started_at
+    result.ended_at = step.ended_at
+    result.target_time = step.target_time
+    result.draft_time = step.draft_time
+    result.overhead_time = step.overhead_time
+    result.context_tokens = step.context_tokens
+    result.batched_tokens = step.batched_tokens
+    result.prefill_tokens = step.prefill_tokens
+    result.num_requests = step.num_requests
+    result.num_running = step.num_running
+    result.num_waiting = step.num_waiting
+    result.free_blocks = step.free_blocks
+    result.preemptions = step.preemptions
+    result.drafts = drafts
+    result.draft_tokens = draft_tokens
+    result.accepted_tokens = accepted_tokens
+    result.output_tokens = output_tokens
+    result.deliveries = deliveries
+    result.asked_draft_len = asked / step.num_requests
+    result.alpha_estimate = step.alpha_estimate
+    state.steps_len += 1

@@ -1,0 +1,80 @@
+"""Draft: how many tokens the drafter is run for after a step, and what becomes of them."""
+
+from specsim.compiled import inner
+from specsim.engine.table import Table
+
+__all__ = ["ask", "offer"]
+
+
+@inner
+def ask(table: Table) -> None:
+    """Ask for as many drafts as the size of the step says: a fixed k, or vLLM's schedule of k.
+
+    Every other policy decides in Python (`specsim.engine.speculation`).
+    """
+    limits, state = table.limits[0], table.state[0]
+    step = table.steps[state.current]
+    if limits.prefill_first and step.prefill_tokens:
+        return
+    asked_len = table.lens_by_size[step.num_requests]
+    for place in range(step.num_requests):
+        entry = table.entries[state.current, place]
+        entry.asked_len = entry.offered_len = asked_len
+
+
+@inner
+def offer(table: Table) -> None:
+    """Give the sequences of a step the drafts that the proposer comes up with.
+
+    A sequence in mid-prefill ignores them. Asynchronously they are reserved before they are made,
+    and the output of this step is counted as in flight (vLLM 0.32.0
+    ``v1/core/sched/async_scheduler.py``).
+    """
+    limits, state = table.limits[0], table.state[0]
+    step = table.steps[state.current]
+    is_ahead = limits.depth > 1
+    if limits.has_offers and not is_ahead:
+        _cut_to_offers(table)
+    if limits.prefill_first:
+        if not step.prefill_tokens:
+            _add_to_step(table)
+        return
+    for place in range(step.num_requests):
+        entry = table.entries[state.current, place]
+        sequence = table.sequences[entry.row]
+        if not sequence.in_chunk:
+            sequence.draft_len = entry.offered_len
+            if is_ahead:
+                sequence.placeholder_len += 1 + entry.draft_len
+
+
+@inner
+def _cut_to_offers(table: Table) -> None:
+    """Cut what was asked for to what the proposer finds, by its table; positions are known."""
+    current = table.state[0].current
+    for place in range(table.steps[current].num_requests):
+        entry = table.entries[current, place]
+        sequence = table.sequences[entry.row]
+        output_len = sequence.known_len - sequence.prompt_len
+        # Offers have one output position more per request than fates.
+        at = table.facts[entry.request].output_at + entry.request + output_len
+        entry.offered_len = min(entry.asked_len, int(table.offers[at]))
+
+
+@inner
+def _add_to_step(table: Table) -> None:
+    """Add the drafts to the decodes of this very step, on top of its budget (vLLM V0)."""
+    limits, current = table.limits[0], table.state[0].current
+    step = table.steps[current]
+    step.drafts_on_top = 1
+    for place in range(step.num_requests):
+        entry = table.entries[current, place]
+        sequence = table.sequences[entry.row]
+        draft_len = min(entry.offered_len, limits.max_model_len - 1 - sequence.computed_len)
+        if limits.expands_batch:
+            entry.read_anew = sequence.computed_len
+        sequence.computed_len += draft_len
+        entry.scheduled_len += draft_len
+        entry.draft_len = entry.verified_len = draft_len
+        step.batched_tokens += draft_len
+        step.context_tokens += entry.read_anew * draft_len

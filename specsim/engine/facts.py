@@ -1,0 +1,77 @@
+"""Facts: what does not change about the requests of a run, as columns that all replicas share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.engine.table import TABLE_TYPES
+from specsim.request import BlockKey, Request
+from specsim.step import Ints
+
+__all__ = ["Facts"]
+
+Bytes = NDArray[np.uint8]
+
+_NO_BYTES: Bytes = np.zeros(1, dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The requests of a run, and where each begins in arrays by output position."""
+
+    rows: NDArray[np.void]
+    """Records `specsim.engine.table.Fact`, by index of the request."""
+    keys: Ints
+    """Shared block keys of all requests, end to end; negative, equal where the keys are."""
+    starts: Ints
+    """Shape (n + 1,): output tokens of all requests before each."""
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], block_size: int, *, with_keys: bool) -> "Facts":
+        """Return the facts of a run.
+
+        Parameters
+        ----------
+        requests : sequence of Request
+            By index.
+        block_size : int, tokens
+        with_keys : bool
+            Whether prefixes are cached.
+
+        Returns
+        -------
+        Facts
+        """
+        rows = np.zeros(len(requests), dtype=TABLE_TYPES["facts"][0])
+        rows["prompt_len"] = [request.prompt_len for request in requests]
+        rows["output_len"] = [request.output_len for request in requests]
+        rows["priority"] = [request.priority for request in requests]
+        rows["rank"] = np.unique([request.id for request in requests], return_inverse=True)[1]
+        starts = np.zeros(len(requests) + 1, dtype=np.int64)
+        np.cumsum(rows["output_len"], out=starts[1:])
+        rows["output_at"] = starts[:-1]
+        return cls(rows, _shared_keys(requests, block_size, rows, with_keys), starts)
+
+    @property
+    def num_outputs(self) -> int:
+        """Output tokens of all requests."""
+        return int(self.starts[-1])
+
+
+def _shared_keys(
+    requests: Sequence[Request], block_size: int, rows: NDArray[np.void], with_keys: bool
+) -> Ints:
+    """Return the block keys that requests may share, numbered; enter in `rows` whose they are."""
+    numbers: dict[BlockKey, int] = {}
+    keys: list[Ints] = [np.zeros(1, dtype=np.int64)]
+    size = 1
+    for index, request in enumerate(requests):
+        rows["key_at"][index] = size
+        if with_keys and (found := request.shared_block_keys(block_size)):
+            mine = [-1 - numbers.setdefault(key, len(numbers)) for key in found]
+            keys.append(np.array(mine, dtype=np.int64))
+            rows["num_keys"][index] = len(mine)
+            size += len(mine)
+    return np.concatenate(keys)

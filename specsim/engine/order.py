@@ -1,0 +1,232 @@
+"""Order: in which order a step's verbs are done, for each of the three schedulers.
+
+    synchronous     vLLM V1 with a step scheduled only when the one before has come back
+    prefill_first   vLLM V0: waiting prompts run first, whole, in a step of their own; drafts are
+                    proposed and verified within one step. The papers of 2024 measured on it.
+    asynchronous    vLLM V1 with step n + 1 scheduled while step n runs, as if it accepted
+                    everything (0.32.0 ``v1/engine/core.py step_with_batch_queue``)
+
+A step is launched, and later it comes back ("lands"). What a verb does stands in the module of its
+name; a verb of which the policy, the latency model or the drafter is Python is done there
+(`specsim.engine.replica`), with the same state before and after.
+"""
+
+from math import inf
+
+from specsim.compiled import Loop, inner
+from specsim.engine.cost import charge_drafts, charge_forward
+from specsim.engine.deliver import deliver, has_room, land
+from specsim.engine.draft import ask, offer
+from specsim.engine.schedule import schedule, take_in
+from specsim.engine.table import TABLE_TYPES, Table
+from specsim.engine.verify import verify
+
+__all__ = [
+    "ASK",
+    "BEGIN",
+    "CHARGE_DRAFTS",
+    "CHARGE_FORWARD",
+    "CHECK",
+    "DELIVERED",
+    "FULL",
+    "GROW",
+    "LANDED",
+    "LAUNCHED",
+    "OBSERVE",
+    "OFFER",
+    "ORDERS",
+    "SCHEDULED",
+    "TAKE_IN",
+    "TRIM",
+    "VERBS",
+    "VERIFY",
+    "WAIT",
+    "WAITS",
+    "advance",
+]
+
+VERBS = 18
+(
+    TAKE_IN,  # queue what has arrived
+    BEGIN,  # launch a step, let one land, or wait for requests
+    SCHEDULE,
+    TRIM,  # the policy drops drafts from the step, or the draft prefill of who is admitted
+    ASK,  # how many tokens to draft
+    OFFER,  # what the proposer comes up with is to be verified
+    CHARGE_FORWARD,
+    CHARGE_DRAFTS,
+    VERIFY,
+    OBSERVE,  # the policy learns from it
+    SCHEDULED,  # whoever watches sees what has been scheduled
+    OVERHEAD,  # the engine's own time, which a busy GPU hides
+    LAUNCHED,
+    WAIT,  # for the step to end
+    CHECK,  # that results fit into their buffers
+    DELIVER,
+    DELIVERED,  # whoever watches sees what has been delivered
+    LANDED,
+) = range(VERBS)
+
+WAITS, FULL, GROW = VERBS, VERBS + 1, VERBS + 2
+"""What `advance` says besides a verb to be done in Python: nothing happens before `State.until`;
+results have to be taken; there are more requests than rows."""
+
+ORDERS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "synchronous": (
+        (SCHEDULE, TRIM, CHARGE_FORWARD, VERIFY, OBSERVE, ASK, CHARGE_DRAFTS, SCHEDULED),
+        (WAIT, CHECK, DELIVER, DELIVERED, OFFER),
+    ),
+    "prefill_first": (
+        (SCHEDULE, ASK, OFFER, TRIM, CHARGE_FORWARD, CHARGE_DRAFTS, VERIFY, OBSERVE, SCHEDULED),
+        (WAIT, CHECK, DELIVER, DELIVERED),
+    ),
+    "asynchronous": (
+        (SCHEDULE, TRIM, ASK, OFFER, SCHEDULED, CHARGE_FORWARD, CHARGE_DRAFTS, OVERHEAD),
+        (WAIT, CHECK, VERIFY, OBSERVE, DELIVER, DELIVERED),
+    ),
+}
+"""What a step does until it is launched, and what when it lands."""
+
+
+def _advance(table: Table) -> int:
+    """Go on until something outside may happen, or a verb has to be done in Python.
+
+    Returns that verb, or one of `WAITS`, `FULL` and `GROW`. The caller does what is asked for,
+    moves `State.place` on if it was a verb, and calls again.
+    """
+    state = table.state[0]
+    while True:
+        verb = table.order[state.place]
+        if table.in_python[verb]:
+            return int(verb)
+        if verb == TAKE_IN:
+            if not take_in(table):
+                return GROW
+        elif verb == BEGIN:
+            if not _begin(table):
+                return WAITS
+            continue
+        elif verb == SCHEDULE:
+            schedule(table)
+        elif verb == ASK:
+            ask(table)
+        elif verb == OFFER:
+            offer(table)
+        elif verb == CHARGE_FORWARD:
+            charge_forward(table)
+        elif verb == CHARGE_DRAFTS:
+            charge_drafts(table)
+        elif verb == OVERHEAD:
+            if not _overhead(table):
+                return WAITS
+        elif verb == LAUNCHED:
+            _launched(table)
+            continue
+        elif verb == WAIT:
+            if not _wait(table):
+                return WAITS
+        elif verb == CHECK:
+            if not has_room(table):
+                return FULL
+        elif verb == VERIFY:
+            verify(table)
+        elif verb == DELIVER:
+            deliver(table)
+        elif verb == LANDED:
+            land(table)
+            continue
+        state.place += 1
+
+
+advance = Loop(_advance, TABLE_TYPES, name="engine", rooms=("specsim.engine", "specsim.latency"))
+
+
+@inner
+def _begin(table: Table) -> bool:
+    """Choose between a new step, one that comes back, and nothing to do; False to wait."""
+    limits, state = table.limits[0], table.state[0]
+    has_work = state.num_running or state.num_waiting or (limits.depth > 1 and state.has_unflushed)
+    if has_work and state.in_flight < limits.depth:
+        if state.now >= state.until:  # where a run begins: more may arrive at that very instant
+            state.next_at = state.now
+            state.place = 0
+            return False
+        state.current = (state.oldest + state.in_flight) % limits.depth
+        state.place += 1
+        return True
+    if state.in_flight:
+        state.current = state.oldest
+        state.place = limits.land_at
+        return True
+    state.place = 0
+    return _until_arrival(table)
+
+
+@inner
+def _launched(table: Table) -> None:
+    """Count the step as in flight, and launch another if there may be two.
+
+    vLLM's engine loop schedules once more, possibly an empty batch, to flush finished ids.
+    """
+    limits, state = table.limits[0], table.state[0]
+    has_work = state.num_running or state.num_waiting or state.has_unflushed
+    state.in_flight += 1
+    if state.in_flight < limits.depth and (table.steps[state.current].num_requests or has_work):
+        state.place = 0
+    else:
+        state.current = state.oldest
+        state.place = limits.land_at
+
+
+@inner
+def _until_arrival(table: Table) -> bool:
+    """Let time pass until the next request arrives; False if that may be too late."""
+    state = table.state[0]
+    if state.first_arrival < state.num_arrivals:
+        return _until(table, max(state.now, table.arrivals[state.first_arrival].at))
+    return _until(table, inf)
+
+
+@inner
+def _until(table: Table, instant: float) -> bool:
+    """Let time pass; False, and it stands still, if that may be too late.
+
+    Something outside may happen before, or requests have ended that somebody waits for.
+    """
+    state = table.state[0]
+    is_awaited = table.limits[0].announces_ends and state.unannounced
+    if instant >= state.until or (is_awaited and instant > state.now):
+        state.next_at = instant
+        return False
+    state.now = instant
+    return True
+
+
+@inner
+def _overhead(table: Table) -> bool:
+    """Let the engine's own time pass; then the GPU begins with the step when it is free."""
+    state = table.state[0]
+    step = table.steps[state.current]
+    if step.overhead_time and not _until(table, state.now + step.overhead_time):
+        return False
+    step.started_at = max(state.now, state.gpu_free_at)
+    state.gpu_free_at = step.started_at + step.target_time + step.draft_time
+    step.ended_at = state.gpu_free_at
+    return True
+
+
+@inner
+def _wait(table: Table) -> bool:
+    """Let time pass until the step that was launched first ends."""
+    limits, state = table.limits[0], table.state[0]
+    step = table.steps[state.current]
+    if limits.depth > 1:
+        if step.ended_at > state.now:
+            return _until(table, state.now + (step.ended_at - state.now))
+        return True
+    if step.num_requests:
+        total = step.target_time + step.draft_time + step.overhead_time
+        return _until(table, state.now + total)
+    if step.preemptions:
+        return True
+    return _until_arrival(table)  # nothing can run before something changes

@@ -1,0 +1,381 @@
+"""Replica: one engine, which goes on from one outside event to the next."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.engine.order import (
+    FULL,
+    GROW,
+    TAKE_IN,
+    VERBS,
+    WAITS,
+    advance,
+)
+from specsim.engine.python_verbs import PythonVerbs, Wiring
+from specsim.engine.schedule import begin, take_in
+from specsim.engine.setup import Costs, Setup, linked_rows, zeros
+from specsim.engine.speculation import Speculation
+from specsim.engine.table import FREE, NEVER, NO_ROW, RUNNING, WAITING, Table
+from specsim.latency._form import COSTS
+from specsim.step import Ints
+
+__all__ = ["Departure", "Replica"]
+
+Record = NDArray[np.void]
+
+_AS_IN_A_QUEUE = {  # what a sequence has lost when its replica fails
+    "status": FREE,
+    "computed_len": 0,
+    "draft_len": 0,
+    "placeholder_len": 0,
+    "in_chunk": 0,
+    "slot": -1,
+    "capacity_len": 0,
+    "next_publish_len": NEVER,
+    "preempted_in": -1,
+    "in_flight": 0,
+    "drafter": 0,
+    "is_undrafted": 0,
+}
+
+
+class Departure(NamedTuple):
+    """A request that a failed replica had not ended."""
+
+    request: int
+    arrived_at: float
+    row: Record | None = None
+    """How far it had come; None if no engine had looked at it."""
+    requeues: int = 0
+    """Replicas that failed before they had looked at it."""
+
+
+class Replica(PythonVerbs):
+    """One replica.
+
+    It has a clock of its own, which is ahead of the event clock by nothing that anybody outside
+    could tell: `advance` lets it do whatever happens before an instant.
+
+    Parameters
+    ----------
+    setup : Setup
+    costs : Costs
+    speculation : Speculation
+    wiring : Wiring
+    start : float
+        When it starts.
+    verbs : dict, optional
+        What whoever drives it does by itself, by verb, in place of what is done here: a real
+        model's forward pass, say, which takes time on a real clock.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        costs: Costs,
+        speculation: Speculation,
+        wiring: Wiring,
+        start: float = 0.0,
+        *,
+        verbs: Mapping[int, Callable[[], None]] | None = None,
+    ) -> None:
+        super().__init__(_table(setup, costs, speculation, wiring), costs, speculation, wiring)
+        self.is_up = True
+        """Whether it has not failed."""
+        self._num_told = 0
+        """Requests in the buffer of results whose end has been told."""
+        state = self.table.state
+        for name in ("now", "next_at", "gpu_free_at"):
+            state[name] = start
+        state["origin"] = wiring.origin
+        self._handlers = {
+            **self._python_verbs(),
+            FULL: self.flush,
+            GROW: self._grow,
+            **(verbs or {}),
+        }
+        if speculation.policy.selects_drafter:
+            self._handlers[TAKE_IN] = self.take_in
+        for verb in self._handlers:
+            if verb < VERBS:
+                self.table.in_python[verb] = 1
+        self._bind()
+
+    def _bind(self) -> None:
+        """Make the loop see the table as it is."""
+        self._run = advance.bind(self.table)
+        state = self.table.state
+        self._place, self._until = state["place"], state["until"]
+        self._next_at, self._num_arrivals = state["next_at"], state["num_arrivals"]
+        arrivals = self.table.arrivals
+        self._arrivals = arrivals["at"], arrivals["request"], arrivals["row"]
+
+    @property
+    def now(self) -> float:
+        """Where its clock stands."""
+        state = self.table.state
+        return float(state["now"][0])
+
+    @now.setter
+    def now(self, instant: float) -> None:
+        """Set it, from a verb of one's own that has taken time."""
+        self._set(now=instant)
+
+    @property
+    def next_at(self) -> float:
+        """When it would go on by itself; infinite if it waits for requests."""
+        return float(self._next_at[0])
+
+    def advance(self, until: float) -> None:
+        """Do whatever happens before an instant.
+
+        Parameters
+        ----------
+        until : float
+            What happens then, and later, is not done; requests that arrive then may still be
+            submitted.
+        """
+        self._until[0] = until
+        while True:
+            verb = self._run()
+            if verb == WAITS:
+                break
+            self._handlers[verb]()
+            if verb < VERBS:
+                self._place[0] += 1
+        if self._wiring.announces_ends:
+            self._tell_ends()
+
+    def finish(self) -> None:
+        """Do all that is left, and hand over the results; nothing can be done afterwards."""
+        self.advance(float("inf"))
+        self.flush()
+        self._handlers = {}  # they refer to the replica, which would keep its table in memory
+
+    def submit(self, request: int, at: float) -> None:
+        """Take in a request that arrives at an instant that the replica has not passed."""
+        self._arrive(at, request, NO_ROW)
+
+    def submit_all(self, requests: Ints, at: NDArray[np.float64]) -> None:
+        """Take in the requests of a whole run before it begins, in order of arrival."""
+        arrivals: Any = zeros("arrivals", len(requests))
+        arrivals["at"], arrivals["request"], arrivals["row"] = at, requests, NO_ROW
+        self.table = self.table._replace(arrivals=arrivals)
+        self._set(num_arrivals=len(requests))
+        self._bind()
+        self._set(next_at=self.next_arrival_at)
+
+    def take_over(self, departure: Departure, at: float) -> None:
+        """Take in a request that was submitted to a replica that has failed."""
+        row = self._unused_row()
+        sequences = self.table.sequences
+        if departure.row is None:
+            begin(self._records(), row, departure.request, departure.arrived_at)
+            sequences["requeues"][row] = departure.requeues
+        else:
+            sequences[row] = departure.row
+            sequences["fate_at"][row] = self._wiring.facts.starts[departure.request]
+        self._arrive(at, departure.request, row)
+
+    def _arrive(self, at: float, request: int, row: int) -> None:
+        place = int(self._num_arrivals[0])
+        if place == len(self.table.arrivals):
+            self._make_room_for_arrivals(at)
+            place = int(self._num_arrivals[0])
+        times, requests, rows = self._arrivals
+        times[place], requests[place], rows[place] = at, request, row
+        self._num_arrivals[0] = place + 1
+        self._next_at[0] = min(self._next_at[0], at)
+
+    def _make_room_for_arrivals(self, at: float) -> None:
+        """Take in what arrived before, drop it from the buffer, and double that if need be."""
+        self.advance(at)
+        arrivals = self.table.arrivals
+        first = self._field("first_arrival")
+        left = len(arrivals) - first
+        if 2 * left > len(arrivals):
+            more: Any = zeros("arrivals", 2 * len(arrivals))
+            more[:left] = arrivals[first:]
+            self.table = self.table._replace(arrivals=more)
+        else:
+            arrivals[:left] = arrivals[first:].copy()
+        self._set(first_arrival=0, num_arrivals=left)
+        self._bind()
+
+    def fail(self) -> list[Departure]:
+        """Stop for good: steps in flight are lost, and so are all caches.
+
+        Returns
+        -------
+        list of Departure
+            Those that had not ended: what ran in order of admission, then what waited in its order.
+        """
+        self.is_up = False
+        self.flush()
+        sequences: Any = self.table.sequences
+        running = self.table.running[: self.num_running].tolist()
+        left = []
+        for row in [*running, *self._waiting_rows()]:
+            record = sequences[row].copy()
+            for name, value in _AS_IN_A_QUEUE.items():
+                record[name] = value
+            record["requeues"] += 1
+            left.append(Departure(int(record["request"]), float(record["arrived_at"]), record))
+        arrivals = self.table.arrivals
+        for arrival in arrivals[self._field("first_arrival") : self._num_arrivals[0]]:
+            row = int(arrival["row"])
+            if row == NO_ROW:
+                left.append(Departure(int(arrival["request"]), float(arrival["at"]), requeues=1))
+                continue
+            record = sequences[row].copy()
+            record["requeues"] += 1
+            left.append(Departure(int(record["request"]), float(record["arrived_at"]), record))
+        return left
+
+    def _waiting_rows(self) -> list[int]:
+        """Return the rows that wait, the next one first."""
+        sequences = self.table.sequences
+        facts = self._wiring.facts.rows
+        if self.table.limits["by_priority"][0]:
+            rows = np.flatnonzero(sequences["status"] == WAITING)
+            requests = sequences["request"][rows]
+            ranks = facts["rank"][requests]
+            order = (requests, ranks, sequences["arrived_at"][rows], facts["priority"][requests])
+            return [int(row) for row in rows[np.lexsort(order)]]
+        rows_in_turn, row = [], self._field("queue_head")
+        while row != NO_ROW:
+            rows_in_turn.append(row)
+            row = int(sequences["next_row"][row])
+        return rows_in_turn
+
+    def slow_down(self, factor: float) -> None:
+        """Let every step that is scheduled from now on take `factor` times as long; 1 ends it."""
+        self._set(slowness=factor)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have been submitted but do not run."""
+        return (
+            self._field("num_waiting") + int(self._num_arrivals[0]) - self._field("first_arrival")
+        )
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request runs, or waits and has been looked at."""
+        return bool(self.num_running or self._field("num_waiting"))
+
+    @property
+    def next_arrival_at(self) -> float:
+        """When the next request arrives that has not been looked at; infinite if there is none."""
+        first = self._field("first_arrival")
+        return float(self._arrivals[0][first]) if first < self._num_arrivals[0] else float("inf")
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompts of its unfinished requests, and what those that run have answered so far."""
+        sequences = self.table.sequences
+        status = sequences["status"]
+        arrivals = self.table.arrivals
+        unseen = arrivals["request"][self._field("first_arrival") : self._num_arrivals[0]]
+        waiting = sequences["prompt_len"][status == WAITING].sum()
+        running = sequences["known_len"][status == RUNNING].sum()
+        return int(waiting + running + self._wiring.facts.rows["prompt_len"][unseen].sum())
+
+    def flush(self) -> None:
+        """Hand over the results that lie in the buffers."""
+        self._tell_ends()
+        records = self._wiring.records
+        for name, add in (
+            ("steps", records.add_steps),
+            ("requests", records.add_requests),
+            ("gaps", records.add_gaps),
+            ("seconds", records.add_seconds),
+        ):
+            if num := self._field(f"{name}_len"):
+                add(getattr(self.table, f"{name}_out")[:num])
+        self._set(steps_len=0, requests_len=0, gaps_len=0, seconds_len=0)
+        self._num_told = 0
+
+    def _tell_ends(self) -> None:
+        """Tell whoever wants to know which requests have ended since the last time."""
+        num = self._field("requests_len")
+        if num == self._num_told:
+            return
+        ended = self.table.requests_out[self._num_told : num]
+        self._num_told = num
+        self._set(unannounced=0)
+        if self._wiring.on_end is not None:
+            self._wiring.on_end(ended["request"], ended["ended_at"])
+
+    def _unused_row(self) -> int:
+        row = self._field("free_row")
+        if row == NO_ROW:
+            self._grow()
+            row = self._field("free_row")
+        sequences = self.table.sequences
+        self._set(free_row=int(sequences["next_row"][row]))
+        return row
+
+    def _grow(self) -> None:
+        """Double the rows of sequences."""
+        sequences = self.table.sequences
+        size = len(sequences)
+        more: Any = np.concatenate([sequences[:], linked_rows(size, first=size)])
+        more["next_row"][-1] = self._field("free_row")
+        self._set(free_row=size)
+        queue = np.concatenate([self.table.queue, np.zeros(size, dtype=np.int64)])
+        self.table = self.table._replace(sequences=more, queue=queue)
+        self._bind()
+
+    def take_in(self) -> None:
+        """Queue the requests that have arrived by now, and choose who drafts for each."""
+        first = self._field("first_arrival")
+        while not take_in(self._records()):
+            self._grow()
+        arrivals, sequences = self._records().arrivals, self._records().sequences
+        for place in range(first, self._field("first_arrival")):
+            request, row = arrivals[place].request, arrivals[place].row
+            prompt_len = int(sequences[row].prompt_len)
+            drafter = self.speculation.choose_drafter(int(request), prompt_len)
+            sequences[row].drafter = drafter
+            facts = self._wiring.facts
+            sequences[row].fate_at = facts.starts[request] + drafter * facts.num_outputs
+
+
+def _table(setup: Setup, costs: Costs, speculation: Speculation, wiring: Wiring) -> Table:
+    """Return the table of a replica, which sees what is shared and what it decides by itself."""
+    records, deliveries = wiring.records, wiring.deliveries
+    compiled = costs.compiled()
+    limits = {
+        "keeps_steps": int(records.step_log is not None),
+        "keeps_deliveries": int(deliveries is not None),
+        "announces_ends": int(wiring.announces_ends),
+        "has_offers": int(wiring.offers is not None),
+    }
+    shared: dict[str, NDArray[Any]] = {
+        "facts": wiring.facts.rows,
+        "keys": wiring.facts.keys,
+        "totals": records.totals,
+        "outcomes": records.outcomes,
+        "costs": np.array([compiled.constants.get(name, 0.0) for name in COSTS]),
+    }
+    if wiring.fates is not None:
+        shared["fates"] = wiring.fates
+    if wiring.offers is not None:
+        shared["offers"] = wiring.offers
+    if deliveries is not None:
+        shared["delivered_at"] = deliveries.at
+        shared["delivered_lens"] = deliveries.lens
+        shared["drafted_lens"] = deliveries.drafted
+        shared["accepted_lens"] = deliveries.accepted
+    for name, form in (("target", compiled.target), ("drafter", compiled.drafter)):
+        if form is not None:
+            shared[name] = form
+    lens_by_size = speculation.lens_by_size(setup.limits["max_num_running"])
+    if lens_by_size is not None:
+        shared["lens_by_size"] = lens_by_size
+    return replace(setup, limits={**setup.limits, **limits}).table(**shared)

@@ -1,0 +1,366 @@
+"""Schedule: decide what the next step does, rule by rule as vLLM's scheduler.
+
+Sources: vLLM 0.32.0 ``v1/core/sched/scheduler.py`` and ``async_scheduler.py``, re-implemented from
+a description of their behaviour and compared step by step with recordings of the real one
+(``specsim parity``); for `prefill_first` vLLM 0.6 ``core/scheduler.py _schedule_default``. One
+text-only decoder model, one full-attention KV cache, no pipeline parallelism.
+"""
+
+from math import nan
+
+from specsim.compiled import inner
+from specsim.engine.kv import admit_blocks, cached_prefix, extend, publish, release
+from specsim.engine.table import NEVER, NO_ROW, RUNNING, Table
+from specsim.engine.waiting import enqueue, first_waiting, leave_queue, put_back
+
+__all__ = ["begin", "schedule", "take_in"]
+
+
+@inner
+def take_in(table: Table) -> bool:
+    """Queue the requests that have arrived by now; False if there are not enough rows."""
+    state = table.state[0]
+    while state.first_arrival < state.num_arrivals:
+        arrival = table.arrivals[state.first_arrival]
+        if arrival.at > state.now:
+            return True
+        row = arrival.row
+        if row == NO_ROW:
+            row = state.free_row
+            if row == NO_ROW:
+                return False
+            state.free_row = table.sequences[row].next_row
+            begin(table, row, arrival.request, arrival.at)
+            arrival.row = row
+        state.first_arrival += 1
+        enqueue(table, row)
+    return True
+
+
+@inner
+def begin(table: Table, row: int, request: int, arrived_at: float) -> None:
+    """Fill in the row of a request that is new."""
+    sequence, fact = table.sequences[row], table.facts[request]
+    sequence.request = request
+    sequence.arrived_at = arrived_at
+    sequence.first_scheduled_at = 0.0
+    sequence.first_token_at = 0.0
+    sequence.delivered_at = 0.0
+    sequence.prompt_len = fact.prompt_len
+    sequence.requested_len = fact.prompt_len + fact.output_len
+    sequence.max_len = min(sequence.requested_len, table.limits[0].max_model_len)
+    sequence.known_len = fact.prompt_len
+    sequence.computed_len = 0
+    sequence.draft_len = 0
+    sequence.placeholder_len = 0
+    sequence.in_chunk = 0
+    sequence.slot = -1
+    sequence.capacity_len = 0
+    sequence.next_publish_len = NEVER
+    sequence.cached_len = 0
+    sequence.admissions = 0
+    sequence.preemptions = 0
+    sequence.preempted_in = -1
+    sequence.preempted_as = 0
+    sequence.requeues = 0
+    sequence.in_flight = 0
+    sequence.drafter = 0
+    sequence.is_undrafted = 0
+    sequence.fate_at = fact.output_at
+    sequence.deliveries = 0
+    sequence.drafts = 0
+    sequence.draft_tokens = 0
+    sequence.accepted_tokens = 0
+
+
+@inner
+def schedule(table: Table) -> None:
+    """Fill in the current step and count its tokens as computed; it is empty if nothing can run."""
+    limits, state = table.limits[0], table.state[0]
+    step = table.steps[state.current]
+    step.index = state.num_steps
+    step.num_requests = 0
+    step.scheduled_at = state.now
+    step.started_at = state.now
+    step.ended_at = state.now
+    step.target_time = 0.0
+    step.draft_time = 0.0
+    step.overhead_time = 0.0
+    step.verified_draft_time = state.last_draft_time
+    step.tokens_left = limits.max_num_scheduled_tokens
+    step.inputs_left = limits.max_num_batched_tokens
+    step.piece_limit = NEVER
+    if limits.long_prefill_token_threshold:
+        step.piece_limit = _piece_limit(table)
+    step.has_chunk = 0
+    step.preemptions = 0
+    step.drafts_on_top = 0
+    step.alpha_estimate = nan
+    if limits.prefill_first:
+        _schedule_waiting(table)
+        if not step.num_requests:
+            _schedule_running(table)
+    else:
+        _schedule_running(table)
+        if not step.preemptions:
+            _schedule_waiting(table)
+    context_tokens = batched_tokens = prefill_tokens = 0
+    for place in range(step.num_requests):
+        entry = table.entries[state.current, place]
+        context_tokens += entry.start
+        batched_tokens += entry.scheduled_len
+        prefill_tokens += entry.prefill_len
+    step.own_context_tokens = step.context_tokens = context_tokens
+    step.drafter_context_tokens = context_tokens
+    step.batched_tokens = step.drafter_batched_tokens = batched_tokens
+    step.prefill_tokens = prefill_tokens
+    step.num_running = state.num_running
+    step.num_waiting = state.num_waiting
+    step.free_blocks = state.num_free
+    state.num_steps += 1
+    state.has_unflushed = 0
+
+
+@inner
+def _piece_limit(table: Table) -> int:
+    """Return the longest piece that any sequence may get (vLLM: long prefill threshold)."""
+    limits, state = table.limits[0], table.state[0]
+    eligible = state.num_running + state.num_waiting
+    if eligible <= 1:
+        return NEVER
+    if limits.long_prefill_token_threshold_adaptive:
+        share = limits.max_num_batched_tokens // eligible
+        return max(limits.long_prefill_token_threshold, share)
+    return limits.long_prefill_token_threshold
+
+
+@inner
+def _schedule_running(table: Table) -> None:
+    """Give every running sequence, in order of admission, what it asks for and the step allows."""
+    limits, state = table.limits[0], table.state[0]
+    step = table.steps[state.current]
+    slots, lookahead_len = limits.draft_slots, limits.lookahead_len
+    last_len = limits.max_model_len - 1  # one position stays free for the sampled token
+    for place in range(state.num_running):
+        if step.tokens_left <= 0 or step.inputs_left <= slots:
+            break
+        row = table.running[place]
+        sequence = table.sequences[row]
+        if step.preemptions and sequence.status != RUNNING:
+            continue
+        computed_len = sequence.computed_len
+        if (
+            sequence.placeholder_len
+            and computed_len + 2 - sequence.placeholder_len >= sequence.requested_len
+        ):
+            continue  # its end is already certain
+        known_len = sequence.known_len + sequence.placeholder_len
+        scheduled_len = known_len + sequence.draft_len - computed_len
+        scheduled_len = min(scheduled_len, step.piece_limit, step.tokens_left)
+        scheduled_len = min(scheduled_len, step.inputs_left - slots, last_len - computed_len)
+        if scheduled_len <= 0:
+            continue
+        end_len = computed_len + scheduled_len
+        if end_len + lookahead_len > sequence.capacity_len and not _have_blocks(
+            table, row, end_len
+        ):
+            break
+        if end_len >= sequence.next_publish_len:
+            publish(table, row, end_len)
+        _append_entry(table, row, scheduled_len)
+        entry = table.entries[state.current, step.num_requests - 1]
+        if sequence.draft_len:
+            entry.draft_len = entry.verified_len = max(0, end_len - known_len)
+            sequence.draft_len = 0
+        if sequence.in_chunk:
+            step.has_chunk = 1
+            entry.prefill_len = scheduled_len
+        sequence.in_chunk = end_len < known_len
+        entry.is_partial = sequence.in_chunk
+        sequence.computed_len = end_len
+    if step.preemptions:
+        _drop_preempted(table)
+
+
+@inner
+def _append_entry(table: Table, row: int, scheduled_len: int) -> None:
+    """Append a sequence to the step."""
+    state, sequence = table.state[0], table.sequences[row]
+    step = table.steps[state.current]
+    entry = table.entries[state.current, step.num_requests]
+    entry.row = row
+    entry.request = sequence.request
+    entry.start = sequence.computed_len
+    entry.scheduled_len = scheduled_len
+    entry.prefill_len = 0
+    entry.draft_len = 0
+    entry.verified_len = 0
+    entry.read_anew = 0
+    entry.is_partial = 0
+    entry.is_padded = 0
+    entry.is_resumed = 0
+    entry.is_admitted = 0
+    entry.accepted_len = 0
+    entry.emitted_len = 0
+    entry.asked_len = 0
+    entry.offered_len = 0
+    entry.found_len = 0
+    step.num_requests += 1
+    step.tokens_left -= scheduled_len
+    step.inputs_left -= scheduled_len + table.limits[0].draft_slots
+    sequence.in_flight += 1
+
+
+@inner
+def _have_blocks(table: Table, row: int, end_len: int) -> bool:
+    """Preempt until the blocks of a sequence are there; False if it had to go itself."""
+    while not extend(table, row, end_len):
+        victim = _victim(table)
+        _withdraw(table, victim)
+        _preempt(table, victim)
+        if victim == row:
+            return False
+    return True
+
+
+@inner
+def _victim(table: Table) -> int:
+    """Return the running row that is preempted next: the last, or the last by priority."""
+    by_priority = table.limits[0].by_priority
+    found = NO_ROW
+    for place in range(table.state[0].num_running - 1, -1, -1):
+        row = table.running[place]
+        if table.sequences[row].status != RUNNING:
+            continue
+        if found == NO_ROW or _gives_way(table, row, found):
+            found = row
+        if not by_priority:
+            break
+    return int(found)
+
+
+@inner
+def _gives_way(table: Table, row: int, other: int) -> bool:
+    """Return whether a row is preempted before another that was admitted later, by priority."""
+    one, two = table.sequences[row], table.sequences[other]
+    priority, least = table.facts[one.request].priority, table.facts[two.request].priority
+    if priority != least:
+        return bool(priority > least)
+    return bool(one.arrived_at >= two.arrived_at)
+
+
+@inner
+def _withdraw(table: Table, row: int) -> None:
+    """Take a sequence back out that was scheduled earlier in this same call."""
+    state = table.state[0]
+    step = table.steps[state.current]
+    place = 0
+    while place < step.num_requests and table.entries[state.current, place].row != row:
+        place += 1
+    if place == step.num_requests:
+        return
+    scheduled_len = table.entries[state.current, place].scheduled_len
+    for later in range(place + 1, step.num_requests):
+        table.entries[state.current, later - 1] = table.entries[state.current, later]
+    step.num_requests -= 1
+    step.tokens_left += scheduled_len
+    step.inputs_left += scheduled_len + table.limits[0].draft_slots
+    table.sequences[row].in_flight -= 1
+
+
+@inner
+def _preempt(table: Table, row: int) -> None:
+    step = table.steps[table.state[0].current]
+    sequence = table.sequences[row]
+    release(table, row)
+    sequence.computed_len = 0
+    sequence.draft_len = 0
+    sequence.placeholder_len = 0
+    sequence.preemptions += 1
+    sequence.preempted_in = step.index
+    sequence.preempted_as = step.preemptions
+    step.preemptions += 1
+    put_back(table, row)
+
+
+@inner
+def _drop_preempted(table: Table) -> None:
+    """Close the gaps that preemption has left in the running list."""
+    state, running = table.state[0], table.running
+    kept = 0
+    for place in range(state.num_running):
+        row = running[place]
+        if table.sequences[row].status == RUNNING:
+            running[kept] = row
+            kept += 1
+    state.num_running = kept
+
+
+@inner
+def _schedule_waiting(table: Table) -> None:
+    """Admit waiting sequences; the first that cannot be admitted ends it."""
+    limits, state = table.limits[0], table.state[0]
+    step = table.steps[state.current]
+    num_running_scheduled = step.num_requests
+    while (
+        state.num_waiting
+        and step.tokens_left > 0
+        and step.inputs_left > limits.draft_slots
+        and state.num_running < limits.max_num_running
+    ):
+        row = first_waiting(table)
+        num_hits = cached_prefix(table, row)
+        cached_len = num_hits * table.groups[0].block_size
+        missing_len = table.sequences[row].known_len - cached_len
+        is_first = not (num_running_scheduled or cached_len)
+        scheduled_len = _first_piece(table, missing_len, cached_len, is_first)
+        if scheduled_len == 0 or not admit_blocks(table, row, num_hits, scheduled_len):
+            return
+        _admit(table, row, cached_len, scheduled_len)
+
+
+@inner
+def _first_piece(table: Table, missing_len: int, cached_len: int, is_first: bool) -> int:
+    """Return how many tokens the next admission may compute; 0 if it has to wait."""
+    limits = table.limits[0]
+    step = table.steps[table.state[0].current]
+    budget = min(step.tokens_left, step.inputs_left - limits.draft_slots)
+    padded_len = 1 + limits.max_draft_len
+    if (
+        limits.pads_admissions
+        and missing_len == 1
+        and not step.has_chunk
+        and not is_first
+        and cached_len + padded_len + 1 <= limits.max_model_len
+    ):
+        # Keeps the batch uniform for the CUDA graph; vLLM rather waits than admits unpadded.
+        return padded_len if padded_len <= budget else 0
+    piece_len = min(missing_len, step.piece_limit)
+    if piece_len > budget and not limits.enable_chunked_prefill:
+        return 0
+    return min(piece_len, budget)
+
+
+@inner
+def _admit(table: Table, row: int, cached_len: int, scheduled_len: int) -> None:
+    state, sequence = table.state[0], table.sequences[row]
+    leave_queue(table, row)
+    table.running[state.num_running] = row
+    state.num_running += 1
+    sequence.status = RUNNING
+    sequence.computed_len = cached_len
+    _append_entry(table, row, scheduled_len)
+    entry = table.entries[state.current, table.steps[state.current].num_requests - 1]
+    if sequence.admissions:
+        entry.is_resumed = 1
+    else:
+        entry.is_admitted = 1
+        sequence.cached_len = cached_len
+        sequence.first_scheduled_at = state.now
+    sequence.admissions += 1
+    sequence.computed_len = cached_len + scheduled_len
+    entry.draft_len = entry.verified_len = max(0, sequence.computed_len - sequence.known_len)
+    entry.is_padded = entry.draft_len > 0
+    sequence.in_chunk = sequence.computed_len < sequence.known_len
+    entry.is_partial = sequence.in_chunk
+    entry.prefill_len = scheduled_len

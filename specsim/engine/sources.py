@@ -1,0 +1,463 @@
+"""Draft sources: who drafts for a replica, and what becomes of each draft.
+
+TableDrafts     a model whose drafts have a length and a fate, but no tokens
+TreeDrafts      a model that drafts several candidates per position
+LookupDrafts    a lookup in real text, verified against the recorded answers
+HybridDrafts    a lookup with a model behind it
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.draft_luck import DraftLuck
+from specsim.engine.view import StepView
+from specsim.lookup.base import Draft, Lookup
+from specsim.request import Request, Text
+from specsim.step import Ints, StepLoad, Tree
+
+__all__ = ["DraftSource", "HybridDrafts", "LookupDrafts", "TableDrafts", "TreeDrafts"]
+
+Fates = NDArray[np.uint8]
+Confidences = NDArray[np.float32]
+PicksLookup = Callable[[NDArray[np.float64]], "NDArray[np.bool_] | list[bool]"]
+
+_NO_CONFIDENCES: Confidences = np.empty((0, 0), dtype=np.float32)
+
+
+class DraftSource(ABC):
+    """Drafts of one replica."""
+
+    looks_up = False
+    """Whether drafts are found before the policy is asked, and known by then."""
+    verifies = False
+    """Whether what is accepted has to be asked of the source; else the table of fates says it."""
+    has_fallback = False
+    """Whether a second drafter makes what the first is not used for."""
+
+    def find(self, step: StepView, emitted_lens: Ints, picks_lookup: PicksLookup) -> Ints:
+        """Draft at full length for the sequences of a step, and return the lengths.
+
+        Parameters
+        ----------
+        step : StepView
+        emitted_lens : array of int, shape (n,), tokens
+            What each sequence will deliver at the end of the step.
+        picks_lookup : callable
+            Whether each of the lookup's drafts is used, by the accepted length it expects of it.
+
+        Returns
+        -------
+        array of int, shape (n,), tokens
+        """
+        return step["asked_len"]
+
+    @abstractmethod
+    def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
+        """Return how sure the drafter is of each token of some drafts.
+
+        Parameters
+        ----------
+        requests : array of int, shape (n,)
+            Index of each request.
+        positions : array of int, shape (n,)
+            Output tokens known when the draft is made.
+        draft_lens : array of int, shape (n,), tokens
+
+        Returns
+        -------
+        ndarray of float, shape (n, max(draft_lens))
+            P(accepted | all before it were), by the drafter; 0 beyond the end of a draft.
+        """
+
+    def accepted_lens(self, step: StepView) -> Ints:
+        """Return how much of each draft of a step is accepted, tokens; only if it `verifies`."""
+        return np.zeros(step.size, dtype=np.int64)
+
+    def keep_tree(self, step: StepView, tree: Tree) -> None:  # noqa: B027 - most draft chains
+        """Remember the shape of the next drafts of a step's sequences."""
+
+    def trees(self, requests: Ints) -> list[Tree | None] | None:
+        """Return the shapes of the last drafts; None if they are chains."""
+        return None
+
+    def falls_back(self, requests: Ints) -> Ints:
+        """Return 1 for each request whose last draft a fallback made, else 0."""
+        return np.zeros(len(requests), dtype=np.int64)
+
+    def end(self, request: int) -> None:  # noqa: B027 - a table need not forget
+        """Forget a request that has ended."""
+
+
+class TableDrafts(DraftSource):
+    """A model's drafts: all that is known of them lies in the table of fates.
+
+    Parameters
+    ----------
+    fates : ndarray of uint8
+        Of all requests, end to end.
+    starts : array of int, shape (n + 1,)
+        Where those of each request begin.
+    luck : DraftLuck or None
+        For a policy that looks at confidences.
+    """
+
+    def __init__(self, fates: Fates, starts: Ints, luck: DraftLuck | None = None) -> None:
+        self._fates = fates
+        self._starts = starts
+        self._luck = luck
+
+    def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
+        """Return what the luck of the run says."""
+        assert self._luck is not None
+        return self._luck.confidences(
+            requests, positions, draft_lens, self.fates(requests, positions)
+        )
+
+    def fates(self, requests: Ints, positions: Ints) -> Ints:
+        """Return how long drafts survive that are made at some positions, tokens."""
+        at = self._starts[requests] + positions
+        is_inside = (positions >= 0) & (at < self._starts[requests + 1])
+        fates: Ints = np.zeros(len(requests), dtype=np.int64)
+        fates[is_inside] = self._fates[at[is_inside]]
+        return fates
+
+
+class TreeDrafts(DraftSource):
+    """Drafts that are trees, of one shape per step.
+
+    Parameters
+    ----------
+    luck : DraftLuck
+        Of every candidate.
+    """
+
+    verifies = True
+
+    def __init__(self, luck: DraftLuck) -> None:
+        self._luck = luck
+        self._trees: dict[int, Tree] = {}
+        """Shape of the last draft of each request."""
+
+    def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
+        """Return none: no policy asks for those of trees."""
+        return _NO_CONFIDENCES
+
+    def accepted_lens(self, step: StepView) -> Ints:
+        """Return the accepted length of each path."""
+        rows = zip(
+            step.requests.tolist(),
+            step.output_lens.tolist(),
+            step["verified_len"].tolist(),
+            strict=True,
+        )
+        return np.array([self._path_len(*row) for row in rows], dtype=np.int64)
+
+    def _path_len(self, request: int, position: int, num_nodes: int) -> int:
+        tree = self._trees.get(request)
+        if not num_nodes or tree is None:
+            return 0
+        return self._luck.path_len(request, position, tree.complete_widths(num_nodes))
+
+    def keep_tree(self, step: StepView, tree: Tree) -> None:
+        """Remember the shape of the next drafts of a step's sequences."""
+        self._trees.update(dict.fromkeys(step.requests.tolist(), tree))
+
+    def trees(self, requests: Ints) -> list[Tree | None]:
+        """Return the shapes of the last drafts."""
+        return [self._trees.get(request) for request in requests.tolist()]
+
+    def end(self, request: int) -> None:
+        """Forget a request that has ended."""
+        self._trees.pop(request, None)
+
+
+class LookupDrafts(DraftSource):
+    """Drafts that a lookup makes of token ids, verified against the recorded answers.
+
+    Drafts are made at their full length; the policy decides how much of each is kept. So every
+    policy, the oracle too, chooses among the same drafts.
+
+    Parameters
+    ----------
+    lookup : Lookup
+        This replica's own.
+    max_draft_len : int, tokens
+    requests : list of Request
+        Of the run, by index.
+    fates : ndarray of uint8
+        This replica's own, of all requests end to end, filled in as drafts are made.
+    starts : array of int, shape (n + 1,)
+        Where those of each request begin.
+    """
+
+    looks_up = True
+    verifies = True
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        max_draft_len: int,
+        requests: list[Request],
+        fates: Fates,
+        starts: Ints,
+    ) -> None:
+        self._lookup = lookup
+        self._max_draft_len = max_draft_len
+        self._requests = requests
+        self._fates = fates
+        self._starts = starts
+        self._texts: dict[int, Text] = {}
+        self._drafts: dict[int, Draft] = {}
+        """The last draft of each request."""
+        self._has_trees = False
+
+    def find(self, step: StepView, emitted_lens: Ints, picks_lookup: PicksLookup) -> Ints:
+        """Draft for every sequence that emits a token, and settle what will be accepted.
+
+        A request whose answer ends with this step is drafted for as well, since the drafter cannot
+        know (vLLM 0.32.0 ``v1/spec_decode/suffix_decoding.py propose``).
+        """
+        lens = np.zeros(step.size, dtype=np.int64)
+        requests, positions = step.requests, step.output_lens + emitted_lens
+        for place in np.flatnonzero(step.emits).tolist():
+            request, position = int(requests[place]), int(positions[place])
+            draft = self.draft(request, position)
+            self.settle(request, position, draft)
+            lens[place] = len(draft.token_ids)
+        step["found_len"][:] = lens
+        return lens
+
+    def draft(self, request: int, position: int) -> Draft:
+        """Tell the lookup what is known by now, and return what it makes of it."""
+        text = self._texts.get(request)
+        if text is None:
+            text = self._texts[request] = self._requests[request].text
+            self._lookup.start(request, text)
+        self._lookup.reveal(request, min(text.prompt_len + position, len(text.token_ids)))
+        draft = self._drafts[request] = self._lookup.draft(request, self._max_draft_len)
+        self._has_trees = self._has_trees or draft.parents is not None
+        return draft
+
+    def settle(self, request: int, position: int, draft: Draft) -> None:
+        """Enter how much of a draft the recorded answer confirms."""
+        if draft.token_ids and position < self._requests[request].output_len:
+            accepted_len = self._accepted_len(request, position, draft)
+            self._fates[self._starts[request] + position] = accepted_len
+
+    def _accepted_len(self, request: int, position: int, draft: Draft) -> int:
+        text = self._texts[request]
+        start = text.prompt_len + position
+        return draft.accepted_len(text.token_ids[start : start + len(draft.token_ids)])
+
+    def accepted_lens(self, step: StepView) -> Ints:
+        """Return what the recorded answers confirm of what is verified."""
+        rows = zip(
+            step.requests.tolist(),
+            step.output_lens.tolist(),
+            step["verified_len"].tolist(),
+            step["is_padded"].tolist(),
+            strict=True,
+        )
+        return np.array(
+            [
+                self.accepted_len(request, position, draft_len)
+                if draft_len and not is_padded
+                else 0
+                for request, position, draft_len, is_padded in rows
+            ],
+            dtype=np.int64,
+        )
+
+    def accepted_len(self, request: int, position: int, draft_len: int) -> int:
+        """Return how much of the first tokens of a request's last draft is accepted."""
+        if self._has_trees:
+            draft = self._drafts.get(request)
+            if draft is None:
+                return 0
+            return self._accepted_len(request, position, draft.cut(draft_len))
+        if position >= self._requests[request].output_len:
+            return 0
+        return min(draft_len, int(self._fates[self._starts[request] + position]))
+
+    def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
+        """Return how sure the lookup is of each token of the last drafts, by its statistics."""
+        width = int(draft_lens.max(initial=0))
+        reached = np.zeros((len(draft_lens), width), dtype=np.float32)
+        rows = zip(reached, requests.tolist(), draft_lens.tolist(), strict=True)
+        for row, request, draft_len in rows:
+            if draft_len and request in self._drafts:
+                probs = self._drafts[request].probs[:draft_len]
+                row[: len(probs)] = probs
+        before = np.ones_like(reached)
+        before[:, 1:] = reached[:, :-1]
+        return np.divide(reached, before, out=np.zeros_like(reached), where=before > 0)
+
+    def end(self, request: int) -> None:
+        """Forget a request that has ended; its answer may go on serving others."""
+        if self._texts.pop(request, None) is not None:
+            self._lookup.end(request)
+            self._drafts.pop(request, None)
+
+
+class HybridDrafts(DraftSource):
+    """A lookup, which always drafts, and another source where the policy has no use for that.
+
+    Parameters
+    ----------
+    lookup : LookupDrafts
+    fallback : LookupDrafts or None
+        None: a model whose fates lie in a table.
+    model_len : int, tokens
+        How much the model drafts.
+    model_fates : ndarray of uint8
+        Its fates, like those of the lookup.
+    fates : ndarray of uint8
+        Those of the lookup; what the model's drafts become is entered there.
+    starts : array of int, shape (n + 1,)
+    """
+
+    looks_up = True
+    verifies = True
+    has_fallback = True
+
+    def __init__(
+        self,
+        lookup: LookupDrafts,
+        fallback: LookupDrafts | None,
+        *,
+        model_len: int,
+        model_fates: Fates,
+        fates: Fates,
+        starts: Ints,
+    ) -> None:
+        self._lookup = lookup
+        self._fallback = fallback
+        self._model_len = model_len
+        self._model_fates = model_fates
+        self._fates = fates
+        self._starts = starts
+        self._falls_back: dict[int, bool] = {}
+        """Whether the fallback made the last draft of each request."""
+
+    def find(self, step: StepView, emitted_lens: Ints, picks_lookup: PicksLookup) -> Ints:
+        """Let the lookup draft for every sequence, and the fallback where that is not used."""
+        lens = np.zeros(step.size, dtype=np.int64)
+        requests, positions = step.requests.tolist(), (step.output_lens + emitted_lens).tolist()
+        places = np.flatnonzero(step.emits).tolist()
+        drafts = [self._lookup.draft(requests[place], positions[place]) for place in places]
+        step["found_len"][:] = 0
+        step["found_len"][places] = [len(draft.token_ids) for draft in drafts]
+        picked = picks_lookup(np.array([draft.score for draft in drafts], dtype=np.float64))
+        for place, draft, is_used in zip(places, drafts, picked, strict=True):
+            request, position = requests[place], positions[place]
+            self._falls_back[request] = not is_used
+            if is_used:
+                self._lookup.settle(request, position, draft)
+                lens[place] = len(draft.token_ids)
+            else:
+                lens[place] = self._fall_back(request, position)
+        return lens
+
+    def _fall_back(self, request: int, position: int) -> int:
+        """Draft by the fallback, and return how much, tokens."""
+        if self._fallback is not None:
+            draft = self._fallback.draft(request, position)
+            self._fallback.settle(request, position, draft)
+            return len(draft.token_ids)
+        at = self._starts[request] + position
+        if at < self._starts[request + 1]:
+            self._fates[at] = self._model_fates[at]
+        return self._model_len
+
+    def falls_back(self, requests: Ints) -> Ints:
+        """Return 1 for each request whose last draft the fallback made, else 0."""
+        made = [int(self._falls_back.get(request, False)) for request in requests.tolist()]
+        return np.array(made, dtype=np.int64)
+
+    def accepted_lens(self, step: StepView) -> Ints:
+        """Return what whoever made a draft says of it."""
+        lens = self._lookup.accepted_lens(step)
+        by_model = np.flatnonzero(self.falls_back(step.requests))
+        positions, verified_lens = step.output_lens, step["verified_len"]
+        for place in by_model.tolist():
+            request, draft_len = int(step["request"][place]), int(verified_lens[place])
+            position = int(positions[place])
+            if not draft_len or step["is_padded"][place]:
+                continue
+            if self._fallback is not None:
+                lens[place] = self._fallback.accepted_len(request, position, draft_len)
+            else:
+                at = self._starts[request] + position
+                fate = int(self._fates[at]) if at < self._starts[request + 1] else 0
+                lens[place] = min(draft_len, fate)
+        return lens
+
+    def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
+        """Return how sure the lookup is."""
+        return self._lookup.confidences(requests, positions, draft_lens)
+
+    def end(self, request: int) -> None:
+        """Forget a request that has ended."""
+        self._falls_back.pop(request, None)
+        self._lookup.end(request)
+        if self._fallback is not None:
+            self._fallback.end(request)
+
+
+def drafter_loads(
+    step: StepView, source: DraftSource, drafters: Ints, is_undrafted: Ints
+) -> list[tuple[int, StepLoad, Ints]]:
+    """Return what each of several drafters has to read and to draft after a step.
+
+    Parameters
+    ----------
+    step : StepView
+    source : DraftSource
+    drafters : array of int, shape (n,)
+        Who serves each sequence.
+    is_undrafted : array of int, shape (n,)
+        1 for those that no drafter serves.
+
+    Returns
+    -------
+    list of (int, StepLoad, array of int)
+        Drafter, what it reads, and the lengths that it drafts; of those that have anything to do.
+    """
+    if source.has_fallback:
+        return _loads_with_fallback(step, drafters)
+    is_late = int(step.record["drafts_on_top"])
+    # The drafter does not read what was trimmed, nor, in vLLM V0, what it has yet to draft.
+    cuts = step["draft_len"] - (0 if is_late else step["verified_len"])
+    lens = step["scheduled_len"] - cuts
+    loads = []
+    for drafter in np.unique(drafters[is_undrafted == 0]).tolist():
+        mine = (drafters == drafter) & (is_undrafted == 0)
+        loads.append((drafter, _load_of(step, mine, lens), step["asked_len"][mine]))
+    return loads
+
+
+def _loads_with_fallback(step: StepView, drafters: Ints) -> list[tuple[int, StepLoad, Ints]]:
+    """Return the load of a lookup, which serves all requests, and of the model behind it.
+
+    The model reads every prompt, and the step's tokens of the sequences that it drafts for. What it
+    left out while the lookup drafted it would have to read as well; its cost per token read is so
+    small beside its cost per pass that this is not charged.
+    """
+    loads = [(0, step.load, np.array(step["found_len"]))]
+    mine = (drafters == 1) | (step["prefill_len"] > 0)
+    if mine.any():
+        lens = np.where(drafters == 1, step["asked_len"], 0)[mine]
+        loads.append((1, _load_of(step, mine, step["scheduled_len"]), lens))
+    return loads
+
+
+def _load_of(step: StepView, mine: NDArray[np.bool_], scheduled_lens: Ints) -> StepLoad:
+    return StepLoad(
+        int(step["start"][mine].sum()),
+        int(scheduled_lens[mine].sum()),
+        int(mine.sum()),
+        int(step["prefill_len"][mine].sum()),
+    )

@@ -1,0 +1,88 @@
+"""What Python sees of a replica's current step: columns, in scheduling order."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.engine.table import FINISHED, Table
+from specsim.step import Ints, Pieces, StepLoad
+
+__all__ = ["StepView"]
+
+
+class StepView:
+    """The step that a verb is about; views of the table, gone when the verb is done.
+
+    Parameters
+    ----------
+    table : Table
+    place : int
+        In the ring of steps.
+    """
+
+    __slots__ = ("_sequences", "entries", "record", "rows", "size")
+
+    def __init__(self, table: Table, place: int) -> None:
+        steps: Any = table.steps
+        self.record: Any = steps[place]
+        self.size = int(self.record["num_requests"])
+        self.entries: Any = table.entries[place, : self.size]
+        self.rows: Ints = self.entries["row"]
+        self._sequences = table.sequences
+
+    def __getitem__(self, name: str) -> Ints:
+        """Return a column of the entries, a view."""
+        column: Ints = self.entries[name]
+        return column
+
+    def of_sequences(self, name: str) -> Ints:
+        """Return a column of the sequences, a copy."""
+        column: Ints = self._sequences[name][self.rows]
+        return column
+
+    @property
+    def requests(self) -> Ints:
+        """Index of the request of each sequence, a copy."""
+        return np.array(self.entries["request"])
+
+    @property
+    def output_lens(self) -> Ints:
+        """Output tokens of each sequence that are known by now, a copy."""
+        return self.of_sequences("known_len") - self.of_sequences("prompt_len")
+
+    @property
+    def emits(self) -> NDArray[np.bool_]:
+        """Whether each sequence delivers anything when the step comes back."""
+        emits: NDArray[np.bool_] = self.entries["is_partial"] == 0
+        emits &= self.of_sequences("status") != FINISHED
+        return emits
+
+    @property
+    def load(self) -> StepLoad:
+        """What the target's forward pass depends on."""
+        return self._load("context_tokens", "batched_tokens")
+
+    @property
+    def own_load(self) -> StepLoad:
+        """The same with every context read once, also under batch expansion."""
+        return self._load("own_context_tokens", "batched_tokens")
+
+    @property
+    def drafter_load(self) -> StepLoad:
+        """What a drafter that serves all sequences reads after the step."""
+        return self._load("drafter_context_tokens", "drafter_batched_tokens")
+
+    def _load(self, context_tokens: str, batched_tokens: str) -> StepLoad:
+        record = self.record
+        return StepLoad(
+            int(record[context_tokens]),
+            int(record[batched_tokens]),
+            self.size,
+            int(record["prefill_tokens"]),
+        )
+
+    def pieces(self) -> Pieces:
+        """Return what each sequence processes."""
+        query_lens = self["scheduled_len"] - self["draft_len"] + self["verified_len"]
+        return Pieces(query_lens.tolist(), self["start"].tolist())

@@ -1,0 +1,125 @@
+"""What steps take, computed where it is used: inside the loops of policies."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.latency import COSTS
+from specsim.policies._kernels import (
+    BUCKETS,
+    Desk,
+    Spending,
+    best_budget,
+    find_least,
+    take_largest,
+    time_steps,
+)
+from specsim.profile import StepCosts
+from specsim.step import Ints, StepLoad
+
+__all__ = ["Lens", "StepTimes", "TimesOf", "quick_step_times", "spending_desk"]
+
+Lens = int | list[int] | Ints
+TimesOf = Callable[[StepLoad, Ints, Lens], NDArray[np.float64]]
+Costs = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+
+_NO_FORM = np.zeros(7)
+
+
+def spending_desk() -> Desk[Spending]:
+    """Return a desk to spend gains on; what lasts there are the costs of steps, if any."""
+    return Desk(_spending, best_budget, take_largest, find_least, time_steps)
+
+
+def _spending(room: int, costs: Costs | None) -> Spending:
+    target, drafter, numbers = costs or (_NO_FORM, _NO_FORM, np.zeros(len(COSTS)))
+    floats = np.zeros((4, room))
+    return Spending(
+        gains=floats[0],
+        kept=np.zeros(room + 1),  # what is not kept is written down and overwritten
+        places=np.zeros(room + 1, dtype=np.int64),
+        ends=np.zeros(BUCKETS, dtype=np.int64),
+        falling=floats[1],
+        times=floats[2],
+        found=np.zeros(3),
+        counts=np.zeros(room, dtype=np.int64),
+        sizes=np.zeros(5, dtype=np.int64),
+        target=target,
+        drafter=drafter,
+        costs=numbers,
+        load=np.zeros(6, dtype=np.int64),
+        rows=np.zeros(256, dtype=np.int64),
+    )
+
+
+class StepTimes:
+    """`StepCosts.step_times`, the same to the bit, for costs that loops compute by themselves.
+
+    Parameters
+    ----------
+    costs : tuple of ndarray of float
+        Forms of the target and of the drafter, and the numbers of `specsim.latency.COSTS`.
+    """
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._counts_rows = not costs[2][COSTS.index("basis")]
+        self.desk = spending_desk()
+
+    def fit(self, num: int, load: StepLoad, draft_lens: Lens) -> Spending:
+        """Return the desk with room for so many numbers and a step that is to be timed."""
+        desk = self.desk.fit(num, self._costs)
+        if isinstance(draft_lens, int):
+            longest, drafted = draft_lens, draft_lens * load.num_requests
+            desk.rows[:longest] = load.num_requests
+        else:
+            lens = np.asarray(draft_lens)
+            longest = int(np.maximum.reduce(lens)) if len(lens) else 0
+            drafted = int(np.add.reduce(lens))
+            if self._counts_rows:
+                desk.rows[:longest] = len(lens) - np.bincount(lens).cumsum()[:longest]
+        context_tokens, batched_tokens, num_requests, prefill_tokens, _ = load
+        desk.load[:] = (
+            context_tokens,
+            batched_tokens,
+            num_requests,
+            prefill_tokens,
+            longest,
+            drafted,
+        )
+        return desk
+
+    def __call__(
+        self, load: StepLoad, batched_tokens: Ints, draft_lens: Lens
+    ) -> NDArray[np.float64]:
+        """Return what steps take that differ in their batched tokens, seconds.
+
+        Parameters
+        ----------
+        load : StepLoad
+            Everything else about them.
+        batched_tokens : ndarray of int, shape (n,)
+        draft_lens : int or list of int, tokens
+            For every sequence alike, or one per sequence.
+
+        Returns
+        -------
+        ndarray of float, shape (n,)
+        """
+        num = len(batched_tokens)
+        desk = self.fit(num, load, draft_lens)
+        desk.places[:num] = batched_tokens
+        desk.sizes[1] = num
+        self.desk.runs[3]()
+        return desk.times[:num].copy()
+
+
+def quick_step_times(costs: StepCosts) -> TimesOf:
+    """Return `costs.step_times`, in a form that loops compute with if there is one."""
+    compiled = costs.compiled()
+    if compiled.target is None or not compiled.drafts or costs.expands_batch:
+        return costs.step_times
+    numbers = np.array([compiled.constants.get(name, 0.0) for name in COSTS])
+    drafter = _NO_FORM if compiled.drafter is None else compiled.drafter
+    return StepTimes((compiled.target, drafter, numbers))

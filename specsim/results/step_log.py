@@ -1,0 +1,188 @@
+"""StepLog: the steps of a run, in memory while they are few and in a temporary file afterwards."""
+
+import tempfile
+import weakref
+from collections.abc import Iterator
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.errors import ConfigError
+
+__all__ = ["STEPS_NOT_KEPT", "STEP_FIELDS", "StepLog"]
+
+STEPS_NOT_KEPT = "the steps of this run were not kept; simulate(..., keeps_steps=True) keeps them"
+"""Error of whoever asks for them all the same."""
+
+STEP_FIELDS = np.dtype(
+    [
+        ("scheduled_at", "<f8"),
+        ("started_at", "<f8"),
+        ("ended_at", "<f8"),
+        ("target_time", "<f8"),
+        ("draft_time", "<f8"),
+        ("overhead_time", "<f8"),
+        ("context_tokens", "<i8"),
+        ("batched_tokens", "<i4"),
+        ("prefill_tokens", "<i4"),
+        ("num_requests", "<i4"),
+        ("num_running", "<i4"),
+        ("num_waiting", "<i4"),
+        ("free_blocks", "<i4"),
+        ("preemptions", "<i4"),
+        ("drafts", "<i4"),
+        ("draft_tokens", "<i4"),
+        ("accepted_tokens", "<i4"),
+        ("output_tokens", "<i4"),
+        ("deliveries", "<i4"),
+        ("asked_draft_len", "<f4"),
+        ("alpha_estimate", "<f4"),
+    ]
+)
+"""Columns of the steps table; times in seconds. `drafts` counts the sequences that had drafts to
+verify; like vLLM's counters it leaves out those that had ended before the step came back.
+`asked_draft_len` is the mean draft length that the drafter was run for at the step's end,
+`alpha_estimate` the acceptance rate that the policy then believed in, NaN if it has no belief."""
+
+MAX_IN_MEMORY = 200_000
+"""Steps; 22 MiB. Few runs of a sweep have more, so few ever touch the disk."""
+
+_Segment = tuple[int, int]
+"""Steps of one replica in the file: number of the first, and how many."""
+
+
+class StepLog:
+    """The steps of all replicas of a run.
+
+    Parameters
+    ----------
+    num_replicas : int
+    max_in_memory : int
+        Beyond so many steps, all of them move to a file that has no name and goes with this object.
+    """
+
+    def __init__(self, num_replicas: int, max_in_memory: int = MAX_IN_MEMORY) -> None:
+        self._max_in_memory = max_in_memory
+        self._chunks: list[list[NDArray[np.void]]] = [[] for _ in range(num_replicas)]
+        self._num_in_memory = 0
+        self._segments: list[list[_Segment]] = [[] for _ in range(num_replicas)]
+        self._num_in_file = 0
+        self._file: IO[bytes] | None = None
+
+    def __len__(self) -> int:
+        return self._num_in_file + self._num_in_memory
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether there were too many to stay in memory."""
+        return self._file is not None
+
+    def add(self, replica: int, rows: NDArray[np.void]) -> None:
+        """Append steps of a replica; they are copied.
+
+        Parameters
+        ----------
+        replica : int
+        rows : ndarray
+            Structured, `STEP_FIELDS`.
+
+        Raises
+        ------
+        ConfigError
+            The temporary file cannot be written.
+        """
+        self._chunks[replica].append(rows.copy())
+        self._num_in_memory += len(rows)
+        if self._num_in_memory > self._max_in_memory:
+            try:
+                self._spill()
+            except OSError as error:
+                raise ConfigError(
+                    f"{tempfile.gettempdir()}: the steps do not fit there: "
+                    f"{error.strerror or error}; set TMPDIR to another folder, or leave them out "
+                    "(--no-steps)"
+                ) from error
+
+    def _spill(self) -> None:
+        if self._file is None:
+            self._file = file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long
+            weakref.finalize(self, file.close)
+        for segments, chunks in zip(self._segments, self._chunks, strict=True):
+            count = sum(map(len, chunks))
+            if not count:
+                continue
+            for chunk in chunks:
+                _write(self._file, chunk)
+            segments.append((self._num_in_file, count))
+            self._num_in_file += count
+            chunks.clear()
+        self._num_in_memory = 0
+
+    def of_replica(self, replica: int) -> NDArray[np.void]:
+        """Return all steps of a replica, in order.
+
+        Parameters
+        ----------
+        replica : int
+
+        Returns
+        -------
+        ndarray
+            Structured, `STEP_FIELDS`.
+        """
+        pieces = [*self._pieces(replica, len(self) + 1), np.zeros(0, dtype=STEP_FIELDS)]
+        return np.concatenate(pieces)
+
+    def blocks(self, size: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.void]]]:
+        """Yield all steps, replica after replica, in blocks that have one size but for the last.
+
+        Parameters
+        ----------
+        size : int
+            A block is overwritten by the next one.
+
+        Yields
+        ------
+        replicas : ndarray of int
+            Replica of each step.
+        rows : ndarray
+            Structured, `STEP_FIELDS`.
+        """
+        size = min(size, max(len(self), 1))
+        replicas, block = np.empty(size, dtype=np.int32), np.empty(size, dtype=STEP_FIELDS)
+        filled = 0
+        for replica in range(len(self._chunks)):
+            for piece in self._pieces(replica, size):
+                taken = 0
+                while taken < len(piece):
+                    part = piece[taken : taken + size - filled]
+                    block[filled : filled + len(part)] = part
+                    replicas[filled : filled + len(part)] = replica
+                    filled, taken = filled + len(part), taken + len(part)
+                    if filled == size:
+                        yield replicas, block
+                        filled = 0
+        if filled or not len(self):
+            yield replicas[:filled], block[:filled]
+
+    def _pieces(self, replica: int, most: int) -> Iterator[NDArray[np.void]]:
+        """Yield the steps of a replica in order, from the file so many at a time at most."""
+        for start, count in self._segments[replica]:
+            for offset in range(0, count, most):
+                yield self._read(start + offset, min(most, count - offset))
+        yield from self._chunks[replica]
+
+    def _read(self, start: int, count: int) -> NDArray[np.void]:
+        assert self._file is not None
+        self._file.seek(start * STEP_FIELDS.itemsize)
+        rows = np.fromfile(self._file, dtype=STEP_FIELDS, count=count)
+        self._file.seek(0, 2)  # where the next spill goes on
+        assert len(rows) == count
+        return rows
+
+
+def _write(file: IO[bytes], rows: NDArray[np.void]) -> None:
+    left = memoryview(rows.tobytes())
+    while left:  # an unbuffered file may take less than all
+        left = left[file.write(left) :]

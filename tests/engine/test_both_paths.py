@@ -1,0 +1,250 @@
+"""Whatever a compiled loop decides can be decided in Python as well: the same, to the byte."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from digest_cases import BERNOULLI, Case, case, slowdown, write_profiles, write_token_trace
+from digests import run
+
+from specsim.engine import order
+from specsim.engine.replica import Replica
+from specsim.engine.sources import TableDrafts
+from specsim.engine.speculation import Speculation
+from specsim.engine.view import StepView
+from specsim.latency.linear import Linear
+from specsim.latency.tabulated import Tabulated
+from specsim.latency.two_regime import TwoRegime
+from specsim.policies.off import Off
+from specsim.policies.schedule import Schedule
+from specsim.policies.static import Static
+from specsim.profile import StepCosts
+from specsim.proposers.base import LookupProposer
+from specsim.proposers.ngram import Ngram
+from specsim.proposers.suffix import Suffix
+from specsim.step import Ints
+
+ENGINES: dict[str, Any] = {
+    "asynchronous": {},
+    "synchronous": {"async_scheduling": False, "scheduling_policy": "priority"},
+    "prefill_first": {"scheduler": "prefill_first", "max_num_batched_tokens": 1024},
+    "crowded": {"num_gpu_blocks": 130, "max_num_seqs": 40},
+}
+SLOW = [slowdown(0, 0.1, 0.3, 2.3), slowdown(1, 0.2, None, 0.7)]
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return write_profiles(tmp_path_factory.mktemp("profiles"))
+
+
+def drafted(engine: str, profiles: dict[str, str], **changes: Any) -> Iterator[Case]:
+    """Yield runs of one scheduler: fixed and scheduled lengths, models and lookups, all costs."""
+    ranges = [[1, 4, 3], [5, 12, 2], [13, 30, 1], [31, 999, 0]]
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "match_probability": 0.5}
+    suffix = {"method": "suffix", "num_speculative_tokens": 4, "mean_match_len": 2.0}
+    usual: dict[str, Any] = {
+        "engine": ENGINES[engine],
+        "workload": {"num_requests": 45},
+        "replicas": 2,
+        "incidents": SLOW,
+        **changes,
+    }
+    beta = {"kind": "beta", "a": 4.0, "b": 2.0}
+    runs: dict[str, Any] = {
+        "off": {"spec": None, "profile": profiles["overhead"], "policy": "off"},
+        "eagle": {"spec": "eagle:3", "profile": profiles["two_regime"], "acceptance": beta},
+        "eagle3": {"spec": "eagle3:3", "profile": profiles["host_time"]},
+        "medusa": {"spec": "medusa:4", "profile": profiles["tabulated_mixed"]},
+        "draft_model": {"spec": "draft_model:4", "profile": profiles["tabulated"]},
+        "schedule": {"spec": "draft_model:3", "profile": profiles["overhead"],
+                     "policy": {"kind": "schedule", "ranges": ranges}},
+        "ngram": {"spec": ngram, "profile": profiles["two_regime"]},
+        "suffix": {"spec": suffix, "profile": profiles["linear"],
+                   "policy": {"kind": "schedule", "ranges": ranges}},
+    }  # fmt: skip
+    for name, fields in runs.items():
+        yield case(f"{engine}/{name}", **{"acceptance": BERNOULLI, **usual, **fields})
+
+
+def digests(cases: Iterator[Case]) -> dict[str, Any]:
+    """Return the digest of every column of every run."""
+    found = {each.name: run(each, "/")[0] for each in cases}
+    assert not [name for name, record in found.items() if "error" in record], found
+    return {name: record["digests"] for name, record in found.items()}
+
+
+def asks_in_python(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Speculation, "lens_by_size", lambda self, largest: None)
+
+
+def has_no_form(patch: pytest.MonkeyPatch) -> None:
+    for model in (Linear, TwoRegime, Tabulated):
+        patch.setattr(model, "form", lambda self: None)
+
+
+def with_costs(patch: pytest.MonkeyPatch, **changes: Any) -> None:
+    compiled = StepCosts.compiled
+    patch.setattr(StepCosts, "compiled", lambda self: replace(compiled(self), **changes))
+
+
+def charges_target_in_python(patch: pytest.MonkeyPatch) -> None:
+    with_costs(patch, target=None)
+
+
+def charges_drafts_in_python(patch: pytest.MonkeyPatch) -> None:
+    with_costs(patch, drafts=False)
+
+
+def offers_in_python(patch: pytest.MonkeyPatch) -> None:
+    offered_len = LookupProposer.offered_len
+    for proposer in (Ngram, Suffix):
+        patch.setattr(proposer, "offered_len", lambda *args: offered_len(*args))  # noqa: PLW0108
+
+
+def verifies_in_python(patch: pytest.MonkeyPatch) -> None:
+    def accepted_lens(self: TableDrafts, step: StepView) -> Ints:
+        return self.fates(step.requests, step.output_lens)
+
+    patch.setattr(TableDrafts, "verifies", True)
+    patch.setattr(TableDrafts, "accepted_lens", accepted_lens)
+
+
+def trims_nothing(patch: pytest.MonkeyPatch) -> None:
+    for policy in (Off, Schedule, Static):
+        patch.setattr(policy, "trims", True)
+
+
+def observes(patch: pytest.MonkeyPatch) -> None:
+    for policy in (Off, Schedule, Static):
+        patch.setattr(policy, "observes", True)
+
+
+def chooses_the_only_drafter(patch: pytest.MonkeyPatch) -> None:
+    """Also, the loads of drafters are then taken apart one by one."""
+    init = Speculation.__post_init__
+
+    def chooses(self: Speculation) -> None:
+        init(self)
+        self.policy = self.policy.model_copy()
+        object.__setattr__(self.policy, "__class__", _choosing(type(self.policy)))
+        self.is_shared_out = self.source is not None
+
+    patch.setattr(Speculation, "__post_init__", chooses)
+
+
+def _choosing(policy: type) -> type:
+    return type(policy.__name__, (policy,), {"selects_drafter": True})
+
+
+def does_everything_in_python(patch: pytest.MonkeyPatch) -> None:
+    for force in (
+        *(asks_in_python, has_no_form, offers_in_python, verifies_in_python, trims_nothing),
+        *(observes, chooses_the_only_drafter),
+    ):
+        force(patch)
+
+
+FORCED: list[tuple[Callable[[pytest.MonkeyPatch], None], set[int]]] = [
+    (asks_in_python, {order.ASK}),
+    (has_no_form, {order.CHARGE_FORWARD, order.CHARGE_DRAFTS}),
+    (charges_target_in_python, {order.CHARGE_FORWARD}),
+    (charges_drafts_in_python, {order.CHARGE_DRAFTS}),
+    (offers_in_python, {order.OFFER}),
+    (verifies_in_python, {order.VERIFY, order.DELIVERED}),
+    (trims_nothing, {order.TRIM}),
+    (observes, {order.OBSERVE}),
+    (chooses_the_only_drafter, {order.TAKE_IN, order.CHARGE_DRAFTS}),
+    (
+        does_everything_in_python,
+        {
+            *(order.ASK, order.CHARGE_FORWARD, order.CHARGE_DRAFTS, order.OFFER, order.VERIFY),
+            *(order.DELIVERED, order.TRIM, order.OBSERVE, order.TAKE_IN),
+        },
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def as_they_are(profiles: dict[str, str]) -> Callable[[str], dict[str, Any]]:
+    """Run every case once as it is; nothing is done in Python."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def of(engine: str) -> dict[str, Any]:
+        if engine not in known:
+            with pytest.MonkeyPatch.context() as patch:
+                seen = verbs_seen(patch)
+                known[engine] = digests(drafted(engine, profiles))
+            assert seen == set()
+        return known[engine]
+
+    return of
+
+
+def verbs_seen(patch: pytest.MonkeyPatch) -> set[int]:
+    """Return a set that fills with the verbs that replicas do in Python."""
+    seen: set[int] = set()
+    wanted = Replica._python_verbs
+
+    def watched(self: Replica) -> dict[int, Callable[[], None]]:
+        found = wanted(self)
+        seen.update(verb for verb in found if verb < order.VERBS)
+        return found
+
+    patch.setattr(Replica, "_python_verbs", watched)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("force", "verbs"), [pytest.param(*each, id=each[0].__name__) for each in FORCED]
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_verb_done_in_python_does_the_same(
+    engine: str,
+    force: Callable[[pytest.MonkeyPatch], None],
+    verbs: set[int],
+    profiles: dict[str, str],
+    as_they_are: Callable[[str], dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = as_they_are(engine)
+    seen = verbs_seen(monkeypatch)
+    force(monkeypatch)
+    assert digests(drafted(engine, profiles)) == expected
+    assert seen == verbs
+
+
+def few(profiles: dict[str, str], folder: Path) -> Iterator[Case]:
+    """Yield a handful of runs of every scheduler, short ones."""
+    for name, engine in ENGINES.items():
+        workload = {"num_requests": 12, "lengths": {"kind": "uniform", "prompt": [1, 150],
+                                                    "output": [1, 30]}}  # fmt: skip
+        yield from drafted(name, profiles, workload=workload)
+        yield case(f"{name}/goodput", policy="goodput", engine=engine, workload=workload,
+                   profile=profiles["linear"])  # fmt: skip
+    rows = {"kind": "trace", "path": write_token_trace(folder / "few.jsonl", 1, 12)}
+    yield case("suffix", spec="suffix:4", policy="goodput", profile=profiles["linear"],
+               acceptance={"kind": "token_match"},
+               workload={"lengths": rows, "num_requests": 12})  # fmt: skip
+
+
+def test_uncompiled_loops_do_the_same(profiles: dict[str, str], tmp_path: Path) -> None:
+    folders = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "golden")]
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([*folders, *sys.path])
+    command = [sys.executable, "-W", "error", __file__]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == digests(few(profiles, tmp_path))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(digests(few(write_profiles(Path(folder)), Path(folder)))))

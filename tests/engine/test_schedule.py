@@ -1,0 +1,74 @@
+"""The scheduler's rules, where a recording would not show them by themselves."""
+
+from specsim.compiled import as_records
+from specsim.engine.facts import Facts
+from specsim.engine.kv import admit_blocks
+from specsim.engine.schedule import begin, schedule
+from specsim.engine.setup import Setup
+from specsim.engine.table import FREE, RUNNING, WAITING, Table
+from specsim.request import Request
+
+
+def running(*prompt_lens: int, priorities: tuple[int, ...], **limits: int) -> Table:
+    """Return a table in which requests run, admitted in this order, each with its first token."""
+    count = len(prompt_lens)
+    requests = [
+        Request(index=index, prompt_len=prompt_len, output_len=9, priority=priority)
+        for index, (prompt_len, priority) in enumerate(zip(prompt_lens, priorities, strict=True))
+    ]
+    usual = {
+        "max_num_running": count,
+        "max_num_scheduled_tokens": 64,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 32,
+        "by_priority": 1,
+    }
+    facts = Facts.of(requests, 4, with_keys=False)
+    setup = Setup("synchronous", {**usual, **limits}, (4,))
+    table = Table(*map(as_records, setup.table(facts=facts.rows, keys=facts.keys)))
+    for row, prompt_len in enumerate(prompt_lens):
+        begin(table, row, row, 0.0)
+        assert admit_blocks(table, row, 0, prompt_len)
+        sequence = table.sequences[row]
+        sequence.status = RUNNING
+        sequence.computed_len = prompt_len
+        sequence.known_len = prompt_len + 1
+        sequence.admissions = 1
+        table.running[row] = row
+    table.state[0].num_running = count
+    return table
+
+
+def statuses(table: Table, count: int) -> list[int]:
+    return [int(table.sequences[row].status) for row in range(count)]
+
+
+def test_a_withdrawn_sequence_gives_back_what_it_had() -> None:
+    # Two blocks each; the first is in the step already when the third needs another block.
+    table = running(5, 6, 8, priorities=(9, 0, 1), num_blocks=7, draft_slots=1)
+    table.sequences[0].draft_len = 2
+    schedule(table)
+    step = table.steps[0]
+    assert statuses(table, 4) == [WAITING, RUNNING, RUNNING, FREE]
+    assert step.num_requests == 2
+    assert [int(table.entries[0, place].row) for place in range(2)] == [1, 2]
+    assert (step.batched_tokens, step.context_tokens) == (2, 6 + 8)
+    assert (step.tokens_left, step.inputs_left) == (64 - 2, 64 - 2 * 2)
+    assert (table.sequences[0].in_flight, table.sequences[0].draft_len) == (0, 0)
+    assert (step.preemptions, table.state[0].num_running) == (1, 2)
+    assert table.running[:2].tolist() == [1, 2]
+
+
+def test_whoever_is_the_least_goes_itself() -> None:
+    table = running(5, 8, priorities=(0, 1), num_blocks=5)
+    schedule(table)
+    assert statuses(table, 2) == [RUNNING, WAITING]
+    assert table.steps[0].num_requests == 1
+    assert table.state[0].num_waiting == 1
+
+
+def test_of_equals_the_one_that_came_first_is_preempted_last() -> None:
+    table = running(5, 5, 8, priorities=(1, 1, 0), num_blocks=7)
+    table.sequences[0].arrived_at = 2.0
+    schedule(table)
+    assert statuses(table, 3) == [WAITING, RUNNING, RUNNING]

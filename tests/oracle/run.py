@@ -1,0 +1,142 @@
+"""run_scenario: the same as `specsim.parity.run_scenario`, by the oracle."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from oracle.engine import Engine, Script
+from oracle.kv_cache import KVLimits
+from oracle.log import LogWriter
+from oracle.plan import StepPlan
+from oracle.scheduler import Scheduler, SchedulerLimits
+from oracle.schedulers import AsyncScheduler, PrefillFirstScheduler, SyncScheduler
+from specsim.acceptance.bernoulli import Bernoulli
+from specsim.proposers import PROPOSERS
+from specsim.request import Request
+from specsim.rng import Luck, indexed_hash
+
+if TYPE_CHECKING:
+    from specsim.parity.scenario import Scenario
+
+__all__ = ["run_scenario"]
+
+_ACCEPTANCE, _DRAFTS, _OUTPUT_TOKENS, _PROMPT_TOKENS = 1, 2, 3, 4  # streams of the recordings
+
+
+def run_scenario(scenario: "Scenario", *, prefill_first: bool = False) -> dict[str, Any]:
+    """Run a scenario and return its log.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    prefill_first : bool
+        By vLLM V0's scheduler, which has no recordings.
+
+    Returns
+    -------
+    dict
+        ``scenario``, ``steps`` and ``requests`` in the format of the recordings.
+    """
+    requests = [_request(scenario, index) for index in range(len(scenario.requests))]
+    log = LogWriter()
+    scheduler = _scheduler(scenario, prefill_first=prefill_first)
+    Engine(scheduler, _script(scenario, requests), requests, log).run()
+    return {
+        "scenario": scenario.name,
+        "steps": log.steps,
+        "requests": [log.ended[index] for index in sorted(log.ended)],
+    }
+
+
+def _request(scenario: "Scenario", index: int) -> Request:
+    row = scenario.requests[index]
+    prompt = row.prompt_token_ids
+    if prompt is None:
+        prompt = _token_ids(scenario.seed, _PROMPT_TOKENS, index, row.prompt_len)
+    output = _token_ids(scenario.seed, _OUTPUT_TOKENS, index, row.max_tokens)
+    return Request(
+        index=index,
+        id=row.id,
+        arrived_at=row.arrival_ns,
+        prompt_len=row.prompt_len,
+        output_len=row.max_tokens,
+        priority=row.priority,
+        prompt_token_ids=np.array(prompt, dtype=np.int64),
+        output_token_ids=np.array(output, dtype=np.int64),
+    )
+
+
+def _token_ids(seed: int, stream: int, request: int, count: int) -> list[int]:
+    return [
+        1_000_000 + indexed_hash(seed, stream, request, position) % 2**30
+        for position in range(count)
+    ]
+
+
+def _scheduler(scenario: "Scenario", *, prefill_first: bool) -> Scheduler:
+    engine, spec = scenario.engine, scenario.engine.spec
+    proposer, max_draft_len, is_dynamic = None, 0, False
+    if spec is not None:
+        proposer = PROPOSERS.parse({"method": spec.method, "num_speculative_tokens": spec.k})
+        max_draft_len = spec.k
+        is_dynamic = spec.per_batch_size is not None
+    lookahead_len = proposer.lookahead_len(max_draft_len) if proposer else 0
+    limits = SchedulerLimits(
+        max_num_scheduled_tokens=engine.max_num_batched_tokens,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_running=engine.max_num_active_seqs or engine.max_num_seqs,
+        policy=engine.policy,
+        enable_chunked_prefill=engine.enable_chunked_prefill and not prefill_first,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        long_prefill_token_threshold_adaptive=engine.long_prefill_token_threshold_adaptive,
+        max_draft_len=max_draft_len,
+        draft_slots=proposer.draft_slots if proposer and not prefill_first else 0,
+        pads_admissions=max_draft_len > 0 and not is_dynamic and not prefill_first,
+        kv=KVLimits(
+            num_blocks=engine.num_blocks,
+            block_size=engine.block_size,
+            max_model_len=engine.max_model_len,
+            lookahead_len=max_draft_len if prefill_first else lookahead_len,
+            enable_prefix_caching=engine.enable_prefix_caching,
+            drops_last_hit=proposer is not None and proposer.drops_last_hit,
+            watermark_blocks=int(engine.watermark * engine.num_blocks),
+            reserve_full_prompt=engine.scheduler_reserve_full_isl or prefill_first,
+        ),
+    )
+    if prefill_first:
+        return PrefillFirstScheduler(limits)
+    return AsyncScheduler(limits) if engine.async_scheduling else SyncScheduler(limits)
+
+
+def _script(scenario: "Scenario", requests: list[Request]) -> Script:
+    spec, cost, drafts = scenario.engine.spec, scenario.cost, scenario.drafts
+    max_draft_len = spec.k if spec else 0
+
+    def step_time(plan: StepPlan) -> int:
+        tokens = plan.batched_tokens
+        if not tokens:
+            return 0
+        per_context = cost.per_ctx_ns * (plan.context_tokens + tokens)
+        return cost.base_ns + cost.per_token_ns * tokens + per_context
+
+    def draft_len(size: int) -> int:
+        if spec is None or spec.per_batch_size is None:
+            return max_draft_len
+        # Gaps between the ranges, and what is beyond the last, carry the previous length.
+        begun = [each for each in sorted(spec.per_batch_size) if each[0] <= size]
+        return min(begun[-1][2], max_draft_len)
+
+    def offered_len(request: int, position: int, asked_len: int) -> int:
+        if drafts.mode != "ngram":
+            return asked_len
+        v = (indexed_hash(scenario.seed, _DRAFTS, request, position) >> 11) * 2.0**-53
+        if v < drafts.p_zero or not asked_len:
+            return 0
+        return min(asked_len, 1 + int((v - drafts.p_zero) / (1 - drafts.p_zero) * asked_len))
+
+    luck = Luck(scenario.seed, _ACCEPTANCE)
+    fates = []
+    for row, request in zip(scenario.requests, requests, strict=True):
+        alpha = scenario.acceptance.alpha if row.alpha is None else row.alpha
+        fates.append(Bernoulli(alpha=alpha).survival_lens([request], luck, max_draft_len)[0])
+    return Script(step_time, draft_len, offered_len, fates, max_draft_len)
