@@ -262,10 +262,15 @@ def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots
     num = load.num_requests
     if not num:
         return 0  # all are in mid-prefill
-    best_k, best_rate, context_tokens = 0, 0.0, load.context_tokens
-    for k in range(min(server.max_draft_len, free_slots // num) + 1):
-        verified = StepLoad(context_tokens, num * (1 + k), num)
-        rate = expected_len(alpha, k) / server.step_time(verified, k)
+    lens = range(min(server.max_draft_len, free_slots // num) + 1)
+    if isinstance(server.step_times, StepTimes):
+        times = server.step_times.by_len(load, len(lens))
+    else:
+        loads = [StepLoad(load.context_tokens, num * (1 + k), num) for k in lens]
+        times = [server.step_time(verified, k) for k, verified in zip(lens, loads, strict=True)]
+    best_k, best_rate = 0, 0.0
+    for k, time in zip(lens, times, strict=True):
+        rate = expected_len(alpha, k) / time
         if rate > best_rate:
             best_k, best_rate = k, rate
     return best_k

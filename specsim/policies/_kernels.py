@@ -46,6 +46,7 @@ __all__ = [
     "survivals",
     "take_largest",
     "tally",
+    "time_lens",
     "time_steps",
 ]
 
@@ -335,7 +336,17 @@ def _time_steps(desk: Spending) -> int:
     return 0
 
 
+def _time_lens(desk: Spending) -> int:
+    """Work out what a step takes that verifies 0, 1, ... drafts of every sequence."""
+    num = desk.load[2]
+    for k in range(desk.sizes[1]):
+        desk.load[5] = k * num
+        desk.times[k] = _step_time(desk, num * (1 + k), k)
+    return 0
+
+
 time_steps = _loop(_time_steps, _SPENDING)
+time_lens = _loop(_time_lens, _SPENDING)
 
 
 # The largest gains

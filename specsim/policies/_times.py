@@ -13,6 +13,7 @@ from specsim.policies._kernels import (
     best_budget,
     find_least,
     take_largest,
+    time_lens,
     time_steps,
 )
 from specsim.profile import StepCosts
@@ -29,7 +30,7 @@ _NO_FORM = np.zeros(7)
 
 def spending_desk() -> Desk[Spending]:
     """Return a desk to spend gains on; what lasts there are the costs of steps, if any."""
-    return Desk(_spending, best_budget, take_largest, find_least, time_steps)
+    return Desk(_spending, best_budget, take_largest, find_least, time_steps, time_lens)
 
 
 def _spending(room: int, costs: Costs | None) -> Spending:
@@ -89,6 +90,28 @@ class StepTimes:
             drafted,
         )
         return desk
+
+    def by_len(self, load: StepLoad, num_lens: int) -> list[float]:
+        """Return what steps take that draft and verify 0, 1, ... tokens of every sequence.
+
+        Parameters
+        ----------
+        load : StepLoad
+            Of such a step without drafts and prefills.
+        num_lens : int
+
+        Returns
+        -------
+        list of float, seconds
+        """
+        num = load.num_requests
+        desk = self.desk.fit(num_lens, self._costs)
+        desk.rows[:num_lens] = num
+        desk.load[:] = (load.context_tokens, num, num, 0, 0, 0)
+        desk.sizes[1] = num_lens
+        self.desk.runs[4]()
+        times: list[float] = desk.times[:num_lens].tolist()
+        return times
 
     def __call__(
         self, load: StepLoad, batched_tokens: Ints, draft_lens: Lens
