@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
@@ -92,6 +93,10 @@ class Pointers:
             numbers += (value.ctypes.data, *value.shape, 0)[:3]
         self._numbers[:] = numbers  # type: ignore[assignment]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Pointers":
+        """Return pointers to copies of the arrays; a plain copy would point to these."""
+        return Pointers(deepcopy(self.arrays, memo), self._types)
+
     def records(self) -> Any:
         """Return the tuple as Python's loops want it, with tuples where there are pointers."""
         values = (v.records() if isinstance(v, Pointers) else as_records(v) for v in self.arrays)
@@ -138,17 +143,31 @@ class Loop:
             Runs the loop once.
         """
         pointers = arrays if isinstance(arrays, Pointers) else Pointers(arrays, self.types)
-        address = _address(self)
+        return _Bound(self, pointers)
+
+
+class _Bound:
+    """A loop over some arrays."""
+
+    __slots__ = ("_argument", "_loop", "_pointers", "_run")
+
+    def __init__(self, loop: Loop, pointers: Pointers) -> None:
+        self._loop, self._pointers = loop, pointers
+        address = _address(loop)
+        self._run: Callable[[Any], int]
         if address is None:
-            records = pointers.records()
-            function = np.errstate(over="ignore")(self.function)  # as in machine code
-            return lambda: int(function(records))
-        run = _PROTOTYPE(address)
+            self._argument = pointers.records()
+            function = np.errstate(over="ignore")(loop.function)  # as in machine code
+            self._run = lambda argument: int(function(argument))
+        else:
+            self._argument = pointers.address
+            self._run = _PROTOTYPE(address)
 
-        def bound(*, table: int = pointers.address, keep: Any = pointers) -> Any:
-            return run(table)
+    def __call__(self) -> int:
+        return self._run(self._argument)
 
-        return bound
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Bound":
+        return _Bound(self._loop, deepcopy(self._pointers, memo))
 
 
 def as_records(array: NDArray[Any]) -> NDArray[Any]:

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from specsim.deployment import Deployment
 from specsim.drafting import Drafting
 from specsim.engine.cluster import (
-    Clock,
     ClosedLoopClients,
     Cluster,
+    EventClock,
     replay,
     schedule_incidents,
 )
@@ -81,16 +81,13 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     _check_requests(requests, deployment)
     drafting = Drafting(experiment, deployment, requests)
     arrivals = experiment.workload.arrivals
-    think_times: list[float] = []
-    if isinstance(arrivals, ClosedLoop):
-        rng = generator(experiment.seed, "think_times")
-        think_times = arrivals.think_times(rng, len(requests)).tolist()
+    think_times = _think_times(experiment, len(requests))
     records = records_of_run(experiment.replicas, deployment.max_draft_len, keeps_steps=keeps_steps)
     deliveries = None
     if keeps_deliveries:
         deliveries = Deliveries.room_for(drafting.facts.rows["output_len"])
     ends = _Ends(len(requests), on_progress)
-    clock = Clock()
+    clock = EventClock()
 
     def make_replica(number: int, start: float) -> Replica:
         wiring = Wiring(
@@ -123,14 +120,21 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     else:
         clock.process(replay(clock, requests, cluster.submit))
     clock.run()
-    if cluster.num_stranded:
-        raise CapacityError(
-            f"incidents: every replica has failed for good and {cluster.num_stranded} requests are "
-            "left unanswered; give a failure an 'until', or add replicas"
-        )
+    cluster.check_stranded()
     cluster.finish()
     ends.check()
     return Run(experiment, deployment, requests, records, deliveries)
+
+
+def _think_times(experiment: Experiment, count: int) -> list[float]:
+    """Return how long a client waits before each request, seconds; nothing in an open loop."""
+    arrivals = experiment.workload.arrivals
+    if not isinstance(arrivals, ClosedLoop):
+        return []
+    times: list[float] = arrivals.think_times(
+        generator(experiment.seed, "think_times"), count
+    ).tolist()
+    return times
 
 
 def _first_arrival(requests: list[Request], think_times: list[float], arrivals: Arrivals) -> float:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 
 from specsim import compiled
 from specsim.compiled import CACHE_VARIABLE, Pointers
+from specsim.lookup.suffix import SuffixLookup
+from specsim.request import Text
 
 MODULE = """
 from typing import NamedTuple
@@ -215,3 +218,16 @@ def test_the_code_of_several_modules_is_kept_apart(code: tuple[str, bytes], room
     out, errors = finished(start(room, script))
     assert out.splitlines() == [RESULTS] * 3
     assert errors == ["specsim: compiling its more for this machine, once ..."]
+
+
+def test_a_copy_has_arrays_of_its_own() -> None:
+    lookup = SuffixLookup(
+        max_depth=4, max_spec_factor=1.0, min_token_prob=0.1, max_cached_requests=-1
+    )
+    text = Text(np.array([1, 2, 3, 1, 2, 3, 1, 2], dtype=np.int32), 6)
+    lookup.start(0, text)
+    copied = deepcopy(lookup)
+    for each in (copied, lookup):
+        each.reveal(0, 8)
+        assert each.draft(0, 4).token_ids[0] == 3
+        each.end(0)

@@ -16,15 +16,23 @@ from simpy.events import NORMAL, URGENT
 
 from specsim.engine.incidents import Failure, Slowdown
 from specsim.engine.replica import Departure, Replica
+from specsim.errors import CapacityError
 from specsim.request import Request
 from specsim.routing.base import PromptView, Router
 
-__all__ = ["Clock", "ClosedLoopClients", "Cluster", "replay", "run_alone", "schedule_incidents"]
+__all__ = [
+    "ClosedLoopClients",
+    "Cluster",
+    "EventClock",
+    "replay",
+    "run_alone",
+    "schedule_incidents",
+]
 
 MakeReplica = Callable[[int, float], Replica]
 
 
-class Clock(Environment):
+class EventClock(Environment):
     """The event clock; events can be given the very instant at which they happen."""
 
     def happens(self, event: Event, instant: float, *, first: bool = False) -> Event:
@@ -66,7 +74,7 @@ class Cluster:
 
     Parameters
     ----------
-    clock : Clock
+    clock : EventClock
     requests : list of Request
         Of the run, by index.
     replicas : int
@@ -81,7 +89,7 @@ class Cluster:
 
     def __init__(  # noqa: PLR0913 - it is what puts them together
         self,
-        clock: Clock,
+        clock: EventClock,
         requests: list[Request],
         replicas: int,
         make_replica: MakeReplica,
@@ -169,10 +177,18 @@ class Cluster:
                 self._asleep[replica] = self.clock.event()
                 yield self._asleep[replica]
 
-    @property
-    def num_stranded(self) -> int:
-        """Requests that wait because every replica has failed."""
-        return len(self._stranded)
+    def check_stranded(self) -> None:
+        """Raise if requests wait for a replica that will never come back.
+
+        Raises
+        ------
+        CapacityError
+        """
+        if self._stranded:
+            raise CapacityError(
+                f"incidents: every replica has failed for good and {len(self._stranded)} requests "
+                "are left unanswered; give a failure an 'until', or add replicas"
+            )
 
     def finish(self) -> None:
         """Let all replicas do what is left, hand over their results, and go."""
@@ -221,7 +237,7 @@ class Cluster:
 
 
 def schedule_incidents(
-    clock: Clock, cluster: Cluster, incidents: Iterable[Failure | Slowdown]
+    clock: EventClock, cluster: Cluster, incidents: Iterable[Failure | Slowdown]
 ) -> None:
     """Let incidents happen when their time comes.
 
@@ -229,7 +245,7 @@ def schedule_incidents(
 
     Parameters
     ----------
-    clock : Clock
+    clock : EventClock
         At the start of the run.
     cluster : Cluster
     incidents : iterable of Failure or Slowdown
@@ -244,13 +260,13 @@ def schedule_incidents(
 
 
 def replay(
-    clock: Clock, requests: Iterable[Request], submit: Callable[[Request], None]
+    clock: EventClock, requests: Iterable[Request], submit: Callable[[Request], None]
 ) -> Generator[Event, None, None]:
     """Submit each request at its time; the one process of all arrivals.
 
     Parameters
     ----------
-    clock : Clock
+    clock : EventClock
     requests : iterable of Request
         In order of arrival.
     submit : callable
@@ -281,7 +297,7 @@ class ClosedLoopClients:
 
     Parameters
     ----------
-    clock : Clock
+    clock : EventClock
     requests : list of Request
         Sent in this order, whichever client is free.
     think_times : list of float
@@ -291,7 +307,7 @@ class ClosedLoopClients:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: EventClock,
         requests: list[Request],
         think_times: list[float],
         submit: Callable[[Request], None],

@@ -4,8 +4,8 @@ from math import floor
 
 from specsim.compiled import inner
 from specsim.engine.kv import publish, release
-from specsim.engine.table import FINISHED, FREE, RUNNING, WAITING, Table
-from specsim.engine.waiting import leave_queue
+from specsim.engine.table import FINISHED, FREE, WAITING, Table
+from specsim.engine.waiting import close_gaps, leave_queue
 
 __all__ = ["deliver", "has_room", "land"]
 
@@ -52,7 +52,7 @@ def deliver(table: Table) -> None:
             _finish(table, entry.row)
             ended += 1
     if ended:
-        _drop_finished(table)
+        close_gaps(table)
         state.unannounced += ended
     if step.num_requests:
         _note_step(table)
@@ -96,18 +96,6 @@ def _finish(table: Table, row: int) -> None:
     result.draft_tokens = sequence.draft_tokens
     result.accepted_tokens = sequence.accepted_tokens
     state.requests_len += 1
-
-
-@inner
-def _drop_finished(table: Table) -> None:
-    state, running = table.state[0], table.running
-    kept = 0
-    for place in range(state.num_running):
-        row = running[place]
-        if table.sequences[row].status == RUNNING:
-            running[kept] = row
-            kept += 1
-    state.num_running = kept
 
 
 @inner

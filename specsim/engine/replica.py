@@ -98,12 +98,17 @@ class Replica(PythonVerbs):
             GROW: self._grow,
             **(verbs or {}),
         }
-        if speculation.policy.selects_drafter:
-            self._handlers[TAKE_IN] = self.take_in
         for verb in self._handlers:
             if verb < VERBS:
                 self.table.in_python[verb] = 1
         self._bind()
+
+    def _python_verbs(self) -> dict[int, Callable[[], None]]:
+        """Return what has to be done in Python, by verb."""
+        verbs = super()._python_verbs()
+        if self.speculation.policy.selects_drafter:
+            verbs[TAKE_IN] = self.take_in
+        return verbs
 
     def _bind(self) -> None:
         """Make the loop see the table as it is."""

@@ -11,7 +11,7 @@ from math import nan
 from specsim.compiled import inner
 from specsim.engine.kv import admit_blocks, cached_prefix, extend, publish, release
 from specsim.engine.table import NEVER, NO_ROW, RUNNING, Table
-from specsim.engine.waiting import enqueue, first_waiting, leave_queue, put_back
+from specsim.engine.waiting import close_gaps, enqueue, first_waiting, leave_queue, put_back
 
 __all__ = ["begin", "schedule", "take_in"]
 
@@ -179,7 +179,7 @@ def _schedule_running(table: Table) -> None:
         entry.is_partial = sequence.in_chunk
         sequence.computed_len = end_len
     if step.preemptions:
-        _drop_preempted(table)
+        close_gaps(table)
 
 
 @inner
@@ -281,19 +281,6 @@ def _preempt(table: Table, row: int) -> None:
     sequence.preempted_as = step.preemptions
     step.preemptions += 1
     put_back(table, row)
-
-
-@inner
-def _drop_preempted(table: Table) -> None:
-    """Close the gaps that preemption has left in the running list."""
-    state, running = table.state[0], table.running
-    kept = 0
-    for place in range(state.num_running):
-        row = running[place]
-        if table.sequences[row].status == RUNNING:
-            running[kept] = row
-            kept += 1
-    state.num_running = kept
 
 
 @inner

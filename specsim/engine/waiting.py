@@ -1,4 +1,4 @@
-"""The queue of sequences that wait for admission (vLLM ``v1/core/sched/request_queue.py``).
+"""Who waits for admission, in which order, and who runs (vLLM ``v1/core/sched/request_queue.py``).
 
 First come, first served: the rows are linked, and a preempted sequence goes to the front. By
 priority: the rows are a binary heap, the smallest (priority, arrival, id, index) first, and a
@@ -6,9 +6,9 @@ preempted sequence has no privilege.
 """
 
 from specsim.compiled import inner
-from specsim.engine.table import NO_ROW, WAITING, Table
+from specsim.engine.table import NO_ROW, RUNNING, WAITING, Table
 
-__all__ = ["enqueue", "first_waiting", "leave_queue", "put_back"]
+__all__ = ["close_gaps", "enqueue", "first_waiting", "leave_queue", "put_back"]
 
 
 @inner
@@ -74,6 +74,19 @@ def leave_queue(table: Table, row: int) -> None:
     else:
         table.sequences[sequence.next_row].previous_row = sequence.previous_row
     state.num_waiting -= 1
+
+
+@inner
+def close_gaps(table: Table) -> None:
+    """Close the gaps in the running list that ends and preemptions have left."""
+    state, running = table.state[0], table.running
+    kept = 0
+    for place in range(state.num_running):
+        row = running[place]
+        if table.sequences[row].status == RUNNING:
+            running[kept] = row
+            kept += 1
+    state.num_running = kept
 
 
 @inner
