@@ -1,6 +1,7 @@
 """What all tests share: a tiny experiment, and the real data where they are at hand."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,23 @@ from specsim.step import StepLoad
 ROOT = Path(__file__).parents[1]
 
 Run = Callable[..., tuple[int, str, str]]
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the engine before any test, so that none of them sees it being said."""
+    if not hasattr(session.config, "workerinput"):
+        command = [sys.executable, "-c", "from conftest import compile_all; compile_all()"]
+        paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+        subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False)
+
+
+def compile_all() -> None:
+    """Bind one loop of every module that has some."""
+    from specsim.lookup.suffix import SuffixTree  # noqa: PLC0415
+    from specsim.simulate import simulate  # noqa: PLC0415
+
+    simulate(Experiment.parse({**tiny_config(), "policy": "goodput_exact"}, "first"))
+    SuffixTree(4, 1).grow()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
