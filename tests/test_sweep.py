@@ -270,7 +270,9 @@ RATES = [{"workload.arrivals.rate": {"linspace": [1, 20, 60]}}]
 def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bytes(
     num_kills: int, cli: Run, tmp_path: Path
 ) -> None:
-    path, random = sweep_file(tmp_path, RATES), Random(7)
+    # A point takes some 30 ms: long enough that a kill finds most of the points still to be made.
+    base = tiny_config(workload={**tiny_config()["workload"], "num_requests": 2000})
+    path, random = sweep_file(tmp_path, RATES, base), Random(7)
     points = tmp_path / "killed" / "points"
     for _ in range(num_kills):
         run = started("sweep", path, "--workers", 2, "--out", "killed", "--resume", cwd=tmp_path)
