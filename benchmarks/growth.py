@@ -17,10 +17,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from specsim.core.request import Request
 from specsim.engine.replica import Replica
-from specsim.experiment import Experiment
-from specsim.request import Request
-from specsim.simulate import simulate
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
 
 HERE = Path(__file__).parent
 SIZES = [2**power for power in range(11)]

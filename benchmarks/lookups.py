@@ -23,12 +23,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.draft_eval import load_texts
+from specsim.core.request import Text
 from specsim.lookup import Lookup
 from specsim.lookup.ngram import NgramLookup
 from specsim.lookup.suffix import SuffixLookup
 from specsim.lookup.suffix_reference import SuffixReference
-from specsim.request import Text
+from specsim.tokens.draft_eval import load_texts
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[1] / "shared" / "data"))

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from specsim.acceptance import Oracle
+from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 from specsim.policies import POLICIES, OraclePolicy, ServerView, quick_step_times
 from specsim.profile import StepCosts, load_profile
-from specsim.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 
 HERE = Path(__file__).parent
 BATCH = 256

@@ -17,8 +17,8 @@ from typing import Any
 os.environ["NUMBA_DISABLE_JIT"] = "1"
 
 from specsim.engine.schedule import schedule
-from specsim.experiment import Experiment
-from specsim.simulate import simulate
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
 
 HERE = Path(__file__).parent
 ROOT = str(HERE.parent / "specsim")

@@ -1,17 +1,90 @@
 """specsim: a discrete-event simulator of LLM serving with speculative decoding.
 
-A ten-line tour, in the order in which a run passes through:
+The rooms, in the order in which a run passes through (ARCHITECTURE.md walks one request through):
 
-``experiment``   one YAML file, checked and frozen: what to run
+``run``          one YAML file, checked and frozen; the server it describes; simulation; summary
 ``workload``     which requests come, when, how long; readers for every trace format
-``deployment``   what vLLM would find out when it starts: limits, KV blocks, costs
+``routing``      which replica takes a request
 ``engine``       a table of sequences and the five verbs of a step; replicas on SimPy's clock
 ``policies``     how much to draft, decided anew at every step; one file each
-``proposers``, ``acceptance``, ``latency``   who drafts, what survives, how long it takes
-``simulate``     wires all of it together and runs it
+``proposers``, ``lookup``, ``acceptance``   who drafts, from what, what survives
+``latency``, ``profile``, ``hardware``      how long a step takes, on which GPU, with which model
 ``results``      records, metrics, files
-``parity``       the same engine against recordings of the real vLLM scheduler
+``study``        many runs for one answer: compare, tune, sweep, capacity, gate
+``reality``      real engines: calibration, validation, parity with recordings
+``tokens``       traces of real tokens
+``show``, ``cli``   tables, pictures, pages; the command line
+``core``         what all of them stand on
 
-Import the public names from `specsim.api`; this file imports nothing, so that the command line
-starts fast.
+Import the public names from `specsim.api`; this file imports no room, so that the command line
+starts fast. Modules that have moved are found under their old names for now.
 """
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_MOVED = {
+    **{
+        name: f"core.{name}"
+        for name in (
+            "atomic", "columns", "compiled", "compiler", "errors", "families", "processes",
+            "request", "resources", "rng", "settings", "step", "version",
+        )
+    },
+    **{name: f"run.{name}" for name in ("deployment", "drafting", "experiment", "preload")},
+    **{name: f"run.{name}" for name in ("simulate", "summary")},
+    **{
+        name: f"study.{name}"
+        for name in ("capacity", "compare", "gate", "paired", "sweep", "tune")
+    },
+    **{name: f"tokens.{name}" for name in ("draft_eval", "draft_grid")},
+    **{
+        name: f"show.{name}"
+        for name in ("breakdown", "export", "plots", "profile_overview", "render", "report")
+    },
+    **{
+        name: f"reality.{name}"
+        for name in (
+            "acceptance_fit", "calibration", "host_speed", "parity", "profile_fit", "validation",
+        )
+    },
+    "calibration.observe": "reality.observe",
+    "calibration.torch_engine": "reality.torch_engine",
+    "catalogue": "cli.families",
+    "draft_luck": "acceptance.draft_luck",
+    "model_config": "hardware.model_config",
+    "roofline_profile": "profile.from_roofline",
+}  # fmt: skip
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Find a module under the name that it had before version 0.2, with a warning."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        _, _, name = fullname.partition(f"{__name__}.")
+        parts = name.split(".")
+        old = next((old for old in (".".join(parts[:2]), parts[0]) if old in _MOVED), None)
+        if old is None:
+            return None
+        new = f"{__name__}.{_MOVED[old]}{name.removeprefix(old)}"
+        warnings.warn(f"{fullname} is now {new}", DeprecationWarning, stacklevel=2)
+        return ModuleSpec(fullname, self, origin=new)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        assert spec.origin is not None
+        module = import_module(spec.origin)
+        self._own = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own  # the import system has just put that of the old name there
+
+
+sys.meta_path.insert(0, _Moved())  # before what would load a moved package's modules twice

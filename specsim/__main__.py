@@ -2,7 +2,7 @@
 
 import sys
 
-from specsim.errors import SpecsimError
+from specsim.core.errors import SpecsimError
 
 __all__ = ["main"]
 

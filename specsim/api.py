@@ -9,14 +9,14 @@ print(summary.data["mean_tpot_ms"])
 summary.save(Path("results"))
 """
 
-from specsim.compare import compare, parse_policies
-from specsim.experiment import Experiment
+from specsim.core.request import Request
+from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 from specsim.policies import OraclePolicy, Policy, ServerView
 from specsim.profile import Profile, load_profile
-from specsim.request import Request
-from specsim.simulate import Run, simulate
-from specsim.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
-from specsim.summary import Summary
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import Run, simulate
+from specsim.run.summary import Summary
+from specsim.study.compare import compare, parse_policies
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 

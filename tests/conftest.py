@@ -13,9 +13,9 @@ import yaml
 from numpy.typing import NDArray
 
 from specsim.__main__ import main
-from specsim.experiment import Experiment
+from specsim.core.step import StepLoad
 from specsim.policies import ServerView
-from specsim.step import StepLoad
+from specsim.run.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,7 +33,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def compile_all() -> None:
     """Bind one loop of every module that has some."""
     from specsim.lookup.suffix import SuffixTree  # noqa: PLC0415
-    from specsim.simulate import simulate  # noqa: PLC0415
+    from specsim.run.simulate import simulate  # noqa: PLC0415
 
     simulate(Experiment.parse({**tiny_config(), "policy": "goodput_exact"}, "first"))
     SuffixTree(4, 1).grow()

@@ -3,8 +3,8 @@
 import numpy as np
 
 from specsim.results.records import Deliveries
-from specsim.simulate import Run
-from specsim.summary import Summary
+from specsim.run.simulate import Run
+from specsim.run.summary import Summary
 
 
 def every_delivery(run: Run) -> Deliveries:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from conftest import server_view
 
+from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.policies import POLICIES, Policy
-from specsim.step import BatchView, DraftView, StepLoad, StepOutcome
 
 
 class Driven:

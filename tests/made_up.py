@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 from deliveries import of_request
 
-from specsim.calibration.run_writer import RequestRow, StepRow
+from specsim.core.request import Request
 from specsim.engine.incidents import Slowdown
-from specsim.experiment import Experiment
 from specsim.profile import Profile
-from specsim.request import Request
-from specsim.simulate import Run, simulate
-from specsim.summary import Summary
+from specsim.reality.calibration.run_writer import RequestRow, StepRow
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import Run, simulate
+from specsim.run.summary import Summary
 
 TRUTH = Profile.model_validate(
     {

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from conftest import tiny_config
 
-from specsim.sweep import LocalProcesses, Sweep, SweepFolder, run_sweep
+from specsim.study.sweep import LocalProcesses, Sweep, SweepFolder, run_sweep
 
 POLICIES = ["off", "static:k=1", "static:k=3", "goodput"]
 RATES = [5, 20, 60]

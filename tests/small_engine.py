@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 
-from specsim.calibration.served import Served
-from specsim.calibration.torch_engine.engine import Limits, TorchEngine
-from specsim.calibration.torch_engine.weights import Recipe
-from specsim.experiment import Experiment
 from specsim.hardware import ModelShape
 from specsim.profile import Profile
+from specsim.reality.calibration.served import Served
+from specsim.reality.torch_engine.engine import Limits, TorchEngine
+from specsim.reality.torch_engine.weights import Recipe
+from specsim.run.experiment import Experiment
 
 CPU = torch.device("cpu")
 SHAPE = ModelShape(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from conftest import ROOT, data_folder, needs
 
-from specsim.experiment import Experiment
 from specsim.profile import load_profile
-from specsim.sweep import Sweep
-from specsim.sweep.point import run_point
+from specsim.run.experiment import Experiment
+from specsim.study.sweep import Sweep
+from specsim.study.sweep.point import run_point
 
 TOKENS = data_folder() / "tokens" / "llama31_8b_gsm8k.jsonl.gz"
 

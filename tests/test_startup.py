@@ -8,8 +8,8 @@ import pytest
 import yaml
 from scipy.special import stdtrit
 
-from specsim.catalogue import FAMILIES
-from specsim.paired import student_t
+from specsim.cli.families import FAMILIES
+from specsim.study.paired import student_t
 
 TINY = {
     "workload": {
@@ -29,9 +29,9 @@ UNUSED_BY_A_RUN = {
     # what several processes and statistics need
     "concurrent.futures", "multiprocessing", "statistics",
     # specsim's own
-    "specsim.capacity", "specsim.catalogue", "specsim.compare", "specsim.gate",
-    "specsim.paired", "specsim.plots", "specsim.processes", "specsim.render.runs", "specsim.report",
-    "specsim.sweep", "specsim.tune", "specsim.validation",
+    "specsim.study.capacity", "specsim.cli.families", "specsim.study.compare", "specsim.study.gate",
+    "specsim.study.paired", "specsim.show.plots", "specsim.show.report", "specsim.show.export",
+    "specsim.core.processes", "specsim.study.sweep", "specsim.study.tune", "specsim.reality",
 }  # fmt: skip
 USED_MEMBERS = {
     "acceptance": {"bernoulli"},
@@ -69,7 +69,7 @@ def modules_of_a_run(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 
 def test_a_run_imports_what_it_needs(modules_of_a_run: set[str]) -> None:
-    assert {"numpy", "pyarrow.parquet", "specsim.simulate"} <= modules_of_a_run
+    assert {"numpy", "pyarrow.parquet", "specsim.run.simulate"} <= modules_of_a_run
     assert UNUSED_BY_A_RUN & modules_of_a_run == set()
 
 
@@ -81,8 +81,8 @@ def test_a_run_imports_the_members_that_it_names(name: str, modules_of_a_run: se
 
 
 def test_a_worker_has_no_command_line(tmp_path: Path) -> None:
-    modules = modules_after("import specsim.preload, specsim.__main__", tmp_path)
-    assert not {"typer", "rich", "scipy", "specsim.cli", "specsim.render"} & modules
+    modules = modules_after("import specsim.run.preload, specsim.__main__", tmp_path)
+    assert not {"typer", "rich", "scipy", "specsim.cli", "specsim.show.render"} & modules
 
 
 @pytest.mark.parametrize("freedom", range(1, 40))

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from specsim.sweep import LocalProcesses, Sweep, SweepFolder, run_sweep
+from specsim.study.sweep import LocalProcesses, Sweep, SweepFolder, run_sweep
 
 HERE = Path(__file__).parent
 MEANS = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")

@@ -18,10 +18,9 @@ from scipy.optimize import brentq
 
 from specsim.latency import LATENCY
 from specsim.latency.base import LatencyModel
-from specsim.plots.validation import plot_validation
 from specsim.profile import Profile
-from specsim.profile_fit import fit_model, kernel_folder, kernel_points, kernels_of
-from specsim.validation import (
+from specsim.reality.profile_fit import fit_model, kernel_folder, kernel_points, kernels_of
+from specsim.reality.validation import (
     Measured,
     Replaced,
     Replay,
@@ -31,7 +30,8 @@ from specsim.validation import (
     load_run,
     replay,
 )
-from specsim.validation.compare import compare_runs
+from specsim.reality.validation.compare import compare_runs
+from specsim.show.plots.validation import plot_validation
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data")) / "real-runs"

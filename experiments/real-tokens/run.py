@@ -24,9 +24,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot as plt
 
-from specsim.draft_eval import DraftCounts, evaluate_drafts, load_texts, parse_drafter
+from specsim.core.request import Request
 from specsim.lookup import Lookup
-from specsim.request import Request
+from specsim.tokens.draft_eval import DraftCounts, evaluate_drafts, load_texts, parse_drafter
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data")) / "tokens"

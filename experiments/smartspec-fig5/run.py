@@ -12,7 +12,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 
 from specsim.api import Experiment, Profile, compare, load_profile, parse_policies
-from specsim.step import StepLoad
+from specsim.core.step import StepLoad
 
 HERE = Path(__file__).parent
 SIZES = tuple(2**power for power in range(10))

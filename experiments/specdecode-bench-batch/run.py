@@ -16,7 +16,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 
 from specsim.api import Experiment, Profile, Request, Summary, load_profile, read_trace, simulate
-from specsim.step import StepLoad
+from specsim.core.step import StepLoad
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data"))

@@ -11,8 +11,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from specsim.api import Experiment, Profile, Summary, Trace, simulate
+from specsim.core.rng import generator
 from specsim.hardware import GIB, load_gpu, load_model
-from specsim.rng import generator
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data")) / "papers"

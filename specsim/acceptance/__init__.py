@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import WithJsonSchema
 
 from specsim.acceptance.base import Acceptance, Oracle
-from specsim.families import Family
+from specsim.core.families import Family
 
 __all__ = ["ACCEPTANCE", "Acceptance", "NestedAcceptance", "Oracle"]
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.families import Member
-from specsim.request import Request
-from specsim.rng import Luck
+from specsim.core.families import Member
+from specsim.core.request import Request
+from specsim.core.rng import Luck
 
 __all__ = ["MAX_DRAFT_LEN", "Acceptance", "Oracle", "run_lengths", "runs_below", "split_tables"]
 
@@ -33,7 +33,7 @@ class Acceptance(Member):
     """Whether drafts are compared with recorded answers, so that survival is found out online."""
     confidence_concentration: float = Field(default=1.0, gt=0)
     """How little the drafter's confidence in a token says about its fate, for policies that look
-    at it; see `specsim.draft_luck.DraftLuck.confidence_tables`."""
+    at it; see `specsim.acceptance.draft_luck.DraftLuck.confidence_tables`."""
 
     @abstractmethod
     def survival_lens(

@@ -7,8 +7,8 @@ import numpy as np
 from pydantic import Field
 
 from specsim.acceptance.base import Acceptance, runs_below, split_tables
-from specsim.request import Request
-from specsim.rng import Luck
+from specsim.core.request import Request
+from specsim.core.rng import Luck
 
 __all__ = ["BetaPosition"]
 

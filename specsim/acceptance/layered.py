@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.acceptance.base import Acceptance, runs_below, split_tables
-from specsim.request import Request
-from specsim.rng import Luck
-from specsim.settings import Settings
+from specsim.core.request import Request
+from specsim.core.rng import Luck
+from specsim.core.settings import Settings
 
 __all__ = ["REFERENCE_POSITION", "Layered", "RegimeLayer"]
 

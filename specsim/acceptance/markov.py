@@ -7,9 +7,9 @@ import numpy as np
 from pydantic import Field
 
 from specsim.acceptance.base import Acceptance, run_lengths, split_tables
-from specsim.request import Request
-from specsim.rng import Luck
-from specsim.settings import Settings
+from specsim.core.request import Request
+from specsim.core.rng import Luck
+from specsim.core.settings import Settings
 
 __all__ = ["Markov", "Regime"]
 

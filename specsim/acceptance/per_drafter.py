@@ -7,9 +7,9 @@ from pydantic import Field
 
 from specsim.acceptance import NestedAcceptance
 from specsim.acceptance.base import Acceptance
-from specsim.errors import ConfigError
-from specsim.request import Request
-from specsim.rng import Luck
+from specsim.core.errors import ConfigError
+from specsim.core.request import Request
+from specsim.core.rng import Luck
 
 __all__ = ["PerDrafter"]
 

@@ -7,11 +7,11 @@ from pydantic import PrivateAttr
 
 from specsim.acceptance import ACCEPTANCE
 from specsim.acceptance.base import Acceptance
-from specsim.errors import ConfigError
-from specsim.request import Request
-from specsim.resources import find_resource, resource_names
-from specsim.rng import Luck
-from specsim.settings import Settings, load_mapping, nearest, validated
+from specsim.core.errors import ConfigError
+from specsim.core.request import Request
+from specsim.core.resources import find_resource, resource_names
+from specsim.core.rng import Luck
+from specsim.core.settings import Settings, load_mapping, nearest, validated
 
 __all__ = ["AcceptanceFile", "Preset", "Provenance", "Validation", "load_preset", "preset_names"]
 

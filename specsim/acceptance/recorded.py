@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, final
 
 from specsim.acceptance.base import Acceptance
-from specsim.errors import TraceError
-from specsim.request import Request
-from specsim.rng import Luck
+from specsim.core.errors import TraceError
+from specsim.core.request import Request
+from specsim.core.rng import Luck
 
 __all__ = ["Recorded"]
 

@@ -7,8 +7,8 @@ from pydantic import Field
 
 from specsim.acceptance import NestedAcceptance
 from specsim.acceptance.base import Acceptance
-from specsim.request import Request
-from specsim.rng import Luck
+from specsim.core.request import Request
+from specsim.core.rng import Luck
 
 __all__ = ["Shift"]
 

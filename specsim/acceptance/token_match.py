@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal, final
 
 from specsim.acceptance.base import Acceptance
-from specsim.request import Request
-from specsim.rng import Luck
+from specsim.core.request import Request
+from specsim.core.rng import Luck
 
 __all__ = ["TokenMatch"]
 

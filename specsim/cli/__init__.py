@@ -27,7 +27,7 @@ from specsim.cli.tokens import tokens_app
 from specsim.cli.trace import trace_app
 from specsim.cli.tune import tune
 from specsim.cli.validation import validate
-from specsim.version import __version__
+from specsim.core.version import __version__
 
 __all__ = ["app"]
 

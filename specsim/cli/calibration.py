@@ -9,7 +9,7 @@ import typer
 from specsim.cli.terminal import show
 
 if TYPE_CHECKING:
-    from specsim.calibration.results import Judgement
+    from specsim.reality.calibration.results import Judgement
 
 __all__ = ["calibrate"]
 
@@ -78,8 +78,8 @@ def calibrate(
     if, besides, every case tells something: its real runs repeat within the stated error, or the
     simulation keeps to it by itself. Else it stays a candidate.
     """
-    from specsim.calibration.folder import check_folder
-    from specsim.errors import ConfigError
+    from specsim.core.errors import ConfigError
+    from specsim.reality.calibration.folder import check_folder
 
     if device is Device.CUDA and quick:
         raise ConfigError("--quick: is for --device cpu; leave it out")
@@ -93,11 +93,11 @@ def calibrate(
         return
     if model is None:
         raise ConfigError("--engine vllm: name with --model the folder of a model")
-    from specsim.calibration.vllm_plan import plan_for
-    from specsim.calibration.vllm_runs import vllm_python
-    from specsim.calibration.vllm_study import calibrate_vllm
-    from specsim.calibration.vllm_subject import VllmSubject
-    from specsim.render.calibration import error_tables
+    from specsim.reality.calibration.vllm_plan import plan_for
+    from specsim.reality.calibration.vllm_runs import vllm_python
+    from specsim.reality.calibration.vllm_study import calibrate_vllm
+    from specsim.reality.calibration.vllm_subject import VllmSubject
+    from specsim.show.render.calibration import error_tables
 
     vllm_python()
     plan = plan_for(device.value, quick=quick, threads=threads)
@@ -123,17 +123,17 @@ def _torch(
     threads: int,
     seed: int,
 ) -> None:
-    from specsim.calibration.plan import CPU, CUDA, QUICK
-    from specsim.calibration.study import Subject
-    from specsim.calibration.study import calibrate as run_calibration
-    from specsim.errors import ConfigError
+    from specsim.core.errors import ConfigError
     from specsim.hardware import find_gpu, load_model
+    from specsim.reality.calibration.plan import CPU, CUDA, QUICK
+    from specsim.reality.calibration.study import Subject
+    from specsim.reality.calibration.study import calibrate as run_calibration
 
     name = model or ("llama-3.1-8b" if device is Device.CUDA else "llama-7m")
     shape = load_model(name)
     plan = QUICK if quick else CPU if device is Device.CPU else CUDA
     try:
-        from specsim.calibration.torch_engine.build import build_engine
+        from specsim.reality.torch_engine.build import build_engine
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -152,8 +152,8 @@ def _torch(
 
 def _conclude(found: "Judgement", out: Path, files: str) -> None:
     """Draw and print what came of it; exit with 1 unless all is as stated."""
-    from specsim.plots.calibration import plot_calibration
-    from specsim.render.calibration import calibration_tables, verdict
+    from specsim.show.plots.calibration import plot_calibration
+    from specsim.show.render.calibration import calibration_tables, verdict
 
     plot_calibration(found, out / "plot.png")
     show(*calibration_tables(found))

@@ -82,10 +82,13 @@ def capacity(
     and policy is searched by bracketing and bisection, on the same requests and luck. With --out
     the folder gets capacity.json, and capacity.parquet with every load that was tried.
     """
-    from specsim.processes import warm_up
+    from specsim.core.processes import warm_up
 
     warm_up(workers)
-    from specsim.capacity import (
+    from specsim.core.errors import ConfigError
+    from specsim.run.experiment import Experiment
+    from specsim.show.render.capacity import capacity_tables
+    from specsim.study.capacity import (
         Choices,
         Goal,
         Prices,
@@ -94,11 +97,8 @@ def capacity(
         parse_slo,
         save,
     )
-    from specsim.compare import parse_policies
-    from specsim.errors import ConfigError
-    from specsim.experiment import Experiment
-    from specsim.render.capacity import capacity_tables
-    from specsim.sweep.labels import labels
+    from specsim.study.compare import parse_policies
+    from specsim.study.sweep.labels import labels
 
     experiment = Experiment.load(config, all_overrides(overrides, seed))
     limits = experiment.slo if slo is None else parse_slo(slo)
@@ -136,7 +136,7 @@ def capacity(
 
 
 def _check_ranges(attainment: float, tolerance: float, qps: float | None) -> None:
-    from specsim.errors import ConfigError
+    from specsim.core.errors import ConfigError
 
     for option, value, rule, holds in (
         ("--attainment", attainment, "above 0 and at most 1", 0 < attainment <= 1),

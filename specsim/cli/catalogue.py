@@ -15,12 +15,12 @@ def list_members(
 ) -> None:
     """Show every member of every family with its fields, and the shipped profiles."""
     from specsim.acceptance.preset import load_preset, preset_names
-    from specsim.catalogue import FAMILIES
-    from specsim.errors import ConfigError
+    from specsim.cli.families import FAMILIES
+    from specsim.core.errors import ConfigError
+    from specsim.core.resources import resource_names
+    from specsim.core.settings import nearest
     from specsim.hardware import load_gpu, load_model
-    from specsim.render.catalogue import family_table, names_table
-    from specsim.resources import resource_names
-    from specsim.settings import nearest
+    from specsim.show.render.catalogue import family_table, names_table
     from specsim.workload.lengths.dataset import DATASETS
 
     if family is not None and family not in FAMILIES:
@@ -45,6 +45,6 @@ def list_members(
 
 def schema() -> None:
     """Print the JSON schema of an experiment, for editors that complete YAML."""
-    from specsim.experiment import Experiment
+    from specsim.run.experiment import Experiment
 
     typer.echo(json.dumps(Experiment.model_json_schema(), indent=2))

@@ -42,12 +42,12 @@ def draft_eval(
     same with and without drafts. A grid is a search for the best options; check what it finds on
     other requests than it has seen.
     """
-    from specsim.atomic import new_file
-    from specsim.draft_eval import evaluate_drafts, load_texts, parse_drafter
-    from specsim.draft_grid import evaluate_grid, grid_options
-    from specsim.errors import ConfigError
-    from specsim.experiment import overridden
-    from specsim.render.draft_eval import draft_eval_table, draft_grid_table
+    from specsim.core.atomic import new_file
+    from specsim.core.errors import ConfigError
+    from specsim.run.experiment import overridden
+    from specsim.show.render.draft_eval import draft_eval_table, draft_grid_table
+    from specsim.tokens.draft_eval import evaluate_drafts, load_texts, parse_drafter
+    from specsim.tokens.draft_grid import evaluate_grid, grid_options
 
     fixed, title = overridden({}, opt or [], "--opt"), f"{proposer} on {tokens.name}"
     for name in grid_options(grid or [])[0]:

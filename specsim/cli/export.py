@@ -44,10 +44,10 @@ def export(
     and waiting requests and KV blocks. The metrics are those that vLLM would report after the run,
     in its names, labels and buckets.
     """
-    from specsim.atomic import new_file
     from specsim.cli.inspection import check_keeps_results
-    from specsim.errors import ConfigError
-    from specsim.export import (
+    from specsim.core.atomic import new_file
+    from specsim.core.errors import ConfigError
+    from specsim.show.export import (
         load_folder,
         prometheus_text,
         vllm_bench_result,
@@ -100,7 +100,7 @@ def _opened(path: Path, *, compressed: bool) -> Iterator[IO[str]]:
 
 
 def _window(text: str | None) -> tuple[float, float]:
-    from specsim.errors import ConfigError
+    from specsim.core.errors import ConfigError
 
     if text is None:
         return 0.0, float("inf")

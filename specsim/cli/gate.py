@@ -12,7 +12,7 @@ from specsim.cli.options import Overrides
 from specsim.cli.terminal import progress, show, warn
 
 if TYPE_CHECKING:
-    from specsim.gate import GateResults, Suite
+    from specsim.study.gate import GateResults, Suite
 
 __all__ = ["gate"]
 
@@ -63,14 +63,14 @@ def gate(
     """
     is_stored = current.suffix == ".json"
     if not is_stored:
-        from specsim.processes import warm_up
+        from specsim.core.processes import warm_up
 
         warm_up(workers)
-    from specsim.atomic import new_file
-    from specsim.gate import GateResults, Suite, check_same_suite, judge
-    from specsim.gate.reports import github_annotations, write_junit
-    from specsim.gate.suite import parse_tolerances, tolerances_of
-    from specsim.render.gate import gate_table, gate_verdict
+    from specsim.core.atomic import new_file
+    from specsim.show.render.gate import gate_table, gate_verdict
+    from specsim.study.gate import GateResults, Suite, check_same_suite, judge
+    from specsim.study.gate.reports import github_annotations, write_junit
+    from specsim.study.gate.suite import parse_tolerances, tolerances_of
 
     outputs = {"--json": json_out, "--junit": junit, "--github": github or None}
     given = parse_tolerances(tolerance or ())
@@ -114,7 +114,7 @@ def gate(
 
 
 def _refuse(given: dict[str, Any], where: str) -> None:
-    from specsim.errors import ConfigError
+    from specsim.core.errors import ConfigError
 
     for option, value in given.items():
         if value is not None:
@@ -124,7 +124,7 @@ def _refuse(given: dict[str, Any], where: str) -> None:
 def _run(
     suite: "Suite", tolerances: dict[str, float], workers: int, date: str | None
 ) -> "GateResults":
-    from specsim.gate import run_suite
+    from specsim.study.gate import run_suite
 
     with progress("runs", len(suite.scenarios) * suite.replications) as on_progress:
         return run_suite(suite, tolerances, workers=workers, date=date, on_progress=on_progress)
@@ -133,7 +133,7 @@ def _run(
 def _write_baseline(
     path: Path, suite: "Suite", tolerances: dict[str, float], workers: int, date: str | None
 ) -> None:
-    from specsim.gate.results import baseline_file, checked_date
+    from specsim.study.gate.results import baseline_file, checked_date
 
     date = None if date is None else checked_date(date)
     with baseline_file(path) as temporary:

@@ -14,7 +14,7 @@ __all__ = ["breakdown", "check_keeps_results", "timeline"]
 
 
 def _check_distinct(folders: list[Path]) -> None:
-    from specsim.errors import ConfigError
+    from specsim.core.errors import ConfigError
 
     known: set[Path] = set()
     for folder in folders:
@@ -25,7 +25,7 @@ def _check_distinct(folders: list[Path]) -> None:
 
 def check_keeps_results(path: Path, source: str) -> None:
     """Raise if a file would take the place of a result of a run."""
-    from specsim.errors import ConfigError
+    from specsim.core.errors import ConfigError
     from specsim.results.export import RESULT_FILES
 
     if path.name in RESULT_FILES:
@@ -64,13 +64,13 @@ def timeline(
     several replicas, requests waiting and tokens/s are summed, all else is averaged. The series
     stand in a Parquet file beside the plot.
     """
-    from specsim.atomic import new_file
-    from specsim.errors import ConfigError
-    from specsim.plots.save import check_suffix
-    from specsim.plots.timeline import plot_timelines
+    from specsim.core.atomic import new_file
+    from specsim.core.errors import ConfigError
     from specsim.results.steps import load_steps
     from specsim.results.timeline import timeline as binned
     from specsim.results.timeline import write_timelines
+    from specsim.show.plots.save import check_suffix
+    from specsim.show.plots.timeline import plot_timelines
 
     if plot is None and len(results) > 1:
         raise ConfigError(
@@ -107,16 +107,16 @@ def breakdown(
     Time: forward passes of the target, drafting, overhead and idling, by batch size. Memory of one
     GPU: weights and KV blocks of target and drafter, and how much of the KV cache was in use.
     """
-    from specsim.atomic import new_file
-    from specsim.breakdown import break_down
-    from specsim.render.breakdown import breakdown_tables
+    from specsim.core.atomic import new_file
+    from specsim.show.breakdown import break_down
+    from specsim.show.render.breakdown import breakdown_tables
 
     for path, option in ((json_out, "--json"), (plot, "--plot")):
         if path is not None:
             check_keeps_results(path, f"{option} {path}:")
     if plot is not None:
-        from specsim.plots.breakdown import plot_breakdown
-        from specsim.plots.save import check_suffix
+        from specsim.show.plots.breakdown import plot_breakdown
+        from specsim.show.plots.save import check_suffix
 
         check_suffix(plot)
     with spinner("reading the results"):

@@ -55,9 +55,9 @@ def observe(
     there are any, the exit code is 1. Ctrl-C keeps what there is. A key is taken from the
     environment variable OPENAI_API_KEY.
     """
-    from specsim.calibration.observe import Options, load_workload
-    from specsim.calibration.observe import observe as run
-    from specsim.render.observe import observation_table
+    from specsim.reality.observe import Options, load_workload
+    from specsim.reality.observe import observe as run
+    from specsim.show.render.observe import observation_table
 
     low, high = _id_range(ids)
     options = Options(low, high, timeout, warm_up, _body(body))
@@ -78,7 +78,7 @@ def observe(
 
 
 def _id_range(text: str) -> tuple[int, int]:
-    from specsim.errors import ConfigError
+    from specsim.core.errors import ConfigError
 
     low, _, high = text.partition(":")
     if not (low.isdecimal() and high.isdecimal() and int(low) < int(high) < 2**31):
@@ -87,7 +87,7 @@ def _id_range(text: str) -> tuple[int, int]:
 
 
 def _body(text: str | None) -> dict[str, Any]:
-    from specsim.errors import ConfigError
+    from specsim.core.errors import ConfigError
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is no number")

@@ -29,7 +29,7 @@ def results_folder(out: Path | None, replaced: Iterable[str] = ()) -> Iterator[P
 
     Files named in `replaced` do not stay in it.
     """
-    from specsim.atomic import new_folder
+    from specsim.core.atomic import new_folder
 
     if out is None:
         yield None

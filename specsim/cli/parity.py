@@ -23,8 +23,8 @@ def parity(
 
     Exits with 1 at the first difference, and prints it in full.
     """
-    from specsim.atomic import new_file
-    from specsim.parity import compare_logs, load_log, load_scenario, run_scenario
+    from specsim.core.atomic import new_file
+    from specsim.reality.parity import compare_logs, load_log, load_scenario, run_scenario
 
     parsed = load_scenario(scenario)
     beside = scenario.with_name(scenario.name.replace(".scenario.", ".log."))

@@ -56,11 +56,11 @@ def fit(
     """
     import yaml
 
-    from specsim.atomic import new_file
-    from specsim.errors import ConfigError
-    from specsim.profile_fit import KINDS, fitted_profile, measured_steps, run_study
-    from specsim.render.profile_fit import study_tables
-    from specsim.settings import nearest
+    from specsim.core.atomic import new_file
+    from specsim.core.errors import ConfigError
+    from specsim.core.settings import nearest
+    from specsim.reality.profile_fit import KINDS, fitted_profile, measured_steps, run_study
+    from specsim.show.render.profile_fit import study_tables
 
     if kind not in KINDS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, list(KINDS))}")

@@ -56,9 +56,9 @@ def roofline(
     """
     import yaml
 
-    from specsim.atomic import new_file
-    from specsim.render.roofline import roofline_table
-    from specsim.roofline_profile import RooflineOptions, RooflineProfile, parse_drafts
+    from specsim.core.atomic import new_file
+    from specsim.profile.from_roofline import RooflineOptions, RooflineProfile, parse_drafts
+    from specsim.show.render.roofline import roofline_table
 
     options = RooflineOptions(
         model=model,

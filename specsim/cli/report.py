@@ -29,10 +29,10 @@ PriceTable = Annotated[
 
 
 def _load(results: Path, prices: Path | None) -> Any:
-    from specsim.capacity.prices import Prices
-    from specsim.errors import ConfigError
-    from specsim.report import load_study
-    from specsim.report.prices import with_prices
+    from specsim.core.errors import ConfigError
+    from specsim.show.report import load_study
+    from specsim.show.report.prices import with_prices
+    from specsim.study.capacity.prices import Prices
 
     study = load_study(results)
     if study.kind == "capacity":
@@ -55,8 +55,8 @@ def report(
 
     The page holds all it needs: it opens without a network, in any browser.
     """
-    from specsim.errors import ConfigError
-    from specsim.report import write_page
+    from specsim.core.errors import ConfigError
+    from specsim.show.report import write_page
 
     page = out or results / "report.html"
     if page.suffix not in (".html", ".htm"):
@@ -94,8 +94,8 @@ def plot(
     Over load, speed-up, best policy, cost; and of one hardware and load (choose them by --where)
     the latency distributions, the timeline and where the time went.
     """
-    from specsim.plots.study import plot_study
-    from specsim.report.cells import find_measure, restricted
+    from specsim.show.plots.study import plot_study
+    from specsim.show.report.cells import find_measure, restricted
 
     with spinner("reading the results"):
         study, held = restricted(_load(results, prices), where or [])

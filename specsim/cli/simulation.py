@@ -54,12 +54,12 @@ def run(
     timeline, breakdown or plot of the run; without the details, summary.json is as vllm bench
     serve writes it without --save-detailed.
     """
-    from specsim.errors import ConfigError
-    from specsim.experiment import Experiment
-    from specsim.render.run import run_table
+    from specsim.core.errors import ConfigError
     from specsim.results.export import RESULT_FILES
-    from specsim.simulate import simulate
-    from specsim.summary import Summary
+    from specsim.run.experiment import Experiment
+    from specsim.run.simulate import simulate
+    from specsim.run.summary import Summary
+    from specsim.show.render.run import run_table
 
     for option, is_given in (("--no-steps", no_steps), ("--no-details", no_details)):
         if is_given and out is None:
@@ -110,13 +110,13 @@ def compare(
     --out the folder gets the results of the first replication of each policy, comparison.json
     and plot.png.
     """
-    from specsim.processes import warm_up
+    from specsim.core.processes import warm_up
 
     warm_up(workers)
-    from specsim.compare import compare as run_comparison
-    from specsim.compare import folder_name, parse_policies
-    from specsim.experiment import Experiment
-    from specsim.render.runs import comparison_table
+    from specsim.run.experiment import Experiment
+    from specsim.show.render.runs import comparison_table
+    from specsim.study.compare import compare as run_comparison
+    from specsim.study.compare import folder_name, parse_policies
 
     experiment = Experiment.load(config, all_overrides(overrides, seed))
     chosen = parse_policies(policies)
@@ -132,7 +132,7 @@ def compare(
                 on_progress=on_progress,
             )
         if folder is not None:
-            from specsim.plots.runs import plot_runs
+            from specsim.show.plots.runs import plot_runs
 
             with spinner("drawing"):
                 folders = {label: folder / folder_name(label) for label in chosen}

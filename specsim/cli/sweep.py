@@ -11,7 +11,7 @@ from specsim.cli.options import Overrides, Seed, all_overrides
 from specsim.cli.terminal import progress, show, warn
 
 if TYPE_CHECKING:
-    from specsim.sweep import Backend
+    from specsim.study.sweep import Backend
 
 __all__ = ["sweep"]
 
@@ -55,16 +55,16 @@ def sweep(
     points.parquet, one row per point. Killed at any moment, --resume goes on, to the same bytes. A
     point that fails is recorded with its error, and the others go on; the exit code is then 1.
     """
-    from specsim.errors import ConfigError
-    from specsim.processes import warm_up
+    from specsim.core.errors import ConfigError
+    from specsim.core.processes import warm_up
 
     if ray_address is not None and backend is not Where.RAY:
         raise ConfigError("--ray-address is used by --backend ray only; add that or leave it out")
     if backend is Where.LOCAL:
         workers = workers or os.cpu_count() or 1
         warm_up(workers)
-    from specsim.render.sweep import sweep_tables
-    from specsim.sweep import Sweep, SweepFolder, run_sweep
+    from specsim.show.render.sweep import sweep_tables
+    from specsim.study.sweep import Sweep, SweepFolder, run_sweep
 
     plan = Sweep.load(config, all_overrides(overrides, seed))
     place = _backend(workers, backend, ray_address)
@@ -86,14 +86,14 @@ def sweep(
 
 
 def _backend(workers: int | None, where: Where, ray_address: str | None) -> "Backend":
-    from specsim.errors import ConfigError
-    from specsim.sweep import LocalProcesses
+    from specsim.core.errors import ConfigError
+    from specsim.study.sweep import LocalProcesses
 
     if where is Where.LOCAL:
         assert workers is not None
         return LocalProcesses(workers)
     try:
-        from specsim.sweep.on_ray import RayCluster
+        from specsim.study.sweep.on_ray import RayCluster
     except ImportError as error:
         raise ConfigError("--backend ray needs Ray; pip install 'specsim[cluster]'") from error
     return RayCluster(workers, ray_address)

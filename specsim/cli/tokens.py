@@ -63,9 +63,9 @@ def describe(
     contexts of less than 24 tokens. Lower is easier to draft. Drafters are replayed as by
     `draft-eval`, with vLLM's defaults and k = 5 for ngram.
     """
-    from specsim.draft_eval import load_texts
-    from specsim.render.tokens import token_tables
+    from specsim.show.render.tokens import token_tables
     from specsim.tokens.describe import describe_tokens
+    from specsim.tokens.draft_eval import load_texts
 
     with spinner(f"reading {file.name}"):
         description = describe_tokens(load_texts(file), sample, seed)

@@ -23,7 +23,7 @@ def describe(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
     """Print counts, rates, burstiness, length quantiles and the share of reused prefix."""
-    from specsim.render.traces import description_json, trace_table
+    from specsim.show.render.traces import description_json, trace_table
     from specsim.workload.describe import describe as describe_trace
     from specsim.workload.readers import read_trace
 
@@ -61,8 +61,8 @@ def synth(
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals and lengths.")] = 0,
 ) -> None:
     """Make a workload from an arrival process and a length distribution."""
-    from specsim.errors import ConfigError
-    from specsim.settings import validated
+    from specsim.core.errors import ConfigError
+    from specsim.core.settings import validated
     from specsim.workload import WorkloadConfig
     from specsim.workload.writer import write_trace
 

@@ -48,12 +48,12 @@ def tune(
 
     vllm serve MODEL --speculative-config "$(specsim tune EXP.yaml --emit vllm)"
     """
-    from specsim.processes import warm_up
+    from specsim.core.processes import warm_up
 
     warm_up(workers)
-    from specsim.experiment import Experiment
-    from specsim.render.tune import tuning_tables, verdict
-    from specsim.tune import tune as run_tuning
+    from specsim.run.experiment import Experiment
+    from specsim.show.render.tune import tuning_tables, verdict
+    from specsim.study.tune import tune as run_tuning
 
     experiment = Experiment.load(config, all_overrides(overrides, seed))
     with results_folder(out) as folder:
@@ -66,7 +66,7 @@ def tune(
                 on_progress=on_progress,
             )
         if folder is not None:
-            from specsim.plots.tune import plot_tuning
+            from specsim.show.plots.tune import plot_tuning
 
             with spinner("drawing"):
                 plot_tuning(tuning, folder / "plot.png", config.stem)

@@ -8,7 +8,7 @@ Released blocks without published content return to the front of the queue, publ
 end. Equal content may live in several blocks; the one published first is found.
 """
 
-from specsim.compiled import inner
+from specsim.core.compiled import inner
 from specsim.engine.table import NO_BLOCK, NO_KEY, Table
 
 __all__ = ["block_key", "cached_block", "hold", "publish_block", "release_block", "take_block"]

@@ -14,10 +14,10 @@ from math import inf, nextafter
 from simpy import Environment, Event
 from simpy.events import NORMAL, URGENT
 
+from specsim.core.errors import CapacityError
+from specsim.core.request import Request
 from specsim.engine.incidents import Failure, Slowdown
 from specsim.engine.replica import Departure, Replica
-from specsim.errors import CapacityError
-from specsim.request import Request
 from specsim.routing.base import PromptView, Router
 
 __all__ = [

@@ -4,10 +4,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from specsim.core.errors import CapacityError, ConfigError
+from specsim.core.settings import Settings
 from specsim.engine.setup import Setup
-from specsim.errors import CapacityError, ConfigError
+from specsim.profile.memory import BLOCK_SIZE, GPU_MEMORY_UTILIZATION
 from specsim.proposers import PROPOSERS, Proposer
-from specsim.settings import Settings
 
 __all__ = ["EngineConfig"]
 
@@ -38,10 +39,10 @@ class EngineConfig(Settings):
     """By default max_num_batched_tokens."""
     max_model_len: Count | None = None
     """By default the model's max_position_embeddings."""
-    block_size: Count = 16
+    block_size: Count = BLOCK_SIZE
     num_gpu_blocks: Annotated[int, Field(ge=2)] | None = None
     """KV blocks, the null block included; by default what fits into the GPU's memory."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.92
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = GPU_MEMORY_UTILIZATION
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     async_scheduling: bool | None = None

@@ -5,7 +5,7 @@ formulas of `specsim.profile` for one drafter and a latency model that has a com
 others are computed there.
 """
 
-from specsim.compiled import inner
+from specsim.core.compiled import inner
 from specsim.engine.table import Table
 from specsim.latency._form import forward_time
 

@@ -2,7 +2,7 @@
 
 from math import floor
 
-from specsim.compiled import inner
+from specsim.core.compiled import inner
 from specsim.engine.kv import publish, release
 from specsim.engine.table import FINISHED, FREE, WAITING, Table
 from specsim.engine.waiting import close_gaps, leave_queue

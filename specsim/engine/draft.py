@@ -1,6 +1,6 @@
 """Draft: how many tokens the drafter is run for after a step, and what becomes of them."""
 
-from specsim.compiled import inner
+from specsim.core.compiled import inner
 from specsim.engine.table import Table
 
 __all__ = ["ask", "offer"]

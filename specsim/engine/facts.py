@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.request import BlockKey, Request
+from specsim.core.step import Ints
 from specsim.engine.table import TABLE_TYPES
-from specsim.request import BlockKey, Request
-from specsim.step import Ints
 
 __all__ = ["Facts"]
 

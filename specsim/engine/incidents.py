@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from specsim.settings import Settings
+from specsim.core.settings import Settings
 
 __all__ = ["Failure", "Incident", "Replicas", "Slowdown", "check_incidents"]
 

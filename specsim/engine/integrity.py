@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from specsim.core.errors import InvariantError
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.table import FINISHED, NO_BLOCK, NO_KEY, RUNNING, WAITING, Table
 from specsim.engine.view import StepView
-from specsim.errors import InvariantError
 
 __all__ = ["IntegrityCheck", "check_integrity", "free_order"]
 

@@ -7,7 +7,7 @@ The arrays are laid out for models with several KV cache groups; the rules are t
 of full attention.
 """
 
-from specsim.compiled import inner
+from specsim.core.compiled import inner
 from specsim.engine.blocks import (
     block_key,
     cached_block,

@@ -13,7 +13,7 @@ name; a verb of which the policy, the latency model or the drafter is Python is 
 
 from math import inf
 
-from specsim.compiled import Loop, inner
+from specsim.core.compiled import Loop, inner
 from specsim.engine.cost import charge_drafts, charge_forward
 from specsim.engine.deliver import deliver, has_room, land
 from specsim.engine.draft import ask, offer

@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.compiled import as_records
+from specsim.core.compiled import as_records
+from specsim.core.step import Ints
 from specsim.engine.draft import offer
 from specsim.engine.facts import Facts
 from specsim.engine.order import (
@@ -30,7 +31,6 @@ from specsim.engine.speculation import Speculation
 from specsim.engine.table import FINISHED, Table
 from specsim.engine.view import StepView
 from specsim.results.records import Deliveries, ReplicaRecords
-from specsim.step import Ints
 
 __all__ = ["Observer", "PythonVerbs", "Wiring"]
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.step import Ints
 from specsim.engine.order import (
     FULL,
     GROW,
@@ -21,7 +22,6 @@ from specsim.engine.setup import Costs, Setup, linked_rows, zeros
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import FREE, NEVER, NO_ROW, RUNNING, WAITING, Table
 from specsim.latency._form import COSTS
-from specsim.step import Ints
 
 __all__ = ["Departure", "Replica"]
 

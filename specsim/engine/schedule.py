@@ -8,7 +8,7 @@ text-only decoder model, one full-attention KV cache, no pipeline parallelism.
 
 from math import nan
 
-from specsim.compiled import inner
+from specsim.core.compiled import inner
 from specsim.engine.kv import admit_blocks, cached_prefix, extend, publish, release
 from specsim.engine.table import NEVER, NO_ROW, RUNNING, Table
 from specsim.engine.waiting import close_gaps, enqueue, first_waiting, leave_queue, put_back

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.step import Ints, StepLoad
 from specsim.engine.order import BEGIN, LANDED, LAUNCHED, ORDERS, TAKE_IN, VERBS
 from specsim.engine.table import NO_BLOCK, NO_KEY, NO_ROW, TABLE_TYPES, Table
 from specsim.latency._form import COSTS, CompiledCosts, Form
-from specsim.step import Ints, StepLoad
 
 __all__ = ["Costs", "Setup", "linked_rows", "zeros"]
 

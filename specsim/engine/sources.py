@@ -12,11 +12,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.draft_luck import DraftLuck
+from specsim.acceptance.draft_luck import DraftLuck
+from specsim.core.request import Request, Text
+from specsim.core.step import Ints, StepLoad, Tree
 from specsim.engine.view import StepView
 from specsim.lookup.base import Draft, Lookup
-from specsim.request import Request, Text
-from specsim.step import Ints, StepLoad, Tree
 
 __all__ = ["DraftSource", "HybridDrafts", "LookupDrafts", "TableDrafts", "TreeDrafts"]
 

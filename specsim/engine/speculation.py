@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.request import Request
+from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 from specsim.engine.sources import DraftSource, drafter_loads
 from specsim.engine.table import Table
 from specsim.engine.view import StepView
 from specsim.policies.base import Policy
 from specsim.proposers.base import Proposer, offers_by_table
-from specsim.request import Request
-from specsim.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 
 __all__ = ["Speculation"]
 

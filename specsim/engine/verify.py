@@ -1,6 +1,6 @@
 """Verify: how many drafts of each sequence of a step are accepted."""
 
-from specsim.compiled import inner
+from specsim.core.compiled import inner
 from specsim.engine.table import Table
 
 __all__ = ["verify"]

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.step import Ints, Pieces, StepLoad
 from specsim.engine.table import FINISHED, Table
-from specsim.step import Ints, Pieces, StepLoad
 
 __all__ = ["StepView"]
 

@@ -5,7 +5,7 @@ priority: the rows are a binary heap, the smallest (priority, arrival, id, index
 preempted sequence has no privilege.
 """
 
-from specsim.compiled import inner
+from specsim.core.compiled import inner
 from specsim.engine.table import NO_ROW, RUNNING, WAITING, Table
 
 __all__ = ["close_gaps", "enqueue", "first_waiting", "leave_queue", "put_back"]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import WithJsonSchema
 
-from specsim.families import Family
+from specsim.core.families import Family
 from specsim.latency._form import COEFFICIENTS, COSTS, forward_time
 from specsim.latency.base import LatencyModel
 

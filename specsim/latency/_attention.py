@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.columns import find_table, read_columns
-from specsim.errors import ProfileError
+from specsim.core.columns import find_table, read_columns
+from specsim.core.errors import ProfileError
+from specsim.core.step import Pieces
 from specsim.latency._grid import Grid, Line, fill_along, grid_of
-from specsim.step import Pieces
 
 __all__ = ["AXES", "Attention"]
 

@@ -4,8 +4,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from specsim.settings import Settings
-from specsim.step import StepLoad
+from specsim.core.settings import Settings
+from specsim.core.step import StepLoad
 
 __all__ = ["Coefficients"]
 

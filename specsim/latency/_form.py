@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.compiled import inner
+from specsim.core.compiled import inner
 
 __all__ = [
     "COEFFICIENTS",

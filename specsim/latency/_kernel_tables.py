@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from specsim.columns import find_table, read_columns
-from specsim.errors import ProfileError
+from specsim.core.columns import find_table, read_columns
+from specsim.core.errors import ProfileError
 from specsim.latency._grid import Grid, Line, fill_along, grid_of
 
 __all__ = ["KernelTables"]

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from specsim.families import Member
+from specsim.core.families import Member
+from specsim.core.step import StepLoad
 from specsim.latency._form import Form
-from specsim.step import StepLoad
 
 __all__ = ["LatencyModel", "one_by_one"]
 

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from specsim.core.step import StepLoad
 from specsim.latency import NestedLatency
 from specsim.latency._form import STAIRCASE, Form
 from specsim.latency.base import LatencyModel
-from specsim.step import StepLoad
 
 __all__ = ["CudaGraph", "default_capture_sizes"]
 

@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Literal, Self, final
 import numpy as np
 from pydantic import Field, model_validator
 
-from specsim.columns import find_table
-from specsim.errors import ProfileError
+from specsim.core.columns import find_table
+from specsim.core.errors import ProfileError
+from specsim.core.settings import load_mapping
+from specsim.core.step import StepLoad
 from specsim.latency._attention import Attention
 from specsim.latency._kernel_tables import KernelTables
 from specsim.latency.base import LatencyModel, one_by_one
-from specsim.settings import load_mapping
-from specsim.step import StepLoad
 
 __all__ = ["Kernels"]
 

@@ -6,12 +6,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, final
 import numpy as np
 from pydantic import Field, model_validator
 
-from specsim.errors import ProfileError
+from specsim.core.errors import ProfileError
+from specsim.core.step import StepLoad
 from specsim.hardware import GpuSpec, ModelShape, load_gpu, load_model
 from specsim.latency._form import ROOFLINE, Form
 from specsim.latency._operators import attention_operator, free_budget, matrix_operators
 from specsim.latency.base import LatencyModel
-from specsim.step import StepLoad
 
 __all__ = ["Roofline"]
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self, final
 import numpy as np
 from pydantic import Field, model_validator
 
+from specsim.core.settings import Settings
+from specsim.core.step import StepLoad
 from specsim.latency._form import TABLE, Form
 from specsim.latency._grid import Grid
 from specsim.latency.base import LatencyModel, one_by_one
-from specsim.settings import Settings
-from specsim.step import StepLoad
 
 __all__ = ["Table", "Tabulated"]
 

@@ -4,10 +4,10 @@ from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 
+from specsim.core.step import StepLoad
 from specsim.latency._coefficients import Coefficients
 from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
-from specsim.step import StepLoad
 
 __all__ = ["TwoRegime"]
 

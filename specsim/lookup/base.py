@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.request import Text
+from specsim.core.request import Text
 
 __all__ = ["NO_DRAFT", "Draft", "Lookup"]
 

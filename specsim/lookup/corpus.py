@@ -9,8 +9,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from specsim.errors import TraceError
-from specsim.resources import locate
+from specsim.core.errors import TraceError
+from specsim.core.resources import locate
 from specsim.workload.readers import read_trace
 
 __all__ = ["Corpus", "build_corpus", "longest_match", "occurrences", "read_corpus"]

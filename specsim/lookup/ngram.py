@@ -4,8 +4,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from specsim.core.request import Text
 from specsim.lookup.base import NO_DRAFT, Draft, Lookup
-from specsim.request import Text
 
 __all__ = ["NgramLookup", "find_ngram"]
 

@@ -7,9 +7,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from specsim.core.request import Text
 from specsim.lookup.base import NO_DRAFT, Draft, Lookup
 from specsim.lookup.corpus import Corpus, build_corpus, longest_match, occurrences
-from specsim.request import Text
 
 __all__ = ["SssdLookup", "discounts"]
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.compiled import Pointers
-from specsim.errors import CapacityError
+from specsim.core.compiled import Pointers
+from specsim.core.errors import CapacityError
+from specsim.core.request import Text
 from specsim.lookup.base import NO_DRAFT, Draft, Lookup
 from specsim.lookup.suffix_tree import (
     CURSOR_FIELDS,
@@ -30,7 +31,6 @@ from specsim.lookup.suffix_tree import (
     learn,
     remove,
 )
-from specsim.request import Text
 
 __all__ = ["SuffixLookup", "SuffixTree"]
 

@@ -9,8 +9,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from specsim.core.request import Text
 from specsim.lookup.base import NO_DRAFT, Draft, Lookup
-from specsim.request import Text
 
 __all__ = ["SuffixReference"]
 

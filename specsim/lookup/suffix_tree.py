@@ -3,7 +3,7 @@
 The tree holds every run of at most `depth` tokens, and how often it occurred. Runs that always
 occurred together share a node (path compression), so there are at most two nodes per token. All of
 it lies in a few arrays of int32, and this module is the code that works on
-them, compiled (`specsim.compiled`); `specsim.lookup.suffix` owns and grows the arrays.
+them, compiled (`specsim.core.compiled`); `specsim.lookup.suffix` owns and grows the arrays.
 
 A `Tree` is a tuple of arrays:
 
@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.compiled import Loop, Types, inner
+from specsim.core.compiled import Loop, Types, inner
 
 __all__ = [
     "CURSOR_FIELDS",

@@ -1,6 +1,6 @@
 """Policies: how many tokens to draft, decided anew at every step."""
 
-from specsim.families import Family
+from specsim.core.families import Family
 from specsim.policies._times import quick_step_times
 from specsim.policies.base import OraclePolicy, Policy, ServerView
 

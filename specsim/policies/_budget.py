@@ -6,11 +6,11 @@ from threading import local
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.step import Ints, StepLoad
 from specsim.policies._estimate import expected_len
 from specsim.policies._kernels import Desk, Spending
 from specsim.policies._times import Lens, StepTimes, TimesOf, spending_desk
 from specsim.policies.base import ServerView
-from specsim.step import Ints, StepLoad
 
 __all__ = ["best_common_len", "best_lens", "best_spending", "largest"]
 

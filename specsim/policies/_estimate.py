@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.policies._kernels import (
     Desk,
     Fading,
@@ -15,7 +16,6 @@ from specsim.policies._kernels import (
     best_places,
     survivals,
 )
-from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = [
     "PRIOR_TRIALS",

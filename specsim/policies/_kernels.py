@@ -1,7 +1,7 @@
 """The inner loops of policies that numpy has no quick way for.
 
-Plain functions over arrays (`specsim.compiled`): they allocate nothing, raise nothing and add up in
-the order that the text says, so that they return the same bits whether they are compiled or not.
+Plain functions over arrays (`specsim.core.compiled`): they allocate nothing, raise nothing and
+add up in the order that the text says, so that they return the same bits, compiled or not.
 
 What a loop works on lies on a desk: arrays with room for a step, which what the loop is to know is
 copied to, and arrays that last. Tables of a step, such as a gain for each token of each draft, are
@@ -15,9 +15,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.compiled import Loop, Pointers, Types, inner
+from specsim.core.compiled import Loop, Pointers, Types, inner
+from specsim.core.step import Ints
 from specsim.latency import COEFFICIENTS, forward_time
-from specsim.step import Ints
 
 __all__ = [
     "BUCKETS",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.step import Ints, StepLoad
 from specsim.latency import COSTS
 from specsim.policies._kernels import (
     BUCKETS,
@@ -17,7 +18,6 @@ from specsim.policies._kernels import (
     time_steps,
 )
 from specsim.profile import StepCosts
-from specsim.step import Ints, StepLoad
 
 __all__ = ["Lens", "StepTimes", "TimesOf", "quick_step_times", "spending_desk"]
 

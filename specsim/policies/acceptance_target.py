@@ -6,8 +6,8 @@ from typing import Literal, final
 
 from pydantic import Field
 
+from specsim.core.step import BatchView, StepOutcome
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepOutcome
 
 __all__ = ["AcceptanceTarget"]
 

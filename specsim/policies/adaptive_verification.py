@@ -6,11 +6,11 @@ from typing import ClassVar, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.step import BatchView, DraftView, Ints
 from specsim.policies._budget import best_spending, largest
 from specsim.policies._estimate import PerRequest
 from specsim.policies._kernels import Desk, Stale, stale_survival
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, DraftView, Ints
 
 __all__ = ["AdaptiveVerification"]
 

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.core.step import BatchView, StepOutcome
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepOutcome
 
 __all__ = ["Bandit"]
 

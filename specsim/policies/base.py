@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.acceptance.base import Oracle
-from specsim.families import Member
+from specsim.core.families import Member
+from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 from specsim.proposers.base import Proposer
-from specsim.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 
 __all__ = ["OraclePolicy", "Policy", "ServerView"]
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, final
 
 import numpy as np
 
+from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.policies._estimate import PerRequest
 from specsim.policies._kernels import (
     Desk,
@@ -16,7 +17,6 @@ from specsim.policies._kernels import (
     move_entries,
 )
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = ["CachedStepController", "SeenTokens"]
 

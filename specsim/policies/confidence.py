@@ -5,8 +5,8 @@ from typing import ClassVar, Literal, final
 import numpy as np
 from pydantic import Field
 
+from specsim.core.step import BatchView, DraftView, Ints
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, DraftView, Ints
 
 __all__ = ["Confidence"]
 

@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
 from specsim.policies._budget import best_lens
 from specsim.policies._estimate import PerRequest
 from specsim.policies._kernels import Calibrating, Desk, calibrated_gains, tally
 from specsim.policies._times import Lens
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
 
 __all__ = ["DraftGoodput"]
 

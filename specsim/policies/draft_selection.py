@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.policies._estimate import AlphaPerRequest, PerRequest, best_windows
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = ["DraftSelection"]
 

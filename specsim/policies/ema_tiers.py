@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, Self, final
 import numpy as np
 from pydantic import Field, model_validator
 
+from specsim.core.step import BatchView, StepOutcome
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepOutcome
 
 __all__ = ["EmaTiers"]
 

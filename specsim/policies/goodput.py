@@ -5,10 +5,10 @@ from typing import Any, ClassVar, Literal, final
 
 from pydantic import Field
 
+from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.policies._budget import best_common_len, best_lens
 from specsim.policies._estimate import AlphaPerRequest, AlphaWindow
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = ["Goodput"]
 

@@ -5,10 +5,10 @@ from typing import Literal, final
 
 from pydantic import Field
 
+from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.policies._budget import best_lens
 from specsim.policies._estimate import AlphaPerRequest
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = ["GoodputExact"]
 

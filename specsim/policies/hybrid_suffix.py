@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.core.step import BatchView, StepOutcome
 from specsim.policies._estimate import PRIOR_TRIALS, expected_len
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepOutcome
 
 __all__ = ["HybridMemory", "HybridSuffix"]
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
+from specsim.core.step import BatchView, StepOutcome, Tree
 from specsim.policies._estimate import PRIOR_TRIALS
 from specsim.policies._kernels import Grouping, LocalDesk, group
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, StepOutcome, Tree
 
 __all__ = ["MedusaTree", "expected_tree_len"]
 

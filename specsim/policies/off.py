@@ -2,8 +2,8 @@
 
 from typing import Any, Literal, final
 
+from specsim.core.step import BatchView
 from specsim.policies.base import Policy
-from specsim.step import BatchView
 
 __all__ = ["Off"]
 

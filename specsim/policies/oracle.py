@@ -4,8 +4,8 @@ from typing import Literal, final
 
 import numpy as np
 
+from specsim.core.step import BatchView, Ints
 from specsim.policies.base import OraclePolicy, ServerView
-from specsim.step import BatchView, Ints
 
 __all__ = ["OracleGoodput"]
 

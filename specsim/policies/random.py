@@ -2,8 +2,8 @@
 
 from typing import Literal, final
 
+from specsim.core.step import BatchView, Ints
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, Ints
 
 __all__ = ["Random"]
 

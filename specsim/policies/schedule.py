@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from specsim.core.step import BatchView
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView
 
 __all__ = ["Schedule"]
 

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.policies._budget import best_lens
 from specsim.policies._estimate import AlphaPerRequest, PerRequest
 from specsim.policies._kernels import Desk, Late, lens_on_time
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = ["SloAware"]
 

@@ -4,8 +4,8 @@ from typing import Any, ClassVar, Literal, final
 
 from pydantic import Field
 
+from specsim.core.step import BatchView
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView
 
 __all__ = ["Static"]
 

@@ -7,10 +7,10 @@ from typing import Literal, final
 import numpy as np
 from pydantic import Field
 
+from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
 from specsim.policies._budget import best_common_len
 from specsim.policies._estimate import AlphaWindow
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, DraftView, Ints, StepOutcome
 
 __all__ = ["TurboSpec"]
 

@@ -6,9 +6,9 @@ from typing import Literal, final
 import numpy as np
 from pydantic import Field
 
+from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.policies._estimate import AlphaPerRequest, best_windows
 from specsim.policies.base import Policy, ServerView
-from specsim.step import BatchView, Ints, StepOutcome
 
 __all__ = ["WindowOpt"]
 

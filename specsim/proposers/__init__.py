@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import WithJsonSchema
 
-from specsim.families import Family
+from specsim.core.families import Family
 from specsim.proposers.base import Proposer
 
 __all__ = ["PROPOSERS", "NestedProposer", "Proposer"]

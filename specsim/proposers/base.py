@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
-from specsim.families import Member
+from specsim.core.families import Member
+from specsim.core.request import Request
+from specsim.core.rng import Luck
 from specsim.lookup import Lookup
-from specsim.request import Request
-from specsim.rng import Luck
 
 __all__ = ["LookupProposer", "Proposer", "offers_by_table", "recorded_offers", "split_rows"]
 

@@ -7,10 +7,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
+from specsim.core.request import Request
+from specsim.core.rng import Luck
 from specsim.lookup import Lookup, load
 from specsim.proposers.base import LookupProposer, recorded_offers, split_rows
-from specsim.request import Request
-from specsim.rng import Luck
 
 __all__ = ["Suffix"]
 

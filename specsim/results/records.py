@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.errors import SpecsimError
+from specsim.core.errors import SpecsimError
 from specsim.results.step_log import STEP_FIELDS, STEPS_NOT_KEPT, StepLog
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.errors import ConfigError
+from specsim.core.errors import ConfigError
 from specsim.results.stored import StoredTable
 from specsim.results.tables import TABLE_FIELDS
 

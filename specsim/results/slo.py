@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from specsim.settings import Settings
+from specsim.core.settings import Settings
 
 __all__ = ["Slo"]
 

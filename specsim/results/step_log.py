@@ -8,7 +8,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.errors import ConfigError
+from specsim.core.errors import ConfigError
 
 __all__ = ["STEPS_NOT_KEPT", "STEP_FIELDS", "StepLog"]
 

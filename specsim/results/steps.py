@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.errors import ConfigError
+from specsim.core.errors import ConfigError
 from specsim.results.records import STEP_FIELDS
 from specsim.results.stored import StoredTable
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from specsim.errors import ConfigError
+from specsim.core.errors import ConfigError
 
 __all__ = ["StoredTable"]
 

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.errors import SpecsimError
+from specsim.core.errors import SpecsimError
 from specsim.results.records import REQUEST_FIELDS, TOTAL_FIELDS, Deliveries, ReplicaRecords
 from specsim.results.step_log import STEPS_NOT_KEPT, StepLog
 from specsim.results.weighted import sorted_gaps

@@ -4,8 +4,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-from specsim.families import Member
-from specsim.request import BlockKey, Request
+from specsim.core.families import Member
+from specsim.core.request import BlockKey, Request
 
 __all__ = ["PromptView", "ReplicaView", "Router"]
 

@@ -6,7 +6,7 @@ from typing import Literal, final
 
 from pydantic import Field
 
-from specsim.request import BlockKey
+from specsim.core.request import BlockKey
 from specsim.routing.base import PromptView, ReplicaView, Router
 
 __all__ = ["PrefixAffinity"]

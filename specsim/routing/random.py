@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar, Literal, final
 
-from specsim.rng import indexed_hash, stream_id
+from specsim.core.rng import indexed_hash, stream_id
 from specsim.routing.base import PromptView, ReplicaView, Router
 
 __all__ = ["Random"]

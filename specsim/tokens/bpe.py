@@ -8,7 +8,7 @@ from typing import final
 
 import tiktoken
 
-from specsim.errors import ConfigError
+from specsim.core.errors import ConfigError
 from specsim.tokens.tokenizer import Tokenizer
 
 __all__ = ["BytePairs", "load"]

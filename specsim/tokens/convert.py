@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from specsim.atomic import new_file
-from specsim.errors import ConfigError, TraceError
+from specsim.core.atomic import new_file
+from specsim.core.errors import ConfigError, TraceError
 from specsim.tokens.exchanges import Exchange, read_exchanges
 from specsim.tokens.tokenizer import Tokenizer
 from specsim.workload.files import TraceFile

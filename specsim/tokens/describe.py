@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from specsim.draft_eval import DraftEval, evaluate_drafts, parse_drafter
-from specsim.request import Request
-from specsim.rng import generator
+from specsim.core.request import Request
+from specsim.core.rng import generator
+from specsim.tokens.draft_eval import DraftEval, evaluate_drafts, parse_drafter
 from specsim.tokens.entropy import DEPTH, Entropy, empirical_entropy
 from specsim.tokens.overlap import Overlap, measure_overlaps
 

@@ -8,7 +8,7 @@ the token ids that it saw.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from specsim.errors import TraceError
+from specsim.core.errors import TraceError
 from specsim.workload.files import Row, TraceFile
 
 __all__ = ["ANSWER_FIELDS", "Exchange", "read_exchanges"]

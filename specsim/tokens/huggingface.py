@@ -6,7 +6,7 @@ from typing import Any, final
 
 import tokenizers
 
-from specsim.errors import ConfigError
+from specsim.core.errors import ConfigError
 from specsim.tokens.tokenizer import Tokenizer
 
 __all__ = ["HuggingFace", "load"]

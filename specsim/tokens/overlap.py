@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.request import Text
+from specsim.core.request import Text
 
 __all__ = ["NGRAM_LENS", "Overlap", "measure_overlaps"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from specsim.errors import ConfigError
+from specsim.core.errors import ConfigError
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 

@@ -4,8 +4,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from specsim.rng import generator
-from specsim.settings import Settings
+from specsim.core.rng import generator
+from specsim.core.settings import Settings
 from specsim.workload.arrivals import ARRIVALS, Arrivals
 from specsim.workload.arrivals.base import OpenArrivals
 from specsim.workload.arrivals.closed_loop import ClosedLoop

@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from specsim.errors import TraceError
+from specsim.core.errors import TraceError
 
 __all__ = ["Row", "TraceFile"]
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.request import NO_RECORDS, PrefixIds, Request
+from specsim.core.request import NO_RECORDS, PrefixIds, Request
 
 __all__ = ["Trace"]
 

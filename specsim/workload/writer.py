@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specsim.atomic import new_file
-from specsim.errors import ConfigError
+from specsim.core.atomic import new_file
+from specsim.core.errors import ConfigError
 from specsim.workload.readers.native import native_columns
 from specsim.workload.trace import Trace
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from specsim.acceptance import ACCEPTANCE, Oracle
 from specsim.acceptance.base import run_lengths
-from specsim.errors import TraceError
-from specsim.request import Request
-from specsim.rng import Luck
+from specsim.core.errors import TraceError
+from specsim.core.request import Request
+from specsim.core.rng import Luck
 
 MODELS = [
     pytest.param(ACCEPTANCE.parse({"kind": name, **example}), id=f"{name}-{number}")

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsim.core.resources import resource_names
+from specsim.core.step import StepLoad
 from specsim.hardware import load_model
 from specsim.latency import LATENCY
 from specsim.latency.linear import Linear
 from specsim.profile import DraftCost, Overhead, StepCosts, load_profile
-from specsim.resources import resource_names
-from specsim.step import StepLoad
 
 MODELS = [
     pytest.param(LATENCY.parse({"kind": name, **example}), id=name)

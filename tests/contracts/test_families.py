@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from specsim.catalogue import FAMILIES
-from specsim.errors import ConfigError
-from specsim.families import Family
+from specsim.cli.families import FAMILIES
+from specsim.core.errors import ConfigError
+from specsim.core.families import Family
 from specsim.policies import POLICIES
 from specsim.proposers import PROPOSERS
 
@@ -90,7 +90,7 @@ OWN_POLICY = '''
 from typing import Any, Literal
 
 from specsim.policies import Policy
-from specsim.step import BatchView
+from specsim.core.step import BatchView
 
 
 class HalfTheBatch(Policy):

@@ -11,14 +11,14 @@ from conftest import server_view, tiny_config
 from driving import Driven, batch, outcome, plain
 
 from specsim.acceptance import Oracle
+from specsim.core.errors import ConfigError, TraceError
+from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 from specsim.engine.speculation import Speculation
-from specsim.errors import ConfigError, TraceError
-from specsim.experiment import Experiment
 from specsim.policies import POLICIES, OraclePolicy, Policy
 from specsim.proposers import PROPOSERS
-from specsim.simulate import simulate
-from specsim.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
-from specsim.summary import Summary
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 
 NAMED = [
     pytest.param({"kind": name, **example}, id=f"{name}-{number}")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specsim.rng import generator
+from specsim.core.rng import generator
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals import ARRIVALS
 from specsim.workload.arrivals.base import OpenArrivals, RenewalArrivals

@@ -9,7 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from specsim.compiled import as_records
+from specsim.core.compiled import as_records
+from specsim.core.errors import InvariantError
+from specsim.core.request import Request
 from specsim.engine.blocks import cached_block, hold, publish_block, release_block, take_block
 from specsim.engine.facts import Facts
 from specsim.engine.integrity import check_integrity, free_order
@@ -18,8 +20,6 @@ from specsim.engine.schedule import begin
 from specsim.engine.setup import Setup
 from specsim.engine.table import NO_BLOCK, NO_KEY, RUNNING, WAITING, Table
 from specsim.engine.waiting import enqueue, leave_queue
-from specsim.errors import InvariantError
-from specsim.request import Request
 
 NUM_BLOCKS = 12
 BLOCK_SIZE = 4

@@ -14,6 +14,7 @@ import pytest
 from digest_cases import BERNOULLI, Case, case, slowdown, write_profiles, write_token_trace
 from digests import run
 
+from specsim.core.step import Ints
 from specsim.engine import order
 from specsim.engine.replica import Replica
 from specsim.engine.sources import TableDrafts
@@ -29,7 +30,6 @@ from specsim.profile import StepCosts
 from specsim.proposers.base import LookupProposer
 from specsim.proposers.ngram import Ngram
 from specsim.proposers.suffix import Suffix
-from specsim.step import Ints
 
 ENGINES: dict[str, Any] = {
     "asynchronous": {},

@@ -1,12 +1,12 @@
 """The scheduler's rules, where a recording would not show them by themselves."""
 
-from specsim.compiled import as_records
+from specsim.core.compiled import as_records
+from specsim.core.request import Request
 from specsim.engine.facts import Facts
 from specsim.engine.kv import admit_blocks
 from specsim.engine.schedule import begin, schedule
 from specsim.engine.setup import Setup
 from specsim.engine.table import FREE, RUNNING, WAITING, Table
-from specsim.request import Request
 
 
 def running(*prompt_lens: int, priorities: tuple[int, ...], **limits: int) -> Table:

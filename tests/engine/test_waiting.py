@@ -5,13 +5,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from specsim.compiled import as_records
+from specsim.core.compiled import as_records
+from specsim.core.request import Request
 from specsim.engine.facts import Facts
 from specsim.engine.schedule import begin
 from specsim.engine.setup import Setup
 from specsim.engine.table import NO_ROW, Table
 from specsim.engine.waiting import enqueue, first_waiting, leave_queue, put_back
-from specsim.request import Request
 
 NAMES = ["c", "a", "b", "B", "aa", "ab", "b", "a"]
 PRIORITIES = [1, 0, 0, 1, -1, 0, 0, 1]

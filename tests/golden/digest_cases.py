@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 from kernel_folder import make_kernel_folder, write_csv
 
-from specsim.request import PrefixIds, Request
+from specsim.core.request import PrefixIds, Request
 
 Config = dict[str, Any]
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from digest_cases import Case, all_cases
 
-from specsim.experiment import Experiment
-from specsim.simulate import simulate
-from specsim.summary import Summary
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 
 REQUEST_COLUMNS = (
     "request", "replica", "arrived_at", "scheduled_at", "first_token_at", "ended_at", "prompt_len",

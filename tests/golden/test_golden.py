@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from conftest import tiny_config
 
-from specsim.experiment import Experiment
-from specsim.simulate import simulate
-from specsim.summary import Summary
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 
 HERE = Path(__file__).parent
 ENGINE = tiny_config()["engine"]

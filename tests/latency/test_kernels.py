@@ -10,9 +10,9 @@ import yaml
 from kernel_folder import attention_us, make_kernel_folder, write_csv
 from pydantic import ValidationError
 
+from specsim.core.step import Pieces, StepLoad
 from specsim.latency.kernels import Kernels
 from specsim.profile import load_profile
-from specsim.step import Pieces, StepLoad
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from specsim.core.step import StepLoad
 from specsim.latency import LATENCY
 from specsim.latency.cuda_graph import CudaGraph, default_capture_sizes
 from specsim.latency.linear import Linear
 from specsim.latency.tabulated import Tabulated
 from specsim.latency.two_regime import TwoRegime
-from specsim.step import StepLoad
 
 PER_TOKEN = Linear(alpha_ns=0, gamma_us=1000, delta_ms=0)  # 1 ms a token
 

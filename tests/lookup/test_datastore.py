@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.errors import ConfigError, TraceError
+from specsim.core.errors import ConfigError, TraceError
+from specsim.core.request import Text
+from specsim.core.settings import validated
 from specsim.lookup import Draft, Lookup
 from specsim.lookup.corpus import build_corpus, longest_match, occurrences
 from specsim.lookup.datastore import DatastoreLookup
 from specsim.proposers import PROPOSERS, Proposer
-from specsim.request import Text
-from specsim.settings import validated
 
 TOKENS = st.integers(0, 3)
 TEXT = st.lists(TOKENS, min_size=1, max_size=12)

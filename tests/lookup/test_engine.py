@@ -11,16 +11,16 @@ from by_hand import step_of
 from conftest import Run as Cli
 from conftest import tiny_config
 
-from specsim.draft_eval import Drafter, evaluate_drafts, load_texts, parse_drafter
+from specsim.core.errors import ConfigError, TraceError
+from specsim.core.request import Request, Text
 from specsim.engine.sources import HybridDrafts, LookupDrafts
 from specsim.engine.view import StepView
-from specsim.errors import ConfigError, TraceError
-from specsim.experiment import Experiment
 from specsim.lookup import Draft, Lookup
 from specsim.policies import POLICIES
-from specsim.request import Request, Text
-from specsim.simulate import Run, simulate
-from specsim.summary import Summary
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import Run, simulate
+from specsim.run.summary import Summary
+from specsim.tokens.draft_eval import Drafter, evaluate_drafts, load_texts, parse_drafter
 
 NGRAM = {
     "method": "ngram",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import data_folder
 
-from specsim.draft_eval import evaluate_drafts, load_texts, parse_drafter
+from specsim.tokens.draft_eval import evaluate_drafts, load_texts, parse_drafter
 
 DATA = data_folder()
 OPTIONS = {

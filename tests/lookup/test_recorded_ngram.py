@@ -2,9 +2,9 @@
 
 from conftest import data_folder, needs
 
-from specsim.draft_eval import load_texts
+from specsim.core.request import Request
 from specsim.lookup.ngram import find_ngram
-from specsim.request import Request
+from specsim.tokens.draft_eval import load_texts
 
 FOLDER = data_folder() / "tokens"
 DRAFT_LEN = 20

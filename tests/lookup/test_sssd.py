@@ -10,14 +10,14 @@ from conftest import data_folder, needs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.draft_eval import Drafter, evaluate_drafts, load_texts
-from specsim.errors import ConfigError
+from specsim.core.errors import ConfigError
+from specsim.core.request import Text
+from specsim.core.settings import validated
 from specsim.lookup import Draft
 from specsim.lookup.corpus import build_corpus
 from specsim.lookup.sssd import SssdLookup, discounts
 from specsim.proposers import PROPOSERS
-from specsim.request import Text
-from specsim.settings import validated
+from specsim.tokens.draft_eval import Drafter, evaluate_drafts, load_texts
 
 TOKENS = st.integers(0, 3)
 TEXTS = st.lists(st.lists(TOKENS, min_size=1, max_size=12), max_size=5)

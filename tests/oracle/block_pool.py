@@ -10,8 +10,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Indexable
 
-from specsim.errors import InvariantError
-from specsim.request import BlockKey
+from specsim.core.errors import InvariantError
+from specsim.core.request import BlockKey
 
 __all__ = ["BlockPool"]
 

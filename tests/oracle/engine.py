@@ -14,7 +14,7 @@ from oracle.log import LogWriter
 from oracle.plan import StepPlan
 from oracle.scheduler import Scheduler
 from oracle.schedulers import AsyncScheduler, PrefillFirstScheduler
-from specsim.request import Request
+from specsim.core.request import Request
 
 __all__ = ["DoesNotEnd", "Engine", "Script"]
 

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from specsim.parity.scenario import (
+from specsim.reality.parity.scenario import (
     AcceptanceScript,
     CostScript,
     DraftScript,

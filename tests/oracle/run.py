@@ -1,4 +1,4 @@
-"""run_scenario: the same as `specsim.parity.run_scenario`, by the oracle."""
+"""run_scenario: the same as `specsim.reality.parity.run_scenario`, by the oracle."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +11,12 @@ from oracle.plan import StepPlan
 from oracle.scheduler import Scheduler, SchedulerLimits
 from oracle.schedulers import AsyncScheduler, PrefillFirstScheduler, SyncScheduler
 from specsim.acceptance.bernoulli import Bernoulli
+from specsim.core.request import Request
+from specsim.core.rng import Luck, indexed_hash
 from specsim.proposers import PROPOSERS
-from specsim.request import Request
-from specsim.rng import Luck, indexed_hash
 
 if TYPE_CHECKING:
-    from specsim.parity.scenario import Scenario
+    from specsim.reality.parity.scenario import Scenario
 
 __all__ = ["run_scenario"]
 

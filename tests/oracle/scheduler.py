@@ -18,7 +18,7 @@ from oracle.kv_cache import KVCache, KVLimits
 from oracle.plan import StepPlan
 from oracle.sequence import NEVER, Sequence
 from oracle.waiting import FcfsQueue, PriorityQueue, WaitingQueue
-from specsim.request import Request
+from specsim.core.request import Request
 
 __all__ = ["Scheduler", "SchedulerLimits"]
 

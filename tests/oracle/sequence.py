@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Indexable
 
-from specsim.request import BlockKey, Request
+from specsim.core.request import BlockKey, Request
 
 __all__ = ["NEVER", "Sequence"]
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import data_folder
 
 from oracle import run_scenario
-from specsim.parity import compare_logs, load_log, load_scenario
+from specsim.reality.parity import compare_logs, load_log, load_scenario
 
 RECORDED = Path(__file__).parents[1] / "parity" / "recorded"
 SHARED = data_folder().parent / "parity"

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from oracle.block_pool import BlockPool
 from oracle.kv_cache import KVCache, KVLimits
 from oracle.sequence import Sequence
-from specsim.errors import InvariantError
-from specsim.request import Request
+from specsim.core.errors import InvariantError
+from specsim.core.request import Request
 
 NUM_BLOCKS = 12
 

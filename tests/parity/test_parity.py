@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import data_folder
 
-from specsim.errors import TraceError
-from specsim.parity import compare_logs, load_log, load_scenario, run_scenario
+from specsim.core.errors import TraceError
+from specsim.reality.parity import compare_logs, load_log, load_scenario, run_scenario
 
 OWN = Path(__file__).parent / "recorded"
 SHARED = data_folder().parent / "parity"

@@ -19,8 +19,8 @@ from oracle import DoesNotEnd, random_scenarios
 from oracle import run_scenario as run_oracle
 
 from specsim.engine.config import EngineConfig
-from specsim.parity import compare_logs, load_log, load_scenario, run_scenario
-from specsim.parity.scenario import EngineScript, Scenario
+from specsim.reality.parity import compare_logs, load_log, load_scenario, run_scenario
+from specsim.reality.parity.scenario import EngineScript, Scenario
 
 TESTS = Path(__file__).parents[1]
 FOLDERS = [TESTS / "parity" / "recorded", data_folder().parent / "parity"]

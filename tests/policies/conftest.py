@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specsim.experiment import Experiment
-from specsim.request import Request
-from specsim.simulate import Run, simulate
+from specsim.core.request import Request
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import Run, simulate
 
 CHEAP = {
     "eagle3": {"basis": "draft", "latency": {"kind": "linear", "alpha_ns": 0, "gamma_us": 0,

@@ -11,11 +11,11 @@ from driving import batch, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsim.core.step import StepLoad
 from specsim.policies import ServerView
 from specsim.policies._budget import best_common_len, best_lens
 from specsim.policies._estimate import expected_len
 from specsim.profile import StepCosts, load_profile
-from specsim.step import StepLoad
 
 StepTime = Callable[[StepLoad, Any], float]
 

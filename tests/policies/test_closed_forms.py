@@ -12,10 +12,10 @@ from conftest import tiny_config
 from deliveries import every_delivery
 from scipy.stats import norm
 
-from specsim.experiment import Experiment
 from specsim.policies._estimate import expected_len
 from specsim.policies.medusa_tree import expected_tree_len
-from specsim.simulate import simulate
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
 
 
 def emitted_per_step(drafted: int, **changes: Any) -> tuple[float, float]:

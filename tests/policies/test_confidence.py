@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from specsim.acceptance.bernoulli import Bernoulli
+from specsim.acceptance.draft_luck import Confidences, DraftLuck
 from specsim.acceptance.recorded import Recorded
-from specsim.draft_luck import Confidences, DraftLuck
-from specsim.request import Request
-from specsim.rng import Luck, stream_id
-from specsim.simulate import Run
-from specsim.step import StepLoad
+from specsim.core.request import Request
+from specsim.core.rng import Luck, stream_id
+from specsim.core.step import StepLoad
+from specsim.run.simulate import Run
 
 Serve = Callable[..., Run]
 Steps = Callable[..., list[Any]]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from driving import batch, outcome, started
 
-from specsim.simulate import Run
-from specsim.step import StepLoad
+from specsim.core.step import StepLoad
+from specsim.run.simulate import Run
 
 Serve = Callable[..., Run]
 Steps = Callable[..., list[Any]]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from driving import batch, drafts_of, outcome, started, sure_drafts
 
-from specsim.step import DraftView, StepLoad
+from specsim.core.step import DraftView, StepLoad
 
 
 def step_time(load: StepLoad, lens: Any) -> float:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specsim.errors import ConfigError, ProfileError
-from specsim.experiment import Experiment
+from specsim.core.errors import ConfigError, ProfileError
 from specsim.policies.draft_selection import DraftSelection
-from specsim.simulate import Run, simulate
-from specsim.summary import Summary
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import Run, simulate
+from specsim.run.summary import Summary
 
 FAST, SLOW = ({"basis": "pass", "latency": {"kind": "linear", "alpha_ns": 0, "gamma_us": 0,
                                             "delta_ms": ms}} for ms in (0.2, 1.0))  # fmt: skip

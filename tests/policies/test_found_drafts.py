@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from driving import batch, drafts_of, outcome, started, sure_drafts
 
+from specsim.core.step import StepLoad
 from specsim.policies import POLICIES
 from specsim.policies.hybrid_suffix import HybridSuffix
-from specsim.step import StepLoad
 
 
 def linear(*, token: float, draft_token: float) -> Any:

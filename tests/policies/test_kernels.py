@@ -7,15 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from specsim.experiment import Experiment
+from specsim.core.step import StepLoad
 from specsim.policies import quick_step_times
 from specsim.policies._budget import best_spending, largest
 from specsim.policies._times import StepTimes
 from specsim.policies.cached_step_controller import SeenTokens
 from specsim.profile import StepCosts, load_profile
-from specsim.simulate import simulate
-from specsim.step import StepLoad
-from specsim.summary import Summary
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 
 USERS = [
     "goodput_exact",
@@ -115,7 +115,7 @@ def test_decisions_are_the_same_without_a_compiler(
     engine = experiment.engine.model_copy(update={"async_scheduling": False})
     experiment = experiment.replace(engine=engine)
     compiled = Summary(simulate(experiment)).tables
-    monkeypatch.setattr("specsim.compiled._address", lambda loop: None)
+    monkeypatch.setattr("specsim.core.compiled._address", lambda loop: None)
     plain = Summary(simulate(experiment)).tables
     assert plain.steps.tobytes() == compiled.steps.tobytes()
     assert plain.requests.tobytes() == compiled.requests.tobytes()

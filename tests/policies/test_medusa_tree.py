@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from driving import batch, outcome, started
 
+from specsim.core.step import StepLoad, Tree
 from specsim.policies.medusa_tree import expected_tree_len
-from specsim.simulate import Run
-from specsim.step import StepLoad, Tree
+from specsim.run.simulate import Run
 
 Serve = Callable[..., Run]
 Steps = Callable[..., list[Any]]

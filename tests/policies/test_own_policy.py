@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from specsim.api import BatchView, DraftView, Experiment, Policy, Summary, simulate
-from specsim.errors import ConfigError
+from specsim.core.errors import ConfigError
 from specsim.policies import ServerView
 
 

@@ -10,12 +10,12 @@ from driving import batch, drafts_of, outcome, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsim.core.step import StepLoad
 from specsim.engine.sources import TableDrafts
 from specsim.engine.speculation import Speculation
 from specsim.policies import POLICIES
 from specsim.proposers import PROPOSERS
-from specsim.simulate import Run
-from specsim.step import StepLoad
+from specsim.run.simulate import Run
 
 Serve = Callable[..., Run]
 Steps = Callable[..., list[Any]]

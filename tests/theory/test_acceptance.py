@@ -7,8 +7,8 @@ from agreement import assert_agrees
 from conftest import tiny_config
 from deliveries import every_delivery
 
-from specsim.experiment import Experiment
-from specsim.simulate import simulate
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
 
 
 @pytest.mark.parametrize(("alpha", "k"), [(0.5, 1), (0.7, 3), (0.9, 5)])

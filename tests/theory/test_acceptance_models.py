@@ -9,8 +9,8 @@ from scipy.special import ndtr
 
 from specsim.acceptance import ACCEPTANCE
 from specsim.acceptance.layered import REFERENCE_POSITION, Layered
-from specsim.request import Request
-from specsim.rng import Luck
+from specsim.core.request import Request
+from specsim.core.rng import Luck
 
 LUCK = Luck(11, 12)
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from specsim.experiment import Experiment
 from specsim.policies import POLICIES, Policy
 from specsim.proposers import PROPOSERS
-from specsim.simulate import simulate
-from specsim.summary import Summary
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 
 SPEC = {"method": "eagle3", "num_speculative_tokens": 5}
 SERVERS = {

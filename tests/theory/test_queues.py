@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from agreement import assert_agrees
 
-from specsim.experiment import Experiment
-from specsim.request import Request
-from specsim.rng import generator
-from specsim.simulate import simulate
-from specsim.summary import Summary
+from specsim.core.request import Request
+from specsim.core.rng import generator
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 
 NUM_REQUESTS = 100_000
 

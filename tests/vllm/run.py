@@ -5,7 +5,7 @@
     python tests/vllm/run.py --out results/vllm [--cases off draft-3 ...]
 
 What ``specsim calibrate --engine vllm`` does, with loads that are fixed and models that are made
-here. The runs of each case, one engine, take turns (`specsim.calibration.vllm_plan.ORDER`). The
+here. The runs of each case, one engine, take turns (``vllm_plan.ORDER``). The
 profile is fitted to some of them and has seen nothing of the others, nor of their requests. A
 machine that others use changes its speed by half within seconds, so it is probed between steps;
 the simulation is told how fast it was, as it is told the arrivals. Fails if a log is not complete,
@@ -21,15 +21,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from specsim.calibration.plan import Load
-from specsim.calibration.results import Judgement
-from specsim.calibration.vllm_plan import COMPARED, ORDER, Speculation, VllmPlan, load_of
-from specsim.calibration.vllm_replay import EngineResult, replay_engine
-from specsim.calibration.vllm_runs import VllmRun, vllm_python
-from specsim.calibration.vllm_study import engine_runs, record_engine
-from specsim.calibration.vllm_subject import VllmSubject
 from specsim.cli.terminal import show
-from specsim.render.calibration import error_tables
+from specsim.reality.calibration.plan import Load
+from specsim.reality.calibration.results import Judgement
+from specsim.reality.calibration.vllm_plan import COMPARED, ORDER, Speculation, VllmPlan, load_of
+from specsim.reality.calibration.vllm_replay import EngineResult, replay_engine
+from specsim.reality.calibration.vllm_runs import VllmRun, vllm_python
+from specsim.reality.calibration.vllm_study import engine_runs, record_engine
+from specsim.reality.calibration.vllm_subject import VllmSubject
+from specsim.show.render.calibration import error_tables
 
 HERE = Path(__file__).parent
 TARGET = 0.05

@@ -5,7 +5,7 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.families import Member
+from specsim.core.families import Member
 
 __all__ = ["Arrivals", "OpenArrivals", "RenewalArrivals"]
 

@@ -5,7 +5,7 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.errors import ConfigError
+from specsim.core.errors import ConfigError
 from specsim.workload.arrivals.base import OpenArrivals
 
 __all__ = ["Burst"]

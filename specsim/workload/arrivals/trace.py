@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.errors import TraceError
+from specsim.core.errors import TraceError
 from specsim.workload.arrivals.base import Arrivals
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace

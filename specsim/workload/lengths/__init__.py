@@ -1,6 +1,6 @@
 """Lengths: how long prompts and outputs are."""
 
-from specsim.families import Family
+from specsim.core.families import Family
 from specsim.workload.lengths.base import Lengths
 
 __all__ = ["LENGTHS", "Lengths"]

@@ -5,7 +5,7 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.families import Member
+from specsim.core.families import Member
 from specsim.workload.trace import Trace
 
 __all__ = ["Lengths", "lognormal_parameters", "to_tokens"]

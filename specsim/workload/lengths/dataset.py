@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, final
 import numpy as np
 from pydantic import model_validator
 
-from specsim.settings import nearest
+from specsim.core.settings import nearest
 from specsim.workload.lengths.base import Lengths, lognormal_parameters, to_tokens
 from specsim.workload.trace import Trace
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.settings import Settings
+from specsim.core.settings import Settings
 from specsim.workload.lengths.base import Lengths, to_tokens
 from specsim.workload.trace import Trace
 

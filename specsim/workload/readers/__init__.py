@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from specsim.errors import TraceError
-from specsim.families import Family
-from specsim.resources import locate
+from specsim.core.errors import TraceError
+from specsim.core.families import Family
+from specsim.core.resources import locate
 from specsim.workload.files import TraceFile
 from specsim.workload.readers.base import Reader
 from specsim.workload.trace import Trace

@@ -6,7 +6,7 @@ from typing import Literal, final
 
 import numpy as np
 
-from specsim.errors import TraceError
+from specsim.core.errors import TraceError
 from specsim.workload.files import Row, TraceFile
 from specsim.workload.readers.base import Reader, TraceBuilder
 from specsim.workload.trace import Trace

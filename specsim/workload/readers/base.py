@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.errors import TraceError
-from specsim.families import Member
-from specsim.request import PrefixIds
+from specsim.core.errors import TraceError
+from specsim.core.families import Member
+from specsim.core.request import PrefixIds
 from specsim.workload.files import Row, TraceFile
 from specsim.workload.trace import Trace
 

@@ -5,8 +5,8 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from specsim.errors import TraceError
-from specsim.request import UNRECORDED, PrefixIds
+from specsim.core.errors import TraceError
+from specsim.core.request import UNRECORDED, PrefixIds
 from specsim.workload.files import Row, TraceFile
 from specsim.workload.readers.base import Reader, TraceBuilder, token_ids
 from specsim.workload.trace import Trace

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, final
 
-from specsim.errors import TraceError
+from specsim.core.errors import TraceError
 from specsim.workload.files import TraceFile
 from specsim.workload.readers.base import Reader, TraceBuilder
 from specsim.workload.trace import Trace

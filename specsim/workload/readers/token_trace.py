@@ -4,8 +4,8 @@ from typing import Literal, final
 
 import numpy as np
 
-from specsim.errors import TraceError
-from specsim.request import UNRECORDED
+from specsim.core.errors import TraceError
+from specsim.core.request import UNRECORDED
 from specsim.workload.files import Row, TraceFile
 from specsim.workload.readers.base import Reader, TraceBuilder, token_ids
 from specsim.workload.trace import Trace

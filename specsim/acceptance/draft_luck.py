@@ -1,0 +1,201 @@
+"""DraftLuck: what the survival tables of a run leave open about its drafts.
+
+A survival table says how long a chain of drafts survives. Trees need the luck of every candidate,
+and policies that look at confidences need to know how sure the drafter was. Both are indexed by
+request and output position like everything else, so that no policy can shift them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.request import Request
+from specsim.core.rng import Luck
+from specsim.core.step import Ints
+
+__all__ = ["Confidences", "DraftLuck"]
+
+_LEVELS = 64  # of a request's mean acceptance
+_STEPS = 256  # of a quantile, and of a confidence
+
+Bytes = NDArray[np.uint8]
+
+
+class Confidences(NamedTuple):
+    """How sure the drafter is of each token, by request and output position, in steps of 1/255.
+
+    The tables of all requests lie end to end.
+    """
+
+    accepted: Bytes
+    """If the token is accepted."""
+    rejected: Bytes
+    """If it is the first of its draft to be rejected."""
+    beyond: Bytes
+    """If it comes after that one."""
+    starts: Ints
+    """Shape (requests + 1,): where the table of each request begins; the last is where all end."""
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Confidences]") -> "Confidences":
+        """Return the confidences of some requests and then of others as those of all of them."""
+        ends = np.cumsum([0, *(part.starts[-1] for part in parts)])
+        starts = [part.starts[:-1] + end for part, end in zip(parts, ends, strict=False)]
+        accepted, rejected, beyond = (
+            np.concatenate([part[number] for part in parts]) for number in range(3)
+        )
+        return cls(accepted, rejected, beyond, np.concatenate([*starts, ends[-1:]]))
+
+
+class DraftLuck:
+    """The luck of candidates and the confidences of one run.
+
+    Parameters
+    ----------
+    candidate_luck : ndarray of float
+        The uniform number of each output position of each request, end to end; empty if no policy
+        drafts trees. It is the number that the survival tables were made from.
+    candidate_starts : ndarray of int, shape (requests + 1,)
+        Where the numbers of each request begin, by its index; the last is where all end.
+    rates : sequence of float
+        P(a candidate for position j of a draft is accepted | a candidate was at all before it).
+    confidences : Confidences or None
+        None if no policy asks.
+    """
+
+    def __init__(
+        self,
+        *,
+        candidate_luck: NDArray[np.float64] | None = None,
+        candidate_starts: Ints | None = None,
+        rates: Sequence[float] = (),
+        confidences: Confidences | None = None,
+    ) -> None:
+        self._candidate_luck = np.zeros(0) if candidate_luck is None else candidate_luck
+        self._candidate_starts = candidate_starts
+        self._misses = [1.0 - rate for rate in rates]
+        self._starts: Ints = np.zeros(1, dtype=np.int64)
+        self._levels: Bytes = np.zeros((3, 0), dtype=np.uint8)
+        """By what becomes of the token: rows of `Confidences`."""
+        if confidences is not None:
+            self._starts, self._levels = confidences.starts, np.stack(confidences[:3])
+
+    def path_len(self, request: int, position: int, widths: tuple[int, ...]) -> int:
+        """Return the accepted length of a tree.
+
+        Candidates of a position are accepted independently and with one probability, so one of w
+        is with 1 - (1 - alpha)^w (Liu et al. 2024, "SmartSpec", section 4.4).
+
+        Parameters
+        ----------
+        request : int
+            Index of the request.
+        position : int
+            Output tokens known.
+        widths : tuple of int
+            Candidates per position.
+
+        Returns
+        -------
+        int, tokens
+        """
+        assert self._candidate_starts is not None
+        start, end = self._candidate_starts[request : request + 2].tolist()
+        first = start + position
+        luck = self._candidate_luck[first : min(first + len(widths), end)].tolist()
+        length = 0
+        for width, miss, number in zip(widths, self._misses, luck, strict=False):
+            if number >= 1.0 - miss**width:
+                break
+            length += 1
+        return length
+
+    def confidences(
+        self, requests: Ints, positions: Ints, draft_lens: Ints, survival_lens: Ints
+    ) -> NDArray[np.float32]:
+        """Return how sure the drafter is of each token of some drafts.
+
+        Parameters
+        ----------
+        requests : ndarray of int, shape (n,)
+            Index of each request.
+        positions : ndarray of int, shape (n,)
+            Output tokens known.
+        draft_lens : ndarray of int, shape (n,)
+        survival_lens : ndarray of int, shape (n,)
+            How long a longest draft would survive there.
+
+        Returns
+        -------
+        ndarray of float, shape (n, max(draft_lens))
+            0 beyond the end of a draft.
+        """
+        offsets = np.arange(draft_lens.max(initial=0))
+        failed_at = survival_lens[:, np.newaxis]
+        fates = (offsets >= failed_at).astype(np.int64) + (offsets > failed_at)
+        firsts = self._starts[requests] + positions
+        left_lens = np.minimum(draft_lens, self._starts[requests + 1] - firsts)
+        is_draft = offsets < left_lens[:, np.newaxis]
+        places = np.where(is_draft, firsts[:, np.newaxis] + offsets, 0)
+        levels = self._levels[fates, places] * is_draft
+        return levels.astype(np.float32) / np.float32(_STEPS - 1)
+
+    @staticmethod
+    def confidence_tables(
+        requests: Sequence[Request],
+        survival_tables: Sequence[bytes],
+        luck: Luck,
+        concentration: float,
+        max_draft_len: int,
+    ) -> Confidences:
+        """Return the confidences of some requests.
+
+        The drafter is calibrated: a token of confidence c is accepted with probability c, given
+        that all before it were. If the confidences of a request follow Beta(s m, s (1 - m)), with
+        m the share of its positions at which the first draft token is accepted, Bayes' rule gives
+        Beta(s m + 1, s (1 - m)) for the accepted ones and Beta(s m, s (1 - m) + 1) for the
+        rejected: the two distributions of SmartSpec's fig. 17 (Liu et al. 2024). What is drafted
+        after a rejected token continues a text that the drafter believes in, so its confidences
+        are as they always are.
+
+        Parameters
+        ----------
+        requests : sequence of Request
+        survival_tables : sequence of bytes
+            Of these requests.
+        luck : Luck
+            Of a stream of its own.
+        concentration : float
+            s; small: the drafter mostly knows whether it is right; large: it never does.
+        max_draft_len : int, tokens
+
+        Returns
+        -------
+        Confidences
+            Of these requests, in this order.
+        """
+        counts = [request.output_len + max_draft_len for request in requests]
+        uniforms = luck.uniforms([request.index for request in requests], counts)
+        quantiles = (uniforms * _STEPS).astype(np.intp)
+        means = [1.0 - table.count(0) / max(1, len(table)) for table in survival_tables]
+        levels = np.clip((np.array(means) * _LEVELS).astype(np.intp), 0, _LEVELS - 1)
+        rows = np.repeat(levels, counts)
+        accepted, rejected, beyond = (
+            _quantile_grid(concentration, a_extra, b_extra)[rows, quantiles]
+            for a_extra, b_extra in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0))
+        )
+        return Confidences(accepted, rejected, beyond, np.cumsum([0, *counts]))
+
+
+def _quantile_grid(concentration: float, a_extra: float, b_extra: float) -> NDArray[np.uint8]:
+    """Return the quantiles of a Beta distribution by level of its mean, shape (levels, steps)."""
+    from scipy.special import betaincinv  # noqa: PLC0415 - slow to import, and rarely needed
+
+    means = (np.arange(_LEVELS) + 0.5)[:, np.newaxis] / _LEVELS
+    shares = (np.arange(_STEPS) + 0.5)[np.newaxis, :] / _STEPS
+    values = betaincinv(
+        concentration * means + a_extra, concentration * (1 - means) + b_extra, shares
+    )
+    return np.rint(values * (_STEPS - 1)).astype(np.uint8)

@@ -1,0 +1,1 @@
+"""Core: what every other room stands on; it imports none of them."""

@@ -1,0 +1,245 @@
+"""Families: pluggable parts, one file per member.
+
+A family is a package with a base class; every public module in it holds one member, a frozen
+pydantic model whose fields are its configuration. Dropping a file in is all it takes: the member is
+found by walking the package, `specsim list` shows it, and the contract tests of the family run on
+it. A file is named like its member, so that a run imports the members it names and no others.
+Somebody else's class is named by its path, ``kind: my_pkg.my_file:MyPolicy``, or made permanent
+by an entry point in the group ``specsim.<family>``.
+"""
+
+import re
+import sys
+from abc import ABC
+from collections.abc import Mapping
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any, ClassVar, Generic, TypeGuard, TypeVar
+
+import yaml
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
+
+from specsim.core.errors import ConfigError
+from specsim.core.settings import Settings, nearest
+
+__all__ = ["Family", "Member"]
+
+M = TypeVar("M", bound="Member")
+
+# A name, or a path and a class; then fields.
+_SHORT_FORM = re.compile(r"(?P<name>[\w.-]+(?::[A-Za-z_]\w*(?=:|$))?)(?::(?P<options>.*))?")
+_NEXT_OPTION = re.compile(r",(?=\s*\w+\s*=)")  # not the commas of a list
+
+
+class Member(Settings, ABC):
+    """Base of all members of all families."""
+
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Other names under which the member is found."""
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    """Fields of typical members; shown by ``specsim list``, run by the family's contract tests."""
+
+
+class Family(Generic[M]):
+    """All members of one family, and the pydantic type of a field that holds one.
+
+    Use it as a type annotation: ``policy: Annotated[Policy, POLICIES]``.
+
+    Parameters
+    ----------
+    name : str
+        Package below ``specsim``, also the name of the entry-point group, ``specsim.<name>``.
+    base : type
+        Class that every member extends.
+    tag : str
+        Field that names the member.
+    """
+
+    def __init__(self, name: str, base: type[M], tag: str = "kind") -> None:
+        self.name = name
+        self.base = base
+        self.tag = tag
+
+    @cached_property
+    def members(self) -> dict[str, type[M]]:
+        """Members that specsim ships, by name, in the order of their names."""
+        return dict(
+            sorted(
+                (self.name_of(member), member)
+                for file_name in self._file_names
+                for member in self._members_in(file_name)
+            )
+        )
+
+    @cached_property
+    def _file_names(self) -> list[str]:
+        package = import_module(f"specsim.{self.name}")
+        names = (info.name for info in iter_modules(package.__path__))
+        return [name for name in names if not name.startswith("_") and name != "base"]
+
+    def _members_in(self, file_name: str) -> list[type[M]]:
+        module = import_module(f"specsim.{self.name}.{file_name}")
+        return [
+            value
+            for value in vars(module).values()
+            if self._is_member(value) and value.__module__ == module.__name__
+        ]
+
+    def _shipped(self, name: str) -> type[M] | None:
+        """Return the shipped member of a name or alias, at the cost of one file if it is a name."""
+        if name in self._file_names:
+            for member in self._members_in(name):
+                if self.name_of(member) == name:
+                    return member
+        if name in self.members:
+            return self.members[name]
+        return next((each for each in self.members.values() if name in each.aliases), None)
+
+    def name_of(self, member: type[M]) -> str:
+        """Return the name under which a member is configured."""
+        return str(member.model_fields[self.tag].default)
+
+    def all_members(self) -> dict[str, type[M]]:
+        """Return the shipped members and those of installed entry points."""
+        plugins = {
+            entry.name: self._checked(entry.load(), entry.value)
+            for entry in entry_points(group=f"specsim.{self.name}")
+        }
+        return {**self.members, **plugins}
+
+    def find(self, name: str) -> type[M]:
+        """Return the class behind a name, an alias, an entry point or a path.
+
+        Parameters
+        ----------
+        name : str
+            Such as ``static`` or ``my_pkg.my_file:MyPolicy``.
+
+        Returns
+        -------
+        type
+
+        Raises
+        ------
+        ConfigError
+            Nothing of that name; the message names the nearest.
+        """
+        shipped = self._shipped(name)
+        if shipped is not None:
+            return shipped
+        if ":" in name:
+            return self._checked(_load(name), name)
+        everything = self.all_members()
+        if name not in everything:
+            raise ConfigError(
+                f"no {self.tag} '{name}' in {self.name}; {nearest(name, list(everything))}"
+            )
+        return everything[name]
+
+    def parse(self, value: object) -> M:
+        """Return the member that a config value describes.
+
+        Parameters
+        ----------
+        value : member, mapping or str
+            A mapping with the tag and the member's fields, or the short form ``static:k=3``.
+
+        Returns
+        -------
+        member of the family
+
+        Raises
+        ------
+        ConfigError
+            The value names no member.
+        pydantic.ValidationError
+            A field of the member is wrong.
+        """
+        if isinstance(value, self.base):
+            return value
+        value = _unquoted(value)
+        fields = self._from_text(value) if isinstance(value, str) else value
+        if not isinstance(fields, Mapping):
+            raise ConfigError(f"{value!r} is not a mapping with a '{self.tag}'")
+        name = _unquoted(fields.get(self.tag))
+        if not isinstance(name, str):
+            raise ConfigError(f"needs a '{self.tag}'; {nearest('', list(self.members))}")
+        member = self.find(name)
+        parsed = member.model_validate({**fields, self.tag: self.name_of(member)})
+        # Written back out, a class from elsewhere keeps the path under which it was found.
+        return parsed.model_copy(update={self.tag: name}) if ":" in name else parsed
+
+    def _from_text(self, text: str) -> dict[str, Any]:
+        form = _SHORT_FORM.fullmatch(text)
+        if form is None:
+            raise ConfigError(f"'{text}' is not of the form name:field=value,field=value")
+        fields: dict[str, Any] = {self.tag: form["name"]}
+        for option in filter(None, _NEXT_OPTION.split(form["options"] or "")):
+            key, equals, raw = option.partition("=")
+            try:
+                fields[key.strip()] = yaml.safe_load(raw)
+            except yaml.YAMLError:
+                equals = ""
+            if not equals:
+                raise ConfigError(f"'{text}': '{option}' is not field=value")
+        return fields
+
+    def _is_member(self, value: object) -> TypeGuard[type[M]]:
+        return (
+            isinstance(value, type)
+            and issubclass(value, self.base)
+            and self.tag in value.model_fields
+            and isinstance(value.model_fields[self.tag].default, str)
+        )
+
+    def _checked(self, value: object, path: str) -> type[M]:
+        if not self._is_member(value):
+            raise ConfigError(
+                f"'{path}' is not a {self.base.__name__} with a default '{self.tag}'; "
+                f"subclass specsim.{self.name}.{self.base.__name__}"
+            )
+        return value
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Validate a field of this family by `parse`; dump all fields of the member it holds."""
+
+        def validate(value: object) -> M:
+            try:
+                return self.parse(value)
+            except ConfigError as error:
+                raise PydanticCustomError("family", "{why}", {"why": str(error)}) from error
+
+        return core_schema.no_info_plain_validator_function(
+            validate,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda member: member.model_dump(mode="json", exclude_none=True, warnings=False)
+            ),
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Describe the field as one of the shipped members."""
+        return {"oneOf": [handler(m.__pydantic_core_schema__) for m in self.members.values()]}
+
+
+def _unquoted(value: object) -> object:
+    """Return a name as it was meant: an unquoted ``off`` is the boolean False in YAML 1.1."""
+    return "off" if value is False else value
+
+
+def _load(path: str) -> object:
+    module_name, _, attribute = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # a user's file next to the experiment needs no installation
+    try:
+        return getattr(import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot load '{path}': {error}") from error

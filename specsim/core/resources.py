@@ -1,0 +1,76 @@
+"""Where the files that specsim ships lie: profiles/ and traces/.
+
+In a checkout they lie beside the package; in an installed wheel, inside it. A folder of the same
+name in the working directory comes first, so that a user's own profile needs no installation.
+"""
+
+from pathlib import Path
+
+__all__ = ["find_resource", "locate", "resource_names"]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def _roots(folder: str) -> list[Path]:
+    candidates = [Path.cwd() / folder, _PACKAGE.parent / folder, _PACKAGE / "_shipped" / folder]
+    return [root for root in dict.fromkeys(candidates) if root.is_dir()]
+
+
+def find_resource(folder: str, name: str) -> Path | None:
+    """Return the path of a shipped file, or None.
+
+    Parameters
+    ----------
+    folder : str
+        ``profiles`` or ``traces``.
+    name : str
+        Path inside the folder, with its suffix.
+
+    Returns
+    -------
+    Path or None
+    """
+    found = (root / name for root in _roots(folder))
+    return next((path for path in found if path.is_file()), None)
+
+
+def resource_names(folder: str, pattern: str) -> list[str]:
+    """Return the names of all shipped files of a folder that match a pattern, without suffix.
+
+    Parameters
+    ----------
+    folder : str
+        ``profiles`` or ``traces``.
+    pattern : str
+        Such as ``*/*.yaml``.
+
+    Returns
+    -------
+    list of str
+        Sorted.
+    """
+    names = {
+        path.relative_to(root).with_suffix("").as_posix()
+        for root in _roots(folder)
+        for path in root.glob(pattern)
+    }
+    return sorted(names)
+
+
+def locate(path: Path) -> Path:
+    """Return where a path leads: as given, or among the shipped files.
+
+    Parameters
+    ----------
+    path : Path
+        Such as ``my/trace.csv`` or ``traces/chat.parquet``.
+
+    Returns
+    -------
+    Path
+        As given if that exists or nothing does.
+    """
+    if path.exists() or path.is_absolute() or len(path.parts) < 2:
+        return path
+    folder, *rest = path.parts
+    return find_resource(folder, "/".join(rest)) or path

@@ -1,0 +1,149 @@
+"""Settings: how values from outside come in. Files are read, checked, and explained in one line.
+
+Every configuration class of specsim extends `Settings`: immutable, unknown fields are errors that
+name the nearest known field, NaN and infinity are no numbers.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from specsim.core.errors import SpecsimError
+
+__all__ = ["Settings", "explain", "load_mapping", "nearest", "validated"]
+
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times as fast
+
+
+class Settings(BaseModel):
+    """Base of every configuration class."""
+
+    # Built when first used: a program imports a hundred of them, and a run uses twenty.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for key in data:
+                if key not in cls.model_fields:
+                    hint = nearest(str(key), list(cls.model_fields))
+                    raise PydanticCustomError(
+                        "unknown_field", "unknown field '{key}'; {hint}", {"key": key, "hint": hint}
+                    )
+        return data
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """Return a hint that names the closest known word, or lists all of them.
+
+    Parameters
+    ----------
+    name : str
+        What was asked for.
+    known : list of str
+
+    Returns
+    -------
+    str
+        A clause that ends an error message.
+    """
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(sorted(known))}"
+
+
+def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
+    """Return the mapping that a YAML or JSON file holds.
+
+    Parameters
+    ----------
+    path : Path
+        JSON is YAML, so one loader serves both.
+    error : type
+        What to raise.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    SpecsimError
+        Of the given class: the file is missing, empty, not YAML, or not a mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else yaml.load(text, _YAML)
+    except OSError as problem:
+        raise error(f"{path}: cannot be read: {problem.strerror}") from problem
+    except UnicodeDecodeError as problem:
+        raise error(f"{path}: is not a UTF-8 text file") from problem
+    except (yaml.YAMLError, json.JSONDecodeError) as problem:
+        raise error(f"{path}: {_where(problem, text)}") from problem
+    if not isinstance(data, dict):
+        found = "is empty" if data is None else f"holds a {type(data).__name__}"
+        raise error(f"{path}: {found}; a mapping of fields is expected")
+    return data
+
+
+def _where(problem: yaml.YAMLError | json.JSONDecodeError, text: str) -> str:
+    if isinstance(problem, json.JSONDecodeError):
+        return f"line {problem.lineno}: not JSON: {problem.msg}"
+    mark = getattr(problem, "problem_mark", None)
+    what = getattr(problem, "problem", None) or "cannot be parsed"
+    if mark is None:
+        return f"not YAML: {what}"
+    line = min(mark.line + 1, max(1, len(text.splitlines())))  # the end of the text has no line
+    return f"line {line}: not YAML: {what}"
+
+
+@contextmanager
+def validated(source: str, error: type[SpecsimError]) -> Iterator[None]:
+    """Turn a pydantic error raised inside the block into a one-line error.
+
+    Parameters
+    ----------
+    source : str
+        File or command that the values came from.
+    error : type
+        What to raise.
+    """
+    try:
+        yield
+    except ValidationError as problem:
+        raise error(f"{source}: {explain(problem)}") from problem
+
+
+def explain(problem: ValidationError) -> str:
+    """Return the first problem of a validation as one line: field, value, rule, remedy.
+
+    Parameters
+    ----------
+    problem : pydantic.ValidationError
+
+    Returns
+    -------
+    str
+    """
+    first, *rest = problem.errors(include_url=False)
+    field = ".".join(str(part) for part in first["loc"])
+    kind, given = first["type"], first["input"]
+    if kind == "missing":
+        text = f"'{field}' is missing"
+    elif kind in ("family", "unknown_field", "value_error"):
+        text = f"{field + ': ' if field else ''}{first['msg'].removeprefix('Value error, ')}"
+    else:
+        text = f"{field} = {_short(given)}: {first['msg'].removeprefix('Input ').lower()}"
+    return text + (f" (and {len(rest)} more)" if rest else "")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

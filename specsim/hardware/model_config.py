@@ -1,0 +1,167 @@
+"""HuggingFace ``config.json``: the fields of a model's shape, under the names of each family."""
+
+from typing import Any
+
+from specsim.core.errors import ProfileError
+
+__all__ = ["is_model_config", "shape_fields"]
+
+# Other names of the same thing: BLOOM, OPT, Mixtral, DeepSeek, newer transformers.
+_ALIASES = {
+    "num_hidden_layers": ("n_layer",),
+    "hidden_size": ("n_embed",),
+    "intermediate_size": ("ffn_dim",),
+    "num_attention_heads": ("n_head",),
+    "max_position_embeddings": ("seq_length",),
+    "torch_dtype": ("dtype",),
+    "num_experts": ("num_local_experts", "n_routed_experts"),
+}
+_COUNTS = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "vocab_size",
+    "max_position_embeddings",
+)
+# Defaults of the classes of these model types, which their configs leave out.
+_MULTI_HEAD = {"bloom", "opt"}
+_TIED = {"bloom", "gemma", "gemma2", "gemma3_text", "opt"}
+_UNGATED = {"bloom", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
+# Counting these models as if they were ordinary ones would give wrong numbers.
+_NOT_MODELLED = {
+    "quantization_config": "quantized weights",
+    "kv_lora_rank": "multi-head latent attention",
+    "n_shared_experts": "experts that all tokens share",
+    "shared_expert_intermediate_size": "experts that all tokens share",
+    "first_k_dense_replace": "layers with and without experts",
+    "mlp_only_layers": "layers with and without experts",
+    "is_encoder_decoder": "an encoder",
+}
+
+
+def is_model_config(data: dict[str, Any]) -> bool:
+    """Return whether a mapping is a HuggingFace ``config.json``; a shape names its source."""
+    return "source" not in data
+
+
+def shape_fields(data: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the fields of a model's shape that a HuggingFace config describes.
+
+    Parameters
+    ----------
+    data : dict
+        The config.
+    source : str
+        Its file.
+
+    Returns
+    -------
+    dict
+        Fields of `specsim.hardware.ModelShape`.
+
+    Raises
+    ------
+    ProfileError
+        A field is missing that has no default, or the model has a part that is not modelled.
+    """
+    return _Config(data, source).fields()
+
+
+class _Config:
+    def __init__(self, data: dict[str, Any], source: str) -> None:
+        self._source = source
+        names = {alias: name for name, aliases in _ALIASES.items() for alias in aliases}
+        # A field under its own name comes before one under another; null is no value.
+        given = sorted(data.items(), key=lambda item: item[0] not in names)
+        self._data = {names.get(key, key): value for key, value in given if value is not None}
+        self._type = str(data.get("model_type"))
+
+    def fields(self) -> dict[str, Any]:
+        self._check_modelled()
+        counts = {name: self._count(name) for name in _COUNTS}
+        return {
+            **counts,
+            **self._mlp(counts["hidden_size"]),
+            "name": str(self._data.get("_name_or_path") or self._source),
+            "head_dim": self._head_dim(counts),
+            "num_key_value_heads": self._key_value_heads(counts),
+            "tie_word_embeddings": self._data.get("tie_word_embeddings", self._type in _TIED),
+            "has_gated_mlp": self._type not in _UNGATED,
+            "torch_dtype": self._dtype(),
+            "source": self._source,
+        }
+
+    def _check_modelled(self) -> None:
+        if "text_config" in self._data and "hidden_size" not in self._data:
+            raise ProfileError(
+                f"{self._source}: describes several models; save its 'text_config' as a file of "
+                "its own and give that"
+            )
+        if "draft_vocab_size" in self._data:
+            raise ProfileError(
+                f"{self._source}: describes an EAGLE-3 head, whose inputs it does not tell; write "
+                "its shape in the form of profiles/eagle3-llama-3.1-8b.json"
+            )
+        for name, what in _NOT_MODELLED.items():
+            if self._data.get(name):
+                raise ProfileError(
+                    f"{self._source}: '{name}' says that the model has {what}, which is not "
+                    "modelled; fit a profile to measured steps instead"
+                )
+        if self._data.get("decoder_sparse_step", 1) != 1:
+            raise ProfileError(
+                f"{self._source}: decoder_sparse_step = {self._data['decoder_sparse_step']}: "
+                "layers with and without experts are not modelled; fit a profile to measured steps"
+            )
+
+    def _count(self, name: str, hint: str = "it is part of every model's config.json") -> int:
+        if name not in self._data:
+            others = ", ".join(_ALIASES.get(name, ()))
+            also = f" (or its other names: {others})" if others else ""
+            raise ProfileError(f"{self._source}: '{name}' is missing{also}; add it: {hint}")
+        value = self._data[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ProfileError(
+                f"{self._source}: {name} = {value!r}: must be a whole number above 0; correct it"
+            )
+        return value
+
+    def _head_dim(self, counts: dict[str, int]) -> int:
+        hidden, heads = counts["hidden_size"], counts["num_attention_heads"]
+        if "head_dim" in self._data:
+            return self._count("head_dim")
+        if hidden % heads:
+            raise ProfileError(
+                f"{self._source}: 'head_dim' is missing and hidden_size = {hidden} is no multiple "
+                f"of num_attention_heads = {heads}; add head_dim or correct one of them"
+            )
+        return hidden // heads
+
+    def _key_value_heads(self, counts: dict[str, int]) -> int:
+        if self._type in _MULTI_HEAD:
+            return counts["num_attention_heads"]
+        hint = "it equals num_attention_heads unless query heads share keys and values"
+        return self._count("num_key_value_heads", hint)
+
+    def _mlp(self, hidden_size: int) -> dict[str, int]:
+        if "num_experts" not in self._data:
+            if self._type == "bloom" and "intermediate_size" not in self._data:
+                return {"intermediate_size": 4 * hidden_size}
+            return {"intermediate_size": self._count("intermediate_size")}
+        # Mixtral has nothing but experts, so that their width goes by the plain name.
+        name = "intermediate_size" if self._type == "mixtral" else "moe_intermediate_size"
+        width = self._count(name, "the width of one expert")
+        return {
+            "num_experts": self._count("num_experts"),
+            "num_experts_per_tok": self._count(
+                "num_experts_per_tok", "the number of experts that each token visits"
+            ),
+            "moe_intermediate_size": width,
+            # Of a dense MLP, which no layer has.
+            "intermediate_size": self._data.get("intermediate_size", width),
+        }
+
+    def _dtype(self) -> str:
+        # vLLM serves in 16 bits what is stored in 32 or does not say (_resolve_auto_dtype).
+        dtype = str(self._data.get("torch_dtype", "float32")).removeprefix("torch.")
+        return "bfloat16" if dtype == "float32" else dtype

@@ -1,0 +1,330 @@
+"""Models and GPUs as far as memory goes: how many KV blocks fit.
+
+Source of the rule: vLLM 0.32.0 ``v1/worker/gpu_worker.py determine_available_memory`` and
+``v1/core/kv_cache_utils.py``: what gpu_memory_utilization leaves after weights and the peak of a
+profiling run is divided into blocks.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from specsim.core.errors import CapacityError, ProfileError
+from specsim.core.resources import find_resource, resource_names
+from specsim.core.settings import Settings, load_mapping, nearest, validated
+from specsim.hardware.model_config import is_model_config, shape_fields
+
+__all__ = [
+    "GIB",
+    "GpuSpec",
+    "MemoryPlan",
+    "ModelShape",
+    "find_gpu",
+    "find_model",
+    "load_gpu",
+    "load_model",
+    "num_kv_blocks",
+]
+
+GIB = 1 << 30
+_BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+class GpuSpec(Settings):
+    """One GPU, from ``profiles/<gpu>.yaml``."""
+
+    name: str
+    memory_gib: float = Field(gt=0)
+    """Total memory as the CUDA runtime reports it, GiB."""
+    peak_tflops: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """By data type, of the matrix units, without sparsity; 10^12 operations per second."""
+    memory_gb_per_s: float | None = Field(default=None, gt=0)
+    """Bandwidth of its memory, 10^9 bytes per second; None where it is not known."""
+    interconnect_gb_per_s: float | None = Field(default=None, gt=0)
+    """To all other GPUs of the server together, one direction, 10^9 bytes per second."""
+    source: str
+
+
+class ModelShape(Settings):
+    """A decoder-only transformer in the field names of a HuggingFace ``config.json``.
+
+    Or the head of an EAGLE drafter: one layer, with a matrix before it that fuses its inputs.
+    """
+
+    name: str
+    num_hidden_layers: int = Field(gt=0)
+    hidden_size: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    num_experts: int = Field(default=0, ge=0)
+    """Experts per layer, in place of one MLP; 0 of a dense model."""
+    num_experts_per_tok: int = Field(default=0, ge=0)
+    """Experts that each token visits."""
+    moe_intermediate_size: int = Field(default=0, ge=0)
+    """Width of an expert."""
+    num_attention_heads: int = Field(gt=0)
+    num_key_value_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    vocab_size: int = Field(gt=0)
+    max_position_embeddings: int = Field(gt=0)
+    tie_word_embeddings: bool = False
+    has_gated_mlp: bool = True
+    """Whether the MLP has a gate, and so three matrices (Llama) instead of two (OPT)."""
+    num_fused_inputs: int = Field(default=0, ge=0)
+    """Vectors that a drafting head fuses into one: 2 in EAGLE, 3 in EAGLE-3; 0 of a model."""
+    num_attention_inputs: int = Field(default=1, gt=0)
+    """Vectors, side by side, that attention is computed from; 2 in EAGLE-3."""
+    has_own_embedding: bool = True
+    """False where a drafting head uses the target's."""
+    has_own_lm_head: bool = True
+    """False where a drafting head uses the target's."""
+    torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    source: str
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> Self:
+        if not min(self.num_experts, 1) <= self.num_experts_per_tok <= self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok = {self.num_experts_per_tok}: each token visits at least 1 "
+                f"of the num_experts = {self.num_experts} experts; a dense model has 0 of 0"
+            )
+        if self.num_experts and not self.moe_intermediate_size:
+            raise ValueError("moe_intermediate_size is missing: the width of an expert")
+        return self
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of the MLP, or of an expert in its place."""
+        return self.moe_intermediate_size if self.num_experts else self.intermediate_size
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of matrices and norms; no biases, no learned positions (1.3 % of OPT-125M)."""
+        hidden, num_mlps = self.hidden_size, self.num_experts or 1
+        queries, keys = self.num_attention_heads, self.num_key_value_heads
+        attention = self.num_attention_inputs * (queries + 2 * keys) + queries
+        mlp = (3 if self.has_gated_mlp else 2) * self.mlp_width
+        per_layer = attention * self.head_dim + num_mlps * mlp + self.num_experts + 2
+        has_matrix = self.has_own_lm_head and not self.tie_word_embeddings
+        vocabulary = self.vocab_size * (self.has_own_embedding + has_matrix)
+        fusing = self.num_fused_inputs * hidden
+        return hidden * (self.num_hidden_layers * per_layer + vocabulary + fusing + 1)
+
+    @property
+    def bytes_per_weight(self) -> int:
+        """Size of one number, of weights, activations and KV cache alike."""
+        return _BYTES_OF[self.torch_dtype]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights, bytes."""
+        return self.num_parameters * self.bytes_per_weight
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Key and value of one token in every layer, bytes."""
+        width = self.num_key_value_heads * self.head_dim * self.bytes_per_weight
+        return 2 * self.num_hidden_layers * width
+
+    def kv_bytes_per_token_and_gpu(self, tensor_parallel_size: int) -> float:
+        """Return the same of one GPU of several, bytes; heads fewer than GPUs are replicated."""
+        return self.kv_bytes_per_token / min(tensor_parallel_size, self.num_key_value_heads)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What the memory of one GPU is for, bytes."""
+
+    total_bytes: float
+    """Total memory of the GPU."""
+    usable_bytes: float
+    """What vLLM may use of it: times gpu_memory_utilization."""
+    weight_bytes: float
+    """Weights of the target."""
+    draft_weight_bytes: float
+    """Weights of the drafter."""
+    reserved_bytes: float
+    """Activations, CUDA graphs, context."""
+    block_bytes: float
+    """One KV block of the target."""
+    draft_block_bytes: float
+    """The drafter's share of one KV block."""
+
+    def num_blocks(self) -> int:
+        """Return how many KV blocks fit, vLLM's null block included.
+
+        Raises
+        ------
+        CapacityError
+            Not even two blocks fit.
+        """
+        return num_kv_blocks(
+            memory_bytes=self.usable_bytes,
+            taken_bytes=self.weight_bytes + self.draft_weight_bytes + self.reserved_bytes,
+            block_bytes=self.block_bytes + self.draft_block_bytes,
+        )
+
+
+def load_gpu(name: str) -> GpuSpec:
+    """Return the specification of a GPU.
+
+    Parameters
+    ----------
+    name : str
+        As in ``profiles/<name>.yaml``.
+
+    Returns
+    -------
+    GpuSpec
+
+    Raises
+    ------
+    ProfileError
+    """
+    path = find_resource("profiles", f"{name}.yaml")
+    if path is None:
+        known = resource_names("profiles", "*.yaml")
+        raise ProfileError(f"no GPU '{name}' in profiles/; {nearest(name, known)}")
+    with validated(str(path), ProfileError):
+        return GpuSpec.model_validate(load_mapping(path, ProfileError))
+
+
+def load_model(name: str) -> ModelShape:
+    """Return the shape of a model.
+
+    Parameters
+    ----------
+    name : str
+        As in ``profiles/<name>.json``, or the path of a JSON file: such a shape, or a model's
+        HuggingFace ``config.json``.
+
+    Returns
+    -------
+    ModelShape
+
+    Raises
+    ------
+    ProfileError
+        There is none, or it lacks a field, or has a part that is not modelled.
+    """
+    path = Path(name) if name.endswith(".json") else find_resource("profiles", f"{name}.json")
+    if path is None:
+        known = resource_names("profiles", "*.json")
+        raise ProfileError(f"no model '{name}' in profiles/; {nearest(name, known)}")
+    fields = load_mapping(path, ProfileError)
+    if is_model_config(fields):
+        fields = shape_fields(fields, str(path))
+    with validated(str(path), ProfileError):
+        return ModelShape.model_validate(fields)
+
+
+def find_model(names: list[str], source: str) -> str:
+    """Return the name in ``profiles/`` of a model, given what somebody else calls it.
+
+    Parameters
+    ----------
+    names : list of str
+        Such as ``Qwen/Qwen3-8B`` or ``Llama-3.1-8B-Instruct``: what counts is the part after the
+        last slash, and of variants of one size the longest name that it begins with.
+    source : str
+        Who calls it that, for the error message.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    ProfileError
+        There is none.
+    """
+    known = resource_names("profiles", "*.json")
+    for name in names:
+        key = name.rsplit("/", 1)[-1].lower()
+        fitting = [model for model in known if key == model or key.startswith(f"{model}-")]
+        if fitting:
+            return max(fitting, key=len)
+    given = " or ".join(dict.fromkeys(names)) or "no model"
+    raise ProfileError(
+        f"{source}: names {given}, which is none of profiles/*.json ({', '.join(known)}); put the "
+        "model's config.json into the folder, or name one (--model)"
+    )
+
+
+def _runs_of_words(name: str) -> set[str]:
+    """Return what any consecutive words of a name spell, so that "RTX 4090" holds "rtx4090"."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    ends = range(1, len(words) + 1)
+    return {"".join(words[start:end]) for end in ends for start in range(end)}
+
+
+def find_gpu(names: list[str], source: str) -> str:
+    """Return the name in ``profiles/`` of a GPU, given what somebody else calls it.
+
+    Parameters
+    ----------
+    names : list of str
+        Such as ``RTX4090`` or ``NVIDIA GeForce RTX 4090``; letters and digits count.
+    source : str
+        Who calls it that, for the error message.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    ProfileError
+        There is none.
+    """
+    known = resource_names("profiles", "*.yaml")
+    for name in names:
+        called = _runs_of_words(name)
+        fitting = [
+            gpu for gpu in known if _plain(gpu) in called or set(gpu.lower().split("-")) <= called
+        ]
+        if fitting:
+            return max(fitting, key=len)
+    given = " or ".join(dict.fromkeys(names)) or "no GPU"
+    raise ProfileError(
+        f"{source}: names {given}, which is none of profiles/*.yaml ({', '.join(known)}); add "
+        "profiles/<gpu>.yaml with name, memory_gib and source"
+    )
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def num_kv_blocks(*, memory_bytes: float, taken_bytes: float, block_bytes: float) -> int:
+    """Return how many KV blocks fit into one GPU, vLLM's null block included.
+
+    Parameters
+    ----------
+    memory_bytes : float
+        What vLLM may use of the GPU: total memory times gpu_memory_utilization.
+    taken_bytes : float
+        Weights of target and draft, activations, CUDA graphs.
+    block_bytes : float
+        One KV block, of target and draft together.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    CapacityError
+        Not even two blocks fit.
+    """
+    left = memory_bytes - taken_bytes
+    blocks = int(left // block_bytes)
+    if blocks < 2:
+        raise CapacityError(
+            f"weights and activations take {taken_bytes / GIB:.1f} GiB of the usable "
+            f"{memory_bytes / GIB:.1f} GiB: no KV block fits; use more or larger GPUs, or raise "
+            "gpu_memory_utilization"
+        )
+    return blocks

@@ -1,1 +1,0 @@
-"""Plots, one module per subject; all of them are saved by `specsim.plots.save`."""

@@ -1,0 +1,173 @@
+"""Profiles of hardware that nobody has measured: from a model's shape and a GPU's data sheet."""
+
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from specsim.core.errors import ConfigError, ProfileError
+from specsim.core.settings import validated
+from specsim.core.step import StepLoad
+from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
+from specsim.latency.roofline import Roofline
+from specsim.profile.memory import BLOCK_SIZE, memory_plan
+from specsim.profile.profile import Profile
+
+__all__ = ["RooflineOptions", "RooflineProfile", "parse_drafts"]
+
+# Of vLLM's max_num_batched_tokens, the largest default: a roofline was not fitted on any range.
+_MAX_BATCHED_TOKENS = 16384
+
+
+@dataclass(frozen=True)
+class RooflineOptions:
+    """What to make a profile of."""
+
+    model: str
+    """Name in ``profiles/``, or the path of a HuggingFace config.json."""
+    gpu: str
+    drafts: dict[str, str]
+    """Model of the drafter, by drafting method."""
+    tensor_parallel_size: int = 1
+    compute_efficiency: float = 0.7
+    memory_efficiency: float = 0.8
+    reserved_gib: float = 1.15
+
+
+@dataclass(frozen=True)
+class RooflineProfile:
+    """A profile, and what follows from it."""
+
+    fields: dict[str, Any]
+    """Of the profile, as they go into a YAML file."""
+    roofline: Roofline
+    """Of the target."""
+    memory: MemoryPlan
+    """Of each GPU."""
+    num_blocks: int
+    """KV blocks that fit, vLLM's null block included."""
+    block_size: int
+
+    @classmethod
+    def of(cls, options: RooflineOptions) -> "RooflineProfile":
+        """Make a profile.
+
+        Parameters
+        ----------
+        options : RooflineOptions
+
+        Returns
+        -------
+        RooflineProfile
+
+        Raises
+        ------
+        ProfileError
+            A model or GPU is unknown, or lacks a number.
+        CapacityError
+            The model does not fit into the GPU's memory.
+        """
+        model, gpu = load_model(options.model), load_gpu(options.gpu)
+        fields = _fields(options, model, gpu)
+        with validated("profile roofline", ProfileError):
+            draft = Profile.model_validate(fields)
+        memory = memory_plan(draft, model, gpu, tuple(draft.drafts.values()))
+        num_blocks = memory.num_blocks()
+        fields["valid_range"]["context_tokens"] = (num_blocks - 1) * BLOCK_SIZE
+        target = draft.target
+        assert isinstance(target, Roofline)
+        return cls(fields, target, memory, num_blocks, BLOCK_SIZE)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the KV cache holds."""
+        return (self.num_blocks - 1) * self.block_size
+
+    def decode_time(self, batch_size: int, context_len: int) -> float:
+        """Return how long a decode step takes in which nothing is drafted.
+
+        Parameters
+        ----------
+        batch_size : int
+        context_len : int, tokens
+            Of each sequence.
+
+        Returns
+        -------
+        float, seconds
+        """
+        return self.roofline.forward_time(
+            StepLoad(batch_size * context_len, batch_size, batch_size)
+        )
+
+
+def parse_drafts(options: list[str]) -> dict[str, str]:
+    """Return the drafters that ``--draft METHOD=MODEL`` names.
+
+    Parameters
+    ----------
+    options : list of str
+
+    Returns
+    -------
+    dict of str to str
+        Model by drafting method.
+
+    Raises
+    ------
+    ConfigError
+        One is not of that form, or a method comes twice.
+    """
+    drafts: dict[str, str] = {}
+    for option in options:
+        method, equals, model = option.partition("=")
+        if not (method and equals and model):
+            raise ConfigError(f"--draft {option}: is not METHOD=MODEL, such as eagle3=my-head.json")
+        if method in drafts:
+            raise ConfigError(f"--draft {option}: method '{method}' was given before; give it once")
+        drafts[method] = model
+    return drafts
+
+
+def _fields(options: RooflineOptions, model: ModelShape, gpu: GpuSpec) -> dict[str, Any]:
+    size = options.tensor_parallel_size
+    drafts = {method: _draft(name, size) for method, name in options.drafts.items()}
+    return {
+        "model": _lasting(options.model),
+        "gpu": options.gpu,
+        "tensor_parallel_size": size,
+        "provenance": {
+            "engine": "none; a roofline, not measured",
+            "source": f"shape of the model: {model.source}; data sheet of the GPU: {gpu.source}",
+            "date": date.today().isoformat(),
+            "notes": (
+                "Efficiencies are assumptions until a measured step confirms them. No overhead of "
+                "the engine is included: measure it, or take that of a measured profile. "
+                "reserved_gib, activations and CUDA graphs, is an assumption too. valid_range is "
+                "what fits, not what was fitted on."
+            ),
+        },
+        "target": {
+            "kind": "roofline",
+            "compute_efficiency": options.compute_efficiency,
+            "memory_efficiency": options.memory_efficiency,
+        },
+        **({"drafts": drafts} if drafts else {}),
+        "valid_range": {"context_tokens": 1, "batched_tokens": _MAX_BATCHED_TOKENS},
+        "reserved_gib": options.reserved_gib,
+    }
+
+
+def _draft(name: str, tensor_parallel_size: int) -> dict[str, Any]:
+    shape = load_model(name)
+    return {
+        "basis": "pass",
+        "latency": {"kind": "roofline", "model": _lasting(name)},
+        "weights_gib": round(shape.weight_bytes / tensor_parallel_size / GIB, 3),
+        "kv_bytes_per_token": shape.kv_bytes_per_token_and_gpu(tensor_parallel_size),
+    }
+
+
+def _lasting(model: str) -> str:
+    """Return a name that means the same in whatever folder the profile is used."""
+    return str(Path(model).resolve()) if model.endswith(".json") else model

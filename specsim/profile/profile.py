@@ -1,0 +1,395 @@
+"""Profiles: measured coefficients of one model on one GPU, with their provenance.
+
+``profiles/<gpu>/<model>[-tpN].yaml``. A profile says what a step costs: the target's forward pass,
+each drafting method, and the engine's own overhead.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from specsim.core.errors import ConfigError, ProfileError
+from specsim.core.resources import find_resource, resource_names
+from specsim.core.settings import Settings, load_mapping, nearest, validated
+from specsim.core.step import Ints, StepLoad
+from specsim.latency import LATENCY
+from specsim.latency._form import CompiledCosts
+from specsim.latency.base import LatencyModel
+
+__all__ = ["DraftCost", "Overhead", "Profile", "StepCosts", "ValidRange", "load_profile"]
+
+
+class DraftCost(Settings):
+    """What it costs to draft with one method."""
+
+    basis: Literal["pass", "draft", "heads"] = "pass"
+    """What `latency` is: one forward pass of the drafter, of which a draft of k tokens takes k; a
+    fit to whole drafts, whatever their length; or heads that all run once, on the last token of
+    each sequence."""
+    latency: Annotated[LatencyModel, LATENCY] | None = None
+    target_share: float = Field(default=0.0, ge=0)
+    """Host time as a share of the target's forward pass."""
+    token_us: float = Field(default=0.0, ge=0)
+    """Host time per drafted token, microseconds."""
+    step_ms: float = Field(default=0.0, ge=0)
+    """Host time of a step that drafts: handing over, sampling, output; milliseconds."""
+    request_us: float = Field(default=0.0, ge=0)
+    """Host time per sequence of a step that drafts, whether or not a draft is found for it."""
+    weights_gib: float = Field(default=0.0, ge=0)
+    """Memory of the drafter's own weights per GPU, GiB."""
+    kv_bytes_per_token: float = Field(default=0.0, ge=0)
+    """Memory of the drafter's own KV cache per GPU, bytes."""
+
+    @property
+    def has_one_cost(self) -> bool:
+        """Whether a draft of any length takes as long as one of a single token."""
+        return not self.token_us and (self.latency is None or self.basis != "pass")
+
+    def draft_time(
+        self, load: StepLoad, draft_lens: int | list[int] | Ints, target_time: float
+    ) -> float:
+        """Return how long it takes to draft for every sequence of a step.
+
+        The first pass reads whatever the target has just read, so that the drafter's own KV cache
+        keeps up, and yields the first draft token; each later pass reads one token of every
+        sequence that is still drafting. vLLM runs the first pass also for drafts of length 0
+        (``v1/spec_decode/llm_base_proposer.py propose``); a fit to whole drafts says nothing about
+        that case and charges nothing.
+
+        Parameters
+        ----------
+        load : StepLoad
+            Of the target's forward pass.
+        draft_lens : int, or list or ndarray of int, tokens
+            For every sequence alike, or one per sequence.
+        target_time : float, seconds
+            Of the target's forward pass.
+
+        Returns
+        -------
+        float, seconds
+
+        References
+        ----------
+        Liu et al. (2024), "SmartSpec", eq. 5: the sum over max(k) passes.
+        """
+        longest = _longest(draft_lens)
+        total = self._host_time(load, draft_lens, target_time) if longest else 0.0
+        if self.latency is None:
+            return total
+        if self.basis == "draft":
+            return total + (self.latency.forward_time(load) if longest else 0.0)
+        if self.basis == "heads":
+            num = load.num_requests
+            return total + (self.latency.forward_time(StepLoad(0, num, num)) if longest else 0.0)
+        total += self.latency.forward_time(load)
+        context_tokens = load.context_tokens + load.batched_tokens
+        for number in range(2, longest + 1):
+            rows = (
+                load.num_requests
+                if isinstance(draft_lens, int)
+                else int(np.count_nonzero(np.asarray(draft_lens) >= number))
+            )
+            total += self.latency.forward_time(StepLoad(context_tokens, rows, rows))
+            context_tokens += rows
+        return total
+
+    def _host_time(
+        self, load: StepLoad, draft_lens: int | list[int] | Ints, target_time: float
+    ) -> float:
+        total = 0.0  # most costs have few terms, and loads may be arrays: what is 0 is left out
+        if self.target_share:
+            total = self.target_share * target_time
+        if self.token_us:
+            total = total + self.token_us * 1e-6 * _sum(draft_lens, load.num_requests)
+        return total + self.step_ms * 1e-3 + self.request_us * 1e-6 * load.num_requests
+
+
+def _longest(draft_lens: int | list[int] | Ints) -> int:
+    if isinstance(draft_lens, np.ndarray):
+        return int(draft_lens.max(initial=0))
+    return draft_lens if isinstance(draft_lens, int) else max(draft_lens, default=0)
+
+
+def _sum(draft_lens: int | list[int] | Ints, num_requests: int) -> int:
+    if isinstance(draft_lens, np.ndarray):
+        return int(draft_lens.sum())
+    return draft_lens * num_requests if isinstance(draft_lens, int) else sum(draft_lens)
+
+
+class Overhead(Settings):
+    """Time of the engine's own code per step: scheduling, input preparation, output handling."""
+
+    step_ms: float = Field(default=0.0, ge=0)
+    request_us: float = Field(default=0.0, ge=0)
+    """Per sequence in the step."""
+
+    def step_time(self, num_requests: int) -> float:
+        """Return the overhead of a step of so many sequences, seconds."""
+        return self.step_ms * 1e-3 + self.request_us * 1e-6 * num_requests
+
+
+class ValidRange(Settings):
+    """Largest step that the coefficients were fitted on."""
+
+    context_tokens: int = Field(gt=0)
+    batched_tokens: int = Field(gt=0)
+
+
+class Provenance(Settings):
+    """Where the numbers come from."""
+
+    engine: str
+    """Engine and version that was measured."""
+    source: str
+    date: str
+    notes: str = ""
+    status: Literal["candidate", "validated"] | None = None
+    """Whether runs that it was not fitted to have been simulated with it, and what came of that: a
+    validated one kept to its `stated_error`, a candidate has not, or not yet."""
+    stated_error: float | None = Field(default=None, gt=0)
+    """Error of mean TPOT and mean latency that it promises, as a share; beyond it only where
+    repetitions of the real run differ by more than half the error."""
+
+    @model_validator(mode="after")
+    def _check_status(self) -> Self:
+        if self.status is not None and self.stated_error is None:
+            raise ValueError(
+                f"status is '{self.status}', but stated_error is missing: say what it promises, "
+                "such as 0.1"
+            )
+        return self
+
+
+class Profile(Settings):
+    """Coefficients of one model on one GPU type.
+
+    A latency model that has a field `model`, `gpu` or `tensor_parallel_size` and does not give it
+    takes the profile's; that of a drafter names its own model.
+    """
+
+    model: str
+    """As in ``profiles/<model>.json``, or the path of a HuggingFace config.json."""
+    gpu: str
+    """As in ``profiles/<gpu>.yaml``."""
+    tensor_parallel_size: int = Field(default=1, gt=0)
+    provenance: Provenance
+    target: Annotated[LatencyModel, LATENCY]
+    drafts: dict[str, DraftCost] = Field(default_factory=dict)
+    """By drafting method."""
+    overhead: Overhead = Overhead()
+    valid_range: ValidRange
+    reserved_gib: float = Field(default=0.0, ge=0)
+    """Memory per GPU that is neither weights nor KV cache: activations, CUDA graphs, context."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share_names(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        names = {name: data[name] for name in _SHARED if name in data}
+        of_drafts = {name: value for name, value in names.items() if name != "model"}
+        shared = dict(data)
+        if "target" in data:
+            shared["target"] = _with_names(data["target"], names)
+        if isinstance(data.get("drafts"), dict):
+            shared["drafts"] = {
+                method: {**cost, "latency": _with_names(cost["latency"], of_drafts)}
+                if isinstance(cost, dict) and "latency" in cost
+                else cost
+                for method, cost in data["drafts"].items()
+            }
+        return shared
+
+    @model_validator(mode="after")
+    def _check_names_agree(self) -> Self:
+        for name in _SHARED:
+            given, own = getattr(self.target, name, None), getattr(self, name)
+            if given is not None and given != own:
+                raise ValueError(
+                    f"target.{name} = {given!r}, but {name} = {own!r}; leave it out under target "
+                    "or correct one of them"
+                )
+        return self
+
+
+_BASES = ("pass", "draft", "heads")
+_SHARED = ("model", "gpu", "tensor_parallel_size")
+
+
+def _with_names(latency: Any, names: dict[str, Any]) -> Any:
+    """Return a latency model's fields, with those names added that it has and does not give."""
+    if not isinstance(latency, dict) or not isinstance(latency.get("kind"), str):
+        return latency
+    try:
+        known = LATENCY.find(latency["kind"]).model_fields
+    except ConfigError:
+        return latency  # explained where the model is parsed
+    inside = {key: _with_names(value, names) for key, value in latency.items()}
+    return {**{name: value for name, value in names.items() if name in known}, **inside}
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Target forward pass, drafting and overhead of one step.
+
+    T_batch = T_target + T_draft (Liu et al. 2024, "SmartSpec", eq. 4), plus the engine's overhead.
+    """
+
+    target: LatencyModel
+    drafts: tuple[DraftCost, ...]
+    """One for each drafter; empty without speculation."""
+    overhead: Overhead
+    expands_batch: bool = False
+    """Whether each draft token is verified as a sequence of its own, which reads the context."""
+
+    @property
+    def uses_pieces(self) -> bool:
+        """Whether the forward pass has to be told what each sequence of the step processes."""
+        return self.target.uses_pieces
+
+    def compiled(self) -> CompiledCosts:
+        """Return what the engine's loops can compute by themselves."""
+        constants: dict[str, float] = {
+            "overhead_step": self.overhead.step_ms * 1e-3,
+            "overhead_request": self.overhead.request_us * 1e-6,
+        }
+        drafter = None
+        if len(self.drafts) == 1:
+            draft = self.drafts[0]
+            constants |= {
+                "has_drafter": 1.0,
+                "has_latency": float(draft.latency is not None),
+                "basis": float(_BASES.index(draft.basis)),
+                "target_share": draft.target_share,
+                "token": draft.token_us * 1e-6,
+                "step": draft.step_ms * 1e-3,
+                "request": draft.request_us * 1e-6,
+            }
+            drafter = draft.latency.form() if draft.latency is not None else None
+        is_compiled = not self.drafts or (
+            len(self.drafts) == 1 and (self.drafts[0].latency is None or drafter is not None)
+        )
+        return CompiledCosts(self.target.form(), drafter, constants, drafts=is_compiled)
+
+    def target_time(self, load: StepLoad) -> float:
+        """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
+        return self.target.forward_time(load) if load.batched_tokens else 0.0
+
+    def draft_time(
+        self,
+        load: StepLoad,
+        draft_lens: int | list[int] | Ints,
+        target_time: float,
+        drafter: int = 0,
+    ) -> float:
+        """Return the duration of drafting after such a step, seconds.
+
+        Parameters
+        ----------
+        load : StepLoad
+            Of the target's forward pass.
+        draft_lens : int or list of int, tokens
+            For every sequence alike, or one per sequence.
+        target_time : float, seconds
+            Of the target's forward pass.
+        drafter : int
+            Which of several.
+
+        Returns
+        -------
+        float, seconds
+        """
+        if not self.drafts or not load.batched_tokens:
+            return 0.0
+        return self.drafts[drafter].draft_time(load, draft_lens, target_time)
+
+    def overhead_time(self, num_requests: int) -> float:
+        """Return the engine's own time per step, seconds."""
+        return self.overhead.step_time(num_requests) if num_requests else 0.0
+
+    @property
+    def drafts_at_one_cost(self) -> bool:
+        """Whether a step that drafts takes equally long whatever the length of its drafts."""
+        return not self.drafts or self.drafts[0].has_one_cost
+
+    def step_time(self, load: StepLoad, draft_lens: int | list[int] | Ints) -> float:
+        """Return what a decode of this load takes that drafts so many tokens, seconds.
+
+        For estimates: its context is that of the sequences, read once. Under batch expansion each
+        batched token reads its sequence's, here taken to be of mean length.
+        """
+        verified = load
+        if self.expands_batch and load.num_requests:
+            reads = load.batched_tokens / load.num_requests
+            # An estimate need not be whole, nor a single number: see `step_times`.
+            verified = load._replace(context_tokens=load.context_tokens * reads)  # type: ignore[arg-type]
+        target_time = self.target.forward_time(verified)
+        total = target_time + self.overhead.step_time(load.num_requests)
+        if not self.drafts:
+            return total
+        return total + self.drafts[0].draft_time(load, draft_lens, target_time)
+
+    def step_times(
+        self, load: StepLoad, batched_tokens: Ints, draft_lens: int | list[int] | Ints
+    ) -> NDArray[np.float64]:
+        """Return what steps take that differ in their batched tokens, seconds.
+
+        Parameters
+        ----------
+        load : StepLoad
+            Everything else about them.
+        batched_tokens : ndarray of int, shape (n,)
+        draft_lens : int or list of int, tokens
+            For every sequence alike, or one per sequence.
+
+        Returns
+        -------
+        ndarray of float, shape (n,)
+        """
+        # Latency models take arrays in place of numbers (`LatencyModel.forward_time`).
+        loads = load._replace(batched_tokens=batched_tokens)  # type: ignore[arg-type]
+        times: NDArray[np.float64] = np.asarray(self.step_time(loads, draft_lens))
+        return times
+
+
+def load_profile(name: str) -> Profile:
+    """Return a profile by its name or path.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``h100/llama-3.1-8b``, or the path of a YAML file.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    ProfileError
+        There is none, or it is malformed.
+    """
+    is_path = name.endswith((".yaml", ".yml"))
+    path = Path(name) if is_path else find_resource("profiles", f"{name}.yaml")
+    if path is None:
+        known = resource_names("profiles", "*/*.yaml")
+        raise ProfileError(f"no profile '{name}' in profiles/; {nearest(name, known)}")
+    fields = load_mapping(path, ProfileError)
+    with validated(str(path), ProfileError):
+        return Profile.model_validate(_with_paths(fields, path.parent))
+
+
+def _with_paths(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Let a path in a latency model mean one beside the profile, if there is one."""
+    found = dict(fields)
+    for name in ("target", "inner"):
+        if isinstance(part := fields.get(name), dict):
+            found[name] = _with_paths(part, folder)
+    if isinstance(named := fields.get("path"), str) and (folder / named).exists():
+        found["path"] = folder / named
+    return found

@@ -1,0 +1,224 @@
+"""From measured steps of a grid to the costs in a profile.
+
+    T_target = f(batched tokens) + alpha * context tokens + rho * sequences
+
+with f piecewise linear and rising, one f and alpha for decode-only steps and one for steps with
+prefill, and one rho for both. A CPU's and a small GPU's matrix kernels are not linear in the batch,
+so that three coefficients (SmartSpec, eq. 7) would be wrong by 10 % and more at small batches; and
+an engine that attends sequence by sequence pays for each of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.errors import ProfileError
+from specsim.core.step import StepLoad
+from specsim.latency.tabulated import Table, Tabulated
+from specsim.profile import DraftCost
+from specsim.reality.calibration.grid import GridPoint, Sample
+from specsim.reality.host_speed import HostSpeed
+from specsim.reality.profile_fit import robust_fit
+
+__all__ = ["Costs", "Medians", "fit_costs", "medians"]
+
+Seconds = NDArray[np.float64]
+
+_DISTURBED = 3.0
+"""How many times its median a step may take and still count."""
+
+
+@dataclass(frozen=True)
+class Medians:
+    """The points of a grid, each with the median of its rounds, all scaled to their mean.
+
+    At the mean speed of the machine meanwhile, if that was probed.
+    """
+
+    points: list[GridPoint]
+    target_seconds: Seconds
+    """Shape (points,)."""
+    draft_seconds: Seconds
+    drift: float
+    """By how much all points together took longer in the second half of the rounds, as a share."""
+    levels: NDArray[np.float64]
+    """How long all points together took in each round, shape (rounds,); about 1."""
+
+    def scaled(self, target: float, draft: float) -> "Medians":
+        """Return the same points, all costing so many times as much."""
+        return replace(
+            self,
+            target_seconds=self.target_seconds * target,
+            draft_seconds=self.draft_seconds * draft,
+        )
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the fit found."""
+
+    target: Tabulated
+    request_us: float
+    """Of the target's forward pass, per sequence."""
+    draft: DraftCost
+    target_errors: Seconds
+    """Of the points, as shares; shape (points,)."""
+    draft_errors: Seconds
+
+
+def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
+    """Return the median time of every point of a grid.
+
+    Parameters
+    ----------
+    rounds : sequence of sequence of Sample
+        Each with all points, in any order.
+
+    Returns
+    -------
+    Medians
+
+    Raises
+    ------
+    ProfileError
+        There is no round.
+    """
+    if not rounds:
+        raise ProfileError("no step was measured; run the calibration again")
+    points = sorted({sample.point for sample in rounds[0]})
+    tables = np.array(
+        [[sample[1:] for sample in sorted(each, key=lambda s: s.point)] for each in rounds]
+    )
+    probed_at, probes = tables[:, :, 2].ravel(), tables[:, :, 3].ravel()
+    mean_probe = float(probes.mean())
+    if mean_probe:
+        speed = HostSpeed.of(zip(probed_at, probes, strict=True))
+        slowness = speed.slowness(probed_at, mean_probe)
+        tables[:, :, :2] /= slowness.reshape(len(rounds), -1, 1)
+    # How fast the machine was in each round beyond what probes say, by all points together: taken
+    # out before the medians, which settle how the points compare. A round that took twice as long
+    # as others was disturbed.
+    times = tables[:, :, :2]
+    levels = np.median((times / np.median(times, axis=0)).reshape(len(rounds), -1), axis=1)
+    middle = np.median(times / levels[:, None, None], axis=0)
+    # But a run lasts as long as the sum of its steps, slow ones included: means settle the level.
+    usual = times < _DISTURBED * middle * levels[:, None, None]
+    usual &= (levels < 2)[:, None, None]
+    middle *= np.sum(times * usual, axis=(0, 1)) / np.sum(middle * usual, axis=(0, 1))
+    halves = [half for half in np.array_split(levels, 2) if len(half)]
+    drift = float(halves[-1].mean() / halves[0].mean() - 1)
+    return Medians(points, middle[:, 0], middle[:, 1], drift, levels)
+
+
+def fit_costs(measured: Medians) -> Costs:
+    """Fit the target's and the draft model's costs.
+
+    Relative errors count, by Huber's loss: a step of one request matters to its client as much as a
+    large one.
+
+    Parameters
+    ----------
+    measured : Medians
+
+    Returns
+    -------
+    Costs
+    """
+    loads = [point.load for point in measured.points]
+    target, request_us, predicted = _fit_target(loads, measured.target_seconds)
+    draft, drafting = _fit_draft(measured)
+    return Costs(
+        target,
+        request_us,
+        draft,
+        predicted / measured.target_seconds - 1,
+        drafting / measured.draft_seconds - 1,
+    )
+
+
+def _fit_target(loads: list[StepLoad], seconds: Seconds) -> tuple[Tabulated, float, Seconds]:
+    counts = np.array([load[:4] for load in loads], dtype=np.float64)
+    context, batched, requests, prefill = counts.T
+    kinds = [(prefill > 0) == mixed for mixed in (False, True)]
+    knots = [_knots(batched[rows]) for rows in kinds]
+    blocks = []
+    for rows, axis in zip(kinds, knots, strict=True):
+        ramps = _ramps(batched, axis)
+        blocks.append(np.column_stack([np.ones(len(loads)), ramps, context]) * rows[:, None])
+    columns = np.column_stack([*blocks, requests])
+    found = _relative_fit(columns, seconds)
+    tables, start = [], 0
+    for rows, axis in zip(kinds, knots, strict=True):
+        part = found[start : start + len(axis) + 1]
+        start += len(axis) + 1
+        tables.append(_table(axis, part, int(context[rows].max())))
+    target = Tabulated(decode=tables[0], mixed=tables[1])
+    return target, float(found[-1]) * 1e6, columns @ found
+
+
+def _knots(batched: NDArray[np.float64]) -> list[int]:
+    """Return where the slope may change: at powers of two between the least and the most tokens."""
+    low, high = int(batched.min()), int(batched.max())
+    powers = [1 << power for power in range(high.bit_length()) if low < 1 << power < 0.8 * high]
+    return [low, *powers, high]
+
+
+def _ramps(batched: NDArray[np.float64], knots: list[int]) -> NDArray[np.float64]:
+    """Return how far each number of tokens reaches into each interval, shape (n, intervals)."""
+    edges = np.array(knots, dtype=np.float64)
+    return np.clip(batched[:, None] - edges[:-1], 0, np.diff(edges))
+
+
+def _table(knots: list[int], found: NDArray[np.float64], most_context: int) -> Table:
+    """Return constant, slopes and context coefficient as a table of two rows."""
+    constant, slopes, alpha = found[0], found[1:-1], found[-1]
+    times = constant + np.concatenate([[0.0], np.cumsum(slopes * np.diff(knots))])
+    rows = (times, times + alpha * most_context)
+    return Table(
+        context_tokens=(0, most_context),
+        batched_tokens=tuple(knots),
+        times_ms=tuple(tuple(np.round(row * 1e3, 6).tolist()) for row in rows),
+    )
+
+
+def _fit_draft(measured: Medians) -> tuple[DraftCost, Seconds]:
+    """Fit the cost of a pass to whole drafts, by the formula that the simulator charges.
+
+    The first pass costs more than those after it, which read one token of each sequence: what that
+    takes is ``step_ms``.
+    """
+    points = measured.points
+    passes = [_passes(point) for point in points]
+    context, batched = (np.concatenate([each[:, row] for each in passes]) for row in (0, 1))
+    knots = _knots(batched)
+    of_pass = np.column_stack([np.ones(len(batched)), _ramps(batched, knots), context])
+    starts = np.cumsum([0, *(len(each) for each in passes[:-1])])
+    columns = np.add.reduceat(of_pass, starts)
+    drafted = np.array([point.draft_len * point.load.num_requests for point in points])
+    per_draft = np.column_stack([drafted, drafted > 0])
+    found = _relative_fit(np.column_stack([columns, per_draft]), measured.draft_seconds)
+    table = _table(knots, found[:-2], int(context.max()))
+    token, step = found[-2:].tolist()
+    cost = DraftCost(latency=Tabulated(decode=table), token_us=token * 1e6, step_ms=step * 1e3)
+    return cost, np.array([cost.draft_time(point.load, point.draft_len, 0.0) for point in points])
+
+
+def _passes(point: GridPoint) -> NDArray[np.float64]:
+    """Return context and batched tokens of each pass of a draft; see `DraftCost.draft_time`.
+
+    Every sequence of the step is drafted for, as in vLLM, also one that is in its prefill.
+    """
+    load = point.load
+    rows, context = load.num_requests, load.context_tokens + load.batched_tokens
+    later = [(context + number * rows, rows) for number in range(point.draft_len - 1)]
+    return np.array([(load.context_tokens, load.batched_tokens), *later], dtype=np.float64)
+
+
+def _relative_fit(columns: NDArray[np.float64], seconds: Seconds) -> NDArray[np.float64]:
+    """Return coefficients that are not negative, of least relative error."""
+    rows = columns / seconds[:, None]
+    scale = np.maximum(np.abs(rows).max(axis=0), 1e-300)
+    found: NDArray[np.float64] = robust_fit(rows / scale, np.ones(len(seconds))) / scale
+    return found

@@ -1,0 +1,96 @@
+"""Probe: the piece of work whose duration says how fast a CPU is; see `specsim.reality.host_speed`.
+
+Other work beside it, in the caches and on the other thread of a core, slows one kind of work more
+than another. So the probe is two layers of a model of the very shape that is served. Measured on a
+shared host, over windows of 3 s: what a pass takes beyond what such a probe says changes by 1.6 %,
+and by 3 to 6 % with a matrix product and 120 scalings in its place, which such passes change 1.2 to
+1.6 times as much as.
+"""
+
+from time import perf_counter, sleep
+
+import numpy as np
+import torch
+
+from specsim.hardware import ModelShape
+from specsim.reality.calibration.clock import STALL, MachineClock
+from specsim.reality.torch_engine.batch import Span
+from specsim.reality.torch_engine.model import Llama
+from specsim.reality.torch_engine.weights import Recipe, random_weights
+
+__all__ = ["Probe"]
+
+_KEPT = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)  # of the model's shape
+_LAYERS = 2
+_CONTEXT = 96  # tokens
+_CALLS = 9
+_SHARE = 0.1  # of the time that probes take
+_SLOW = 3.0  # times as long as usual; what is slower by more than a stall was one
+_TRIES = 5
+
+
+class Probe:
+    """Does the work on this machine's CPU.
+
+    Parameters
+    ----------
+    clock : MachineClock
+        Stands still meanwhile.
+    shape : ModelShape
+        Of the model that is served.
+    dtype : torch.dtype
+    """
+
+    def __init__(self, clock: MachineClock, shape: ModelShape, dtype: torch.dtype) -> None:
+        self._clock = clock
+        layers = ModelShape(
+            name="probe",
+            num_hidden_layers=_LAYERS,
+            vocab_size=1,
+            source="a probe",
+            **{name: getattr(shape, name) for name in _KEPT},
+        )
+        weights = random_weights(layers, Recipe(_LAYERS), torch.device("cpu"), dtype)
+        self._model = Llama(layers, weights, num_slots=1, slot_len=_CONTEXT + 1)
+        self._span = Span(0, _CONTEXT, np.zeros(1, np.int64), range(0))
+        self._usual = sorted(self._work() for _ in range(_CALLS))[_CALLS // 2]
+
+    @property
+    def every(self) -> float:
+        """Seconds from one to the next while something is measured."""
+        return self._usual / _SHARE
+
+    def run(self) -> tuple[float, float]:
+        """Do it, and let the clock stand still for it; again if the CPU was taken away meanwhile.
+
+        Some times at most: a machine may also be that slow.
+
+        Returns
+        -------
+        float, seconds
+            When it was done, by the clock.
+        float, seconds
+            How long it took.
+        """
+        at = self._clock.now()
+        for _ in range(_TRIES):
+            seconds = self._work()
+            is_stalled = seconds >= _SLOW * self._usual + STALL
+            if is_stalled:
+                sleep(STALL)  # until that has been counted
+            self._clock.resume(at)
+            if not is_stalled:
+                break
+        return at, seconds
+
+    def _work(self) -> float:
+        started_at = perf_counter()
+        self._model.next_tokens([self._span])
+        return perf_counter() - started_at

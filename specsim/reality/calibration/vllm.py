@@ -1,0 +1,170 @@
+"""The recorder for vLLM: schedulers of its own that also write down what they do.
+
+    SPECSIM_RECORD_DIR=run vllm serve MODEL \
+        --scheduler-cls specsim.reality.calibration.vllm.recording_scheduler
+
+or offline ``LLM(..., scheduler_cls=...)`` with the same name. Decisions are vLLM's;
+what is recorded is read from what its public methods take and return (vLLM 0.32.0
+``v1/core/sched/interface.py``). Needs nothing but vLLM and the standard library.
+"""
+
+import atexit
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import vllm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from specsim.core.errors import ConfigError
+from specsim.reality.calibration.clock import Clock
+from specsim.reality.calibration.vllm_meta import run_meta
+from specsim.reality.calibration.vllm_recorder import Recorder
+
+__all__ = [
+    "FOLDER_VARIABLE",
+    "TOKENS_VARIABLE",
+    "RecordingAsyncScheduler",
+    "RecordingScheduler",
+    "recording_scheduler",
+]
+
+FOLDER_VARIABLE = "SPECSIM_RECORD_DIR"
+"""Environment variable: where the run is written."""
+TOKENS_VARIABLE = "SPECSIM_RECORD_TOKENS"
+"""Environment variable: set to 1, token ids are written too, for prefix hits."""
+
+_log = logging.getLogger("vllm.specsim")  # vLLM shows what is logged below its own name
+
+
+class _Recording:
+    """What both schedulers do beside vLLM's work."""
+
+    recorder: Recorder | None
+    """None once recording has failed: a server must not fall with its recorder."""
+    clock: Clock
+    """Of all that is recorded; may be replaced before a run."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        folder = _folder(vllm_config)
+        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
+        self._meta = run_meta(vllm_config, vllm.__version__)
+        self.clock = Clock()
+        self.recorder = None
+        self.start_run(folder)
+        atexit.register(self.stop_run)  # an offline engine may end without a shutdown
+
+    def start_run(self, folder: Path) -> None:
+        """Stop what is being recorded, if anything, and record into a new folder from now on.
+
+        Parameters
+        ----------
+        folder : Path
+
+        Raises
+        ------
+        ConfigError
+            The folder holds a run already, or cannot be written to.
+        """
+        self.stop_run()
+        is_async = isinstance(self, AsyncScheduler)
+        has_tokens = os.environ.get(TOKENS_VARIABLE) == "1"
+        self.recorder = Recorder(
+            folder, self._meta, is_async=is_async, has_tokens=has_tokens, clock=self.clock
+        )
+
+    def add_request(self, request: Any) -> None:
+        super().add_request(request)  # type: ignore[misc]
+        if self.recorder is not None:
+            self._guard(self.recorder.arrived, request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        now = self.clock.now()
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if self.recorder is not None:
+            self._guard(self.recorder.scheduled, self, output, now)
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        if self.recorder is None:
+            return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        # Before vLLM does: it cuts tokens off in place, and moves the positions on.
+        self._guard(self.recorder.verified, self, scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        if self.recorder is not None:
+            self._guard(self.recorder.updated, self)
+        return outputs
+
+    def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        ended = super().finish_requests(request_ids, *args, **kwargs)  # type: ignore[misc]
+        if self.recorder is not None:
+            self._guard(self.recorder.ended, [request.request_id for request in ended])
+        if self.recorder is not None and request_ids is None:
+            # All of them: after a SIGTERM, and then the engine is killed before its `shutdown`.
+            self._guard(self.recorder.settle)
+        return ended
+
+    def shutdown(self) -> None:
+        self.stop_run()
+        super().shutdown()  # type: ignore[misc]
+
+    def stop_run(self) -> None:
+        """Stop recording: the run folder is whole, and nothing is recorded until `start_run`."""
+        if self.recorder is not None:
+            self._guard(self.recorder.close)
+        self.recorder = None
+
+    def _guard(self, record: Any, *args: Any) -> None:
+        try:
+            record(*args)
+        except Exception as error:  # whatever it is: the server must go on
+            self.recorder = None
+            _log.error(
+                "specsim: recording has stopped: %s",
+                error,
+                exc_info=not isinstance(error, ConfigError),
+            )
+
+
+class RecordingScheduler(_Recording, Scheduler):  # type: ignore[misc]
+    """vLLM's synchronous scheduler, recorded."""
+
+
+class RecordingAsyncScheduler(_Recording, AsyncScheduler):  # type: ignore[misc]
+    """vLLM's asynchronous scheduler, recorded."""
+
+
+def recording_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> _Recording:
+    """Return the scheduler that vLLM would have chosen, recorded: for ``--scheduler-cls``.
+
+    Parameters
+    ----------
+    vllm_config : vllm.config.VllmConfig
+    *args, **kwargs : object
+        As vLLM's own schedulers take them.
+
+    Returns
+    -------
+    RecordingScheduler or RecordingAsyncScheduler
+
+    Raises
+    ------
+    ConfigError
+        ``SPECSIM_RECORD_DIR`` is not set, or names a folder that holds a run already.
+    """
+    is_async = vllm_config.scheduler_config.async_scheduling
+    chosen = RecordingAsyncScheduler if is_async else RecordingScheduler
+    return chosen(vllm_config, *args, **kwargs)
+
+
+def _folder(vllm_config: Any) -> Path:
+    named = os.environ.get(FOLDER_VARIABLE)
+    if not named:
+        raise ConfigError(
+            f"{FOLDER_VARIABLE} is not set: name the folder to record the run into, such as "
+            f"{FOLDER_VARIABLE}=run-1"
+        )
+    replica = vllm_config.parallel_config.data_parallel_index
+    return Path(f"{named}-replica-{replica}" if replica else named)

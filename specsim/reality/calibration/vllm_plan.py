@@ -1,0 +1,181 @@
+"""Plans for a local vLLM: which loads it serves, in which order, and with which speculation."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from specsim.reality.calibration.plan import Load
+from specsim.reality.calibration.vllm_runs import VllmRun
+
+__all__ = ["COMPARED", "ORDER", "Speculation", "VllmPlan", "load_of", "plan_for"]
+
+ORDER = (
+    "fit-low",
+    "low",
+    "fit-high",
+    "high",
+    "fit-low-2",
+    "low-2",
+    "fit-high-2",
+    "high-2",
+    "fit-low-3",
+)
+"""Runs of one engine. A machine may drift, so each run that is compared stands between two that are
+fitted to, one of either load."""
+COMPARED = tuple(name for name in ORDER if not name.startswith("fit"))
+
+
+def load_of(run: str) -> str:
+    """Return the load of a run or of its repetition: ``low`` of ``low-2``."""
+    return run.rstrip("-0123456789")
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How an engine speculates."""
+
+    name: str
+    """For folders."""
+    draft_len: int = 0
+    config: Mapping[str, Any] | None = None
+    """vLLM's ``speculative_config``; None if it does not."""
+
+    @property
+    def policy(self) -> str:
+        """As for ``specsim compare --policies``."""
+        return f"static:k={self.draft_len}" if self.config else "off"
+
+    @classmethod
+    def draft_model(cls, folder: Path, draft_len: int) -> "Speculation":
+        """Return speculation by a draft model."""
+        config = {
+            "method": "draft_model",
+            "model": str(folder.resolve()),
+            "num_speculative_tokens": draft_len,
+        }
+        return cls(f"draft-{draft_len}", draft_len, config)
+
+    @classmethod
+    def ngram(cls, draft_len: int) -> "Speculation":
+        """Return speculation by prompt lookup."""
+        config = {
+            "method": "ngram",
+            "num_speculative_tokens": draft_len,
+            "prompt_lookup_min": 2,
+            "prompt_lookup_max": 4,
+        }
+        return cls(f"ngram-{draft_len}", draft_len, config)
+
+
+@dataclass(frozen=True)
+class VllmPlan:
+    """One calibration of a local vLLM."""
+
+    loads: tuple[Load, ...]
+    """Of `ORDER`: fit-low, low, fit-high, high."""
+    prompt_lens: tuple[int, int]
+    """Least and most, drawn uniformly; likewise `output_lens`."""
+    output_lens: tuple[int, int]
+    engine: Mapping[str, Any]
+    """Options of ``vllm.LLM``."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    start_seconds: float = 40.0
+    """About how long an engine takes to start and to warm up."""
+
+    def load(self, name: str) -> Load:
+        """Return a load by its name."""
+        return next(load for load in self.loads if load.name == name)
+
+    def minutes(self, num_cases: int) -> int:
+        """Return about how long it takes to measure so many cases; small machines take longer."""
+        serving = sum(self.load(load_of(name)).seconds for name in ORDER)
+        # Answers end after the last arrival, and the fits take a moment, too.
+        per_case = self.start_seconds + 1.2 * serving + 10.0
+        return ceil((2 * self.start_seconds + num_cases * per_case) / 60)
+
+    def run(self, folder: Path, name: str, rate: float, vocab_size: int, seed: int) -> VllmRun:
+        """Return Poisson arrivals of made-up requests.
+
+        Parameters
+        ----------
+        folder : Path
+            Where the run is to be written; it gets a folder of its own in there.
+        name : str
+            Of a run; its repetitions are the same requests.
+        rate : float
+            Requests per second.
+        vocab_size : int
+            Of the model.
+        seed : int
+
+        Returns
+        -------
+        VllmRun
+        """
+        load = self.load(load_of(name))
+        seed += 1 + self.loads.index(load)
+        return self._requests(folder / name, rate, load.num_requests(rate), vocab_size, seed)
+
+    def rush(self, folder: Path, vocab_size: int, seed: int) -> VllmRun:
+        """Return requests that all come at once, twice as many as are served at a time."""
+        num_requests = 2 * int(self.engine["max_num_seqs"])
+        return self._requests(folder, 1e6, num_requests, vocab_size, seed)
+
+    def _requests(
+        self, folder: Path, rate: float, num_requests: int, vocab_size: int, seed: int
+    ) -> VllmRun:
+        draw, now = random.Random(seed), 0.0
+        arrivals, prompts, output_lens = [], [], []
+        for _ in range(num_requests):
+            now += draw.expovariate(rate)
+            arrivals.append(now)
+            prompt_len = draw.randint(*self.prompt_lens)
+            prompts.append([draw.randrange(2, vocab_size) for _ in range(prompt_len)])
+            output_lens.append(draw.randint(*self.output_lens))
+        return VllmRun(folder, arrivals, prompts, output_lens)
+
+
+def plan_for(device: str, *, quick: bool = False, threads: int = 1) -> VllmPlan:
+    """Return the plan for a device.
+
+    Parameters
+    ----------
+    device : str
+        ``cpu`` or ``cuda``.
+    quick : bool
+        Fewer requests; on a CPU.
+    threads : int
+        On a CPU.
+
+    Returns
+    -------
+    VllmPlan
+    """
+    seconds = 6.0 if quick else 20.0 if device == "cpu" else 40.0
+    shares = {"fit-low": 0.2, "low": 0.35, "fit-high": 0.7, "high": 0.55}
+    loads = tuple(Load(name, share, seconds) for name, share in shares.items())
+    if device == "cuda":
+        return VllmPlan(
+            loads,
+            prompt_lens=(64, 1024),
+            output_lens=(32, 512),
+            engine={"max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 2048},
+            start_seconds=120.0,
+        )
+    return VllmPlan(
+        loads,
+        prompt_lens=(20, 300),
+        output_lens=(10, 100),
+        engine={
+            "enforce_eager": True,
+            "max_num_seqs": 32,
+            "max_num_batched_tokens": 256,
+            "max_model_len": 512,
+            "block_size": 32,
+            "num_gpu_blocks_override": 32 * 512 // 32,  # no load runs out of them
+        },
+        environment={"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)},
+    )

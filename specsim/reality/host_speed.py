@@ -1,0 +1,139 @@
+"""Host speed: how fast a machine was while something was measured on it.
+
+A CPU that others use too changes its speed by half within tenths of a second. So whoever measures
+on one probes it now and then: does a small piece of work, always the same, while the clock of the
+measurement stands still. How long that took says how slow the machine was around that instant.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.columns import first_line, read_columns
+from specsim.core.errors import ProfileError
+
+__all__ = ["HostSpeed", "Window"]
+
+_FILE_NAME = "host_speed.jsonl"
+_WINDOW = 0.25  # seconds; one probe of two milliseconds says little by itself
+
+Seconds = NDArray[np.float64]
+
+
+class Window(NamedTuple):
+    """A stretch of time in which the machine had one speed."""
+
+    start: float
+    end: float
+    """Seconds, both."""
+    slowness: float
+    """How many times as long as usual everything took."""
+
+
+@dataclass(frozen=True)
+class HostSpeed:
+    """The probes of one measurement, at least one."""
+
+    at: Seconds
+    """When each was done, rising, on the clock of the measurement; shape (n,)."""
+    seconds: Seconds
+    """How long each took, shape (n,)."""
+
+    @classmethod
+    def of(cls, probes: Iterable[tuple[float, float]]) -> "HostSpeed":
+        """Return what pairs of instant and duration say, in any order."""
+        at, seconds = np.array(sorted(probes), dtype=np.float64).T
+        return cls(at, seconds)
+
+    @classmethod
+    def of_run(cls, folder: Path) -> "HostSpeed | None":
+        """Read what a run folder says, ``host_speed.jsonl``.
+
+        Parameters
+        ----------
+        folder : Path
+            Its file has lines with ``at`` and ``seconds``; ``at`` on the clock of ``steps.jsonl``.
+
+        Returns
+        -------
+        HostSpeed or None
+            None if there is no such file.
+
+        Raises
+        ------
+        ProfileError
+            There is no line, a value is not a number of at least 0, or a probe took no time.
+        """
+        path = folder / _FILE_NAME
+        if not path.exists():
+            return None
+        columns, _ = read_columns(path, ("at", "seconds"))
+        if not columns["seconds"].all():
+            line = int(np.argmin(columns["seconds"])) + first_line(path)
+            raise ProfileError(
+                f"{path}, line {line}: seconds = 0: a probe takes time; correct or remove the line"
+            )
+        return cls.of(zip(columns["at"], columns["seconds"], strict=True))
+
+    @staticmethod
+    def usual(measured: "Sequence[HostSpeed]") -> float:
+        """Return how long a probe took on average over several measurements, seconds."""
+        return float(np.concatenate([each.seconds for each in measured]).mean())
+
+    def slowness(self, instants: Seconds, usual: float) -> Seconds:
+        """Return how slow the machine was around some instants.
+
+        Parameters
+        ----------
+        instants : ndarray of float, shape (m,)
+        usual : float, seconds
+            What a probe takes on the machine that all is expressed for.
+
+        Returns
+        -------
+        ndarray of float, shape (m,)
+            How many times as long as usual everything took: the mean over a quarter of a second, or
+            what the nearest probe says where there was none in it.
+        """
+        sums = np.concatenate([[0.0], np.cumsum(self.seconds)])
+        first = np.searchsorted(self.at, instants - _WINDOW / 2)
+        end = np.searchsorted(self.at, instants + _WINDOW / 2)
+        nearest = _nearest(self.at, instants)
+        alone = end <= first
+        first, end = np.where(alone, nearest, first), np.where(alone, nearest + 1, end)
+        found: Seconds = (sums[end] - sums[first]) / (end - first) / usual
+        return found
+
+    def windows(self, usual: float, start: float) -> list[Window]:
+        """Return the speed of the machine from some instant on.
+
+        Parameters
+        ----------
+        usual : float, seconds
+        start : float
+            What is to be time 0.
+
+        Returns
+        -------
+        list of Window
+            One after the other; the last has no end.
+        """
+        count = max(1, int(np.ceil((self.at[-1] - start) / _WINDOW)))
+        starts: Seconds = _WINDOW * np.arange(count, dtype=np.float64)
+        found = self.slowness(starts + _WINDOW / 2 + start, usual)
+        ends = [*starts[1:].tolist(), float("inf")]
+        return [Window(*row) for row in zip(starts.tolist(), ends, found.tolist(), strict=True)]
+
+
+def _nearest(values: Seconds, wanted: Seconds) -> NDArray[np.intp]:
+    """Return the place of the nearest of some rising values."""
+    after = np.clip(np.searchsorted(values, wanted), 0, len(values) - 1)
+    before = np.clip(after - 1, 0, None)
+    found: NDArray[np.intp] = np.where(
+        np.abs(values[before] - wanted) <= np.abs(values[after] - wanted), before, after
+    )
+    return found

@@ -1,0 +1,253 @@
+"""One request to a server: sent, and its answer read as it comes."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.reality.observe.server import Server, one_line
+
+__all__ = ["INTERRUPTED", "Answer", "Client", "Options", "new_session"]
+
+_OWN_FIELDS = frozenset({"prompt", "model", "max_tokens", "min_tokens", "stream", "n"})
+_KEEP_ALIVE = 2.0  # seconds; servers hang up after 5, and a request must not meet that
+_CONNECT_TIMEOUT = 30.0
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How requests are sent."""
+
+    low_id: int = 1_000
+    """Smallest token id of random prompts: special tokens mostly lie below or at the end."""
+    high_id: int = 30_000
+    """The first id above them: most vocabularies have 32,000 and more."""
+    timeout: float = 600.0
+    """Seconds of silence after which an answer counts as failed."""
+    num_warm_up: int = 1
+    """Requests before the run, not recorded; the first also shows whether they are understood."""
+    body: dict[str, Any] = field(default_factory=dict)
+    """Further fields of each request, such as ``temperature``."""
+
+    @property
+    def own_fields(self) -> list[str]:
+        """Fields in `body` that are not the user's to set."""
+        return sorted(_OWN_FIELDS & self.body.keys())
+
+
+@dataclass
+class Answer:
+    """What came back; times in seconds on the monotonic clock."""
+
+    sent_at: float
+    """When its last byte was handed to the connection, if it came to that; else when it began."""
+    deliveries: list[tuple[float, int]] = field(default_factory=list)
+    """When tokens came, and how many."""
+    token_ids: list[int] = field(default_factory=list)
+    """Empty if the server does not return them."""
+    finish_reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """vLLM's metrics of this request, if it is asked to give them."""
+    error: str | None = None
+    is_whole: bool = False
+    """Whether the server said that this was all."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens delivered: as the server counts them, or as they were seen."""
+        seen = sum(count for _, count in self.deliveries)
+        counted = self.usage.get("completion_tokens")
+        return counted if isinstance(counted, int) and not self.token_ids else seen
+
+
+def new_session(key: str | None, timeout: float) -> aiohttp.ClientSession:
+    """Return a session that opens as many connections as there are requests.
+
+    Parameters
+    ----------
+    key : str or None
+        Sent as the bearer token.
+    timeout : float, seconds
+        Longest silence.
+
+    Returns
+    -------
+    aiohttp.ClientSession
+    """
+    watch = aiohttp.TraceConfig()
+    watch.on_request_chunk_sent.append(_stamp)
+    return aiohttp.ClientSession(
+        trace_configs=[watch],
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT, sock_read=timeout),
+    )
+
+
+async def _stamp(session: object, context: SimpleNamespace, sent: object) -> None:
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.sent_at = monotonic()
+
+
+class Client:
+    """Sends requests to a server.
+
+    Parameters
+    ----------
+    session : aiohttp.ClientSession
+    server : Server
+    body : dict
+        Further fields of each request.
+    """
+
+    def __init__(
+        self, session: aiohttp.ClientSession, server: Server, body: dict[str, Any]
+    ) -> None:
+        self._session = session
+        self._url = f"{server.url}/v1/completions"
+        self._model = server.model
+        self._body = body
+
+    def encode(self, prompt: NDArray[np.int64], output_len: int, *, priority: int = 0) -> bytes:
+        """Return the body of a request for an answer of exactly this length.
+
+        Parameters
+        ----------
+        prompt : ndarray of int, shape (prompt_len,)
+        output_len : int, tokens
+        priority : int
+
+        Returns
+        -------
+        bytes
+        """
+        fields: dict[str, Any] = {
+            "model": self._model,
+            "prompt": prompt.tolist(),
+            "max_tokens": output_len,
+            "min_tokens": output_len,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+            **({"priority": priority} if priority else {}),
+            **self._body,
+        }
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    async def ask(self, body: bytes) -> Answer:
+        """Send a request and read its answer to the end.
+
+        Parameters
+        ----------
+        body : bytes
+
+        Returns
+        -------
+        Answer
+            With an error, and what came before it, if anything went wrong.
+        """
+        answer = Answer(monotonic())
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with self._session.post(
+                self._url, data=body, headers=headers, trace_request_ctx=answer
+            ) as response:
+                if response.status != 200:
+                    said = _message(await response.text(errors="replace"))
+                    answer.error = one_line(f"HTTP {response.status}: {said}")
+                else:
+                    await _read(response, answer)
+        except asyncio.CancelledError:  # by an interrupt: what has come is still wanted
+            answer.error = INTERRUPTED
+        except TimeoutError:
+            answer.error = "timeout: the server fell silent"
+        except aiohttp.ServerDisconnectedError:
+            answer.error = "the server hung up before it answered"
+        except (aiohttp.ClientPayloadError, ConnectionError) as error:
+            where = "in the middle of the answer" if answer.deliveries else "before the first token"
+            answer.error = one_line(f"the connection broke {where} ({type(error).__name__})")
+        except (aiohttp.ClientError, OSError) as error:
+            answer.error = one_line(error)
+        if answer.is_whole:  # whatever happened after the last event
+            answer.error = None if answer.deliveries else "the answer has no tokens"
+        return answer
+
+
+async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
+    """Read server-sent events to the end of the stream; what ends before the last is an error."""
+    rest = b""
+    async for chunk in response.content.iter_any():
+        now = monotonic()
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                answer.is_whole = answer.error is None
+            elif answer.error is None:
+                _take(data, now, answer)
+    if not answer.is_whole and answer.error is None:
+        answer.error = "the stream ended before the answer did"
+
+
+def _take(data: bytes, now: float, answer: Answer) -> None:
+    """Note what one event brings."""
+    try:
+        event = json.loads(data)
+        if event.get("error"):
+            answer.error = one_line(f"in the stream: {_said(event)}")
+            return
+        usage, metrics = (_object(event, name) for name in ("usage", "metrics"))
+        for choice in event.get("choices") or ():
+            count = _count(choice, usage, answer)
+            if count:
+                answer.deliveries.append((now, count))
+            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        answer.usage = usage or answer.usage
+        answer.metrics = metrics or answer.metrics
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        answer.error = one_line(f"in the stream: an event that is not understood: {error}")
+
+
+def _count(choice: dict[str, Any], usage: dict[str, Any], answer: Answer) -> int:
+    """Return how many tokens an event delivers, by the best that the server tells."""
+    token_ids = choice.get("token_ids")
+    if token_ids is not None:
+        answer.token_ids.extend(map(int, token_ids))
+        return len(token_ids)
+    if "completion_tokens" in usage:  # stream_options.continuous_usage_stats
+        known = sum(count for _, count in answer.deliveries)
+        if (count := int(usage["completion_tokens"]) - known) < 0:
+            raise ValueError(f"completion_tokens = {usage['completion_tokens']} after {known}")
+        return count
+    return 1 if choice.get("text") else 0
+
+
+def _object(event: dict[str, Any], name: str) -> dict[str, Any]:
+    found = event.get(name) or {}
+    if not isinstance(found, dict):
+        raise TypeError(f"{name} is no object")
+    return found
+
+
+def _message(text: str) -> str:
+    try:
+        return _said(json.loads(text))
+    except (ValueError, RecursionError):
+        return text
+
+
+def _said(event: Any) -> str:
+    """Return the message of an error in OpenAI's form, or all of it in any other."""
+    error = event.get("error", event) if isinstance(event, dict) else event
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)

@@ -1,0 +1,207 @@
+"""An observed run: a server found, a workload sent, and a run folder written."""
+
+import asyncio
+import gc
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from specsim.core.errors import ConfigError
+from specsim.reality.calibration.run_writer import RunWriter
+from specsim.reality.observe.client import INTERRUPTED, Client, Options, new_session
+from specsim.reality.observe.load import Sent, send_all
+from specsim.reality.observe.outcome import Observation
+from specsim.reality.observe.rows import request_row
+from specsim.reality.observe.server import (
+    Metrics,
+    Server,
+    base_url,
+    find_server,
+    read_metrics,
+)
+from specsim.reality.observe.workload import Prompts, Workload
+
+__all__ = ["observe"]
+
+_WARM_UP_LEN = 16
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+
+def observe(
+    url: str,
+    workload: Workload,
+    folder: Path,
+    *,
+    model: str | None = None,
+    options: Options | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Observation:
+    """Send a workload to a server and record what comes back.
+
+    Parameters
+    ----------
+    url : str
+        Such as ``http://127.0.0.1:8000``. A key is taken from ``OPENAI_API_KEY``.
+    workload : Workload
+    folder : Path
+        Gets ``requests.jsonl`` and ``meta.json``, request by request; see `RunWriter`.
+    model : str, optional
+        By default the only one that the server has.
+    options : Options, optional
+    on_progress : callable, optional
+        Told the number of requests that have ended, each time one ends.
+
+    Returns
+    -------
+    Observation
+        After an interrupt (SIGINT, SIGTERM) with what there was until then.
+
+    Raises
+    ------
+    ConfigError
+        An option is wrong, nothing answers at the URL, or not what is asked for.
+    """
+    options = options or Options()
+    if options.own_fields:
+        raise ConfigError(f"--body: {options.own_fields[0]} is set by the workload; leave it out")
+    run = _Run(workload, folder, options, on_progress)
+    return asyncio.run(run.go(base_url(url), model))
+
+
+class _Run:
+    """One run, from finding the server to closing the folder."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        folder: Path,
+        options: Options,
+        on_progress: Callable[[int], None] | None,
+    ) -> None:
+        self._workload = workload
+        self._folder = folder
+        self._options = options
+        self._on_progress = on_progress
+        self._prompts = Prompts(workload.seed, options.low_id, options.high_id)
+
+    async def go(self, url: str, model: str | None) -> Observation:
+        """Return what came of the run."""
+        async with new_session(os.environ.get("OPENAI_API_KEY"), self._options.timeout) as session:
+            server = await find_server(session, url, model)
+            client = Client(session, server, self._options.body)
+            requests = self._workload.requests
+            prompts = [self._prompts.of(request) for request in requests]
+            bodies = [
+                client.encode(prompt, request.output_len, priority=request.priority)
+                for request, prompt in zip(requests, prompts, strict=True)
+            ]
+            await self._warm_up(client)
+            before = await read_metrics(session, url)
+            found = Observation(server, len(requests))
+            writer = RunWriter(self._folder, self._meta(server, before, found.notes))
+
+            def ended(sent: Sent) -> None:
+                found.sent.append(sent)
+                writer.add_request(request_row(sent, prompts[sent.index]))
+                if self._on_progress is not None:
+                    self._on_progress(len(found.sent))
+
+            gc.collect()
+            gc.freeze()  # what is there stays: collecting around it would make the client late
+            try:
+                found.is_interrupted = await _until_interrupt(
+                    send_all(client, self._workload, bodies, ended)
+                )
+                found.check(self._workload, before, await read_metrics(session, url))
+                writer.update_meta(**found.to_dict())
+                writer.close(complete=len(found.sent) == len(requests) and not found.is_interrupted)
+            finally:
+                gc.unfreeze()
+                writer.close(complete=False)  # unless it has been
+        return found
+
+    async def _warm_up(self, client: Client) -> None:
+        first = self._workload.requests[0]
+        for number in range(self._options.num_warm_up):
+            prompt = self._prompts.warm_up(number, first.prompt_len)
+            length = min(first.output_len, _WARM_UP_LEN)
+            answer = await client.ask(client.encode(prompt, length))
+            if answer.error == INTERRUPTED:
+                raise asyncio.CancelledError
+            if answer.error is not None:
+                raise ConfigError(
+                    f"the warm-up request of {first.prompt_len} + {length} tokens failed: "
+                    f"{answer.error}"
+                )
+
+    def _meta(self, server: Server, before: Metrics | None, notes: list[str]) -> dict[str, Any]:
+        cache = before.cache_config if before is not None else {}
+        engine, kv_cache = _engine_kwargs(self._workload.engine_kwargs, cache, notes)
+        if server.max_model_len is not None:
+            engine.setdefault("max_model_len", server.max_model_len)
+        options = self._options
+        return {
+            "source": "specsim observe",
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "url": server.url,
+            "model": server.model,
+            **({"vllm_version": server.version} if server.version else {"engine": "unknown"}),
+            "engine_kwargs": engine,
+            "kv_cache": kv_cache,
+            "seed": self._workload.seed,
+            "random_ids": [options.low_id, options.high_id],
+            "request_body": options.body,
+            "num_warm_up": options.num_warm_up,
+        }
+
+
+def _engine_kwargs(
+    said: dict[str, Any], cache: dict[str, str], notes: list[str]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return how the server was started, by the user and, where it tells, by itself; KV blocks."""
+    engine = dict(said)
+    kv_cache = {
+        name: int(cache[name])
+        for name in ("num_gpu_blocks", "block_size")
+        if cache.get(name, "").isdigit()
+    }
+    told: dict[str, Any] = dict(kv_cache)
+    if cache.get("enable_prefix_caching") in ("True", "False"):
+        told["enable_prefix_caching"] = cache["enable_prefix_caching"] == "True"
+    for name, value in told.items():
+        if name in engine and engine[name] != value:
+            notes.append(
+                f"engine.{name} = {engine[name]} in the workload file, but the server has {value}: "
+                "that was recorded"
+            )
+        engine.pop(name, None)
+    if not said:
+        notes.append(
+            "how the server was started is not known: before specsim validate, complete "
+            "engine_kwargs in meta.json, or give the workload file a section engine"
+        )
+    return engine | {n: v for n, v in told.items() if n not in kv_cache}, kv_cache
+
+
+async def _until_interrupt(work: Awaitable[None]) -> bool:
+    """Await something; return whether a signal ended it before its time."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for number in _INTERRUPTS:
+        with suppress(NotImplementedError, RuntimeError):  # on Windows, outside the main thread
+            loop.add_signal_handler(number, task.cancel)
+    try:
+        await work
+    except asyncio.CancelledError:
+        task.uncancel()
+        return True
+    finally:  # a second interrupt ends the program
+        for number in _INTERRUPTS:
+            with suppress(NotImplementedError, RuntimeError):
+                loop.remove_signal_handler(number)
+    return False

@@ -1,0 +1,162 @@
+"""What came of an observed run, and how far it is to be believed."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.reality.observe.load import Sent
+from specsim.reality.observe.server import Metrics, Server
+from specsim.reality.observe.workload import Workload
+
+__all__ = ["Observation"]
+
+_LATE = 0.05  # seconds; beyond it the load was not the one that was asked for
+_DRAFTS = "vllm:spec_decode_num_drafts_total"
+_DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
+_RUNNING = "vllm:num_requests_running"
+_ENDED = "vllm:request_success_total"
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+
+
+@dataclass
+class Observation:
+    """What came of a run."""
+
+    server: Server
+    num_planned: int
+    sent: list[Sent] = field(default_factory=list)
+    server_metrics: dict[str, float] = field(default_factory=dict)
+    """By how much each of the server's counters grew."""
+    notes: list[str] = field(default_factory=list)
+    """What a user should know before believing the numbers."""
+    is_interrupted: bool = False
+
+    @property
+    def answered(self) -> list[Sent]:
+        """Requests without an error."""
+        return [sent for sent in self.sent if sent.answer.error is None]
+
+    @property
+    def errors(self) -> Counter[str]:
+        """How many requests ended with each error."""
+        return Counter(sent.answer.error for sent in self.sent if sent.answer.error is not None)
+
+    @property
+    def lateness(self) -> NDArray[np.float64]:
+        """By how much the client sent each request too late, seconds."""
+        return np.array([sent.lateness for sent in self.sent])
+
+    def latencies(self) -> dict[str, NDArray[np.float64]]:
+        """Return the latencies of the answered requests, seconds, under vLLM's names.
+
+        Returns
+        -------
+        dict of str to ndarray of float
+            ``ttft`` and ``e2el`` per request, ``tpot`` per request with more than one token,
+            ``itl`` per delivery after the first; all from when the request was sent.
+        """
+        answers = [sent.answer for sent in self.answered]
+        times = [[time for time, _ in answer.deliveries] for answer in answers]
+        several = [
+            (stamps[-1] - stamps[0]) / (answer.num_tokens - 1)
+            for answer, stamps in zip(answers, times, strict=True)
+            if answer.num_tokens > 1
+        ]
+        starts = [answer.sent_at for answer in answers]
+        return {
+            "ttft": np.array([t[0] - start for t, start in zip(times, starts, strict=True)]),
+            "tpot": np.array(several),
+            "itl": np.concatenate([np.diff(t) for t in times]) if times else np.zeros(0),
+            "e2el": np.array([t[-1] - start for t, start in zip(times, starts, strict=True)]),
+        }
+
+    @property
+    def output_rate(self) -> float:
+        """Output tokens per second, from the first request sent to the last token."""
+        if not self.answered:
+            return 0.0
+        start = min(sent.answer.sent_at for sent in self.answered)
+        end = max(sent.answer.deliveries[-1][0] for sent in self.answered)
+        return sum(sent.answer.num_tokens for sent in self.answered) / max(end - start, 1e-9)
+
+    def speculation(self) -> dict[str, float]:
+        """Return what speculation achieved, as the server counts it; nothing if there was none.
+
+        Returns
+        -------
+        dict of str to float
+            ``acceptance_rate``, accepted over drafted tokens, and ``acceptance_length``, as vLLM
+            has it: 1 + accepted tokens over drafts.
+        """
+        drafts, tokens = (self.server_metrics.get(name, 0.0) for name in (_DRAFTS, _DRAFT_TOKENS))
+        accepted = self.server_metrics.get(_ACCEPTED, 0.0)
+        if not drafts or not tokens:
+            return {}
+        return {
+            "acceptance_rate": accepted / tokens,
+            "acceptance_length": 1.0 + accepted / drafts,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what ``meta.json`` says of the run."""
+        late = self.lateness * 1e3 if self.sent else np.zeros(1)
+        return {
+            "client": {
+                "num_planned": self.num_planned,
+                "num_sent": len(self.sent),
+                "num_answered": len(self.answered),
+                "num_failed": self.errors.total(),
+                "errors": dict(self.errors),
+                "interrupted": self.is_interrupted,
+                "lateness_ms": {
+                    "mean": float(late.mean()),
+                    "p99": float(np.percentile(late, 99)),
+                    "max": float(late.max()),
+                },
+            },
+            "server_metrics": self.server_metrics,
+            "notes": self.notes,
+        }
+
+    def check(self, workload: Workload, before: Metrics | None, after: Metrics | None) -> None:
+        """Note what the client's clock, the answers and the server's counters give away.
+
+        Parameters
+        ----------
+        workload : Workload
+            What was sent.
+        before, after : Metrics or None
+            Of the server; None where it did not answer.
+        """
+        if self.sent and (late := float(np.percentile(self.lateness, 99))) > _LATE:
+            self.notes.append(
+                f"the client sent 1 % of the requests {late * 1e3:,.0f} ms late or more: the load "
+                "was not quite the one that was asked for"
+            )
+        asked = [workload.requests[sent.index].output_len for sent in self.answered]
+        got = [sent.answer.num_tokens for sent in self.answered]
+        if asked != got:
+            number = sum(one != other for one, other in zip(asked, got, strict=True))
+            self.notes.append(f"{number} answers have another length than was asked for")
+        if before is None or after is None:
+            when = "before" if before is None else "after"
+            self.notes.append(f"the server's /metrics did not answer {when} the run: no counters")
+        else:
+            self._count(before, after)
+
+    def _count(self, before: Metrics, after: Metrics) -> None:
+        self.server_metrics = after.since(before)
+        if not self.server_metrics:
+            self.notes.append("the server's counters fell during the run: it was restarted")
+        if before.values.get(_RUNNING, 0.0) > 0:
+            self.notes.append("the server was busy with other requests when the run began")
+        names = [name for name in self.server_metrics if name.startswith(_ENDED)]
+        ended = round(sum(self.server_metrics[name] for name in names))
+        if ended > len(self.sent):
+            self.notes.append(
+                f"the server ended {ended:,} requests, but only {len(self.sent):,} were sent from "
+                "here: others used it at the same time"
+            )

@@ -1,0 +1,230 @@
+"""Logs: what a scheduler did, step by step, written and compared."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from specsim.core.errors import TraceError
+from specsim.core.request import Request
+from specsim.core.settings import load_mapping
+from specsim.engine.integrity import free_order
+from specsim.engine.python_verbs import PythonVerbs
+from specsim.engine.table import FINISHED, WAITING
+from specsim.engine.view import StepView
+
+__all__ = ["Difference", "LogWriter", "compare_logs", "load_log"]
+
+
+def load_log(path: Path) -> dict[str, Any]:
+    """Return a recorded log from its JSON file.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    TraceError
+        The file is missing or is not a log.
+    """
+    log = load_mapping(path, TraceError)
+    for field in ("steps", "requests"):
+        rows = log.get(field)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise TraceError(f"{path}: '{field}' is not a list of objects; is it a recorded log?")
+    return log
+
+
+class LogWriter:
+    """Writes what happens in the format of the recordings (its fields are explained there).
+
+    Parameters
+    ----------
+    requests : list of Request
+        Of the run, by index.
+    """
+
+    def __init__(self, requests: list[Request]) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self.ended: dict[int, dict[str, Any]] = {}
+        self._requests = requests
+        self._first_step: dict[int, int] = {}
+        self._first_token: dict[int, int] = {}
+        self._cached: dict[int, list[int]] = {}
+        """Prefix-cache hit of each admission."""
+
+    def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
+        """Append the step."""
+        index, requests = int(step.record["index"]), step.requests.tolist()
+        is_new, is_resumed = step["is_admitted"].tolist(), step["is_resumed"].tolist()
+        starts = step["start"].tolist()
+        for request, new, resumed, start in zip(requests, is_new, is_resumed, starts, strict=True):
+            if new or resumed:
+                self._cached.setdefault(request, []).append(start)
+            if new:
+                self._first_step[request] = index
+        rows = zip(
+            map(self._id, requests),
+            step["scheduled_len"].tolist(),
+            step["draft_len"].tolist(),
+            starts,
+            self._num_blocks(replica, step),
+            strict=True,
+        )
+        asked = step["asked_len"].tolist()
+        self.steps.append(
+            {
+                "i": index,
+                "t": int(step.record["scheduled_at"]),
+                "t1": None,
+                "sched": [list(row) for row in rows],
+                "new": [self._id(r) for r, new in zip(requests, is_new, strict=True) if new],
+                "resumed": [
+                    self._id(r) for r, back in zip(requests, is_resumed, strict=True) if back
+                ],
+                "preempted": self._preempted(replica, index),
+                "K": asked[0] if asked else replica.speculation.max_draft_len,
+                "s": self._state(replica),
+            }
+        )
+
+    def delivered(self, replica: PythonVerbs, step: StepView) -> None:
+        """Complete the step, and the requests that it ended."""
+        ended_at = int(step.record["ended_at"])
+        requests, emitted_lens = step.requests.tolist(), step["emitted_len"].tolist()
+        rows = list(zip(requests, emitted_lens, step["accepted_len"].tolist(), strict=True))
+        status = step.of_sequences("status").tolist()
+        ended = [
+            (request, row)
+            for request, emitted_len, row, where in zip(
+                requests, emitted_lens, step.rows.tolist(), status, strict=True
+            )
+            if where == FINISHED and emitted_len
+        ]
+        self.steps[int(step.record["index"])] |= {
+            "t1": ended_at,
+            "u": self._state(replica),
+            "out": [[self._id(r), emitted, accepted] for r, emitted, accepted in rows if emitted],
+            "finished": [self._id(request) for request, _ in ended],
+        }
+        for request, emitted, _ in rows:
+            if emitted:
+                self._first_token.setdefault(request, ended_at)
+        for request, row in ended:
+            self.ended[request] = self._request_row(replica, request, row, ended_at)
+
+    def _request_row(
+        self, replica: PythonVerbs, request: int, row: int, ended_at: int
+    ) -> dict[str, Any]:
+        sequences = replica.table.sequences
+        sequence: Any = sequences[row]
+        cached = self._cached[request]
+        return {
+            "id": self._id(request),
+            "arrival_ns": self._requests[request].arrived_at,
+            "first_step": self._first_step[request],
+            "first_token_ns": self._first_token[request],
+            "finish_ns": ended_at,
+            "preemptions": int(sequence["preemptions"]),
+            "cached": cached[0],
+            "out": int(sequence["known_len"] - sequence["prompt_len"]),
+            "reason": "length",
+            "recomputed_hits": cached[1:],
+        }
+
+    def _id(self, request: int) -> str:
+        return self._requests[request].id
+
+    @staticmethod
+    def _num_blocks(replica: PythonVerbs, step: StepView) -> list[int]:
+        holdings = replica.table.holdings
+        held: list[int] = holdings["num_blocks"][step.of_sequences("slot")].tolist()
+        return held
+
+    def _preempted(self, replica: PythonVerbs, index: int) -> list[str]:
+        """Return who was preempted in a step, in that order."""
+        sequences = replica.table.sequences
+        is_mine = (sequences["status"] == WAITING) & (sequences["preempted_in"] == index)
+        mine = sequences[is_mine]
+        in_turn = mine["request"][np.argsort(mine["preempted_as"])]
+        return [self._id(request) for request in in_turn.tolist()]
+
+    @staticmethod
+    def _state(replica: PythonVerbs) -> list[int]:
+        free = free_order(replica.table)
+        crc = crc32(",".join(map(str, free)).encode())
+        num_waiting = int(replica.table.state["num_waiting"][0])
+        return [replica.num_running, num_waiting, len(free), crc]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where two logs disagree."""
+
+    step: int | None
+    request: str | None
+    field: str
+    ours: Any
+    theirs: Any
+
+    def __str__(self) -> str:
+        where = f"request {self.request}" if self.step is None else f"step {self.step}"
+        if self.step is not None and self.request is not None:
+            where += f", request {self.request}"
+        return f"{where}, field {self.field}: ours {self.ours!r}, theirs {self.theirs!r}"
+
+
+def compare_logs(ours: dict[str, Any], theirs: dict[str, Any]) -> Difference | None:
+    """Return the first difference between our log and a recorded one, or None.
+
+    Parameters
+    ----------
+    ours : dict
+        From `run_scenario`.
+    theirs : dict
+        A recorded log.
+
+    Returns
+    -------
+    Difference or None
+    """
+    for number, (our_step, their_step) in enumerate(
+        zip(ours["steps"], theirs["steps"], strict=False)
+    ):
+        for field in their_step:
+            if our_step.get(field) != their_step[field]:
+                return _step_difference(number, field, our_step.get(field), their_step[field])
+    if len(ours["steps"]) != len(theirs["steps"]):
+        return Difference(
+            min(len(ours["steps"]), len(theirs["steps"])),
+            None,
+            "number of steps",
+            len(ours["steps"]),
+            len(theirs["steps"]),
+        )
+    our_rows = {row["id"]: row for row in ours["requests"]}
+    for row in theirs["requests"]:
+        our_row = our_rows.get(row["id"], {})
+        for field in row:
+            if our_row.get(field) != row[field]:
+                return Difference(None, row["id"], field, our_row.get(field), row[field])
+    return None
+
+
+def _step_difference(number: int, field: str, ours: Any, theirs: Any) -> Difference:
+    """Narrow a difference in a list of per-request rows down to the request."""
+    if field not in ("sched", "out"):
+        return Difference(number, None, field, ours, theirs)
+    names = ("id", "n", "s", "c", "b") if field == "sched" else ("id", "tokens", "accepted")
+    for our_row, their_row in zip(ours, theirs, strict=False):
+        for name, our_value, their_value in zip(names, our_row, their_row, strict=True):
+            if our_value != their_value:
+                return Difference(number, their_row[0], f"{field}.{name}", our_value, their_value)
+    return Difference(number, None, field, ours, theirs)

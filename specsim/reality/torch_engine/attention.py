@@ -1,0 +1,180 @@
+"""Attention over a KV cache in which every sequence has a row of its own."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specsim.reality.torch_engine.batch import Batch, Span, make_batch
+
+__all__ = ["Attend", "attend_each", "attend_flash", "causal_mask", "choose_attention"]
+
+Attend = Callable[[Tensor, Tensor, Batch], Tensor]
+_AGREES = 0.05  # of a token's norm; bfloat16 keeps eight bits
+_CHECKED = ((600, 1, 4, 1), (1, 1, 1, 1), (4, 4, 4))
+"""Lengths of spans: a step with prefill, one that decodes, one that verifies."""
+
+_flash = torch.ops.aten._flash_attention_forward
+
+log = logging.getLogger(__name__)
+
+
+def causal_mask(num_positions: int, num_shared: int, like: Tensor) -> Tensor:
+    """Return which position sees which, as what is added to the scores.
+
+    Parameters
+    ----------
+    num_positions : int
+    num_shared : int
+        Query heads that share keys and values; each position has so many rows.
+    like : Tensor
+        Of the device and dtype.
+
+    Returns
+    -------
+    Tensor, shape (num_positions * num_shared, num_positions)
+        0 where it does, minus infinity where it does not.
+    """
+    sees = like.new_ones((num_positions, num_positions), dtype=torch.bool).tril()
+    mask = like.new_zeros((num_positions, num_positions)).masked_fill(~sees, -torch.inf)
+    return mask.repeat_interleave(num_shared, dim=0)
+
+
+def attend_each(queries: Tensor, cache: Tensor, batch: Batch, *, mask: Tensor) -> Tensor:
+    """Attend sequence by sequence: no padding, nothing copied; what a CPU does best.
+
+    Query heads that share keys and values lie behind each other as if they were more tokens, so
+    that keys and values are read once for all of them.
+
+    Parameters
+    ----------
+    queries : Tensor, shape (tokens, heads, head_dim)
+    cache : Tensor, shape (2, slots, slot_len, kv_heads, head_dim)
+        Keys and values, those of this batch included.
+    batch : Batch
+    mask : Tensor
+        From `causal_mask`.
+
+    Returns
+    -------
+    Tensor, shape (tokens, heads, head_dim)
+    """
+    found = torch.empty_like(queries)
+    kv_heads = cache.shape[3]
+    num_shared = queries.shape[1] // kv_heads
+    row = 0
+    for span in batch.spans:
+        num, start = len(span.token_ids), span.start
+        end = start + num
+        keys, values = (part[span.slot, :end].transpose(0, 1).unsqueeze(0) for part in cache)
+        mine = queries[row : row + num].view(num, kv_heads, num_shared, -1)
+        attended = functional.scaled_dot_product_attention(
+            mine.transpose(0, 1).reshape(1, kv_heads, num * num_shared, -1),
+            keys,
+            values,
+            attn_mask=None if num == 1 else mask[start * num_shared : end * num_shared, :end],
+        )
+        by_token = attended.view(kv_heads, num, num_shared, -1).transpose(0, 1)
+        found[row : row + num] = by_token.reshape(num, kv_heads * num_shared, -1)
+        row += num
+    return found
+
+
+def attend_flash(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
+    """Attend to all sequences in one kernel, each as far as it is known; what a GPU does best.
+
+    FlashAttention 2 (Dao 2023) as it is in PyTorch: with the keys that each sequence uses
+    (``seqused_k``) the rows of the cache need not be full, nor be copied. So the cost follows the
+    context that is read, as a simulation has it, and not the longest sequence.
+
+    Parameters
+    ----------
+    queries : Tensor, shape (tokens, heads, head_dim)
+        On a GPU, of 16 bits.
+    cache : Tensor, shape (2, slots, slot_len, kv_heads, head_dim)
+    batch : Batch
+
+    Returns
+    -------
+    Tensor, shape (tokens, heads, head_dim)
+    """
+    keys, values = cache.flatten(1, 2)
+    # The last token of a span sees all its keys: causal masks are aligned to the end.
+    attended: Tensor = _flash(
+        queries,
+        keys,
+        values,
+        batch.query_starts,
+        batch.key_starts,
+        batch.longest,
+        cache.shape[2],
+        0.0,  # dropout
+        True,  # causal
+        False,
+        seqused_k=batch.key_lens,
+    )[0]
+    return attended
+
+
+def choose_attention(cache: Tensor, num_heads: int) -> Attend:
+    """Return how a device attends best, provided that it attends right.
+
+    Parameters
+    ----------
+    cache : Tensor, shape (2, slots, slot_len, kv_heads, head_dim)
+        Of one layer; overwritten.
+    num_heads : int
+        Of queries.
+
+    Returns
+    -------
+    callable
+        Takes queries, cache and batch. On a GPU that has no such kernel, or one that says
+        otherwise, sequences are attended to one by one, with a warning.
+    """
+    slot_len, kv_heads = cache.shape[2:4]
+    each = partial(attend_each, mask=causal_mask(slot_len, num_heads // kv_heads, cache))
+    if cache.device.type == "cpu":
+        return each
+    problem = _disagreement(attend_flash, each, cache, num_heads)
+    if problem is None:
+        return attend_flash
+    log.warning("FlashAttention is not used on %s (%s): slower", cache.device, problem)
+    return each
+
+
+def _disagreement(one: Attend, other: Attend, cache: Tensor, num_heads: int) -> str | None:
+    """Let two attend to the same, step by step of every kind. Say what is wrong, if anything."""
+    slots, slot_len, _, width = cache.shape[1:]
+    cache.normal_()
+    try:
+        for lens in _CHECKED:
+            spans = _checked_spans([min(num, slot_len) for num in lens], slots, slot_len)
+            batch = make_batch(spans, slot_len, cache.device)
+            queries = cache.new_empty((len(batch.token_ids), num_heads, width)).normal_()
+            mine, theirs = (attend(queries, cache, batch).float() for attend in (one, other))
+            # Token by token: what reads much is a mean of much, and small.
+            sizes = theirs.norm(dim=(1, 2))
+            difference = float(((mine - theirs).norm(dim=(1, 2)) / sizes).max())
+            if not difference < _AGREES:
+                return f"{difference:.0%} away from plain attention, spans of {lens} tokens"
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        return (str(error).splitlines() or [type(error).__name__])[0][:120]
+    finally:
+        cache.zero_()
+    return None
+
+
+def _checked_spans(lens: list[int], slots: int, slot_len: int) -> list[Span]:
+    """Return spans of sequences as different as can be: the first short, the last full."""
+    most = max(len(lens) - 1, 1)
+    return [
+        Span(place % slots, (slot_len - num) * place // most, np.zeros(num, np.int64), range(1))
+        for place, num in enumerate(lens)
+    ]

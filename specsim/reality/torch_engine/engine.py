@@ -1,0 +1,247 @@
+"""TorchEngine: a model in memory that can be profiled and can serve experiments."""
+
+import logging
+import os
+import platform
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specsim.core.request import Request
+from specsim.core.rng import generator
+from specsim.hardware import ModelShape
+from specsim.profile import Profile
+from specsim.reality.calibration.grid import GridPoint, Sample
+from specsim.reality.calibration.served import Served
+from specsim.reality.torch_engine.batch import Span
+from specsim.reality.torch_engine.memory import out_of_memory
+from specsim.reality.torch_engine.model import Llama
+from specsim.reality.torch_engine.recordings import (
+    PassShape,
+    Record,
+    batch_sizes,
+    cuda_graphs,
+)
+from specsim.reality.torch_engine.runner import Runner
+from specsim.reality.torch_engine.server import Server
+from specsim.reality.torch_engine.steps import measure
+from specsim.reality.torch_engine.timing import Timing
+from specsim.reality.torch_engine.weights import Recipe, draft_of, random_weights
+from specsim.run.deployment import Deployment
+from specsim.run.drafting import Drafting
+from specsim.run.experiment import Experiment
+
+__all__ = ["Limits", "TorchEngine"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the KV caches have room for."""
+
+    max_num_seqs: int
+    max_model_len: int
+    max_draft_len: int
+
+    @property
+    def slot_len(self) -> int:
+        """Length of a sequence's row, tokens: its text, and drafts beyond its end."""
+        return self.max_model_len + 2 * self.max_draft_len + 1
+
+    @property
+    def target_shapes(self) -> list[PassShape]:
+        """Passes of the target in steps without prefill, all drafts of the same length."""
+        return [
+            PassShape(num, span_len, span_len)
+            for span_len in range(1, self.max_draft_len + 2)
+            for num in batch_sizes(self.max_num_seqs)
+        ]
+
+    @property
+    def draft_shapes(self) -> list[PassShape]:
+        """The draft model's: after such a step, drafting or not, and from there token by token."""
+        return [
+            PassShape(num, span_len, num_asked)
+            for span_len in range(1, self.max_draft_len + 2)
+            for num_asked in (0, 1)
+            for num in batch_sizes(self.max_num_seqs)
+        ]
+
+
+class TorchEngine:
+    """A target and a draft model on one device, with room for a number of sequences.
+
+    Parameters
+    ----------
+    shape : ModelShape
+    device : torch.device
+    dtype : torch.dtype
+    limits : Limits
+    recipe : Recipe
+        Of the weights; its seed also draws the prompts.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        device: torch.device,
+        dtype: torch.dtype,
+        limits: Limits,
+        recipe: Recipe,
+    ) -> None:
+        self.shape, self.device, self.limits = shape, device, limits
+        self._dtype, self._recipe = dtype, recipe
+        self._weights = weights = random_weights(shape, recipe, device, dtype)
+        room = {"num_slots": limits.max_num_seqs, "slot_len": limits.slot_len}
+        self.target = Llama(shape, weights, **room)
+        self.draft = Llama(shape, draft_of(weights, recipe.num_draft_layers), **room)
+        self._timing = Timing.of(device, shape, dtype)
+        self._recorded = self._record(cuda_graphs(device)) if device.type == "cuda" else {}
+
+    def _record(self, record: Record) -> dict[str, str]:
+        """Record passes of both models; say how many are used, for `description`."""
+        models = ((self.target, self.limits.target_shapes), (self.draft, self.limits.draft_shapes))
+        try:
+            for model, shapes in models:
+                if model.can_be_recorded:
+                    model.record(shapes, record, self._timing.timer)
+        except torch.OutOfMemoryError:
+            log.warning("memory ends while passes are recorded; the rest runs unrecorded")
+        except RuntimeError as error:
+            log.warning("a pass cannot be recorded, nor will others be: %s", str(error)[:120])
+        kept = sum(model.recordings.num_kept for model, _ in models)
+        asked = sum(len(shapes) for _, shapes in models)
+        return {"recorded_passes": f"{kept} of {asked} shapes; the others run unrecorded"}
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What it is and what it runs on, for ``meta.json``."""
+        return {
+            "engine": f"specsim torch engine, PyTorch {torch.__version__}",
+            "model": self.shape.name,
+            "hardware": {
+                "device": str(self.device),
+                "device_name": _device_name(self.device),
+                "threads": torch.get_num_threads(),
+                "num_cpus": os.cpu_count(),
+            },
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "draft": f"the first {self._recipe.num_draft_layers} of {self.shape.num_hidden_layers} "
+            f"layers; the deeper ones write {self._recipe.deep_scale:g} times as much",
+            **self._recorded,
+        }
+
+    @property
+    def drafter_gib(self) -> float:
+        """Memory of the draft model's own weights, GiB: none, they are the target's."""
+        return 0.0
+
+    @property
+    def drafter_kv_bytes(self) -> float:
+        """Memory of the draft model's KV cache, bytes per token."""
+        shape = self.shape
+        width = shape.num_key_value_heads * shape.head_dim * self._dtype.itemsize
+        return float(2 * self._recipe.num_draft_layers * width)
+
+    def warm_up(self, max_batched_tokens: int) -> None:
+        """Run a pass of every number of tokens; see `specsim.reality.calibration.onednn`.
+
+        Parameters
+        ----------
+        max_batched_tokens : int
+            Of a step.
+        """
+        layer = draft_of(self._weights, 1)  # all have matrices of the same shapes
+        model = Llama(self.shape, layer, num_slots=1, slot_len=max_batched_tokens)
+        most_asked = self.limits.max_num_seqs * (self.limits.max_draft_len + 1)
+        for num in range(1, max_batched_tokens + 1):
+            asked = range(num if num <= most_asked else 0)
+            model.next_tokens([Span(0, 0, np.zeros(num, np.int64), asked)])
+
+    def prompt(self, request: Request) -> NDArray[np.int64]:
+        """Return the prompt of a request: as recorded, or random tokens of its own."""
+        if request.prompt_token_ids is not None:
+            return request.prompt_token_ids
+        rng = generator(self._recipe.seed, "prompt", str(request.index))
+        return rng.integers(0, self.shape.vocab_size, request.prompt_len)
+
+    def serve(
+        self,
+        experiment: Experiment,
+        profile: Profile,
+        requests: list[Request],
+        *,
+        is_synthetic: bool,
+    ) -> Served:
+        """Serve what `specsim.run.simulate.simulate` simulates, from the same arguments.
+
+        Parameters
+        ----------
+        experiment : Experiment
+            One replica, synchronous, method ``draft_model`` or none.
+        profile : Profile
+            What a policy takes for the cost of a step.
+        requests : list of Request
+            In order of arrival, by index.
+        is_synthetic : bool
+            Whether drafts are accepted as ``experiment.acceptance`` says: by the same luck as in a
+            simulation of the same seed. Otherwise as the target says.
+
+        Returns
+        -------
+        Served
+        """
+        deployment = Deployment.of(experiment, profile)
+        server = Server(
+            self._runner(),
+            deployment,
+            Drafting(experiment, deployment, requests),
+            is_synthetic=is_synthetic,
+            timing=self._timing,
+        )
+        with out_of_memory(f"serving {len(requests)} requests", self.device):
+            return server.serve(requests, self.prompt)
+
+    def measure(self, points: Iterable[GridPoint]) -> Iterator[Sample]:
+        """Run steps of given sizes, one after the other, and time them.
+
+        Parameters
+        ----------
+        points : iterable of GridPoint
+
+        Yields
+        ------
+        Sample
+        """
+        runner, probe = self._runner(), self._timing.probe
+        for point in points:
+            probed_at, seconds = probe.run() if probe is not None else (0.0, 0.0)
+            with out_of_memory(f"a step of {point.load.batched_tokens} tokens", self.device):
+                sample = measure(runner, point, self.shape.vocab_size)
+            yield sample._replace(probed_at=probed_at, probe_seconds=seconds)
+
+    def _runner(self) -> Runner:
+        return Runner(
+            self.target,
+            self.draft,
+            num_slots=self.limits.max_num_seqs,
+            slot_len=self.limits.slot_len,
+            timer=self._timing.timer,
+        )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,190 @@
+"""Runner: the target verifies, the draft model drafts, each over its own KV cache."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.reality.torch_engine.batch import Span
+from specsim.reality.torch_engine.model import Llama
+from specsim.reality.torch_engine.text import Text
+from specsim.reality.torch_engine.timers import Timer
+
+__all__ = ["Row", "Runner"]
+
+
+class Row(NamedTuple):
+    """What one request reads in a step. All lengths are tokens."""
+
+    request: int
+    start: int
+    """Its text in the target's KV cache before the step."""
+    end: int
+    """How far the step reads, drafts included."""
+    known_len: int
+    """Its text without drafts."""
+    draft_len: int
+    """Drafts among the tokens from `start` to `end`."""
+    is_partial: bool
+    """Whether it stops short of the known tokens: it emits nothing."""
+    is_padded: bool
+    """Whether its drafts are dummies, which are never accepted."""
+
+
+class Runner:
+    """Executes the steps that a scheduler plans.
+
+    Parameters
+    ----------
+    target : Llama
+    draft : Llama
+    num_slots : int
+        Rows of their KV caches.
+    slot_len : int, tokens
+    timer : Timer
+    """
+
+    def __init__(
+        self, target: Llama, draft: Llama, *, num_slots: int, slot_len: int, timer: Timer
+    ) -> None:
+        self._target, self._draft = target, draft
+        self._timer = timer
+        self.target_time = 0.0
+        """Seconds of the last `verify`."""
+        self.draft_time = 0.0
+        """Seconds of the last `draft`."""
+        self._slot_len = slot_len
+        self._free_slots = list(range(num_slots))[::-1]
+        self._texts: dict[int, Text] = {}
+        self._rows: list[tuple[Row, Text]] = []
+        self._successors: list[list[int]] = []
+
+    def add(self, request: int, prompt: NDArray[np.int64]) -> None:
+        """Take in a request's prompt."""
+        self._texts[request] = Text(prompt, self._slot_len)
+
+    def assume_read(self, request: int, length: int) -> None:
+        """Take the draft model to have read so many tokens, for a step that was made up."""
+        self._texts[request].draft_read_len = length
+
+    def end(self, request: int, start: int, end: int) -> list[int]:
+        """Forget a request that has ended; return its text from one position up to another."""
+        self.release(request)
+        answer: list[int] = self._texts.pop(request).token_ids[start:end].tolist()
+        return answer
+
+    def release(self, request: int) -> None:
+        """Give the KV cache of a request back, which was preempted or has ended."""
+        text = self._texts[request]
+        if text.slot is not None:
+            self._free_slots.append(text.slot)
+        text.slot = None
+        text.draft_read_len = 0
+
+    def verify(self, rows: list[Row]) -> list[int]:
+        """Run the target over what a step schedules.
+
+        Parameters
+        ----------
+        rows : list of Row
+            At least one.
+
+        Returns
+        -------
+        list of int, tokens
+            Of each row's drafts, how many are what the target would have said itself.
+        """
+        self._timer.start()
+        self._rows = [(row, self._running_text(row.request)) for row in rows]
+        tokens = iter(self._target.next_tokens([_target_span(*each) for each in self._rows]))
+        self._successors = [
+            [] if row.is_partial else [next(tokens) for _ in range(row.draft_len + 1)]
+            for row in rows
+        ]
+        agreed_lens = [
+            0 if row.is_padded else _agreed_len(row, text, said)
+            for (row, text), said in zip(self._rows, self._successors, strict=True)
+        ]
+        self.target_time = self._timer.stop()
+        return agreed_lens
+
+    def _running_text(self, request: int) -> Text:
+        """Return the text of a request, which has a row of the KV caches from now on."""
+        text = self._texts[request]
+        if text.slot is None:
+            text.slot = self._free_slots.pop()
+        return text
+
+    def accept(self, accepted_lens: list[int]) -> None:
+        """Write down what a step emitted: accepted drafts, which stand there, and what follows.
+
+        Parameters
+        ----------
+        accepted_lens : list of int, tokens
+            Of each row of the last `verify`.
+        """
+        for (row, text), said, accepted_len in zip(
+            self._rows, self._successors, accepted_lens, strict=True
+        ):
+            if not row.is_partial:
+                text.write(row.known_len + accepted_len, [said[accepted_len]])
+
+    def draft(self, accepted_lens: list[int], asked_lens: list[int]) -> None:
+        """Run the draft model after a step; before the scheduler takes the step in.
+
+        As in vLLM the first pass reads what the target has just read, and every pass runs for the
+        whole batch: for prompts half read and answers that have ended, too.
+
+        Parameters
+        ----------
+        accepted_lens : list of int, tokens
+            Of each row of the last `verify`.
+        asked_lens : list of int, tokens
+            Length of each draft.
+        """
+        self._timer.start()
+        longest = max(asked_lens, default=0)
+        spans, ends = [], []
+        for (row, text), accepted_len in zip(self._rows, accepted_lens, strict=True):
+            # Up to the token that was emitted last, or as far as the prompt has been read.
+            known_len = row.end if row.is_partial else row.known_len + accepted_len + 1
+            first = text.draft_read_len
+            last_read = known_len - first - 1
+            asked = range(last_read, last_read + 1) if longest else range(0)
+            spans.append(text.span(first, row.end + (not row.is_partial), asked))
+            text.draft_read_len = known_len
+            ends.append(known_len)
+        places = list(range(len(self._rows)))
+        for number in range(1, longest + 1):
+            tokens = self._draft.next_tokens(spans)
+            kept = []
+            spans = []
+            for place, token in zip(places, tokens, strict=True):
+                (row, text), position = self._rows[place], ends[place] + number - 1
+                # Behind a prompt half read its continuation stands.
+                if asked_lens[place] >= number and not row.is_partial:
+                    text.write(position, [token])
+                if asked_lens[place] > number:
+                    kept.append(place)
+                    spans.append(_drafted_span(text, position, token))
+            places = kept
+        if not longest:
+            self._draft.next_tokens(spans)
+        self.draft_time = self._timer.stop()
+
+
+def _drafted_span(text: Text, position: int, token: int) -> Span:
+    assert text.slot is not None
+    return Span(text.slot, position, np.array([token]), range(1))
+
+
+def _target_span(row: Row, text: Text) -> Span:
+    num = row.end - row.start
+    asked = range(0) if row.is_partial else range(num - row.draft_len - 1, num)
+    return text.span(row.start, row.end, asked)
+
+
+def _agreed_len(row: Row, text: Text, said: list[int]) -> int:
+    drafts = text.token_ids[row.end - row.draft_len : row.end].tolist()
+    pairs = enumerate(zip(drafts, said, strict=False))
+    return next((place for place, (drafted, real) in pairs if drafted != real), row.draft_len)

@@ -1,0 +1,28 @@
+"""Validation: measured runs of real engines, replayed."""
+
+from specsim.reality.validation.compare import (
+    METRICS,
+    STATISTICS,
+    Statistic,
+    Validation,
+    replay,
+    validate,
+)
+from specsim.reality.validation.compose import Replaced, Replay, compose, composed_profile
+from specsim.reality.validation.run_folder import Measured, RunFolder, load_run
+
+__all__ = [
+    "METRICS",
+    "STATISTICS",
+    "Measured",
+    "Replaced",
+    "Replay",
+    "RunFolder",
+    "Statistic",
+    "Validation",
+    "compose",
+    "composed_profile",
+    "load_run",
+    "replay",
+    "validate",
+]

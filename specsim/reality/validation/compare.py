@@ -1,0 +1,258 @@
+"""A measured run against its simulation."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.version import __version__
+from specsim.reality.validation.compose import Replaced, Replay, compose
+from specsim.reality.validation.run_folder import Measured, RunFolder, load_run
+from specsim.reality.validation.speculation import DraftCounts
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+
+__all__ = ["METRICS", "STATISTICS", "Statistic", "Validation", "compare_runs", "replay", "validate"]
+
+METRICS = ("ttft", "tpot", "latency")
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+_NUM_BINS = 20
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One number of the measured run and of the simulated one, seconds."""
+
+    metric: str
+    name: str
+    measured: float
+    simulated: float
+    spread: float | None
+    """Largest deviation of a repetition from the mean of all repetitions, as a share of that mean;
+    None if the run was not repeated."""
+
+    @property
+    def error(self) -> float:
+        """Simulated against measured, as a share of the measured; NaN if that is 0."""
+        return (self.simulated - self.measured) / self.measured if self.measured else float("nan")
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A measured run against its simulation."""
+
+    folder: Path
+    measured: Measured
+    simulated: Measured
+    statistics: list[Statistic]
+    details: dict[str, Any]
+    """Of the simulation: KV blocks, prefix hits, preemptions."""
+    notes: list[str]
+    num_runs: int
+
+    @property
+    def mean_error(self) -> float:
+        """Mean of the errors' sizes over all statistics that are defined."""
+        return float(np.nanmean([abs(each.error) for each in self.statistics]))
+
+    @property
+    def worst(self) -> Statistic:
+        """The statistic with the largest error."""
+        return max(self.statistics, key=lambda each: np.nan_to_num(abs(each.error)))
+
+    def request_errors(self) -> dict[str, float]:
+        """Return per latency the mean size of the relative error of single requests (MAPE)."""
+        measured, simulated = self.measured.latencies(), self.simulated.latencies()
+        errors = {}
+        for metric in METRICS:
+            real = measured[metric]
+            known = np.isfinite(real) & (real > 0)
+            difference = np.abs(simulated[metric][known] - real[known]) / real[known]
+            errors[metric] = float(difference.mean()) if known.any() else float("nan")
+        return errors
+
+    def throughput(self) -> list[dict[str, float]]:
+        """Return output tokens per second over time, measured and simulated.
+
+        The tokens of a request count as delivered evenly between its first and its last.
+        """
+        end = max(self.measured.ended_at.max(), self.simulated.ended_at.max())
+        edges = np.linspace(0.0, end, _NUM_BINS + 1)
+        series = [_tokens_until(run, edges) for run in (self.measured, self.simulated)]
+        rates = [np.diff(tokens) / np.diff(edges) for tokens in series]
+        return [
+            {"start": start, "end": stop, "measured": real, "simulated": ours}
+            for start, stop, real, ours in zip(
+                *(values.tolist() for values in (edges[:-1], edges[1:], *rates)), strict=True
+            )
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values: milliseconds, and shares of 1."""
+        return {
+            "specsim_version": __version__,
+            "folder": str(self.folder),
+            "num_requests": len(self.measured.arrived_at),
+            "num_runs": self.num_runs,
+            "mean_abs_error": self.mean_error,
+            "statistics": [
+                {
+                    "metric": each.metric,
+                    "statistic": each.name,
+                    "measured_ms": each.measured * 1e3,
+                    "simulated_ms": each.simulated * 1e3,
+                    "error": each.error,
+                    "spread": each.spread,
+                }
+                for each in self.statistics
+            ],
+            "request_mape": self.request_errors(),
+            "throughput": self.throughput(),
+            "simulation": self.details,
+            "notes": self.notes,
+        }
+
+
+def validate(
+    folder: Path, replaced: Replaced | None = None, *, run: RunFolder | None = None
+) -> Validation:
+    """Replay a measured run and compare.
+
+    Parameters
+    ----------
+    folder : Path
+        With ``requests.jsonl``; see `load_run`.
+    replaced : Replaced, optional
+        What to use in place of what the folder says.
+    run : RunFolder, optional
+        The folder, where it has been read already.
+
+    Returns
+    -------
+    Validation
+
+    Raises
+    ------
+    SpecsimError
+        The folder cannot be read, or the run cannot be simulated.
+    """
+    run = run or load_run(folder)
+    return replay(run, compose(run, replaced or Replaced()))
+
+
+def replay(run: RunFolder, composed: Replay) -> Validation:
+    """Simulate a measured run and compare.
+
+    Parameters
+    ----------
+    run : RunFolder
+    composed : Replay
+
+    Returns
+    -------
+    Validation
+    """
+    simulation = simulate(
+        composed.experiment,
+        requests=composed.requests,
+        profile=composed.profile,
+        keeps_steps=False,
+    )
+    summary = Summary(simulation)
+    requests = summary.tables.requests
+    simulated = Measured(
+        arrived_at=requests["arrived_at"],
+        first_token_at=requests["first_token_at"],
+        ended_at=requests["ended_at"],
+        prompt_lens=requests["prompt_len"].astype(np.int64),
+        output_lens=requests["output_len"].astype(np.int64),
+    )
+    engine = simulation.deployment.engine
+    return Validation(
+        folder=run.path,
+        measured=run.runs[0],
+        simulated=simulated,
+        statistics=compare_runs(run.runs, simulated),
+        details={
+            "profile": composed.experiment.profile,
+            "replicas": composed.experiment.replicas,
+            "is_async": simulation.deployment.is_async,
+            "num_gpu_blocks": engine.num_gpu_blocks,
+            "block_size": engine.block_size,
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "num_steps": int(summary.tables.totals["steps"]),
+            "prefix_hit_tokens": int(requests["cached_len"].sum()),
+            "preemptions": int(requests["preemptions"].sum()),
+            **_draft_counts(run, summary),
+        },
+        notes=composed.notes,
+        num_runs=len(run.runs),
+    )
+
+
+def _draft_counts(run: RunFolder, summary: Summary) -> dict[str, dict[str, int]]:
+    """Return how many drafts were verified, in how many tokens, and accepted; {} without any."""
+    if not any(run.accepted):
+        return {}
+    requests = summary.tables.requests
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    simulated = DraftCounts(*(int(requests[name].sum()) for name in names))
+    measured = DraftCounts.of(run.accepted)
+    return {"measured_drafts": vars(measured), "simulated_drafts": vars(simulated)}
+
+
+def compare_runs(runs: list[Measured], simulated: Measured) -> list[Statistic]:
+    """Return all statistics of a measured run, of its repetitions and of a simulated run.
+
+    Parameters
+    ----------
+    runs : list of Measured
+        The first is compared with.
+    simulated : Measured
+
+    Returns
+    -------
+    list of Statistic
+        Without those that no request defines.
+    """
+    ours = _statistics(simulated)
+    measured = [_statistics(run) for run in runs]
+    return [
+        Statistic(metric, name, values[0], ours[metric, name], _spread(values))
+        for metric, name in measured[0]
+        if not np.isnan((values := [each[metric, name] for each in measured])[0])
+    ]
+
+
+def _statistics(run: Measured) -> dict[tuple[str, str], float]:
+    found = {}
+    for metric, values in run.latencies().items():
+        known = values[np.isfinite(values)]
+        for name in STATISTICS:
+            found[metric, name] = _statistic(known, name) if len(known) else float("nan")
+    return found
+
+
+def _statistic(values: NDArray[np.float64], name: str) -> float:
+    return float(values.mean() if name == "mean" else np.percentile(values, int(name[1:])))
+
+
+def _spread(values: list[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    mean = float(np.mean(values))
+    return float(np.max(np.abs(np.array(values) - mean))) / mean if mean else None
+
+
+def _tokens_until(run: Measured, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how many tokens were delivered until each instant, shape (n,)."""
+    total = np.zeros(len(edges))
+    for first, last, tokens in zip(
+        run.first_token_at.tolist(), run.ended_at.tolist(), run.output_lens.tolist(), strict=True
+    ):
+        span = max(last - first, 1e-9)
+        total += 1.0 * (edges >= first) + (tokens - 1) * np.clip((edges - first) / span, 0, 1)
+    return total

@@ -1,0 +1,287 @@
+"""What a measured run is simulated as: its engine, its requests, and a profile."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.errors import ConfigError, ProfileError, TraceError
+from specsim.core.request import Request
+from specsim.core.settings import load_mapping, validated
+from specsim.engine.config import EngineConfig
+from specsim.hardware import find_gpu, find_model, load_model
+from specsim.latency.cuda_graph import CudaGraph
+from specsim.latency.kernels import Kernels
+from specsim.profile import Profile, load_profile
+from specsim.reality.validation.run_folder import Measured, RunFolder
+from specsim.reality.validation.speculation import RECORD, replayed, speculative_config
+from specsim.run.experiment import Experiment
+from specsim.workload.readers import read_trace
+
+__all__ = ["Replaced", "Replay", "compose", "composed_profile"]
+
+_RESERVED_GIB = 1.15
+"""Of a GPU's memory, what is neither weights nor KV cache: measured once, with vLLM 0.19 and
+Llama-3.1-8B at max_num_batched_tokens 2048 on an RTX 4090 (23.52 GiB x 0.9 - 14.96 GiB of weights -
+2,588 blocks of 2 MiB)."""
+_MEMORY_SHARE = 0.9  # vLLM's default until 0.19
+_NOT_OURS = frozenset({"model", "tensor_parallel_size", "speculative_config"})
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What a user gives in place of what the folder says."""
+
+    profile: str | None = None
+    """Name or path."""
+    num_gpu_blocks: int | None = None
+    tokens: Path | None = None
+    """Workload with token ids."""
+    model: str | None = None
+    """Name, or path of a ``config.json``."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A measured run as it can be simulated."""
+
+    experiment: Experiment
+    profile: Profile
+    requests: list[Request]
+    notes: list[str] = field(default_factory=list)
+    """What was assumed or left out."""
+
+
+def compose(run: RunFolder, replaced: Replaced) -> Replay:
+    """Return a measured run as it can be simulated.
+
+    Parameters
+    ----------
+    run : RunFolder
+    replaced : Replaced
+
+    Returns
+    -------
+    Replay
+
+    Raises
+    ------
+    SpecsimError
+        Something that is needed is neither in the folder nor given.
+    """
+    notes: list[str] = []
+    if run.num_failed:
+        notes.append(f"{run.num_failed} requests that ended with an error are left out")
+    if run.meta.get("complete") is False:
+        notes.append("the recording was cut off (meta.json: complete is false)")
+    speculation = speculative_config(run, notes)
+    engine = _engine(run, replaced, notes)
+    if speculation is not None:
+        engine["speculative_config"] = speculation
+    else:
+        engine.setdefault("async_scheduling", True)
+    if replaced.profile is None:
+        profile = composed_profile(run, replaced.model)
+        notes.append(f"profile: composed from the kernel tables in {run.profile_folder}")
+        _note_skew(profile, notes)
+    else:
+        profile = load_profile(replaced.profile)
+    if "num_gpu_blocks" not in engine:
+        notes.append(
+            "num_gpu_blocks is not published: derived from memory (gpu_memory_utilization "
+            f"{engine['gpu_memory_utilization']:g}, {profile.reserved_gib:g} GiB set aside)"
+        )
+    replicas = _parallel(run, "data_parallel_size")
+    routing: dict[str, Any] = {"kind": "round_robin"}
+    if replicas > 1:
+        routing = {"kind": "least_outstanding", "waiting_weight": 4.0}
+        notes.append(f"{replicas} data-parallel replicas, each by itself; least loaded first")
+    experiment = Experiment.parse(
+        {
+            "workload": {
+                "arrivals": {"kind": "trace", "path": str(run.path / "requests.jsonl")},
+            },
+            "engine": engine,
+            "profile": replaced.profile or str(run.profile_folder),
+            "replicas": replicas,
+            "routing": routing,
+            **({"acceptance": {"kind": "recorded", "proposer": RECORD}} if speculation else {}),
+        },
+        str(run.path / "meta.json"),
+    )
+    requests = _requests(run, replaced.tokens, notes)
+    if speculation is not None:
+        requests = replayed(requests, run, speculation, notes)
+    return Replay(experiment, profile, requests, notes)
+
+
+def _note_skew(profile: Profile, notes: list[str]) -> None:
+    target = profile.target
+    kernels = target.inner if isinstance(target, CudaGraph) else target
+    if isinstance(kernels, Kernels) and not kernels.applies_skew:
+        notes.append("differing KV lengths in a batch do not count: no skew was profiled")
+
+
+def _parallel(run: RunFolder, name: str) -> int:
+    size = run.engine_kwargs.get(name) or 1
+    if not isinstance(size, int) or size < 1:
+        raise ConfigError(
+            f"{run.path / 'meta.json'}: engine_kwargs.{name} = {size!r} must be a whole number of "
+            "at least 1"
+        )
+    return size
+
+
+def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, Any]:
+    if not run.meta:
+        notes.append("no meta.json: the engine's options are vLLM's defaults")
+    options: dict[str, Any] = {"gpu_memory_utilization": _MEMORY_SHARE}
+    sources = (
+        run.section("resolved_config", "scheduler_config"),
+        run.section("resolved_config", "cache_config"),
+        run.section("kv_cache"),
+        run.engine_kwargs,
+    )
+    names = EngineConfig.model_fields.keys() - _NOT_OURS
+    for source in sources:
+        options |= {
+            name: source[name] for name in names & source.keys() if source[name] is not None
+        }
+    if replaced.num_gpu_blocks is not None:
+        options["num_gpu_blocks"] = replaced.num_gpu_blocks
+        notes.append(f"num_gpu_blocks = {replaced.num_gpu_blocks}, as given")
+    return {name: options[name] for name in EngineConfig.model_fields if name in options}
+
+
+def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
+    """Return a profile that composes step times from the kernel tables of a run.
+
+    Parameters
+    ----------
+    run : RunFolder
+    model : str or None
+        Name, or path of a ``config.json``; by default what the folder says.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    ProfileError
+        There are no tables, or the model or GPU is not known.
+    """
+    folder = run.profile_folder
+    if folder is None:
+        raise ProfileError(
+            f"{run.path}: has no folder 'profile' with kernel tables; name a profile (--profile)"
+        )
+    meta_path = folder / "meta.yaml"
+    meta = load_mapping(meta_path, ProfileError) if meta_path.exists() else {}
+    model_key = _model_key(run, meta, model)
+    shape = load_model(model_key)
+    gpu_names = (
+        meta.get("hardware"),
+        meta.get("gpu"),
+        run.section("hardware").get("device_name"),
+    )
+    size = _parallel(run, "tensor_parallel_size")
+    kernels: dict[str, Any] = {
+        "kind": "kernels",
+        "path": str(folder),
+        "num_layers": shape.num_hidden_layers,
+        "tensor_parallel_size": size,
+        "hidden_size": shape.hidden_size,
+    }
+    if shape.num_experts:
+        kernels["num_experts"] = shape.num_experts
+        kernels["experts_per_token"] = shape.num_experts_per_tok
+    with validated(str(folder), ProfileError):
+        return Profile.model_validate(
+            {
+                "model": model_key,
+                "gpu": find_gpu([str(name) for name in gpu_names if name], str(run.path)),
+                "tensor_parallel_size": size,
+                "provenance": {
+                    "engine": f"vLLM {meta.get('vllm_version', 'of unknown version')}",
+                    "source": f"kernel tables in {folder}",
+                    "date": str(meta.get("profiled_at", "unknown"))[:10],
+                },
+                "target": _with_graphs(run, kernels),
+                "valid_range": {"context_tokens": 10**9, "batched_tokens": 10**9},
+                "reserved_gib": _RESERVED_GIB,
+            }
+        )
+
+
+def _model_key(run: RunFolder, meta: dict[str, Any], model: str | None) -> str:
+    if model is not None:
+        return model
+    for folder in (run.path, run.path / "profile"):
+        if (folder / "config.json").is_file():
+            return str(folder / "config.json")
+    names = (run.meta.get("model"), run.engine_kwargs.get("model"), meta.get("model"))
+    return find_model([str(name) for name in names if name], str(run.path))
+
+
+def _with_graphs(run: RunFolder, kernels: dict[str, Any]) -> dict[str, Any]:
+    """Pad steps to what CUDA graphs were captured for, as the run's engine did."""
+    if run.engine_kwargs.get("enforce_eager"):
+        return kernels
+    sizes = run.section("resolved_config", "compilation_config").get("cudagraph_capture_sizes")
+    if isinstance(sizes, list) and sizes:
+        return {"kind": "cuda_graph", "inner": kernels, "capture_sizes": sorted(sizes)}
+    seqs = run.engine_kwargs.get("max_num_seqs") or 256
+    return {"kind": "cuda_graph", "inner": kernels, "max_num_seqs": seqs}
+
+
+def _requests(run: RunFolder, tokens: Path | None, notes: list[str]) -> list[Request]:
+    measured, path = run.runs[0], tokens or run.tokens_path()
+    if path is None and run.token_ids is not None:
+        notes.append("token ids: those of the run")
+        return [_request(measured, index, *ids) for index, ids in enumerate(run.token_ids)]
+    if path is None:
+        notes.append("no token ids: prefixes are not shared between requests")
+        return [_request(measured, index) for index in range(len(measured.arrived_at))]
+    trace = read_trace(path)
+    prompts, outputs = trace.prompt_token_ids, trace.output_token_ids
+    if prompts is None:
+        raise TraceError(f"{path}: has no token ids; leave --tokens out or name a trace with them")
+    notes.append(f"token ids: {path}")
+    requests = []
+    for index, row in enumerate(run.rows):
+        if row >= len(prompts) or len(prompts[row]) != measured.prompt_lens[index]:
+            found = f"has {len(prompts[row])} prompt tokens" if row < len(prompts) else "is missing"
+            raise TraceError(
+                f"{path}: request {row} {found}, but {measured.prompt_lens[index]} were measured; "
+                "name the workload of this very run (--tokens)"
+            )
+        output_len = int(measured.output_lens[index])
+        known = outputs is not None and len(outputs[row]) >= output_len
+        requests.append(
+            _request(
+                measured,
+                index,
+                prompts[row],
+                outputs[row][:output_len] if outputs and known else None,
+            )
+        )
+    return requests
+
+
+def _request(
+    measured: Measured,
+    index: int,
+    prompt_token_ids: NDArray[np.int64] | None = None,
+    output_token_ids: NDArray[np.int64] | None = None,
+) -> Request:
+    return Request(
+        index=index,
+        prompt_len=int(measured.prompt_lens[index]),
+        output_len=int(measured.output_lens[index]),
+        arrived_at=float(measured.arrived_at[index]),
+        prompt_token_ids=prompt_token_ids,
+        output_token_ids=output_token_ids,
+    )

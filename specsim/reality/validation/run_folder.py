@@ -1,0 +1,274 @@
+"""A measured run: its folder, read and checked."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.acceptance.base import MAX_DRAFT_LEN
+from specsim.core.errors import ConfigError, TraceError
+from specsim.core.settings import load_mapping
+from specsim.reality.host_speed import HostSpeed
+from specsim.workload.files import Row, TraceFile
+from specsim.workload.readers.base import token_ids
+
+__all__ = ["Measured", "RunFolder", "load_run"]
+
+Seconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of each request, in order of arrival; times in seconds.
+
+    One of them is a run; a simulated run has the same form.
+    """
+
+    arrived_at: Seconds
+    """Shape (n,), after the first arrival."""
+    first_token_at: Seconds
+    ended_at: Seconds
+    prompt_lens: NDArray[np.int64]
+    output_lens: NDArray[np.int64]
+
+    def latencies(self) -> dict[str, Seconds]:
+        """Return TTFT, TPOT and latency of each request; TPOT is NaN for one token."""
+        later = self.output_lens - 1
+        decode_time = self.ended_at - self.first_token_at
+        return {
+            "ttft": self.first_token_at - self.arrived_at,
+            "tpot": np.where(later > 0, decode_time / np.maximum(later, 1), np.nan),
+            "latency": self.ended_at - self.arrived_at,
+        }
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder with a measured run, or with several repetitions of it."""
+
+    path: Path
+    runs: list[Measured]
+    """The first is what a simulation is compared with."""
+    rows: list[int]
+    """Of each request of the first run, its number in the workload."""
+    meta: dict[str, Any]
+    """``meta.json``; empty if there is none."""
+    accepted: list[list[tuple[int, int, int]]]
+    """Of each request of the first run, its verified drafts: output tokens before the step, draft
+    length, accepted length."""
+    token_ids: list[tuple[NDArray[np.int64], NDArray[np.int64] | None]] | None
+    """Of each request of the first run, prompt and, if recorded, answer; None if not recorded."""
+    num_failed: int
+    """Requests of the first run that ended with an error, and so are left out."""
+    started_at: float
+    """The first arrival of the first run, on the clock of its stamps, seconds."""
+
+    @property
+    def host_speed(self) -> HostSpeed | None:
+        """How fast the machine was during the first run, if that was probed."""
+        return HostSpeed.of_run(self.path)
+
+    @property
+    def engine_kwargs(self) -> dict[str, Any]:
+        """The options that the engine was started with."""
+        return self.section("engine_kwargs")
+
+    def section(self, *names: str) -> dict[str, Any]:
+        """Return a mapping inside ``meta.json``; empty if it has none of that name."""
+        found: Any = self.meta
+        for name in names:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def profile_folder(self) -> Path | None:
+        """The folder with kernel tables, if there is one."""
+        folder = self.path / "profile"
+        return folder if folder.is_dir() else None
+
+    def tokens_path(self) -> Path | None:
+        """Return the workload that ``meta.json`` names, if it lies in the folder or beside it."""
+        named = self.meta.get("dataset_path")
+        if not isinstance(named, str):
+            return None
+        name = Path(named).name
+        places = (self.path, self.path.parent)
+        found = (place / f"{name}{zipped}" for place in places for zipped in ("", ".gz"))
+        return next((path for path in found if path.is_file()), None)
+
+
+def load_run(path: Path) -> RunFolder:
+    """Return the measured run in a folder.
+
+    Parameters
+    ----------
+    path : Path
+        With ``requests.jsonl`` and, optionally, ``meta.json``; if the run was repeated, further
+        files ``requests*.jsonl``.
+
+    Returns
+    -------
+    RunFolder
+
+    Raises
+    ------
+    ConfigError
+        There is no such folder, or no requests in it.
+    TraceError
+        A row breaks the rules; the message names file, line, field, value and rule.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"{path}: is not a folder; give the one that holds requests.jsonl")
+    files = [
+        file for pattern in ("*.jsonl", "*.jsonl.gz") for file in path.glob(f"requests{pattern}")
+    ]
+    files.sort(key=lambda file: (len(file.name), file.name))
+    if not files:
+        raise ConfigError(f"{path}: has no requests.jsonl, one line per request with its times")
+    meta_path = path / "meta.json"
+    meta = load_mapping(meta_path, ConfigError) if meta_path.exists() else {}
+    first, *others = [_read(file) for file in files]
+    rows = first.rows
+    numbers = [row.number for row in rows]
+    by_name = len(set(numbers)) == len(numbers) and min(numbers) >= 0
+    has_tokens = all(row.prompt_ids is not None for row in rows)
+    return RunFolder(
+        path=path,
+        runs=[first.measured, *(table.measured for table in others)],
+        rows=numbers if by_name else [row.place for row in rows],
+        meta=meta,
+        accepted=[row.accepted for row in rows],
+        token_ids=[(_known(row.prompt_ids), row.output_ids) for row in rows]
+        if has_tokens
+        else None,
+        num_failed=first.num_failed,
+        started_at=rows[0].queued,
+    )
+
+
+class _Row(NamedTuple):
+    """A request that got its answer."""
+
+    place: int
+    """Its row in the file, from 0."""
+    number: int
+    """In the workload, as the row says; -1 if it does not."""
+    queued: float
+    first: float
+    last: float
+    prompt_len: int
+    output_len: int
+    accepted: list[tuple[int, int, int]]
+    prompt_ids: NDArray[np.int64] | None
+    output_ids: NDArray[np.int64] | None
+
+
+class _Table(NamedTuple):
+    """A file of requests, in order of arrival."""
+
+    rows: list[_Row]
+    num_failed: int
+
+    @property
+    def measured(self) -> Measured:
+        rows = self.rows
+        start = rows[0].queued
+        return Measured(
+            arrived_at=np.array([row.queued for row in rows]) - start,
+            first_token_at=np.array([row.first for row in rows]) - start,
+            ended_at=np.array([row.last for row in rows]) - start,
+            prompt_lens=np.array([row.prompt_len for row in rows], dtype=np.int64),
+            output_lens=np.array([row.output_len for row in rows], dtype=np.int64),
+        )
+
+
+def _read(path: Path) -> _Table:
+    # A run that was cut off may hold a request twice, as it arrived and as it ended; see RunWriter.
+    last: dict[str | int, tuple[int, Row]] = {}
+    for place, row in enumerate(TraceFile(path).rows()):
+        request_id = row.values.get("request_id")
+        last[place if request_id is None else str(request_id)] = (place, row)
+    ended = [(place, row) for place, row in last.values() if not row.values.get("error")]
+    num_failed = len(last) - len(ended)
+    rows = [_row(place, row) for place, row in ended]
+    if not rows:
+        failed = f" that ended well ({num_failed} failed)" if num_failed else ""
+        raise TraceError(f"{path}: no request in it{failed}; a run has at least one")
+    rows.sort(key=lambda row: row.queued)  # stable: of equals the one that stands first
+    return _Table(rows, num_failed)
+
+
+def _row(place: int, row: Row) -> _Row:
+    queued = row.number("queued_ts")
+    first, last = row.number("first_token_ts"), row.number("last_token_ts")
+    if first < queued:
+        raise TraceError(
+            f"{row.place}: first_token_ts = {first!r} lies before queued_ts = {queued!r}; the "
+            "clocks disagree: take both from the same one"
+        )
+    if last < first:
+        raise TraceError(
+            f"{row.place}: last_token_ts = {last!r} lies before first_token_ts = {first!r}; "
+            "correct or remove the row"
+        )
+    output_len = row.integer("output_toks", minimum=1)
+    return _Row(
+        place,
+        _number(row),
+        queued,
+        first,
+        last,
+        row.integer("input_toks", minimum=1),
+        output_len,
+        _accepted(row, output_len),
+        _token_ids(row, "input"),
+        _token_ids(row, "output"),
+    )
+
+
+def _number(row: Row) -> int:
+    if "number" in row.values:
+        return row.integer("number", minimum=0)
+    digits = re.search(r"(\d+)$", str(row.values.get("request_id", "")))
+    return int(digits[1]) if digits else -1
+
+
+def _accepted(row: Row, output_len: int) -> list[tuple[int, int, int]]:
+    """Return the verified drafts of a request, in the order of their positions."""
+    given = row.values.get("accepted") or []
+    entries = []
+    for entry in given if isinstance(given, list) else [given]:
+        match entry:
+            case [int(position), int(draft_len), int(accepted_len)] if (
+                0 <= position <= output_len and 0 <= accepted_len <= draft_len <= MAX_DRAFT_LEN
+            ):
+                entries.append((position, draft_len, accepted_len))
+            case _:
+                raise TraceError(
+                    f"{row.place}: accepted = {entry!r} must hold three whole numbers: output "
+                    f"tokens before the step (at most {output_len}), draft length (at most "
+                    f"{MAX_DRAFT_LEN}) and, no larger, accepted length; correct or remove the row"
+                )
+    return sorted(entries)
+
+
+def _token_ids(row: Row, which: str) -> NDArray[np.int64] | None:
+    field = f"{which}_tok_ids"
+    if row.values.get(field) is None:
+        return None
+    ids = token_ids(row, field)
+    wanted = row.integer(f"{which}_toks", minimum=1)
+    if len(ids) != wanted:
+        raise TraceError(
+            f"{row.place}: {field} holds {len(ids)} tokens, but {which}_toks = {wanted}; correct "
+            "or remove the row"
+        )
+    return ids
+
+
+def _known(ids: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    assert ids is not None  # the caller has looked
+    return ids

@@ -1,0 +1,1 @@
+"""Run: one experiment, from its YAML file to its summary."""

@@ -1,0 +1,178 @@
+"""Deployment: an experiment's engine, resolved against its profile and hardware.
+
+Everything that vLLM would find out when it starts: which limits apply on this GPU, how many KV
+blocks fit, whether steps are scheduled asynchronously, and what a step costs.
+"""
+
+from dataclasses import dataclass, replace
+
+from specsim.core.errors import ProfileError
+from specsim.engine.config import EngineConfig
+from specsim.engine.setup import Setup
+from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
+from specsim.policies import Policy
+from specsim.profile import DraftCost, Profile, StepCosts, load_profile, memory_plan
+from specsim.proposers import Proposer
+from specsim.run.experiment import Experiment
+
+__all__ = ["Deployment"]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A server that could be started."""
+
+    engine: EngineConfig
+    """With every default filled in."""
+    profile: Profile
+    policy: Policy
+    proposer: Proposer | None
+    """None if nothing is ever drafted."""
+    max_draft_len: int
+    is_async: bool
+    costs: StepCosts
+    memory: MemoryPlan
+    """Of each GPU."""
+
+    @classmethod
+    def of(cls, experiment: Experiment, profile: Profile | None = None) -> "Deployment":
+        """Resolve an experiment.
+
+        Parameters
+        ----------
+        experiment : Experiment
+        profile : Profile, optional
+            In place of the one that ``experiment.profile`` names.
+
+        Returns
+        -------
+        Deployment
+
+        Raises
+        ------
+        ProfileError
+            There is no such profile, it is of another model, or does not know the drafting method.
+        CapacityError
+            The model does not fit into the GPU's memory.
+        ConfigError
+            Two limits contradict each other.
+        """
+        profile = profile or load_profile(experiment.profile)
+        model, gpu = load_model(profile.model), load_gpu(profile.gpu)
+        _check_same(experiment.engine, profile, model)
+        max_draft_len = experiment.max_draft_len
+        proposer = experiment.engine.speculative_config if max_draft_len else None
+        drafts = _draft_costs(profile, proposer) if proposer else ()
+        _check_trees(experiment.effective_policy, drafts)
+        memory = memory_plan(
+            profile,
+            model,
+            gpu,
+            drafts,
+            block_size=experiment.engine.block_size,
+            gpu_memory_utilization=experiment.engine.gpu_memory_utilization,
+        )
+        return cls(
+            engine=_resolved(experiment.engine, profile, model, gpu, memory),
+            profile=profile,
+            policy=experiment.effective_policy,
+            proposer=proposer,
+            max_draft_len=max_draft_len,
+            is_async=experiment.is_async,
+            costs=StepCosts(
+                profile.target,
+                drafts,
+                profile.overhead,
+                expands_batch=proposer is not None and proposer.disable_mqa_scorer,
+            ),
+            memory=memory,
+        )
+
+    @property
+    def setup(self) -> Setup:
+        """The engine of each replica."""
+        setup = self.engine.setup(
+            self.proposer,
+            self.max_draft_len,
+            is_dynamic=self.policy.is_dynamic,
+            is_async=self.is_async,
+        )
+        valid = self.profile.valid_range
+        limits = {
+            **setup.limits,
+            "valid_context_tokens": valid.context_tokens,
+            "valid_batched_tokens": valid.batched_tokens,
+        }
+        return replace(setup, limits=limits)
+
+
+def _check_same(engine: EngineConfig, profile: Profile, model: ModelShape) -> None:
+    names = {profile.model.lower(), model.name.lower()}
+    if engine.model is not None and engine.model.lower() not in names:
+        raise ProfileError(
+            f"engine.model = '{engine.model}', but the profile was made for '{model.name}'; choose "
+            "the profile of that model or correct engine.model"
+        )
+    size = engine.tensor_parallel_size
+    if size is not None and size != profile.tensor_parallel_size:
+        raise ProfileError(
+            f"engine.tensor_parallel_size = {size}, but the profile was made with "
+            f"{profile.tensor_parallel_size}; choose a profile '...-tp{size}'"
+        )
+
+
+def _draft_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
+    for key in proposer.cost_keys:
+        if key not in profile.drafts:
+            known = ", ".join(profile.drafts) or "none"
+            what = "method" if key == proposer.method else "draft model"
+            raise ProfileError(
+                f"the profile of {profile.model} on {profile.gpu} has no drafting cost for {what} "
+                f"'{key}' (it has: {known}); add it under 'drafts' or use another method"
+            )
+    return tuple(profile.drafts[key] for key in proposer.cost_keys)
+
+
+def _check_trees(policy: Policy, drafts: tuple[DraftCost, ...]) -> None:
+    if policy.drafts_trees and any(draft.basis == "pass" for draft in drafts):
+        raise ProfileError(
+            f"policy '{policy.kind}' drafts trees, but the profile's drafting cost is of basis "
+            "'pass', one pass per token of a chain; give one of basis 'heads' or 'draft'"
+        )
+
+
+def _resolved(
+    engine: EngineConfig,
+    profile: Profile,
+    model: ModelShape,
+    gpu: GpuSpec,
+    memory: MemoryPlan,
+) -> EngineConfig:
+    max_model_len = engine.max_model_len or model.max_position_embeddings
+    if engine.scheduler == "prefill_first":  # defaults of vLLM 0.6
+        batched_tokens, seqs = max(2048, max_model_len), 256
+    else:
+        batched_tokens, seqs = _default_batch(gpu)
+    blocks = engine.num_gpu_blocks
+    if blocks is None:
+        blocks = memory.num_blocks()
+    return engine.resolved(
+        model=model.name,
+        tensor_parallel_size=profile.tensor_parallel_size,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=batched_tokens,
+        max_model_len=max_model_len,
+        num_gpu_blocks=blocks,
+    )
+
+
+def _default_batch(gpu: GpuSpec) -> tuple[int, int]:
+    """Return max_num_batched_tokens and max_num_seqs of ``vllm serve`` 0.32.0 on this GPU.
+
+    Source: ``engine/arg_utils.py get_batch_defaults``.
+    """
+    if gpu.memory_gib >= 160:
+        return 16384, 1024
+    if gpu.memory_gib >= 70 and "a100" not in gpu.name.lower():
+        return 8192, 1024
+    return 2048, 256

@@ -1,0 +1,237 @@
+"""Drafting: the luck of a run, settled before it begins, and who speculates with it."""
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.acceptance import Acceptance, Oracle
+from specsim.acceptance.draft_luck import Confidences, DraftLuck
+from specsim.core.errors import TraceError
+from specsim.core.request import Request
+from specsim.core.rng import Luck, generator, stream_id
+from specsim.core.step import StepLoad
+from specsim.engine.facts import Facts
+from specsim.engine.sources import (
+    DraftSource,
+    HybridDrafts,
+    LookupDrafts,
+    TableDrafts,
+    TreeDrafts,
+)
+from specsim.engine.speculation import Speculation
+from specsim.policies import OraclePolicy, ServerView, quick_step_times
+from specsim.proposers import Proposer
+from specsim.proposers.base import offers_by_table
+from specsim.run.deployment import Deployment
+from specsim.run.experiment import Experiment
+
+__all__ = ["Drafting"]
+
+_CHUNK = 128  # requests whose survival tables are made at once, so that they stay in the cache
+
+
+class Drafting:
+    """The fate of every draft of a run, settled before it begins.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    deployment : Deployment
+    requests : list of Request
+        Of the run, by index.
+
+    Raises
+    ------
+    TraceError
+        A request lacks what the acceptance model or the policy needs.
+    """
+
+    def __init__(
+        self, experiment: Experiment, deployment: Deployment, requests: list[Request]
+    ) -> None:
+        self._experiment = experiment
+        self._deployment = deployment
+        self._requests = requests
+        proposer, acceptance = deployment.proposer, experiment.acceptance
+        self.facts = Facts.of(
+            requests,
+            deployment.engine.block_size,
+            with_keys=deployment.engine.enable_prefix_caching,
+        )
+        self.fates: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+        """What survives of a draft of each drafter, by output position, end to end."""
+        self._verifies_tokens = False
+        self._draft_luck: DraftLuck | None = None
+        self._proposer_memory: Any = None
+        if proposer is None or acceptance is None:
+            return
+        policy, max_draft_len = deployment.policy, deployment.max_draft_len
+        models = [acceptance.of_drafter(name) for name in proposer.cost_keys]
+        self._verifies_tokens = models[0].verifies_tokens
+        if self._verifies_tokens:
+            _check_tokens(requests, f"acceptance '{models[0].kind}'")
+        elif policy.uses_tokens:
+            _check_tokens(requests, f"policy '{policy.kind}'")
+        tables = [
+            self._survival_tables(model, name)
+            for model, name in zip(models, proposer.cost_keys, strict=True)
+        ]
+        self.fates = np.frombuffer(b"".join(map(b"".join, tables)), dtype=np.uint8)
+        if policy.drafts_trees:
+            self._draft_luck = self._tree_luck(acceptance, proposer)
+        elif policy.uses_confidences and not self._verifies_tokens:
+            self._draft_luck = self._confidence_luck(acceptance, proposer, tables[0])
+        if not self._verifies_tokens:
+            self._proposer_memory = proposer.start(
+                requests, self._luck("proposer", proposer.method), max_draft_len
+            )
+
+    def _luck(self, *names: str) -> Luck:
+        return Luck(self._experiment.seed, stream_id(*names))
+
+    def _survival_tables(self, model: Acceptance, drafter: str) -> list[bytes]:
+        luck = self._luck("acceptance", drafter)
+        max_draft_len = self._deployment.max_draft_len
+        return [
+            table
+            for chunk in _chunks(self._requests)
+            for table in model.survival_lens(chunk, luck, max_draft_len)
+        ]
+
+    def _tree_luck(self, acceptance: Acceptance, proposer: Proposer) -> DraftLuck:
+        luck = self._luck("acceptance", proposer.method)
+        num_heads = self._experiment.num_speculative_tokens
+        rates = acceptance.position_rates(num_heads)
+        assert rates is not None  # the experiment has checked it
+        counts = [request.output_len + num_heads for request in self._requests]
+        uniforms = [
+            luck.uniforms(
+                [request.index for request in chunk],
+                [request.output_len + num_heads for request in chunk],
+            )
+            for chunk in _chunks(self._requests)
+        ]
+        starts = np.cumsum([0, *counts])
+        return DraftLuck(
+            candidate_luck=np.concatenate(uniforms or [np.zeros(0)]),
+            candidate_starts=starts,
+            rates=rates,
+        )
+
+    def _confidence_luck(
+        self, acceptance: Acceptance, proposer: Proposer, tables: list[bytes]
+    ) -> DraftLuck:
+        luck = self._luck("confidence", proposer.method)
+        parts = [
+            DraftLuck.confidence_tables(
+                chunk,
+                tables[start : start + _CHUNK],
+                luck,
+                acceptance.confidence_concentration,
+                self._deployment.max_draft_len,
+            )
+            for start, chunk in zip(count(0, _CHUNK), _chunks(self._requests), strict=False)
+        ]
+        return DraftLuck(confidences=Confidences.joined(parts) if parts else None)
+
+    def start(self, replica: int) -> Speculation:
+        """Return the speculation of one replica, with fresh memories."""
+        experiment, deployment = self._experiment, self._deployment
+        policy, slo, costs = deployment.policy, experiment.slo, deployment.costs
+        alone = StepLoad(512, 1, 1)
+        target_time = costs.target_time(alone)
+        fates = self.fates
+        if self._verifies_tokens:  # they are found out as the run goes on
+            fates = np.zeros(self.facts.num_outputs, dtype=np.uint8)
+        starts = self.facts.starts
+        server = ServerView(
+            max_draft_len=deployment.max_draft_len,
+            step_time=costs.step_time,
+            step_times=quick_step_times(costs),
+            verify_time=target_time + costs.overhead_time(1),
+            pass_times=tuple(
+                draft.draft_time(alone, 2, target_time) - draft.draft_time(alone, 1, target_time)
+                for draft in costs.drafts
+            ),
+            drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
+            prompt_token_ids=lambda request: _token_ids(self._requests[request]),
+            oracle=Oracle(fates, starts) if isinstance(policy, OraclePolicy) else None,
+            rng=generator(experiment.seed, "policy", str(replica)),
+            tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
+            drafts_at_one_cost=costs.drafts_at_one_cost,
+        )
+        return Speculation(
+            policy=policy,
+            memory=policy.start(server),
+            max_draft_len=deployment.max_draft_len,
+            source=self._source(fates),
+            requests=self._requests,
+            proposer=deployment.proposer,
+            proposer_memory=self._proposer_memory,
+        )
+
+    @property
+    def offers(self) -> NDArray[np.uint8] | None:
+        """What the proposer comes up with at every output position, if that is in a table."""
+        proposer, memory = self._deployment.proposer, self._proposer_memory
+        if memory is None or not offers_by_table(proposer):
+            return None
+        return np.frombuffer(b"".join(memory), dtype=np.uint8)
+
+    def _source(self, fates: NDArray[np.uint8]) -> DraftSource | None:
+        """Return who drafts for one replica; replicas share no tree."""
+        proposer, acceptance = self._deployment.proposer, self._experiment.acceptance
+        if proposer is None or acceptance is None:
+            return None
+        starts = self.facts.starts
+        if self._deployment.policy.drafts_trees:
+            assert self._draft_luck is not None
+            return TreeDrafts(self._draft_luck)
+        if not self._verifies_tokens:
+            return TableDrafts(fates, starts, self._draft_luck)
+        first, *others = [self._lookup(part, acceptance, fates) for part in proposer.parts]
+        assert first is not None
+        if not others:
+            return first
+        model_len = proposer.parts[1].num_speculative_tokens
+        return HybridDrafts(
+            first,
+            others[0],
+            model_len=min(model_len, self._deployment.max_draft_len),
+            model_fates=self.fates[self.facts.num_outputs :],
+            fates=fates,
+            starts=starts,
+        )
+
+    def _lookup(
+        self, part: Proposer, acceptance: Acceptance, fates: NDArray[np.uint8]
+    ) -> LookupDrafts | None:
+        """Return the lookup of one part of a proposer; None if that is a model."""
+        lookup = part.make_lookup()
+        if lookup is None or not acceptance.of_drafter(part.cost_keys[0]).verifies_tokens:
+            return None
+        draft_len = min(part.num_speculative_tokens, self._deployment.max_draft_len)
+        return LookupDrafts(lookup, draft_len, self._requests, fates, self.facts.starts)
+
+
+def _check_tokens(requests: list[Request], who: str) -> None:
+    for request in requests:
+        if request.prompt_token_ids is None or request.output_token_ids is None:
+            raise TraceError(
+                f"{who} needs token ids, which request {request.id or request.index} does not "
+                "have; replay a token trace (see `specsim list workload.readers`) or use another"
+            )
+
+
+def _token_ids(request: Request) -> list[int]:
+    assert request.prompt_token_ids is not None  # checked before the run
+    ids: list[int] = request.prompt_token_ids.tolist()
+    return ids
+
+
+def _chunks(requests: list[Request]) -> Iterator[list[Request]]:
+    for start in range(0, len(requests), _CHUNK):
+        yield requests[start : start + _CHUNK]

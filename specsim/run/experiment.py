@@ -1,0 +1,310 @@
+"""Experiment: the configuration of one run, as one YAML file.
+
+The tree is frozen, every unknown key is an error that names the nearest known one, and
+``Experiment.load(path).save(other)`` loses nothing.
+"""
+
+import json
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import Field, model_validator
+
+from specsim.acceptance import ACCEPTANCE, Acceptance
+from specsim.core.atomic import new_file
+from specsim.core.errors import ConfigError
+from specsim.core.settings import Settings, load_mapping, validated
+from specsim.engine.config import EngineConfig
+from specsim.engine.incidents import Incident, check_incidents
+from specsim.policies import POLICIES, Policy
+from specsim.policies.off import Off
+from specsim.policies.schedule import Schedule
+from specsim.policies.static import Static
+from specsim.proposers import Proposer
+from specsim.results.slo import Slo
+from specsim.routing import ROUTING, Router
+from specsim.routing.round_robin import RoundRobin
+from specsim.workload import WorkloadConfig
+
+__all__ = ["Experiment", "overridden", "set_field"]
+
+
+class Experiment(Settings):
+    """One run: a workload, an engine, a policy, an acceptance model and a profile."""
+
+    workload: WorkloadConfig
+    profile: str
+    """Name in ``profiles/``, such as ``h100/llama-3.1-8b``, or path of a YAML file."""
+    engine: EngineConfig = EngineConfig()
+    policy: Annotated[Policy, POLICIES] | None = None
+    """By default what ``speculative_config`` says: a fixed k, its batch-size schedule, or off."""
+    acceptance: Annotated[Acceptance, ACCEPTANCE] | None = None
+    """Needed as soon as anything is drafted."""
+    replicas: int = Field(default=1, ge=1)
+    routing: Annotated[Router, ROUTING] = RoundRobin()
+    incidents: tuple[Incident, ...] | None = None
+    """Failures and slow-downs of replicas."""
+    seed: int = Field(default=0, ge=0)
+    slo: Slo | None = None
+
+    @property
+    def effective_policy(self) -> Policy:
+        """The policy, or what ``speculative_config`` says in its place."""
+        if self.policy is not None:
+            return self.policy
+        proposer = self.engine.speculative_config
+        if proposer is None:
+            return Off()
+        if proposer.num_speculative_tokens_per_batch_size is not None:
+            return Schedule(ranges=proposer.num_speculative_tokens_per_batch_size)
+        return Static()
+
+    @property
+    def max_draft_len(self) -> int:
+        """Longest draft of the run, tokens; 0 without speculation."""
+        return self.effective_policy.max_draft_len(self.num_speculative_tokens)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """The limit that ``speculative_config`` sets, tokens; 0 without it."""
+        proposer = self.engine.speculative_config
+        return proposer.num_speculative_tokens if proposer else 0
+
+    @model_validator(mode="after")
+    def _check_speculation(self) -> Self:
+        policy, proposer = self.effective_policy, self.engine.speculative_config
+        if isinstance(policy, Off):
+            return self
+        if proposer is None:
+            raise ValueError(
+                f"policy '{policy.kind}' needs engine.speculative_config, such as "
+                "{method: eagle3, num_speculative_tokens: 5}"
+            )
+        if self.acceptance is None:
+            raise ValueError(
+                f"policy '{policy.kind}' needs acceptance, such as {{kind: bernoulli, alpha: 0.7}}"
+            )
+        has_schedule = proposer.num_speculative_tokens_per_batch_size is not None
+        if has_schedule and self.policy is not None and not isinstance(policy, Schedule):
+            raise ValueError(
+                "engine.speculative_config.num_speculative_tokens_per_batch_size is not used by "
+                f"policy '{policy.kind}'; remove one of them"
+            )
+        if (policy.needs_sync or policy.uses_confidences) and self.engine.async_scheduling:
+            raise ValueError(
+                f"policy '{policy.kind}' must see each step's outcome before the next; set "
+                "engine.async_scheduling to false or leave it out"
+            )
+        policy.check_proposer(proposer)
+        _check_tokens(proposer, self.acceptance)
+        if policy.drafts_trees and self.acceptance.position_rates(1) is None:
+            raise ValueError(
+                f"policy '{policy.kind}' drafts trees, which need an acceptance rate per position; "
+                f"acceptance '{self.acceptance.kind}' has none: use bernoulli or per_position"
+            )
+        self.max_draft_len  # noqa: B018 - raises if the policy exceeds the limit
+        return self
+
+    @model_validator(mode="after")
+    def _check_incidents(self) -> Self:
+        check_incidents(self.incidents or (), self.replicas)
+        return self
+
+    @property
+    def is_async(self) -> bool:
+        """Whether steps are scheduled asynchronously, as vLLM would decide it."""
+        if self.engine.async_scheduling is not None:
+            return self.engine.async_scheduling
+        policy, proposer = self.effective_policy, self.engine.speculative_config
+        if self.engine.scheduler != "v1" or policy.needs_sync or policy.uses_confidences:
+            return False
+        return isinstance(policy, Off) or proposer is None or proposer.supports_async
+
+    @classmethod
+    def parse(cls, data: dict[str, Any], source: str) -> Self:
+        """Return the experiment that a mapping describes.
+
+        Parameters
+        ----------
+        data : dict
+        source : str
+            Where it came from, for error messages.
+
+        Returns
+        -------
+        Experiment
+
+        Raises
+        ------
+        ConfigError
+        """
+        with validated(source, ConfigError):
+            return cls.model_validate(data)
+
+    @classmethod
+    def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
+        """Return the experiment in a YAML file.
+
+        Parameters
+        ----------
+        path : Path
+        overrides : iterable of str
+            Such as ``policy.k=3`` or ``policy=static:k=3``; values are YAML.
+
+        Returns
+        -------
+        Experiment
+
+        Raises
+        ------
+        ConfigError
+        """
+        return cls.parse(overridden(load_mapping(path, ConfigError), overrides), str(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the resolved configuration as plain values; fields left out stay out."""
+        return self.model_dump(mode="json", exclude_none=True, warnings=False)
+
+    def save(self, path: Path) -> None:
+        """Write the resolved configuration as YAML."""
+        with new_file(path) as temporary:
+            text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+            temporary.write_text(text, encoding="utf-8")
+
+    @property
+    def hash(self) -> str:
+        """Identity of the configuration without its seed, twelve hexadecimal digits."""
+        settings = {name: value for name, value in self.to_dict().items() if name != "seed"}
+        return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+    def replace(self, source: str = "experiment", /, **changes: object) -> Self:
+        """Return a copy with other values of top-level fields, checked like any other.
+
+        Parameters
+        ----------
+        source : str
+            Where the values come from, for error messages.
+        **changes : object
+            By field.
+
+        Returns
+        -------
+        Experiment
+
+        Raises
+        ------
+        ConfigError
+        """
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        with validated(source, ConfigError):
+            return type(self).model_validate({**fields, **changes})
+
+
+def _check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
+    """Refuse to compare tokens that nobody knows, and to draft tokens that nobody compares."""
+    models = [acceptance.of_drafter(part.cost_keys[0]) for part in proposer.parts]
+    for drafter, model in zip(proposer.parts, models, strict=True):
+        if model.verifies_tokens and not drafter.has_lookup():
+            raise ValueError(
+                f"acceptance '{model.kind}' compares real drafts, and method '{drafter.method}' "
+                "drafts with a model, whose tokens no trace holds; use method ngram or suffix, or "
+                "acceptance recorded"
+            )
+        if model.verifies_tokens:
+            drafter.check_real_drafts()
+    if proposer.needs_tokens and not models[0].verifies_tokens:
+        raise ValueError(
+            f"method '{proposer.method}' drafts real tokens only; use acceptance token_match (of a "
+            "hybrid: per_drafter, with token_match for its lookup) and a workload with token ids"
+        )
+
+
+def overridden(
+    data: dict[str, Any], overrides: Iterable[str], option: str = "--set"
+) -> dict[str, Any]:
+    """Return a configuration with some values replaced.
+
+    Parameters
+    ----------
+    data : dict
+    overrides : iterable of str
+        ``dotted.path=value``, the value in YAML.
+    option : str
+        Under which they were given, for error messages.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ConfigError
+        An override has no ``=``, or its path leads through something that is not a mapping.
+    """
+    result: dict[str, Any] = json.loads(json.dumps(data, default=str))
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not path:
+            raise ConfigError(f"{option} {override}: expected field.name=value")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{option} {override}: the value is not YAML") from error
+        set_field(result, path, value, f"{option} {override}")
+    return result
+
+
+def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> None:
+    """Raise if an override of ``--set`` would be ignored.
+
+    Parameters
+    ----------
+    overrides : iterable of str
+        ``dotted.path=value``.
+    replaced : iterable of str
+        Fields that are replaced after the overrides.
+    by : str
+        What replaces them, for the error message.
+
+    Raises
+    ------
+    ConfigError
+        An override is of such a field, or of something inside it.
+    """
+    fields = list(replaced)
+    for override in overrides:
+        path = override.partition("=")[0]
+        for field in fields:
+            if f"{path}.".startswith(f"{field}."):
+                raise ConfigError(
+                    f"--set {override}: is not used, for {by} '{field}'; change it there"
+                )
+
+
+def set_field(config: dict[str, Any], path: str, value: object, source: str) -> None:
+    """Replace a value of a configuration, in place.
+
+    Parameters
+    ----------
+    config : dict
+    path : str
+        Dotted; mappings on the way are made where they are missing.
+    value : object
+    source : str
+        Where the value comes from, for error messages.
+
+    Raises
+    ------
+    ConfigError
+        The path leads through something that is not a mapping.
+    """
+    *parents, name = path.split(".")
+    target = config
+    for parent in parents:
+        target = target.setdefault(parent, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"{source}: '{parent}' is not a mapping of fields")
+    target[name] = value

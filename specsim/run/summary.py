@@ -1,0 +1,219 @@
+"""Summary: the numbers of a run under vLLM's names, and its results folder."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.atomic import new_folder
+from specsim.core.version import __version__
+from specsim.results.export import (
+    RESULT_FILES,
+    ROWS_PER_GROUP,
+    structured_columns,
+    write_groups,
+    write_steps,
+    write_summary,
+)
+from specsim.results.metrics import (
+    PERCENTILES,
+    latencies,
+    latency_statistics,
+    speculation_metrics,
+    throughput_metrics,
+    time_shares,
+    token_latencies,
+)
+from specsim.results.stability import is_unstable
+from specsim.results.tables import RunTables, assemble
+from specsim.run.simulate import Run
+
+__all__ = ["Summary"]
+
+_EPOCH = "19700101-000000"
+"""Stands in vLLM's field ``date``: the same run gives the same bytes on every day."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run comes to."""
+
+    run: Run
+
+    @cached_property
+    def tables(self) -> RunTables:
+        """The tables of all replicas, put together."""
+        return assemble(self.run.replicas, self.run.deliveries)
+
+    @cached_property
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """Statistics of each latency, milliseconds: ``statistics["ttft"]["p99"]``."""
+        return {
+            name: latency_statistics(samples)
+            for find in (latencies, token_latencies)  # one after the other: both are large
+            for name, samples in find(self.tables).items()
+        }
+
+    @cached_property
+    def is_unstable(self) -> bool:
+        """Whether the queue kept growing as long as requests arrived."""
+        requests = self.tables.requests
+        return is_unstable(requests["arrived_at"], requests["ended_at"])
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What a user should know before believing the numbers."""
+        found = []
+        if self.is_unstable:
+            found.append("UNSTABLE: arrivals were faster than service, the queue kept growing")
+        totals, valid = self.tables.totals, self.run.deployment.profile.valid_range
+        for kind in ("context", "batched"):
+            name = f"{kind}_tokens"
+            largest, limit = int(totals[name]), getattr(valid, name)
+            if largest > limit:
+                share = int(totals[f"beyond_{kind}"]) / int(totals["steps"])
+                found.append(
+                    f"{share:.1%} of the steps lie outside the profile's valid range: up to "
+                    f"{largest:,} {name.replace('_', ' ')}, fitted up to {limit:,}"
+                )
+        return found + self._late_incidents()
+
+    def _late_incidents(self) -> list[str]:
+        """Say which incidents came too late to matter."""
+        end = float(self.tables.requests["ended_at"].max())
+        return [
+            f"incidents.{number}: the {incident.kind} at {incident.at:g} s came after the run had "
+            f"ended, at {end:.6g} s"
+            for number, incident in enumerate(self.run.experiment.incidents or ())
+            if incident.at >= end
+        ]
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """The summary as ``summary.json`` holds it, without the details per request."""
+        slo = self.run.experiment.slo
+        return {
+            **self._header(),
+            **throughput_metrics(self.tables, slo),
+            **self._latency_fields(),
+            **speculation_metrics(self.tables),
+            "specsim": self._own_block(),
+        }
+
+    @property
+    def provenance(self) -> dict[str, object]:
+        """What every row of every result carries."""
+        experiment = self.run.experiment
+        return {
+            "config_hash": experiment.hash,
+            "seed": experiment.seed,
+            "specsim_version": __version__,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write ``summary.json``, ``requests.parquet``, ``steps.parquet`` and ``config.yaml``.
+
+        What the run did not keep is left out: ``steps.parquet``, and from ``summary.json`` vLLM's
+        lists with an entry per request, which take deliveries.
+
+        Parameters
+        ----------
+        folder : Path
+            All files appear in it, or none; no file of an earlier run stays beside them.
+
+        Raises
+        ------
+        ConfigError
+            The folder cannot be written to.
+        """
+        tables = self.tables
+        with new_folder(folder, RESULT_FILES) as unfinished:
+            write_summary(self.data, tables, unfinished / "summary.json")
+            write_groups(self._request_groups(), self.provenance, unfinished / "requests.parquet")
+            if tables.step_log is not None:
+                write_steps(tables.step_log, self.provenance, unfinished / "steps.parquet")
+            self.run.experiment.save(unfinished / "config.yaml")
+
+    def _request_groups(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield the columns of the requests, some requests at a time."""
+        rows = self.tables.requests
+        ids = [request.id for request in self.run.requests]
+        has_ids = any(ids)
+        for start in range(0, len(rows), ROWS_PER_GROUP):
+            mine = slice(start, start + ROWS_PER_GROUP)
+            columns = _with_latencies(structured_columns(rows[mine], rows.dtype.names or ()))
+            yield {"id": np.array(ids[mine]), **columns} if has_ids else columns
+
+    def _header(self) -> dict[str, Any]:
+        experiment, engine = self.run.experiment, self.run.deployment.engine
+        arrivals = experiment.workload.arrivals
+        rate = getattr(arrivals, "rate", None)
+        return {
+            "date": _EPOCH,
+            "endpoint_type": "specsim",
+            "backend": "specsim",
+            "label": experiment.effective_policy.kind,
+            "model_id": engine.model,
+            "tokenizer_id": engine.model,
+            "num_prompts": len(self.run.requests),
+            "request_rate": self._measured_rate() if rate is None else rate,
+            "burstiness": getattr(arrivals, "burstiness", 1.0),
+            "max_concurrency": getattr(arrivals, "concurrency", None),
+        }
+
+    def _measured_rate(self) -> float | str:
+        arrived_at = self.tables.requests["arrived_at"]
+        span = float(np.ptp(arrived_at))
+        return (len(arrived_at) - 1) / span if span > 0 else "inf"
+
+    def _latency_fields(self) -> dict[str, float]:
+        names = ["mean", "median", "std", *(f"p{percentile}" for percentile in PERCENTILES)]
+        return {
+            f"{name}_{kind}_ms": self.statistics[kind][name]
+            for kind in ("ttft", "tpot", "itl", "e2el")
+            for name in names
+        }
+
+    def _own_block(self) -> dict[str, Any]:
+        run, tables = self.run, self.tables
+        requests, totals = tables.requests, tables.totals
+        profile = run.deployment.profile
+        num_steps = int(totals["steps"])
+        return {
+            **self.provenance,
+            "profile": run.experiment.profile,
+            "profile_source": profile.provenance.source,
+            "policy": run.experiment.effective_policy.model_dump(
+                mode="json", exclude_none=True, warnings=False
+            ),
+            "replicas": run.experiment.replicas,
+            "is_async": run.deployment.is_async,
+            "num_gpu_blocks": run.deployment.engine.num_gpu_blocks,
+            "unstable": self.is_unstable,
+            "warnings": self.warnings,
+            "num_steps": num_steps,
+            "num_preemptions": int(requests["preemptions"].sum()),
+            "num_requeues": int(requests["requeues"].sum()),
+            "prefix_hit_tokens": int(requests["cached_len"].sum()),
+            "tokens_per_step": int(totals["output_tokens"]) / int(totals["deliveries"]),
+            "mean_batch_size": int(totals["num_requests"]) / num_steps,
+            "time_shares": time_shares(tables),
+            "queue_ms": self.statistics["queue"],
+            "amortised_itl_ms": self.statistics["amortised_itl"],
+        }
+
+
+def _with_latencies(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    decode_time = columns["ended_at"] - columns["first_token_at"]
+    several = columns["output_len"] > 1
+    later_tokens = np.where(several, columns["output_len"] - 1, 1)
+    return {
+        **columns,
+        "ttft": columns["first_token_at"] - columns["arrived_at"],
+        "tpot": np.where(several, decode_time / later_tokens, np.nan),
+        "e2el": columns["ended_at"] - columns["arrived_at"],
+    }

@@ -1,0 +1,1 @@
+"""Show: results as tables, pictures, one page, and files of other tools."""

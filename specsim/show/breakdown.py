@@ -1,0 +1,154 @@
+"""Breakdown: where the time and the memory of a run went, from its results folder."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specsim.core.errors import ConfigError
+from specsim.hardware import GIB, MemoryPlan
+from specsim.results.steps import StepsTable, load_steps
+from specsim.results.time_use import TimeUse, time_use
+from specsim.results.timeline import integrals
+from specsim.run.deployment import Deployment
+from specsim.run.experiment import Experiment
+
+__all__ = ["Breakdown", "KVUse", "break_down"]
+
+
+@dataclass(frozen=True)
+class KVUse:
+    """The KV blocks of one replica, and how many of them requests held."""
+
+    num_blocks: int
+    """Allocated, vLLM's null block included."""
+    num_usable: int
+    peak_used: int
+    """Of all replicas and steps."""
+    mean_used: float
+    """Over the time of all replicas; none is held while a replica is idle."""
+    peak_lookahead: float
+    """Blocks' worth of slots that running requests hold ahead of their tokens for drafting, at
+    most; part of what is used."""
+    mean_lookahead: float
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where time and memory went."""
+
+    time: TimeUse
+    memory: MemoryPlan
+    kv: KVUse
+    provenance: dict[str, object]
+
+    @property
+    def memory_parts(self) -> dict[str, float]:
+        """Bytes of one GPU by what they are for; they add up to its total memory.
+
+        Up to ``unused`` they add up to what gpu_memory_utilization allows; ``unused`` is negative
+        if num_gpu_blocks asks for more than fits.
+        """
+        memory, blocks = self.memory, self.kv.num_blocks
+        parts = {
+            "target_weights": memory.weight_bytes,
+            "draft_weights": memory.draft_weight_bytes,
+            "reserved": memory.reserved_bytes,
+            "target_kv": blocks * memory.block_bytes,
+            "draft_kv": blocks * memory.draft_block_bytes,
+        }
+        return {
+            **parts,
+            "unused": memory.usable_bytes - sum(parts.values()),
+            "beyond_limit": memory.total_bytes - memory.usable_bytes,
+        }
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user should know before believing the numbers."""
+        lacking = -self.memory_parts["unused"]
+        if lacking <= 0:
+            return []
+        return [
+            f"engine.num_gpu_blocks = {self.kv.num_blocks} takes {lacking / GIB:.1f} GiB more than "
+            "gpu_memory_utilization leaves: a real server would not start"
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the breakdown as plain values; memory in GiB per GPU, times as shares."""
+        return {
+            **self.provenance,
+            "time": asdict(self.time),
+            "memory_gib": {name: size / GIB for name, size in self.memory_parts.items()},
+            "kv_blocks": {
+                **asdict(self.kv),
+                "target_block_gib": self.memory.block_bytes / GIB,
+                "draft_block_gib": self.memory.draft_block_bytes / GIB,
+            },
+            "warnings": self.warnings,
+        }
+
+
+def break_down(folder: Path) -> Breakdown:
+    """Return where the time and the memory of a run went.
+
+    Parameters
+    ----------
+    folder : Path
+        Results folder, with ``steps.parquet`` and ``config.yaml``.
+
+    Returns
+    -------
+    Breakdown
+
+    Raises
+    ------
+    SpecsimError
+        One of the files is missing, cut short or not ours, or they are not of the same run.
+    """
+    steps = load_steps(folder)
+    experiment = Experiment.load(folder / "config.yaml")
+    found = steps.provenance["config_hash"]
+    if found != experiment.hash:
+        raise ConfigError(
+            f"{folder}: config.yaml has the hash {experiment.hash}, steps.parquet comes from "
+            f"{found}: not the same run, or another version of specsim; run the experiment again"
+        )
+    deployment = Deployment.of(experiment)
+    return Breakdown(
+        time=time_use(steps, experiment.replicas),
+        memory=deployment.memory,
+        kv=_kv_use(steps, deployment, experiment.replicas),
+        provenance=steps.provenance,
+    )
+
+
+def _kv_use(steps: StepsTable, deployment: Deployment, num_replicas: int) -> KVUse:
+    setup = deployment.setup
+    num_usable = setup.num_usable_blocks
+    used = num_usable - steps["free_blocks"].astype(np.int64)
+    if used.min() < 0:
+        raise ConfigError(
+            f"steps.parquet: free_blocks = {num_usable - used.min()}, but only {num_usable} blocks "
+            "fit: the profile has changed since the run; run the experiment again"
+        )
+    lookahead = steps["num_running"] * (setup.limits["lookahead_len"] / setup.block_sizes[0])
+    start, end = steps.span
+    edges, time = np.array([start, end]), num_replicas * (end - start)
+
+    def mean(values: np.ndarray) -> float:
+        areas = (
+            integrals(steps.of_replica(number), values[steps["replica"] == number], edges)
+            for number in steps.replicas
+        )
+        return float(sum(area[0] for area in areas)) / time
+
+    return KVUse(
+        num_blocks=setup.limits["num_blocks"],
+        num_usable=num_usable,
+        peak_used=int(used.max()),
+        mean_used=mean(used),
+        peak_lookahead=float(lookahead.max()),
+        mean_lookahead=mean(lookahead),
+    )

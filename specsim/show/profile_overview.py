@@ -1,0 +1,119 @@
+"""What a profile says: what fits into memory, and how long typical steps take."""
+
+from dataclasses import dataclass
+
+from specsim.core.errors import CapacityError
+from specsim.core.step import StepLoad
+from specsim.engine.config import EngineConfig
+from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
+from specsim.profile import Profile, StepCosts, memory_plan
+
+__all__ = ["Overview", "StepTime"]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """How long a step takes, and whether that is to be believed."""
+
+    seconds: float
+    fits: bool
+    """Whether the KV cache holds its sequences at once."""
+    in_range: bool
+    """Whether the profile was fitted on steps as large as this."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A profile on its GPU, under vLLM's defaults."""
+
+    profile: Profile
+    model: ModelShape
+    gpu: GpuSpec
+    engine: EngineConfig
+
+    @classmethod
+    def of(cls, profile: Profile) -> "Overview":
+        """Find model and GPU of a profile.
+
+        Parameters
+        ----------
+        profile : Profile
+
+        Returns
+        -------
+        Overview
+
+        Raises
+        ------
+        ProfileError
+            One of them is not known.
+        """
+        return cls(profile, load_model(profile.model), load_gpu(profile.gpu), EngineConfig())
+
+    @property
+    def methods(self) -> list[str | None]:
+        """Drafting methods whose costs are known; of a profile without any, [None]."""
+        return [*self.profile.drafts] or [None]
+
+    def memory(self, method: str | None = None) -> MemoryPlan:
+        """Return what the memory of one GPU is for.
+
+        Parameters
+        ----------
+        method : str or None
+            Of the drafter that is loaded; None if there is none.
+
+        Returns
+        -------
+        MemoryPlan
+        """
+        drafts = () if method is None else (self.profile.drafts[method],)
+        return memory_plan(self.profile, self.model, self.gpu, drafts)
+
+    def num_blocks(self, method: str | None = None) -> int:
+        """Return how many KV blocks fit beside a drafter, vLLM's null block included; or 0."""
+        try:
+            return self.memory(method).num_blocks()
+        except CapacityError:  # a profile that only lacks memory is still worth a look
+            return 0
+
+    def decode_time(
+        self, batch_size: int, context_len: int, draft_len: int, method: str | None = None
+    ) -> StepTime:
+        """Return how long a decode step takes: target, drafting, overhead.
+
+        Parameters
+        ----------
+        batch_size : int
+        context_len : int, tokens
+            Of each sequence.
+        draft_len : int, tokens
+            Of each sequence, verified and drafted anew.
+        method : str or None
+            What drafts; None costs nothing.
+
+        Returns
+        -------
+        StepTime
+        """
+        tokens = batch_size * (draft_len + 1)
+        load = StepLoad(batch_size * context_len, tokens, batch_size)
+        # Without speculation there is no drafter, whose first pass would cost something.
+        return self._step_time(load, draft_len, method if draft_len else None)
+
+    def prefill_time(self, prompt_len: int) -> StepTime:
+        """Return how long a step takes that reads a whole prompt and nothing else."""
+        return self._step_time(StepLoad(0, prompt_len, 1, prompt_len), 0, None)
+
+    def _step_time(self, load: StepLoad, draft_len: int, method: str | None) -> StepTime:
+        profile = self.profile
+        drafts = () if method is None else (profile.drafts[method],)
+        costs = StepCosts(profile.target, drafts, profile.overhead)
+        valid = profile.valid_range
+        capacity = (self.num_blocks(method) - 1) * self.engine.block_size
+        return StepTime(
+            seconds=float(costs.step_time(load, draft_len)),
+            fits=load.context_tokens + load.batched_tokens <= capacity,
+            in_range=load.context_tokens <= valid.context_tokens
+            and load.batched_tokens <= valid.batched_tokens,
+        )

@@ -1,0 +1,86 @@
+"""Families and their members."""
+
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic.fields import FieldInfo
+from rich.markup import escape
+from rich.table import Table
+
+from specsim.core.families import Family
+from specsim.core.settings import Settings
+
+__all__ = ["family_table", "names_table"]
+
+
+def family_table(family: Family[Any]) -> Table:
+    """Return the members of a family with their fields.
+
+    Parameters
+    ----------
+    family : Family
+
+    Returns
+    -------
+    rich.table.Table
+    """
+    table = Table(title=family.name, title_justify="left", header_style="bold", show_lines=True)
+    for column in (family.tag, "what it is, and an example", "fields"):
+        table.add_column(column)
+    for name, member in family.all_members().items():
+        fields = (
+            _field(field, info)
+            for field, info in member.model_fields.items()
+            if field != family.tag
+        )
+        summary = (member.__doc__ or "").strip().splitlines()[0]
+        examples = (_flow({family.tag: name, **example}) for example in member.examples)
+        table.add_row(name, escape("\n".join([summary, *examples])), escape("\n".join(fields)))
+    return table
+
+
+def names_table(title: str, names: dict[str, str]) -> Table:
+    """Return a table of names, each with a remark.
+
+    Parameters
+    ----------
+    title : str
+    names : dict of str to str
+
+    Returns
+    -------
+    rich.table.Table
+    """
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column("name", no_wrap=True)
+    table.add_column("source")
+    for name, remark in names.items():
+        table.add_row(name, escape(remark))
+    return table
+
+
+def _flow(value: dict[str, Any]) -> str:
+    """Return a mapping as one line of YAML."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000)
+    return text.strip()
+
+
+def _field(name: str, info: FieldInfo) -> str:
+    text = f"{name}: {_type(info.annotation)}"
+    return text if info.is_required() else f"{text} = {info.default}"
+
+
+def _type(annotation: Any) -> str:
+    """Return an annotation as a reader would say it."""
+    if get_origin(annotation) is Annotated:
+        return _type(get_args(annotation)[0])
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return f"{{{', '.join(annotation.model_fields)}}}"
+    arguments = get_args(annotation)
+    if not arguments:
+        return getattr(annotation, "__name__", str(annotation)).replace("NoneType", "None")
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, arguments))
+    if get_origin(annotation) is tuple:
+        return f"[{', '.join('...' if part is ... else _type(part) for part in arguments)}]"
+    return " | ".join(map(_type, arguments))

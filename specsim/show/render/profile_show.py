@@ -1,0 +1,168 @@
+"""A profile in a few tables."""
+
+from typing import Any
+
+from pydantic import BaseModel
+from rich.markup import escape
+from rich.table import Table
+
+from specsim.hardware import GIB
+from specsim.reality.profile_fit import Comparison
+from specsim.show.profile_overview import Overview, StepTime
+from specsim.show.render.profile_fit import KINDS
+from specsim.show.render.tables import new_table
+
+__all__ = ["comparison_table", "overview_tables"]
+
+_BATCH_SIZES = (1, 8, 32, 64, 256)
+_CONTEXT_LEN = 512  # tokens of each sequence
+_DRAFT_LENS = (3, 5)
+_PROMPT_LENS = (512, 2048, 8192)
+_UNIT = "ms, overhead included (*: beyond the valid range)"
+
+_SIZES = frozenset({"weights_gib", "kv_bytes_per_token"})
+
+
+def overview_tables(overview: Overview, title: str) -> list[Table]:
+    """Return what a profile is, its drafters, and how long typical steps take.
+
+    Parameters
+    ----------
+    overview : Overview
+    title : str
+
+    Returns
+    -------
+    list of rich.table.Table
+    """
+    tables = [_facts(overview, title)]
+    if overview.profile.drafts:
+        tables.append(_drafts(overview))
+    return [*tables, _decodes(overview), _prefills(overview)]
+
+
+def comparison_table(comparison: Comparison, title: str) -> Table:
+    """Return the errors of a profile on measured steps, by kind.
+
+    Parameters
+    ----------
+    comparison : Comparison
+    title : str
+
+    Returns
+    -------
+    rich.table.Table
+    """
+    columns = ["steps", "number", "mean", "median", "90th percentile", "worst"]
+    table = new_table(f"{title}: error of the target's forward pass", columns)
+    mixed = int(comparison.points.mixed.sum())
+    counts = {"all": len(comparison.points), "mixed": mixed}
+    counts["decode"] = counts["all"] - mixed
+    for kind, error in comparison.errors.items():
+        shares = (error.mean, error.median, error.p90, error.worst)
+        table.add_row(KINDS[kind], f"{counts[kind]:,}", *(f"{share:.2%}" for share in shares))
+    if comparison.num_outside:
+        table.caption = f"beyond the valid range: {comparison.num_outside:,}"
+    return table
+
+
+def _facts(overview: Overview, title: str) -> Table:
+    profile, memory = overview.profile, overview.memory()
+    told, valid, block_size = profile.provenance, profile.valid_range, overview.engine.block_size
+    size = profile.tensor_parallel_size
+    facts = {
+        "model": f"{overview.model.name} ({profile.model})",
+        "GPU": f"{size} x {overview.gpu.name} ({profile.gpu})",
+        "engine": told.engine,
+        "source": told.source,
+        "date": told.date,
+        "notes": told.notes,
+        "target": _described(profile.target),
+        "overhead": _described(profile.overhead),
+        "valid range": f"steps of up to {valid.context_tokens:,} context and "
+        f"{valid.batched_tokens:,} batched tokens",
+        "memory per GPU": f"{memory.total_bytes / GIB:,.2f} GiB, of which vLLM takes "
+        f"{memory.usable_bytes / GIB:,.2f}",
+        "weights": f"{memory.weight_bytes / GIB:,.2f} GiB per GPU",
+        "set aside": f"{memory.reserved_bytes / GIB:,.2f} GiB per GPU",
+        "KV cache": f"{memory.block_bytes / block_size:,.0f} bytes per token and GPU",
+        "KV blocks": _blocks(overview, None),
+    }
+    table = Table(title=escape(title), title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in facts.items():
+        if text:
+            table.add_row(name, escape(text.strip()))
+    return table
+
+
+def _drafts(overview: Overview) -> Table:
+    columns = ["drafter", "weights, GiB", "KV bytes per token", "KV blocks beside it"]
+    table = new_table("drafters, per GPU", columns)
+    table.add_column("cost of drafting", overflow="fold")
+    for method, cost in overview.profile.drafts.items():
+        sizes = f"{cost.weights_gib:,.2f}", f"{cost.kv_bytes_per_token:,.0f}"
+        # A basis says what the latency is of; host time has none.
+        sizes_and_basis = _SIZES if cost.latency else _SIZES | {"basis"}
+        costs = _described(cost, leave_out=sizes_and_basis)
+        blocks = f"{overview.num_blocks(method):,}"
+        table.add_row(escape(method), *sizes, blocks, escape(costs))
+    return table
+
+
+def _decodes(overview: Overview) -> Table:
+    rows: list[tuple[str, int, str | None]] = [("k = 0", 0, None)]
+    for method in overview.methods:
+        label = method or "drafts that cost nothing"
+        rows.extend((f"k = {k}, {label}", k, method) for k in _DRAFT_LENS)
+    title = f"decode step with {_CONTEXT_LEN} tokens of context each, {_UNIT}"
+    table = new_table(title, ["batch size", *map(str, _BATCH_SIZES)])
+    for label, k, method in rows:
+        times = (overview.decode_time(size, _CONTEXT_LEN, k, method) for size in _BATCH_SIZES)
+        table.add_row(escape(label), *map(_shown, times))
+    return table
+
+
+def _prefills(overview: Overview) -> Table:
+    names = ["prompt, tokens", *(f"{prompt_len:,}" for prompt_len in _PROMPT_LENS)]
+    table = new_table(f"step that reads one prompt, {_UNIT}", names)
+    times = (overview.prefill_time(prompt_len) for prompt_len in _PROMPT_LENS)
+    table.add_row("prefill", *map(_shown, times))
+    return table
+
+
+def _shown(time: StepTime) -> str:
+    if not time.fits:  # it never runs at once; its time would only mislead
+        return "does not fit"
+    return f"{time.seconds * 1e3:.2f}{'' if time.in_range else ' *'}"
+
+
+def _blocks(overview: Overview, method: str | None) -> str:
+    engine, blocks = overview.engine, overview.num_blocks(method)
+    limit = f"at gpu_memory_utilization {engine.gpu_memory_utilization:g}"
+    if not blocks:
+        return f"none fits {limit}"
+    tokens = (blocks - 1) * engine.block_size
+    return f"{blocks:,} of {engine.block_size} tokens fit {limit}: {tokens:,} tokens"
+
+
+def _described(part: BaseModel, leave_out: frozenset[str] = frozenset()) -> str:
+    """Return the fields of a part of a profile in one line; a table in it as its size."""
+    fields = part.model_dump(mode="json", exclude_none=True, exclude=set(leave_out))
+    kind = fields.pop("kind", None)
+    return f"{kind}: {_flat(fields)}" if kind else _flat(fields)
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        kind = f"{value['kind']}: " if "kind" in value else ""
+        pairs = (
+            f"{name} ({_flat(inner)})" if isinstance(inner, dict) else f"{name} {_flat(inner)}"
+            for name, inner in value.items()
+            if name != "kind" and inner != 0
+        )
+        return kind + ", ".join(pairs)
+    if isinstance(value, list):
+        return f"[{len(value)} values]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

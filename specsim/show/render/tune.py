@@ -1,0 +1,147 @@
+"""A tuning on the terminal: three tables and a verdict."""
+
+import json
+
+from rich.table import Table
+
+from specsim.show.render.intervals import interval
+from specsim.show.render.tables import new_table
+from specsim.study.paired import SpeedUp
+from specsim.study.tune import Tuning
+from specsim.study.tune.batch import BatchTuning
+from specsim.study.tune.check import Check
+from specsim.study.tune.crossover import Crossover
+
+__all__ = ["tuning_tables", "verdict"]
+
+
+def tuning_tables(tuning: Tuning, title: str) -> list[Table]:
+    """Return the tables of a tuning: batch sizes, crossover loads, and the schedule's check.
+
+    Parameters
+    ----------
+    tuning : Tuning
+    title : str
+
+    Returns
+    -------
+    list of rich.table.Table
+    """
+    unit = tuning.load_unit
+    return [
+        _batch_table(tuning.batches, f"{title}: output throughput over k = 0, by batch size"),
+        _crossover_table(tuning.crossovers, unit),
+        _check_table(tuning.check, f"speed-up of mean latency over no speculation, load in {unit}"),
+    ]
+
+
+def _batch_table(batches: BatchTuning, title: str) -> Table:
+    ks = range(1, len(batches.points[0].measurements))
+    columns = ["batch", *(f"k={k}" for k in ks), "best k", "over next best", "95 % interval"]
+    table = new_table(title, [*columns, ""])
+    for point in batches.points:
+        gain = point.gain_over(point.best_k, point.next_best_k)
+        is_tie = point.best_k != point.fastest_k
+        table.add_row(
+            f"{point.batch_size:,}",
+            *(f"{point.gains[k].mean:.3f}" for k in ks),
+            str(point.best_k),
+            f"{gain.mean:.3f} (k={point.next_best_k})",
+            interval(gain),
+            f"tied with k={point.fastest_k}" if is_tie else "",
+        )
+    return table
+
+
+def _crossover_table(crossovers: list[Crossover], unit: str) -> Table:
+    table = new_table("load below which a fixed k pays", ["k", unit, "95 % interval"])
+    for crossover in crossovers:
+        table.add_row(str(crossover.k), *_crossover_texts(crossover))
+    return table
+
+
+def _crossover_texts(crossover: Crossover) -> tuple[str, str]:
+    last = _load(crossover.highest_load)
+    if crossover.pays == "never":
+        return "never pays", ""
+    if crossover.load is None:
+        return f"always, up to {last}", ""
+    low = "-" if crossover.low is None else _load(crossover.low)
+    high = f"over {last}" if crossover.high is None else _load(crossover.high)
+    return _load(crossover.load), f"{low} - {high}"
+
+
+def _load(value: float) -> str:
+    """Return a load, which may be a hundredth of a request per second or thousands of clients."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
+def _check_table(check: Check, title: str) -> Table:
+    ks = range(1, len(check.loads[0].fixed))
+    fixed = [f"k={k}" for k in ks]
+    columns = ["load", *fixed, "schedule", "over best k", "95 % interval", "oracle*", ""]
+    table = new_table(title, ["", *columns])
+    for load in check.loads:
+        table.add_row(
+            load.name,
+            _load(load.load),
+            *(f"{load.speed_up(load.fixed[k]).mean:.3f}" for k in ks),
+            f"{load.speed_up(load.schedule).mean:.3f}",
+            f"{load.over_best_fixed.mean:.3f} (k={load.best_fixed})",
+            interval(load.over_best_fixed),
+            f"{load.oracle_over_schedule.mean:.3f}",
+            "SATURATED" if load.is_saturated else "",
+        )
+    table.caption = "* over the schedule, both without asynchronous scheduling"
+    table.caption_justify = "left"
+    return table
+
+
+def verdict(tuning: Tuning) -> list[str]:
+    """Return in a few lines what the schedule gains and what to use.
+
+    Parameters
+    ----------
+    tuning : Tuning
+
+    Returns
+    -------
+    list of str
+    """
+    schedule = f"schedule:  {json.dumps(tuning.speculative_config)}"
+    if not tuning.longest:
+        return ["Speculation pays at no batch size: start the server without it.", schedule]
+    check = tuning.check
+    own = next(load for load in check.loads if load.name == "own")
+    lines = [
+        f"Over these loads the schedule gains {_percent(check.over_best_fixed)} over "
+        f"{_server(check.best_fixed)}, the best fixed k{_share(check)}.",
+        f"At the experiment's own load of {_load(own.load)} {tuning.load_unit} it gains "
+        f"{_percent(own.over_best_fixed)} over {_server(own.best_fixed)}, the best there.",
+    ]
+    if tuning.recommended != tuning.speculative_config:
+        lines.append(
+            f"The schedule does not beat {_server(check.best_fixed)} beyond doubt: use that."
+        )
+    if tuning.recommended is None:
+        return [*lines, schedule]
+    return [*lines, schedule, f"use:       {json.dumps(tuning.recommended)}"]
+
+
+def _server(k: int) -> str:
+    return f"k = {k}" if k else "no speculation"
+
+
+def _percent(value: SpeedUp) -> str:
+    assert value.low is not None
+    assert value.high is not None
+    percents = ((ratio - 1) * 100 for ratio in (value.low, value.mean, value.high))
+    low, mean, high = (round(percent, 1) + 0.0 for percent in percents)  # no negative zero
+    return f"{mean:.1f} % (95 %: {low:.1f} to {high:.1f} %)"
+
+
+def _share(check: Check) -> str:
+    share = check.share_of_oracle
+    if share is None or not check.schedule_pays:
+        return ""
+    return f", which is {share:.0%} of the oracle's gain"

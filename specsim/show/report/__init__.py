@@ -1,0 +1,11 @@
+"""Report: one self-contained page from the results folder of a sweep, a comparison or a run.
+
+`load_study` reads whatever folder it is given into a `Study`; `write_page` makes the page. The
+page's own files (HTML, CSS, JavaScript) lie in ``web/``.
+"""
+
+from specsim.show.report.loading import load_study
+from specsim.show.report.page import write_page
+from specsim.show.report.study import Axis, Point, Study
+
+__all__ = ["Axis", "Point", "Study", "load_study", "write_page"]

@@ -1,0 +1,169 @@
+"""Which axis plays which part: hardware, policy, load, or something else."""
+
+from typing import Any
+
+from specsim.show.report.study import HARDWARE, LOAD, OTHER, POLICY, Axis
+from specsim.study.sweep.labels import labels
+
+__all__ = ["axis_of", "draft_len", "role_of", "shortened", "single_axes"]
+
+_LOADS = {
+    "workload.arrivals.rate": ("Request rate", "requests/s"),
+    "workload.arrivals.concurrency": ("Concurrency", "requests"),
+    "workload.arrivals.time_scale": ("Time scale of the trace", ""),
+}
+_ARRIVALS = "workload.arrivals"
+_TITLES = {"profile": "Hardware", "policy": "Policy", _ARRIVALS: "Arrivals", "replicas": "Replicas"}
+
+
+def role_of(fields: list[str]) -> str:
+    """Return the part that an axis plays.
+
+    Parameters
+    ----------
+    fields : list of str
+        Dotted names of what it sets.
+
+    Returns
+    -------
+    str
+    """
+    if any(name in _LOADS or name == _ARRIVALS for name in fields):
+        return LOAD
+    if "profile" in fields:
+        return HARDWARE
+    if any(name.startswith(("policy", "engine.speculative_config")) for name in fields):
+        return POLICY
+    return OTHER
+
+
+def axis_of(role: str, field: str, names: list[str], values: list[Any]) -> Axis:
+    """Return an axis.
+
+    Parameters
+    ----------
+    role : str
+    field : str
+        Dotted name of what it sets above all.
+    names : list of str
+        Label of each value.
+    values : list
+        The values themselves.
+
+    Returns
+    -------
+    Axis
+    """
+    if field == _ARRIVALS:
+        field, names, values = _spelled_out(names, values)
+    title, unit = _LOADS.get(field, (_TITLES.get(field, field), ""))
+    are_numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    numbers = [float(value) for value in values] if are_numbers else None
+    return Axis(role, title, unit, field, shortened(names) if role == HARDWARE else names, numbers)
+
+
+def _spelled_out(names: list[str], values: list[Any]) -> tuple[str, list[str], list[Any]]:
+    """Return whole arrivals by the one number that tells them apart, if there is one."""
+    for field in _LOADS:
+        name = field.rsplit(".", 1)[1]
+        found = [value.get(name) if isinstance(value, dict) else None for value in values]
+        if None not in found and len(set(found)) == len(found):
+            return field, labels(found), found
+    return _ARRIVALS, names, values
+
+
+def shortened(names: list[str]) -> list[str]:
+    """Return names of profiles without the model, where all have the same.
+
+    Parameters
+    ----------
+    names : list of str
+        Such as ``h100/llama-3.1-8b``.
+
+    Returns
+    -------
+    list of str
+    """
+    parts = [name.split("/") for name in names]
+    is_shared = len({tuple(part[1:]) for part in parts}) == 1
+    return [part[0] for part in parts] if is_shared and len(parts) > 1 else names
+
+
+def single_axes(config: dict[str, Any]) -> dict[str, Axis]:
+    """Return, by role, what all runs of one configuration have in common.
+
+    Parameters
+    ----------
+    config : dict
+        As in the YAML file of an experiment.
+
+    Returns
+    -------
+    dict of str to Axis
+        Each with a single value.
+    """
+    arrivals = (config.get("workload") or {}).get("arrivals") or {}
+    field = next((name for name in _LOADS if arrivals.get(name.rsplit(".", 1)[1])), None)
+    if field is None:
+        kind = str(arrivals.get("kind", "as configured"))
+        load = Axis(LOAD, "Arrivals", "", "workload.arrivals.rate", [kind])
+    else:
+        value = arrivals[field.rsplit(".", 1)[1]]
+        load = axis_of(LOAD, field, labels([value]), [value])
+    policy = config.get("policy")
+    name = labels(["off" if policy is False else policy])[0] if policy else _default_policy(config)
+    return {
+        HARDWARE: axis_of(HARDWARE, "profile", labels([config.get("profile", "?")]), [""]),
+        POLICY: axis_of(POLICY, "policy", [name], [""]),
+        LOAD: load,
+    }
+
+
+def _default_policy(config: dict[str, Any]) -> str:
+    always = draft_len(config)
+    if always is None:
+        return "schedule"
+    return f"static:k={always}" if always else "off"
+
+
+def draft_len(config: dict[str, Any]) -> int | None:
+    """Return the draft length that a configuration always asks for.
+
+    Nobody's class is loaded for that: a results folder may come from elsewhere.
+
+    Parameters
+    ----------
+    config : dict
+        As in the YAML file of an experiment.
+
+    Returns
+    -------
+    int or None, tokens
+        0 without speculation, None where a policy decides.
+    """
+    policy = config.get("policy")
+    proposer = (config.get("engine") or {}).get("speculative_config") or {}
+    limit = proposer.get("num_speculative_tokens") if isinstance(proposer, dict) else None
+    if policy is None:
+        if not proposer:
+            return 0
+        return None if "num_speculative_tokens_per_batch_size" in proposer else limit
+    kind, k = _kind_and_k(policy)
+    if kind == "off":
+        return 0
+    if kind != "static":
+        return None
+    return k if k is not None else limit
+
+
+def _kind_and_k(policy: Any) -> tuple[str, int | None]:
+    if policy is False:  # an unquoted off in YAML 1.1
+        return "off", None
+    if isinstance(policy, dict):
+        kind = policy.get("kind")
+        k = policy.get("k")
+        return ("off" if kind is False else str(kind)), k if isinstance(k, int) else None
+    kind, _, options = str(policy).partition(":")
+    fields = dict(option.partition("=")[::2] for option in options.split(","))
+    text = fields.get("k", "").strip()
+    return kind, int(text) if text.isdecimal() else None

@@ -1,0 +1,1 @@
+"""Study: many runs, to answer one question."""

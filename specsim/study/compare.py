@@ -1,0 +1,295 @@
+"""Compare policies on identical luck.
+
+Every policy meets the same requests at the same times, and a draft token at a given output
+position survives for all of them or for none. So the difference between two policies is paired,
+replication by replication, and its confidence interval is narrow.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from specsim.core.errors import ConfigError
+from specsim.core.processes import worker_pool
+from specsim.core.settings import validated
+from specsim.policies import POLICIES, Policy
+from specsim.policies.off import Off
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+from specsim.study.paired import Regret, SpeedUp, regret, speed_up
+
+__all__ = ["Comparison", "PolicyResult", "Standing", "compare", "folder_name", "parse_policies"]
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """One policy over all replications."""
+
+    label: str
+    policy: Policy
+    summaries: list[dict[str, Any]]
+    """As in ``summary.json``, one per replication."""
+    speed_up: SpeedUp
+    """Of the mean end-to-end latency over no speculation."""
+
+    def mean(self, field: str) -> float:
+        """Return the mean of a field of the summaries, or of their block ``specsim``.
+
+        Parameters
+        ----------
+        field : str
+            Such as ``mean_e2el_ms`` or ``tokens_per_step``.
+
+        Returns
+        -------
+        float
+            nan where a summary lacks the field.
+        """
+        values = [{**s["specsim"], **s}.get(field) for s in self.summaries]
+        return fmean(float("nan") if value is None else value for value in values)
+
+    @property
+    def latencies(self) -> list[float]:
+        """Mean end-to-end latency of each replication, milliseconds."""
+        return [summary["mean_e2el_ms"] for summary in self.summaries]
+
+    @property
+    def is_unstable(self) -> bool:
+        """Whether any replication could not keep up with its arrivals."""
+        return any(summary["specsim"]["unstable"] for summary in self.summaries)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings of the first replication."""
+        return list(self.summaries[0]["specsim"]["warnings"])
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The place of one policy among all."""
+
+    rank: int
+    """From 1, the highest speed-up."""
+    result: PolicyResult
+    is_tied: bool | None
+    """Whether the paired 95 % interval of the difference to the rank above includes 0; None for
+    the first, and with a single replication."""
+    regret_oracle: Regret | None
+    """Against the policy ``oracle``, the faster if there are several; None if there is none."""
+    regret_best_static: Regret | None
+    """Against the fastest ``static`` policy, chosen with hindsight; None if there is none."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the standing as plain values, with all summaries."""
+        return {
+            "rank": self.rank,
+            "tied_with_rank_above": self.is_tied,
+            "unstable": self.result.is_unstable,
+            "speed_up": asdict(self.result.speed_up),
+            "regret_oracle": self.regret_oracle and asdict(self.regret_oracle),
+            "regret_best_static": self.regret_best_static and asdict(self.regret_best_static),
+            "summaries": self.result.summaries,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All policies, the baseline first."""
+
+    results: list[PolicyResult]
+    num_replications: int
+    notes: list[str] = field(default_factory=list)
+    """What was changed for all policies alike, so that they can be compared."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user should know before believing the numbers."""
+        return [*self.notes, *sorted({text for each in self.results for text in each.warnings})]
+
+    @property
+    def standings(self) -> list[Standing]:
+        """All policies by falling speed-up; those of equal speed-up in the order given."""
+        ranked = sorted(self.results, key=lambda result: -result.speed_up.mean)
+        oracle, best_static = _first_of("oracle", ranked), _first_of("static", ranked)
+        return [
+            Standing(
+                rank=rank,
+                result=result,
+                is_tied=_is_tied(above, result) if above is not None else None,
+                regret_oracle=_regret(oracle, result),
+                regret_best_static=_regret(best_static, result),
+            )
+            for rank, (above, result) in enumerate(zip([None, *ranked], ranked, strict=False), 1)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain values: per policy its standing and all summaries."""
+        standings = {standing.result.label: standing.to_dict() for standing in self.standings}
+        return {
+            result.label: {
+                **standings[result.label],
+                "warnings": [*self.notes, *result.warnings],
+            }
+            for result in self.results
+        }
+
+
+def _first_of(kind: str, ranked: list[PolicyResult]) -> PolicyResult | None:
+    return next((result for result in ranked if result.policy.kind == kind), None)
+
+
+def _regret(reference: PolicyResult | None, result: PolicyResult) -> Regret | None:
+    if reference is None:
+        return None
+    return regret(reference.latencies, result.latencies, reference.label)
+
+
+def _is_tied(above: PolicyResult, result: PolicyResult) -> bool | None:
+    ratio = speed_up(above.latencies, result.latencies)
+    if ratio.low is None or ratio.high is None:
+        return None
+    return ratio.low <= 1.0 <= ratio.high
+
+
+def parse_policies(texts: list[str]) -> dict[str, Policy]:
+    """Return policies by their short forms, no speculation first.
+
+    Parameters
+    ----------
+    texts : list of str
+        Such as ``static:k=3``.
+
+    Returns
+    -------
+    dict of str to Policy
+
+    Raises
+    ------
+    ConfigError
+        A policy is unknown, a field of it wrong, or the same text is given twice.
+    """
+    for text, count in Counter(texts).items():
+        if count > 1:
+            raise ConfigError(f"--policies {text}: is given {count} times; leave one")
+    policies: dict[str, Policy] = {"off": Off()}
+    for text in texts:
+        with validated(f"--policies {text}", ConfigError):
+            policies[text] = POLICIES.parse(text)
+    return policies
+
+
+def compare(
+    experiment: Experiment,
+    policies: dict[str, Policy],
+    *,
+    replications: int,
+    workers: int = 1,
+    folder: Path | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Comparison:
+    """Run every policy on the same requests and the same luck.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Its policy is replaced; replication i runs with seed ``experiment.seed + i``. If a policy
+        needs synchronous scheduling, all of them run with it.
+    policies : dict of str to Policy
+        By label; must contain ``off``, the baseline.
+    replications : int
+    workers : int
+        Processes; the results do not depend on their number.
+    folder : Path or None
+        Where to save the results of replication 0, one folder per policy.
+    on_progress : callable, optional
+        Told the number of runs that have ended.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    SpecsimError
+        A policy cannot be run with this experiment.
+    """
+    experiment, notes = _on_one_engine(experiment, policies)
+    tasks = [
+        (
+            experiment.replace(f"--policies {label}", policy=policy, seed=experiment.seed + number),
+            folder / folder_name(label) if folder and number == 0 else None,
+        )
+        for label, policy in policies.items()
+        for number in range(replications)
+    ]
+    summaries: list[dict[str, Any]] = []
+    for summary in _run_all(tasks, workers):
+        summaries.append(summary)
+        if on_progress is not None:
+            on_progress(len(summaries))
+    groups = {
+        label: summaries[start : start + replications]
+        for label, start in zip(policies, range(0, len(tasks), replications), strict=True)
+    }
+    baseline = [summary["mean_e2el_ms"] for summary in groups["off"]]
+    return Comparison(
+        [
+            PolicyResult(
+                label,
+                policies[label],
+                group,
+                speed_up(baseline, [summary["mean_e2el_ms"] for summary in group]),
+            )
+            for label, group in groups.items()
+        ],
+        replications,
+        notes,
+    )
+
+
+def _on_one_engine(
+    experiment: Experiment, policies: dict[str, Policy]
+) -> tuple[Experiment, list[str]]:
+    """Return the experiment without asynchronous scheduling if a policy needs that, and say so."""
+    needing = [label for label, policy in policies.items() if policy.needs_sync]
+    if not needing:
+        return experiment, []
+    would_be_async = any(
+        experiment.replace(f"--policies {label}", policy=policy).is_async
+        for label, policy in policies.items()
+        if not policy.needs_sync
+    )
+    engine = experiment.engine.model_copy(update={"async_scheduling": False})
+    names = f"{' and '.join(needing)} need{'s' if len(needing) == 1 else ''} it"
+    notes = [f"synchronous scheduling for all, because {names}"] if would_be_async else []
+    return experiment.replace(engine=engine), notes
+
+
+def folder_name(label: str) -> str:
+    """Return the label of a policy as the name of a folder."""
+    return re.sub(r"[^A-Za-z0-9.=_-]+", "-", label)
+
+
+Task = tuple[Experiment, Path | None]
+
+
+def _run_all(tasks: list[Task], workers: int) -> Iterator[dict[str, Any]]:
+    if min(workers, len(tasks)) <= 1:
+        yield from map(_run_one, tasks)
+        return
+    with worker_pool(min(workers, len(tasks))) as pool:
+        yield from pool.map(_run_one, tasks)
+
+
+def _run_one(task: Task) -> dict[str, Any]:
+    experiment, folder = task
+    keeps = folder is not None
+    summary = Summary(simulate(experiment, keeps_steps=keeps, keeps_deliveries=keeps))
+    if folder is not None:
+        summary.save(folder)
+    return summary.data

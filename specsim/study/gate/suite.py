@@ -1,0 +1,211 @@
+"""Suite: the scenarios that a gate runs, as one YAML file, and how much worse they may get."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, field_validator
+
+from specsim.core.errors import ConfigError
+from specsim.core.settings import Settings, load_mapping, nearest, validated
+from specsim.run.experiment import Experiment, check_used, overridden, set_field
+
+__all__ = ["METRICS", "Name", "Suite", "Tolerances", "parse_tolerances", "tolerances_of"]
+
+
+def _named(text: str) -> str:
+    if not re.fullmatch(r"\w[\w .,=/+-]{0,79}", text):
+        raise ValueError(
+            f"'{text}' is no name of a scenario; at most 80 letters, digits, spaces and _.,=/+-, "
+            "the first a letter or digit"
+        )
+    return text
+
+
+Name = Annotated[str, AfterValidator(_named)]
+"""Of a scenario: fit for XML, for annotations and for a table."""
+
+Tolerances = dict[str, Annotated[float, Field(ge=0, lt=10)]]
+"""By how much each metric may get worse, as a share of the baseline: 0.02 is 2 %."""
+
+METRICS: dict[str, bool] = {
+    **{
+        f"{statistic}_{latency}_ms": False
+        for latency in ("ttft", "tpot", "itl", "e2el")
+        for statistic in ("mean", "median", "p90", "p95", "p99")
+    },
+    "request_throughput": True,
+    "output_throughput": True,
+    "total_token_throughput": True,
+    "request_goodput": True,
+    "tokens_per_step": True,
+}
+"""What can be gated, and whether more of it is better."""
+
+DEFAULT_TOLERANCES: Tolerances = {
+    "mean_ttft_ms": 0.02,
+    "p99_ttft_ms": 0.05,
+    "mean_tpot_ms": 0.02,
+    "p99_tpot_ms": 0.05,
+    "mean_e2el_ms": 0.02,
+    "p99_e2el_ms": 0.05,
+    "output_throughput": 0.02,
+}
+_ONLY = "experiment"  # name of the scenario of an experiment that is no suite
+
+
+def check_metrics(tolerances: Tolerances) -> Tolerances:
+    """Return the tolerances if every metric in them is known.
+
+    Parameters
+    ----------
+    tolerances : dict of str to float
+
+    Returns
+    -------
+    dict of str to float
+
+    Raises
+    ------
+    ValueError
+    """
+    for metric in tolerances:
+        if metric not in METRICS:
+            raise ValueError(f"no metric '{metric}'; {nearest(metric, list(METRICS))}")
+    if not tolerances:
+        raise ValueError("gates nothing; name at least one metric, or leave it out for the usual")
+    return tolerances
+
+
+class Suite(Settings):
+    """A base experiment and what each scenario changes in it."""
+
+    base: dict[str, Any]
+    """The experiment, as in its YAML file; in a file also the path of one, from that file's own
+    folder."""
+    scenarios: dict[Name, dict[str, Any]] = Field(min_length=1)
+    """Per scenario, values of the base that it replaces, by dotted field name."""
+    replications: int = Field(default=10, ge=1, le=1000)
+    """Runs per scenario; run i has the scenario's seed plus i."""
+    tolerances: Tolerances | None = None
+    """Of the metrics to be gated; left out, the usual ones."""
+
+    @field_validator("tolerances")
+    @classmethod
+    def _check_metrics(cls, tolerances: Tolerances | None) -> Tolerances | None:
+        return None if tolerances is None else check_metrics(tolerances)
+
+    @classmethod
+    def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
+        """Return the suite in a YAML file; an experiment is a suite of one scenario.
+
+        Parameters
+        ----------
+        path : Path
+        overrides : iterable of str
+            Of fields of the base, such as ``policy=static:k=3``.
+
+        Returns
+        -------
+        Suite
+
+        Raises
+        ------
+        ConfigError
+            The file cannot be read, a scenario is no valid experiment, or an override is of what
+            every scenario replaces.
+        """
+        data = load_mapping(path, ConfigError)
+        if "workload" in data:
+            data = {"base": data, "scenarios": {_ONLY: {}}}
+        if isinstance(data.get("base"), str):
+            data["base"] = load_mapping(path.parent / data["base"], ConfigError)
+        with validated(str(path), ConfigError):
+            suite = cls.model_validate(data)
+        overrides = list(overrides)
+        replaced = set.intersection(*(set(changes) for changes in suite.scenarios.values()))
+        check_used(overrides, sorted(replaced), "every scenario sets")
+        suite = suite.model_copy(update={"base": overridden(suite.base, overrides)})
+        for name in suite.scenarios:
+            suite.experiment(name, str(path))
+        return suite
+
+    def experiment(self, name: str, source: str = "suite") -> Experiment:
+        """Return the experiment of a scenario.
+
+        Parameters
+        ----------
+        name : str
+        source : str
+            Where the suite comes from, for error messages.
+
+        Returns
+        -------
+        Experiment
+
+        Raises
+        ------
+        ConfigError
+        """
+        where = f"{source}: scenario '{name}'"
+        config = overridden(self.base, ())
+        for field, value in self.scenarios[name].items():
+            set_field(config, field, value, f"{where}: {field}")
+        return Experiment.parse(config, where)
+
+    def seeds(self, name: str) -> list[int]:
+        """Return the seed of each replication of a scenario."""
+        first = self.experiment(name).seed
+        return list(range(first, first + self.replications))
+
+
+def tolerances_of(suite: Suite) -> Tolerances:
+    """Return the tolerances of a suite, the usual ones where it names none.
+
+    Parameters
+    ----------
+    suite : Suite
+
+    Returns
+    -------
+    dict of str to float
+    """
+    if suite.tolerances is not None:
+        return suite.tolerances
+    return DEFAULT_TOLERANCES
+
+
+def parse_tolerances(texts: Iterable[str]) -> Tolerances:
+    """Return tolerances as the command line has them.
+
+    Parameters
+    ----------
+    texts : iterable of str
+        Such as ``mean_e2el_ms=0.02`` or ``mean_e2el_ms=2%``.
+
+    Returns
+    -------
+    dict of str to float
+
+    Raises
+    ------
+    ConfigError
+    """
+    found: Tolerances = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            number = float(value.removesuffix("%")) / (100.0 if value.endswith("%") else 1.0)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < 10:
+            raise ConfigError(f"--tolerance {text}: expected METRIC=SHARE, such as {name}=2%")
+        if name in found:
+            raise ConfigError(f"--tolerance {text}: '{name}' is given twice; leave one")
+        found[name] = number
+        try:
+            check_metrics(found)
+        except ValueError as error:
+            raise ConfigError(f"--tolerance {text}: {error}") from error
+    return found

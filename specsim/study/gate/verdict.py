@@ -1,0 +1,296 @@
+"""Verdicts: which metrics of which scenarios got worse than they may, beyond doubt.
+
+A metric is worse if it is so by more than its tolerance and the confidence interval of the change
+leaves no doubt that it is worse at all. The interval is paired where both sides have the same
+seeds, else by Welch's test, and it holds for all comparisons of a gate together (Bonferroni): a
+change that makes nothing better or worse fails a gate at most once in forty times, however many
+metrics and scenarios it looks at. With a single seed there is no interval, and the tolerance alone
+decides.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from statistics import fmean, variance
+from typing import Any, Literal
+
+from specsim.core.errors import ConfigError, SpecsimError
+from specsim.run.experiment import Experiment
+from specsim.study.gate.results import GateResults, ScenarioResults
+from specsim.study.gate.suite import METRICS, Suite, Tolerances
+from specsim.study.paired import mean_and_half_width, student_t
+
+__all__ = ["Comparison", "Judgement", "Verdict", "check_same_suite", "judge"]
+
+Verdict = Literal["same", "within", "better", "uncertain", "worse"]
+
+_ERROR = 0.05
+_MAY_DIFFER = ("policy", "engine")
+"""What is being compared; everything else is the scenario, and has to agree."""
+
+_REMEDY = "write the baseline anew with `specsim gate --update`"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One metric of one scenario."""
+
+    scenario: str
+    metric: str
+    baseline: float
+    """Mean over the seeds."""
+    current: float
+    worsening: float
+    """By which share of the baseline it is worse; negative if it is better."""
+    half_width: float | None
+    """Of the confidence interval of the worsening; None with a single seed."""
+    tolerance: float
+    verdict: Verdict
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The confidence interval of the worsening; None with a single seed."""
+        if self.half_width is None or not isfinite(self.worsening):
+            return None
+        return self.worsening - self.half_width, self.worsening + self.half_width
+
+    @property
+    def text(self) -> str:
+        """The comparison in words."""
+        if not isfinite(self.worsening):
+            change = "0 before"
+        else:
+            size = f"{abs(self.worsening):.1%} {'worse' if self.worsening > 0 else 'better'}"
+            change = size
+            if self.interval is not None:
+                low, high = (100 * each for each in self.interval)
+                change += f" (interval {low:.1f} to {high:.1f} %)"
+        return (
+            f"{self.metric} {self.baseline:,.6g} -> {self.current:,.6g}: {change}, tolerance "
+            f"{self.tolerance:.1%}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain values."""
+        return {
+            "scenario": self.scenario,
+            "metric": self.metric,
+            "verdict": self.verdict,
+            "baseline": self.baseline,
+            "current": self.current,
+            "worsening": self.worsening if isfinite(self.worsening) else None,
+            "interval": self.interval,
+            "tolerance": self.tolerance,
+        }
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """All comparisons of a gate."""
+
+    comparisons: list[Comparison]
+    is_paired: bool
+    """Whether both sides have the same seeds in every scenario."""
+    notes: list[str]
+    """What else differs between the two sides."""
+
+    def of_verdict(self, verdict: Verdict) -> list[Comparison]:
+        """Return the comparisons that came out like this."""
+        return [each for each in self.comparisons if each.verdict == verdict]
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether nothing got worse than it may."""
+        return not self.of_verdict("worse")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the judgement as plain values."""
+        return {
+            "passed": self.is_passed,
+            "paired": self.is_paired,
+            "notes": self.notes,
+            "comparisons": [each.to_dict() for each in self.comparisons],
+        }
+
+
+def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -> Judgement:
+    """Compare the results of two revisions.
+
+    Parameters
+    ----------
+    baseline, current : GateResults
+    tolerances : dict of str to float
+        Of the metrics to be compared.
+
+    Returns
+    -------
+    Judgement
+
+    Raises
+    ------
+    ConfigError
+        The two do not have the same scenarios, or one lacks a metric.
+    """
+    _check_names(set(baseline.scenarios), set(current.scenarios))
+    notes: list[str] = []
+    scenarios_of: dict[str, list[str]] = {}
+    if baseline.specsim_version != current.specsim_version:
+        notes.append(f"specsim {baseline.specsim_version} -> {current.specsim_version}")
+    error = _ERROR / (len(baseline.scenarios) * len(tolerances))
+    comparisons = []
+    for name, old in baseline.scenarios.items():
+        new = current.scenarios[name]
+        for text in _differences(name, old.config, new.config):
+            scenarios_of.setdefault(text, []).append(name)
+        for metric, tolerance in tolerances.items():
+            comparisons.append(_compare(name, metric, tolerance, (old, new), error))
+    for text, names in scenarios_of.items():
+        everywhere = len(names) == len(baseline.scenarios)
+        notes.append(text if everywhere else f"{', '.join(names)}: {text}")
+    return Judgement(
+        comparisons,
+        all(old.seeds == current.scenarios[name].seeds for name, old in baseline.scenarios.items()),
+        notes,
+    )
+
+
+def check_same_suite(baseline: GateResults, suite: Suite) -> None:
+    """Raise, before anything is run, unless a suite has the scenarios and seeds of a baseline.
+
+    Parameters
+    ----------
+    baseline : GateResults
+    suite : Suite
+
+    Raises
+    ------
+    ConfigError
+    """
+    _check_names(set(baseline.scenarios), set(suite.scenarios))
+    for name, old in baseline.scenarios.items():
+        _differences(name, old.config, _without_seed(suite.experiment(name).to_dict()))
+        if old.seeds != (seeds := suite.seeds(name)):
+            raise ConfigError(
+                f"scenario '{name}': the suite has the seeds {_span(seeds)}, the baseline "
+                f"{_span(old.seeds)}; {_REMEDY}"
+            )
+
+
+def _span(seeds: list[int]) -> str:
+    return f"{min(seeds)} to {max(seeds)}"
+
+
+def _without_seed(config: dict[str, Any]) -> dict[str, Any]:
+    return {field: value for field, value in config.items() if field != "seed"}
+
+
+def _check_names(before: set[str], after: set[str]) -> None:
+    for odd in sorted(before ^ after):
+        side = "baseline" if odd in before else "current side"
+        raise ConfigError(f"scenario '{odd}': only the {side} has it; {_REMEDY}")
+
+
+def _differences(name: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Return what differs in the thing tested; raise if the scenario itself does."""
+    before, after = _flat(_completed(old, new)), _flat(new)
+    found = []
+    for field in sorted(before.keys() | after.keys()):
+        values = [side.get(field, "nothing") for side in (before, after)]
+        if values[0] == values[1]:
+            continue
+        if field.split(".")[0] not in _MAY_DIFFER:
+            raise ConfigError(
+                f"scenario '{name}': {field} was {values[0]!r} and is {values[1]!r}, so it is "
+                f"another scenario; {_REMEDY}"
+            )
+        found.append(f"{field}: {values[0]} -> {values[1]}")
+    # Of another policy every field is another.
+    return [text for text in found if text.startswith("policy.kind:")] or found
+
+
+def _completed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored scenario with the defaults of fields that it did not know yet."""
+    tested = {field: new[field] for field in _MAY_DIFFER if field in new}
+    try:
+        known = Experiment.parse({**old, **tested}, "baseline").to_dict()
+    except SpecsimError:  # it is another scenario, which is what there is to say
+        return old
+    stored = {field: old[field] for field in _MAY_DIFFER if field in old}
+    kept = {field: value for field, value in known.items() if field not in (*_MAY_DIFFER, "seed")}
+    return kept | stored
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _compare(
+    name: str,
+    metric: str,
+    tolerance: float,
+    sides: tuple[ScenarioResults, ScenarioResults],
+    error: float,
+) -> Comparison:
+    for side in sides:
+        if metric not in side.metrics:
+            raise ConfigError(
+                f"scenario '{name}': '{metric}' was not kept; {_REMEDY}, and the same tolerances"
+            )
+    before, after = (side.metrics[metric] for side in sides)
+    is_paired = sides[0].seeds == sides[1].seeds
+    if is_paired:
+        changes = [b - a for a, b in zip(before, after, strict=True)]
+        change, half_width = mean_and_half_width(changes, error)
+    else:
+        change, half_width = _welch(before, after, error)
+    scale = fmean(before)
+    worsening = _share(-change if METRICS[metric] else change, scale)
+    if half_width is not None:
+        half_width = _share(half_width, scale)
+    is_same = is_paired and before == after
+    return Comparison(
+        scenario=name,
+        metric=metric,
+        baseline=scale,
+        current=fmean(after),
+        worsening=worsening,
+        half_width=half_width,
+        tolerance=tolerance,
+        verdict="same" if is_same else _verdict(worsening, half_width or 0.0, tolerance),
+    )
+
+
+def _share(value: float, scale: float) -> float:
+    if value == 0:
+        return 0.0
+    return value / abs(scale) if scale else inf * value
+
+
+def _verdict(worsening: float, half_width: float, tolerance: float) -> Verdict:
+    if abs(worsening) <= tolerance:
+        return "within"
+    if isfinite(worsening) and abs(worsening) <= half_width:
+        return "uncertain"
+    return "worse" if worsening > 0 else "better"
+
+
+def _welch(
+    before: Sequence[float], after: Sequence[float], error: float
+) -> tuple[float, float | None]:
+    """Return the difference of two means and half its confidence interval (Welch 1947)."""
+    change = fmean(after) - fmean(before)
+    if min(len(before), len(after)) < 2:
+        return change, None
+    parts = [variance(side) / len(side) for side in (before, after)]
+    if not sum(parts):
+        return change, 0.0
+    freedom = sum(parts) ** 2 / sum(
+        part**2 / (len(side) - 1) for part, side in zip(parts, (before, after), strict=True)
+    )
+    return change, student_t(freedom, error) * sum(parts) ** 0.5

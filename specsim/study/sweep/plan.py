@@ -1,0 +1,283 @@
+"""Sweep: which experiments a sweep runs, as one YAML file.
+
+The grid is the product of the axes. An axis is a mapping of dotted field names to values; several
+fields of one axis change together. The first axis changes slowest, the replication fastest.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from specsim.core.errors import ConfigError
+from specsim.core.settings import Settings, load_mapping, validated
+from specsim.run.experiment import Experiment, check_used, overridden, set_field
+from specsim.study.sweep.labels import labels
+
+__all__ = ["Axis", "Point", "Sweep"]
+
+Axis = dict[str, list[Any]]
+"""Values by dotted field name, equally many of each field."""
+
+_MAX_POINTS = 100_000
+_SPACED = ("linspace", "logspace")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep."""
+
+    number: int
+    """Place in the order of the sweep, from 0."""
+    axes: dict[str, Any]
+    """Value of each field that an axis sets."""
+    labels: dict[str, str]
+    """The same in a few characters, different for each value of a field."""
+    replication: int
+    seed: int
+    config: dict[str, Any]
+    """Of the experiment, as in its YAML file."""
+
+    def experiment(self) -> Experiment:
+        """Return the experiment.
+
+        Returns
+        -------
+        Experiment
+
+        Raises
+        ------
+        ConfigError
+            These values do not go together.
+        """
+        return Experiment.parse(self.config, f"point {self.number}")
+
+
+class Sweep(Settings):
+    """A base experiment and the axes along which it is varied."""
+
+    base: dict[str, Any]
+    """The experiment, as in its YAML file; in a file also the path of one, from that file's own
+    folder. What an axis sets may be missing."""
+    axes: list[Axis]
+    """In a file, values may also be ``{linspace: [first, last, count]}`` or ``logspace``, whose
+    neighbours have equal ratios; both ends are among the values."""
+    replications: int = Field(default=1, ge=1)
+    """Runs per combination; run i has the seed of the base plus i, so that all combinations meet
+    the same luck (common random numbers)."""
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _spell_out(cls, axes: object) -> object:
+        if not isinstance(axes, list) or not all(isinstance(axis, dict) for axis in axes):
+            raise ValueError(
+                "must be a list of axes, such as [{policy: [off, static:k=3]}, "
+                "{workload.arrivals.rate: {logspace: [1, 32, 6]}}]"
+            )
+        if not axes:
+            raise ValueError("names no axis, so the grid is empty; give at least one")
+        return [
+            {field: _values(str(field), given) for field, given in axis.items()} for axis in axes
+        ]
+
+    @model_validator(mode="after")
+    def _check_grid(self) -> Self:
+        fields = [field for axis in self.axes for field in axis]
+        for field in fields:
+            if fields.count(field) > 1:
+                raise ValueError(f"axes: '{field}' is on two axes; give it once")
+        if "seed" in fields:
+            raise ValueError("axes: 'seed' cannot be an axis; set replications instead")
+        for axis in self.axes:
+            if len({len(values) for values in axis.values()}) != 1:
+                counts = ", ".join(f"{field} {len(values)}" for field, values in axis.items())
+                raise ValueError(
+                    f"axes: the fields of one axis change together and need equally many values "
+                    f"(found: {counts or 'no field'}); make them axes of their own or even them out"
+                )
+        if self.num_points > _MAX_POINTS:
+            raise ValueError(
+                f"axes: {self.num_points:,} runs are more than {_MAX_POINTS:,}; use fewer values "
+                "or several sweeps"
+            )
+        return self
+
+    @classmethod
+    def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
+        """Return the sweep in a YAML file.
+
+        Parameters
+        ----------
+        path : Path
+        overrides : iterable of str
+            Of fields of the base, such as ``workload.num_requests=100``.
+
+        Returns
+        -------
+        Sweep
+
+        Raises
+        ------
+        ConfigError
+            The file cannot be read, the grid is empty, an axis sets what no experiment has, or an
+            override is of what an axis sets.
+        """
+        data = load_mapping(path, ConfigError)
+        if isinstance(data.get("base"), str):
+            data["base"] = load_mapping(path.parent / data["base"], ConfigError)
+        with validated(str(path), ConfigError):
+            sweep = cls.model_validate(data)
+        overrides = list(overrides)
+        check_used(overrides, (field for axis in sweep.axes for field in axis), "an axis sets")
+        sweep = sweep.model_copy(update={"base": overridden(sweep.base, overrides)})
+        sweep.check(str(path))
+        return sweep
+
+    def check(self, source: str) -> list[Experiment]:
+        """Raise if some value of an axis makes no valid experiment, whatever the others are.
+
+        A combination that does not go together, such as a draft that is longer than the limit, is
+        left for its run to say.
+
+        Parameters
+        ----------
+        source : str
+            Where the sweep came from, for error messages.
+
+        Returns
+        -------
+        list of Experiment
+            Valid ones, so many that every value of every axis is in one.
+
+        Raises
+        ------
+        ConfigError
+        """
+        valid = []
+        unproven = {
+            (axis, place) for axis, one in enumerate(self.axes) for place in range(_length(one))
+        }
+        problems: dict[tuple[int, int], ConfigError] = {}
+        for places in self._combinations():
+            values = set(enumerate(places))
+            if not values & unproven:
+                continue
+            try:
+                valid.append(Experiment.parse(self._config(places, source), source))
+            except ConfigError as error:
+                for value in values:
+                    problems.setdefault(value, error)
+            else:
+                unproven -= values
+        if unproven:
+            raise problems[min(unproven)]
+        return valid
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know before comparing points."""
+        modes = {e.is_async for e in self.check("axes") if e.engine.async_scheduling is None}
+        if len(modes) < 2:
+            return []
+        return [
+            "some policies or methods run with asynchronous scheduling and others cannot, and "
+            "their differences hold that, too; set engine.async_scheduling to false to compare"
+        ]
+
+    @property
+    def seed(self) -> int:
+        """Seed of the first replication."""
+        return int(self.base.get("seed", 0))
+
+    @property
+    def num_points(self) -> int:
+        """Number of runs."""
+        return prod(_length(axis) for axis in self.axes) * self.replications
+
+    def points(self) -> Iterator[Point]:
+        """Yield all runs in their order."""
+        known = {f: labels(values) for axis in self.axes for f, values in axis.items()}
+        number = 0
+        for places in self._combinations():
+            chosen = dict(self._chosen(places))
+            config = self._config(places, "axes")
+            for replication in range(self.replications):
+                seed = self.seed + replication
+                yield Point(
+                    number=number,
+                    axes={field: self._value(field, place) for field, place in chosen.items()},
+                    labels={field: known[field][place] for field, place in chosen.items()},
+                    replication=replication,
+                    seed=seed,
+                    config={**config, "seed": seed},
+                )
+                number += 1
+
+    def _combinations(self) -> Iterator[tuple[int, ...]]:
+        return product(*(range(_length(axis)) for axis in self.axes))
+
+    def _chosen(self, places: tuple[int, ...]) -> Iterator[tuple[str, int]]:
+        for axis, place in zip(self.axes, places, strict=True):
+            for field in axis:
+                yield field, place
+
+    def _value(self, field: str, place: int) -> Any:
+        return next(axis[field][place] for axis in self.axes if field in axis)
+
+    def _config(self, places: tuple[int, ...], source: str) -> dict[str, Any]:
+        config: dict[str, Any] = json.loads(json.dumps(self.base))
+        for field, place in self._chosen(places):
+            set_field(config, field, self._value(field, place), f"{source}: axes: {field}")
+        return config
+
+
+def _length(axis: Axis) -> int:
+    return len(next(iter(axis.values()), []))
+
+
+def _values(field: str, given: object) -> list[Any]:
+    """Return the values of a field, which may be spaced evenly between two ends."""
+    if isinstance(given, dict) and len(given) == 1 and (kind := next(iter(given))) in _SPACED:
+        return _spaced(field, str(kind), given[kind])
+    if not isinstance(given, list):
+        raise ValueError(  # noqa: TRY004 - what pydantic explains
+            f"{field} = {given!r} must be a list of values, {{linspace: [first, last, count]}} "
+            "or {logspace: [first, last, count]}"
+        )
+    if not given:
+        raise ValueError(f"'{field}' has no value, so the grid is empty; give at least one")
+    for place, value in enumerate(given):
+        if value in given[:place]:
+            raise ValueError(f"{field} = {value!r} is given twice; leave it out once")
+    if all(isinstance(value, bool) for value in given):
+        return given
+    # An unquoted off is the boolean False in YAML 1.1.
+    return ["off" if value is False else value for value in given]
+
+
+def _spaced(field: str, kind: str, ends: object) -> list[Any]:
+    rule = f"{field} = {{{kind}: {ends}}}: must be [first, last, count]"
+    if not isinstance(ends, list) or len(ends) != 3 or not all(map(_is_number, ends)):
+        raise ValueError(f"{rule}, three numbers")
+    first, last, count = ends
+    if not isinstance(count, int) or not 2 <= count <= _MAX_POINTS or first == last:
+        raise ValueError(
+            f"{rule}, with two different ends and a whole count from 2 to {_MAX_POINTS:,}"
+        )
+    if kind == "logspace" and not (first > 0 and last > 0):
+        raise ValueError(f"{rule}, with both ends above 0")
+    # To twelve digits: 0.30000000000000004 is nobody's wish.
+    space = np.linspace if kind == "linspace" else np.geomspace
+    values = [float(f"{value:.12g}") for value in space(first, last, count)]
+    are_whole = isinstance(first, int) and isinstance(last, int)
+    return [int(v) for v in values] if are_whole and all(v.is_integer() for v in values) else values
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)

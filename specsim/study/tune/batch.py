@@ -1,0 +1,222 @@
+"""Which k serves each batch size fastest.
+
+The batch is held at a size by that many clients who send their next request when the last is
+answered, on a server that drafts k tokens at every step. A server that follows a schedule by batch
+size does just that as long as its batch stays there, so each k is tried in such a server, k = 0
+included: look-ahead slots and the drafter's memory are those of the longest draft.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.policies.schedule import Schedule
+from specsim.run.deployment import Deployment
+from specsim.study.paired import SpeedUp, mean_and_half_width, speed_up
+from specsim.study.tune.load import Loads
+from specsim.study.tune.trials import Measurement, Trials
+
+__all__ = ["BatchPoint", "BatchTuning", "best_k", "non_increasing", "tune_batches"]
+
+_UNMEASURED_ROUNDS = 3  # requests per client: two until all are mixed, one at the end
+_MIN_MEASURED = 100  # requests, and at least one per client
+
+
+@dataclass(frozen=True)
+class BatchPoint:
+    """All k at one batch size."""
+
+    batch_size: int
+    measurements: list[list[Measurement]]
+    """By k from 0, then by replication."""
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """Time per output token, seconds, shape (k + 1, replications)."""
+        return np.array([[m.time_per_token for m in group] for group in self.measurements])
+
+    @property
+    def gains(self) -> list[SpeedUp]:
+        """Output throughput of each k as a multiple of that of k = 0."""
+        return [self.gain_over(k, 0) for k in range(len(self.measurements))]
+
+    @property
+    def best_k(self) -> int:
+        """The fastest k, or the smallest that cannot be told from it."""
+        return best_k(np.log(self.times))
+
+    @property
+    def next_best_k(self) -> int:
+        """The fastest of the others."""
+        order = np.argsort(np.log(self.times).mean(axis=1), kind="stable").tolist()
+        return int(next(k for k in order if k != self.best_k))
+
+    @property
+    def fastest_k(self) -> int:
+        """The k of the highest mean throughput, whether or not it can be told from the others."""
+        return int(np.log(self.times).mean(axis=1).argmin())
+
+    def gain_over(self, k: int, other: int) -> SpeedUp:
+        """Return the output throughput of one k as a multiple of that of another."""
+        times = self.times
+        return speed_up(times[other].tolist(), times[k].tolist())
+
+    def requests_per_second(self, k: int) -> float:
+        """Return how many requests this batch size answers per second."""
+        group = self.measurements[k]
+        return float(np.mean([1 / m.time_per_token / m.mean_output_len for m in group]))
+
+    @property
+    def mean_batch_size(self) -> float:
+        """Sequences per step without drafts, which a full KV cache keeps below the batch size."""
+        return float(np.mean([m.mean_batch_size for m in self.measurements[0]]))
+
+
+@dataclass(frozen=True)
+class BatchTuning:
+    """The best k of every batch size."""
+
+    points: list[BatchPoint]
+    """By batch size, from 1 to the largest that was simulated."""
+    ranges: tuple[tuple[int, int, int], ...]
+    """Inclusive, (first batch size, last batch size, k); the last ends at max_num_seqs."""
+    max_num_seqs: int
+    is_smoothed: bool
+    """Whether noise made the best k rise with the batch size somewhere, which `ranges` do not."""
+
+
+def tune_batches(loads: Loads, trials: Trials) -> BatchTuning:
+    """Find the best k of every batch size.
+
+    Parameters
+    ----------
+    loads : Loads
+    trials : Trials
+
+    Returns
+    -------
+    BatchTuning
+
+    Raises
+    ------
+    SpecsimError
+        The experiment cannot be run.
+    """
+    max_num_seqs, largest = _largest_batch(loads)
+    sizes = sorted({*(2**i for i in range(largest.bit_length()) if 2**i < largest), largest})
+    points = _try_all(loads, trials, sizes)
+    ks, gains = _best_ks(points)
+    smooth = ks if all(a >= b for a, b in pairwise(ks)) else non_increasing(gains)
+    return BatchTuning(points, _ranges(smooth, max_num_seqs), max_num_seqs, smooth != ks)
+
+
+def _largest_batch(loads: Loads) -> tuple[int, int]:
+    """Return max_num_seqs, and the largest batch that also fits into the KV cache.
+
+    At a random instant a running request is one of length-biased choice, and half done.
+    """
+    engine = Deployment.of(loads.experiment).engine
+    assert engine.max_num_seqs is not None
+    assert engine.num_gpu_blocks is not None
+    prompts, outputs = loads.sample.prompt_lens, loads.sample.output_lens
+    held = float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
+    held += loads.experiment.max_draft_len + engine.block_size / 2
+    fitting = int((engine.num_gpu_blocks - 1) * engine.block_size / held)
+    limit = min(engine.max_num_seqs, engine.max_num_active_seqs or engine.max_num_seqs)
+    return engine.max_num_seqs, max(1, min(limit, fitting))
+
+
+def _try_all(loads: Loads, trials: Trials, sizes: list[int]) -> list[BatchPoint]:
+    ks = range(loads.experiment.max_draft_len + 1)
+    measured = iter(
+        trials.run(
+            trial
+            for size in sizes
+            for k in ks
+            for trial in loads.closed_trials(Schedule(ranges=((1, size, k),)), size, _count(size))
+        )
+    )
+    return [
+        BatchPoint(size, [[next(measured) for _ in range(loads.replications)] for _ in ks])
+        for size in sizes
+    ]
+
+
+def _count(size: int) -> int:
+    return _UNMEASURED_ROUNDS * size + max(_MIN_MEASURED, size)
+
+
+def best_k(log_times: NDArray[np.float64]) -> int:
+    """Return the smallest k whose paired 95 % interval does not tell it from the fastest.
+
+    Parameters
+    ----------
+    log_times : ndarray of float, shape (k + 1, replications)
+        Logarithm of a time per token, at least two replications.
+
+    Returns
+    -------
+    int
+    """
+    excess = log_times - log_times[log_times.mean(axis=1).argmin()]
+    return next(k for k, samples in enumerate(excess) if _may_be_zero(samples))
+
+
+def _may_be_zero(samples: NDArray[np.float64]) -> bool:
+    mean, half_width = mean_and_half_width(samples.tolist())
+    assert half_width is not None
+    return mean <= half_width
+
+
+def _best_ks(points: list[BatchPoint]) -> tuple[list[int], NDArray[np.float64]]:
+    """Return the best k at every batch size, and the mean log gains over k = 0 they rest on.
+
+    Between the sizes that were simulated, gains are interpolated over the logarithm of the size,
+    replication by replication: shape (largest batch size, k + 1).
+    """
+    log_times = np.array([np.log(point.times) for point in points])
+    log_times -= log_times[:, :1]
+    if len(points) > 1:
+        # The processes that run the trials need none of it.
+        from scipy.interpolate import PchipInterpolator  # noqa: PLC0415 - takes half a second
+
+        known = np.log([point.batch_size for point in points])
+        wanted = np.log(np.arange(1, points[-1].batch_size + 1))
+        log_times = PchipInterpolator(known, log_times, axis=0)(wanted)
+    return [best_k(table) for table in log_times], -log_times.mean(axis=2)
+
+
+def non_increasing(gains: NDArray[np.float64]) -> list[int]:
+    """Return the k of every batch size, never rising, of the greatest total gain.
+
+    Parameters
+    ----------
+    gains : ndarray of float, shape (n, k + 1)
+        By batch size from 1; a size counts by its share of a logarithmic axis.
+
+    Returns
+    -------
+    list of int, n of them
+    """
+    ks = range(gains.shape[1])
+    total = np.zeros(len(ks))
+    choices: list[list[int]] = []
+    for size, row in enumerate(gains, start=1):
+        before = [k + int(total[k:].argmax()) for k in ks]  # the best k of the size before
+        choices.append(before)
+        total = row / size + total[before]
+    k = int(total.argmax())
+    chosen = []
+    for before in reversed(choices):
+        chosen.append(k)
+        k = before[k]
+    return chosen[::-1]
+
+
+def _ranges(ks: list[int], max_num_seqs: int) -> tuple[tuple[int, int, int], ...]:
+    """Return equal neighbours as ranges; the last k holds for all larger sizes."""
+    runs = [list(run) for _, run in groupby(enumerate(ks, start=1), key=lambda pair: pair[1])]
+    ends = [*(run[-1][0] for run in runs[:-1]), max_num_seqs]
+    return tuple((run[0][0], end, run[0][1]) for run, end in zip(runs, ends, strict=True))

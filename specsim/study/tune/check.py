@@ -1,0 +1,188 @@
+"""What the schedule gains over the best fixed k, and how much of the oracle's gain that is."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.policies import Policy
+from specsim.policies.oracle import OracleGoodput
+from specsim.policies.schedule import Schedule
+from specsim.study.paired import SpeedUp, speed_up
+from specsim.study.tune.batch import BatchTuning
+from specsim.study.tune.crossover import LoadSeries
+from specsim.study.tune.load import fixed_policy
+from specsim.study.tune.trials import Measurement, Trials
+
+__all__ = ["Check", "LoadCheck", "check_schedule"]
+
+_SHARES = {"low": 1 / 8, "medium": 1 / 2, "high": 7 / 8}
+"""Loads to check at beside the experiment's own, as shares of the highest throughput."""
+_NEAR = 1.25  # ratio of two loads that need not both be checked
+
+
+@dataclass(frozen=True)
+class LoadCheck:
+    """The schedule and every fixed k at one load."""
+
+    name: str
+    """``own``, or ``low``, ``medium`` or ``high``."""
+    load: float
+    is_saturated: bool
+    """Whether no k sustains it; then latencies grow with the length of the run."""
+    fixed: list[list[Measurement]]
+    """By k, 0 without speculation, then by replication."""
+    schedule: list[Measurement]
+    synchronous: dict[str, list[Measurement]]
+    """``fixed`` (the best k over all loads), ``schedule`` and ``oracle``, none of which schedules
+    asynchronously, because the oracle cannot."""
+
+    @property
+    def best_fixed(self) -> int:
+        """The k of the smallest mean latency at this load."""
+        return int(_logs(self.fixed).mean(axis=1).argmin())
+
+    def speed_up(self, group: list[Measurement]) -> SpeedUp:
+        """Return a policy's speed-up over no speculation."""
+        return _speed_up(self.fixed[0], group)
+
+    @property
+    def oracle_over_schedule(self) -> SpeedUp:
+        """Speed-up of the oracle over the schedule, under synchronous scheduling."""
+        return _speed_up(self.synchronous["schedule"], self.synchronous["oracle"])
+
+    @property
+    def over_best_fixed(self) -> SpeedUp:
+        """Speed-up of the schedule over the k that is best at this load."""
+        return _speed_up(self.fixed[self.best_fixed], self.schedule)
+
+
+@dataclass(frozen=True)
+class Check:
+    """The schedule against one fixed k for all loads."""
+
+    loads: list[LoadCheck]
+    best_fixed: int
+    """The k of the smallest latency over all loads, by geometric mean; 0 without speculation."""
+    over_best_fixed: SpeedUp
+    """Speed-up of the schedule over that k, by geometric mean over the sustained loads."""
+    synchronous_over_best_fixed: SpeedUp
+    """The same under synchronous scheduling."""
+    oracle_over_best_fixed: SpeedUp
+    """Speed-up of the oracle over that k, under synchronous scheduling."""
+
+    @property
+    def share_of_oracle(self) -> float | None:
+        """What the schedule gains over the best fixed k as a share of what the oracle gains.
+
+        Of the logarithms, both under synchronous scheduling; None if the oracle gains nothing.
+        """
+        oracle = self.oracle_over_best_fixed
+        if oracle.low is None or oracle.low <= 1:
+            return None
+        return float(np.log(self.synchronous_over_best_fixed.mean) / np.log(oracle.mean))
+
+    @property
+    def schedule_pays(self) -> bool:
+        """Whether the schedule is better than the best fixed k beyond doubt."""
+        return self.over_best_fixed.low is not None and self.over_best_fixed.low > 1
+
+
+def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> Check:
+    """Simulate a schedule against every fixed k and the oracle.
+
+    Parameters
+    ----------
+    series : LoadSeries
+    batches : BatchTuning
+    trials : Trials
+
+    Returns
+    -------
+    Check
+
+    Raises
+    ------
+    SpecsimError
+        The experiment cannot be run.
+    """
+    loads, schedule = series.loads, Schedule(ranges=batches.ranges)
+    named = _named_loads(series)
+
+    def measure(policies: list[Policy], *, synchronous: bool) -> dict[str, list[list[Measurement]]]:
+        return _by_load(series, trials, named, policies, synchronous=synchronous)
+
+    ks = range(loads.experiment.max_draft_len + 1)
+    measured = measure([*map(fixed_policy, ks), schedule], synchronous=False)
+    # A load that nothing sustains would outweigh all others.
+    names = [name for name, load in named.items() if load <= series.capacity]
+    fixed_latencies = [_overall([measured[name][k] for name in names]) for k in ks]
+    best = int(np.argmin([np.log(values).mean() for values in fixed_latencies]))
+    synchronous = measure([fixed_policy(best), schedule, OracleGoodput()], synchronous=True)
+    reference, tuned, oracle = (
+        _overall([synchronous[name][place] for name in names]) for place in range(3)
+    )
+    return Check(
+        loads=[
+            LoadCheck(
+                name,
+                load,
+                load > series.capacity,
+                measured[name][:-1],
+                measured[name][-1],
+                dict(zip(("fixed", "schedule", "oracle"), synchronous[name], strict=True)),
+            )
+            for name, load in sorted(named.items(), key=lambda item: item[1])
+        ],
+        best_fixed=best,
+        over_best_fixed=speed_up(
+            fixed_latencies[best], _overall([measured[name][-1] for name in names])
+        ),
+        synchronous_over_best_fixed=speed_up(reference, tuned),
+        oracle_over_best_fixed=speed_up(reference, oracle),
+    )
+
+
+def _named_loads(series: LoadSeries) -> dict[str, float]:
+    """Return the experiment's own load, and others that are not almost the same."""
+    own = series.loads.own
+    others = {
+        name: series.loads.possible(share * series.capacity) for name, share in _SHARES.items()
+    }
+    apart = {name: load for name, load in others.items() if not 1 / _NEAR < load / own < _NEAR}
+    return {"own": own, **apart}
+
+
+def _by_load(
+    series: LoadSeries,
+    trials: Trials,
+    named: dict[str, float],
+    policies: list[Policy],
+    *,
+    synchronous: bool,
+) -> dict[str, list[list[Measurement]]]:
+    loads = series.loads
+    groups = [
+        loads.trials(policy, load, series.count(load), synchronous=synchronous)
+        for load in named.values()
+        for policy in policies
+    ]
+    measured = iter(trials.run(trial for group in groups for trial in group))
+    return {
+        name: [[next(measured) for _ in range(loads.replications)] for _ in policies]
+        for name in named
+    }
+
+
+def _logs(groups: list[list[Measurement]]) -> NDArray[np.float64]:
+    return np.log([[m.e2e_latency for m in group] for group in groups])
+
+
+def _overall(groups: list[list[Measurement]]) -> list[float]:
+    """Return the geometric mean over loads of each replication's latency."""
+    means: list[float] = np.exp(_logs(groups).mean(axis=0)).tolist()
+    return means
+
+
+def _speed_up(baseline: list[Measurement], candidate: list[Measurement]) -> SpeedUp:
+    return speed_up([m.e2e_latency for m in baseline], [m.e2e_latency for m in candidate])

@@ -1,0 +1,202 @@
+"""Load: how an experiment is made to run at other batch sizes and other loads than its own."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from specsim.core.errors import ConfigError
+from specsim.core.rng import generator
+from specsim.policies import Policy
+from specsim.policies.off import Off
+from specsim.policies.static import Static
+from specsim.run.experiment import Experiment
+from specsim.study.tune.trials import Recording, Trial
+from specsim.workload import WorkloadConfig
+from specsim.workload.arrivals.closed_loop import ClosedLoop
+from specsim.workload.arrivals.trace import TraceReplay
+from specsim.workload.lengths.base import Lengths
+from specsim.workload.lengths.trace import TraceRows
+from specsim.workload.trace import Trace
+
+__all__ = ["Loads", "check_steady", "fixed_policy"]
+
+_SAMPLE = 2000  # requests from which the mean length is estimated where they are drawn
+
+
+def fixed_policy(k: int) -> Policy:
+    """Return the policy of a server that was started with k, or, for 0, without speculation."""
+    return Static(k=k) if k else Off()
+
+
+def check_steady(experiment: Experiment) -> None:
+    """Raise unless what an experiment's server sustains is the same at all times.
+
+    Parameters
+    ----------
+    experiment : Experiment
+
+    Raises
+    ------
+    ConfigError
+        It has incidents: runs of other loads and lengths would meet them at other moments.
+    """
+    if experiment.incidents:
+        raise ConfigError(
+            "incidents: a load cannot be looked for while replicas fail or get slow; leave them "
+            "out (--set incidents=null) and try the load that is found with them afterwards"
+        )
+
+
+@dataclass(frozen=True)
+class Loads:
+    """An experiment, and how it is run at other loads.
+
+    The load of an open workload is its mean rate, that of a closed loop its concurrency.
+    """
+
+    experiment: Experiment
+    replications: int
+
+    def __post_init__(self) -> None:
+        check_steady(self.experiment)
+        arrivals = self.experiment.workload.arrivals
+        if not self.is_closed and "rate" not in type(arrivals).model_fields:
+            raise ConfigError(
+                f"workload.arrivals.kind = '{arrivals.kind}' has no rate that could be varied to "
+                "find crossover loads; use poisson, gamma, constant, trace or, for offline work, "
+                "closed_loop with the concurrency that you want to tune for"
+            )
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the load is a number of clients."""
+        return isinstance(self.experiment.workload.arrivals, ClosedLoop)
+
+    @property
+    def unit(self) -> str:
+        """Unit of the load."""
+        return "clients" if self.is_closed else "requests/s"
+
+    @cached_property
+    def own(self) -> float:
+        """The experiment's own load."""
+        arrivals = self.experiment.workload.arrivals
+        if isinstance(arrivals, ClosedLoop):
+            return float(arrivals.concurrency)
+        rate = getattr(arrivals, "rate", None)
+        return self._recorded_rate if rate is None else float(rate)
+
+    @property
+    def _recorded_rate(self) -> float:
+        times = self.sample.arrived_at
+        assert times is not None
+        span = float(np.ptp(times))
+        if not span:
+            raise ConfigError(
+                "workload.arrivals: all requests of the trace arrive at once, so its rate cannot "
+                "be varied; use arrivals of kind poisson and lengths: {kind: trace, path: ...}"
+            )
+        return (len(times) - 1) / span
+
+    def possible(self, load: float) -> float:
+        """Return the nearest load that can be run: a whole number of clients, at least 1."""
+        return float(max(1, round(load))) if self.is_closed else load
+
+    @cached_property
+    def sample(self) -> Trace:
+        """Requests that stand for all: the recording, or some that are drawn like the others."""
+        recording = self._recording(0)
+        if recording is not None:
+            return recording.all_requests()
+        return self._lengths.draw(generator(self.experiment.seed, "lengths"), _SAMPLE)
+
+    def closed_trials(self, policy: Policy, concurrency: int, count: int) -> list[Trial]:
+        """Return the trials that hold the batch of one replica at a size.
+
+        Parameters
+        ----------
+        policy : Policy
+        concurrency : int
+            Clients without think time, so the batch size as long as the KV cache holds it.
+        count : int
+            Requests.
+
+        Returns
+        -------
+        list of Trial
+            One per replication.
+        """
+        workload = WorkloadConfig(
+            arrivals=ClosedLoop(concurrency=concurrency),
+            lengths=self._lengths,
+            num_requests=count,
+        )
+        return self._trials(self.experiment.replace(replicas=1), policy, workload)
+
+    def trials(
+        self, policy: Policy, load: float, count: int, *, synchronous: bool = False
+    ) -> list[Trial]:
+        """Return the trials of a policy at a load.
+
+        Parameters
+        ----------
+        policy : Policy
+        load : float
+            Requests/s or clients; see `unit`.
+        count : int
+            Requests.
+        synchronous : bool
+            Whether to force synchronous scheduling, which an oracle needs.
+
+        Returns
+        -------
+        list of Trial
+            One per replication.
+        """
+        own = self.experiment.workload.arrivals
+        changes: dict[str, object] = (
+            {"concurrency": int(load)} if self.is_closed else {"rate": load}
+        )
+        if isinstance(own, TraceReplay):
+            changes["time_scale"] = 1.0
+        workload = WorkloadConfig(
+            arrivals=own.model_copy(update=changes),
+            lengths=self.experiment.workload.lengths,
+            num_requests=count,
+        )
+        experiment = self.experiment
+        if synchronous:
+            engine = experiment.engine.model_copy(update={"async_scheduling": False})
+            experiment = experiment.replace(engine=engine)
+        return self._trials(experiment, policy, workload)
+
+    def _trials(
+        self, experiment: Experiment, policy: Policy, workload: WorkloadConfig
+    ) -> list[Trial]:
+        return [
+            Trial(
+                experiment.replace(workload=workload, policy=policy, seed=experiment.seed + number),
+                self._recording(number),
+            )
+            for number in range(self.replications)
+        ]
+
+    def _recording(self, number: int) -> Recording | None:
+        if not self._is_recorded:
+            return None
+        experiment = self.experiment
+        return Recording(experiment.workload, experiment.seed, number / self.replications)
+
+    @cached_property
+    def _is_recorded(self) -> bool:
+        is_replayed = isinstance(self.experiment.workload.arrivals, TraceReplay)
+        return is_replayed or self._lengths.num_rows is not None
+
+    @property
+    def _lengths(self) -> Lengths:
+        workload = self.experiment.workload
+        if workload.lengths is not None:
+            return workload.lengths
+        assert isinstance(workload.arrivals, TraceReplay)
+        return TraceRows(path=workload.arrivals.path)

@@ -1,0 +1,369 @@
+"""Draft evaluation: what a lookup would have drafted for recorded answers, and how much of it held.
+
+No engine and no clock: each request of a token trace is replayed alone, in the order of the file,
+against what the model really said. A drafter that is a model is known by its recorded acceptance
+only; that is enough to stand beside a lookup, or behind one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specsim.core.errors import ConfigError, TraceError
+from specsim.core.request import UNRECORDED, Request, Text
+from specsim.core.settings import validated
+from specsim.lookup import Draft, Lookup
+from specsim.policies.hybrid_suffix import HybridSuffix
+from specsim.proposers import PROPOSERS, Proposer
+from specsim.workload.readers import read_trace
+
+__all__ = ["DraftCounts", "DraftEval", "Drafter", "evaluate_drafts", "load_texts", "parse_drafter"]
+
+
+_NO_EFFECT = frozenset(
+    {"disable_mqa_scorer", "method", "model", "num_speculative_tokens_per_batch_size"}
+)
+"""Options of a server that has an engine, or a policy, and of `parse_drafter` itself."""
+
+
+class Drafter(NamedTuple):
+    """Who drafts, and for a hybrid who picks."""
+
+    proposer: Proposer
+    picker: HybridSuffix | None = None
+
+
+class DraftCounts(NamedTuple):
+    """What became of the drafts of one request, or of several."""
+
+    steps: int
+    """Verifications, whether or not anything had been drafted."""
+    accepted: int
+    """Draft tokens."""
+    drafted: int
+    """Draft tokens."""
+    output_tokens: int
+    """Tokens of the answer."""
+
+
+@dataclass(frozen=True)
+class DraftEval:
+    """Result of a draft evaluation."""
+
+    drafter: Drafter
+    per_request: list[DraftCounts]
+    """In the order of the file."""
+    prompt_time: float
+    """Seconds that the lookup took to take in the prompts."""
+    step_time: float
+    """Seconds that it took to draft, and to take in what came of each step."""
+    memory_bytes: int
+    """Of the lookup at its largest, as it says itself."""
+    drafts_first_token: bool
+    """Whether drafting started before the first output token."""
+
+    @property
+    def total(self) -> DraftCounts:
+        """All requests together."""
+        return DraftCounts(*map(sum, zip(*self.per_request, strict=True)))
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Output tokens per verification; a first token that comes from prefill is left out."""
+        prefilled = 0 if self.drafts_first_token else len(self.per_request)
+        total = self.total
+        return (total.output_tokens - prefilled) / max(1, total.steps)
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted share of the draft tokens."""
+        total = self.total
+        return total.accepted / max(1, total.drafted)
+
+    @property
+    def step_us(self) -> float:
+        """Host time per step, microseconds."""
+        return 1e6 * self.step_time / max(1, self.total.steps)
+
+    def drafter_json(self) -> dict[str, Any]:
+        """Return who drafted, as it would be configured."""
+        proposer, picker = self.drafter
+        config = {"proposer": proposer.model_dump(mode="json", exclude_none=True)}
+        if picker is not None:
+            config["policy"] = picker.model_dump(mode="json", exclude_none=True)
+        return config
+
+    def totals_as_json(self) -> dict[str, Any]:
+        """Return everything that is the same on every machine, all requests together."""
+        total = self.total
+        return {
+            **self.drafter_json(),
+            "requests": len(self.per_request),
+            "steps": total.steps,
+            "accepted": total.accepted,
+            "drafted": total.drafted,
+            "output_tokens": total.output_tokens,
+            "tokens_per_step": self.tokens_per_step,
+            "acceptance": self.acceptance,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything that is the same on every machine."""
+        return {
+            **self.totals_as_json(),
+            "columns": list(DraftCounts._fields),
+            "per_request": [list(counts) for counts in self.per_request],
+        }
+
+
+def parse_drafter(method: str, options: dict[str, Any], source: str) -> Drafter:
+    """Return the drafter that some options describe.
+
+    Parameters
+    ----------
+    method : str
+        Of a proposer.
+    options : dict
+        Fields of the proposer; a prefix that all of a method's fields share may be left out
+        (``max_tree_depth`` for ``suffix_decoding_max_tree_depth``). For ``hybrid`` also ``tau``.
+    source : str
+        Where they come from, for error messages.
+
+    Returns
+    -------
+    Drafter
+
+    Raises
+    ------
+    ConfigError
+        There is no such method, or an option is wrong.
+    """
+    member = PROPOSERS.find(method)
+    prefix = f"{method}_decoding_"
+    fields, picker_fields = {"method": method}, {}
+    for name, value in options.items():
+        if member.has_fallback and name in HybridSuffix.model_fields.keys() - {"kind"}:
+            picker_fields[name] = value
+        else:
+            field = prefix + name if prefix + name in member.model_fields else name
+            if field in options and field != name:
+                raise ConfigError(f"{source}: {name} and {field} are the same; give one of them")
+            if field in _NO_EFFECT:
+                raise ConfigError(f"{source}: {field} has no effect on a replay; leave it out")
+            fields[field] = value
+    with validated(source, ConfigError):
+        picker = HybridSuffix.model_validate(picker_fields) if member.has_fallback else None
+        proposer = PROPOSERS.parse(fields)
+    try:
+        for part in proposer.parts:
+            part.check_real_drafts()
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    return Drafter(proposer, picker)
+
+
+def load_texts(path: Path) -> list[Request]:
+    """Return the requests of a token trace.
+
+    Parameters
+    ----------
+    path : Path
+
+    Returns
+    -------
+    list of Request
+
+    Raises
+    ------
+    TraceError
+        It cannot be read, or has no token ids.
+    """
+    trace = read_trace(path)
+    if trace.prompt_token_ids is None or trace.output_token_ids is None:
+        raise TraceError(
+            f"{path}: format '{trace.format}' carries no token ids; give a token trace "
+            "(prompt_token_ids, generated_token_ids), which `specsim tokens from-text` makes"
+        )
+    if trace.num_dropped:
+        raise TraceError(
+            f"{path}: {trace.num_dropped} of {len(trace) + trace.num_dropped} requests have no "
+            "output tokens, so there is nothing to verify drafts against; remove them"
+        )
+    return list(trace.requests())
+
+
+def evaluate_drafts(
+    drafter: Drafter,
+    requests: list[Request],
+    on_progress: Callable[[int], None] | None = None,
+    *,
+    drafts_first_token: bool | None = None,
+) -> DraftEval:
+    """Replay requests one after the other.
+
+    Parameters
+    ----------
+    drafter : Drafter
+    requests : list of Request
+        With token ids, and with recorded acceptance where a model drafts.
+    on_progress : callable, optional
+        Told how many requests are done.
+    drafts_first_token : bool, optional
+        Whether drafting starts before the first output token, which in a server comes from prefill;
+        by default as the figures of the proposer were published. Set it to compare proposers.
+
+    Returns
+    -------
+    DraftEval
+
+    Raises
+    ------
+    TraceError
+        A model is to draft whose acceptance was not recorded.
+    """
+    lookup, proposer = _make_lookup(drafter, requests), drafter.proposer
+    if drafts_first_token is None:
+        drafts_first_token = proposer.drafts_first_token
+    skipped_len = 0 if drafts_first_token else 1
+    per_request: list[DraftCounts] = []
+    prompt_time, step_time, memory_bytes = 0.0, 0.0, 0
+    for request in requests:
+        begun_at = perf_counter()
+        lookup.start(request.index, request.text)
+        prompt_time += perf_counter() - begun_at
+        counts, seconds = _replay(lookup, request, skipped_len, proposer.num_speculative_tokens)
+        per_request.append(counts)
+        step_time += seconds
+        memory_bytes = max(memory_bytes, lookup.memory_bytes)
+        lookup.end(request.index)
+        if on_progress is not None:
+            on_progress(len(per_request))
+    return DraftEval(drafter, per_request, prompt_time, step_time, memory_bytes, drafts_first_token)
+
+
+def _make_lookup(drafter: Drafter, requests: list[Request]) -> Lookup:
+    proposer, picker = drafter
+    lookups = [part.make_lookup() or _RecordedDrafts(part, requests) for part in proposer.parts]
+    if picker is None:
+        return lookups[0]
+    longest = proposer.num_speculative_tokens
+    lens = [min(part.num_speculative_tokens, longest) for part in proposer.parts]
+    return _Hybrid(picker, *lookups, lookup_len=lens[0], fallback_len=lens[1])
+
+
+class _RecordedDrafts(Lookup):
+    """Stands for a model: so many tokens of its draft agree with the answer as were recorded."""
+
+    def __init__(self, proposer: Proposer, requests: list[Request]) -> None:
+        name = proposer.method
+        for request in requests:
+            if name not in request.recorded_lens:
+                known = ", ".join(sorted(request.recorded_lens)) or "none"
+                raise TraceError(
+                    f"method '{name}' drafts with a model, so it needs its recorded acceptance, "
+                    f"'acc_{name}', which request {request.id or request.index} does not have (it "
+                    f"has: {known}); give a trace that carries it, or another proposer"
+                )
+        self._records = {request.index: request.recorded_lens[name] for request in requests}
+        self._max_len = proposer.num_speculative_tokens
+        self._text = Text(np.empty(0, dtype=np.int32), 0)
+        self._known_len = 0
+
+    def start(self, request: int, text: Text) -> None:
+        self._text, self._known_len = text, text.prompt_len
+
+    def reveal(self, request: int, known_len: int) -> None:
+        self._known_len = known_len
+
+    def draft(self, request: int, max_len: int) -> Draft:
+        token_ids, prompt_len = self._text
+        record, position = self._records[request], self._known_len - prompt_len
+        draft_len = min(max_len, self._max_len)
+        accepted_len = min(record[position] if position < len(record) else 0, draft_len)
+        agreed = token_ids[self._known_len : self._known_len + accepted_len].tolist()
+        return Draft(agreed + [UNRECORDED] * (draft_len - len(agreed)))
+
+    def end(self, request: int) -> None:
+        pass
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0
+
+
+class _Hybrid(Lookup):
+    """A lookup, and who drafts where the policy has no use for what it finds."""
+
+    def __init__(
+        self,
+        picker: HybridSuffix,
+        lookup: Lookup,
+        fallback: Lookup,
+        *,
+        lookup_len: int,
+        fallback_len: int,
+    ) -> None:
+        self._picker = picker
+        self._memory = picker.new_memory(fallback_len)
+        self._lookup, self._fallback = lookup, fallback
+        self._lookup_len, self._fallback_len = lookup_len, fallback_len
+        self._text = Text(np.empty(0, dtype=np.int32), 0)
+        self._known_len = 0
+
+    def start(self, request: int, text: Text) -> None:
+        self._text, self._known_len = text, text.prompt_len
+        self._lookup.start(request, text)
+        self._fallback.start(request, text)
+
+    def reveal(self, request: int, known_len: int) -> None:
+        self._known_len = known_len
+        self._lookup.reveal(request, known_len)
+        self._fallback.reveal(request, known_len)
+
+    def draft(self, request: int, max_len: int) -> Draft:
+        draft = self._lookup.draft(request, min(max_len, self._lookup_len))
+        [is_used] = self._picker.uses_lookup(np.array([draft.score]), self._memory)
+        if is_used:
+            return draft
+        other = self._fallback.draft(request, self._fallback_len)
+        # Learnt before the step that will show it, but not asked for until then.
+        self._memory.add(other.accepted_len(self._text.token_ids[self._known_len :]))
+        return other
+
+    def end(self, request: int) -> None:
+        self._lookup.end(request)
+        self._fallback.end(request)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._lookup.memory_bytes + self._fallback.memory_bytes
+
+
+def _replay(
+    lookup: Lookup, request: Request, skipped_len: int, max_len: int
+) -> tuple[DraftCounts, float]:
+    """Return the counts of one request, and the seconds that the lookup took for its steps."""
+    text = request.text
+    known_len, end_len = text.prompt_len, len(text.token_ids)
+    steps = accepted = drafted = 0
+    host_time = 0.0
+    if skipped_len:
+        known_len += skipped_len
+        lookup.reveal(request.index, known_len)
+    while known_len < end_len:
+        begun_at = perf_counter()
+        draft = lookup.draft(request.index, max_len)
+        host_time += perf_counter() - begun_at
+        accepted_len = draft.accepted_len(text.token_ids[known_len:])
+        steps += 1
+        accepted += accepted_len
+        drafted += len(draft.token_ids)
+        known_len = min(known_len + accepted_len + 1, end_len)
+        begun_at = perf_counter()
+        lookup.reveal(request.index, known_len)
+        host_time += perf_counter() - begun_at
+    return DraftCounts(steps, accepted, drafted, text.output_len), host_time

@@ -1,0 +1,233 @@
+"""Compiled loops: the same result whatever becomes of the compiler and of its cache."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specsim import compiled
+from specsim.core.compiled import CACHE_VARIABLE, Pointers
+from specsim.core.request import Text
+from specsim.lookup.suffix import SuffixLookup
+
+MODULE = """
+from typing import NamedTuple
+import numpy as np
+from specsim.core.compiled import Loop, Pointers, inner
+
+class Part(NamedTuple):
+    numbers: np.ndarray
+
+class All(NamedTuple):
+    part: Part
+    weights: np.ndarray
+
+PART = {"numbers": (np.int64, 1)}
+ALL = {"part": PART, "weights": (np.float64, 2)}
+
+@inner
+def last(numbers):
+    return numbers[len(numbers) - 1]
+
+def _total(part):
+    total = 0
+    for number in part.numbers:
+        total += number
+    return total
+
+def _weighted(all):
+    return int(last(all.part.numbers) * all.weights[1, 0])
+
+total = Loop(_total, PART, name="sums", rooms=("tiny_loops.sums",))
+weighted = Loop(_weighted, ALL, name="sums", rooms=("tiny_loops.sums",))
+
+def results():
+    part = Part(np.arange(5))
+    pointers = Pointers(part, PART)
+    run = weighted.bind(All(pointers, np.array([[1.0, 2.0], [3.0, 4.0]])))
+    first = total.bind(pointers)(), run()
+    part.numbers.resize(1000, refcheck=False)
+    part.numbers[-1] = 7
+    pointers.update()
+    return (*first, run())
+"""
+RESULTS = "(10, 12, 21)"
+SCRIPT = "from tiny_loops.sums import results; print(results())"
+
+NO_NUMBA = """
+import specsim.core.compiled as c
+def version(name):
+    raise c.PackageNotFoundError(name)
+c.version = version
+"""
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Path:
+    """A folder with a package of two loops, and an empty cache."""
+    (tmp_path / "tiny_loops").mkdir()
+    (tmp_path / "tiny_loops" / "__init__.py").write_text("")
+    (tmp_path / "tiny_loops" / "sums.py").write_text(MODULE)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    """What the cache holds once the loops are compiled: compiling takes seconds."""
+    folder = tmp_path_factory.mktemp("compiled")
+    (folder / "tiny_loops").mkdir()
+    (folder / "tiny_loops" / "__init__.py").write_text("")
+    (folder / "tiny_loops" / "sums.py").write_text(MODULE)
+    (folder / "cache").mkdir(mode=0o700)
+    done = finished(start(folder))
+    assert done == (RESULTS, ["specsim: compiling its sums for this machine, once ..."])
+    (path,) = (folder / "cache").glob("*.code")
+    return path.name, path.read_bytes()
+
+
+@pytest.fixture
+def filled(room: Path, code: tuple[str, bytes]) -> Path:
+    """The same folder with a cache of what was compiled."""
+    (room / "cache" / code[0]).write_bytes(code[1])
+    return room
+
+
+def start(room: Path, before: str = "", **variables: str) -> subprocess.Popen[str]:
+    paths = [str(room), str(Path(compiled.__file__).parents[2])]
+    environment = {
+        **os.environ,
+        CACHE_VARIABLE: str(room / "cache"),
+        "PYTHONPATH": os.pathsep.join(paths),
+        "NUMBA_DISABLE_JIT": "0",
+        **variables,
+    }
+    command = [sys.executable, "-c", before + SCRIPT]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
+    """Return what a process printed, and the lines that it complained with."""
+    out, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    return out.strip(), errors.splitlines()
+
+
+def compilers(text: str) -> str:
+    """Return a program's beginning after which the compiler is another command."""
+    return f"import specsim.core.compiled as c; c._command = lambda module: {text}\n"
+
+
+def test_the_cache_serves_the_next_run(filled: Path) -> None:
+    before = "import atexit, sys; atexit.register(lambda: print('numba' in sys.modules))\n"
+    assert finished(start(filled, before)) == (f"{RESULTS}\nFalse", [])
+
+
+def test_without_jit_python_does_it(room: Path) -> None:
+    assert finished(start(room, NUMBA_DISABLE_JIT="1")) == (RESULTS, [])
+    assert not list((room / "cache").iterdir())
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1], lambda data: b"", lambda data: b"x" * 99]
+)
+def test_what_is_damaged_is_made_again(
+    filled: Path, code: tuple[str, bytes], damage: Callable[[bytes], bytes]
+) -> None:
+    path = filled / "cache" / code[0]
+    path.write_bytes(damage(code[1]))
+    (filled / "good").write_bytes(code[1])
+    out, errors = finished(start(filled, compilers(f"['cat', {str(filled / 'good')!r}]")))
+    assert (out, errors) == (RESULTS, ["specsim: compiling its sums for this machine, once ..."])
+    assert path.read_bytes() == code[1]
+
+
+@pytest.mark.parametrize("what", ["a folder that is not there", "a full disk"])
+def test_a_cache_that_cannot_be_written_costs_time_only(
+    room: Path, code: tuple[str, bytes], what: str
+) -> None:
+    (room / "good").write_bytes(code[1])
+    before = compilers(f"['cat', {str(room / 'good')!r}]")
+    if what == "a full disk":
+        before += (
+            "class Full:\n"
+            "    def __init__(self, **_): raise OSError(28, 'No space left on device')\n"
+            "c.NamedTemporaryFile = Full\n"
+        )
+        out, (_, error) = finished(start(room, before))
+        assert "No space left on device" in error
+        assert CACHE_VARIABLE in error
+    else:
+        out, errors = finished(start(room, before, **{CACHE_VARIABLE: "/dev/null/cache"}))
+        assert len(errors) == 1
+    assert out == RESULTS
+    assert not list((room / "cache").glob("*.code"))
+
+
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [
+        (NO_NUMBA, "numba is not installed"),
+        (compilers("[sys.executable, '-c', 'import os; os.abort()']"), "it ended with -6"),
+        (compilers("[sys.executable, '-c', 'raise ValueError(3)']"), "ValueError: 3"),
+        (compilers("['echo', 'nonsense']"), "it ended with 0 and made no code"),
+        (compilers("['/no/compiler']"), "no process can be started"),
+    ],
+    ids=["no numba", "a crash", "an error", "nonsense", "no compiler"],
+)
+def test_python_does_what_cannot_be_compiled(room: Path, before: str, why: str) -> None:
+    out, errors = finished(start(room, "import sys\n" + before))
+    said = [line for line in errors if not line.startswith("specsim: compiling its")]
+    assert out == RESULTS
+    assert len(said) == 1
+    assert said[0].startswith("specsim: running without compiled code")
+    assert why in said[0]
+    assert not list((room / "cache").glob("*.code"))
+
+
+def test_of_two_runs_one_compiles(room: Path, code: tuple[str, bytes]) -> None:
+    (room / "good").write_bytes(code[1])
+    before = compilers(f"['sh', '-c', 'sleep 1; cat {room / 'good'}']")
+    runs = [finished(run) for run in [start(room, before) for _ in range(2)]]
+    assert [out for out, _ in runs] == [RESULTS, RESULTS]
+    assert sum(len(errors) for _, errors in runs) == 1
+
+
+def test_arrays_must_be_of_the_types_that_the_loop_knows() -> None:
+    types: compiled.Types = {"numbers": (np.int64, 1)}
+    for wrong in (np.zeros(2), np.zeros((2, 2), dtype=np.int64), np.zeros(4, dtype=np.int64)[::2]):
+        with pytest.raises(TypeError, match="'numbers'"):
+            Pointers((wrong,), types)
+
+
+def test_the_code_of_several_modules_is_kept_apart(code: tuple[str, bytes], room: Path) -> None:
+    # The name of a file decides which library is meant, so no two may have the same one.
+    (room / "tiny_loops" / "more.py").write_text(MODULE.replace("sums", "more"))
+    script = (
+        "from tiny_loops.sums import results; print(results())\n"
+        "from tiny_loops.more import results; print(results())\n"
+    )
+    (room / "cache" / code[0]).write_bytes(code[1])
+    out, errors = finished(start(room, script))
+    assert out.splitlines() == [RESULTS] * 3
+    assert errors == ["specsim: compiling its more for this machine, once ..."]
+
+
+def test_a_copy_has_arrays_of_its_own() -> None:
+    lookup = SuffixLookup(
+        max_depth=4, max_spec_factor=1.0, min_token_prob=0.1, max_cached_requests=-1
+    )
+    text = Text(np.array([1, 2, 3, 1, 2, 3, 1, 2], dtype=np.int32), 6)
+    lookup.start(0, text)
+    copied = deepcopy(lookup)
+    for each in (copied, lookup):
+        each.reveal(0, 8)
+        assert each.draft(0, 4).token_ids[0] == 3
+        each.end(0)

@@ -1,0 +1,321 @@
+"""Models and GPUs: what ships, what a config.json must say, and how a profile uses both."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Run, tiny_config
+
+from specsim.core.errors import ProfileError
+from specsim.core.resources import resource_names
+from specsim.core.step import StepLoad
+from specsim.hardware import find_gpu, load_gpu, load_model
+from specsim.latency.roofline import Roofline
+from specsim.profile import Profile, load_profile
+from specsim.run.deployment import Deployment
+from specsim.run.experiment import Experiment
+
+# Parameters by the weight files on HuggingFace (safetensors, or counted from the checkpoint) or by
+# the EAGLE repository's README; KV bytes per token at 2 bytes each: 2 * layers * heads * width * 2.
+PUBLISHED = {
+    "bloom-1b1": (1_065_314_304, 147_456),
+    "bloom-560m": (559_214_592, 98_304),
+    "bloom-7b": (7_069_016_064, 491_520),
+    "eagle-llama-2-13b": (0.37e9, 20_480),
+    "eagle-llama-2-70b": (0.99e9, 4_096),
+    "eagle-llama-2-7b": (0.24e9, 16_384),
+    "eagle-vicuna-13b": (0.37e9, 20_480),
+    "eagle-vicuna-7b": (0.24e9, 16_384),
+    "eagle3-llama-3.1-8b": (425e6, 4_096),
+    "llama-160m": (162_417_408, 36_864),
+    "llama-2-13b": (13_015_864_320, 819_200),
+    "llama-2-70b": (68_976_648_192, 327_680),
+    "llama-2-7b": (6_738_415_616, 524_288),
+    "llama-3.1-70b": (70_553_706_496, 327_680),
+    "llama-3.1-8b": (8_030_261_248, 131_072),
+    "llama-3.2-1b": (1_235_814_400, 32_768),
+    "llama-7b": (6_738_415_616, 524_288),
+    "llama-7m": (6_820_096, 4_096),  # made up; counted from its tensors in the torch engine
+    "mistral-7b": (7_241_732_096, 131_072),
+    "mixtral-8x7b": (46_702_792_704, 131_072),
+    "opt-125m": (125_239_296, 36_864),
+    "opt-13b": (12_853_473_280, 819_200),
+    "qwen3-30b-a3b": (30_532_122_624, 98_304),
+    "qwen3-32b": (32_762_123_264, 262_144),
+    "qwen3-8b": (8_190_735_360, 147_456),
+    "tinyllama-1.1b": (1_100_048_384, 22_528),
+    "vicuna-13b": (13_015_864_320, 819_200),
+    "vicuna-160m": (162_417_408, 36_864),
+    "vicuna-33b": (32_528_943_616, 1_597_440),
+    "vicuna-7b": (6_738_415_616, 524_288),
+}
+
+
+@pytest.mark.parametrize("name", resource_names("profiles", "*.json"))
+def test_shipped_models_have_as_many_weights_as_published(name: str) -> None:
+    shape = load_model(name)
+    parameters, kv_bytes = PUBLISHED[name]
+    assert shape.num_parameters == pytest.approx(parameters, rel=0.02)
+    assert shape.kv_bytes_per_token == kv_bytes
+    made_up = name == "llama-7m"
+    assert shape.source.startswith("made up" if made_up else "https://huggingface.co/")
+
+
+@pytest.mark.parametrize("name", resource_names("profiles", "*.yaml"))
+def test_shipped_gpus_say_where_their_numbers_come_from(name: str) -> None:
+    gpu = load_gpu(name)
+    assert gpu.source
+    numbers = (gpu.memory_gb_per_s, gpu.interconnect_gb_per_s, *gpu.peak_tflops.values())
+    assert not any(numbers) or "data sheet" in gpu.source or "arXiv" in gpu.source
+    if gpu.peak_tflops:  # operations per byte, from L40S to A100 SXM
+        assert gpu.memory_gb_per_s
+        assert 140 < gpu.peak_tflops["float16"] * 1e3 / gpu.memory_gb_per_s < 430
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+QWEN_MOE = {
+    **LLAMA,
+    "model_type": "qwen3_moe",
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
+Written = Callable[[dict[str, Any]], str]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Write a config.json and return its path."""
+
+    def write(config: dict[str, Any]) -> str:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        return str(path)
+
+    return write
+
+
+def test_a_config_of_huggingface_is_a_shape(written: Written) -> None:
+    shape, shipped = load_model(written(LLAMA)), load_model("llama-3.1-8b")
+    assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        (
+            "bloom-560m",
+            {"model_type": "bloom", "n_embed": 1024, "n_layer": 24, "num_attention_heads": 16,
+             "seq_length": 2048, "vocab_size": 250880, "torch_dtype": "float16", "n_inner": None},
+        ),
+        (
+            "opt-125m",
+            {"model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12, "ffn_dim": 3072,
+             "num_attention_heads": 12, "max_position_embeddings": 2048, "vocab_size": 50272,
+             "torch_dtype": "float16"},
+        ),
+        (
+            "mixtral-8x7b",
+            {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2,
+             "vocab_size": 32000, "max_position_embeddings": 32768},
+        ),
+        (
+            "qwen3-30b-a3b",
+            {**QWEN_MOE, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+             "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+             "max_position_embeddings": 40960},
+        ),
+    ],
+)  # fmt: skip
+def test_families_name_their_fields_differently(
+    name: str, config: dict[str, Any], written: Written
+) -> None:
+    shape, shipped = load_model(written(config)), load_model(name)
+    assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+     "intermediate_size", "vocab_size", "max_position_embeddings"],
+)  # fmt: skip
+def test_a_missing_field_is_named(field: str, written: Written) -> None:
+    config = {name: value for name, value in LLAMA.items() if name != field}
+    with pytest.raises(ProfileError, match=rf"config.json: '{field}' is missing.*; add it: "):
+        load_model(written(config))
+
+
+@pytest.mark.parametrize("changes", [{"torch_dtype": "float32"}, {"torch_dtype": None}])
+def test_what_vllm_serves_in_16_bits(changes: dict[str, Any], written: Written) -> None:
+    assert load_model(written({**LLAMA, **changes})).torch_dtype == "bfloat16"
+    newer = {**LLAMA, "torch_dtype": None, "dtype": "float16"}
+    assert load_model(written(newer)).torch_dtype == "float16"
+
+
+@pytest.mark.parametrize("field", ["num_experts_per_tok", "moe_intermediate_size"])
+def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> None:
+    config = {name: value for name, value in QWEN_MOE.items() if name != field}
+    with pytest.raises(ProfileError, match=rf"'{field}' is missing; add it"):
+        load_model(written(config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"num_attention_heads": 30},
+            "'head_dim' is missing and hidden_size = 4096 is no multiple",
+        ),
+        ({"hidden_size": "big"}, "hidden_size = 'big': must be a whole number above 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0: must be a whole number above 0"),
+        ({"torch_dtype": "int4"}, "torch_dtype = 'int4'"),
+        ({"num_experts": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 64}, "of the num_"),
+        ({"quantization_config": {"bits": 4}}, "'quantization_config' .* quantized weights"),
+        ({"kv_lora_rank": 512}, "multi-head latent attention, which is not modelled"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step = 2: layers with and without experts"),
+        ({"draft_vocab_size": 32000}, "an EAGLE-3 head"),
+        ({"hidden_size": None, "text_config": {}}, "describes several models; save its 'text_conf"),
+    ],
+)
+def test_what_is_not_modelled_is_said(
+    changes: dict[str, Any], message: str, written: Written
+) -> None:
+    config = {name: value for name, value in {**LLAMA, **changes}.items() if value is not None}
+    with pytest.raises(ProfileError, match=message) as error:
+        load_model(written(config))
+    assert "\n" not in str(error.value)
+
+
+PROFILE = {
+    "model": "llama-3.1-8b",
+    "gpu": "h100",
+    "tensor_parallel_size": 2,
+    "provenance": {"engine": "none", "source": "test", "date": "2026-11-21"},
+    "target": {"kind": "roofline", "memory_efficiency": 0.9},
+    "drafts": {"eagle3": {"latency": {"kind": "roofline", "model": "eagle3-llama-3.1-8b"}}},
+    "valid_range": {"context_tokens": 1000, "batched_tokens": 1000},
+}
+
+
+def test_a_roofline_takes_the_names_of_its_profile() -> None:
+    profile = Profile.model_validate(PROFILE)
+    assert profile.target == Roofline(
+        model="llama-3.1-8b", gpu="h100", tensor_parallel_size=2, memory_efficiency=0.9
+    )
+    assert profile.drafts["eagle3"].latency == Roofline(
+        model="eagle3-llama-3.1-8b", gpu="h100", tensor_parallel_size=2
+    )
+    assert Profile.model_validate(profile.model_dump()) == profile
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": {"kind": "roofline", "gpu": "h200"}}, "target.gpu = 'h200', but gpu = 'h100'"),
+        ({"drafts": {"eagle3": {"latency": {"kind": "roofline"}}}}, "model"),
+        ({"target": {"kind": "rooflin"}}, "did you mean 'roofline'"),
+        ({"target": "linear"}, "alpha_ns"),
+        ({"gpu": "h10"}, "no GPU 'h10' in profiles/; did you mean 'h100'"),
+    ],
+)
+def test_names_that_contradict_or_lack(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Profile.model_validate({**PROFILE, **changes})
+
+
+def test_key_value_heads_fewer_than_gpus_are_replicated() -> None:
+    shape = load_model("qwen3-30b-a3b")  # 4 of them
+    assert shape.kv_bytes_per_token_and_gpu(2) == shape.kv_bytes_per_token / 2
+    assert shape.kv_bytes_per_token_and_gpu(8) == shape.kv_bytes_per_token / 4
+
+
+def test_the_command_writes_a_profile_that_runs(cli: Run, written: Written, tmp_path: Path) -> None:
+    config = written(LLAMA)
+    args = ("--gpu", "h100", "--tp", 2, "--draft", "eagle3=eagle3-llama-3.1-8b", "--out", "p.yaml")
+    code, out, err = cli("profile", "roofline", "--model", config, *args)
+    assert (code, err) == (0, "")
+    for word in ("weights, GiB", "7.48", "67,584", "batch 256", "free budget", "profile: p.yaml"):
+        assert word in out
+    path = tmp_path / "p.yaml"
+    profile = load_profile(str(path))
+    assert profile.target.forward_time(StepLoad(0, 1)) == pytest.approx(3.3e-3, rel=0.05)
+    experiment = tiny_config(profile=str(path))
+    experiment["engine"]["num_gpu_blocks"] = None
+    blocks = Deployment.of(Experiment.model_validate(experiment)).engine.num_gpu_blocks
+    assert blocks is not None
+    assert (blocks - 1) * 16 == profile.valid_range.context_tokens
+    (tmp_path / "exp.yaml").write_text(yaml.safe_dump(experiment))
+    assert cli("run", "exp.yaml")[0] == 0
+
+
+def test_without_a_file_the_profile_is_standard_output(cli: Run) -> None:
+    code, out, err = cli("profile", "roofline", "--model", "llama-2-7b", "--gpu", "ascend-910b4")
+    assert code == 0
+    assert isinstance(Profile.model_validate(yaml.safe_load(out)).target, Roofline)
+    assert "does not fit" in err  # 64 sequences of 1,024 tokens
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--model", "llama-3.1-70b", "--gpu", "l4"), "no KV block fits"),
+        (("--model", "llama-2-7", "--gpu", "h100"), "did you mean 'llama-2-7b'"),
+        (("--model", "no.json", "--gpu", "h100"), "no.json: cannot be read"),
+        (("--model", "llama-2-7b", "--gpu", "h1000"), "no GPU 'h1000'"),
+        (("--model", "llama-2-7b", "--gpu", "a100", "--tp", "2"), "no interconnect_gb_per_s"),
+        (("--model", "llama-2-7b", "--gpu", "h100", "--tp", "3"), "32 attention heads"),
+        (("--model", "qwen3-8b", "--gpu", "ascend-910b4"), "no peak_tflops for bfloat16"),
+        (("--model", "llama-2-7b", "--gpu", "h100", "--draft", "eagle"), "is not METHOD=MODEL"),
+        (
+            ("--model", "llama-2-7b", "--gpu", "h100", "--memory-efficiency", "0"),
+            "target.memory_efficiency = 0.0: should be greater than 0",
+        ),
+    ],
+)
+def test_a_profile_that_cannot_be_made_is_one_line(
+    args: tuple[str, ...], message: str, cli: Run, tmp_path: Path
+) -> None:
+    code, out, err = cli("profile", "roofline", *args, "--out", "new/p.yaml")
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("called", "found"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100 PCIe", "a100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("RTXPRO6000", "rtx-pro-6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+    ],
+)
+def test_a_gpu_is_found_by_what_others_call_it(called: str, found: str) -> None:
+    assert find_gpu([called], "test") == found
+
+
+def test_a_gpu_that_sounds_alike_is_another_one() -> None:
+    with pytest.raises(ProfileError, match="names NVIDIA L40, which is none"):
+        find_gpu(["NVIDIA L40"], "test")

@@ -1,0 +1,190 @@
+"""From records to numbers and files, against values worked out by hand."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from conftest import tiny_config
+
+from specsim.core.errors import ConfigError
+from specsim.core.request import Request
+from specsim.core.rng import generator
+from specsim.core.version import __version__
+from specsim.results.stability import is_unstable
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+
+
+@pytest.fixture
+def worked(constant_step: Callable[..., str]) -> Summary:
+    """Two requests, half-second steps, every draft of two accepted."""
+    config = tiny_config(
+        profile=constant_step(delta_ms=500, drafts={"ngram": {}}),
+        engine={
+            **tiny_config()["engine"],
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
+            "async_scheduling": False,
+        },
+        acceptance={"kind": "bernoulli", "alpha": 1.0},
+        slo={"ttft_ms": 600, "tpot_ms": 250},
+    )
+    requests = [
+        Request(index=0, arrived_at=0.0, prompt_len=10, output_len=8, id="a"),
+        Request(index=1, arrived_at=0.25, prompt_len=20, output_len=1, id="b"),
+    ]
+    # a: tokens at 0.5 (1), 1.0 (4), 1.5 (7), 2.0 (8);  b: its only token at 1.0.
+    experiment = Experiment.parse(config, "worked")
+    return Summary(simulate(experiment, requests=requests, keeps_deliveries=True))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("completed", 2),
+        ("failed", 0),
+        ("duration", 2.0),
+        ("total_input_tokens", 30),
+        ("total_output_tokens", 9),
+        ("request_throughput", 1.0),
+        ("output_throughput", 4.5),
+        ("total_token_throughput", 19.5),
+        ("mean_ttft_ms", 625.0),  # 500 and 750
+        ("median_ttft_ms", 625.0),
+        ("std_ttft_ms", 125.0),
+        ("mean_tpot_ms", 1500 / 7),  # only a has more than one token
+        ("mean_itl_ms", 500.0),
+        ("p99_itl_ms", 500.0),
+        ("mean_e2el_ms", 1375.0),  # 2000 and 750
+        ("p90_e2el_ms", 1875.0),
+        ("request_goodput", 0.5),  # b misses its 600 ms to the first token
+        ("max_concurrent_requests", 2),
+        ("max_output_tokens_per_s", 7.0),  # 3 + 1 at 1.0 and 3 at 1.5
+        ("spec_decode_num_drafts", 3),
+        ("spec_decode_draft_tokens", 6),
+        ("spec_decode_accepted_tokens", 6),
+        ("spec_decode_acceptance_rate", 100.0),
+        ("spec_decode_acceptance_length", 3.0),
+        ("spec_decode_per_position_acceptance_rates", [1.0, 1.0]),
+    ],
+)
+def test_summary_fields(worked: Summary, field: str, value: Any) -> None:
+    assert worked.data[field] == pytest.approx(value)
+
+
+def test_gaps_are_shared_out_among_the_tokens_they_deliver(worked: Summary) -> None:
+    own = worked.data["specsim"]
+    assert own["amortised_itl_ms"]["mean"] == pytest.approx(1500 / 7)
+    assert own["tokens_per_step"] == pytest.approx(9 / 5)
+    assert own["time_shares"] == {"target": 1.0, "draft": 0.0, "overhead": 0.0}
+
+
+def test_vllm_scripts_can_read_the_file(worked: Summary, tmp_path: Path) -> None:
+    worked.save(tmp_path)
+    data = json.loads((tmp_path / "summary.json").read_text())
+    assert data["input_lens"] == [10, 20]
+    assert data["output_lens"] == [8, 1]
+    assert data["ttfts"] == [0.5, 0.75]
+    assert data["itls"] == [[0.5, 0.5, 0.5], []]
+    assert data["latencies"] == [2.0, 0.75]
+    assert data["start_times"] == [0.0, 0.25]
+    assert data["errors"] == ["", ""]
+    header = ["date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id"]
+    assert list(data)[:6] == header
+    assert data["num_prompts"] == 2
+
+
+def test_every_row_says_where_it_comes_from(worked: Summary, tmp_path: Path) -> None:
+    worked.save(tmp_path)
+    for name, length in (("requests", 2), ("steps", 4)):
+        table = pq.read_table(tmp_path / f"{name}.parquet")
+        assert table.num_rows == length
+        assert set(table["config_hash"].to_pylist()) == {worked.run.experiment.hash}
+        assert set(table["seed"].to_pylist()) == {0}
+        assert set(table["specsim_version"].to_pylist()) == {__version__}
+    requests = pq.read_table(tmp_path / "requests.parquet").to_pydict()
+    assert requests["id"] == ["a", "b"]
+    assert requests["ttft"] == [0.5, 0.75]
+    assert np.isnan(requests["tpot"][1])
+
+
+def test_a_run_of_thousands_of_years_takes_no_memory(tiny: Callable[..., Experiment]) -> None:
+    rare = {**tiny_config()["workload"], "arrivals": {"kind": "poisson", "rate": 1e-12}}
+    data = Summary(simulate(tiny(workload=rare))).data
+    assert data["duration"] > 1e12
+    # Alone in the system, a request of at most 40 tokens is answered within a second.
+    assert 10 < data["max_output_tokens_per_s"] <= 40
+
+
+def test_the_resolved_config_runs_to_the_same_numbers(
+    tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    summary = Summary(simulate(tiny()))
+    summary.save(tmp_path)
+    again = Summary(simulate(Experiment.load(tmp_path / "config.yaml")))
+    assert again.data == summary.data
+
+
+def test_same_run_same_bytes(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        Summary(simulate(tiny(), keeps_deliveries=True)).save(tmp_path / name)
+    for file in ("summary.json", "requests.parquet", "steps.parquet", "config.yaml"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_a_failed_save_leaves_nothing(
+    worked: Summary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("specsim.run.summary.write_summary", fail)
+    with pytest.raises(ConfigError, match="No space left"):
+        worked.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error(worked: Summary, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        worked.save(tmp_path / "file" / "out")
+
+
+def test_a_load_beyond_the_profile_is_mentioned(constant_step: Callable[..., str]) -> None:
+    path = constant_step(delta_ms=1)
+    data = yaml.safe_load(Path(path).read_text())
+    data["valid_range"] = {"context_tokens": 10, "batched_tokens": 10**6}
+    Path(path).write_text(yaml.safe_dump(data))
+    summary = Summary(simulate(Experiment.parse(tiny_config(profile=path, policy="off"), "x")))
+    assert len(summary.warnings) == 1
+    assert "outside the profile's valid range" in summary.warnings[0]
+
+
+def queue(load: float, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Arrivals and ends of a single server with constant service of one second."""
+    arrivals = np.cumsum(generator(1, "arrivals").exponential(1 / load, count))
+    ends, busy_until = np.empty(count), 0.0
+    for number, at in enumerate(arrivals):
+        busy_until = ends[number] = max(busy_until, at) + 1.0
+    return arrivals, ends
+
+
+@pytest.mark.parametrize(
+    ("load", "unstable"), [(0.5, False), (0.8, False), (1.3, True), (3.0, True)]
+)
+def test_overload_is_told_from_load(load: float, unstable: bool) -> None:
+    assert is_unstable(*queue(load, 1000)) is unstable
+
+
+def test_a_run_shorter_than_its_requests_is_not_called_unstable() -> None:
+    arrivals = np.cumsum(generator(2, "arrivals").exponential(1.0, 300))
+    assert not is_unstable(arrivals, arrivals + 1000.0)
+
+
+def test_a_burst_is_not_called_unstable() -> None:
+    assert not is_unstable(np.zeros(100), np.arange(1.0, 101.0))

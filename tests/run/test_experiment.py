@@ -1,0 +1,232 @@
+"""The configuration: nothing is lost, nothing unknown is accepted, errors say what to do."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import tiny_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import engines, workloads
+
+from specsim.core.errors import CapacityError, ConfigError, ProfileError
+from specsim.run.deployment import Deployment
+from specsim.run.experiment import Experiment, overridden
+
+SPEC = "engine.speculative_config"
+POLICY = st.sampled_from(
+    [None, "off", "static:k=1", "oracle", {"kind": "schedule", "ranges": [[1, 4, 1]]}]
+)
+
+
+@settings(deadline=None)
+@given(engine=engines(), workload=workloads(), policy=POLICY, seed=st.integers(0, 2**40))
+def test_saved_and_loaded_it_is_the_same(
+    tmp_path_factory: pytest.TempPathFactory, engine: Any, workload: Any, policy: Any, seed: int
+) -> None:
+    if "speculative_config" not in engine:
+        policy = None
+    config = tiny_config(engine=engine, workload=workload, policy=policy, seed=seed)
+    experiment = Experiment.parse(config, "drawn")
+    path = tmp_path_factory.mktemp("round-trip") / "config.yaml"
+    experiment.save(path)
+    assert Experiment.load(path) == experiment
+    assert Experiment.load(path).hash == experiment.hash
+
+
+def test_the_hash_knows_everything_but_the_seed(tiny: Callable[..., Experiment]) -> None:
+    assert tiny(seed=1).hash == tiny(seed=2).hash
+    assert tiny().hash != tiny(policy={"kind": "static", "k": 2}).hash
+
+
+def test_overrides_replace_and_add_fields() -> None:
+    data = overridden(
+        {"policy": {"kind": "off"}, "seed": 1}, ["policy.kind=static", "policy.k=3", "a.b=x"]
+    )
+    assert data == {"policy": {"kind": "static", "k": 3}, "seed": 1, "a": {"b": "x"}}
+
+
+@pytest.mark.parametrize("override", ["policy", "=3", "seed.k=3", "seed=[1"])
+def test_bad_overrides(override: str) -> None:
+    with pytest.raises(ConfigError, match="--set"):
+        overridden({"seed": 1}, [override])
+
+
+def change(path: str, value: Any) -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load(
+        yaml.safe_dump(tiny_config(policy={"kind": "static", "k": 3}))
+    )
+    *parents, name = path.split(".")
+    target = config
+    for parent in parents:
+        target = target.setdefault(parent, {})
+    target[name] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("engine.max_num_seq", 3, r"unknown field 'max_num_seq'; did you mean 'max_num_seqs'"),
+        ("workload.arrival", 3, r"workload: unknown field 'arrival'; did you mean 'arrivals'"),
+        ("policy.kind", "statik", r"no kind 'statik' in policies; did you mean 'static'"),
+        ("policy.k", 0, r"policy\.k = 0"),
+        ("policy.k", 9, r"exceeds .*num_speculative_tokens = 3"),
+        ("acceptance.alpha", 1.2, r"acceptance\.alpha = 1\.2: .*less than or equal to 1"),
+        ("acceptance", None, "policy 'static' needs acceptance"),
+        ("engine.speculative_config", None, "policy 'static' needs engine.speculative_config"),
+        ("engine.speculative_config.method", "eagle9", "did you mean 'eagle"),
+        ("engine.speculative_config.num_speculative_tokens", 0, "greater than or equal to 1"),
+        ("workload.arrivals.rate", float("nan"), "finite number"),
+        ("workload.arrivals.rate", -1, "greater than 0"),
+        ("workload.num_requests", None, "the workload has no end"),
+        ("workload.lengths", None, "'lengths' is missing"),
+        ("workload.lengths", {"kind": "uniform", "prompt": [9, 1], "output": [1, 2]}, "shortest"),
+        ("replicas", 0, r"replicas = 0"),
+        ("seed", -1, r"seed = -1"),
+        ("slo", {}, "names no limit"),
+        ("policy", {"kind": "schedule", "ranges": [[1, 4, 3], [4, 9, 1]]}, "overlaps"),
+        ("policy", {"kind": "schedule", "ranges": [[2, 4, 3]]}, "must start at 1"),
+        ("policy", {"kind": "schedule", "ranges": [[1, 4, -3]]}, "at least 0"),
+        ("policy", {"kind": "schedule", "ranges": [[4, 1, 3]]}, "must not exceed"),
+        ("acceptance", {"kind": "per_position"}, "either conditional_rates or unconditional_rates"),
+        ("acceptance", {"kind": "per_position", "unconditional_rates": [0.5, 0.6]}, "not increase"),
+        ("engine.scheduler", "v2", r"engine\.scheduler = 'v2'"),
+        ("workload.arrivals", {"kind": "piecewise", "segments": [[4, 0]]}, "nothing would ever"),
+        (f"{SPEC}.num_speculative_tokens_per_batch_size", [[1, 4, 2]], "not used by policy"),
+    ],
+)  # fmt: skip
+def test_bad_values_are_one_line_that_names_field_value_and_rule(
+    path: str, value: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        Experiment.parse(change(path, value), "exp.yaml")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("exp.yaml: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("- 1\n- 2", "a mapping of fields"),
+        ("workload: {arrivals: [", "line 1: not YAML"),
+        ("!!python/object/apply:os.system ['true']", "not YAML"),
+    ],
+)
+def test_files_that_are_no_experiment(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "exp.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        Experiment.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
+        Experiment.load(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("engine", "policy", "is_async"),
+    [
+        ({}, None, True),
+        ({"speculative_config": {"method": "eagle3", "num_speculative_tokens": 3}}, None, True),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, None, False),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, "off", True),
+        ({"scheduler": "prefill_first"}, None, False),
+        ({"async_scheduling": False}, None, False),
+        (
+            {"speculative_config": {"method": "eagle3", "num_speculative_tokens": 3}},
+            "oracle",
+            False,
+        ),
+    ],
+)
+def test_asynchronous_scheduling_is_on_where_vllm_has_it(
+    tiny: Callable[..., Experiment], engine: Any, policy: Any, is_async: bool
+) -> None:
+    assert tiny(engine=engine, policy=policy).is_async is is_async
+
+
+def test_a_batch_size_schedule_in_the_deployment_is_the_policy(
+    tiny: Callable[..., Experiment],
+) -> None:
+    spec = {
+        "method": "eagle3",
+        "num_speculative_tokens": 5,
+        "num_speculative_tokens_per_batch_size": [[1, 8, 5], [9, 64, 1]],
+    }
+    assert tiny(engine={"speculative_config": spec}).effective_policy.kind == "schedule"
+
+
+def deploy(**engine: Any) -> Deployment:
+    config = tiny_config(engine=engine, policy=None, acceptance={"kind": "bernoulli", "alpha": 0.5})
+    return Deployment.of(Experiment.parse(config, "x"))
+
+
+def test_defaults_are_those_of_vllm_serve_on_an_h100() -> None:
+    engine = deploy().engine
+    assert (engine.max_num_batched_tokens, engine.max_num_seqs) == (8192, 1024)
+    assert engine.max_model_len == 131072
+    assert engine.gpu_memory_utilization == 0.92
+
+
+def test_kv_blocks_follow_from_memory() -> None:
+    gib = 1 << 30
+    weights, reserved = 8_030_261_248 * 2, 1.15 * gib
+    expected = int((79.1 * gib * 0.9 - weights - reserved) // (16 * 131072))
+    assert deploy(gpu_memory_utilization=0.9).engine.num_gpu_blocks == expected == 28202
+
+
+def test_a_drafter_takes_kv_blocks() -> None:
+    spec = {"method": "eagle3", "num_speculative_tokens": 3}
+    with_draft = deploy(speculative_config=spec, gpu_memory_utilization=0.9).engine.num_gpu_blocks
+    gib = 1 << 30
+    left = 79.1 * gib * 0.9 - 8_030_261_248 * 2 - (1.15 + 0.79) * gib
+    assert with_draft == int(left // (16 * (131072 + 4096)))
+
+
+@pytest.mark.parametrize(
+    ("engine", "error", "message"),
+    [
+        ({"gpu_memory_utilization": 0.1}, CapacityError, "no KV block fits"),
+        ({"num_gpu_blocks": 100}, CapacityError, "less than one request of max_model_len"),
+        ({"model": "Qwen/Qwen3-8B"}, ProfileError, "the profile was made for"),
+        ({"tensor_parallel_size": 2}, ProfileError, "-tp2"),
+        ({"max_num_batched_tokens": 64}, ConfigError, "at least max_num_seqs"),
+        ({"enable_chunked_prefill": False}, ConfigError, "at least max_model_len"),
+        ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}, ProfileError,
+         r"no drafting cost for method 'mtp' \(it has: eagle3, ngram, suffix, datastore, sssd\)"),
+    ],
+)  # fmt: skip
+def test_servers_that_would_not_start(engine: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        deploy(**engine)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"target": {"kind": "linear", "alpha_ns": 0, "gamma_us": 0, "delta_ms": 0}}, "take time"),
+        (
+            {"target": {"kind": "linear", "alpha_ns": -1, "gamma_us": 0, "delta_ms": 1}},
+            "alpha_ns = -1",
+        ),
+        ({"gpu": "h1000"}, "did you mean 'h100'"),
+        ({"model": "llama"}, "no model 'llama'"),
+        ({"delta": 3}, "unknown field 'delta'"),
+    ],
+)
+def test_bad_profiles(constant_step: Callable[..., str], change: Any, message: str) -> None:
+    path = constant_step(delta_ms=1)
+    data = yaml.safe_load(Path(path).read_text())
+    Path(path).write_text(yaml.safe_dump({**data, **change}))
+    with pytest.raises(ProfileError, match=message):
+        Deployment.of(Experiment.parse(tiny_config(profile=path, policy="off"), "x"))
+
+
+def test_unknown_profile_names_the_nearest() -> None:
+    with pytest.raises(ProfileError, match=r"did you mean 'h100/llama-3\.1-8b'"):
+        Deployment.of(Experiment.parse(tiny_config(profile="h100/llama-3-8b"), "x"))

@@ -1,0 +1,321 @@
+"""Exports: a trace that nests, metrics that add up, a result file that vLLM's scripts know."""
+
+import gzip
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import Run, tiny_config
+
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+from specsim.workload.readers import read_trace
+
+Save = Callable[..., Path]
+
+FEW_BLOCKS = {**tiny_config()["engine"], "num_gpu_blocks": 66, "max_num_seqs": 32}
+"""So few that requests are preempted."""
+SATURATED = {**tiny_config()["workload"], "arrivals": {"kind": "burst"}}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Save:
+    """Run a tiny experiment and return its results folder: ``saved(replicas=2)``."""
+
+    def run(**changes: Any) -> Path:
+        folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        experiment = Experiment.parse(tiny_config(**changes), "tiny")
+        Summary(simulate(experiment, keeps_deliveries=True)).save(folder)
+        return folder
+
+    return run
+
+
+def trace(cli: Run, folder: Path, *options: object) -> list[dict[str, Any]]:
+    code, _, err = cli("export", folder, "--chrome-trace", "out.json", *options)
+    assert (code, err) == (0, "")
+    found = json.loads(Path("out.json").read_text())
+    assert found["displayTimeUnit"] == "ms"
+    events: list[dict[str, Any]] = found["traceEvents"]
+    return events
+
+
+def spans(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    tracks = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append(event)
+    return tracks
+
+
+def named(events: list[dict[str, Any]], kind: str) -> dict[tuple[int, int], str]:
+    return {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event["ph"] == "M" and event["name"] == f"{kind}_name"
+    }
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_trace_keeps_the_rules_of_its_format(cli: Run, saved: Save, is_async: bool) -> None:
+    engine = {**FEW_BLOCKS, "async_scheduling": is_async}
+    events = trace(cli, saved(engine=engine, workload=SATURATED, replicas=2))
+    assert {event["ph"] for event in events} == {"M", "X", "C", "i"}
+    tracks, threads = named(events, "process"), named(events, "thread")
+    assert sorted(tracks.values()) == ["replica 0", "replica 1"]
+    for event in events:
+        assert (event["pid"], 0) in tracks
+        assert event["ph"] in "MC" or (event["pid"], event["tid"]) in threads
+        assert event["ph"] == "M" or event["ts"] >= 0
+        if event["ph"] == "C":
+            assert all(value >= 0 for value in event["args"].values())
+    for mine in spans(events).values():
+        open_ends: list[int] = []
+        for span in sorted(mine, key=lambda each: (each["ts"], -each["dur"])):
+            start = round(span["ts"] * 1e3)
+            end = start + round(span["dur"] * 1e3)
+            assert end >= start
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            assert not open_ends or end <= open_ends[-1], "spans of a track nest"
+            open_ends.append(end)
+
+
+def test_trace_has_every_request_step_and_preemption(cli: Run, saved: Save) -> None:
+    folder = saved(engine=FEW_BLOCKS, workload=SATURATED)
+    events = trace(cli, folder)
+    requests = pq.read_table(folder / "requests.parquet").to_pylist()
+    steps = pq.read_table(folder / "steps.parquet").to_pylist()
+    threads = named(events, "thread")
+    spanned = {e["name"]: e for e in events if e["ph"] == "X" and e["name"].startswith("request")}
+    assert spanned.keys() == {f"request {row['request']}" for row in requests}
+    for row in requests:
+        span = spanned[f"request {row['request']}"]
+        assert span["ts"] == pytest.approx(row["arrived_at"] * 1e6)
+        assert span["dur"] == pytest.approx(row["e2el"] * 1e6, abs=2e-3)
+        assert span["args"]["output_len"] == row["output_len"]
+    by_track = {threads[track]: mine for track, mine in spans(events).items()}
+    assert len(by_track["steps"]) == len(steps)
+    targets = [span["dur"] for span in by_track["GPU"] if span["name"] == "target"]
+    assert sum(targets) == pytest.approx(sum(row["target_time"] for row in steps) * 1e6)
+    preempted = [event["args"]["requests"] for event in events if event["ph"] == "i"]
+    assert sum(preempted) == sum(row["preemptions"] for row in requests) > 0
+    counts = [e["args"] for e in events if e["ph"] == "C" and e["name"] == "requests"]
+    assert max(count["waiting"] for count in counts) == max(row["num_waiting"] for row in steps)
+    used = [e["args"]["used"] for e in events if e["ph"] == "C" and e["name"] == "KV blocks"]
+    assert max(used) == 65 - min(row["free_blocks"] for row in steps)
+    assert used[-1] == 0
+
+
+def test_no_more_request_tracks_than_requests_at_once(cli: Run, saved: Save) -> None:
+    folder = saved()
+    threads = named(trace(cli, folder), "thread").values()
+    at_once = json.loads((folder / "summary.json").read_text())["max_concurrent_requests"]
+    assert sum(name.startswith("requests") for name in threads) == at_once < 30
+
+
+def test_window_keeps_what_touches_it(cli: Run, saved: Save) -> None:
+    folder = saved()
+    events = trace(cli, folder, "--window", "0.5:0.7")
+    rows = pq.read_table(folder / "requests.parquet").to_pylist()
+    touching = {
+        f"request {row['request']}"
+        for row in rows
+        if row["arrived_at"] < 0.7 and row["ended_at"] >= 0.5
+    }
+    found = {e["name"] for e in events if e["ph"] == "X" and e["name"].startswith("request")}
+    assert found == touching
+    assert 0 < len(found) < 30
+    steps = [
+        span for span in events if span["ph"] == "X" and "num_requests" in span.get("args", {})
+    ]
+    assert all(step["ts"] < 0.7e6 for step in steps)
+
+
+def test_compressed_trace_is_the_same_trace(cli: Run, saved: Save) -> None:
+    folder = saved()
+    plain = trace(cli, folder)
+    for name in ("one.json.gz", "two.json.gz"):
+        assert cli("export", folder, "--chrome-trace", name)[0] == 0
+    assert Path("one.json.gz").read_bytes() == Path("two.json.gz").read_bytes()
+    assert json.loads(gzip.decompress(Path("one.json.gz").read_bytes()))["traceEvents"] == plain
+
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def parsed(text: str) -> tuple[Samples, dict[str, str]]:
+    """Read the text exposition format, version 0.0.4, strictly."""
+    samples: Samples = {}
+    types: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name not in types
+            types[name] = kind
+        elif not line.startswith("# HELP "):
+            match = re.fullmatch(r'(vllm:[a-z0-9_]+)\{((?:[a-z_]+="[^"\\]*",?)+)\} (\S+)', line)
+            assert match, line
+            labels = tuple(sorted(re.findall(r'([a-z_]+)="([^"]*)"', match[2])))
+            assert (match[1], labels) not in samples
+            samples[match[1], labels] = float(match[3])
+            family = re.sub(r"_(bucket|sum|count)$", "", match[1])
+            assert match[1] in types or types[family] == "histogram"
+    assert text.endswith("\n")
+    return samples, types
+
+
+def metrics(cli: Run, folder: Path) -> tuple[Samples, dict[str, str]]:
+    code, _, err = cli("export", folder, "--prometheus", "out.txt")
+    assert (code, err) == (0, "")
+    return parsed(Path("out.txt").read_text())
+
+
+def total(samples: Samples, name: str) -> float:
+    return sum(value for (found, _), value in samples.items() if found == f"vllm:{name}")
+
+
+def test_metrics_add_up_to_the_summary(cli: Run, saved: Save) -> None:
+    folder = saved(engine=FEW_BLOCKS, workload=SATURATED, replicas=2)
+    samples, types = metrics(cli, folder)
+    data = json.loads((folder / "summary.json").read_text())
+    for name, value in {
+        "spec_decode_num_drafts_total": data["spec_decode_num_drafts"],
+        "spec_decode_num_draft_tokens_total": data["spec_decode_draft_tokens"],
+        "spec_decode_num_accepted_tokens_total": data["spec_decode_accepted_tokens"],
+        "spec_decode_num_accepted_tokens_per_pos_total": data["spec_decode_accepted_tokens"],
+        "prompt_tokens_total": data["total_input_tokens"],
+        "generation_tokens_total": data["total_output_tokens"],
+        "request_success_total": data["completed"],
+        "num_preemptions_total": data["specsim"]["num_preemptions"],
+        "time_to_first_token_seconds_count": 30,
+        "time_to_first_token_seconds_sum": sum(data["ttfts"]),
+        "e2e_request_latency_seconds_sum": sum(data["latencies"]),
+        "request_queue_time_seconds_sum": sum(data["queue_times"]),
+        "inter_token_latency_seconds_count": sum(map(len, data["itls"])),
+        "inter_token_latency_seconds_sum": sum(map(sum, data["itls"])),
+        "request_generation_tokens_sum": data["total_output_tokens"],
+        "num_requests_running": 0,
+    }.items():
+        assert total(samples, name) == pytest.approx(value), name
+    assert types["vllm:time_to_first_token_seconds"] == "histogram"
+    assert {dict(labels).get("engine") for _, labels in samples} == {"0", "1", "all"}
+
+
+def test_buckets_are_those_of_vllm_and_cumulative(cli: Run, saved: Save) -> None:
+    folder = saved()
+    samples, _ = metrics(cli, folder)
+    buckets = defaultdict(list)
+    for (name, labels), value in samples.items():
+        if name.endswith("_bucket"):
+            buckets[name].append((float(dict(labels)["le"]), value))
+    ttfts = json.loads((folder / "summary.json").read_text())["ttfts"]
+    for bound, count in buckets["vllm:time_to_first_token_seconds_bucket"]:
+        assert count == sum(ttft <= bound for ttft in ttfts)
+    for found in buckets.values():
+        counts = [count for _, count in found]
+        assert counts == sorted(counts)
+        assert found[-1][0] == float("inf")
+    bounds = [bound for bound, _ in buckets["vllm:request_prompt_tokens_bucket"]]
+    assert bounds[:-1] == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]  # max_model_len is 1024
+
+
+def test_without_speculation_there_are_no_draft_counters(cli: Run, saved: Save) -> None:
+    samples, _ = metrics(cli, saved(policy={"kind": "off"}))
+    assert not [name for name, _ in samples if "spec_decode" in name]
+
+
+VLLM_FIELDS = """date endpoint_type backend label model_id tokenizer_id num_prompts request_rate
+burstiness max_concurrency duration completed failed total_input_tokens total_output_tokens
+request_throughput request_goodput output_throughput total_token_throughput input_lens output_lens
+ttfts itls latencies start_times queue_times generated_texts errors max_output_tokens_per_s
+max_concurrent_requests rtfx spec_decode_acceptance_rate spec_decode_acceptance_length
+spec_decode_num_drafts spec_decode_draft_tokens spec_decode_accepted_tokens
+spec_decode_per_position_acceptance_rates mean_ttft_ms median_ttft_ms std_ttft_ms p99_ttft_ms
+mean_tpot_ms median_tpot_ms std_tpot_ms p99_tpot_ms mean_itl_ms median_itl_ms std_itl_ms
+p99_itl_ms"""
+"""Of the file that ``vllm bench serve`` 0.32.0 wrote against a server with n-gram speculation."""
+
+
+def test_vllm_bench_has_the_fields_of_vllm(cli: Run, saved: Save) -> None:
+    folder = saved()
+    assert cli("export", folder, "--vllm-bench", "out.json")[0] == 0
+    found = json.loads(Path("out.json").read_text())
+    assert set(VLLM_FIELDS.split()) <= found.keys()
+    extra = found.keys() - set(VLLM_FIELDS.split())  # percentiles on request
+    assert all(re.fullmatch(r"(p50|p90|p95|p99|mean|std|median)_\w+_ms", name) for name in extra)
+    assert all(len(found[name]) == 30 for name in ("ttfts", "itls", "generated_texts", "errors"))
+    assert read_trace(Path("out.json")).format == "vllm_bench"
+
+
+def test_all_at_once(cli: Run, saved: Save) -> None:
+    code, out, _ = cli(
+        "export", saved(), "--chrome-trace", "t.json", "--prometheus", "p.txt", "--vllm-bench",
+        "b.json",
+    )  # fmt: skip
+    assert code == 0
+    assert "events)" in out
+    assert all(Path(name).exists() for name in ("t.json", "p.txt", "b.json"))
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ((), "say what to write: --chrome-trace"),
+            (("--prometheus", "a", "--window", "1:2"), "only --chrome-trace uses it"),
+            (("--chrome-trace", "a", "--window", "2:1"), "the start first"),
+            (("--chrome-trace", "a", "--window", "nan:1"), "the start first"),
+            (("--chrome-trace", "a", "--window", "x"), "such as 10:60"),
+            (("--chrome-trace", "a", "--prometheus", "./a"), "name the same file"),
+            (("--vllm-bench", "summary.json"), "would replace summary.json"),
+            (("--chrome-trace", "."), "is a folder"),
+        ],
+    )
+    def test_options(self, cli: Run, saved: Save, options: tuple[str, ...], said: str) -> None:
+        self.fails(cli, saved(), said, *options)
+
+    def test_no_folder(self, cli: Run) -> None:
+        self.fails(cli, Path("nowhere"), "nowhere: is not a folder")
+
+    def test_empty_folder(self, cli: Run) -> None:
+        Path("empty").mkdir()
+        self.fails(cli, Path("empty"), "holds no config.yaml, so it is not of one run")
+
+    def test_missing_table(self, cli: Run, saved: Save) -> None:
+        folder = saved()
+        (folder / "requests.parquet").unlink()
+        self.fails(cli, folder, "holds no requests.parquet")
+
+    def test_files_of_two_runs(self, cli: Run, saved: Save) -> None:
+        folder, other = saved(), saved(seed=1)
+        (other / "requests.parquet").replace(folder / "requests.parquet")
+        self.fails(cli, folder, "not the same run")
+
+    def test_summary_that_is_not_ours(self, cli: Run, saved: Save) -> None:
+        folder = saved()
+        (folder / "summary.json").write_text('{"completed": 3}')
+        self.fails(cli, folder, "has no block 'specsim' of ours")
+
+    def test_times_out_of_order(self, cli: Run, saved: Save) -> None:
+        folder = saved()
+        table = pq.read_table(folder / "requests.parquet").to_pydict()
+        table["scheduled_at"][4] = table["ended_at"][4] + 1
+        pq.write_table(pa.table(table), folder / "requests.parquet")
+        self.fails(cli, folder, "row 5: its times must be in the order")
+
+    def fails(self, cli: Run, folder: Path, said: str, *options: str) -> None:
+        options = options or (() if "say what" in said else ("--chrome-trace", "out.json"))
+        before = set(Path().rglob("*"))
+        code, _, err = cli("export", folder, *options)
+        assert code == 2
+        assert said in err
+        assert err.count("\n") == 1
+        assert set(Path().rglob("*")) == before

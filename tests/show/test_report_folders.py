@@ -1,0 +1,283 @@
+"""Which folders a report reads, what it finds in them, and which it refuses."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Run, tiny_config
+from reporting import POLICIES, RATES, Tags, copied, sweep_folder, whole_sweep
+
+from specsim.core.errors import ConfigError
+from specsim.core.version import __version__
+from specsim.show.report import Study, load_study
+from specsim.show.report.axes import draft_len
+from specsim.show.report.cells import restricted
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return whole_sweep(tmp_path_factory.mktemp("sweep") / "whole")
+
+
+@pytest.fixture(scope="module")
+def study(folder: Path) -> Study:
+    return load_study(folder)
+
+
+def test_a_sweep_has_its_axes_in_their_parts(study: Study) -> None:
+    hardware, policy, load = study.axes
+    assert hardware.labels == ["h100/llama-3.1-8b", "slow"]
+    assert (policy.labels, policy.numbers) == (POLICIES, None)
+    assert (load.labels, load.numbers, load.unit) == (
+        ["5", "20", "60"],
+        [5.0, 20.0, 60.0],
+        "requests/s",
+    )
+    assert study.draft_lens == [0, 1, 3, None]
+    assert len(study.finished) == study.num_expected == 2 * len(POLICIES) * len(RATES) * 2
+
+
+def test_points_stand_where_their_records_say(study: Study, folder: Path) -> None:
+    for point in study.points[::7]:
+        record = json.loads((folder / "points" / f"{point.number:05}.json").read_text())
+        found = [axis.labels[place] for axis, place in zip(study.axes, point.places, strict=True)]
+        assert found == list(record["labels"].values())
+        assert point.metrics == record["metrics"]
+
+
+def test_profiles_of_one_model_are_called_by_their_gpu(tmp_path: Path) -> None:
+    axes = [{"profile": ["h100/llama-3.1-8b", "a100/llama-7b"]}, {"policy": ["off"]}]
+    study = load_study(sweep_folder(tmp_path / "two", axes, 1))
+    assert study.axes[0].labels == ["h100/llama-3.1-8b", "a100/llama-7b"]
+    path = tmp_path / "two" / "sweep.yaml"
+    path.write_text(path.read_text().replace("a100/llama-7b", "a100/llama-3.1-8b"))
+    assert load_study(tmp_path / "two").axes[0].labels == ["h100", "a100"]
+
+
+def test_any_number_serves_as_load_and_the_rest_is_held(tmp_path: Path) -> None:
+    axes = [
+        {"acceptance.alpha": [0.5, 0.8]},
+        {"policy.kind": ["static"], "policy.k": [2]},
+        {"engine.max_num_seqs": [4, 8]},
+    ]
+    study = load_study(sweep_folder(tmp_path / "alpha", axes, 1))
+    assert [axis.field for axis in study.axes] == [
+        *("profile", "policy.kind", "acceptance.alpha", "engine.max_num_seqs")
+    ]
+    assert study.draft_lens == [2]
+    part, held = restricted(study, [])
+    assert held == ["engine.max_num_seqs=4"]
+    assert [point.number for point in part.points] == [0, 2]
+    part, held = restricted(study, ["engine.max_num_seqs=8", "acceptance.alpha=0.5"])
+    assert (held, [point.number for point in part.points]) == ([], [1])
+
+
+def test_arrivals_are_told_apart_by_their_number(tmp_path: Path) -> None:
+    clients = [{"kind": "closed_loop", "concurrency": n} for n in (2, 4)]
+    study = load_study(sweep_folder(tmp_path / "closed", [{"workload.arrivals": clients}], 1))
+    load = study.axes[2]
+    assert (load.title, load.labels, load.numbers) == ("Concurrency", ["2", "4"], [2.0, 4.0])
+    mixed = [{"kind": "poisson", "rate": 5.0}, clients[0]]
+    study = load_study(sweep_folder(tmp_path / "mixed", [{"workload.arrivals": mixed}], 1))
+    load = study.axes[2]
+    assert (load.title, load.labels[1], load.numbers) == (
+        *("Arrivals", "closed_loop:concurrency=2", None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "why"),
+    [("policy", "expected FIELD=VALUE"), ("policy.k=1", "did you mean 'policy'"),
+     ("policy=of", "did you mean 'off'")],
+)  # fmt: skip
+def test_a_choice_that_is_not_there_is_refused(study: Study, choice: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        restricted(study, [choice])
+
+
+@pytest.mark.parametrize(
+    ("policy", "proposer", "expected"),
+    [
+        ("off", {"num_speculative_tokens": 5}, 0),
+        (False, None, 0),
+        ({"kind": False}, None, 0),
+        (None, None, 0),
+        (None, {"num_speculative_tokens": 5}, 5),
+        (None, {"num_speculative_tokens": 5, "num_speculative_tokens_per_batch_size": []}, None),
+        ("static", {"num_speculative_tokens": 5}, 5),
+        ("static:k=3", {"num_speculative_tokens": 5}, 3),
+        ({"kind": "static", "k": 2}, {"num_speculative_tokens": 5}, 2),
+        ("goodput:k=3", {"num_speculative_tokens": 5}, None),
+        ("os:system:k=3", {"num_speculative_tokens": 5}, None),
+    ],
+)
+def test_the_draft_length_is_read_off_the_configuration(
+    policy: object, proposer: object, expected: int | None
+) -> None:
+    assert draft_len({"policy": policy, "engine": {"speculative_config": proposer}}) == expected
+
+
+def test_failed_points_are_listed_with_their_error(cli: Run, tmp_path: Path) -> None:
+    # k = 5 exceeds num_speculative_tokens = 3 of the tiny experiment, and runs with 9 only.
+    axes = [
+        {"policy": ["off", "static:k=5"]},
+        {"engine.speculative_config.num_speculative_tokens": [3, 9]},
+    ]
+    path = sweep_folder(tmp_path / "some", axes, 1)
+    study = load_study(path)
+    assert [(point.number, point.places[1]) for point in study.failed] == [(2, 2)]
+    code, output, _ = cli("report", path, "--out", "some.html")
+    assert (code, "1 failed" in output) == (0, True)
+    (failed,) = json.loads(Tags(Path("some.html").read_text()).data)["failed"]
+    assert "policy.k = 5 exceeds" in failed["error"]
+
+
+def test_a_run_and_a_comparison_are_reported_too(cli: Run, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny_config()))
+    assert cli("run", path, "--out", "one")[0] == 0
+    assert (
+        cli("compare", path, "--policies", "static:k=2", "--replications", 2, "--out", "cmp")[0]
+        == 0
+    )
+    assert cli("report", "one", "--out", "one.html")[0] == 0
+    one = load_study(Path("one"))
+    assert (one.kind, len(one.points), one.axes[1].labels) == ("run", 1, ["static:k=3"])
+    compared = load_study(Path("cmp"))
+    assert (compared.axes[1].labels, compared.draft_lens) == (["off", "static:k=2"], [0, 2])
+    assert [bool(point.timeline) for point in compared.points] == [True, False, True, False]
+    summary = json.loads(Path("cmp/static-k=2/summary.json").read_text())
+    first = compared.points[2]
+    assert first.metrics["mean_ttft_ms"] == summary["mean_ttft_ms"]
+    quantiles = first.distributions["ttft_ms"]
+    assert quantiles[50] == pytest.approx(summary["p50_ttft_ms"], rel=1e-5)
+    assert max(v or 0 for v in first.timeline["kv_usage"]) <= 1
+
+
+def test_a_run_and_a_point_of_a_sweep_show_the_same(cli: Run, folder: Path) -> None:
+    record = json.loads((folder / "points" / "00014.json").read_text())
+    plan = yaml.safe_load((folder / "sweep.yaml").read_text())["base"]
+    Path("base.yaml").write_text(yaml.safe_dump(plan))
+    settings = [f"--set={field}={value}" for field, value in record["axes"].items()]
+    assert cli("run", "base.yaml", *settings, "--seed", record["seed"], "--out", "one")[0] == 0
+    (point,) = load_study(Path("one")).points
+    assert point.metrics == record["metrics"]
+    assert point.timeline == record["timeline"]
+    assert point.distributions == record["distributions"]
+    assert point.breakdown == pytest.approx(record["breakdown"])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"specsim_version": "9.9"}, "written by specsim 9.9"),
+        ({"metrics": {"mean_e2el_ms": "fast"}}, "metrics.mean_e2el_ms"),
+        ({"timeline": {"time_s": [1.0], "running": []}}, "not equally long"),
+        ({"distributions": [1]}, "distributions"),
+        ({"point": 3}, "not the record of point 1"),
+    ],
+)
+def test_a_damaged_record_is_one_line(
+    folder: Path, cli: Run, change: dict[str, object], why: str
+) -> None:
+    copy = copied(folder, Path("copy"))
+    path = copy / "points" / "00001.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    code, _, error = cli("report", copy)
+    assert (code, error.count("\n")) == (2, 1)
+    assert why in error
+    assert not (copy / "report.html").exists()
+
+
+def test_folders_that_cannot_be_shown_are_one_line(folder: Path, cli: Run) -> None:
+    Path("empty").mkdir()
+    Path("foreign").mkdir()
+    Path("foreign/summary.json").write_text('{"duration": 3.0}')
+    Path("foreign/config.yaml").write_text("{}")
+    other = copied(folder, Path("other"))
+    text = (other / "sweep.yaml").read_text()
+    (other / "sweep.yaml").write_text(
+        re.sub(r"specsim_version: .*", "specsim_version: '9.9'", text)
+    )
+    nothing = copied(folder, Path("nothing"))
+    for path in (nothing / "points").iterdir():
+        path.unlink()
+    for name, why in {
+        "empty": "holds none of sweep.yaml",
+        "missing": "does not exist",
+        "foreign": "is no summary of specsim's",
+        "other": "was written by specsim 9.9",
+        "nothing": "none of its 48 points has ended yet",
+        "other/sweep.yaml": "is a file",
+    }.items():
+        code, _, error = cli("report", name)
+        assert (code, error.count("\n"), why in error) == (2, 1, True), (name, error)
+
+
+def capacity_plan() -> dict[str, Any]:
+    """What `specsim capacity` writes, cut down to two policies and two loads each."""
+
+    def result(policy: str, price: float, sustained: float | None) -> dict[str, Any]:
+        loads = {8.0: 1.0, 16.0: 0.5}
+        probes = [
+            {
+                "hardware": "h100",
+                "policy": policy,
+                "load": load,
+                "requests_per_second": load,
+                "is_sustained": load == sustained,
+                "is_unstable": False,
+                "attainment": share,
+                "mean_output_len": 250.0,
+                "mean_e2el_ms": 100.0 * load * price,
+                "gpu_hours_per_million_tokens": 0.1,
+                "cost_per_million_tokens": price / load,
+            }
+            for load, share in loads.items()
+        ]
+        return {
+            **{"hardware": "h100", "gpu": "h100", "gpus_per_replica": 1, "is_measured": True},
+            **{"policy": policy, "sustained": sustained, "exceeded": 16.0},
+            **{"requests_per_second": sustained, "replicas": 3, "cost_per_hour": 9.0},
+            **{"cost_per_million_tokens_at_target": 0.5, "probes": probes},
+        }
+
+    return {
+        **{"config_hash": "0", "seed": 0, "specsim_version": __version__},
+        **{"slo": {"ttft_ms": 500.0}, "attainment": 0.99, "drive": "rate", "tolerance": 0.02},
+        **{"target_rate": 20.0, "prices": {"date": "2026-01-01", "currency": "EUR"}},
+        **{"experiment": {}, "notes": ["as told"]},
+        "results": [result("off", 4.0, 8.0), result("static:k=3", 2.0, 8.0)],
+    }
+
+
+def test_a_capacity_plan_is_a_point_per_load_that_was_tried(cli: Run) -> None:
+    Path("plan").mkdir()
+    Path("plan/capacity.json").write_text(json.dumps(capacity_plan()))
+    study = load_study(Path("plan"))
+    assert [axis.labels for axis in study.axes] == [["h100"], ["off", "static:k=3"], ["8", "16"]]
+    assert (study.draft_lens, study.currency) == ([0, 3], "EUR")
+    assert study.points[3].metrics["cost_per_mtok"] == 0.125
+    assert cli("report", "plan")[0] == 0
+    code, output, _ = cli("plot", "plan")
+    assert (code, "speed-up: not drawn: each policy was tried at loads" in output) == (0, True)
+    assert Path("plan/plots/cost.svg").exists()
+    assert cli("report", "plan", "--prices", "mine.yaml")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"specsim_version": "9.9"}, "written by specsim 9.9"),
+        ({"results": []}, "holds no load that was tried"),
+        ({"results": [{"hardware": "h100"}]}, "'results.0.policy' is missing"),
+    ],
+)
+def test_a_damaged_plan_is_one_line(cli: Run, change: dict[str, Any], why: str) -> None:
+    Path("plan").mkdir()
+    Path("plan/capacity.json").write_text(json.dumps({**capacity_plan(), **change}))
+    code, _, error = cli("report", "plan")
+    assert (code, error.count("\n"), why in error) == (2, 1, True), error

@@ -1,0 +1,189 @@
+"""The report in a browser: every chart draws, filters act on them, and the sums are right."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, DRIVER, Page, browser
+from reporting import whole_sweep
+
+from specsim.show.report import Study, load_study, write_page
+from specsim.show.report.cells import best_policy, find_measure, gain, group, values_of
+from specsim.study.paired import mean_and_half_width
+
+pytestmark = [
+    pytest.mark.extras,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
+]
+
+EVIL = "static:k=3</script><img src=x onerror=window.hacked=1>"
+CHARTS = ("crossover", "over-load", "speed-up", "cost", "cdf", "timeline", "breakdown", "overview")
+PLOTLY = ("over-load", "cost", "cdf", "timeline", "breakdown")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    found = load_study(whole_sweep(tmp_path_factory.mktemp("sweep") / "whole"))
+    policy = replace(found.axes[1], labels=["off", "static:k=1", EVIL, "goodput"])
+    axes = [found.axes[0], policy, found.axes[2]]
+    prices = dict.fromkeys(found.axes[0].labels, 2.5)
+    failed = replace(found.points[-1], error=EVIL, metrics={}, distributions={}, timeline={})
+    return replace(found, axes=axes, prices=prices, points=[*found.points[:-1], failed], title=EVIL)
+
+
+@pytest.fixture(scope="module")
+def path(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("page") / "report.html"
+    write_page(study, target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def desktop(path: Path) -> Iterator[Page]:
+    with browser(width=1440, height=900) as driver:
+        yield Page(driver, path)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(request: pytest.FixtureRequest) -> None:
+    if "desktop" in request.fixturenames:
+        page: Page = request.getfixturevalue("desktop")
+        page.driver.refresh()
+        page.wait_for_update(0)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "dark"),
+    [(1440, 900, False), (1440, 900, True), (390, 844, False), (390, 844, True)],
+)
+def test_every_chart_is_drawn(path: Path, width: int, height: int, dark: bool) -> None:
+    with browser(width=width, height=height, dark=dark) as driver:
+        page = Page(driver, path)
+        drawn = page.drawn()
+        assert {chart: drawn[chart] > 0 for chart in CHARTS} == dict.fromkeys(CHARTS, True)
+        assert {chart: page.visible_marks(chart) > 0 for chart in CHARTS} == dict.fromkeys(
+            CHARTS, True
+        )
+        assert page.problems() == []
+        assert page.js("document.documentElement.scrollWidth") <= width
+        dark_ground = (
+            page.js("getComputedStyle(document.body).backgroundColor") == "rgb(16, 19, 24)"
+        )
+        assert dark_ground == dark
+        tall = page.js("document.documentElement.scrollHeight")
+        driver.set_window_size(width, tall) if width >= 600 else None
+        name = f"report-{width}-{'dark' if dark else 'light'}.png"
+        assert driver.save_screenshot(str(path.with_name(name)))
+
+
+def test_a_filter_acts_on_every_chart(desktop: Page) -> None:
+    before = desktop.drawn()
+    desktop.click("[data-filter=policy] [data-index='1']")
+    after = desktop.drawn()
+    assert {chart for chart in CHARTS if after[chart] < before[chart]} == set(CHARTS) - {
+        *("crossover", "breakdown")  # one winner per case and four parts of the time, as before
+    }
+    names = desktop.js("document.querySelector('#breakdown .plot').textContent")
+    assert "static:k=1" not in names
+    assert "goodput" in names
+    desktop.click("[data-filter=policy] .all")
+    assert desktop.drawn() == before
+
+
+def test_hardware_load_and_replication_can_be_chosen(desktop: Page) -> None:
+    before = desktop.drawn()
+    desktop.click("[data-filter=hardware] [data-index='1']")
+    assert desktop.drawn()["crossover"] == before["crossover"] / 2
+    desktop.click("[data-filter=load] [data-index='0']")
+    assert desktop.drawn()["crossover"] == 2
+    band = desktop.visible_marks("over-load")
+    desktop.click("[data-filter=replication] [data-index='1']")
+    assert desktop.visible_marks("over-load") < band  # a single replication has no band
+    assert desktop.problems() == []
+
+
+def test_a_metric_and_a_closer_look_can_be_chosen(desktop: Page) -> None:
+    title = "document.querySelector('#over-load h3').textContent"
+    desktop.choose("#metric", 4)
+    assert desktop.js(title) == "Mean TTFT by request rate"
+    line = "document.querySelector('#cdf .js-line').getAttribute('d')"
+    before = desktop.js(line)
+    desktop.choose("#focus-load", 2)
+    assert desktop.js(line) != before
+    assert "60 requests/s" in desktop.js("document.querySelector('#cdf h3').textContent")
+    desktop.choose("#focus-hardware", 1)
+    assert "slow" in desktop.js("document.querySelector('#cdf h3').textContent")
+
+
+def test_the_sums_of_the_page_are_those_of_python(desktop: Page, study: Study) -> None:
+    cells, measure = group(study), find_measure(study, "mean_e2el_ms")
+    for (hardware, policy, load), cell in cells.items():
+        where = f"{hardware}, {policy}, {load}"
+        found = desktop.js(f"interval(valuesOf(cell({where}), 'mean_e2el_ms'))")
+        mean, half = mean_and_half_width(list(values_of(study, cell, measure).values()))
+        assert found["mean"] == pytest.approx(mean, rel=1e-4)
+        assert found["half"] == (half if half is None else pytest.approx(half, rel=1e-2))
+        expected = gain(study, cell, cells[hardware, 0, load], measure)
+        shown = desktop.js(f"gain(cell({where}), cell({hardware}, 0, {load}), 'mean_e2el_ms')")
+        assert expected is not None
+        assert shown["mean"] == pytest.approx(expected.mean, rel=1e-4)
+        winner = desktop.js(f"best({hardware}, {load}).p")
+        assert winner == best_policy(study, cells, hardware, load, measure)
+
+
+def test_what_users_wrote_is_shown_as_they_wrote_it(desktop: Page) -> None:
+    assert desktop.js("window.hacked") is None
+    assert desktop.js("document.images.length") == 0
+    assert desktop.js("document.querySelector('h1').textContent") == EVIL
+    chip = "document.querySelector('[data-filter=policy] [data-index=\"2\"]').textContent"
+    assert desktop.js(chip) == EVIL
+    ticks = desktop.js("document.querySelector('#breakdown .ytick:nth-of-type(2)').textContent")
+    assert EVIL in ticks
+    assert EVIL in desktop.js("document.querySelector('#failed').textContent")
+
+
+def test_the_overview_sorts_both_ways(desktop: Page) -> None:
+    heads = "[...document.querySelectorAll('#overview thead button')]"
+    index = desktop.js(f"{heads}.findIndex(b => b.textContent.startsWith('mean E2E'))")
+    rows = "[...document.querySelectorAll('#overview tbody tr')]"
+    values = f"{rows}.map(r => Number(r.cells[{index}].textContent.replace(',', '')))"
+    for expected in ("ascending", "descending"):
+        desktop.driver.find_element("css selector", f"#overview [data-sort='{index}']").click()
+        head = f"document.querySelectorAll('#overview thead th')[{index}].getAttribute('aria-sort')"
+        assert desktop.js(head) == expected
+        found = desktop.js(values)
+        assert found == sorted(found, reverse=expected == "descending")
+
+
+def test_every_control_can_be_reached_and_named(desktop: Page) -> None:
+    nameless = (
+        "[...document.querySelectorAll('button, select, input, summary')].filter(e => "
+        "!(e.textContent.trim() || e.labels?.length || e.ariaLabel)).length"
+    )
+    assert desktop.js(nameless) == 0
+    unreachable = (
+        "[...document.querySelectorAll('button, select, input')].filter(e => e.tabIndex < 0).length"
+    )
+    assert desktop.js(unreachable) == 0
+    for chart in PLOTLY:
+        assert desktop.js(f"document.querySelector('#{chart} .plot').getAttribute('aria-label')")
+        desktop.js(f"document.querySelector('#{chart} details').open = true")
+        rows = f"document.querySelectorAll('#{chart} details tbody tr').length"
+        desktop.driver.implicitly_wait(1)
+        assert desktop.js(f"new Promise(done => setTimeout(() => done({rows}), 50))") > 0
+
+
+def test_the_theme_can_be_switched(desktop: Page) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    line = "getComputedStyle(document.querySelector('#cdf .js-line')).stroke"
+    before = desktop.js(ground), desktop.js(line)
+    updates = desktop.js("Number(document.body.dataset.updates)")
+    desktop.driver.find_element("css selector", "#theme option[value=dark]").click()
+    desktop.wait_for_update(updates)
+    after = desktop.js(ground), desktop.js(line)
+    assert all(old != new for old, new in zip(before, after, strict=True))
+    updates = desktop.js("Number(document.body.dataset.updates)")
+    desktop.driver.find_element("css selector", "#theme option[value=auto]").click()
+    desktop.wait_for_update(updates)
+    assert desktop.js(ground) == before[0]

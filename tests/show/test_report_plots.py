@@ -1,0 +1,113 @@
+"""Plots for papers, and the sums they share with the page."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from reporting import whole_sweep
+
+from specsim.show.report import Study, load_study
+from specsim.show.report.cells import best_policy, find_measure, gain, group
+from specsim.show.report.colours import BASELINE, styles
+from specsim.show.report.measures import MEASURES, measured
+from specsim.show.report.study import Axis, Point
+from specsim.study.paired import speed_up
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return whole_sweep(tmp_path_factory.mktemp("sweep") / "whole")
+
+
+@pytest.fixture(scope="module")
+def study(folder: Path) -> Study:
+    return load_study(folder)
+
+
+def test_plots_are_drawn_and_the_same_every_time(folder: Path, cli: Run) -> None:
+    code, output, _ = cli("plot", folder, "--out", "plots")
+    assert (code, output.count("plot: ")) == (0, 7)
+    names = {path.stem for path in Path("plots").iterdir()}
+    assert names == {"over-load", "speed-up", "crossover", "cost", "cdf", "timeline", "breakdown"}
+    cli("plot", folder, "--out", "again")
+    for path in Path("plots").iterdir():
+        assert path.read_bytes() == (Path("again") / path.name).read_bytes()
+    text = Path("plots/over-load.svg").read_text()
+    assert "<svg" in text
+
+
+def test_plots_can_be_of_some_runs_only(folder: Path, cli: Run) -> None:
+    code, output, _ = cli(
+        *("plot", folder, "--out", "part", "--format", "png", "--metric", "p99_ttft_ms"),
+        *("--where", "workload.arrivals.rate=20", "--where", "profile=slow"),
+    )
+    assert code == 0
+    assert "over-load: not drawn: all runs have the same load" in output
+    assert Path("part/cdf.png").read_bytes()[:4] == b"\x89PNG"
+    code, _, error = cli("plot", folder, "--metric", "p99_ttft")
+    assert (code, "did you mean 'p99_ttft_ms'" in error) == (2, True)
+    code, _, error = cli("plot", folder, "--where", "policy")
+    assert code == 2
+    assert "expected FIELD=VALUE, such as profile=h100/llama-3.1-8b" in error
+
+
+def test_a_price_draws_latency_against_cost(study: Study, tmp_path: Path) -> None:
+    from specsim.show.plots.study import plot_study  # noqa: PLC0415 - matplotlib takes a second
+
+    priced = replace(study, prices=dict.fromkeys(study.axes[0].labels, 2.0))
+    drawn, left_out = plot_study(priced, MEASURES[0], tmp_path, ".svg")
+    assert (tmp_path / "cost.svg" in drawn, left_out) == (True, [])
+
+
+def test_no_two_policies_look_alike() -> None:
+    found = styles([True] + [False] * 70)
+    assert found[0] == BASELINE
+    assert len({(style.light, style.symbol) for style in found}) == 71
+
+
+def tiny_study(metrics: dict[tuple[int, int], dict[str, float]], num_policies: int = 2) -> Study:
+    """A study of policies on one hardware at one load: metrics by (policy, replication)."""
+    points = [
+        Point(number, (0, policy, 0), replication, replication, "hash", metrics=found)
+        for number, ((policy, replication), found) in enumerate(metrics.items())
+    ]
+    axes = [
+        Axis("hardware", "Hardware", "", "profile", ["h100"]),
+        Axis("policy", "Policy", "", "policy", [f"p{n}" for n in range(num_policies)]),
+        Axis("load", "Request rate", "requests/s", "workload.arrivals.rate", ["8"], [8.0]),
+    ]
+    return Study("sweep", "t", axes, points, len(points), [None] * num_policies, ["h100"], "", "0")
+
+
+def test_policies_are_compared_on_the_requests_that_all_have_met() -> None:
+    name = "mean_e2el_ms"
+    study = tiny_study({(0, 0): {name: 100.0}, (0, 1): {name: 900.0}, (1, 0): {name: 110.0}})
+    cells = group(study)
+    measure = find_measure(study, name)
+    assert best_policy(study, cells, 0, 0, measure) == 0  # though its mean of both is 500
+    found = gain(study, cells[0, 1, 0], cells[0, 0, 0], measure)
+    assert found == speed_up([100.0], [110.0])
+
+
+def test_a_policy_that_keeps_up_is_better_than_one_that_does_not() -> None:
+    name = "mean_e2el_ms"
+    study = tiny_study({(0, 0): {name: 10.0, "unstable": 1}, (1, 0): {name: 20.0, "unstable": 0}})
+    assert best_policy(study, group(study), 0, 0, find_measure(study, name)) == 1
+
+
+def test_cost_comes_from_the_price_and_the_throughput() -> None:
+    study = tiny_study({(0, 0): {"output_throughput": 2000.0}}, 1)
+    assert "cost_per_mtok" not in measured(study, study.points[0])
+    priced = replace(study, prices={"h100": 3.6})
+    assert measured(priced, study.points[0])["cost_per_mtok"] == pytest.approx(0.5)
+
+
+def test_what_was_not_kept_is_said_to_be_so(folder: Path, tmp_path: Path) -> None:
+    from specsim.show.plots.study import plot_study  # noqa: PLC0415 - matplotlib takes a second
+
+    study = load_study(folder)
+    bare = replace(study, points=[replace(p, distributions={}) for p in study.points])
+    _, left_out = plot_study(bare, MEASURES[0], tmp_path, ".svg")
+    [reason] = [text for text in left_out if text.startswith("cdf: not drawn: the runs at ")]
+    assert reason.endswith(" kept no distributions")

@@ -1,0 +1,310 @@
+"""Capacity: it agrees with theory, with a dense sweep, and says what it costs."""
+
+import json
+from collections.abc import Callable
+from math import exp, factorial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from conftest import Run, tiny_config
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim.core.errors import ConfigError
+from specsim.policies.off import Off
+from specsim.results.slo import Slo
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+from specsim.study.capacity import Choices, Goal, Prices, find_capacity, find_hardware, parse_slo
+from specsim.study.capacity.plan import Offer, pareto_front
+from specsim.study.capacity.probe import Measured, Probe
+from specsim.study.capacity.search import Bracket, largest_sustained
+
+
+def found_by(limit: float, start: float, tolerance: float = 0.01, **rest: Any) -> Bracket:
+    search = largest_sustained(start, tolerance, **rest)
+    load = next(search)
+    for _ in range(60):
+        try:
+            load = search.send(load <= limit)
+        except StopIteration as stop:
+            return stop.value
+    raise AssertionError("the search does not end")
+
+
+@given(st.floats(0.05, 20), st.floats(0.001, 0.3))
+def test_the_search_encloses_the_capacity(limit: float, tolerance: float) -> None:
+    bracket = found_by(limit, 1.0, tolerance)
+    assert bracket.sustained is not None
+    assert bracket.exceeded is not None
+    assert bracket.sustained <= limit < bracket.exceeded
+    assert bracket.exceeded / bracket.sustained <= 1 + tolerance
+
+
+@given(st.integers(1, 500))
+def test_of_whole_numbers_it_finds_the_very_one(limit: int) -> None:
+    bracket = found_by(limit, 16, 0.001, is_whole=True)
+    assert (bracket.sustained, bracket.exceeded) == (limit, limit + 1)
+
+
+def test_a_capacity_out_of_reach_has_no_end() -> None:
+    assert found_by(0.0, 1.0).sustained is None
+    assert found_by(0.0, 16, is_whole=True).sustained is None
+    assert found_by(1e9, 1.0).exceeded is None
+
+
+def m_d_1_waits_at_most(time: float, rate: float, service: float) -> float:
+    """Return P(W <= t) of an M/D/1 queue (Erlang 1909)."""
+    whole = int(time / service)
+    terms = (
+        (rate * (k * service - time)) ** k / factorial(k) * exp(rate * (time - k * service))
+        for k in range(whole + 1)
+    )
+    return (1 - rate * service) * sum(terms)
+
+
+def m_d_1_capacity(limit: float, service: float, attainment: float) -> float:
+    """Return the rate at which that share of the requests is served within a limit."""
+    low, high = 0.0, 1 / service
+    for _ in range(60):
+        middle = (low + high) / 2
+        kept = m_d_1_waits_at_most(limit - service, middle, service) >= attainment
+        low, high = (middle, high) if kept else (low, middle)
+    return low
+
+
+def test_the_formula_itself() -> None:
+    assert m_d_1_waits_at_most(0.0, 0.8, 1.0) == pytest.approx(0.2)  # no wait: 1 - rho
+    waits = [1 - m_d_1_waits_at_most(t / 50, 0.5, 1.0) for t in range(1000)]
+    assert sum(waits) / 50 == pytest.approx(0.5 / (2 * 0.5), rel=0.02)  # rho / (2 (1 - rho))
+
+
+def single_server(profile: str, num_requests: int) -> Experiment:
+    """Return a server of one request at a time."""
+    config = {
+        "workload": {
+            "arrivals": {"kind": "poisson", "rate": 1.0},
+            "lengths": {"kind": "constant", "prompt": 1, "output": 1},
+            "num_requests": num_requests,
+        },
+        "engine": {
+            "max_num_seqs": 1, "max_num_batched_tokens": 131072, "num_gpu_blocks": 10000,
+            "async_scheduling": False, "enable_prefix_caching": False,
+        },
+        "profile": profile,
+    }  # fmt: skip
+    return Experiment.parse(config, "M/D/1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit_ms", "attainment"), [(500, 0.99), (300, 0.9)])
+def test_of_one_request_at_a_time_it_is_what_theory_says(
+    limit_ms: float, attainment: float, constant_step: Callable[..., str]
+) -> None:
+    experiment = single_server(constant_step(delta_ms=100.0), 10_000)
+    goal = Goal(Slo(e2el_ms=limit_ms), attainment, 0.005, False, None, 3, 10_000)
+    choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
+    [found] = find_capacity(experiment, goal, choices, workers=2).found
+    assert found.rate == pytest.approx(m_d_1_capacity(limit_ms / 1e3, 0.1, attainment), rel=0.02)
+
+
+@pytest.mark.slow
+def test_without_tight_limits_it_is_the_rate_at_which_the_backlog_begins_to_grow(
+    constant_step: Callable[..., str],
+) -> None:
+    experiment = single_server(constant_step(delta_ms=100.0), 10_000)
+    goal = Goal(Slo(e2el_ms=1e9), 0.99, 0.005, False, None, 3, 10_000)
+    choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
+    [found] = find_capacity(experiment, goal, choices, workers=2).found
+    assert found.rate == pytest.approx(10.0, rel=0.02)  # one per service time
+
+
+def small(policy: str = "off") -> Experiment:
+    """Return a server whose batch is short of slots, with short answers."""
+    config = tiny_config(policy=policy)
+    config["workload"]["num_requests"] = 200
+    return Experiment.parse(config, "small")
+
+
+def test_it_is_where_a_dense_sweep_says() -> None:
+    experiment, slo = small("static:k=2"), Slo(ttft_ms=60, tpot_ms=20)
+    goal = Goal(slo, 0.95, 0.01, False, None, 2, 200)
+    choices = Choices(
+        find_hardware(experiment, []),
+        {"static:k=2": experiment.effective_policy},
+        Prices.load(None),
+    )
+    [found] = find_capacity(experiment, goal, choices, workers=2).found
+    assert found.rate is not None
+    attained = []
+    for share in (0.8, 0.84, 0.88, 0.92, 0.96, 1.04, 1.08, 1.12, 1.16, 1.2):
+        arrivals = {"kind": "poisson", "rate": share * found.rate}
+        workload = {**experiment.workload.model_dump(mode="json"), "arrivals": arrivals}
+        attained.append(
+            fmean(
+                summary.data["request_goodput"] / summary.data["request_throughput"]
+                for summary in (
+                    Summary(simulate(experiment.replace(workload=workload, slo=slo, seed=seed)))
+                    for seed in (0, 1)
+                )
+            )
+        )
+    assert min(attained[:5]) > 0.95 > max(attained[5:])
+
+
+def test_the_command_writes_what_it_prints(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(small().to_dict()))
+    (tmp_path / "p.yaml").write_text(
+        'date: "2026-01-01"\nsource: mine\nper_gpu_hour: {h100: 3.6, l40s: 1.0}\n'
+    )
+    code, out, err = cli(
+        "capacity", "e.yaml", "--slo", "ttft:100,tpot:30", "--attainment", 0.9, "--gpus",
+        "h100,l40s,a100-40gb", "--policies", "off", "static:k=2", "--qps", 1000, "--prices",
+        "p.yaml", "--replications", 1, "--num-requests", 100, "--workers", 1, "--tolerance", 0.1,
+        "--out", "done",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "prices of 2026-01-01: p.yaml" in out
+    assert "no price of a100-40gb" in err
+    assert "l40s, a100-40gb: steps as the roofline says" in err
+    found = json.loads((tmp_path / "done" / "capacity.json").read_text())
+    results = {(each["hardware"], each["policy"]): each for each in found["results"]}
+    assert len(results) == 6
+    mine = results["h100", "static:k=2"]
+    rate = mine["requests_per_second"]
+    assert rate == mine["sustained"] < mine["exceeded"] < 1.11 * rate
+    assert mine["replicas"] == -(-1000 // rate)
+    assert mine["cost_per_hour"] == pytest.approx(3.6 * mine["replicas"])
+    tokens_per_hour = rate * mine["mean_output_len"] * 3600
+    assert mine["gpu_hours_per_million_tokens"] == pytest.approx(1e6 / tokens_per_hour)
+    assert mine["cost_per_million_tokens"] == pytest.approx(3.6e6 / tokens_per_hour)
+    assert mine["attainment"] >= 0.9
+    assert results["a100-40gb", "off"]["cost_per_million_tokens"] is None
+    assert {row["hardware"] for row in found["pareto_front"]} <= {"h100", "l40s"}
+    table = pq.read_table(tmp_path / "done" / "capacity.parquet")
+    assert table.num_rows == sum(len(each["probes"]) for each in found["results"])
+    assert sum(table["on_front"].to_pylist()) == len(found["pareto_front"])
+    first = (tmp_path / "done" / "capacity.json").read_bytes()
+    again = cli(
+        "capacity", "e.yaml", "--slo", "ttft:100,tpot:30", "--attainment", 0.9, "--gpus",
+        "h100,l40s,a100-40gb", "--policies", "off", "static:k=2", "--qps", 1000, "--prices",
+        "p.yaml", "--replications", 1, "--num-requests", 100, "--workers", 2, "--tolerance", 0.1,
+        "--out", "done",
+    )  # fmt: skip
+    assert again[0] == 0
+    assert (tmp_path / "done" / "capacity.json").read_bytes() == first
+
+
+def test_clients_may_be_counted_in_place_of_a_rate(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(small().to_dict()))
+    options = ("--replications", 1, "--num-requests", 100, "--workers", 1, "--out", "done")
+    code, out, err = cli(
+        "capacity", "e.yaml", "--slo", "tpot:7", "--drive", "concurrency", *options
+    )
+    assert code == 0, err
+    assert "clients" in out
+    [found] = json.loads((tmp_path / "done" / "capacity.json").read_text())["results"]
+    assert found["exceeded"] == found["sustained"] + 1
+    assert found["requests_per_second"] > 1
+
+
+def test_limits_that_nothing_keeps_are_said_to_be_so(cli: Run, tmp_path: Path) -> None:
+    experiment = {**small().to_dict(), "replicas": 4, "policy": {"kind": "static", "k": 3}}
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(experiment))
+    options = ("--replications", 1, "--num-requests", 50, "--workers", 1, "--out", "done")
+    code, out, err = cli("capacity", "e.yaml", "--slo", "tpot:1", "--qps", 5, *options)
+    assert code == 0
+    assert "none" in out
+    assert "h100 static:k=3: keeps the limits at no load that was tried" in err
+    assert "replicas = 4 of the experiment is not used" in err
+    assert "cheaper and faster" not in out
+    [found] = json.loads((tmp_path / "done" / "capacity.json").read_text())["results"]
+    assert (found["sustained"], found["replicas"]) == (None, None)
+
+
+def test_a_run_that_is_too_short_to_tell_proves_nothing(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(small().to_dict()))
+    options = ("--replications", 1, "--num-requests", 50, "--workers", 1, "--out", "done")
+    code, _, err = cli("capacity", "e.yaml", "--slo", "e2el:1e9", *options)
+    assert code == 0
+    assert "h100 off: runs were too short to tell" in err
+
+
+def test_of_the_front_none_is_both_cheaper_and_faster() -> None:
+    def offer(cost: float | None, latency: float) -> Offer:
+        measured = Measured(1.0, False, False, 1.0, 1.0, {"mean_e2el_ms": latency})
+        return Offer("h", "p", Probe(1.0, [measured]), 1.0, 1.0, cost)
+
+    given = [offer(3, 10), offer(1, 30), offer(2, 40), offer(1, 35), offer(4, 10), offer(None, 1)]
+    assert pareto_front(given) == [given[1], given[0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--slo", "ttfs:500"], "no metric 'ttfs'; did you mean 'ttft'"),
+        (["--slo", "itl:5"], "no metric 'itl'"),
+        (["--slo", "ttft"], "'ttft' is not METRIC:MILLISECONDS"),
+        (["--slo", ""], "'' is not METRIC:MILLISECONDS"),
+        (["--slo", "ttft:-5"], "ttft_ms = '-5'"),
+        (["--slo", "ttft:nan"], "ttft_ms = 'nan'"),
+        (["--slo", "ttft:1,ttft:2"], "'ttft' is given twice"),
+        ([], "--slo is missing and the experiment has no slo"),
+        (["--slo", "ttft:9", "--attainment", 0], "--attainment 0.0: must be above 0"),
+        (["--slo", "ttft:9", "--attainment", "nan"], "--attainment nan: must be above 0"),
+        (["--slo", "ttft:9", "--tolerance", 0], "--tolerance 0.0: must be from 0.001 to 0.5"),
+        (["--slo", "ttft:9", "--qps", -1], "--qps -1.0: must be a finite number above 0"),
+        (["--slo", "ttft:9", "--gpus", "h1000"], "no GPU 'h1000'"),
+        (["--slo", "ttft:9", "--gpus", "h100,h100"], "'h100' is given twice"),
+        (["--slo", "ttft:9", "--gpus", "a100/llama-7b"], "is of model 'llama-7b'"),
+        (["--slo", "ttft:9", "--policies", "statik"], "did you mean 'static'"),
+        (["--slo", "ttft:9", "--prices", "no.yaml"], "no.yaml: cannot be read"),
+        (["--slo", "ttft:9", "--prices", "e.yaml"], "e.yaml: unknown field"),
+        (["--slo", "ttft:9", "--drive", "rate", "--set", "workload.arrivals="
+          "{kind: closed_loop, concurrency: 2}"], "has no rate to be varied"),
+        (["--slo", "ttft:9", "--set", "workload.arrivals={kind: burst}"], "no rate to be varied"),
+        (["--slo", "ttft:9", "--set", f"workload.num_requests={10**12}"],
+         "num_requests = 1000000000000: should be less"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_that_names_it(
+    options: list[Any], message: str, cli: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(small().to_dict()))
+    code, _, err = cli("capacity", "e.yaml", "--workers", 1, "--out", "done", *options)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert message in err
+    assert not (tmp_path / "done").exists()
+
+
+def test_what_has_one_meaning_is_taken_as_meant(tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text("{date: 2026-11-21, source: ours, per_gpu_hour: {h100: 2}}")
+    assert Prices.load(path).date == "2026-11-21"
+
+
+def test_spaces_between_gpus_do_not_matter(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(small().to_dict()))
+    code, _, err = cli("capacity", "e.yaml", "--slo", "ttft:9", "--gpus", "h100, h100")
+    assert (code, "'h100' is given twice" in err) == (2, True), err
+
+
+def test_limits_are_read_as_milliseconds() -> None:
+    assert parse_slo("ttft:500, e2el:1e4") == Slo(ttft_ms=500, e2el_ms=10_000)
+    with pytest.raises(ConfigError):
+        parse_slo("p99:3")
+
+
+def test_failures_are_refused_before_anything_is_run() -> None:
+    experiment = small()
+    incidents = [{"kind": "failure", "replica": 1, "at": 1.0, "until": 2.0}]
+    failing = Experiment.parse({**experiment.to_dict(), "replicas": 2, "incidents": incidents}, "x")
+    goal = Goal(Slo(e2el_ms=1e9), 0.99, 0.1, False, None, 1, 100)
+    choices = Choices(find_hardware(failing, []), {"off": Off()}, Prices.load(None))
+    with pytest.raises(ConfigError, match="incidents: a load cannot be looked for"):
+        find_capacity(failing, goal, choices)

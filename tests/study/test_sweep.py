@@ -1,0 +1,332 @@
+"""Sweeps: every point there once, whole, and the same whatever happened in between."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from conftest import ROOT, Run, tiny_config
+
+from specsim.core.errors import ConfigError
+from specsim.study.sweep import Sweep, SweepFolder
+
+
+def sweep_file(folder: Path, axes: Any, base: Any = None, **rest: Any) -> Path:
+    path = folder / "s.yaml"
+    path.write_text(yaml.safe_dump({"base": base or tiny_config(), "axes": axes, **rest}))
+    return path
+
+
+AXES = [
+    {"policy": ["off", "static:k=2"]},
+    {"workload.arrivals.rate": [5, 20.0], "workload.num_requests": [8, 9]},
+]
+
+
+def test_the_grid_is_the_product_of_the_axes_and_fields_of_one_axis_change_together(
+    tmp_path: Path,
+) -> None:
+    points = list(Sweep.load(sweep_file(tmp_path, AXES, replications=2), ["seed=7"]).points())
+    rows = [(*point.axes.values(), point.replication, point.seed) for point in points]
+    assert rows == [
+        ("off", 5, 8, 0, 7), ("off", 5, 8, 1, 8), ("off", 20.0, 9, 0, 7), ("off", 20.0, 9, 1, 8),
+        ("static:k=2", 5, 8, 0, 7), ("static:k=2", 5, 8, 1, 8),
+        ("static:k=2", 20.0, 9, 0, 7), ("static:k=2", 20.0, 9, 1, 8),
+    ]  # fmt: skip
+    assert points[5].experiment().seed == 8
+    assert points[5].experiment().workload.num_requests == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ([3, 1], [3, 1]),
+        ({"linspace": [1, 2, 5]}, [1, 1.25, 1.5, 1.75, 2]),
+        ({"linspace": [0.1, 0.3, 3]}, [0.1, 0.2, 0.3]),
+        ({"logspace": [1, 32, 6]}, [1, 2, 4, 8, 16, 32]),
+    ],
+)
+def test_values_may_be_spaced(given: Any, values: list[float], tmp_path: Path) -> None:
+    path = sweep_file(tmp_path, [{"workload.arrivals.rate": given}])
+    assert Sweep.load(path).axes == [{"workload.arrivals.rate": values}]
+
+
+def test_labels_are_short_and_different(tmp_path: Path) -> None:
+    values = ["off", {"kind": "static", "k": 2}, "goodput"]
+    engines = [{"method": "eagle3", "num_speculative_tokens": k} for k in (3, 4)]
+    axes = [{"policy": values}, {"engine.speculative_config": engines}]
+    points = list(Sweep.load(sweep_file(tmp_path, axes)).points())
+    assert [point.labels["policy"] for point in points[::2]] == ["off", "static:k=2", "goodput"]
+    assert points[1].labels["engine.speculative_config"] == "eagle3:num_speculative_tokens=4"
+
+
+def test_a_sweep_writes_its_points_and_one_table(cli: Run, tmp_path: Path) -> None:
+    code, out, err = cli("sweep", sweep_file(tmp_path, AXES), "--workers", 1, "--out", "done")
+    assert (code, err) == (0, "")
+    assert "static:k=2" in out
+    assert "4 points" in out
+    table = pq.read_table(tmp_path / "done" / "points.parquet")
+    assert table["policy"].to_pylist() == ["off"] * 2 + ["static:k=2"] * 2
+    assert table["workload.arrivals.rate"].to_pylist() == [5.0, 20.0] * 2
+    assert table["completed"].to_pylist() == [8, 9] * 2
+    record = json.loads((tmp_path / "done" / "points" / "00003.json").read_text())
+    assert record["metrics"]["mean_tpot_ms"] == table["mean_tpot_ms"][3].as_py()
+    assert len(record["distributions"]["ttft_ms"]) == 101
+    assert record["distributions"]["e2el_ms"][50] == pytest.approx(
+        record["metrics"]["p50_e2el_ms"], rel=1e-5
+    )
+    assert 0 < max(record["timeline"]["kv_usage"]) < 1
+    total = sum(record["breakdown"].values())
+    assert record["breakdown"]["target_s"] / (total - record["breakdown"]["idle_s"]) > 0.5
+    assert len(SweepFolder.open(tmp_path / "done").records()) == 4
+
+
+def test_all_combinations_meet_the_same_requests(cli: Run, tmp_path: Path) -> None:
+    cli("sweep", sweep_file(tmp_path, AXES[:1], replications=2), "--workers", 1, "--out", "done")
+    table = pq.read_table(tmp_path / "done" / "points.parquet")
+    off, static = (
+        table["total_output_tokens"].to_pylist()[:2],
+        table["total_output_tokens"].to_pylist()[2:],
+    )
+    assert off == static
+    assert off[0] != off[1]
+
+
+def test_the_number_of_processes_changes_nothing(cli: Run, tmp_path: Path) -> None:
+    path = sweep_file(tmp_path, AXES)
+    for workers in (1, 3):
+        assert cli("sweep", path, "--workers", workers, "--out", f"by{workers}")[0] == 0
+    for name in ("sweep.yaml", "points.parquet", "points/00002.json"):
+        assert (tmp_path / "by1" / name).read_bytes() == (tmp_path / "by3" / name).read_bytes()
+
+
+def test_a_sweep_of_both_kinds_of_scheduling_says_so(tmp_path: Path) -> None:
+    [note] = Sweep.load(sweep_file(tmp_path, [{"policy": ["static:k=2", "oracle"]}])).notes
+    assert "asynchronous scheduling" in note
+    assert not Sweep.load(sweep_file(tmp_path, AXES)).notes
+
+
+def test_a_failing_point_is_recorded_and_the_others_go_on(cli: Run, tmp_path: Path) -> None:
+    axes = [{"policy": ["static:k=2", "static:k=3"]},
+            {"engine.speculative_config.num_speculative_tokens": [2, 3]}]  # fmt: skip
+    path = sweep_file(tmp_path, axes)
+    code, out, err = cli("sweep", path, "--workers", 1, "--out", "done")
+    assert code == 1
+    assert "4 points" in out
+    assert "1 of 4 points failed; the first, policy static:k=3" in err
+    table = pq.read_table(tmp_path / "done" / "points.parquet")
+    assert [error is None for error in table["error"].to_pylist()] == [True, True, False, True]
+    assert "k = 3" in table["error"][2].as_py()
+    first = (tmp_path / "done" / "points.parquet").read_bytes()
+    assert cli("sweep", path, "--workers", 1, "--out", "done", "--resume")[0] == 1
+    assert (tmp_path / "done" / "points.parquet").read_bytes() == first
+
+
+def test_a_point_that_kills_its_process_is_named_and_the_others_go_on(
+    cli: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "deadly_policy.py").write_text(
+        "import os\nfrom typing import Literal\nfrom specsim.api import Policy\n\n\n"
+        "class Deadly(Policy):\n    kind: Literal['deadly'] = 'deadly'\n\n"
+        "    def draft_lens(self, batch, memory):\n        os.kill(os.getpid(), 9)\n"
+    )
+    path = sweep_file(tmp_path, [{"policy": ["off", "deadly_policy:Deadly", "static:k=1"]}])
+    code, _, err = cli("sweep", path, "--workers", 2, "--out", "done")
+    assert code == 1
+    assert "1 of 3 points failed; the first, policy deadly_policy:Deadly: its process was" in err
+
+
+@pytest.mark.parametrize(
+    ("axes", "rest", "message"),
+    [
+        ([], {}, "axes: names no axis, so the grid is empty"),
+        ([{}], {}, "no field"),
+        ([{"policy": []}], {}, "'policy' has no value, so the grid is empty"),
+        ([{"workload.arrivals.ratee": [1, 2]}], {}, "'ratee'; did you mean 'rate'"),
+        ([{"workload.arrival.rate": [1, 2]}], {}, "'arrival'; did you mean 'arrivals'"),
+        ([{"polizy": ["off"]}], {}, "'polizy'; did you mean 'policy'"),
+        ([{"policy": ["off", "statik"]}], {}, "did you mean 'static'"),
+        ([{"profile.gpu": ["h100"]}], {}, "axes: profile.gpu: 'profile' is not a mapping"),
+        ([{"seed": [1, 2]}], {}, "set replications instead"),
+        ([{"policy": ["off"]}, {"policy": ["static"]}], {}, "'policy' is on two axes"),
+        ([{"policy": ["off", "off"]}], {}, "'off' is given twice"),
+        ([{"policy": ["off"], "replicas": [1, 2]}], {}, "policy 1, replicas 2"),
+        ([{"policy": "off"}], {}, "yaml: axes: policy = 'off' must be a list of values"),
+        ([{"policy": "off"}], {}, "values, {linspace: .first, last, count.} or {logspace: .first"),
+        ({"policy": ["off"]}, {}, "must be a list of axes"),
+        ([{"replicas": {"linspace": [1, 2]}}], {}, "must be .first, last, count., three numbers"),
+        ([{"replicas": {"linspace": [1, 2, 1e9]}}], {}, "a whole count from 2 to 100,000"),
+        ([{"replicas": {"logspace": [0, 2, 3]}}], {}, "with both ends above 0"),
+        ([{"replicas": {"linspace": [1, 9, 9]}}], {"replications": 99999}, "899,991 runs are more"),
+        ([{"policy": ["off"]}], {"replicationz": 2}, "did you mean 'replications'"),
+        ([{"policy": ["off"]}], {"replications": 0}, "replications = 0"),
+        ([{"policy": ["off"]}], {"base": "no.yaml"}, "no.yaml: cannot be read"),
+    ],
+)
+def test_a_bad_sweep_is_one_line_that_names_it(
+    axes: Any, rest: Any, message: str, tmp_path: Path
+) -> None:
+    path = sweep_file(tmp_path, axes, **rest)
+    with pytest.raises(ConfigError, match=message) as error:
+        Sweep.load(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("override", ["policy=off", "policy.k=1", "workload.arrivals.rate=3"])
+def test_an_override_of_what_an_axis_sets_is_an_error(override: str, tmp_path: Path) -> None:
+    path = sweep_file(tmp_path, AXES)
+    with pytest.raises(ConfigError, match=f"--set {override}: is not used, for an axis sets"):
+        Sweep.load(path, [override])
+    assert Sweep.load(path, ["workload.arrivals.kind=constant"]).num_points == 4
+
+
+def edited(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new))
+
+    return edit
+
+
+def removed(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (None, [], "holds a sweep already; go on with it by --resume"),
+        (None, ["--resume", "--seed", 5], "belongs to another sweep: its 'base' differs"),
+        (edited("sweep.yaml", "0.1.0", "0.0.9"), ["--resume"], "begun by specsim 0.0.9"),
+        (edited("sweep.yaml", "_format: 1", "_format: 9"), ["--resume"], "sweep_format = 9"),
+        (edited("sweep.yaml", "llama-3.1-8b: ", "llama-3.1-8b: x"), ["--resume"], "has changed"),
+        (edited("sweep.yaml", "axes", "axis"), ["--resume"], "did you mean 'axes'"),
+        (removed("sweep.yaml"), ["--resume"], "holds points of no sweep"),
+        (edited("points/00001.json", "{", ""), ["--resume"], "remove the file and --resume"),
+        (edited("points/00001.json", '"point": 1', '"point": 2'), ["--resume"], "of point 1"),
+        (None, ["--ray-address", "x"], "--ray-address is used by --backend ray only"),
+    ],
+)
+def test_a_folder_that_does_not_fit_is_refused(
+    change: Callable[[Path], None] | None,
+    options: list[Any],
+    message: str,
+    cli: Run,
+    tmp_path: Path,
+) -> None:
+    arguments = ("sweep", sweep_file(tmp_path, AXES), "--workers", 1, "--out", "done")
+    assert cli(*arguments)[0] == 0
+    if change is not None:
+        change(tmp_path / "done")
+    code, _, err = cli(*arguments, *options)
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+
+
+def started(*arguments: object, cwd: Path) -> "subprocess.Popen[bytes]":
+    """Start specsim in a session of its own, so that everything that it starts can be found."""
+    command = [sys.executable, "-m", "specsim", *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=cwd, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def processes(session: int) -> dict[int, str]:
+    """Return the command lines of the live processes of a session."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            status = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(status[3]) == session and status[0] not in "ZX":
+                found[int(entry.name)] = (entry / "cmdline").read_text()
+        except OSError:
+            continue
+    return found
+
+
+def eventually(is_true: Callable[[], object], seconds: float = 60) -> bool:
+    end = time.monotonic() + seconds
+    while not is_true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(is_true())
+
+
+RATES = [{"workload.arrivals.rate": {"linspace": [1, 20, 60]}}]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.extras)])
+def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bytes(
+    num_kills: int, cli: Run, tmp_path: Path
+) -> None:
+    # A point takes some 30 ms: long enough that a kill finds most of the points still to be made.
+    base = tiny_config(workload={**tiny_config()["workload"], "num_requests": 2000})
+    path, random = sweep_file(tmp_path, RATES, base), Random(7)
+    points = tmp_path / "killed" / "points"
+    for _ in range(num_kills):
+        run = started("sweep", path, "--workers", 2, "--out", "killed", "--resume", cwd=tmp_path)
+        num_before = len(list(points.glob("0*.json")))
+        if num_more := random.randrange(3):
+            eventually(lambda n=num_before + num_more: len(list(points.glob("0*.json"))) >= n)
+            time.sleep(random.random() * 0.03)
+        else:  # somewhere in the start, or soon after: at once where two points have come
+            moment, n = random.random() * 2.0, num_before + 2
+            eventually(lambda n=n: len(list(points.glob("0*.json"))) >= n, moment)
+        run.kill()
+        assert run.wait() == -signal.SIGKILL, "it has ended before it could be killed"
+        assert eventually(lambda session=run.pid: not processes(session)), "left workers behind"
+    assert 0 < len(list(points.glob("0*.json"))) < 60
+    for name, options in (("killed", ["--resume"]), ("undisturbed", [])):
+        assert cli("sweep", path, "--workers", 2, "--out", name, *options)[0] == 0
+    assert not list(points.glob(".*"))
+    for name in ("sweep.yaml", "points.parquet", *(f"points/{n:05}.json" for n in range(60))):
+        killed, undisturbed = (tmp_path / folder / name for folder in ("killed", "undisturbed"))
+        assert killed.read_bytes() == undisturbed.read_bytes()
+
+
+@pytest.mark.extras
+def test_a_ray_worker_that_is_killed_changes_nothing(cli: Run, tmp_path: Path) -> None:
+    base = tiny_config(workload={**tiny_config()["workload"], "num_requests": 300})
+    path = sweep_file(tmp_path, RATES, base)
+    run = started("sweep", path, "--backend", "ray", "--workers", 2, "--out", "ray", cwd=tmp_path)
+    try:
+        assert eventually(lambda: len(list((tmp_path / "ray" / "points").glob("0*.json"))) > 5)
+        busy = [pid for pid, line in ray_processes(run.pid).items() if line.startswith("ray::_run")]
+        assert len(busy) in (1, 2)
+        os.kill(busy[0], signal.SIGKILL)
+        assert not (tmp_path / "ray" / "points.parquet").exists(), "it had ended already"
+        assert run.wait(timeout=240) == 0
+    finally:
+        run.kill()
+        run.wait()
+    assert cli("sweep", path, "--workers", 2, "--out", "local")[0] == 0
+    files = [folder / "points.parquet" for folder in (tmp_path / "ray", tmp_path / "local")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def ray_processes(ancestor: int) -> dict[int, str]:
+    """Return the command lines of the processes that a process has started, at any remove."""
+    parents, lines = {}, {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+            lines[int(entry.name)] = (entry / "cmdline").read_text()
+        except OSError:
+            continue
+    found = {ancestor}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {pid: lines[pid] for pid in found if pid in lines}

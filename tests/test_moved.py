@@ -1,0 +1,38 @@
+"""Old names of modules are those of the modules that have moved."""
+
+import subprocess
+import sys
+import warnings
+from importlib import import_module
+
+import pytest
+
+OLD_AND_NEW = [
+    ("specsim.simulate", "specsim.run.simulate"),
+    ("specsim.sweep.plan", "specsim.study.sweep.plan"),
+    ("specsim.calibration", "specsim.reality.calibration"),
+    ("specsim.calibration.observe.rows", "specsim.reality.observe.rows"),
+    ("specsim.step", "specsim.core.step"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), OLD_AND_NEW)
+def test_an_old_name_gives_the_same_module_and_a_warning(old: str, new: str) -> None:
+    module = import_module(new)
+    sys.modules.pop(old, None)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert import_module(old) is module
+    assert f"{old} is now {new}" in {str(warning.message) for warning in warned}
+    assert module.__spec__ is not None
+    assert module.__spec__.name == module.__name__ == new
+
+
+def test_a_name_that_never_was_is_unknown() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'specsim\.nothing'"):
+        import_module("specsim.nothing")
+
+
+def test_the_command_line_uses_no_old_name() -> None:
+    command = [sys.executable, "-W", "error::DeprecationWarning", "-m", "specsim", "--help"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -1,0 +1,270 @@
+"""Every trace format: a small sample made by hand, its traps, and the real files."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import data_folder, needs
+
+from specsim.core.errors import ConfigError, TraceError
+from specsim.workload.describe import describe
+from specsim.workload.readers import READERS, read_trace
+from specsim.workload.trace import Trace
+from specsim.workload.writer import write_trace
+
+TOKENS = {"prompt_token_ids": [1, 2, 3], "generated_token_ids": [4, 5]}
+# Format: text of a sample, arrivals, prompt and output lengths, failed rows.
+SAMPLES: dict[str, tuple[str, Any, list[int], list[int], int]] = {
+    "azure": (  # seven fraction digits, CRLF, no final newline
+        "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+        "2023-11-16 18:15:46.6805900,374,44\r\n"
+        "2023-11-16 18:15:50.9951690,396,109",
+        [0.0, 4.314579], [374, 396], [44, 109], 0,
+    ),
+    "azure-2024": (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2024-05-10 00:00:00.009930+00:00,2162,5\n"
+        "2024-05-10 00:00:00.017335+00:00,2399,6\n",
+        [0.0, 0.007405], [2162, 2399], [5, 6], 0,
+    ),
+    "burstgpt": (
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,472,18,490,Conversation log\n"
+        "45,ChatGPT,1087,0,1087,Conversation log\n"
+        "118,GPT-4,417,276,693,API log\n",
+        [0.0, 113.0], [472, 417], [18, 276], 1,
+    ),
+    "burstgpt-8": (
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,"
+        "Total tokens,Log Type\n"
+        "5.5,s1,1.5,ChatGPT,472,18,490,Conversation log\n",
+        [0.0], [472], [18], 0,
+    ),
+    "mooncake": (
+        '{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}\n'
+        '{"timestamp": 3000, "input_length": 520, "output_length": 7, "hash_ids": [0, 2]}\n',
+        [0.0, 3.0], [700, 520], [5, 7], 0,
+    ),
+    "bailian": (
+        '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.1, "input_length": 20, '
+        '"output_length": 5, "type": "text", "turn": 1, "hash_ids": [7, 8]}\n'
+        '{"chat_id": 2, "parent_chat_id": 1, "timestamp": 71.1, "input_length": 40, '
+        '"output_length": 6, "type": "text", "turn": 2, "hash_ids": [7, 9, 10]}\n',
+        [0.0, 10.0], [20, 40], [5, 6], 0,
+    ),
+    "sharegpt": (
+        json.dumps([
+            {"id": "a", "conversations": [{"from": "human", "value": "x" * 10},
+                                          {"from": "gpt", "value": "y" * 17}]},
+            {"id": "b", "conversations": [{"from": "human", "value": "never answered"}]},
+        ], indent=1),
+        None, [3], [5], 1,
+    ),
+    "vidur": (
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,10,2\n0.25,20,3\n",
+        [0.0, 0.25], [20, 10], [3, 2], 0,
+    ),
+    "llmservingsim": (
+        '{"input_toks": 3, "output_toks": 2, "arrival_time_ns": 1500000000, '
+        '"input_tok_ids": [1, 2, 3], "output_tok_ids": [4, 5]}\n',
+        [0.0], [3], [2], 0,
+    ),
+    "real_run": (
+        '{"request_id": "b-0", "input_toks": 9, "output_toks": 4, "arrival_time": 1787267980.0, '
+        '"queued_ts": 100.5, "scheduled_ts": 100.6, "first_token_ts": 101, "last_token_ts": 102}\n'
+        '{"request_id": "b-1", "input_toks": 8, "output_toks": 3, "arrival_time": 1787267981.0, '
+        '"queued_ts": 101.5, "scheduled_ts": 101.6, "first_token_ts": 102, "last_token_ts": 103}\n',
+        [0.0, 1.0], [9, 8], [4, 3], 0,
+    ),
+    "token_trace": (
+        json.dumps({"id": "r0", **TOKENS, "acc_eagle": {"acc_len": [1, 2]}}) + "\n"
+        + json.dumps({"id": "r1", **TOKENS, "prompt_token_ids": [], "acc_eagle": {"acc_len": [1]}}),
+        None, [3, 1], [2, 2], 0,
+    ),
+    "vllm_bench": (
+        json.dumps({"date": "20260101-000000", "input_lens": [5, 6, 7], "output_lens": [2, 0, 3],
+                    "start_times": [10.0, 10.5, 11.0], "ttfts": [0.1, 0.0, 0.1]}),
+        [0.0, 1.0], [5, 7], [2, 3], 1,
+    ),
+    "native": (
+        '{"id": "a", "arrived_at": 1.0, "prompt_len": 3, "output_len": 2, "priority": -1}\n'
+        '{"id": "b", "arrived_at": 1.5, "prompt_len": 4, "output_len": 1, "priority": 5}\n',
+        [0.0, 0.5], [3, 4], [2, 1], 0,
+    ),
+}  # fmt: skip
+
+
+def sample(tmp_path: Path, name: str) -> Path:
+    path = tmp_path / f"{name}.some-ending"
+    path.write_bytes(SAMPLES[name][0].encode())
+    return path
+
+
+def test_every_reader_has_a_sample() -> None:
+    assert {name.split("-")[0] for name in SAMPLES} == set(READERS.members)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_samples_are_recognised_and_read(tmp_path: Path, name: str) -> None:
+    _, arrivals, prompts, outputs, dropped = SAMPLES[name]
+    trace = read_trace(sample(tmp_path, name))
+    assert trace.format == name.split("-", maxsplit=1)[0]
+    assert trace.prompt_lens.tolist() == prompts
+    assert trace.output_lens.tolist() == outputs
+    assert trace.num_dropped == dropped
+    if arrivals is None:
+        assert trace.arrived_at is None
+    else:
+        assert trace.arrived_at is not None
+        assert trace.arrived_at == pytest.approx(arrivals, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_samples_are_read_from_gzip_as_well(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "sample.gz"
+    path.write_bytes(gzip.compress(SAMPLES[name][0].encode()))
+    assert len(read_trace(path)) == len(SAMPLES[name][2])
+
+
+def assert_same(one: Trace, two: Trace) -> None:
+    for first, second in zip(one.requests(), two.requests(), strict=True):
+        for field in ("index", "prompt_len", "output_len", "arrived_at", "id", "priority"):
+            assert getattr(first, field) == getattr(second, field)
+        assert first.recorded_lens == second.recorded_lens
+        assert (first.prefix_ids is None) == (second.prefix_ids is None)
+        if first.prefix_ids and second.prefix_ids:
+            assert list(first.prefix_ids.hash_ids) == list(second.prefix_ids.hash_ids)
+            assert first.prefix_ids.block_size == second.prefix_ids.block_size
+        for ids in ("prompt_token_ids", "output_token_ids"):
+            assert np.array_equal(getattr(first, ids), getattr(second, ids))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".jsonl.gz"])
+def test_conversion_to_the_native_format_loses_nothing(
+    tmp_path: Path, name: str, ending: str
+) -> None:
+    trace = read_trace(sample(tmp_path, name))
+    path = tmp_path / f"native{ending}"
+    write_trace(trace, path)
+    converted = read_trace(path)
+    assert converted.format == "native"
+    assert_same(trace, converted)
+
+
+def test_shared_prefixes_are_shared_requests(tmp_path: Path) -> None:
+    for name, size in (("mooncake", 512), ("bailian", 16)):
+        one, two = read_trace(sample(tmp_path, name)).requests()
+        assert one.block_keys(size)[0] == two.block_keys(size)[0]
+
+
+def test_description_of_a_trace(tmp_path: Path) -> None:
+    description = describe(read_trace(sample(tmp_path, "mooncake")))
+    assert description.mean_rate == pytest.approx(1 / 3)
+    assert description.reused_prefix_share == pytest.approx(512 / 1220)
+    assert description.prompt.quantiles["max"] == 700
+
+
+VIDUR = b"arrived_at,num_prefill_tokens,num_decode_tokens\n"
+BAD = {
+    "empty": (b"", "is empty"),
+    "no request": (VIDUR, "no known format|no request"),
+    "missing column": (b"arrived_at,num_prefill_tokens\n1,2\n", "no known format has these"),
+    "negative length": (
+        VIDUR + b"0,5,5\n1,-3,2\n",
+        r"line 3: num_prefill_tokens = '-3' must be a whole number of at least 0",
+    ),
+    "fractional length": (
+        VIDUR + b"0,5.5,5\n", "must be a whole number"),
+    "NaN": (
+        VIDUR + b"nan,5,5\n",
+        r"line 2: arrived_at = 'nan' is not a finite number",
+    ),
+    "short row": (VIDUR + b"1,5\n", "no value for 'num_decode"),
+    "truncated line": (
+        b'{"prompt_len": 1, "output_len": 2}\n{"prompt_len": 1, "outp',
+        "line 2: not JSON.*cut off",
+    ),
+    "not an object": (b'{"prompt_len": 1, "output_len": 2}\n[1]\n', "line 2: holds a list"),
+    "bad time": (
+        b"TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "TIMESTAMP = 'yesterday'"),
+    "bad token": (
+        b'{"prompt_token_ids": [1, -2], "generated_token_ids": [3]}\n',
+        r"prompt_token_ids\[1\] = -2"),
+    "too few tokens": (
+        b'{"prompt_len": 3, "output_len": 1, "prompt_token_ids": [1]}\n', "for a length of 3"),
+    "bad acceptance": (
+        b'{"prompt_token_ids": [1], "generated_token_ids": [3], "acc_eagle": {"acc_len": [0]}}\n',
+        "acc_eagle.acc_len",
+    ),
+    "some without": (
+        b'{"prompt_len": 3, "output_len": 1, "id": "a"}\n{"prompt_len": 3, "output_len": 1}\n',
+        "only 1 of 2 requests have 'ids'",
+    ),
+    "too few hash ids": (
+        b'{"timestamp": 0, "input_length": 2000, "output_length": 5, "hash_ids": [0]}\n',
+        "hash_ids must list",
+    ),
+    "binary": (bytes(range(128, 256)), "neither text, gzip nor Parquet"),
+    "cut gzip": (gzip.compress(b"arrived_at,num_prefill" * 99)[:60], "neither text|breaks"),
+    "cut gzip of JSON": (
+        gzip.compress(b'[\n{"conversations": [' + bytes(range(32, 127)) * 999)[:120],
+        "neither text|breaks",
+    ),
+    "broken gzip": (gzip.compress(VIDUR * 99)[:15] + b"\xff" * 40, "neither text|breaks"),
+    "text": (b'{"prompt": "a", "response": "b"}\n', "specsim tokens from-text"),
+    "cut Parquet": (b"PAR1 and then nothing", "Parquet"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_one_line_that_names_the_place(tmp_path: Path, name: str) -> None:
+    content, message = BAD[name]
+    path = tmp_path / "bad.trace"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=message) as caught:
+        read_trace(path)
+    assert "bad.trace" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_ending_is_refused_and_nothing_written(tmp_path: Path) -> None:
+    trace = read_trace(sample(tmp_path, "vidur"))
+    with pytest.raises(ConfigError, match=r"\.parquet"):
+        write_trace(trace, tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
+
+
+REAL = {
+    "traces/AzureLLMInferenceTrace_conv.csv": ("azure", 19_366, 1154.7, 211.1),
+    "traces/AzureLLMInferenceTrace_code.csv": ("azure", 8_819, 2047.8, 27.9),
+    "traces/mooncake_conversation_trace.jsonl.gz": ("mooncake", 12_031, 12_035.1, 342.6),
+    "tokens/llama31_8b_gsm8k.jsonl.gz": ("token_trace", 150, 92.7, 165.4),
+    "tokens/bird_sql.jsonl.gz": ("token_trace", 1_534, 1.0, 176.0),
+    "tokens/swe_agent.jsonl.gz": ("token_trace", 209, 4376.6, 90.4),
+    "real-runs/RTX4090-llama-3.1-8b/requests.jsonl": ("real_run", 300, 857.5, 652.5),
+    "real-runs/sharegpt-llama-3.1-8b-300-sps10.jsonl.gz": ("llmservingsim", 300, 857.5, 652.5),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_files(name: str) -> None:
+    path = data_folder() / name
+    if not path.exists():
+        pytest.skip(f"{path} is not here (see SPECSIM_DATA)")
+    kind, count, prompt_mean, output_mean = REAL[name]
+    trace = read_trace(path)
+    assert (trace.format, len(trace)) == (kind, count)
+    assert trace.prompt_lens.mean() == pytest.approx(prompt_mean, rel=1e-3)
+    assert trace.output_lens.mean() == pytest.approx(output_mean, rel=1e-2)
+    assert trace.arrived_at is None or (np.diff(trace.arrived_at) >= 0).all()
+
+
+@needs(data_folder() / "traces" / "mooncake_conversation_trace.jsonl.gz")
+def test_mooncake_prefixes_are_reused() -> None:
+    path = data_folder() / "traces" / "mooncake_conversation_trace.jsonl.gz"
+    share = describe(read_trace(path)).reused_prefix_share
+    assert share == pytest.approx(0.37, abs=0.01)
