@@ -56,7 +56,7 @@ _MOVED = {
     "calibration.observe": "reality.observe",
     "calibration.torch_engine": "reality.torch_engine",
     "catalogue": "cli.families",
-    "draft_luck": "acceptance.draft_luck",
+    "draft_luck": "core.draft_luck",
     "model_config": "hardware.model_config",
     "roofline_profile": "profile.from_roofline",
 }  # fmt: skip

@@ -33,7 +33,7 @@ class Acceptance(Member):
     """Whether drafts are compared with recorded answers, so that survival is found out online."""
     confidence_concentration: float = Field(default=1.0, gt=0)
     """How little the drafter's confidence in a token says about its fate, for policies that look
-    at it; see `specsim.acceptance.draft_luck.DraftLuck.confidence_tables`."""
+    at it; see `specsim.core.draft_luck.DraftLuck.confidence_tables`."""
 
     @abstractmethod
     def survival_lens(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.acceptance.draft_luck import DraftLuck
+from specsim.core.draft_luck import DraftLuck
 from specsim.core.request import Request, Text
 from specsim.core.step import Ints, StepLoad, Tree
 from specsim.engine.view import StepView

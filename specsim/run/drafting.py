@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.acceptance import Acceptance, Oracle
-from specsim.acceptance.draft_luck import Confidences, DraftLuck
+from specsim.core.draft_luck import Confidences, DraftLuck
 from specsim.core.errors import TraceError
 from specsim.core.request import Request
 from specsim.core.rng import Luck, generator, stream_id

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specsim import compiled
+from specsim.core import compiled
 from specsim.core.compiled import CACHE_VARIABLE, Pointers
 from specsim.core.request import Text
 from specsim.lookup.suffix import SuffixLookup

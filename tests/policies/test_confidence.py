@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from specsim.acceptance.bernoulli import Bernoulli
-from specsim.acceptance.draft_luck import Confidences, DraftLuck
 from specsim.acceptance.recorded import Recorded
+from specsim.core.draft_luck import Confidences, DraftLuck
 from specsim.core.request import Request
 from specsim.core.rng import Luck, stream_id
 from specsim.core.step import StepLoad

@@ -114,7 +114,7 @@ def test_long_tables_are_written_in_row_groups(
 ) -> None:
     summary = Summary(simulate(tiny()))
     summary.save(tmp_path / "one")
-    for module in ("summary", "results.export"):
+    for module in ("run.summary", "results.export"):
         monkeypatch.setattr(f"specsim.{module}.ROWS_PER_GROUP", 10)
     summary.save(tmp_path / "many")
     for name in ("requests", "steps"):
