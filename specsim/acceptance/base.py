@@ -41,50 +41,32 @@ class Acceptance(Member):
     ) -> list[bytes]:
         """Return the survival tables of some requests.
 
-        Parameters
-        ----------
-        requests : sequence of Request
-        luck : Luck
-            Indexed by request and output position.
-        max_draft_len : int, tokens
-            Longest draft that will be asked about, at most `MAX_DRAFT_LEN`.
+        Args:
+            luck: Indexed by request and output position.
+            max_draft_len: Longest draft that will be asked about, at most `MAX_DRAFT_LEN`, in
+                tokens.
 
-        Returns
-        -------
-        list of bytes, one per request, each of shape (request.output_len,)
+        Returns:
             Element `p`: accepted length of a draft of `max_draft_len` tokens made when `p` output
-            tokens are known; a shorter draft of `k` tokens survives ``min(k, element)`` long.
+            tokens are known; a shorter draft of `k` tokens survives ``min(k, element)`` long. Of
+            shape (request.output_len,).
 
-        Raises
-        ------
-        TraceError
-            A request carries no record of what the model needs.
+        Raises:
+            TraceError: A request carries no record of what the model needs.
         """
 
     def of_drafter(self, name: str) -> "Acceptance":
         """Return the acceptance model of one of several drafters.
 
-        Parameters
-        ----------
-        name : str
-            As in ``speculative_config.models``.
-
-        Returns
-        -------
-        Acceptance
+        Args:
+            name: As in ``speculative_config.models``.
         """
         return self
 
     def position_rates(self, num_positions: int) -> list[float] | None:
         """Return the acceptance rate of each position of a draft, if it depends on nothing else.
 
-        Parameters
-        ----------
-        num_positions : int
-
-        Returns
-        -------
-        list of float or None
+        Returns:
             Element j: P(draft token j + 1 is accepted | all before it were); None if requests or
             output positions differ. Trees need it.
         """
@@ -96,13 +78,11 @@ class Oracle:
 
     Only policies that say "oracle" in their name receive it.
 
-    Parameters
-    ----------
-    fates : ndarray of uint8
-        Survival tables of all requests, end to end. Where drafts are real tokens they are filled
-        in as the drafts are made, always before a policy is asked about them.
-    starts : ndarray of int, shape (requests + 1,)
-        Where the table of each request begins, by its index; its end is where the next begins.
+    Args:
+        fates: Survival tables of all requests, end to end. Where drafts are real tokens they are
+            filled in as the drafts are made, always before a policy is asked about them.
+        starts: Where the table of each request begins, by its index; its end is where the next
+            begins. Of shape (requests + 1,).
     """
 
     def __init__(self, fates: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
@@ -118,16 +98,12 @@ class Oracle:
     def fates(self, requests: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how long a longest draft survives that is made now; 0 beyond the answer's end.
 
-        Parameters
-        ----------
-        requests : ndarray of int, shape (n,)
-            Index of each request.
-        positions : ndarray of int, shape (n,)
-            Output tokens known when the draft is made.
+        Args:
+            requests: Index of each request, of shape (n,).
+            positions: Output tokens known when the draft is made, of shape (n,).
 
-        Returns
-        -------
-        ndarray of int, shape (n,), tokens
+        Returns:
+            Of shape (n,), in tokens.
         """
         places = self._starts[requests] + positions
         is_within = places < self._starts[requests + 1]
@@ -138,21 +114,14 @@ class Oracle:
     def useful_lens(
         self, requests: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return how many drafts are worth making where drafting starts now.
+        """Return how many drafts are worth making where drafting starts now, of shape (n,).
 
         As many as will survive, but none beyond the end of the answer, whose last token comes as
         the bonus token.
 
-        Parameters
-        ----------
-        requests : ndarray of int, shape (n,)
-            Index of each request.
-        positions : ndarray of int, shape (n,)
-            Output tokens known when the draft is made.
-
-        Returns
-        -------
-        ndarray of int, shape (n,), tokens
+        Args:
+            requests: Index of each request, of shape (n,).
+            positions: Output tokens known when the draft is made, of shape (n,).
         """
         left_lens = self._starts[requests + 1] - self._starts[requests] - positions - 1
         useful: NDArray[np.int64] = np.minimum(self.fates(requests, positions), left_lens)
@@ -162,15 +131,12 @@ class Oracle:
 def run_lengths(successes: NDArray[np.bool_], limit: int) -> NDArray[np.uint8]:
     """Return, for each position, the number of successes in a row from there on, up to a limit.
 
-    Parameters
-    ----------
-    successes : ndarray of bool, shape (n,)
-    limit : int
-        Longer runs are cut to this, at most `MAX_DRAFT_LEN`.
+    Args:
+        successes: Of shape (n,).
+        limit: Longer runs are cut to this, at most `MAX_DRAFT_LEN`.
 
-    Returns
-    -------
-    ndarray of uint8, shape (n,)
+    Returns:
+        Of shape (n,).
     """
     if limit <= _FEW:
         lens = np.zeros(len(successes), dtype=np.uint8)
@@ -189,16 +155,12 @@ def run_lengths(successes: NDArray[np.bool_], limit: int) -> NDArray[np.uint8]:
 def runs_below(values: NDArray[np.float64], limits: Sequence[float]) -> NDArray[np.uint8]:
     """Return, for each position, how many values in a row from there on stay below their limits.
 
-    Parameters
-    ----------
-    values : ndarray of float, shape (n,)
-    limits : sequence of float, length m
-        The first for the value at the position itself, the next for the one after it, ...
+    Args:
+        values: Of shape (n,).
+        limits: The first for the value at the position itself, the next for the one after it, ...
 
-    Returns
-    -------
-    ndarray of uint8, shape (n,)
-        At most m; 0 at the last m positions, from which the limits reach too far.
+    Returns:
+        At most m; 0 at the last m positions, from which the limits reach too far. Of shape (n,).
     """
     starts = max(len(values) - len(limits), 0)
     alive = np.ones(starts, dtype=bool)
@@ -214,16 +176,8 @@ def split_tables(
 ) -> list[bytes]:
     """Cut tables that lie end to end into one per request.
 
-    Parameters
-    ----------
-    flat : ndarray of uint8
-        For each request its output positions and `stride_extra` more, which are dropped.
-    requests : sequence of Request
-    stride_extra : int
-
-    Returns
-    -------
-    list of bytes
+    Args:
+        flat: For each request its output positions and `stride_extra` more, which are dropped.
     """
     data = flat.tobytes()
     tables, start = [], 0

@@ -28,10 +28,8 @@ class PerDrafter(Acceptance):
     def of_drafter(self, name: str) -> Acceptance:
         """Return the acceptance model of a drafter.
 
-        Raises
-        ------
-        ConfigError
-            It has none.
+        Raises:
+            ConfigError: It has none.
         """
         if name not in self.models:
             raise ConfigError(
@@ -45,10 +43,8 @@ class PerDrafter(Acceptance):
     ) -> list[bytes]:
         """Return the tables of the only drafter.
 
-        Raises
-        ------
-        ConfigError
-            There are several, and nobody said which.
+        Raises:
+            ConfigError: There are several, and nobody said which.
         """
         if len(self.models) > 1:
             raise ConfigError(

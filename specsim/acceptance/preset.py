@@ -86,19 +86,11 @@ def preset_names() -> list[str]:
 def load_preset(name: str) -> AcceptanceFile:
     """Return the content of a shipped file.
 
-    Parameters
-    ----------
-    name : str
-        Such as ``llama-3.1-8b/eagle/gsm8k``.
+    Args:
+        name: Such as ``llama-3.1-8b/eagle/gsm8k``.
 
-    Returns
-    -------
-    AcceptanceFile
-
-    Raises
-    ------
-    ConfigError
-        There is none of that name, or it is malformed.
+    Raises:
+        ConfigError: There is none of that name, or it is malformed.
     """
     path = find_resource("profiles", f"acceptance/{name}.yaml")
     if path is None:

@@ -29,10 +29,8 @@ class Recorded(Acceptance):
     ) -> list[bytes]:
         """Return the records, cut to the longest draft.
 
-        Raises
-        ------
-        TraceError
-            A request has no such record.
+        Raises:
+            TraceError: A request has no such record.
         """
         cut = bytes(min(length, max_draft_len) for length in range(256))
         return [

@@ -16,16 +16,12 @@ __all__ = ["new_file", "new_folder"]
 def new_file(path: Path) -> Iterator[Path]:
     """Give an empty temporary file to write to; it becomes `path` only if the block succeeds.
 
-    Parameters
-    ----------
-    path : Path
-        Replaced if it exists, or what it links to; folders made for it are taken away again if the
-        block fails.
+    Args:
+        path: Replaced if it exists, or what it links to; folders made for it are taken away again
+            if the block fails.
 
-    Raises
-    ------
-    ConfigError
-        It is there and no file, or its folder cannot be written to.
+    Raises:
+        ConfigError: It is there and no file, or its folder cannot be written to.
     """
     temporary: Path | None = None
     made: list[Path] = []
@@ -55,18 +51,13 @@ def new_file(path: Path) -> Iterator[Path]:
 def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
     """Give a temporary folder to fill; its files move into `path` only if the block succeeds.
 
-    Parameters
-    ----------
-    path : Path
-        Made if missing, and taken away again if the block fails; files and folders of the same
-        name in it are replaced, others stay.
-    replaced : iterable of str
-        Files in it that do not stay even if none of the same name takes their place.
+    Args:
+        path: Made if missing, and taken away again if the block fails; files and folders of the
+            same name in it are replaced, others stay.
+        replaced: Files in it that do not stay even if none of the same name takes their place.
 
-    Raises
-    ------
-    ConfigError
-        The folder cannot be written to.
+    Raises:
+        ConfigError: The folder cannot be written to.
     """
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     temporary: Path | None = None

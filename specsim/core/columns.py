@@ -23,17 +23,7 @@ _WORDS = {"true": 1.0, "false": 0.0}
 
 
 def find_table(folder: Path, name: str) -> Path | None:
-    """Return the file of a table in a folder, ``name.csv`` or ``name.csv.gz``, or None.
-
-    Parameters
-    ----------
-    folder : Path
-    name : str
-
-    Returns
-    -------
-    Path or None
-    """
+    """Return the file of a table in a folder, ``name.csv`` or ``name.csv.gz``, or None."""
     found = (folder / f"{name}{suffix}" for suffix in (".csv", ".csv.gz"))
     return next((path for path in found if path.is_file()), None)
 
@@ -46,19 +36,11 @@ def first_line(path: Path) -> int:
 def table_header(path: Path) -> list[str]:
     """Return the names of a table's columns.
 
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    list of str
+    Returns:
         Empty if the file is.
 
-    Raises
-    ------
-    ProfileError
-        The file cannot be read.
+    Raises:
+        ProfileError: The file cannot be read.
     """
     return next(_rows(path), [])
 
@@ -68,26 +50,17 @@ def read_columns(
 ) -> tuple[Columns, dict[str, list[str]]]:
     """Return columns of a table, found by their header, in any order; others are ignored.
 
-    Parameters
-    ----------
-    path : Path
-    numbers : iterable of str
-        Columns that hold numbers of at least 0.
-    words : sequence of str
-        Columns that hold text.
+    Args:
+        numbers: Columns that hold numbers of at least 0.
+        words: Columns that hold text.
 
-    Returns
-    -------
-    dict of ndarray of float, shape (rows,)
-        By the name of the column.
-    dict of list of str
-        Likewise.
+    Returns:
+        dict of ndarray of float, shape (rows,): By the name of the column, of shape (rows,).
+        dict of list of str: Likewise.
 
-    Raises
-    ------
-    ProfileError
-        The file cannot be read, lacks a column, has no row, or a value is not a number of at
-        least 0.
+    Raises:
+        ProfileError: The file cannot be read, lacks a column, has no row, or a value is not a
+            number of at least 0.
     """
     rows, names = _rows(path), list(numbers)
     header = next(rows, [])

@@ -66,12 +66,9 @@ class Pointers:
     Loops bound to the same pointers share them; and they may be fields of other tuples, so that
     what grows is looked up again in one place.
 
-    Parameters
-    ----------
-    arrays : NamedTuple of ndarray or Pointers
-        Contiguous, of the given types; they are kept.
-    types : mapping
-        See `Loop`.
+    Args:
+        arrays: Contiguous, of the given types; they are kept.
+        types: See `Loop`.
     """
 
     def __init__(self, arrays: Any, types: Types) -> None:
@@ -109,17 +106,14 @@ class Loop:
 
     Loops of one module are compiled together.
 
-    Parameters
-    ----------
-    function : callable
-        Neither allocates nor raises. Defined at the top of its module, and so is the loop.
-    types : mapping of str to (dtype, int)
-        Element type and number of dimensions of each field of the tuple, in order; of a field that
-        is such a tuple itself, its types.
-    name : str
-        What the loops of the module are called together.
-    rooms : tuple of str
-        Modules and packages from whose files they are compiled; a change there compiles them anew.
+    Args:
+        function: Neither allocates nor raises. Defined at the top of its module, and so is the
+            loop.
+        types: Element type and number of dimensions of each field of the tuple, in order; of a
+            field that is such a tuple itself, its types.
+        name: What the loops of the module are called together.
+        rooms: Modules and packages from whose files they are compiled; a change there compiles them
+            anew.
     """
 
     def __init__(
@@ -134,13 +128,7 @@ class Loop:
     def bind(self, arrays: Any) -> Callable[[], int]:
         """Return the loop over some arrays, compiled if that can be had.
 
-        Parameters
-        ----------
-        arrays : NamedTuple of ndarray or Pointers, or Pointers to one
-
-        Returns
-        -------
-        callable
+        Returns:
             Runs the loop once.
         """
         pointers = arrays if isinstance(arrays, Pointers) else Pointers(arrays, self.types)

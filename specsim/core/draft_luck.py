@@ -52,17 +52,15 @@ class Confidences(NamedTuple):
 class DraftLuck:
     """The luck of candidates and the confidences of one run.
 
-    Parameters
-    ----------
-    candidate_luck : ndarray of float
-        The uniform number of each output position of each request, end to end; empty if no policy
-        drafts trees. It is the number that the survival tables were made from.
-    candidate_starts : ndarray of int, shape (requests + 1,)
-        Where the numbers of each request begin, by its index; the last is where all end.
-    rates : sequence of float
-        P(a candidate for position j of a draft is accepted | a candidate was at all before it).
-    confidences : Confidences or None
-        None if no policy asks.
+    Args:
+        candidate_luck: The uniform number of each output position of each request, end to end;
+            empty if no policy drafts trees. It is the number that the survival tables were made
+            from.
+        candidate_starts: Where the numbers of each request begin, by its index; the last is where
+            all end. Of shape (requests + 1,).
+        rates: P(a candidate for position j of a draft is accepted | a candidate was at all before
+            it).
+        confidences: None if no policy asks.
     """
 
     def __init__(
@@ -83,23 +81,15 @@ class DraftLuck:
             self._starts, self._levels = confidences.starts, np.stack(confidences[:3])
 
     def path_len(self, request: int, position: int, widths: tuple[int, ...]) -> int:
-        """Return the accepted length of a tree.
+        """Return the accepted length of a tree, in tokens.
 
         Candidates of a position are accepted independently and with one probability, so one of w
         is with 1 - (1 - alpha)^w (Liu et al. 2024, "SmartSpec", section 4.4).
 
-        Parameters
-        ----------
-        request : int
-            Index of the request.
-        position : int
-            Output tokens known.
-        widths : tuple of int
-            Candidates per position.
-
-        Returns
-        -------
-        int, tokens
+        Args:
+            request: Index of the request.
+            position: Output tokens known.
+            widths: Candidates per position.
         """
         assert self._candidate_starts is not None
         start, end = self._candidate_starts[request : request + 2].tolist()
@@ -117,20 +107,14 @@ class DraftLuck:
     ) -> NDArray[np.float32]:
         """Return how sure the drafter is of each token of some drafts.
 
-        Parameters
-        ----------
-        requests : ndarray of int, shape (n,)
-            Index of each request.
-        positions : ndarray of int, shape (n,)
-            Output tokens known.
-        draft_lens : ndarray of int, shape (n,)
-        survival_lens : ndarray of int, shape (n,)
-            How long a longest draft would survive there.
+        Args:
+            requests: Index of each request, of shape (n,).
+            positions: Output tokens known, of shape (n,).
+            draft_lens: Of shape (n,).
+            survival_lens: How long a longest draft would survive there, of shape (n,).
 
-        Returns
-        -------
-        ndarray of float, shape (n, max(draft_lens))
-            0 beyond the end of a draft.
+        Returns:
+            0 beyond the end of a draft, of shape (n, max(draft_lens)).
         """
         offsets = np.arange(draft_lens.max(initial=0))
         failed_at = survival_lens[:, np.newaxis]
@@ -160,20 +144,14 @@ class DraftLuck:
         after a rejected token continues a text that the drafter believes in, so its confidences
         are as they always are.
 
-        Parameters
-        ----------
-        requests : sequence of Request
-        survival_tables : sequence of bytes
-            Of these requests.
-        luck : Luck
-            Of a stream of its own.
-        concentration : float
-            s; small: the drafter mostly knows whether it is right; large: it never does.
-        max_draft_len : int, tokens
+        Args:
+            survival_tables: Of these requests.
+            luck: Of a stream of its own.
+            concentration: s; small: the drafter mostly knows whether it is right; large: it never
+                does.
+            max_draft_len: In tokens.
 
-        Returns
-        -------
-        Confidences
+        Returns:
             Of these requests, in this order.
         """
         counts = [request.output_len + max_draft_len for request in requests]

@@ -49,14 +49,10 @@ class Family(Generic[M]):
 
     Use it as a type annotation: ``policy: Annotated[Policy, POLICIES]``.
 
-    Parameters
-    ----------
-    name : str
-        Package below ``specsim``, also the name of the entry-point group, ``specsim.<name>``.
-    base : type
-        Class that every member extends.
-    tag : str
-        Field that names the member.
+    Args:
+        name: Package below ``specsim``, also the name of the entry-point group, ``specsim.<name>``.
+        base: Class that every member extends.
+        tag: Field that names the member.
     """
 
     def __init__(self, name: str, base: type[M], tag: str = "kind") -> None:
@@ -114,19 +110,11 @@ class Family(Generic[M]):
     def find(self, name: str) -> type[M]:
         """Return the class behind a name, an alias, an entry point or a path.
 
-        Parameters
-        ----------
-        name : str
-            Such as ``static`` or ``my_pkg.my_file:MyPolicy``.
+        Args:
+            name: Such as ``static`` or ``my_pkg.my_file:MyPolicy``.
 
-        Returns
-        -------
-        type
-
-        Raises
-        ------
-        ConfigError
-            Nothing of that name; the message names the nearest.
+        Raises:
+            ConfigError: Nothing of that name; the message names the nearest.
         """
         shipped = self._shipped(name)
         if shipped is not None:
@@ -143,21 +131,12 @@ class Family(Generic[M]):
     def parse(self, value: object) -> M:
         """Return the member that a config value describes.
 
-        Parameters
-        ----------
-        value : member, mapping or str
-            A mapping with the tag and the member's fields, or the short form ``static:k=3``.
+        Args:
+            value: A mapping with the tag and the member's fields, or the short form ``static:k=3``.
 
-        Returns
-        -------
-        member of the family
-
-        Raises
-        ------
-        ConfigError
-            The value names no member.
-        pydantic.ValidationError
-            A field of the member is wrong.
+        Raises:
+            ConfigError: The value names no member.
+            pydantic.ValidationError: A field of the member is wrong.
         """
         if isinstance(value, self.base):
             return value

@@ -20,10 +20,8 @@ _PRELOADED = ["specsim.run.preload"]
 def warm_up(workers: int) -> None:
     """Start importing the simulator for the workers, while this process does so for itself.
 
-    Parameters
-    ----------
-    workers : int
-        How many there will be; a single one runs in this process and needs nothing.
+    Args:
+        workers: How many there will be; a single one runs in this process and needs nothing.
     """
     if workers > 1 and _context().get_start_method() == "forkserver":
         forkserver.ensure_running()
@@ -32,13 +30,7 @@ def warm_up(workers: int) -> None:
 def worker_pool(workers: int) -> ProcessPoolExecutor:
     """Return a pool of processes, to be used as a context manager.
 
-    Parameters
-    ----------
-    workers : int
-
-    Returns
-    -------
-    ProcessPoolExecutor
+    Returns:
         Its processes end with the block, and with the program, however that ends.
     """
     return ProcessPoolExecutor(workers, mp_context=_context(), initializer=_end_with_parent)

@@ -98,13 +98,10 @@ class Request:
         prefix ids, prompt blocks take theirs. Whatever is known by neither belongs to this
         request alone, so that it can only be hit again after a preemption.
 
-        Parameters
-        ----------
-        block_size : int, tokens
+        Args:
+            block_size: In tokens.
 
-        Returns
-        -------
-        sequence of BlockKey
+        Returns:
             Indexed by block number; at least as long as prompt plus output has full blocks.
         """
         own = range(self.index * _OWN_BLOCKS, (self.index + 1) * _OWN_BLOCKS)

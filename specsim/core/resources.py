@@ -19,16 +19,9 @@ def _roots(folder: str) -> list[Path]:
 def find_resource(folder: str, name: str) -> Path | None:
     """Return the path of a shipped file, or None.
 
-    Parameters
-    ----------
-    folder : str
-        ``profiles`` or ``traces``.
-    name : str
-        Path inside the folder, with its suffix.
-
-    Returns
-    -------
-    Path or None
+    Args:
+        folder: ``profiles`` or ``traces``.
+        name: Path inside the folder, with its suffix.
     """
     found = (root / name for root in _roots(folder))
     return next((path for path in found if path.is_file()), None)
@@ -37,16 +30,11 @@ def find_resource(folder: str, name: str) -> Path | None:
 def resource_names(folder: str, pattern: str) -> list[str]:
     """Return the names of all shipped files of a folder that match a pattern, without suffix.
 
-    Parameters
-    ----------
-    folder : str
-        ``profiles`` or ``traces``.
-    pattern : str
-        Such as ``*/*.yaml``.
+    Args:
+        folder: ``profiles`` or ``traces``.
+        pattern: Such as ``*/*.yaml``.
 
-    Returns
-    -------
-    list of str
+    Returns:
         Sorted.
     """
     names = {
@@ -60,14 +48,10 @@ def resource_names(folder: str, pattern: str) -> list[str]:
 def locate(path: Path) -> Path:
     """Return where a path leads: as given, or among the shipped files.
 
-    Parameters
-    ----------
-    path : Path
-        Such as ``my/trace.csv`` or ``traces/chat.parquet``.
+    Args:
+        path: Such as ``my/trace.csv`` or ``traces/chat.parquet``.
 
-    Returns
-    -------
-    Path
+    Returns:
         As given if that exists or nothing does.
     """
     if path.exists() or path.is_absolute() or len(path.parts) < 2:

@@ -32,14 +32,10 @@ _SHIFT_1, _SHIFT_2, _SHIFT_3, _SHIFT_4 = map(np.uint64, (30, 27, 31, 11))
 def splitmix64(x: int) -> int:
     """Return the SplitMix64 hash of a 64-bit unsigned integer.
 
-    Parameters
-    ----------
-    x : int
-        Taken modulo 2**64.
+    Args:
+        x: Taken modulo 2**64.
 
-    Returns
-    -------
-    int
+    Returns:
         In [0, 2**64).
     """
     z = (x + _GOLDEN) & _MASK
@@ -51,14 +47,10 @@ def splitmix64(x: int) -> int:
 def indexed_hash(seed: int, stream: int, request: int, position: int) -> int:
     """Return the 64-bit hash of one (seed, stream, request, position).
 
-    Parameters
-    ----------
-    seed, stream, request, position : int
-        Taken modulo 2**64.
+    Args:
+        seed, stream, request, position: Taken modulo 2**64.
 
-    Returns
-    -------
-    int
+    Returns:
         In [0, 2**64).
     """
     return splitmix64(splitmix64(splitmix64(splitmix64(seed) ^ stream) ^ request) ^ position)
@@ -69,19 +61,14 @@ def indexed_uniforms(
 ) -> NDArray[np.float64]:
     """Return the uniform numbers of the first positions of several requests, end to end.
 
-    Parameters
-    ----------
-    seed, stream : int
-        Taken modulo 2**64.
-    requests : sequence of int, length n
-        Index of each request.
-    counts : sequence of int, length n
-        Positions of each request.
+    Args:
+        seed, stream: Taken modulo 2**64.
+        requests: Index of each request, of length n.
+        counts: Positions of each request, of length n.
 
-    Returns
-    -------
-    ndarray of float, shape (sum(counts),)
+    Returns:
         Uniform in [0, 1); position `p` of request `r` is a function of (seed, stream, r, p) alone.
+        Of shape (sum(counts),).
     """
     lengths = np.array(counts)
     prefix = splitmix64(splitmix64(seed) ^ stream)
@@ -106,14 +93,10 @@ def _finalized(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def stream_id(*names: str) -> int:
     """Return the stream number of a purpose, the same in every process and Python version.
 
-    Parameters
-    ----------
-    *names : str
-        What the stream is for, such as ``"acceptance", "eagle3"``.
+    Args:
+        *names: What the stream is for, such as ``"acceptance", "eagle3"``.
 
-    Returns
-    -------
-    int
+    Returns:
         In [0, 2**64).
     """
     return int.from_bytes(blake2b("/".join(names).encode(), digest_size=8).digest(), "little")
@@ -122,16 +105,9 @@ def stream_id(*names: str) -> int:
 def generator(seed: int, *names: str) -> np.random.Generator:
     """Return a numpy generator for one named purpose.
 
-    Parameters
-    ----------
-    seed : int
-        The experiment's seed.
-    *names : str
-        What it draws; other names give independent streams.
-
-    Returns
-    -------
-    numpy.random.Generator
+    Args:
+        seed: The experiment's seed.
+        *names: What it draws; other names give independent streams.
     """
     return np.random.Generator(np.random.PCG64([seed, stream_id(*names)]))
 
@@ -146,31 +122,23 @@ class Luck:
     def uniforms(self, requests: Sequence[int], counts: Sequence[int]) -> NDArray[np.float64]:
         """Return the numbers of the first positions of several requests, end to end.
 
-        Parameters
-        ----------
-        requests : sequence of int, length n
-            Index of each request.
-        counts : sequence of int, length n
-            Positions of each request.
+        Args:
+            requests: Index of each request, of length n.
+            counts: Positions of each request, of length n.
 
-        Returns
-        -------
-        ndarray of float, shape (sum(counts),)
-            In [0, 1).
+        Returns:
+            In [0, 1), of shape (sum(counts),).
         """
         return indexed_uniforms(self.seed, self.stream, requests, counts)
 
     def per_request(self, requests: Sequence[int]) -> NDArray[np.float64]:
         """Return one number for each request.
 
-        Parameters
-        ----------
-        requests : sequence of int, length n
+        Args:
+            requests: Of length n.
 
-        Returns
-        -------
-        ndarray of float, shape (n,)
-            In [0, 1).
+        Returns:
+            In [0, 1), of shape (n,).
         """
         return self.uniforms(requests, [1] * len(requests))
 
@@ -182,18 +150,13 @@ class Luck:
         At every position the number is drawn anew with probability 1 / mean_len, independently of
         all before, and stays as it was otherwise.
 
-        Parameters
-        ----------
-        requests : sequence of int, length n
-        counts : sequence of int, length n
-            Positions of each request, at least 1.
-        mean_len : float
-            Mean number of positions until the next draw, at least 1.
+        Args:
+            requests: Of length n.
+            counts: Positions of each request, at least 1, of length n.
+            mean_len: Mean number of positions until the next draw, at least 1.
 
-        Returns
-        -------
-        ndarray of float, shape (sum(counts),)
-            In [0, 1).
+        Returns:
+            In [0, 1), of shape (sum(counts),).
         """
         is_drawn = self.child("renewal").uniforms(requests, counts) < 1 / mean_len
         is_drawn[np.cumsum(counts) - counts] = True
@@ -203,13 +166,7 @@ class Luck:
     def child(self, name: str) -> "Luck":
         """Return luck for another purpose of the same model, independent of this one.
 
-        Parameters
-        ----------
-        name : str
-            What it decides, such as ``"request"``.
-
-        Returns
-        -------
-        Luck
+        Args:
+            name: What it decides, such as ``"request"``.
         """
         return Luck(self.seed, splitmix64(self.stream ^ stream_id(name)))

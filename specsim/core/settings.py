@@ -44,15 +44,10 @@ class Settings(BaseModel):
 def nearest(name: str, known: list[str]) -> str:
     """Return a hint that names the closest known word, or lists all of them.
 
-    Parameters
-    ----------
-    name : str
-        What was asked for.
-    known : list of str
+    Args:
+        name: What was asked for.
 
-    Returns
-    -------
-    str
+    Returns:
         A clause that ends an error message.
     """
     close = get_close_matches(name, known, n=1)
@@ -62,21 +57,12 @@ def nearest(name: str, known: list[str]) -> str:
 def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
     """Return the mapping that a YAML or JSON file holds.
 
-    Parameters
-    ----------
-    path : Path
-        JSON is YAML, so one loader serves both.
-    error : type
-        What to raise.
+    Args:
+        path: JSON is YAML, so one loader serves both.
+        error: What to raise.
 
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    SpecsimError
-        Of the given class: the file is missing, empty, not YAML, or not a mapping.
+    Raises:
+        SpecsimError: Of the given class: the file is missing, empty, not YAML, or not a mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -108,12 +94,9 @@ def _where(problem: yaml.YAMLError | json.JSONDecodeError, text: str) -> str:
 def validated(source: str, error: type[SpecsimError]) -> Iterator[None]:
     """Turn a pydantic error raised inside the block into a one-line error.
 
-    Parameters
-    ----------
-    source : str
-        File or command that the values came from.
-    error : type
-        What to raise.
+    Args:
+        source: File or command that the values came from.
+        error: What to raise.
     """
     try:
         yield
@@ -122,16 +105,7 @@ def validated(source: str, error: type[SpecsimError]) -> Iterator[None]:
 
 
 def explain(problem: ValidationError) -> str:
-    """Return the first problem of a validation as one line: field, value, rule, remedy.
-
-    Parameters
-    ----------
-    problem : pydantic.ValidationError
-
-    Returns
-    -------
-    str
-    """
+    """Return the first problem of a validation as one line: field, value, rule, remedy."""
     first, *rest = problem.errors(include_url=False)
     field = ".".join(str(part) for part in first["loc"])
     kind, given = first["type"], first["input"]

@@ -64,14 +64,8 @@ class Tree(NamedTuple):
     def complete_widths(self, num_nodes: int) -> tuple[int, ...]:
         """Return the widths of the positions of which all candidates are among the first nodes.
 
-        Parameters
-        ----------
-        num_nodes : int
-            Nodes that were batched, position after position.
-
-        Returns
-        -------
-        tuple of int
+        Args:
+            num_nodes: Nodes that were batched, position after position.
         """
         ends = accumulate(accumulate(self.widths, mul))
         return self.widths[: sum(end <= num_nodes for end in ends)]
@@ -82,26 +76,20 @@ class BatchView:
 
     Its columns are arrays of shape (size,), in scheduling order; they are the policy's own copies.
 
-    Parameters
-    ----------
-    requests : array of int
-        Index of the request of each sequence.
-    prompt_lens : array of int, tokens
-    known_lens : array of int, tokens
-        Prompt and output tokens that are known when the draft is made: those that the running
-        step's verification accepts are among them, unless the decision precedes it (asynchronous
-        scheduling, and drafts that are verified in the same step).
-    in_prefill : array of bool
-        Whether each sequence is still in mid-prefill, so that its draft would be ignored.
-    load : StepLoad
-        Of the step that is running.
-    now : float, seconds
-        When the step was scheduled.
-    free_slots : int, tokens
-        Room for drafts: KV blocks that nobody holds, and the sequences' look-ahead slots.
-    drafts : DraftView or None
-        What a lookup has found for the next step, at full length. Only for a policy that says
-        `uses_confidences`, and only where drafts are real tokens.
+    Args:
+        requests: Index of the request of each sequence.
+        prompt_lens: In tokens.
+        known_lens: Prompt and output tokens that are known when the draft is made: those that the
+            running step's verification accepts are among them, unless the decision precedes it
+            (asynchronous scheduling, and drafts that are verified in the same step).
+        in_prefill: Whether each sequence is still in mid-prefill, so that its draft would be
+            ignored.
+        load: Of the step that is running.
+        now: When the step was scheduled, in seconds.
+        free_slots: Room for drafts: KV blocks that nobody holds, and the sequences' look-ahead
+            slots, in tokens.
+        drafts: What a lookup has found for the next step, at full length. Only for a policy that
+            says `uses_confidences`, and only where drafts are real tokens.
     """
 
     __slots__ = (

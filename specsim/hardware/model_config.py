@@ -47,22 +47,16 @@ def is_model_config(data: dict[str, Any]) -> bool:
 def shape_fields(data: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the fields of a model's shape that a HuggingFace config describes.
 
-    Parameters
-    ----------
-    data : dict
-        The config.
-    source : str
-        Its file.
+    Args:
+        data: The config.
+        source: Its file.
 
-    Returns
-    -------
-    dict
+    Returns:
         Fields of `specsim.hardware.ModelShape`.
 
-    Raises
-    ------
-    ProfileError
-        A field is missing that has no default, or the model has a part that is not modelled.
+    Raises:
+        ProfileError: A field is missing that has no default, or the model has a part that is not
+            modelled.
     """
     return _Config(data, source).fields()
 

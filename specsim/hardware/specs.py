@@ -155,10 +155,8 @@ class MemoryPlan:
     def num_blocks(self) -> int:
         """Return how many KV blocks fit, vLLM's null block included.
 
-        Raises
-        ------
-        CapacityError
-            Not even two blocks fit.
+        Raises:
+            CapacityError: Not even two blocks fit.
         """
         return num_kv_blocks(
             memory_bytes=self.usable_bytes,
@@ -170,18 +168,11 @@ class MemoryPlan:
 def load_gpu(name: str) -> GpuSpec:
     """Return the specification of a GPU.
 
-    Parameters
-    ----------
-    name : str
-        As in ``profiles/<name>.yaml``.
+    Args:
+        name: As in ``profiles/<name>.yaml``.
 
-    Returns
-    -------
-    GpuSpec
-
-    Raises
-    ------
-    ProfileError
+    Raises:
+        ProfileError
     """
     path = find_resource("profiles", f"{name}.yaml")
     if path is None:
@@ -194,20 +185,12 @@ def load_gpu(name: str) -> GpuSpec:
 def load_model(name: str) -> ModelShape:
     """Return the shape of a model.
 
-    Parameters
-    ----------
-    name : str
-        As in ``profiles/<name>.json``, or the path of a JSON file: such a shape, or a model's
-        HuggingFace ``config.json``.
+    Args:
+        name: As in ``profiles/<name>.json``, or the path of a JSON file: such a shape, or a model's
+            HuggingFace ``config.json``.
 
-    Returns
-    -------
-    ModelShape
-
-    Raises
-    ------
-    ProfileError
-        There is none, or it lacks a field, or has a part that is not modelled.
+    Raises:
+        ProfileError: There is none, or it lacks a field, or has a part that is not modelled.
     """
     path = Path(name) if name.endswith(".json") else find_resource("profiles", f"{name}.json")
     if path is None:
@@ -223,22 +206,13 @@ def load_model(name: str) -> ModelShape:
 def find_model(names: list[str], source: str) -> str:
     """Return the name in ``profiles/`` of a model, given what somebody else calls it.
 
-    Parameters
-    ----------
-    names : list of str
-        Such as ``Qwen/Qwen3-8B`` or ``Llama-3.1-8B-Instruct``: what counts is the part after the
-        last slash, and of variants of one size the longest name that it begins with.
-    source : str
-        Who calls it that, for the error message.
+    Args:
+        names: Such as ``Qwen/Qwen3-8B`` or ``Llama-3.1-8B-Instruct``: what counts is the part after
+            the last slash, and of variants of one size the longest name that it begins with.
+        source: Who calls it that, for the error message.
 
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    ProfileError
-        There is none.
+    Raises:
+        ProfileError: There is none.
     """
     known = resource_names("profiles", "*.json")
     for name in names:
@@ -263,21 +237,12 @@ def _runs_of_words(name: str) -> set[str]:
 def find_gpu(names: list[str], source: str) -> str:
     """Return the name in ``profiles/`` of a GPU, given what somebody else calls it.
 
-    Parameters
-    ----------
-    names : list of str
-        Such as ``RTX4090`` or ``NVIDIA GeForce RTX 4090``; letters and digits count.
-    source : str
-        Who calls it that, for the error message.
+    Args:
+        names: Such as ``RTX4090`` or ``NVIDIA GeForce RTX 4090``; letters and digits count.
+        source: Who calls it that, for the error message.
 
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    ProfileError
-        There is none.
+    Raises:
+        ProfileError: There is none.
     """
     known = resource_names("profiles", "*.yaml")
     for name in names:
@@ -301,23 +266,13 @@ def _plain(name: str) -> str:
 def num_kv_blocks(*, memory_bytes: float, taken_bytes: float, block_bytes: float) -> int:
     """Return how many KV blocks fit into one GPU, vLLM's null block included.
 
-    Parameters
-    ----------
-    memory_bytes : float
-        What vLLM may use of the GPU: total memory times gpu_memory_utilization.
-    taken_bytes : float
-        Weights of target and draft, activations, CUDA graphs.
-    block_bytes : float
-        One KV block, of target and draft together.
+    Args:
+        memory_bytes: What vLLM may use of the GPU: total memory times gpu_memory_utilization.
+        taken_bytes: Weights of target and draft, activations, CUDA graphs.
+        block_bytes: One KV block, of target and draft together.
 
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    CapacityError
-        Not even two blocks fit.
+    Raises:
+        CapacityError: Not even two blocks fit.
     """
     left = memory_bytes - taken_bytes
     blocks = int(left // block_bytes)

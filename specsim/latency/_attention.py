@@ -24,16 +24,12 @@ class Attention:
     decoding sequences, and their mean KV length. Several prefills in one step count as one chunk of
     as many tokens and as much work, the sum of c * kv + c^2 / 2 over them.
 
-    Parameters
-    ----------
-    folder : Path
-        With ``attention.csv``, and ``skew.csv`` if that was measured.
-    applies_skew : bool
-        Whether the lengths' differing counts, by ``skew.csv``.
+    Args:
+        folder: With ``attention.csv``, and ``skew.csv`` if that was measured.
+        applies_skew: Whether the lengths' differing counts, by ``skew.csv``.
 
-    Raises
-    ------
-    ProfileError
+    Raises:
+        ProfileError
     """
 
     def __init__(self, folder: Path, *, applies_skew: bool = True) -> None:

@@ -17,10 +17,9 @@ class Line:
     Beyond the last point it goes on with the mean slope of the upper half, which one noisy point
     cannot tilt; below the first it is constant.
 
-    Parameters
-    ----------
-    points, values : ndarray of float, shape (n,)
-        Points at least 0, in any order; of equal points the mean counts.
+    Args:
+        points, values: Points at least 0, in any order; of equal points the mean counts. Of shape
+            (n,).
     """
 
     def __init__(self, points: Values, values: Values) -> None:
@@ -50,12 +49,9 @@ class Grid:
     Beyond its last point an axis goes on with the slope of its last cell; below the first it is
     constant.
 
-    Parameters
-    ----------
-    axes : sequence of ndarray of float
-        Rising.
-    values : ndarray of float
-        One dimension per axis, no NaN.
+    Args:
+        axes: Rising.
+        values: One dimension per axis, no NaN.
     """
 
     def __init__(self, axes: Sequence[Values], values: Values) -> None:
@@ -95,18 +91,13 @@ class Grid:
 def grid_of(columns: Sequence[Values], times: Values) -> tuple[list[Values], Values]:
     """Return axes and a grid of measured times, NaN where nothing was measured.
 
-    Parameters
-    ----------
-    columns : sequence of ndarray of float, shape (rows,)
-        Coordinates.
-    times : ndarray of float, shape (rows,)
+    Args:
+        columns: Coordinates, of shape (rows,).
+        times: Of shape (rows,).
 
-    Returns
-    -------
-    list of ndarray of float
-        The values of each coordinate that occur, rising.
-    ndarray of float
-        One dimension per coordinate.
+    Returns:
+        list of ndarray of float: The values of each coordinate that occur, rising.
+        ndarray of float: One dimension per coordinate.
     """
     axes = [np.unique(column) for column in columns]
     values = np.full([len(axis) for axis in axes], np.nan)
@@ -118,19 +109,10 @@ def grid_of(columns: Sequence[Values], times: Values) -> tuple[list[Values], Val
 def fill_along(values: Values, axis: int, points: Values, *, extrapolate: bool) -> Values:
     """Return a grid with the gaps filled for which an axis has neighbours.
 
-    Parameters
-    ----------
-    values : ndarray of float
-        NaN in the gaps.
-    axis : int
-    points : ndarray of float
-        Coordinates along it.
-    extrapolate : bool
-        Whether to go on beyond the outermost neighbours as well, with their slope.
-
-    Returns
-    -------
-    ndarray of float
+    Args:
+        values: NaN in the gaps.
+        points: Coordinates along it.
+        extrapolate: Whether to go on beyond the outermost neighbours as well, with their slope.
     """
 
     def fill(row: Values) -> Values:

@@ -19,14 +19,8 @@ _MLP_LAYERS = ("gate_up_proj", "act_fn", "down_proj")
 class KernelTables:
     """Times of a model's kernels by number of tokens or sequences, microseconds.
 
-    Parameters
-    ----------
-    folder : Path
-
-    Raises
-    ------
-    ProfileError
-        A table or one of the kernels that every model has is missing.
+    Raises:
+        ProfileError: A table or one of the kernels that every model has is missing.
     """
 
     def __init__(self, folder: Path) -> None:

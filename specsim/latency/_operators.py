@@ -76,15 +76,8 @@ def matrix_operators(shape: ModelShape, tensor_parallel_size: int = 1) -> list[O
     replicated; MLP and experts by their width, the LM head by its vocabulary. Norms, rotary
     embeddings, activation functions and the router's choice are left out, as in SSSD's table 1.
 
-    Parameters
-    ----------
-    shape : ModelShape
-    tensor_parallel_size : int
-        Of which the attention heads are a multiple.
-
-    Returns
-    -------
-    list of Operator
+    Args:
+        tensor_parallel_size: Of which the attention heads are a multiple.
     """
     size, layers, hidden = tensor_parallel_size, shape.num_hidden_layers, shape.hidden_size
     queries = shape.num_attention_heads // size * shape.head_dim
@@ -109,17 +102,7 @@ def matrix_operators(shape: ModelShape, tensor_parallel_size: int = 1) -> list[O
 
 
 def attention_operator(shape: ModelShape, tensor_parallel_size: int = 1) -> AttentionOperator:
-    """Return the attention of all layers, as one of the GPUs runs it.
-
-    Parameters
-    ----------
-    shape : ModelShape
-    tensor_parallel_size : int
-
-    Returns
-    -------
-    AttentionOperator
-    """
+    """Return the attention of all layers, as one of the GPUs runs it."""
     width = shape.num_hidden_layers * shape.head_dim
     queries = shape.num_attention_heads // tensor_parallel_size * width
     keys = _key_value_heads(shape, tensor_parallel_size) * width
@@ -133,23 +116,16 @@ def free_budget(
 
     Up to there, tokens are almost free: batch size times (draft length + 1).
 
-    Parameters
-    ----------
-    operators : sequence of Operator
-        Taken together. The budget of one matrix is SSSD's.
-    flops_per_s : float
-    numbers_per_s : float
-        Bytes per second over bytes per number.
+    Args:
+        operators: Taken together. The budget of one matrix is SSSD's.
+        numbers_per_s: Bytes per second over bytes per number.
 
-    Returns
-    -------
-    float or None, tokens
+    Returns:
         None where moving the tokens alone takes longer than computing on them.
 
-    References
-    ----------
-    Marzollo et al. (2024), "SSSD: Simply-Scalable Speculative Decoding", arXiv 2411.05894, section
-    3.2.1: 1 / (2 (1/h + 1/(2 b s_q))) = peak / bandwidth, for two bytes per number.
+    References:
+        Marzollo et al. (2024), "SSSD: Simply-Scalable Speculative Decoding", arXiv 2411.05894,
+        section 3.2.1: 1 / (2 (1/h + 1/(2 b s_q))) = peak / bandwidth, for two bytes per number.
     """
     # All experts count as read: wherever computing takes as long, next to none is left out.
     read_time = sum(each.runs * each.weights for each in operators) / numbers_per_s

@@ -30,32 +30,25 @@ class LatencyModel(Member):
     def forward_time(self, load: StepLoad) -> float:
         """Return how long a forward pass lasts.
 
-        Parameters
-        ----------
-        load : StepLoad
-            With at least one batched token. Any count may be an array, the result then is one.
+        Args:
+            load: With at least one batched token. Any count may be an array, the result then is
+                one.
 
-        Returns
-        -------
-        float, seconds
-            Positive, and not falling with the context or the batched tokens.
+        Returns:
+            Positive, and not falling with the context or the batched tokens, in seconds.
         """
 
 
 def one_by_one(forward_time: Callable[[StepLoad], float], load: StepLoad) -> float:
     """Return the times of a load whose counts are arrays, for a model that takes numbers only.
 
-    Parameters
-    ----------
-    forward_time : callable
-        Of that model.
-    load : StepLoad
-        Without pieces; counts that are numbers hold for all.
+    Args:
+        forward_time: Of that model.
+        load: Without pieces; counts that are numbers hold for all.
 
-    Returns
-    -------
-    ndarray of float, seconds
-        Typed as the base class types it: a caller who passes arrays knows what comes back.
+    Returns:
+        Typed as the base class types it: a caller who passes arrays knows what comes back, in
+        seconds.
     """
     counts = np.broadcast_arrays(*load[:4])
     rows = zip(*(count.ravel().tolist() for count in counts), strict=True)

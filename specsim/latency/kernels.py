@@ -112,19 +112,12 @@ class Kernels(LatencyModel):
     def measured_time(
         self, chunk: float, kv_prefill: float, decodes: float, kv_decode: float, skewed: float
     ) -> float:
-        """Return how long a step lasts of which the attention was measured.
+        """Return how long a step lasts of which the attention was measured, in seconds.
 
-        Parameters
-        ----------
-        chunk, kv_prefill, decodes, kv_decode : float
-            A point of ``attention.csv``.
-        skewed : float
-            By how much attention takes longer than that because the lengths differ; 1 if they do
-            not.
-
-        Returns
-        -------
-        float, seconds
+        Args:
+            chunk, kv_prefill, decodes, kv_decode: A point of ``attention.csv``.
+            skewed: By how much attention takes longer than that because the lengths differ; 1 if
+                they do not.
         """
         attention = skewed * self._attention.time(chunk, kv_prefill, decodes, kv_decode, kv_decode)
         return self._time(int(chunk + decodes), int(decodes + (chunk > 0)), attention)

@@ -96,10 +96,8 @@ class Roofline(LatencyModel):
 
         Of all matrices together, at the given efficiencies: batch size times (draft length + 1).
 
-        Returns
-        -------
-        float or None, tokens
-            None where there is no such limit.
+        Returns:
+            None where there is no such limit, in tokens.
         """
         operators = matrix_operators(self._shape, self.tensor_parallel_size)
         return free_budget(operators, self._flops_per_s, self._numbers_per_s)

@@ -16,16 +16,9 @@ __all__ = ["Draft", "Lookup", "load"]
 def load(module: str, name: str) -> Callable[..., Lookup]:
     """Return a class of this package, imported now.
 
-    Parameters
-    ----------
-    module : str
-        Such as ``ngram``.
-    name : str
-        Such as ``NgramLookup``.
-
-    Returns
-    -------
-    type
+    Args:
+        module: Such as ``ngram``.
+        name: Such as ``NgramLookup``.
     """
     lookup: Callable[..., Lookup] = getattr(import_module(f"{__name__}.{module}"), name)
     return lookup

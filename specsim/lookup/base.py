@@ -37,15 +37,11 @@ class Draft(NamedTuple):
     def accepted_len(self, answer: NDArray[np.int32]) -> int:
         """Return how much of it greedy verification accepts.
 
-        Parameters
-        ----------
-        answer : ndarray of int
-            What the model says next.
+        Args:
+            answer: What the model says next.
 
-        Returns
-        -------
-        int, tokens
-            Of a tree, the length of the path that agrees.
+        Returns:
+            Of a tree, the length of the path that agrees, in tokens.
         """
         if self.parents is not None:
             return self._accepted_path(answer)
@@ -81,47 +77,29 @@ class Lookup(ABC):
     def start(self, request: int, text: Text) -> None:
         """Take in a new request: its prompt is known.
 
-        Parameters
-        ----------
-        request : int
-            Its index.
-        text : Text
+        Args:
+            request: Its index.
         """
 
     @abstractmethod
     def reveal(self, request: int, known_len: int) -> None:
         """Learn more of a request's answer.
 
-        Parameters
-        ----------
-        request : int
-        known_len : int, tokens
-            Prompt and answer known so far; never less than before.
+        Args:
+            known_len: Prompt and answer known so far; never less than before. In tokens.
         """
 
     @abstractmethod
     def draft(self, request: int, max_len: int) -> Draft:
         """Return what may follow the known text of a request.
 
-        Parameters
-        ----------
-        request : int
-        max_len : int, tokens
-            Longest draft, or most nodes of a tree.
-
-        Returns
-        -------
-        Draft
+        Args:
+            max_len: Longest draft, or most nodes of a tree, in tokens.
         """
 
     @abstractmethod
     def end(self, request: int) -> None:
-        """Forget what belongs to a request alone; its answer may go on serving others.
-
-        Parameters
-        ----------
-        request : int
-        """
+        """Forget what belongs to a request alone; its answer may go on serving others."""
 
     @property
     @abstractmethod

@@ -36,22 +36,12 @@ def read_corpus(path: Path, *, includes_prompts: bool, depth: int) -> Corpus:
 
     The last few are kept: a search over options asks for the same one again and again.
 
-    Parameters
-    ----------
-    path : Path
-    includes_prompts : bool
-        Whether a text is a prompt with its answer, or the answer alone.
-    depth : int, tokens
-        So many tokens of the suffixes will be compared.
+    Args:
+        includes_prompts: Whether a text is a prompt with its answer, or the answer alone.
+        depth: So many tokens of the suffixes will be compared.
 
-    Returns
-    -------
-    Corpus
-
-    Raises
-    ------
-    TraceError
-        It cannot be read, or has no token ids.
+    Raises:
+        TraceError: It cannot be read, or has no token ids.
     """
     try:
         stat = locate(path).stat()
@@ -83,16 +73,9 @@ def _read(path: Path, version: tuple[int, int], includes_prompts: bool, depth: i
 def build_corpus(texts: Iterable[NDArray[np.integer]], depth: int) -> Corpus:
     """Return a corpus of some texts.
 
-    Parameters
-    ----------
-    texts : iterable of ndarray of int
-        Token ids, each at least 0.
-    depth : int, tokens
-        So many tokens of the suffixes are compared; it is rounded up to a power of two.
-
-    Returns
-    -------
-    Corpus
+    Args:
+        texts: Token ids, each at least 0.
+        depth: So many tokens of the suffixes are compared; it is rounded up to a power of two.
     """
     pieces: list[NDArray[np.int32]] = []
     for number, text in enumerate(texts, start=1):
@@ -171,18 +154,12 @@ def occurrences(
 ) -> tuple[int, int]:
     """Return which suffixes begin with the last tokens of a text and go on after them.
 
-    Parameters
-    ----------
-    corpus : Corpus
-    text : ndarray of int32, shape (n,)
-    known_len : int, tokens
-        Only so many are looked at.
-    match_len : int, tokens
-        How many of them to look for.
+    Args:
+        text: Of shape (n,).
+        known_len: Only so many are looked at, in tokens.
+        match_len: How many of them to look for, in tokens.
 
-    Returns
-    -------
-    low, high : int
+    Returns:
         Places in ``corpus.suffixes``, from the first to before the last.
     """
     begin = known_len - match_len
@@ -208,18 +185,12 @@ def longest_match(
 ) -> int:
     """Return how many of the last tokens of a text stand in the corpus and go on there.
 
-    Parameters
-    ----------
-    corpus : Corpus
-    text : ndarray of int32, shape (n,)
-    known_len : int, tokens
-        Only so many are looked at.
-    max_match_len : int, tokens
-        Longest match that is of interest.
+    Args:
+        text: Of shape (n,).
+        known_len: Only so many are looked at, in tokens.
+        max_match_len: Longest match that is of interest, in tokens.
 
-    Returns
-    -------
-    int, tokens
+    Returns:
         Found by halving: where n tokens stand, their last n - 1 stand, too.
     """
     found, limit = 0, min(max_match_len, known_len)

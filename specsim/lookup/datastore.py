@@ -88,14 +88,10 @@ class DatastoreLookup(Lookup):
     No trie is built: as suffixes are sorted, each of its nodes is a range of them, and the number
     of occurrences is the length of the range.
 
-    Parameters
-    ----------
-    corpus : Corpus
-        Sorted by at least ``max_prefix_len + branch_len`` tokens.
-    max_prefix_len : int, tokens
-    branch_len : int, tokens
-    max_continuations : int
-    use_tree : bool
+    Args:
+        corpus: Sorted by at least ``max_prefix_len + branch_len`` tokens.
+        max_prefix_len: In tokens.
+        branch_len: In tokens.
     """
 
     def __init__(

@@ -14,24 +14,18 @@ __all__ = ["NgramLookup", "find_ngram"]
 def find_ngram(token_ids: NDArray[np.int32], known_len: int, shortest: int, longest: int) -> int:
     """Return where the text continues after the longest n-gram that ends it and stood before.
 
-    Parameters
-    ----------
-    token_ids : ndarray of int32, shape (n,)
-    known_len : int, tokens
-        Only so many are looked at.
-    shortest, longest : int, tokens
-        Bounds of n, inclusive.
+    Args:
+        token_ids: Of shape (n,).
+        known_len: Only so many are looked at, in tokens.
+        shortest, longest: Bounds of n, inclusive, in tokens.
 
-    Returns
-    -------
-    int
+    Returns:
         Place of the token after the match, the earliest one among matches of equal length; -1 if
         there is none.
 
-    References
-    ----------
-    vLLM 0.32.0 ``v1/spec_decode/ngram_proposer.py _find_longest_matched_ngram_and_propose_tokens``
-    decides the same from a table of borders of the reversed text.
+    References:
+        vLLM 0.32.0 ``v1/spec_decode/ngram_proposer.py``:
+        ``_find_longest_matched_ngram_and_propose_tokens`` decides the same from a table of borders of the reversed text.
     """
     best_len, best_end = shortest - 1, -1
     last = token_ids[known_len - 1] if known_len else 0
@@ -56,10 +50,8 @@ class NgramLookup(Lookup):
 
     It keeps no index: like vLLM it scans the known text, which takes about a nanosecond per token.
 
-    Parameters
-    ----------
-    shortest, longest : int, tokens
-        ``prompt_lookup_min`` and ``prompt_lookup_max``.
+    Args:
+        shortest, longest: ``prompt_lookup_min`` and ``prompt_lookup_max``, in tokens.
     """
 
     def __init__(self, *, shortest: int, longest: int) -> None:

@@ -22,22 +22,15 @@ def discounts(
 ) -> NDArray[np.float64]:
     """Return the factors that dampen the pseudo-probabilities of one source.
 
-    Parameters
-    ----------
-    source : float
-        Factor of all of them.
-    match : float
-        Factor per token that the matched prefix is shorter than `longest`.
-    depth : float
-        Factor per token that the candidate is deeper than the first one.
-    longest : int, tokens
-    branch_len : int, tokens
-        Greatest depth.
+    Args:
+        source: Factor of all of them.
+        match: Factor per token that the matched prefix is shorter than `longest`.
+        depth: Factor per token that the candidate is deeper than the first one.
+        longest: In tokens.
+        branch_len: Greatest depth, in tokens.
 
-    Returns
-    -------
-    ndarray of float, shape (longest + 1, branch_len)
-        By length of the match, and by depth from 1.
+    Returns:
+        By length of the match, and by depth from 1, of shape (longest + 1, branch_len).
     """
     by_match = match ** np.arange(longest, -1, -1)
     return np.asarray(source * np.outer(by_match, depth ** np.arange(branch_len)))
@@ -295,16 +288,11 @@ def _fuse_chain(trees: _Trees, max_len: int) -> Nodes:
 class SssdLookup(Lookup):
     """The token-level mode of `specsim.proposers.sssd.Sssd`.
 
-    Parameters
-    ----------
-    corpus : Corpus or None
-        Sorted by at least ``max_prefix_len + branch_len`` tokens; None for no datastore.
-    input_discounts : ndarray of float, shape (P + 1, branch_len)
-        From `discounts`; P = 0 for no input trees.
-    corpus_discounts : ndarray of float, shape (max_prefix_len + 1, branch_len)
-    max_continuations : int
-        Of each tree.
-    use_tree : bool
+    Args:
+        corpus: Sorted by at least ``max_prefix_len + branch_len`` tokens; None for no datastore.
+        input_discounts: From `discounts`; P = 0 for no input trees. Of shape (P + 1, branch_len).
+        corpus_discounts: Of shape (max_prefix_len + 1, branch_len).
+        max_continuations: Of each tree.
     """
 
     def __init__(

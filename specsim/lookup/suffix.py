@@ -48,12 +48,9 @@ _MAX_TOKENS = 2**30  # of one tree; at most two nodes each, so that all numbers 
 class SuffixTree:
     """Owner of the arrays of one suffix tree; the work on them is in `suffix_tree`.
 
-    Parameters
-    ----------
-    depth : int, tokens
-        Longest run that it knows.
-    num_tokens : int
-        Room for so much text at first; it grows as needed.
+    Args:
+        depth: Longest run that it knows, in tokens.
+        num_tokens: Room for so much text at first; it grows as needed.
     """
 
     def __init__(self, depth: int, num_tokens: int) -> None:
@@ -76,20 +73,14 @@ class SuffixTree:
     def start(self, num_tokens: int) -> Cursor:
         """Reserve a slot for a new sequence.
 
-        Parameters
-        ----------
-        num_tokens : int
-            The most that it will have.
+        Args:
+            num_tokens: The most that it will have.
 
-        Returns
-        -------
-        ndarray of int64, shape (CURSOR_FIELDS + depth,)
-            Its cursor.
+        Returns:
+            Its cursor, of shape (CURSOR_FIELDS + depth,).
 
-        Raises
-        ------
-        CapacityError
-            All sequences together have more tokens than int32 can count.
+        Raises:
+            CapacityError: All sequences together have more tokens than int32 can count.
         """
         self._make_room(num_tokens + 1)
         cursor = np.zeros(CURSOR_FIELDS + self._depth, dtype=np.int64)
@@ -181,23 +172,16 @@ class SuffixLookup(Lookup):
     finished or not. Each match of the end of the text in one of them, of whatever length, yields a
     draft; the one of the largest expected accepted length is taken.
 
-    Parameters
-    ----------
-    max_depth : int, tokens
-        Longest run that the trees know, match and draft together.
-    max_spec_factor : float
-        Draft tokens per matched token.
-    min_token_prob : float
-        Estimated probability below which a draft ends.
-    max_cached_requests : int
-        Answers in the global tree, first in, first out; 0: none, -1: no limit.
-    use_tree, use_global_tree, use_local_tree : bool
+    Args:
+        max_depth: Longest run that the trees know, match and draft together, in tokens.
+        max_spec_factor: Draft tokens per matched token.
+        min_token_prob: Estimated probability below which a draft ends.
+        max_cached_requests: Answers in the global tree, first in, first out; 0: none, -1: no limit.
 
-    References
-    ----------
-    Oliaro et al. (2024), "SuffixDecoding: Extreme Speculative Decoding for Emerging AI
-    Applications". Drafts are those of Arctic Inference 0.3.0 ``SuffixDecodingCache``, down to the
-    order of equally frequent tokens and to its arithmetic in single precision.
+    References:
+        Oliaro et al. (2024), "SuffixDecoding: Extreme Speculative Decoding for Emerging AI
+        Applications". Drafts are those of Arctic Inference 0.3.0 ``SuffixDecodingCache``, down to
+        the order of equally frequent tokens and to its arithmetic in single precision.
     """
 
     def __init__(  # noqa: PLR0913

@@ -71,9 +71,8 @@ class Limits:
 class Trie:
     """Every run of at most `depth` tokens of some sequences.
 
-    Parameters
-    ----------
-    depth : int, tokens
+    Args:
+        depth: In tokens.
     """
 
     def __init__(self, depth: int) -> None:

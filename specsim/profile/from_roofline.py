@@ -52,20 +52,9 @@ class RooflineProfile:
     def of(cls, options: RooflineOptions) -> "RooflineProfile":
         """Make a profile.
 
-        Parameters
-        ----------
-        options : RooflineOptions
-
-        Returns
-        -------
-        RooflineProfile
-
-        Raises
-        ------
-        ProfileError
-            A model or GPU is unknown, or lacks a number.
-        CapacityError
-            The model does not fit into the GPU's memory.
+        Raises:
+            ProfileError: A model or GPU is unknown, or lacks a number.
+            CapacityError: The model does not fit into the GPU's memory.
         """
         model, gpu = load_model(options.model), load_gpu(options.gpu)
         fields = _fields(options, model, gpu)
@@ -84,17 +73,10 @@ class RooflineProfile:
         return (self.num_blocks - 1) * self.block_size
 
     def decode_time(self, batch_size: int, context_len: int) -> float:
-        """Return how long a decode step takes in which nothing is drafted.
+        """Return how long a decode step takes in which nothing is drafted, in seconds.
 
-        Parameters
-        ----------
-        batch_size : int
-        context_len : int, tokens
-            Of each sequence.
-
-        Returns
-        -------
-        float, seconds
+        Args:
+            context_len: Of each sequence, in tokens.
         """
         return self.roofline.forward_time(
             StepLoad(batch_size * context_len, batch_size, batch_size)
@@ -104,19 +86,11 @@ class RooflineProfile:
 def parse_drafts(options: list[str]) -> dict[str, str]:
     """Return the drafters that ``--draft METHOD=MODEL`` names.
 
-    Parameters
-    ----------
-    options : list of str
-
-    Returns
-    -------
-    dict of str to str
+    Returns:
         Model by drafting method.
 
-    Raises
-    ------
-    ConfigError
-        One is not of that form, or a method comes twice.
+    Raises:
+        ConfigError: One is not of that form, or a method comes twice.
     """
     drafts: dict[str, str] = {}
     for option in options:

@@ -52,7 +52,7 @@ class DraftCost(Settings):
     def draft_time(
         self, load: StepLoad, draft_lens: int | list[int] | Ints, target_time: float
     ) -> float:
-        """Return how long it takes to draft for every sequence of a step.
+        """Return how long it takes to draft for every sequence of a step, in seconds.
 
         The first pass reads whatever the target has just read, so that the drafter's own KV cache
         keeps up, and yields the first draft token; each later pass reads one token of every
@@ -60,22 +60,13 @@ class DraftCost(Settings):
         (``v1/spec_decode/llm_base_proposer.py propose``); a fit to whole drafts says nothing about
         that case and charges nothing.
 
-        Parameters
-        ----------
-        load : StepLoad
-            Of the target's forward pass.
-        draft_lens : int, or list or ndarray of int, tokens
-            For every sequence alike, or one per sequence.
-        target_time : float, seconds
-            Of the target's forward pass.
+        Args:
+            load: Of the target's forward pass.
+            draft_lens: For every sequence alike, or one per sequence, in tokens.
+            target_time: Of the target's forward pass, in seconds.
 
-        Returns
-        -------
-        float, seconds
-
-        References
-        ----------
-        Liu et al. (2024), "SmartSpec", eq. 5: the sum over max(k) passes.
+        References:
+            Liu et al. (2024), "SmartSpec", eq. 5: the sum over max(k) passes.
         """
         longest = _longest(draft_lens)
         total = self._host_time(load, draft_lens, target_time) if longest else 0.0
@@ -289,20 +280,11 @@ class StepCosts:
     ) -> float:
         """Return the duration of drafting after such a step, seconds.
 
-        Parameters
-        ----------
-        load : StepLoad
-            Of the target's forward pass.
-        draft_lens : int or list of int, tokens
-            For every sequence alike, or one per sequence.
-        target_time : float, seconds
-            Of the target's forward pass.
-        drafter : int
-            Which of several.
-
-        Returns
-        -------
-        float, seconds
+        Args:
+            load: Of the target's forward pass.
+            draft_lens: For every sequence alike, or one per sequence, in tokens.
+            target_time: Of the target's forward pass, in seconds.
+            drafter: Which of several.
         """
         if not self.drafts or not load.batched_tokens:
             return 0.0
@@ -337,19 +319,12 @@ class StepCosts:
     def step_times(
         self, load: StepLoad, batched_tokens: Ints, draft_lens: int | list[int] | Ints
     ) -> NDArray[np.float64]:
-        """Return what steps take that differ in their batched tokens, seconds.
+        """Return what steps take that differ in their batched tokens, seconds, of shape (n,).
 
-        Parameters
-        ----------
-        load : StepLoad
-            Everything else about them.
-        batched_tokens : ndarray of int, shape (n,)
-        draft_lens : int or list of int, tokens
-            For every sequence alike, or one per sequence.
-
-        Returns
-        -------
-        ndarray of float, shape (n,)
+        Args:
+            load: Everything else about them.
+            batched_tokens: Of shape (n,).
+            draft_lens: For every sequence alike, or one per sequence, in tokens.
         """
         # Latency models take arrays in place of numbers (`LatencyModel.forward_time`).
         loads = load._replace(batched_tokens=batched_tokens)  # type: ignore[arg-type]
@@ -360,19 +335,11 @@ class StepCosts:
 def load_profile(name: str) -> Profile:
     """Return a profile by its name or path.
 
-    Parameters
-    ----------
-    name : str
-        Such as ``h100/llama-3.1-8b``, or the path of a YAML file.
+    Args:
+        name: Such as ``h100/llama-3.1-8b``, or the path of a YAML file.
 
-    Returns
-    -------
-    Profile
-
-    Raises
-    ------
-    ProfileError
-        There is none, or it is malformed.
+    Raises:
+        ProfileError: There is none, or it is malformed.
     """
     is_path = name.endswith((".yaml", ".yml"))
     path = Path(name) if is_path else find_resource("profiles", f"{name}.yaml")

@@ -78,10 +78,8 @@ class Proposer(Member):
     def check_real_drafts(self) -> None:
         """Refuse a field that real drafts leave without effect.
 
-        Raises
-        ------
-        ValueError
-            Saying which.
+        Raises:
+            ValueError: Saying which.
         """
         for name in sorted(self.statistical_fields):
             if getattr(self, name) != type(self).model_fields[name].default:
@@ -96,68 +94,43 @@ class Proposer(Member):
         return (self.method,)
 
     def lookahead_len(self, max_draft_len: int) -> int:
-        """Return the extra KV slots that every sequence holds.
+        """Return the extra KV slots that every sequence holds, in tokens.
 
-        Parameters
-        ----------
-        max_draft_len : int, tokens
-
-        Returns
-        -------
-        int, tokens
+        Args:
+            max_draft_len: In tokens.
         """
         return max_draft_len if self.writes_lookahead else 0
 
     def make_lookup(self) -> Lookup | None:
         """Return its token-level mode, with nothing in it yet; None if it has none.
 
-        Returns
-        -------
-        Lookup or None
-
-        Raises
-        ------
-        SpecsimError
-            A file that it drafts from cannot be read.
+        Raises:
+            SpecsimError: A file that it drafts from cannot be read.
         """
         return None
 
     def start(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Any:
         """Return a fresh memory for one run.
 
-        Parameters
-        ----------
-        requests : sequence of Request
-            Of the run, by index.
-        luck : Luck
-            Indexed by request and output position.
-        max_draft_len : int, tokens
-            Longest draft that it will be asked for.
+        Args:
+            requests: Of the run, by index.
+            luck: Indexed by request and output position.
+            max_draft_len: Longest draft that it will be asked for, in tokens.
 
-        Returns
-        -------
-        object
-            Whatever `offered_len` wants to be given; None if it always offers what it is asked
-            for, so that it need not be called.
+        Returns:
+            Whatever `offered_len` wants to be given; None if it always offers what it is asked for,
+            so that it need not be called.
         """
         return None
 
     def offered_len(self, request: int, position: int, draft_len: int, memory: Any) -> int:
-        """Return how many drafts the method finds where it is asked for `draft_len`.
+        """Return how many drafts the method finds where it is asked for `draft_len`, in tokens.
 
-        Parameters
-        ----------
-        request : int
-            Index of the request.
-        position : int
-            Output tokens known.
-        draft_len : int, tokens
-        memory : object
-            From `start`.
-
-        Returns
-        -------
-        int, tokens
+        Args:
+            request: Index of the request.
+            position: Output tokens known.
+            draft_len: In tokens.
+            memory: From `start`.
         """
         return draft_len
 

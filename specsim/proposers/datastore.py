@@ -57,14 +57,8 @@ class Datastore(LookupProposer):
     def make_lookup(self) -> Lookup:
         """Return the suffix array of the corpus, read and sorted now.
 
-        Returns
-        -------
-        Lookup
-
-        Raises
-        ------
-        TraceError
-            The corpus cannot be read, or has no token ids.
+        Raises:
+            TraceError: The corpus cannot be read, or has no token ids.
         """
         return load("datastore", "DatastoreLookup")(
             corpus=load("corpus", "read_corpus")(

@@ -101,14 +101,8 @@ class Sssd(LookupProposer):
     def make_lookup(self) -> Lookup:
         """Return the suffix array of the corpus, if any, read and sorted now.
 
-        Returns
-        -------
-        Lookup
-
-        Raises
-        ------
-        TraceError
-            The corpus cannot be read, or has no token ids.
+        Raises:
+            TraceError: The corpus cannot be read, or has no token ids.
         """
         discounts: Any = load("sssd", "discounts")
         corpus = None

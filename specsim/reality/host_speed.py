@@ -53,20 +53,16 @@ class HostSpeed:
     def of_run(cls, folder: Path) -> "HostSpeed | None":
         """Read what a run folder says, ``host_speed.jsonl``.
 
-        Parameters
-        ----------
-        folder : Path
-            Its file has lines with ``at`` and ``seconds``; ``at`` on the clock of ``steps.jsonl``.
+        Args:
+            folder: Its file has lines with ``at`` and ``seconds``; ``at`` on the clock of
+                ``steps.jsonl``.
 
-        Returns
-        -------
-        HostSpeed or None
+        Returns:
             None if there is no such file.
 
-        Raises
-        ------
-        ProfileError
-            There is no line, a value is not a number of at least 0, or a probe took no time.
+        Raises:
+            ProfileError: There is no line, a value is not a number of at least 0, or a probe took
+                no time.
         """
         path = folder / _FILE_NAME
         if not path.exists():
@@ -87,17 +83,13 @@ class HostSpeed:
     def slowness(self, instants: Seconds, usual: float) -> Seconds:
         """Return how slow the machine was around some instants.
 
-        Parameters
-        ----------
-        instants : ndarray of float, shape (m,)
-        usual : float, seconds
-            What a probe takes on the machine that all is expressed for.
+        Args:
+            instants: Of shape (m,).
+            usual: What a probe takes on the machine that all is expressed for, in seconds.
 
-        Returns
-        -------
-        ndarray of float, shape (m,)
+        Returns:
             How many times as long as usual everything took: the mean over a quarter of a second, or
-            what the nearest probe says where there was none in it.
+            what the nearest probe says where there was none in it, of shape (m,).
         """
         sums = np.concatenate([[0.0], np.cumsum(self.seconds)])
         first = np.searchsorted(self.at, instants - _WINDOW / 2)
@@ -111,15 +103,11 @@ class HostSpeed:
     def windows(self, usual: float, start: float) -> list[Window]:
         """Return the speed of the machine from some instant on.
 
-        Parameters
-        ----------
-        usual : float, seconds
-        start : float
-            What is to be time 0.
+        Args:
+            usual: In seconds.
+            start: What is to be time 0.
 
-        Returns
-        -------
-        list of Window
+        Returns:
             One after the other; the last has no end.
         """
         count = max(1, int(np.ceil((self.at[-1] - start) / _WINDOW)))

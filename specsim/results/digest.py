@@ -20,14 +20,11 @@ _DIGITS = 6
 def quantiles_ms(samples: NDArray[np.float64]) -> list[float]:
     """Return the quantiles of latencies at 0, 1, ..., 100 %.
 
-    Parameters
-    ----------
-    samples : ndarray of float, seconds
+    Args:
+        samples: In seconds.
 
-    Returns
-    -------
-    list of float, milliseconds
-        101 of them; none without samples.
+    Returns:
+        101 of them; none without samples. In milliseconds.
     """
     if not len(samples):
         return []
@@ -37,17 +34,11 @@ def quantiles_ms(samples: NDArray[np.float64]) -> list[float]:
 def over_time(steps: StepsTable, num_usable: int, num_replicas: int) -> dict[str, Any]:
     """Return how a run went over time, and what it spent its time on.
 
-    Parameters
-    ----------
-    steps : StepsTable
-        Of all replicas.
-    num_usable : int
-        KV blocks of one replica that requests can hold.
-    num_replicas : int
+    Args:
+        steps: Of all replicas.
+        num_usable: KV blocks of one replica that requests can hold.
 
-    Returns
-    -------
-    dict
+    Returns:
         ``timeline``: ``time_s``, ``running`` and ``waiting`` requests, ``kv_usage`` in [0, 1] and
         the ``draft_len`` asked for, each a list of equally many numbers, None where there is none.
         ``breakdown``: seconds of all replicas, ``target_s``, ``draft_s``, ``overhead_s`` and

@@ -40,13 +40,9 @@ Columns = dict[str, NDArray[Any]]
 def write_summary(summary: dict[str, Any], tables: RunTables, path: Path) -> None:
     """Write a summary as one JSON object, with vLLM's details per request if they are known.
 
-    Parameters
-    ----------
-    summary : dict
-        Everything but the details.
-    tables : RunTables
-        The details are left out if the deliveries were not kept.
-    path : Path
+    Args:
+        summary: Everything but the details.
+        tables: The details are left out if the deliveries were not kept.
     """
     with path.open("w", encoding="ascii") as stream:
         stream.write(json.dumps(summary, allow_nan=False)[:-1])
@@ -107,12 +103,9 @@ def _itl_lists(counts: NDArray[np.int32], deliveries: Deliveries) -> Iterator[st
 def write_parquet(columns: Columns, constants: dict[str, object], path: Path) -> None:
     """Write a table, every row of which says where it comes from.
 
-    Parameters
-    ----------
-    columns : dict of str to ndarray, shape (n,)
-    constants : dict of str to object
-        Columns that are the same in every row.
-    path : Path
+    Args:
+        columns: Of shape (n,).
+        constants: Columns that are the same in every row.
     """
     write_groups([columns], constants, path)
 
@@ -120,13 +113,9 @@ def write_parquet(columns: Columns, constants: dict[str, object], path: Path) ->
 def write_steps(steps: StepLog, constants: dict[str, object], path: Path) -> None:
     """Write the steps table of a run, replica after replica.
 
-    Parameters
-    ----------
-    steps : StepLog
-        Read piece by piece, so that they need not fit into memory.
-    constants : dict of str to object
-        Columns that are the same in every row.
-    path : Path
+    Args:
+        steps: Read piece by piece, so that they need not fit into memory.
+        constants: Columns that are the same in every row.
     """
     names = STEP_FIELDS.names or ()
     write_groups(
@@ -142,13 +131,9 @@ def write_steps(steps: StepLog, constants: dict[str, object], path: Path) -> Non
 def write_groups(groups: Iterable[Columns], constants: dict[str, object], path: Path) -> None:
     """Write a table piece by piece, so that it need not fit into memory.
 
-    Parameters
-    ----------
-    groups : iterable of dict of str to ndarray
-        Its row groups, at least one; all have the same columns.
-    constants : dict of str to object
-        Columns that are the same in every row.
-    path : Path
+    Args:
+        groups: Its row groups, at least one; all have the same columns.
+        constants: Columns that are the same in every row.
     """
     with ExitStack() as files:
         writer: pq.ParquetWriter | None = None

@@ -32,14 +32,9 @@ PERCENTILES = (50, 90, 95, 99)
 def latencies(tables: RunTables) -> dict[str, NDArray[np.float64]]:
     """Return the latencies of the requests of a run.
 
-    Parameters
-    ----------
-    tables : RunTables
-
-    Returns
-    -------
-    dict of str to ndarray of float, seconds
-        ``ttft``, ``e2el`` and ``queue`` per request, ``tpot`` per request with more than one token.
+    Returns:
+        ``ttft``, ``e2el`` and ``queue`` per request, ``tpot`` per request with more than one token,
+        in seconds.
     """
     requests = tables.requests
     several = requests["output_len"] > 1
@@ -55,14 +50,9 @@ def latencies(tables: RunTables) -> dict[str, NDArray[np.float64]]:
 def token_latencies(tables: RunTables) -> dict[str, WeightedSample]:
     """Return the latencies of the deliveries and of the tokens of a run.
 
-    Parameters
-    ----------
-    tables : RunTables
-
-    Returns
-    -------
-    dict of str to WeightedSample, seconds
-        ``itl`` per delivery after the first, ``amortised_itl`` per token after the first delivery.
+    Returns:
+        ``itl`` per delivery after the first, ``amortised_itl`` per token after the first delivery,
+        in seconds.
     """
     gaps = tables.gaps
     return {
@@ -74,15 +64,12 @@ def token_latencies(tables: RunTables) -> dict[str, WeightedSample]:
 def latency_statistics(samples: NDArray[np.float64] | WeightedSample) -> dict[str, float]:
     """Return mean, median, standard deviation and percentiles, in milliseconds.
 
-    Parameters
-    ----------
-    samples : ndarray of float or WeightedSample, seconds
+    Args:
+        samples: In seconds.
 
-    Returns
-    -------
-    dict of str to float
-        ``mean``, ``median``, ``std``, ``p50``, ``p90``, ``p95`` and ``p99``; 0 without samples,
-        as in vLLM.
+    Returns:
+        ``mean``, ``median``, ``std``, ``p50``, ``p90``, ``p95`` and ``p99``; 0 without samples, as
+        in vLLM.
     """
     if not len(samples):
         return dict.fromkeys(["mean", "median", "std", *(f"p{p}" for p in PERCENTILES)], 0.0)
@@ -102,15 +89,8 @@ def latency_statistics(samples: NDArray[np.float64] | WeightedSample) -> dict[st
 def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | int | None]:
     """Return counts and rates of a run, under vLLM's names.
 
-    Parameters
-    ----------
-    tables : RunTables
-    slo : Slo or None
-        For ``request_goodput``: requests per second that keep all limits; None without limits.
-
-    Returns
-    -------
-    dict
+    Args:
+        slo: For ``request_goodput``: requests per second that keep all limits; None without limits.
     """
     requests = tables.requests
     start = float(requests["arrived_at"].min())
@@ -135,15 +115,8 @@ def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | 
 def keeps_limits(tables: RunTables, slo: Slo) -> NDArray[np.bool_]:
     """Return, for each request, whether it kept all limits.
 
-    Parameters
-    ----------
-    tables : RunTables
-    slo : Slo
-
-    Returns
-    -------
-    ndarray of bool, shape (n,)
-        vLLM counts the TPOT of a one-token answer as 0, so that it keeps that limit.
+    Returns:
+        vLLM counts the TPOT of a one-token answer as 0, so that it keeps that limit, of shape (n,).
     """
     requests = tables.requests
     ttft = requests["first_token_at"] - requests["arrived_at"]
@@ -178,13 +151,7 @@ def speculation_metrics(tables: RunTables) -> dict[str, Any]:
     vLLM's counters leave out steps without a draft, so ``spec_decode_acceptance_length``,
     1 + accepted / drafts, is not the number of tokens per step.
 
-    Parameters
-    ----------
-    tables : RunTables
-
-    Returns
-    -------
-    dict
+    Returns:
         Acceptance rate in percent, per-position rates unconditional in [0, 1].
     """
     outcomes = tables.outcomes  # (drafted, accepted)
@@ -208,13 +175,7 @@ def speculation_metrics(tables: RunTables) -> dict[str, Any]:
 def time_shares(tables: RunTables) -> dict[str, float]:
     """Return how the engines' busy time divides.
 
-    Parameters
-    ----------
-    tables : RunTables
-
-    Returns
-    -------
-    dict of str to float
+    Returns:
         Shares of target forward passes, drafting and overhead; they add up to 1.
     """
     sums = {name: float(tables.totals[f"{name}_time"]) for name in ("target", "draft", "overhead")}

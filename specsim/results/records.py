@@ -79,14 +79,10 @@ class ReplicaRecords:
 
     Chunks are copied: the engine reuses its buffers.
 
-    Parameters
-    ----------
-    max_draft_len : int, tokens
-        Longest draft that can occur.
-    step_log : StepLog, optional
-        Of all replicas of the run; without it no step is kept.
-    replica : int
-        Its number.
+    Args:
+        max_draft_len: Longest draft that can occur, in tokens.
+        step_log: Of all replicas of the run; without it no step is kept.
+        replica: Its number.
     """
 
     def __init__(
@@ -106,10 +102,8 @@ class ReplicaRecords:
     def add_steps(self, rows: NDArray[np.void]) -> None:
         """Take in steps, in the order in which they ended; dropped if they are not wanted.
 
-        Parameters
-        ----------
-        rows : ndarray
-            Structured, `STEP_FIELDS`.
+        Args:
+            rows: Structured, `STEP_FIELDS`.
         """
         if self.step_log is not None:
             self.step_log.add(self._replica, rows)
@@ -117,30 +111,24 @@ class ReplicaRecords:
     def add_requests(self, rows: NDArray[np.void]) -> None:
         """Take in requests, in the order in which they ended here.
 
-        Parameters
-        ----------
-        rows : ndarray
-            Structured, `REQUEST_FIELDS`.
+        Args:
+            rows: Structured, `REQUEST_FIELDS`.
         """
         self._requests.append(rows.copy())
 
     def add_gaps(self, rows: NDArray[np.void]) -> None:
         """Take in gaps between deliveries, in any order.
 
-        Parameters
-        ----------
-        rows : ndarray
-            Structured, `GAP_FIELDS`.
+        Args:
+            rows: Structured, `GAP_FIELDS`.
         """
         self._gaps.append(rows.copy())
 
     def add_seconds(self, rows: NDArray[np.void]) -> None:
         """Take in the tokens of whole seconds.
 
-        Parameters
-        ----------
-        rows : ndarray
-            Structured, `SECOND_FIELDS`.
+        Args:
+            rows: Structured, `SECOND_FIELDS`.
         """
         self._seconds.append(rows.copy())
 
@@ -184,15 +172,8 @@ def records_of_run(
 ) -> list[ReplicaRecords]:
     """Return the records that a run is to fill.
 
-    Parameters
-    ----------
-    num_replicas : int
-    max_draft_len : int, tokens
-    keeps_steps : bool
-
-    Returns
-    -------
-    list of ReplicaRecords
+    Args:
+        max_draft_len: In tokens.
     """
     log = StepLog(num_replicas) if keeps_steps else None
     return [ReplicaRecords(max_draft_len, log, number) for number in range(num_replicas)]
@@ -220,14 +201,8 @@ class Deliveries:
     def room_for(cls, output_lens: NDArray[np.integer]) -> "Deliveries":
         """Return room for one delivery per output token; what is left over costs no memory.
 
-        Parameters
-        ----------
-        output_lens : ndarray of int, tokens
-            Longest answer of each request.
-
-        Returns
-        -------
-        Deliveries
+        Args:
+            output_lens: Longest answer of each request, in tokens.
         """
         starts = np.zeros(len(output_lens) + 1, dtype=np.int64)
         np.cumsum(output_lens, out=starts[1:])
@@ -237,16 +212,11 @@ class Deliveries:
     def places(self, counts: NDArray[np.integer], first: int = 0) -> NDArray[np.int64]:
         """Return where the deliveries of consecutive requests stand in the arrays.
 
-        Parameters
-        ----------
-        counts : ndarray of int
-            ``deliveries`` of the requests.
-        first : int
-            Index of the first of them.
+        Args:
+            counts: ``deliveries`` of the requests.
+            first: Index of the first of them.
 
-        Returns
-        -------
-        ndarray of int
+        Returns:
             Request after request.
         """
         ends = np.cumsum(counts, dtype=np.int64)

@@ -37,19 +37,12 @@ class RequestsTable:
 def load_requests(folder: Path) -> RequestsTable:
     """Return the requests table of a results folder.
 
-    Parameters
-    ----------
-    folder : Path
-        As ``specsim run --out`` wrote it, or a policy's folder of ``specsim compare --out``.
+    Args:
+        folder: As ``specsim run --out`` wrote it, or a policy's folder of ``specsim compare
+            --out``.
 
-    Returns
-    -------
-    RequestsTable
-
-    Raises
-    ------
-    ConfigError
-        There is no ``requests.parquet``, or it is cut short, or not one of specsim's.
+    Raises:
+        ConfigError: There is no ``requests.parquet``, or it is cut short, or not one of specsim's.
     """
     names = TABLE_FIELDS.names or ()
     table = StoredTable(folder, "requests.parquet", names)

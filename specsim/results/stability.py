@@ -26,15 +26,12 @@ def is_unstable(
     a load that varies. Of M/M/1 queues with 1,000 requests it calls, by a share of 5 %, 0 %
     unstable at 80 % load, 2 % at 95 %, 60 % at 110 % and 99 % at 130 %.
 
-    Parameters
-    ----------
-    arrived_at, ended_at : ndarray of float, shape (n,), seconds
-    backlog_share : float
-        By default 5 %. A smaller share finds a smaller overload, in runs that are long enough.
+    Args:
+        arrived_at, ended_at: Of shape (n,), in seconds.
+        backlog_share: By default 5 %. A smaller share finds a smaller overload, in runs that are
+            long enough.
 
-    Returns
-    -------
-    bool
+    Returns:
         False for fewer than 40 requests, which prove nothing, and for requests that all arrive at
         once.
     """

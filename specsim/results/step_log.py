@@ -55,11 +55,9 @@ _Segment = tuple[int, int]
 class StepLog:
     """The steps of all replicas of a run.
 
-    Parameters
-    ----------
-    num_replicas : int
-    max_in_memory : int
-        Beyond so many steps, all of them move to a file that has no name and goes with this object.
+    Args:
+        max_in_memory: Beyond so many steps, all of them move to a file that has no name and goes
+            with this object.
     """
 
     def __init__(self, num_replicas: int, max_in_memory: int = MAX_IN_MEMORY) -> None:
@@ -81,16 +79,11 @@ class StepLog:
     def add(self, replica: int, rows: NDArray[np.void]) -> None:
         """Append steps of a replica; they are copied.
 
-        Parameters
-        ----------
-        replica : int
-        rows : ndarray
-            Structured, `STEP_FIELDS`.
+        Args:
+            rows: Structured, `STEP_FIELDS`.
 
-        Raises
-        ------
-        ConfigError
-            The temporary file cannot be written.
+        Raises:
+            ConfigError: The temporary file cannot be written.
         """
         self._chunks[replica].append(rows.copy())
         self._num_in_memory += len(rows)
@@ -122,13 +115,7 @@ class StepLog:
     def of_replica(self, replica: int) -> NDArray[np.void]:
         """Return all steps of a replica, in order.
 
-        Parameters
-        ----------
-        replica : int
-
-        Returns
-        -------
-        ndarray
+        Returns:
             Structured, `STEP_FIELDS`.
         """
         pieces = [*self._pieces(replica, len(self) + 1), np.zeros(0, dtype=STEP_FIELDS)]
@@ -137,17 +124,12 @@ class StepLog:
     def blocks(self, size: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.void]]]:
         """Yield all steps, replica after replica, in blocks that have one size but for the last.
 
-        Parameters
-        ----------
-        size : int
-            A block is overwritten by the next one.
+        Args:
+            size: A block is overwritten by the next one.
 
-        Yields
-        ------
-        replicas : ndarray of int
-            Replica of each step.
-        rows : ndarray
-            Structured, `STEP_FIELDS`.
+        Yields:
+            replicas: Replica of each step.
+            rows: Structured, `STEP_FIELDS`.
         """
         size = min(size, max(len(self), 1))
         replicas, block = np.empty(size, dtype=np.int32), np.empty(size, dtype=STEP_FIELDS)

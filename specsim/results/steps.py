@@ -46,18 +46,8 @@ class StepsTable:
     def of_replica(self, number: int) -> "StepsTable":
         """Return the steps of one replica.
 
-        Parameters
-        ----------
-        number : int
-
-        Returns
-        -------
-        StepsTable
-
-        Raises
-        ------
-        ConfigError
-            It ran no step.
+        Raises:
+            ConfigError: It ran no step.
         """
         if number not in self.replicas:
             known = ", ".join(map(str, self.replicas))
@@ -81,19 +71,12 @@ class StepsTable:
 def load_steps(folder: Path) -> StepsTable:
     """Return the steps table of a results folder.
 
-    Parameters
-    ----------
-    folder : Path
-        As ``specsim run --out`` wrote it, or a policy's folder of ``specsim compare --out``.
+    Args:
+        folder: As ``specsim run --out`` wrote it, or a policy's folder of ``specsim compare
+            --out``.
 
-    Returns
-    -------
-    StepsTable
-
-    Raises
-    ------
-    ConfigError
-        There is no ``steps.parquet``, or it is cut short, or not one of specsim's.
+    Raises:
+        ConfigError: There is no ``steps.parquet``, or it is cut short, or not one of specsim's.
     """
     names = [name for name in STEP_FIELDS.names or () if name != _SOMETIMES_UNKNOWN]
     table = StoredTable(folder, "steps.parquet", ("replica", *names))

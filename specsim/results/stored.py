@@ -20,18 +20,12 @@ _REMEDY = "give a folder that `specsim run --out` wrote"
 class StoredTable:
     """A table that `specsim run --out` wrote.
 
-    Parameters
-    ----------
-    folder : Path
-    file : str
-        Name of the table in it.
-    columns : iterable of str
-        Those that it must have, besides where it comes from.
+    Args:
+        file: Name of the table in it.
+        columns: Those that it must have, besides where it comes from.
 
-    Raises
-    ------
-    ConfigError
-        It is missing, cut short, empty, or not one of specsim's.
+    Raises:
+        ConfigError: It is missing, cut short, empty, or not one of specsim's.
     """
 
     def __init__(self, folder: Path, file: str, columns: Iterable[str]) -> None:
@@ -67,21 +61,10 @@ class StoredTable:
         return {name: self._constant(name) for name in _PROVENANCE}
 
     def numbers(self, name: str, *, may_be_nan: bool = False) -> NDArray[Any]:
-        """Return a column of counts or times, all of which are 0 or more.
+        """Return a column of counts or times, all of which are 0 or more, of shape (n,).
 
-        Parameters
-        ----------
-        name : str
-        may_be_nan : bool
-
-        Returns
-        -------
-        ndarray, shape (n,)
-
-        Raises
-        ------
-        ConfigError
-            It holds something else.
+        Raises:
+            ConfigError: It holds something else.
         """
         column = self._table[name]
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):

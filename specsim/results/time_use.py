@@ -51,16 +51,9 @@ class TimeUse:
 def time_use(steps: StepsTable, num_replicas: int) -> TimeUse:
     """Return how the time from the first step scheduled to the last one ended divides.
 
-    Parameters
-    ----------
-    steps : StepsTable
-        Of all replicas.
-    num_replicas : int
-        Those that ran no step were idle.
-
-    Returns
-    -------
-    TimeUse
+    Args:
+        steps: Of all replicas.
+        num_replicas: Those that ran no step were idle.
     """
     overhead = np.concatenate([_waited_for(steps.of_replica(r)) for r in steps.replicas])
     seconds = {"target": steps["target_time"], "draft": steps["draft_time"], "overhead": overhead}

@@ -49,18 +49,10 @@ class Timeline:
 def timeline(steps: StepsTable, *, num_bins: int, window: int) -> Timeline:
     """Return the timeline of a run.
 
-    Parameters
-    ----------
-    steps : StepsTable
-        Of all replicas, or of one.
-    num_bins : int
-        At least 1.
-    window : int, bins
-        Over which the acceptance is measured, at least 1.
-
-    Returns
-    -------
-    Timeline
+    Args:
+        steps: Of all replicas, or of one.
+        num_bins: At least 1.
+        window: Over which the acceptance is measured, at least 1, in bins.
     """
     edges = np.linspace(*steps.span, num_bins + 1)
     width = np.diff(edges)
@@ -113,17 +105,13 @@ def integrals(
 ) -> NDArray[np.float64]:
     """Return the time integral, per bin, of a value that each step holds until the next.
 
-    Parameters
-    ----------
-    steps : StepsTable
-        Of a single replica.
-    values : ndarray, shape (n_steps,)
-    edges : ndarray of float, shape (n_bins + 1,), seconds
+    Args:
+        steps: Of a single replica.
+        values: Of shape (n_steps,).
+        edges: Of shape (n_bins + 1,), in seconds.
 
-    Returns
-    -------
-    ndarray of float, shape (n_bins,)
-        In the unit of the values times seconds; 0 while the engine is idle.
+    Returns:
+        In the unit of the values times seconds; 0 while the engine is idle. Of shape (n_bins,).
     """
     starts, ends = steps["scheduled_at"], steps.held_until
     areas = np.cumsum(values * (ends - starts))
@@ -150,11 +138,8 @@ def _ratio(above: NDArray[Any], below: NDArray[Any]) -> NDArray[np.float64]:
 def write_timelines(timelines: dict[str, Timeline], path: Path) -> None:
     """Write timelines as one Parquet table; every row says of which run it is.
 
-    Parameters
-    ----------
-    timelines : dict of str to Timeline
-        By label, which column ``run`` holds.
-    path : Path
+    Args:
+        timelines: By label, which column ``run`` holds.
     """
     runs = list(timelines.values())
     num_bins = [len(run["start"]) for run in runs]

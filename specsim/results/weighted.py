@@ -26,14 +26,10 @@ def sorted_gaps(chunks: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
     The gaps of as many tokens stay in order if they are shared out among these, so both per-token
     latencies can be read off the same rows.
 
-    Parameters
-    ----------
-    chunks : sequence of ndarray
-        Structured, `specsim.results.records.GAP_FIELDS`, in any order.
+    Args:
+        chunks: Structured, `specsim.results.records.GAP_FIELDS`, in any order.
 
-    Returns
-    -------
-    ndarray
+    Returns:
         Structured, `GAP_FIELDS`.
     """
     sizes = np.zeros(1, dtype=np.int64)
@@ -91,12 +87,10 @@ class _Group:
 class WeightedSample:
     """Gaps, or their shares per token, each as often as it occurred.
 
-    Parameters
-    ----------
-    gaps : ndarray
-        Structured, as `sorted_gaps` returns them; none is negative.
-    per_token : bool
-        Whether each gap is shared out among its tokens, and so occurs as many times more.
+    Args:
+        gaps: Structured, as `sorted_gaps` returns them; none is negative.
+        per_token: Whether each gap is shared out among its tokens, and so occurs as many times
+            more.
     """
 
     def __init__(self, gaps: NDArray[np.void], *, per_token: bool = False) -> None:
@@ -124,16 +118,7 @@ class WeightedSample:
         return float(np.sqrt(squares / len(self)))
 
     def percentile(self, percent: float) -> float:
-        """Return what `numpy.percentile` would return of the values spelt out.
-
-        Parameters
-        ----------
-        percent : float
-
-        Returns
-        -------
-        float
-        """
+        """Return what `numpy.percentile` would return of the values spelt out."""
         if len(self) <= _FEW:
             return float(np.percentile(self._spelt_out, percent))
         place = (len(self) - 1) * (percent / 100)

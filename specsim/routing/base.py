@@ -30,12 +30,7 @@ class ReplicaView(Protocol):
 
 
 class PromptView:
-    """What a router may know of a request: its prompt, not where its answer will end.
-
-    Parameters
-    ----------
-    request : Request
-    """
+    """What a router may know of a request: its prompt, not where its answer will end."""
 
     __slots__ = ("_request",)
 
@@ -50,13 +45,10 @@ class PromptView:
     def block_keys(self, block_size: int) -> Sequence[BlockKey]:
         """Return the identity of each full block of the prompt, as the prefix cache has it.
 
-        Parameters
-        ----------
-        block_size : int, tokens
+        Args:
+            block_size: In tokens.
 
-        Returns
-        -------
-        sequence of BlockKey
+        Returns:
             Equal keys stand for the same tokens after the same prefix.
         """
         return self._request.block_keys(block_size)[: self._request.prompt_len // block_size]
@@ -72,14 +64,10 @@ class Router(Member):
     def start(self, seed: int) -> Any:
         """Return a fresh memory for one run.
 
-        Parameters
-        ----------
-        seed : int
-            The experiment's, for a router that draws.
+        Args:
+            seed: The experiment's, for a router that draws.
 
-        Returns
-        -------
-        object
+        Returns:
             Whatever `choose` wants to be given.
         """
         return seed
@@ -88,17 +76,11 @@ class Router(Member):
     def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Any) -> int:
         """Return the place of the replica that serves a request.
 
-        Parameters
-        ----------
-        prompt : PromptView
-            Of the request.
-        replicas : sequence of ReplicaView
-            Those that are up, at least one.
-        memory : object
-            From `start`; change it in place.
+        Args:
+            prompt: Of the request.
+            replicas: Those that are up, at least one.
+            memory: From `start`; change it in place.
 
-        Returns
-        -------
-        int
+        Returns:
             In [0, len(replicas)).
         """

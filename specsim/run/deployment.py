@@ -38,24 +38,14 @@ class Deployment:
     def of(cls, experiment: Experiment, profile: Profile | None = None) -> "Deployment":
         """Resolve an experiment.
 
-        Parameters
-        ----------
-        experiment : Experiment
-        profile : Profile, optional
-            In place of the one that ``experiment.profile`` names.
+        Args:
+            profile: In place of the one that ``experiment.profile`` names.
 
-        Returns
-        -------
-        Deployment
-
-        Raises
-        ------
-        ProfileError
-            There is no such profile, it is of another model, or does not know the drafting method.
-        CapacityError
-            The model does not fit into the GPU's memory.
-        ConfigError
-            Two limits contradict each other.
+        Raises:
+            ProfileError: There is no such profile, it is of another model, or does not know the
+                drafting method.
+            CapacityError: The model does not fit into the GPU's memory.
+            ConfigError: Two limits contradict each other.
         """
         profile = profile or load_profile(experiment.profile)
         model, gpu = load_model(profile.model), load_gpu(profile.gpu)

@@ -36,17 +36,11 @@ _CHUNK = 128  # requests whose survival tables are made at once, so that they st
 class Drafting:
     """The fate of every draft of a run, settled before it begins.
 
-    Parameters
-    ----------
-    experiment : Experiment
-    deployment : Deployment
-    requests : list of Request
-        Of the run, by index.
+    Args:
+        requests: Of the run, by index.
 
-    Raises
-    ------
-    TraceError
-        A request lacks what the acceptance model or the policy needs.
+    Raises:
+        TraceError: A request lacks what the acceptance model or the policy needs.
     """
 
     def __init__(

@@ -127,19 +127,11 @@ class Experiment(Settings):
     def parse(cls, data: dict[str, Any], source: str) -> Self:
         """Return the experiment that a mapping describes.
 
-        Parameters
-        ----------
-        data : dict
-        source : str
-            Where it came from, for error messages.
+        Args:
+            source: Where it came from, for error messages.
 
-        Returns
-        -------
-        Experiment
-
-        Raises
-        ------
-        ConfigError
+        Raises:
+            ConfigError
         """
         with validated(source, ConfigError):
             return cls.model_validate(data)
@@ -148,19 +140,11 @@ class Experiment(Settings):
     def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
         """Return the experiment in a YAML file.
 
-        Parameters
-        ----------
-        path : Path
-        overrides : iterable of str
-            Such as ``policy.k=3`` or ``policy=static:k=3``; values are YAML.
+        Args:
+            overrides: Such as ``policy.k=3`` or ``policy=static:k=3``; values are YAML.
 
-        Returns
-        -------
-        Experiment
-
-        Raises
-        ------
-        ConfigError
+        Raises:
+            ConfigError
         """
         return cls.parse(overridden(load_mapping(path, ConfigError), overrides), str(path))
 
@@ -183,20 +167,12 @@ class Experiment(Settings):
     def replace(self, source: str = "experiment", /, **changes: object) -> Self:
         """Return a copy with other values of top-level fields, checked like any other.
 
-        Parameters
-        ----------
-        source : str
-            Where the values come from, for error messages.
-        **changes : object
-            By field.
+        Args:
+            source: Where the values come from, for error messages.
+            **changes: By field.
 
-        Returns
-        -------
-        Experiment
-
-        Raises
-        ------
-        ConfigError
+        Raises:
+            ConfigError
         """
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         with validated(source, ConfigError):
@@ -227,22 +203,13 @@ def overridden(
 ) -> dict[str, Any]:
     """Return a configuration with some values replaced.
 
-    Parameters
-    ----------
-    data : dict
-    overrides : iterable of str
-        ``dotted.path=value``, the value in YAML.
-    option : str
-        Under which they were given, for error messages.
+    Args:
+        overrides: ``dotted.path=value``, the value in YAML.
+        option: Under which they were given, for error messages.
 
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    ConfigError
-        An override has no ``=``, or its path leads through something that is not a mapping.
+    Raises:
+        ConfigError: An override has no ``=``, or its path leads through something that is not a
+            mapping.
     """
     result: dict[str, Any] = json.loads(json.dumps(data, default=str))
     for override in overrides:
@@ -260,19 +227,13 @@ def overridden(
 def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> None:
     """Raise if an override of ``--set`` would be ignored.
 
-    Parameters
-    ----------
-    overrides : iterable of str
-        ``dotted.path=value``.
-    replaced : iterable of str
-        Fields that are replaced after the overrides.
-    by : str
-        What replaces them, for the error message.
+    Args:
+        overrides: ``dotted.path=value``.
+        replaced: Fields that are replaced after the overrides.
+        by: What replaces them, for the error message.
 
-    Raises
-    ------
-    ConfigError
-        An override is of such a field, or of something inside it.
+    Raises:
+        ConfigError: An override is of such a field, or of something inside it.
     """
     fields = list(replaced)
     for override in overrides:
@@ -287,19 +248,12 @@ def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> No
 def set_field(config: dict[str, Any], path: str, value: object, source: str) -> None:
     """Replace a value of a configuration, in place.
 
-    Parameters
-    ----------
-    config : dict
-    path : str
-        Dotted; mappings on the way are made where they are missing.
-    value : object
-    source : str
-        Where the value comes from, for error messages.
+    Args:
+        path: Dotted; mappings on the way are made where they are missing.
+        source: Where the value comes from, for error messages.
 
-    Raises
-    ------
-    ConfigError
-        The path leads through something that is not a mapping.
+    Raises:
+        ConfigError: The path leads through something that is not a mapping.
     """
     *parents, name = path.split(".")
     target = config

@@ -54,26 +54,14 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
 ) -> Run:
     """Run an experiment to its end.
 
-    Parameters
-    ----------
-    experiment : Experiment
-    requests : list of Request, optional
-        Run these in place of ``experiment.workload``.
-    profile : Profile, optional
-        Use this in place of the one that ``experiment.profile`` names.
-    check : bool
-        Check every invariant after every step; some ten times slower.
-    on_progress : callable, optional
-        Told the number of requests that have ended, each time one ends.
+    Args:
+        requests: Run these in place of ``experiment.workload``.
+        profile: Use this in place of the one that ``experiment.profile`` names.
+        check: Check every invariant after every step; some ten times slower.
+        on_progress: Told the number of requests that have ended, each time one ends.
 
-    Returns
-    -------
-    Run
-
-    Raises
-    ------
-    SpecsimError
-        The experiment cannot be run; nothing has been written.
+    Raises:
+        SpecsimError: The experiment cannot be run; nothing has been written.
     """
     deployment = Deployment.of(experiment, profile)
     if requests is None:

@@ -120,15 +120,11 @@ class Summary:
         What the run did not keep is left out: ``steps.parquet``, and from ``summary.json`` vLLM's
         lists with an entry per request, which take deliveries.
 
-        Parameters
-        ----------
-        folder : Path
-            All files appear in it, or none; no file of an earlier run stays beside them.
+        Args:
+            folder: All files appear in it, or none; no file of an earlier run stays beside them.
 
-        Raises
-        ------
-        ConfigError
-            The folder cannot be written to.
+        Raises:
+            ConfigError: The folder cannot be written to.
         """
         tables = self.tables
         with new_folder(folder, RESULT_FILES) as unfinished:

@@ -93,19 +93,12 @@ class Breakdown:
 def break_down(folder: Path) -> Breakdown:
     """Return where the time and the memory of a run went.
 
-    Parameters
-    ----------
-    folder : Path
-        Results folder, with ``steps.parquet`` and ``config.yaml``.
+    Args:
+        folder: Results folder, with ``steps.parquet`` and ``config.yaml``.
 
-    Returns
-    -------
-    Breakdown
-
-    Raises
-    ------
-    SpecsimError
-        One of the files is missing, cut short or not ours, or they are not of the same run.
+    Raises:
+        SpecsimError: One of the files is missing, cut short or not ours, or they are not of the
+            same run.
     """
     steps = load_steps(folder)
     experiment = Experiment.load(folder / "config.yaml")

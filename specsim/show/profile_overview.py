@@ -35,18 +35,8 @@ class Overview:
     def of(cls, profile: Profile) -> "Overview":
         """Find model and GPU of a profile.
 
-        Parameters
-        ----------
-        profile : Profile
-
-        Returns
-        -------
-        Overview
-
-        Raises
-        ------
-        ProfileError
-            One of them is not known.
+        Raises:
+            ProfileError: One of them is not known.
         """
         return cls(profile, load_model(profile.model), load_gpu(profile.gpu), EngineConfig())
 
@@ -58,14 +48,8 @@ class Overview:
     def memory(self, method: str | None = None) -> MemoryPlan:
         """Return what the memory of one GPU is for.
 
-        Parameters
-        ----------
-        method : str or None
-            Of the drafter that is loaded; None if there is none.
-
-        Returns
-        -------
-        MemoryPlan
+        Args:
+            method: Of the drafter that is loaded; None if there is none.
         """
         drafts = () if method is None else (self.profile.drafts[method],)
         return memory_plan(self.profile, self.model, self.gpu, drafts)
@@ -82,19 +66,10 @@ class Overview:
     ) -> StepTime:
         """Return how long a decode step takes: target, drafting, overhead.
 
-        Parameters
-        ----------
-        batch_size : int
-        context_len : int, tokens
-            Of each sequence.
-        draft_len : int, tokens
-            Of each sequence, verified and drafted anew.
-        method : str or None
-            What drafts; None costs nothing.
-
-        Returns
-        -------
-        StepTime
+        Args:
+            context_len: Of each sequence, in tokens.
+            draft_len: Of each sequence, verified and drafted anew, in tokens.
+            method: What drafts; None costs nothing.
         """
         tokens = batch_size * (draft_len + 1)
         load = StepLoad(batch_size * context_len, tokens, batch_size)

@@ -40,14 +40,10 @@ class PolicyResult:
     def mean(self, field: str) -> float:
         """Return the mean of a field of the summaries, or of their block ``specsim``.
 
-        Parameters
-        ----------
-        field : str
-            Such as ``mean_e2el_ms`` or ``tokens_per_step``.
+        Args:
+            field: Such as ``mean_e2el_ms`` or ``tokens_per_step``.
 
-        Returns
-        -------
-        float
+        Returns:
             nan where a summary lacks the field.
         """
         values = [{**s["specsim"], **s}.get(field) for s in self.summaries]
@@ -159,19 +155,11 @@ def _is_tied(above: PolicyResult, result: PolicyResult) -> bool | None:
 def parse_policies(texts: list[str]) -> dict[str, Policy]:
     """Return policies by their short forms, no speculation first.
 
-    Parameters
-    ----------
-    texts : list of str
-        Such as ``static:k=3``.
+    Args:
+        texts: Such as ``static:k=3``.
 
-    Returns
-    -------
-    dict of str to Policy
-
-    Raises
-    ------
-    ConfigError
-        A policy is unknown, a field of it wrong, or the same text is given twice.
+    Raises:
+        ConfigError: A policy is unknown, a field of it wrong, or the same text is given twice.
     """
     for text, count in Counter(texts).items():
         if count > 1:
@@ -194,29 +182,16 @@ def compare(
 ) -> Comparison:
     """Run every policy on the same requests and the same luck.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        Its policy is replaced; replication i runs with seed ``experiment.seed + i``. If a policy
-        needs synchronous scheduling, all of them run with it.
-    policies : dict of str to Policy
-        By label; must contain ``off``, the baseline.
-    replications : int
-    workers : int
-        Processes; the results do not depend on their number.
-    folder : Path or None
-        Where to save the results of replication 0, one folder per policy.
-    on_progress : callable, optional
-        Told the number of runs that have ended.
+    Args:
+        experiment: Its policy is replaced; replication i runs with seed ``experiment.seed + i``. If
+            a policy needs synchronous scheduling, all of them run with it.
+        policies: By label; must contain ``off``, the baseline.
+        workers: Processes; the results do not depend on their number.
+        folder: Where to save the results of replication 0, one folder per policy.
+        on_progress: Told the number of runs that have ended.
 
-    Returns
-    -------
-    Comparison
-
-    Raises
-    ------
-    SpecsimError
-        A policy cannot be run with this experiment.
+    Raises:
+        SpecsimError: A policy cannot be run with this experiment.
     """
     experiment, notes = _on_one_engine(experiment, policies)
     tasks = [

@@ -52,14 +52,10 @@ class Regret:
 def speed_up(baseline: list[float], candidate: list[float]) -> SpeedUp:
     """Return the paired speed-up of latencies over those of a baseline.
 
-    Parameters
-    ----------
-    baseline, candidate : list of float
-        Mean latency of each replication, in the same order.
+    Args:
+        baseline, candidate: Mean latency of each replication, in the same order.
 
-    Returns
-    -------
-    SpeedUp
+    Returns:
         Geometric mean of the ratios, and its 95 % interval by Student's t on their logarithms.
     """
     mean, half_width = _log_ratio(baseline, candidate)
@@ -71,16 +67,11 @@ def speed_up(baseline: list[float], candidate: list[float]) -> SpeedUp:
 def regret(reference: list[float], candidate: list[float], label: str) -> Regret:
     """Return by how many percent latencies exceed those of a reference, paired.
 
-    Parameters
-    ----------
-    reference, candidate : list of float
-        Mean latency of each replication, in the same order.
-    label : str
-        Of the reference.
+    Args:
+        reference, candidate: Mean latency of each replication, in the same order.
+        label: Of the reference.
 
-    Returns
-    -------
-    Regret
+    Returns:
         Geometric mean of the ratios, less 1, and its 95 % interval by Student's t on their
         logarithms.
     """
@@ -105,18 +96,13 @@ def mean_and_half_width(
 ) -> tuple[float, float | None]:
     """Return the mean of some samples and half its confidence interval, by Student's t.
 
-    Parameters
-    ----------
-    samples : sequence of float
-        At least one.
-    error : float
-        Chance that the interval misses; by default it is a 95 % interval.
+    Args:
+        samples: At least one.
+        error: Chance that the interval misses; by default it is a 95 % interval.
 
-    Returns
-    -------
-    mean : float
-    half_width : float or None
-        None of a single sample, which says nothing about spread.
+    Returns:
+        mean
+        half_width: None of a single sample, which says nothing about spread.
     """
     mean, count = fmean(samples), len(samples)
     if count < 2:
@@ -127,16 +113,9 @@ def mean_and_half_width(
 def student_t(freedom: float, error: float = 0.05) -> float:
     """Return what a standard error has to be multiplied with to get half a confidence interval.
 
-    Parameters
-    ----------
-    freedom : float
-        Degrees of freedom.
-    error : float
-        Chance that the interval misses; by default it is a 95 % interval.
-
-    Returns
-    -------
-    float
+    Args:
+        freedom: Degrees of freedom.
+        error: Chance that the interval misses; by default it is a 95 % interval.
     """
     if error == 0.05 and freedom in _FREEDOMS:
         return _T_95[int(freedom) - 1]

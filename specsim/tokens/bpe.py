@@ -33,10 +33,8 @@ class BytePairs(Tokenizer):
     The file holds no special tokens, so that ``<|eot_id|>`` in a text is text like any other. It
     does not hold the split either: that of `_SPLIT` is used.
 
-    Parameters
-    ----------
-    ranks : dict
-        Rank of each token, which is its id; every single byte is among them.
+    Args:
+        ranks: Rank of each token, which is its id; every single byte is among them.
     """
 
     def __init__(self, ranks: dict[bytes, int]) -> None:
@@ -57,21 +55,12 @@ class BytePairs(Tokenizer):
 def load(path: Path, data: bytes) -> BytePairs:
     """Return a tokenizer.
 
-    Parameters
-    ----------
-    path : Path
-        For error messages.
-    data : bytes
-        The content of the file.
+    Args:
+        path: For error messages.
+        data: The content of the file.
 
-    Returns
-    -------
-    BytePairs
-
-    Raises
-    ------
-    ConfigError
-        A line is not base64 and a rank, a rank stands twice, or a byte has no rank.
+    Raises:
+        ConfigError: A line is not base64 and a rank, a rank stands twice, or a byte has no rank.
     """
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), start=1):

@@ -30,25 +30,14 @@ class TokenCounts(NamedTuple):
 def write_token_trace(path: Path, tokenizer: Tokenizer, out: Path) -> TokenCounts:
     """Write the token trace of a log of text.
 
-    Parameters
-    ----------
-    path : Path
-        Of a form that `read_exchanges` knows, gzip-compressed or not.
-    tokenizer : Tokenizer
-    out : Path
-        Ends in ``.jsonl`` or ``.jsonl.gz``. Its lines have ``id``, ``prompt_token_ids`` and
-        ``generated_token_ids``; nothing else of the log is kept.
+    Args:
+        path: Of a form that `read_exchanges` knows, gzip-compressed or not.
+        out: Ends in ``.jsonl`` or ``.jsonl.gz``. Its lines have ``id``, ``prompt_token_ids`` and
+            ``generated_token_ids``; nothing else of the log is kept.
 
-    Returns
-    -------
-    TokenCounts
-
-    Raises
-    ------
-    ConfigError
-        Another ending, the log itself, or a folder that cannot be written to.
-    TraceError
-        The log cannot be read, or holds no answer.
+    Raises:
+        ConfigError: Another ending, the log itself, or a folder that cannot be written to.
+        TraceError: The log cannot be read, or holds no answer.
     """
     if not out.name.endswith((".jsonl", ".jsonl.gz")):
         raise ConfigError(f"{out}: a token trace is written as .jsonl or .jsonl.gz")

@@ -89,18 +89,11 @@ class TokenDescription:
 def describe_tokens(requests: list[Request], num_sampled: int, seed: int) -> TokenDescription:
     """Return a description of a token trace.
 
-    Parameters
-    ----------
-    requests : list of Request
-        With token ids, at least one.
-    num_sampled : int
-        Outputs that the entropy is worked out on, at least 1; drawn without replacement.
-    seed : int
-        Of the sample.
-
-    Returns
-    -------
-    TokenDescription
+    Args:
+        requests: With token ids, at least one.
+        num_sampled: Outputs that the entropy is worked out on, at least 1; drawn without
+            replacement.
+        seed: Of the sample.
     """
     texts = [request.text for request in requests]
     outputs = [text.token_ids[text.prompt_len :] for text in texts]
@@ -137,16 +130,11 @@ def _first(requests: list[Request]) -> list[Request]:
 def advice(drafters: tuple[DraftWorth, ...], overlap: Overlap) -> str:
     """Return in words which drafter looks worth trying.
 
-    Parameters
-    ----------
-    drafters : tuple of DraftWorth
-        At least one.
-    overlap : Overlap
-        Of short n-grams, since a draft is found by a few tokens.
+    Args:
+        drafters: At least one.
+        overlap: Of short n-grams, since a draft is found by a few tokens.
 
-    Returns
-    -------
-    str
+    Returns:
         One sentence or two, and what they leave out.
     """
     best, *others = sorted(drafters, key=lambda drafter: -drafter.tokens_per_step)

@@ -123,24 +123,15 @@ class DraftEval:
 def parse_drafter(method: str, options: dict[str, Any], source: str) -> Drafter:
     """Return the drafter that some options describe.
 
-    Parameters
-    ----------
-    method : str
-        Of a proposer.
-    options : dict
-        Fields of the proposer; a prefix that all of a method's fields share may be left out
-        (``max_tree_depth`` for ``suffix_decoding_max_tree_depth``). For ``hybrid`` also ``tau``.
-    source : str
-        Where they come from, for error messages.
+    Args:
+        method: Of a proposer.
+        options: Fields of the proposer; a prefix that all of a method's fields share may be left
+            out (``max_tree_depth`` for ``suffix_decoding_max_tree_depth``). For ``hybrid`` also
+            ``tau``.
+        source: Where they come from, for error messages.
 
-    Returns
-    -------
-    Drafter
-
-    Raises
-    ------
-    ConfigError
-        There is no such method, or an option is wrong.
+    Raises:
+        ConfigError: There is no such method, or an option is wrong.
     """
     member = PROPOSERS.find(method)
     prefix = f"{method}_decoding_"
@@ -169,18 +160,8 @@ def parse_drafter(method: str, options: dict[str, Any], source: str) -> Drafter:
 def load_texts(path: Path) -> list[Request]:
     """Return the requests of a token trace.
 
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    list of Request
-
-    Raises
-    ------
-    TraceError
-        It cannot be read, or has no token ids.
+    Raises:
+        TraceError: It cannot be read, or has no token ids.
     """
     trace = read_trace(path)
     if trace.prompt_token_ids is None or trace.output_token_ids is None:
@@ -205,25 +186,15 @@ def evaluate_drafts(
 ) -> DraftEval:
     """Replay requests one after the other.
 
-    Parameters
-    ----------
-    drafter : Drafter
-    requests : list of Request
-        With token ids, and with recorded acceptance where a model drafts.
-    on_progress : callable, optional
-        Told how many requests are done.
-    drafts_first_token : bool, optional
-        Whether drafting starts before the first output token, which in a server comes from prefill;
-        by default as the figures of the proposer were published. Set it to compare proposers.
+    Args:
+        requests: With token ids, and with recorded acceptance where a model drafts.
+        on_progress: Told how many requests are done.
+        drafts_first_token: Whether drafting starts before the first output token, which in a server
+            comes from prefill; by default as the figures of the proposer were published. Set it to
+            compare proposers.
 
-    Returns
-    -------
-    DraftEval
-
-    Raises
-    ------
-    TraceError
-        A model is to draft whose acceptance was not recorded.
+    Raises:
+        TraceError: A model is to draft whose acceptance was not recorded.
     """
     lookup, proposer = _make_lookup(drafter, requests), drafter.proposer
     if drafts_first_token is None:

@@ -34,21 +34,15 @@ class Combination(NamedTuple):
 def grid_options(grid: Iterable[str]) -> list[dict[str, Any]]:
     """Return every combination of the values that some options may take.
 
-    Parameters
-    ----------
-    grid : iterable of str
-        ``NAME=V1,V2,...`` for each option, the values in YAML.
+    Args:
+        grid: ``NAME=V1,V2,...`` for each option, the values in YAML.
 
-    Returns
-    -------
-    list of dict
+    Returns:
         Values by option; that of the last one changes fastest.
 
-    Raises
-    ------
-    ConfigError
-        An option has no values, a value twice, or is there twice; or there are too many
-        combinations.
+    Raises:
+        ConfigError: An option has no values, a value twice, or is there twice; or there are too
+            many combinations.
     """
     values: dict[str, list[Any]] = {}
     for text in grid:
@@ -90,25 +84,17 @@ def evaluate_grid(
 ) -> list[Combination]:
     """Replay the requests with each combination.
 
-    Parameters
-    ----------
-    drafters : sequence of (dict, Drafter)
-        Options of the grid, and the drafter that has them.
-    requests : list of Request
-        With token ids.
-    on_progress : callable, optional
-        Told how many combinations are done.
+    Args:
+        drafters: Options of the grid, and the drafter that has them.
+        requests: With token ids.
+        on_progress: Told how many combinations are done.
 
-    Returns
-    -------
-    list of Combination
+    Returns:
         Most tokens per step first.
 
-    Raises
-    ------
-    TraceError
-        A model is to draft whose acceptance was not recorded; or a corpus cannot be read, or
-        has no token ids.
+    Raises:
+        TraceError: A model is to draft whose acceptance was not recorded; or a corpus cannot be
+            read, or has no token ids.
     """
     found: list[Combination] = []
     for options, drafter in drafters:

@@ -39,22 +39,14 @@ def empirical_entropy(outputs: list[NDArray[np.int32]], depth: int = DEPTH) -> E
     once. So values of samples of different size or depth do not compare, and `Entropy.repeated`
     tells texts apart where `Entropy.bits` hardly does.
 
-    Parameters
-    ----------
-    outputs : list of ndarray of int, shape (output_len,)
-        At least one token in all.
-    depth : int, tokens
-        At least 1.
+    Args:
+        outputs: At least one token in all, of shape (output_len,).
+        depth: At least 1, in tokens.
 
-    Returns
-    -------
-    Entropy
-
-    References
-    ----------
-    Oliaro et al. 2024, "SuffixDecoding", appendix A.2: a tree of about 100 outputs, the entropy of
-    each node from how often its children are visited, a weighted average over the nodes. The paper
-    gives neither weights, nor unit, nor depth; they are chosen here.
+    References:
+        Oliaro et al. 2024, "SuffixDecoding", appendix A.2: a tree of about 100 outputs, the entropy of
+        each node from how often its children are visited, a weighted average over the nodes. The paper
+        gives neither weights, nor unit, nor depth; they are chosen here.
     """
     lens = [len(output) for output in outputs]
     tokens = np.unique(np.concatenate(outputs), return_inverse=True)[1]

@@ -34,24 +34,18 @@ class Exchange(NamedTuple):
 def read_exchanges(file: TraceFile) -> Iterator[Exchange]:
     """Yield the exchanges of a log, in the order of the file.
 
-    Parameters
-    ----------
-    file : TraceFile
-        JSON lines, or a JSON list, of objects that have ``prompt`` and one of `ANSWER_FIELDS`; or
-        ``messages`` in OpenAI's form, whose last assistant message is the answer unless a field
-        holds it; or ``conversations`` in ShareGPT's form, in which every answer to a human makes
-        an exchange whose prompt is all before it.
+    Args:
+        file: JSON lines, or a JSON list, of objects that have ``prompt`` and one of
+            `ANSWER_FIELDS`; or ``messages`` in OpenAI's form, whose last assistant message is the
+            answer unless a field holds it; or ``conversations`` in ShareGPT's form, in which every
+            answer to a human makes an exchange whose prompt is all before it.
 
-    Yields
-    ------
-    Exchange
-        With the id of the object, or its number from 0; in conversations with ``-`` and the
-        number of the answer from 1.
+    Yields:
+        With the id of the object, or its number from 0; in conversations with ``-`` and the number
+        of the answer from 1.
 
-    Raises
-    ------
-    TraceError
-        An object has none of these forms, or no answer.
+    Raises:
+        TraceError: An object has none of these forms, or no answer.
     """
     for number, row in enumerate(_objects(file)):
         name = str(row.values.get("id", number))

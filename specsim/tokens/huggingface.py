@@ -18,10 +18,6 @@ class HuggingFace(Tokenizer):
 
     Special tokens that stand in the text as such (``<|eot_id|>``) become one token each, as in a
     log of prompts to which a chat template had been applied.
-
-    Parameters
-    ----------
-    tokenizer : tokenizers.Tokenizer
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -39,21 +35,12 @@ class HuggingFace(Tokenizer):
 def load(path: Path, data: bytes) -> HuggingFace:
     """Return a tokenizer.
 
-    Parameters
-    ----------
-    path : Path
-        For error messages.
-    data : bytes
-        The content of the file.
+    Args:
+        path: For error messages.
+        data: The content of the file.
 
-    Returns
-    -------
-    HuggingFace
-
-    Raises
-    ------
-    ConfigError
-        The library cannot read it.
+    Raises:
+        ConfigError: The library cannot read it.
     """
     try:
         return HuggingFace(tokenizers.Tokenizer.from_str(data.decode()))

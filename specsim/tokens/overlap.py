@@ -44,20 +44,15 @@ def measure_overlaps(texts: list[Text]) -> tuple[Overlap, ...]:
     begins there at an earlier place, where the two may overlap. All n-grams of a stretch need not
     come from one place. The tokens of outputs that are shorter than n are all new.
 
-    Parameters
-    ----------
-    texts : list of Text
-        In the order of the file, at least one, none without output.
+    Args:
+        texts: In the order of the file, at least one, none without output.
 
-    Returns
-    -------
-    tuple of Overlap
+    Returns:
         One for each of `NGRAM_LENS`.
 
-    Notes
-    -----
-    Exact, without hashing: n-grams of twice the length are numbered by sorting pairs of numbers of
-    the shorter ones. Ten million tokens take about 25 s and 1.4 GiB.
+    Note:
+        Exact, without hashing: n-grams of twice the length are numbered by sorting pairs of numbers of
+        the shorter ones. Ten million tokens take about 25 s and 1.4 GiB.
     """
     lens = np.array([(text.prompt_len, text.output_len) for text in texts]).ravel()
     pieces = _Pieces(np.repeat(np.arange(len(lens)), lens), np.repeat(lens.cumsum(), lens))

@@ -23,34 +23,23 @@ class Tokenizer(ABC):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts.
 
-        Parameters
-        ----------
-        texts : sequence of str, length n
+        Args:
+            texts: Of length n.
 
-        Returns
-        -------
-        list of list of int, length n
-            Of an empty text, none.
+        Returns:
+            Of an empty text, none, of length n.
         """
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer in a file.
 
-    Parameters
-    ----------
-    path : Path
-        Hugging Face's ``tokenizer.json``, or a tiktoken file of ranks.
+    Args:
+        path: Hugging Face's ``tokenizer.json``, or a tiktoken file of ranks.
 
-    Returns
-    -------
-    Tokenizer
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read, is no tokenizer of a known kind, or needs a library that is not
-        installed.
+    Raises:
+        ConfigError: The file cannot be read, is no tokenizer of a known kind, or needs a library
+            that is not installed.
     """
     try:
         data = path.read_bytes()

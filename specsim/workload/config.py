@@ -43,20 +43,14 @@ class WorkloadConfig(Settings):
     def build(self, seed: int) -> Trace:
         """Return the requests of one run.
 
-        Parameters
-        ----------
-        seed : int
-            Arrivals and lengths are drawn from streams of their own.
+        Args:
+            seed: Arrivals and lengths are drawn from streams of their own.
 
-        Returns
-        -------
-        Trace
+        Returns:
             With arrival times, except for a closed loop.
 
-        Raises
-        ------
-        TraceError
-            A file that the workload names cannot be used.
+        Raises:
+            TraceError: A file that the workload names cannot be used.
         """
         if isinstance(self.arrivals, TraceReplay):
             trace = self.arrivals.select(self.num_requests, self.duration)

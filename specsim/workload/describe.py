@@ -53,16 +53,7 @@ class TraceDescription:
 
 
 def describe(trace: Trace) -> TraceDescription:
-    """Return a description of a workload.
-
-    Parameters
-    ----------
-    trace : Trace
-
-    Returns
-    -------
-    TraceDescription
-    """
+    """Return a description of a workload."""
     arrivals = trace.arrived_at
     duration = None if arrivals is None else float(arrivals[-1])
     has_span = bool(duration)

@@ -34,19 +34,8 @@ class Row:
     def integer(self, field: str, *, minimum: int) -> int:
         """Return a field that must be a whole number.
 
-        Parameters
-        ----------
-        field : str
-        minimum : int
-
-        Returns
-        -------
-        int
-
-        Raises
-        ------
-        TraceError
-            It is missing, not a whole number, or below the minimum.
+        Raises:
+            TraceError: It is missing, not a whole number, or below the minimum.
         """
         value = self.number(field)
         if value != int(value) or value < minimum:
@@ -59,18 +48,8 @@ class Row:
     def number(self, field: str) -> float:
         """Return a field that must be a finite number.
 
-        Parameters
-        ----------
-        field : str
-
-        Returns
-        -------
-        float
-
-        Raises
-        ------
-        TraceError
-            It is missing or not a finite number.
+        Raises:
+            TraceError: It is missing or not a finite number.
         """
         value = self.get(field)
         try:
@@ -87,18 +66,8 @@ class Row:
     def get(self, field: str) -> Any:
         """Return a field that must be there.
 
-        Parameters
-        ----------
-        field : str
-
-        Returns
-        -------
-        object
-
-        Raises
-        ------
-        TraceError
-            It is missing.
+        Raises:
+            TraceError: It is missing.
         """
         value = self.values.get(field)
         if value is None:
@@ -112,14 +81,8 @@ class Row:
 class TraceFile:
     """A workload file, opened as often as needed.
 
-    Parameters
-    ----------
-    path : Path
-
-    Raises
-    ------
-    TraceError
-        It cannot be read, or is empty.
+    Raises:
+        TraceError: It cannot be read, or is empty.
     """
 
     def __init__(self, path: Path) -> None:
@@ -193,10 +156,8 @@ class TraceFile:
     def rows(self) -> Iterator[Row]:
         """Yield the rows of a CSV or JSON-lines file.
 
-        Raises
-        ------
-        TraceError
-            A line cannot be parsed.
+        Raises:
+            TraceError: A line cannot be parsed.
         """
         try:
             with self._open() as stream:

@@ -48,13 +48,8 @@ class Trace:
     def take(self, rows: NDArray[np.int64]) -> "Trace":
         """Return the trace with only these rows, in this order; arrivals stay as they are.
 
-        Parameters
-        ----------
-        rows : ndarray of int, shape (m,)
-
-        Returns
-        -------
-        Trace
+        Args:
+            rows: Of shape (m,).
         """
         order = rows.tolist()
 
@@ -79,13 +74,7 @@ class Trace:
     def followed_by(self, other: "Trace") -> "Trace":
         """Return these requests and then those of another trace, without arrival times.
 
-        Parameters
-        ----------
-        other : Trace
-
-        Returns
-        -------
-        Trace
+        Returns:
             With the columns that both have.
         """
 

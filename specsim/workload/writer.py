@@ -20,16 +20,11 @@ __all__ = ["write_trace"]
 def write_trace(trace: Trace, path: Path) -> None:
     """Write a workload as Parquet or JSON lines.
 
-    Parameters
-    ----------
-    trace : Trace
-    path : Path
-        Ends in ``.parquet``, ``.jsonl`` or ``.jsonl.gz``.
+    Args:
+        path: Ends in ``.parquet``, ``.jsonl`` or ``.jsonl.gz``.
 
-    Raises
-    ------
-    ConfigError
-        Another ending, or a folder that cannot be written to.
+    Raises:
+        ConfigError: Another ending, or a folder that cannot be written to.
     """
     columns = native_columns(trace)
     if path.suffix == ".parquet":

@@ -28,16 +28,7 @@ class Distances:
 
     @classmethod
     def between(cls, model: Replay, data: Replay) -> "Distances":
-        """Return how far a model is from data.
-
-        Parameters
-        ----------
-        model, data : Replay
-
-        Returns
-        -------
-        Distances
-        """
+        """Return how far a model is from data."""
         return cls(
             per_step=kolmogorov_smirnov(model.accepted_lens, data.accepted_lens),
             per_request=kolmogorov_smirnov(model.tokens_per_step, data.tokens_per_step),
@@ -54,13 +45,10 @@ class Distances:
 def kolmogorov_smirnov(first: Sample, second: Sample) -> float:
     """Return the largest difference of two empirical distribution functions.
 
-    Parameters
-    ----------
-    first, second : ndarray, shape (n,) and (m,)
+    Args:
+        first, second: Of shape (n,).
 
-    Returns
-    -------
-    float
+    Returns:
         Between 0 and 1; 1 if there is nothing to compare.
     """
     if not len(first) or not len(second):
@@ -75,13 +63,7 @@ def discrepancy(model: Replay, data: Replay) -> float:
     and the squared errors of the total, of the drift along the output and of the autocorrelations,
     without which short strong regimes could not be told from long weak ones.
 
-    Parameters
-    ----------
-    model, data : Replay
-
-    Returns
-    -------
-    float
+    Returns:
         At least 0.
     """
     return (

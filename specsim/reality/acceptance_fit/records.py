@@ -25,24 +25,14 @@ class Records:
 def load_records(path: Path, proposer: str, max_output_len: int) -> Records:
     """Return the recorded acceptance in a token trace.
 
-    Parameters
-    ----------
-    path : Path
-        A workload with the column ``acc_<proposer>``.
-    proposer : str
-        Such as ``eagle``.
-    max_output_len : int, tokens
-        Longer outputs are left out: they are endless loops, which any proposer predicts, and the
-        few of them would outweigh all others.
+    Args:
+        path: A workload with the column ``acc_<proposer>``.
+        proposer: Such as ``eagle``.
+        max_output_len: Longer outputs are left out: they are endless loops, which any proposer
+            predicts, and the few of them would outweigh all others, in tokens.
 
-    Returns
-    -------
-    Records
-
-    Raises
-    ------
-    TraceError
-        The file cannot be read, has no such column, or no request is left.
+    Raises:
+        TraceError: The file cannot be read, has no such column, or no request is left.
     """
     trace = read_trace(path)
     if proposer not in trace.recorded_lens:

@@ -88,9 +88,8 @@ class Replay:
     def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return how often each request accepted and rejected the j-th token of a draft.
 
-        Returns
-        -------
-        accepted, rejected : ndarray of int, shape (n_requests, draft_len)
+        Returns:
+            Of shape (n_requests, draft_len).
         """
         shape = (len(self.num_steps), self.draft_len + 1)
         requests = np.repeat(np.arange(shape[0]), self.num_steps)
@@ -106,15 +105,9 @@ def replay(tables: Sequence[bytes], draft_len: int) -> Replay:
     The first output token comes from the prefill; every step after it emits the accepted tokens
     and the bonus token, until the output is over.
 
-    Parameters
-    ----------
-    tables : sequence of bytes, each at least 2 long
-        Survival table of every request.
-    draft_len : int, tokens
-
-    Returns
-    -------
-    Replay
+    Args:
+        tables: Survival table of every request.
+        draft_len: In tokens.
     """
     lens = np.array([len(table) for table in tables])
     flat = np.minimum(np.frombuffer(b"".join(tables), dtype=np.uint8), draft_len).astype(np.uint8)
@@ -137,13 +130,9 @@ def replay(tables: Sequence[bytes], draft_len: int) -> Replay:
 class Twin:
     """Requests as long as those of a replay, to be decoded under any model, on the same luck.
 
-    Parameters
-    ----------
-    data : Replay
-    positions : int
-        About how many output positions; the requests are repeated as often as needed.
-    name : str
-        Other names give other luck.
+    Args:
+        positions: About how many output positions; the requests are repeated as often as needed.
+        name: Other names give other luck.
     """
 
     def __init__(self, data: Replay, positions: int, name: str) -> None:

@@ -71,14 +71,8 @@ class FitRun:
     def as_preset(self, source: str) -> AcceptanceFile:
         """Return the chosen model as a file below profiles/acceptance.
 
-        Parameters
-        ----------
-        source : str
-            Where the token trace comes from.
-
-        Returns
-        -------
-        AcceptanceFile
+        Args:
+            source: Where the token trace comes from.
         """
         study = self.study
         candidate = study.candidates[study.chosen_kind]

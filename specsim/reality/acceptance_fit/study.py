@@ -67,25 +67,15 @@ def run_study(
 ) -> Study:
     """Fit all models and choose the best.
 
-    Parameters
-    ----------
-    records : Records
-    draft_len : int, tokens
-    split_seed : int
-        Other seeds divide the requests in other ways.
-    chosen_kind : str, optional
-        Choose this kind, whatever is best.
+    Args:
+        draft_len: In tokens.
+        split_seed: Other seeds divide the requests in other ways.
+        chosen_kind: Choose this kind, whatever is best.
 
-    Returns
-    -------
-    Study
-
-    Raises
-    ------
-    ConfigError
-        There is no such kind, or it cannot be fitted.
-    TraceError
-        The records are too few or too short, or drafts in them are shorter than `draft_len`.
+    Raises:
+        ConfigError: There is no such kind, or it cannot be fitted.
+        TraceError: The records are too few or too short, or drafts in them are shorter than
+            `draft_len`.
     """
     if chosen_kind not in (None, *FITS):
         raise ConfigError(
@@ -132,14 +122,7 @@ def _check(records: Records, draft_len: int) -> None:
 def split_halves(records: Records, split_seed: int) -> tuple[list[bytes], list[bytes]]:
     """Divide the requests at random, in a way that depends on the seed and their number alone.
 
-    Parameters
-    ----------
-    records : Records
-    split_seed : int
-
-    Returns
-    -------
-    fitted, held_out : list of bytes
+    Returns:
         Survival tables, in the order of the file.
     """
     count = len(records.tables)

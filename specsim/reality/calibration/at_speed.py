@@ -12,20 +12,13 @@ __all__ = ["at_speed"]
 def at_speed(experiment: Experiment, speed: HostSpeed, usual: float, start: float) -> Experiment:
     """Return an experiment in which everything takes as much longer as on a measured machine.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        Of one replica.
-    speed : HostSpeed
-        Of the measured run.
-    usual : float, seconds
-        What a probe took on the machine that the costs of the experiment are of.
-    start : float, seconds
-        The experiment's time 0 on the clock of `speed`.
+    Args:
+        experiment: Of one replica.
+        speed: Of the measured run.
+        usual: What a probe took on the machine that the costs of the experiment are of, in seconds.
+        start: The experiment's time 0 on the clock of `speed`, in seconds.
 
-    Returns
-    -------
-    Experiment
+    Returns:
         Policies are not told.
     """
     slowdowns = tuple(

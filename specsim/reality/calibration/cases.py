@@ -53,22 +53,11 @@ def make_case(
 ) -> Case:
     """Return a case of a plan.
 
-    Parameters
-    ----------
-    plan : Plan
-    load : Load
-    rate : float
-        Requests per second.
-    policy : str
-        As for ``specsim compare --policies``.
-    rates : sequence of float
-        Acceptance of each position of a draft, if all before it were accepted.
-    is_real : bool
-        Whether the models decide on acceptance.
-
-    Returns
-    -------
-    Case
+    Args:
+        rate: Requests per second.
+        policy: As for ``specsim compare --policies``.
+        rates: Acceptance of each position of a draft, if all before it were accepted.
+        is_real: Whether the models decide on acceptance.
     """
     seed = 1 + int(is_real)  # requests that nothing was fitted to
     return Case(
@@ -124,14 +113,7 @@ def profiling_case(plan: Plan, policy: str, num_requests: int) -> Case:
 def capacity(plan: Plan, profile: Profile) -> float:
     """Return the requests per second that a server which is never idle gets done, simulated.
 
-    Parameters
-    ----------
-    plan : Plan
-    profile : Profile
-
-    Returns
-    -------
-    float
+    Returns:
         Without speculation.
     """
     num_requests = 20 * plan.max_num_seqs  # so many that filling and emptying count for little
@@ -143,15 +125,9 @@ def capacity(plan: Plan, profile: Profile) -> float:
 def acceptance_rates(rows: Iterable[RequestRow], max_draft_len: int) -> list[float]:
     """Return how often each position of a draft was accepted if all before it were.
 
-    Parameters
-    ----------
-    rows : iterable of RequestRow
-        With ``accepted``.
-    max_draft_len : int, tokens
-
-    Returns
-    -------
-    list of float
+    Args:
+        rows: With ``accepted``.
+        max_draft_len: In tokens.
     """
     tried, accepted = [1.0] * max_draft_len, [_PRIOR] * max_draft_len
     for row in rows:

@@ -57,10 +57,8 @@ class MachineClock(Clock):
     def resume(self, at: float) -> None:
         """Go on from an instant of before, as if nothing had happened since.
 
-        Parameters
-        ----------
-        at : float
-            By this clock.
+        Args:
+            at: By this clock.
         """
         self._cpu, self._stolen = _stolen()
         self._seen = time.monotonic()

@@ -18,18 +18,9 @@ def make_profile(
 ) -> Profile:
     """Return a profile of what the grid says; the engine's own overhead is still missing.
 
-    Parameters
-    ----------
-    engine : CalibratedEngine
-    measured : Medians
-    costs : Costs
-        Fitted to them.
-    model, gpu : str
-        As in ``profiles/``.
-
-    Returns
-    -------
-    Profile
+    Args:
+        costs: Fitted to them.
+        model, gpu: As in ``profiles/``.
     """
     loads = [point.load for point in measured.points]
     description = engine.description
@@ -67,17 +58,7 @@ def make_profile(
 
 
 def with_overhead(profile: Profile, spans: Sequence[Spans]) -> Profile:
-    """Add what an engine spends outside its forward passes, as measured in real steps.
-
-    Parameters
-    ----------
-    profile : Profile
-    spans : sequence of Spans
-
-    Returns
-    -------
-    Profile
-    """
+    """Add what an engine spends outside its forward passes, as measured in real steps."""
     columns = np.array([(1.0, each.num_requests) for each in spans])
     step, request = robust_fit(columns, np.array([each.overhead for each in spans])).tolist()
     overhead = Overhead(

@@ -71,19 +71,11 @@ class Costs:
 def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
     """Return the median time of every point of a grid.
 
-    Parameters
-    ----------
-    rounds : sequence of sequence of Sample
-        Each with all points, in any order.
+    Args:
+        rounds: Each with all points, in any order.
 
-    Returns
-    -------
-    Medians
-
-    Raises
-    ------
-    ProfileError
-        There is no round.
+    Raises:
+        ProfileError: There is no round.
     """
     if not rounds:
         raise ProfileError("no step was measured; run the calibration again")
@@ -117,14 +109,6 @@ def fit_costs(measured: Medians) -> Costs:
 
     Relative errors count, by Huber's loss: a step of one request matters to its client as much as a
     large one.
-
-    Parameters
-    ----------
-    measured : Medians
-
-    Returns
-    -------
-    Costs
     """
     loads = [point.load for point in measured.points]
     target, request_us, predicted = _fit_target(loads, measured.target_seconds)

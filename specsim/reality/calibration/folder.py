@@ -16,14 +16,8 @@ __all__ = ["check_folder", "write_json", "write_profile"]
 def check_folder(folder: Path) -> None:
     """Refuse a folder that results would get lost in.
 
-    Parameters
-    ----------
-    folder : Path
-
-    Raises
-    ------
-    ConfigError
-        It holds something.
+    Raises:
+        ConfigError: It holds something.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is there already and not empty; name a new folder (--out)")
@@ -32,15 +26,8 @@ def check_folder(folder: Path) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write plain values.
 
-    Parameters
-    ----------
-    path : Path
-    content : dict
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be written.
+    Raises:
+        ConfigError: The file cannot be written.
     """
     with new_file(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -49,15 +36,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a profile as YAML, as `load_profile` reads it.
 
-    Parameters
-    ----------
-    profile : Profile
-    path : Path
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be written.
+    Raises:
+        ConfigError: The file cannot be written.
     """
     written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     with new_file(path) as temporary:

@@ -85,14 +85,6 @@ class Grid:
         """Yield rounds without end, each with all points in an order of its own.
 
         So that a machine that gets slower meanwhile does so for all points alike.
-
-        Parameters
-        ----------
-        seed : int
-
-        Yields
-        ------
-        list of GridPoint
         """
         rng = np.random.default_rng(seed)
         points = self.points

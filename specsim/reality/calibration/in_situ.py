@@ -31,16 +31,11 @@ class Levels(NamedTuple):
 def in_situ_levels(costs: Costs, steps: Iterable[tuple[StepRow, Spans, float]]) -> Levels:
     """Compare steps of runs with what a grid says.
 
-    Parameters
-    ----------
-    costs : Costs
-        Fitted to the grid.
-    steps : iterable of (StepRow, Spans, float)
-        And how many times as slow as usual the machine was.
+    Args:
+        costs: Fitted to the grid.
+        steps: And how many times as slow as usual the machine was.
 
-    Returns
-    -------
-    Levels
+    Returns:
         1 of what no step has.
     """
     targets, drafts = [], []

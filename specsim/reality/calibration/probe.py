@@ -39,13 +39,9 @@ _TRIES = 5
 class Probe:
     """Does the work on this machine's CPU.
 
-    Parameters
-    ----------
-    clock : MachineClock
-        Stands still meanwhile.
-    shape : ModelShape
-        Of the model that is served.
-    dtype : torch.dtype
+    Args:
+        clock: Stands still meanwhile.
+        shape: Of the model that is served.
     """
 
     def __init__(self, clock: MachineClock, shape: ModelShape, dtype: torch.dtype) -> None:
@@ -72,12 +68,9 @@ class Probe:
 
         Some times at most: a machine may also be that slow.
 
-        Returns
-        -------
-        float, seconds
-            When it was done, by the clock.
-        float, seconds
-            How long it took.
+        Returns:
+            float, seconds: When it was done, by the clock, in seconds.
+            float, seconds: How long it took, in seconds.
         """
         at = self._clock.now()
         for _ in range(_TRIES):

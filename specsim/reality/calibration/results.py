@@ -45,19 +45,9 @@ class CaseResult:
     ) -> "CaseResult":
         """Compare the repetitions of a run with their simulations.
 
-        Parameters
-        ----------
-        case : Label
-        runs : list of Measured
-        simulated : list of Measured
-            One for each repetition.
-        slowness : list of float
-        at_speed : list of Measured
-            One for each repetition, told how fast the machine was.
-
-        Returns
-        -------
-        CaseResult
+        Args:
+            simulated: One for each repetition.
+            at_speed: One for each repetition, told how fast the machine was.
         """
         return cls(case, runs, _means(runs, simulated), slowness, _means(runs, at_speed))
 
@@ -132,15 +122,8 @@ def judged(result: CaseResult, stated_error: float) -> bool:
     Or to twice the spread of the real repetitions, where that is larger: nothing can be predicted
     better than it repeats. The simulation is told how fast the machine was, where that was probed.
 
-    Parameters
-    ----------
-    result : CaseResult
-    stated_error : float
-        As a share.
-
-    Returns
-    -------
-    bool
+    Args:
+        stated_error: As a share.
     """
     means = [result.mean_at_speed(metric) for metric in JUDGED]
     return all(abs(each.error) <= max(stated_error, 2 * (each.spread or 0.0)) for each in means)
@@ -153,15 +136,8 @@ def tells(result: CaseResult, stated_error: float) -> bool:
     spread shows nothing. Or what set them apart is known: a simulation that is told how fast the
     machine was keeps to the stated error by itself.
 
-    Parameters
-    ----------
-    result : CaseResult
-    stated_error : float
-        As a share.
-
-    Returns
-    -------
-    bool
+    Args:
+        stated_error: As a share.
     """
     spreads = [result.statistic(metric, "mean").spread for metric in JUDGED]
     if all((spread or 0.0) <= stated_error for spread in spreads):
@@ -185,14 +161,6 @@ def swaps(results: Sequence[CaseResult]) -> list[Swap]:
     """Return where the simulation orders two fixed k otherwise than the real runs do.
 
     Two real means that differ by less than their spreads together have no order.
-
-    Parameters
-    ----------
-    results : sequence of CaseResult
-
-    Returns
-    -------
-    list of Swap
     """
     fixed = [each for each in results if each.case.policy.startswith(("off", "static"))]
     found = []

@@ -81,18 +81,13 @@ class RunWriter:
     Each row is handed to the operating system at once, ``meta.json`` is replaced as a whole, and
     its ``complete`` is false until `close`.
 
-    Parameters
-    ----------
-    folder : Path
-        Made if missing; must not hold a run yet.
-    meta : mapping
-        ``engine_kwargs`` (vLLM's names), ``kv_cache`` (``num_gpu_blocks``, ``block_size``),
-        ``engine`` or ``vllm_version``, ``hardware``, ... Plain values.
+    Args:
+        folder: Made if missing; must not hold a run yet.
+        meta: ``engine_kwargs`` (vLLM's names), ``kv_cache`` (``num_gpu_blocks``, ``block_size``),
+            ``engine`` or ``vllm_version``, ``hardware``, ... Plain values.
 
-    Raises
-    ------
-    ConfigError
-        The folder holds a run, or cannot be written to.
+    Raises:
+        ConfigError: The folder holds a run, or cannot be written to.
     """
 
     def __init__(self, folder: Path, meta: Mapping[str, Any]) -> None:
@@ -128,16 +123,11 @@ class RunWriter:
     def add_probe(self, at: float, seconds: float) -> None:
         """Write how long a probe of the machine's speed took; see `specsim.reality.host_speed`.
 
-        Parameters
-        ----------
-        at : float
-            On the clock of the steps.
-        seconds : float
+        Args:
+            at: On the clock of the steps.
 
-        Raises
-        ------
-        ConfigError
-            It cannot be written.
+        Raises:
+            ConfigError: It cannot be written.
         """
         self._write(_HOST_SPEED, f'{{"at":{at!r},"seconds":{seconds!r}}}\n')
 
@@ -160,15 +150,11 @@ class RunWriter:
     def close(self, *, complete: bool = True) -> None:
         """Put the requests in order of arrival and mark the run complete, or not.
 
-        Parameters
-        ----------
-        complete : bool
-            Whether the recording ended when it was meant to, with no row missing.
+        Args:
+            complete: Whether the recording ended when it was meant to, with no row missing.
 
-        Raises
-        ------
-        ConfigError
-            Something cannot be written.
+        Raises:
+            ConfigError: Something cannot be written.
         """
         if self._is_closed:
             return
@@ -216,22 +202,15 @@ class RunWriter:
 def add_repetition(folder: Path, repeated: Path) -> Path:
     """Put the requests of a repeated run beside those of the first.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the first run.
-    repeated : Path
-        Of the same workload on the same engine.
+    Args:
+        folder: Of the first run.
+        repeated: Of the same workload on the same engine.
 
-    Returns
-    -------
-    Path
+    Returns:
         Of the new file, ``requests-2.jsonl`` or later.
 
-    Raises
-    ------
-    ConfigError
-        The repeated run has no requests, or the folder cannot be written to.
+    Raises:
+        ConfigError: The repeated run has no requests, or the folder cannot be written to.
     """
     source = repeated / _REQUESTS
     if not source.is_file():

@@ -50,14 +50,10 @@ class Served:
     def slowness(self, usual: float) -> list[float]:
         """Return of each step how many times as long it took as on the usual machine.
 
-        Parameters
-        ----------
-        usual : float, seconds
-            What a probe takes there.
+        Args:
+            usual: What a probe takes there, in seconds.
 
-        Returns
-        -------
-        list of float
+        Returns:
             1 if that was not probed.
         """
         speed = self.host_speed
@@ -68,13 +64,7 @@ class Served:
         return found
 
     def write(self, folder: Path, meta: dict[str, Any]) -> None:
-        """Write the run's folder; see `RunWriter`.
-
-        Parameters
-        ----------
-        folder : Path
-        meta : dict
-        """
+        """Write the run's folder; see `RunWriter`."""
         with RunWriter(folder, meta) as writer:
             for request in self.requests:
                 writer.add_request(request)

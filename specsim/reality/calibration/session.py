@@ -40,11 +40,8 @@ class Subject:
 class Session:
     """Measures, and keeps what it measured.
 
-    Parameters
-    ----------
-    subject : Subject
-    folder : Path
-        The runs are written below it as soon as they have ended.
+    Args:
+        folder: The runs are written below it as soon as they have ended.
     """
 
     def __init__(self, subject: Subject, folder: Path) -> None:
@@ -125,13 +122,9 @@ class Session:
     def run_cases(self, cases: list[Case], profile: Profile, tell: Callable[[str], None]) -> None:
         """Run every case some times, all of them one after the other, and the grid between them.
 
-        Parameters
-        ----------
-        cases : list of Case
-        profile : Profile
-            What policies take for the cost of a step.
-        tell : callable
-            Told when all have run once more.
+        Args:
+            profile: What policies take for the cost of a step.
+            tell: Told when all have run once more.
         """
         plan = self._subject.plan
         for number in range(plan.repetitions):
@@ -149,13 +142,7 @@ class Session:
     def speeds(self, case: Case) -> list[HostSpeed]:
         """Return how fast the machine was in each repetition; empty if the engine does not probe.
 
-        Parameters
-        ----------
-        case : Case
-
-        Returns
-        -------
-        list of HostSpeed
+        Returns:
             On the clock of the run, which is the experiment's.
         """
         return self._speeds.get(case.name, [])

@@ -67,22 +67,13 @@ def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
 
     The folder fills while this goes on; until its end ``meta.json`` says that it is incomplete.
 
-    Parameters
-    ----------
-    subject : Subject
-    folder : Path
-        New, or empty.
-    tell : callable
-        Told what goes on, in a line.
+    Args:
+        folder: New, or empty.
+        tell: Told what goes on, in a line.
 
-    Returns
-    -------
-    Calibration
-
-    Raises
-    ------
-    SpecsimError
-        Something cannot be measured, fitted or written; what was measured before stays.
+    Raises:
+        SpecsimError: Something cannot be measured, fitted or written; what was measured before
+            stays.
     """
     check_folder(folder)
     meta = {**subject.engine.description, "specsim_version": __version__}

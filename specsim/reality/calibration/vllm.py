@@ -59,14 +59,8 @@ class _Recording:
     def start_run(self, folder: Path) -> None:
         """Stop what is being recorded, if anything, and record into a new folder from now on.
 
-        Parameters
-        ----------
-        folder : Path
-
-        Raises
-        ------
-        ConfigError
-            The folder holds a run already, or cannot be written to.
+        Raises:
+            ConfigError: The folder holds a run already, or cannot be written to.
         """
         self.stop_run()
         is_async = isinstance(self, AsyncScheduler)
@@ -139,20 +133,11 @@ class RecordingAsyncScheduler(_Recording, AsyncScheduler):  # type: ignore[misc]
 def recording_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> _Recording:
     """Return the scheduler that vLLM would have chosen, recorded: for ``--scheduler-cls``.
 
-    Parameters
-    ----------
-    vllm_config : vllm.config.VllmConfig
-    *args, **kwargs : object
-        As vLLM's own schedulers take them.
+    Args:
+        *args, **kwargs: As vLLM's own schedulers take them.
 
-    Returns
-    -------
-    RecordingScheduler or RecordingAsyncScheduler
-
-    Raises
-    ------
-    ConfigError
-        ``SPECSIM_RECORD_DIR`` is not set, or names a folder that holds a run already.
+    Raises:
+        ConfigError: ``SPECSIM_RECORD_DIR`` is not set, or names a folder that holds a run already.
     """
     is_async = vllm_config.scheduler_config.async_scheduling
     chosen = RecordingAsyncScheduler if is_async else RecordingScheduler

@@ -35,16 +35,11 @@ _OF_LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
 def run_meta(config: Any, version: str) -> dict[str, Any]:
     """Return ``meta.json`` of a run.
 
-    Parameters
-    ----------
-    config : vllm.config.VllmConfig
-        Of an engine that has found out how many KV blocks it has.
-    version : str
-        Of vLLM.
+    Args:
+        config: Of an engine that has found out how many KV blocks it has.
+        version: Of vLLM.
 
-    Returns
-    -------
-    dict
+    Returns:
         Plain values.
     """
     cache, model, parallel = config.cache_config, config.model_config, config.parallel_config

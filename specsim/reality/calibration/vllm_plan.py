@@ -99,21 +99,11 @@ class VllmPlan:
     def run(self, folder: Path, name: str, rate: float, vocab_size: int, seed: int) -> VllmRun:
         """Return Poisson arrivals of made-up requests.
 
-        Parameters
-        ----------
-        folder : Path
-            Where the run is to be written; it gets a folder of its own in there.
-        name : str
-            Of a run; its repetitions are the same requests.
-        rate : float
-            Requests per second.
-        vocab_size : int
-            Of the model.
-        seed : int
-
-        Returns
-        -------
-        VllmRun
+        Args:
+            folder: Where the run is to be written; it gets a folder of its own in there.
+            name: Of a run; its repetitions are the same requests.
+            rate: Requests per second.
+            vocab_size: Of the model.
         """
         load = self.load(load_of(name))
         seed += 1 + self.loads.index(load)
@@ -141,18 +131,10 @@ class VllmPlan:
 def plan_for(device: str, *, quick: bool = False, threads: int = 1) -> VllmPlan:
     """Return the plan for a device.
 
-    Parameters
-    ----------
-    device : str
-        ``cpu`` or ``cuda``.
-    quick : bool
-        Fewer requests; on a CPU.
-    threads : int
-        On a CPU.
-
-    Returns
-    -------
-    VllmPlan
+    Args:
+        device: ``cpu`` or ``cuda``.
+        quick: Fewer requests; on a CPU.
+        threads: On a CPU.
     """
     seconds = 6.0 if quick else 20.0 if device == "cpu" else 40.0
     shares = {"fit-low": 0.2, "low": 0.35, "fit-high": 0.7, "high": 0.55}

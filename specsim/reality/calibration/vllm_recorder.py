@@ -48,22 +48,14 @@ class _Step:
 class Recorder:
     """Records one run.
 
-    Parameters
-    ----------
-    folder : Path
-    meta : dict
-        Of the engine.
-    is_async : bool
-        Whether steps are scheduled before the ones before them have ended.
-    has_tokens : bool
-        Whether token ids are written too.
-    clock : Clock, optional
-        Of all stamps.
+    Args:
+        meta: Of the engine.
+        is_async: Whether steps are scheduled before the ones before them have ended.
+        has_tokens: Whether token ids are written too.
+        clock: Of all stamps.
 
-    Raises
-    ------
-    ConfigError
-        The folder holds a run already, or cannot be written to.
+    Raises:
+        ConfigError: The folder holds a run already, or cannot be written to.
     """
 
     def __init__(
@@ -99,10 +91,8 @@ class Recorder:
     def arrived(self, request: Any) -> None:
         """Note a request that has been queued.
 
-        Raises
-        ------
-        ConfigError
-            Its row cannot be written.
+        Raises:
+            ConfigError: Its row cannot be written.
         """
         if request.request_id in self._live:
             return  # more input for a session that is known
@@ -121,17 +111,11 @@ class Recorder:
     def scheduled(self, scheduler: Any, output: Any, started_at: float) -> None:
         """Note a step that has been scheduled.
 
-        Parameters
-        ----------
-        scheduler : vllm Scheduler
-        output : vllm SchedulerOutput
-        started_at : float
-            When it was asked to.
+        Args:
+            started_at: When it was asked to.
 
-        Raises
-        ------
-        ConfigError
-            A row cannot be written.
+        Raises:
+            ConfigError: A row cannot be written.
         """
         begun = time.perf_counter()
         if self._open is not None:
@@ -172,14 +156,7 @@ class Recorder:
         self._own_time += time.perf_counter() - begun
 
     def verified(self, scheduler: Any, output: Any, model_output: Any) -> None:
-        """Note what a step accepted, before the scheduler is told.
-
-        Parameters
-        ----------
-        scheduler : vllm Scheduler
-        output : vllm SchedulerOutput
-        model_output : vllm ModelRunnerOutput
-        """
+        """Note what a step accepted, before the scheduler is told."""
         begun = time.perf_counter()
         # Of an asynchronous engine's last run a step may be in flight for a request that has ended.
         foreign = not self._in_flight or self._in_flight[0].output is not output
@@ -212,14 +189,8 @@ class Recorder:
     def updated(self, scheduler: Any) -> None:
         """Note that the output of the oldest step has been taken in.
 
-        Parameters
-        ----------
-        scheduler : vllm Scheduler
-
-        Raises
-        ------
-        ConfigError
-            A row cannot be written.
+        Raises:
+            ConfigError: A row cannot be written.
         """
         now, begun = self._clock.now(), time.perf_counter()
         if self._ends_foreign_step:
@@ -250,20 +221,16 @@ class Recorder:
     def probed(self, at: float, seconds: float) -> None:
         """Note a probe of the machine's speed.
 
-        Raises
-        ------
-        ConfigError
-            Its row cannot be written.
+        Raises:
+            ConfigError: Its row cannot be written.
         """
         self._writer.add_probe(at, seconds)
 
     def settle(self) -> None:
         """Mark the run complete as far as it has come, since the engine may be killed any moment.
 
-        Raises
-        ------
-        ConfigError
-            Something cannot be written.
+        Raises:
+            ConfigError: Something cannot be written.
         """
         self._write_totals()
         self._is_settled = not self._live
@@ -272,10 +239,8 @@ class Recorder:
     def close(self) -> None:
         """Write whatever has not been written; complete is a run in which every request has ended.
 
-        Raises
-        ------
-        ConfigError
-            Something cannot be written.
+        Raises:
+            ConfigError: Something cannot be written.
         """
         is_complete = not self._live
         for request_id in list(self._live):

@@ -64,25 +64,13 @@ def replay_engine(
 ) -> EngineResult:
     """Fit a profile to the runs of one engine, and replay those that are compared.
 
-    Parameters
-    ----------
-    subject : VllmSubject
-    speculation : Speculation
-    runs : Path
-        Folder with a run folder for each of `ORDER`.
-    rates : dict of str to float
-        Requests per second of every load.
-    path : Path
-        The profile is written here, as a candidate.
+    Args:
+        runs: Folder with a run folder for each of `ORDER`.
+        rates: Requests per second of every load.
+        path: The profile is written here, as a candidate.
 
-    Returns
-    -------
-    EngineResult
-
-    Raises
-    ------
-    SpecsimError
-        A run cannot be read, fitted or simulated, or nothing was drafted in one.
+    Raises:
+        SpecsimError: A run cannot be read, fitted or simulated, or nothing was drafted in one.
     """
     fitted = [runs / name for name in ORDER if name not in COMPARED]
     profile = _fitted(subject, fitted)

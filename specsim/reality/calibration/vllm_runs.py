@@ -38,14 +38,8 @@ class VllmRun:
 def vllm_python() -> str:
     """Return the Python that has vLLM: this one, or what ``SPECSIM_VLLM_PYTHON`` names.
 
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    ConfigError
-        There is none.
+    Raises:
+        ConfigError: There is none.
     """
     named = os.environ.get(PYTHON_VARIABLE)
     if named:
@@ -75,24 +69,18 @@ def record_runs(
     Answers are greedy and exactly as long as asked for. The prefix cache is emptied before each
     run, and a few requests that are not recorded warm the engine up.
 
-    Parameters
-    ----------
-    runs : sequence of VllmRun
-    engine_kwargs : mapping
-        Of ``vllm.LLM``: ``model``, ``max_num_seqs``, ``speculative_config``, ... plain values.
-    python : str, optional
-        The Python that has vLLM; by default `vllm_python`.
-    environment : mapping, optional
-        Further environment variables, such as ``OMP_NUM_THREADS``.
-    probes : bool
-        Whether the speed of the CPU is probed meanwhile, into each folder's ``host_speed.jsonl``.
-    timeout_s : float, seconds
-        For all of it.
+    Args:
+        engine_kwargs: Of ``vllm.LLM``: ``model``, ``max_num_seqs``, ``speculative_config``, ...
+            plain values.
+        python: The Python that has vLLM; by default `vllm_python`.
+        environment: Further environment variables, such as ``OMP_NUM_THREADS``.
+        probes: Whether the speed of the CPU is probed meanwhile, into each folder's
+            ``host_speed.jsonl``.
+        timeout_s: For all of it, in seconds.
 
-    Raises
-    ------
-    ConfigError
-        There is no vLLM, or it failed; what was recorded until then stays, marked incomplete.
+    Raises:
+        ConfigError: There is no vLLM, or it failed; what was recorded until then stays, marked
+            incomplete.
     """
     spec = {
         "engine_kwargs": dict(engine_kwargs),

@@ -75,22 +75,13 @@ def calibrate_vllm(subject: VllmSubject, folder: Path, tell: Tell) -> VllmCalibr
 
     The folder fills while this goes on; until its end ``meta.json`` says that it is incomplete.
 
-    Parameters
-    ----------
-    subject : VllmSubject
-    folder : Path
-        New, or empty.
-    tell : callable
-        Told what goes on, in a line.
+    Args:
+        folder: New, or empty.
+        tell: Told what goes on, in a line.
 
-    Returns
-    -------
-    VllmCalibration
-
-    Raises
-    ------
-    SpecsimError
-        vLLM fails, or a run cannot be read, fitted or written; what was measured before stays.
+    Raises:
+        SpecsimError: vLLM fails, or a run cannot be read, fitted or written; what was measured
+            before stays.
     """
     check_folder(folder)
     meta: dict[str, Any] = {
@@ -135,20 +126,13 @@ def record_engine(
 ) -> None:
     """Measure all loads on one engine.
 
-    Parameters
-    ----------
-    subject : VllmSubject
-    speculation : Speculation
-    folder : Path
-        Gets a run folder for each of `ORDER`; that of a first run also holds the requests of its
-        repetition.
-    rates : dict of str to float
-        Requests per second of every load.
+    Args:
+        folder: Gets a run folder for each of `ORDER`; that of a first run also holds the requests
+            of its repetition.
+        rates: Requests per second of every load.
 
-    Raises
-    ------
-    ConfigError
-        vLLM failed, or did not record everything.
+    Raises:
+        ConfigError: vLLM failed, or did not record everything.
     """
     _record(subject, speculation, engine_runs(subject, folder, rates))
     for name in COMPARED:
@@ -159,16 +143,10 @@ def record_engine(
 def engine_runs(subject: VllmSubject, folder: Path, rates: dict[str, float]) -> list[VllmRun]:
     """Return what one engine is asked to serve.
 
-    Parameters
-    ----------
-    subject : VllmSubject
-    folder : Path
-    rates : dict of str to float
-        Requests per second of every load.
+    Args:
+        rates: Requests per second of every load.
 
-    Returns
-    -------
-    list of VllmRun
+    Returns:
         In the order of `ORDER`.
     """
     vocab_size = subject.shape.vocab_size

@@ -47,24 +47,12 @@ class VllmSubject:
 
         Without one, prompt lookup, which needs none.
 
-        Parameters
-        ----------
-        model : Path
-        draft : Path or None
-            Folders, both with ``config.json``; weights are made up if one of them has none.
-        plan : VllmPlan
-        device : str
-        **others : object
-            ``stated_error`` and ``seed``.
+        Args:
+            draft: Folders, both with ``config.json``; weights are made up if one of them has none.
+            **others: ``stated_error`` and ``seed``.
 
-        Returns
-        -------
-        VllmSubject
-
-        Raises
-        ------
-        SpecsimError
-            A folder is not that of a model, or the models do not go together.
+        Raises:
+            SpecsimError: A folder is not that of a model, or the models do not go together.
         """
         check_model(model, "--model", plan)
         kinds = [Speculation("off")]
@@ -106,19 +94,11 @@ class VllmSubject:
     def gpu(self, hardware: Mapping[str, Any]) -> str:
         """Return what a profile calls the device that vLLM ran on.
 
-        Parameters
-        ----------
-        hardware : mapping
-            As in ``meta.json`` of a run.
+        Args:
+            hardware: As in ``meta.json`` of a run.
 
-        Returns
-        -------
-        str
-
-        Raises
-        ------
-        SpecsimError
-            It is another kind of device than was asked for, or one that is not known.
+        Raises:
+            SpecsimError: It is another kind of device than was asked for, or one that is not known.
         """
         found = str(hardware.get("device_name"))
         if (found == "cpu") != (self.device == "cpu"):
@@ -135,22 +115,12 @@ def has_weights(folder: Path) -> bool:
 def check_model(folder: Path, option: str, plan: VllmPlan) -> ModelShape:
     """Return the shape of a model in a folder.
 
-    Parameters
-    ----------
-    folder : Path
-    option : str
-        Who names it, for the error message.
-    plan : VllmPlan
-        Its longest request has to fit.
+    Args:
+        option: Who names it, for the error message.
+        plan: Its longest request has to fit.
 
-    Returns
-    -------
-    ModelShape
-
-    Raises
-    ------
-    SpecsimError
-        It is none, or its context is too short.
+    Raises:
+        SpecsimError: It is none, or its context is too short.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -171,15 +141,8 @@ def check_model(folder: Path, option: str, plan: VllmPlan) -> ModelShape:
 def check_draft(folder: Path, model: Path, plan: VllmPlan) -> None:
     """Refuse a draft model that cannot draft for a model.
 
-    Parameters
-    ----------
-    folder, model : Path
-    plan : VllmPlan
-
-    Raises
-    ------
-    SpecsimError
-        It is none, or has other tokens.
+    Raises:
+        SpecsimError: It is none, or has other tokens.
     """
     draft = check_model(folder, "--draft-model", plan)
     size = load_model(str(model / "config.json")).vocab_size

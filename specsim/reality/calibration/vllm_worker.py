@@ -72,14 +72,10 @@ def serve(
 ) -> None:
     """Send requests when they are due, whatever has become of those before, and step till all end.
 
-    Parameters
-    ----------
-    engine : vllm.LLMEngine
-    arrivals : list of float, seconds
-    prompts : list of list of int
-    output_lens : list of int, tokens
-    probe : Probe, optional
-        Done between steps, while the clock of the run stands still.
+    Args:
+        arrivals: In seconds.
+        output_lens: In tokens.
+        probe: Done between steps, while the clock of the run stands still.
     """
     scheduler = engine.engine_core.engine_core.scheduler
     clock, number, probed_at = scheduler.clock, 0, 0.0
@@ -105,11 +101,8 @@ def run_every_size(engine: Any, prompts: list[list[int]]) -> None:
 
     And of every number of sequences.
 
-    Parameters
-    ----------
-    engine : vllm.LLMEngine
-    prompts : list of list of int
-        Where tokens are taken from.
+    Args:
+        prompts: Where tokens are taken from.
     """
     scheduler = engine.engine_core.engine_core.scheduler
     tokens = [token for prompt in prompts for token in prompt]

@@ -71,16 +71,9 @@ class Answer:
 def new_session(key: str | None, timeout: float) -> aiohttp.ClientSession:
     """Return a session that opens as many connections as there are requests.
 
-    Parameters
-    ----------
-    key : str or None
-        Sent as the bearer token.
-    timeout : float, seconds
-        Longest silence.
-
-    Returns
-    -------
-    aiohttp.ClientSession
+    Args:
+        key: Sent as the bearer token.
+        timeout: Longest silence, in seconds.
     """
     watch = aiohttp.TraceConfig()
     watch.on_request_chunk_sent.append(_stamp)
@@ -100,12 +93,8 @@ async def _stamp(session: object, context: SimpleNamespace, sent: object) -> Non
 class Client:
     """Sends requests to a server.
 
-    Parameters
-    ----------
-    session : aiohttp.ClientSession
-    server : Server
-    body : dict
-        Further fields of each request.
+    Args:
+        body: Further fields of each request.
     """
 
     def __init__(
@@ -119,15 +108,9 @@ class Client:
     def encode(self, prompt: NDArray[np.int64], output_len: int, *, priority: int = 0) -> bytes:
         """Return the body of a request for an answer of exactly this length.
 
-        Parameters
-        ----------
-        prompt : ndarray of int, shape (prompt_len,)
-        output_len : int, tokens
-        priority : int
-
-        Returns
-        -------
-        bytes
+        Args:
+            prompt: Of shape (prompt_len,).
+            output_len: In tokens.
         """
         fields: dict[str, Any] = {
             "model": self._model,
@@ -146,13 +129,7 @@ class Client:
     async def ask(self, body: bytes) -> Answer:
         """Send a request and read its answer to the end.
 
-        Parameters
-        ----------
-        body : bytes
-
-        Returns
-        -------
-        Answer
+        Returns:
             With an error, and what came before it, if anything went wrong.
         """
         answer = Answer(monotonic())

@@ -40,14 +40,9 @@ async def send_all(
     If it is cancelled, nothing more is sent, answers on their way are broken off, and each of them
     still ends with what had come of it.
 
-    Parameters
-    ----------
-    client : Client
-    workload : Workload
-    bodies : list of bytes
-        One per request.
-    on_end : callable
-        Given each request when it has ended, well or not.
+    Args:
+        bodies: One per request.
+        on_end: Given each request when it has ended, well or not.
     """
 
     async def send(index: int, due_at: float) -> None:

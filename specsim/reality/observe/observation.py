@@ -42,28 +42,17 @@ def observe(
 ) -> Observation:
     """Send a workload to a server and record what comes back.
 
-    Parameters
-    ----------
-    url : str
-        Such as ``http://127.0.0.1:8000``. A key is taken from ``OPENAI_API_KEY``.
-    workload : Workload
-    folder : Path
-        Gets ``requests.jsonl`` and ``meta.json``, request by request; see `RunWriter`.
-    model : str, optional
-        By default the only one that the server has.
-    options : Options, optional
-    on_progress : callable, optional
-        Told the number of requests that have ended, each time one ends.
+    Args:
+        url: Such as ``http://127.0.0.1:8000``. A key is taken from ``OPENAI_API_KEY``.
+        folder: Gets ``requests.jsonl`` and ``meta.json``, request by request; see `RunWriter`.
+        model: By default the only one that the server has.
+        on_progress: Told the number of requests that have ended, each time one ends.
 
-    Returns
-    -------
-    Observation
+    Returns:
         After an interrupt (SIGINT, SIGTERM) with what there was until then.
 
-    Raises
-    ------
-    ConfigError
-        An option is wrong, nothing answers at the URL, or not what is asked for.
+    Raises:
+        ConfigError: An option is wrong, nothing answers at the URL, or not what is asked for.
     """
     options = options or Options()
     if options.own_fields:

@@ -52,9 +52,7 @@ class Observation:
     def latencies(self) -> dict[str, NDArray[np.float64]]:
         """Return the latencies of the answered requests, seconds, under vLLM's names.
 
-        Returns
-        -------
-        dict of str to ndarray of float
+        Returns:
             ``ttft`` and ``e2el`` per request, ``tpot`` per request with more than one token,
             ``itl`` per delivery after the first; all from when the request was sent.
         """
@@ -85,9 +83,7 @@ class Observation:
     def speculation(self) -> dict[str, float]:
         """Return what speculation achieved, as the server counts it; nothing if there was none.
 
-        Returns
-        -------
-        dict of str to float
+        Returns:
             ``acceptance_rate``, accepted over drafted tokens, and ``acceptance_length``, as vLLM
             has it: 1 + accepted tokens over drafts.
         """
@@ -124,12 +120,9 @@ class Observation:
     def check(self, workload: Workload, before: Metrics | None, after: Metrics | None) -> None:
         """Note what the client's clock, the answers and the server's counters give away.
 
-        Parameters
-        ----------
-        workload : Workload
-            What was sent.
-        before, after : Metrics or None
-            Of the server; None where it did not answer.
+        Args:
+            workload: What was sent.
+            before, after: Of the server; None where it did not answer.
         """
         if self.sent and (late := float(np.percentile(self.lateness, 99))) > _LATE:
             self.notes.append(

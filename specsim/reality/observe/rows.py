@@ -14,16 +14,12 @@ __all__ = ["accepted_drafts", "request_row"]
 def request_row(sent: Sent, prompt: NDArray[np.int64]) -> RequestRow:
     """Return the row of a request.
 
-    Parameters
-    ----------
-    sent : Sent
-    prompt : ndarray of int, shape (prompt_len,)
+    Args:
+        prompt: Of shape (prompt_len,).
 
-    Returns
-    -------
-    RequestRow
-        ``scheduled_ts`` if the server tells how long a request queued; ``accepted`` if it tells
-        the outcome of every draft, and every output token belongs to one of them.
+    Returns:
+        ``scheduled_ts`` if the server tells how long a request queued; ``accepted`` if it tells the
+        outcome of every draft, and every output token belongs to one of them.
     """
     answer = sent.answer
     times = [time for time, _ in answer.deliveries]
@@ -59,17 +55,12 @@ def accepted_drafts(metrics: dict[str, Any], counts: list[int]) -> list[list[int
     one delivery per step that is known if all steps had one, or if every draft brought something,
     so that steps without a draft are those of a single token.
 
-    Parameters
-    ----------
-    metrics : dict
-        ``metrics`` of the last event, where ``vllm serve --per-request-spec-decode-metrics
-        detailed`` puts ``speculative_decoding``.
-    counts : list of int
-        Tokens of each delivery.
+    Args:
+        metrics: ``metrics`` of the last event, where ``vllm serve --per-request-spec-decode-metrics
+            detailed`` puts ``speculative_decoding``.
+        counts: Tokens of each delivery.
 
-    Returns
-    -------
-    list of [output tokens before the step, draft length, accepted length], or None
+    Returns:
         None where it is not known.
     """
     found = metrics.get("speculative_decoding")

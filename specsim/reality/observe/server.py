@@ -44,13 +44,7 @@ class Metrics:
     def since(self, before: "Metrics") -> dict[str, float]:
         """Return by how much each counter has grown.
 
-        Parameters
-        ----------
-        before : Metrics
-
-        Returns
-        -------
-        dict of str to float
+        Returns:
             Empty if the server was restarted in between, so that a counter fell.
         """
         grown = {
@@ -75,19 +69,11 @@ class Server:
 def base_url(url: str) -> str:
     """Return the address of a server without the path of its API.
 
-    Parameters
-    ----------
-    url : str
-        Such as ``http://127.0.0.1:8000``, with ``/v1`` or without.
+    Args:
+        url: Such as ``http://127.0.0.1:8000``, with ``/v1`` or without.
 
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    ConfigError
-        It is no http or https URL.
+    Raises:
+        ConfigError: It is no http or https URL.
     """
     try:
         parts = urlsplit(url)
@@ -107,22 +93,12 @@ def base_url(url: str) -> str:
 async def find_server(session: aiohttp.ClientSession, url: str, model: str | None) -> Server:
     """Return the server at an address, checked to be of the kind that is asked.
 
-    Parameters
-    ----------
-    session : aiohttp.ClientSession
-    url : str
-        As `base_url` returns it.
-    model : str or None
-        By default the only one that the server has.
+    Args:
+        url: As `base_url` returns it.
+        model: By default the only one that the server has.
 
-    Returns
-    -------
-    Server
-
-    Raises
-    ------
-    ConfigError
-        Nothing answers, something else does, or it has no such model.
+    Raises:
+        ConfigError: Nothing answers, something else does, or it has no such model.
     """
     try:
         async with session.get(f"{url}/v1/models", timeout=_TIMEOUT) as response:
@@ -174,14 +150,7 @@ async def _version(session: aiohttp.ClientSession, url: str) -> str | None:
 async def read_metrics(session: aiohttp.ClientSession, url: str) -> Metrics | None:
     """Return a server's metrics.
 
-    Parameters
-    ----------
-    session : aiohttp.ClientSession
-    url : str
-
-    Returns
-    -------
-    Metrics or None
+    Returns:
         None if it does not answer, or has no such page.
     """
     try:
@@ -195,14 +164,8 @@ async def read_metrics(session: aiohttp.ClientSession, url: str) -> Metrics | No
 def parse_metrics(text: str) -> Metrics:
     """Return the engine's metrics in a page of Prometheus text.
 
-    Parameters
-    ----------
-    text : str
-        Of it, only names with a colon, which servers of language models use for their own.
-
-    Returns
-    -------
-    Metrics
+    Args:
+        text: Of it, only names with a colon, which servers of language models use for their own.
     """
     values: dict[str, float] = {}
     cache_config: dict[str, str] = {}

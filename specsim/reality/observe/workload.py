@@ -45,21 +45,13 @@ class Workload:
 def load_workload(path: Path, overrides: list[str]) -> Workload:
     """Return the requests of an experiment, or of a file with its ``workload`` alone.
 
-    Parameters
-    ----------
-    path : Path
-        YAML with ``workload`` and, optionally, ``engine`` and ``seed``; or a whole experiment.
-    overrides : list of str
-        As of ``specsim run``, such as ``workload.arrivals.rate=4``.
+    Args:
+        path: YAML with ``workload`` and, optionally, ``engine`` and ``seed``; or a whole
+            experiment.
+        overrides: As of ``specsim run``, such as ``workload.arrivals.rate=4``.
 
-    Returns
-    -------
-    Workload
-
-    Raises
-    ------
-    SpecsimError
-        The file, or one that it names, cannot be used.
+    Raises:
+        SpecsimError: The file, or one that it names, cannot be used.
     """
     data = overridden(load_mapping(path, ConfigError), overrides)
     if "workload" not in data:
@@ -96,14 +88,9 @@ class Prompts:
     def of(self, request: Request) -> NDArray[np.int64]:
         """Return the prompt of a request.
 
-        Parameters
-        ----------
-        request : Request
-
-        Returns
-        -------
-        ndarray of int, shape (prompt_len,)
-            As recorded; or random, where requests that share prefix ids share tokens.
+        Returns:
+            As recorded; or random, where requests that share prefix ids share tokens. Of shape
+            (prompt_len,).
         """
         recorded = request.prompt_token_ids
         if recorded is not None and not (len(recorded) == 1 and recorded[0] == UNRECORDED):

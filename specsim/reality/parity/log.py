@@ -21,18 +21,8 @@ __all__ = ["Difference", "LogWriter", "compare_logs", "load_log"]
 def load_log(path: Path) -> dict[str, Any]:
     """Return a recorded log from its JSON file.
 
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    TraceError
-        The file is missing or is not a log.
+    Raises:
+        TraceError: The file is missing or is not a log.
     """
     log = load_mapping(path, TraceError)
     for field in ("steps", "requests"):
@@ -45,10 +35,8 @@ def load_log(path: Path) -> dict[str, Any]:
 class LogWriter:
     """Writes what happens in the format of the recordings (its fields are explained there).
 
-    Parameters
-    ----------
-    requests : list of Request
-        Of the run, by index.
+    Args:
+        requests: Of the run, by index.
     """
 
     def __init__(self, requests: list[Request]) -> None:
@@ -184,16 +172,9 @@ class Difference:
 def compare_logs(ours: dict[str, Any], theirs: dict[str, Any]) -> Difference | None:
     """Return the first difference between our log and a recorded one, or None.
 
-    Parameters
-    ----------
-    ours : dict
-        From `run_scenario`.
-    theirs : dict
-        A recorded log.
-
-    Returns
-    -------
-    Difference or None
+    Args:
+        ours: From `run_scenario`.
+        theirs: A recorded log.
     """
     for number, (our_step, their_step) in enumerate(
         zip(ours["steps"], theirs["steps"], strict=False)

@@ -138,15 +138,10 @@ def _request(scenario: Scenario, index: int) -> Request:
 def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     """Run a scenario and return its log.
 
-    Parameters
-    ----------
-    scenario : Scenario
-    check : bool
-        Check all invariants after every step.
+    Args:
+        check: Check all invariants after every step.
 
-    Returns
-    -------
-    dict
+    Returns:
         ``scenario``, ``steps`` and ``requests`` in the format of the recordings.
     """
     spec = scenario.engine.spec

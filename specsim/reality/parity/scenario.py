@@ -98,18 +98,8 @@ class Scenario(Settings):
 def load_scenario(path: Path) -> Scenario:
     """Return a scenario from its JSON file.
 
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    Scenario
-
-    Raises
-    ------
-    TraceError
-        The file is missing or is not a scenario.
+    Raises:
+        TraceError: The file is missing or is not a scenario.
     """
     with validated(str(path), TraceError):
         return Scenario.model_validate(load_mapping(path, TraceError))

@@ -29,21 +29,11 @@ class Comparison:
     def of(cls, profile: Profile, points: Points, source: str) -> "Comparison":
         """Compare.
 
-        Parameters
-        ----------
-        profile : Profile
-        points : Points
-        source : str
-            Where they come from, for the error message.
+        Args:
+            source: Where they come from, for the error message.
 
-        Returns
-        -------
-        Comparison
-
-        Raises
-        ------
-        ProfileError
-            There is no step to compare with.
+        Raises:
+            ProfileError: There is no step to compare with.
         """
         if not len(points):
             raise ProfileError(

@@ -31,26 +31,16 @@ def fit_model(points: Points, kind: str, source: str, *, keeps_sum: bool = False
     Huber's loss of the error in seconds: the time of a run is the sum of its steps', so seconds
     count and not shares of a step; and outliers must not decide.
 
-    Parameters
-    ----------
-    points : Points
-    kind : str
-        One of `KINDS`.
-    source : str
-        Where they come from, for error messages.
-    keeps_sum : bool
-        Whether all coefficients of a kind of step are scaled so that its steps together last as
-        long as measured. Right for the steps of a server: times have a tail, which Huber's loss
-        cuts and a run does not. Wrong for a designed grid, whose sum means nothing.
+    Args:
+        kind: One of `KINDS`.
+        source: Where they come from, for error messages.
+        keeps_sum: Whether all coefficients of a kind of step are scaled so that its steps together
+            last as long as measured. Right for the steps of a server: times have a tail, which
+            Huber's loss cuts and a run does not. Wrong for a designed grid, whose sum means
+            nothing.
 
-    Returns
-    -------
-    LatencyModel
-
-    Raises
-    ------
-    ProfileError
-        The points are too few or collinear, so that they determine no coefficients.
+    Raises:
+        ProfileError: The points are too few or collinear, so that they determine no coefficients.
     """
     if kind == "linear":
         return Linear(**_coefficients(points, f"{source}: steps", keeps_sum))
@@ -92,16 +82,11 @@ def _check_rank(columns: NDArray[np.float64], what: str) -> None:
 
 
 def robust_fit(columns: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the coefficients, none negative, of least Huber loss.
+    """Return the coefficients, none negative, of least Huber loss, of shape (m,).
 
-    Parameters
-    ----------
-    columns : ndarray of float, shape (n, m)
-    seconds : ndarray of float, shape (n,)
-
-    Returns
-    -------
-    ndarray of float, shape (m,)
+    Args:
+        columns: Of shape (n, m).
+        seconds: Of shape (n,).
     """
     rows = np.column_stack([columns, seconds])
     weights = np.ones(len(seconds))

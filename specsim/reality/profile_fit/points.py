@@ -41,14 +41,8 @@ class Points:
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Points":
         """Return some of the points.
 
-        Parameters
-        ----------
-        rows : ndarray
-            Their numbers, or whether each is one of them.
-
-        Returns
-        -------
-        Points
+        Args:
+            rows: Their numbers, or whether each is one of them.
         """
         return Points(*(getattr(self, each.name)[rows] for each in fields(self)))
 
@@ -82,22 +76,17 @@ class Limits:
 def read_points(path: Path) -> Points:
     """Return the steps in a table.
 
-    Parameters
-    ----------
-    path : Path
-        CSV, Parquet or JSON lines with columns context_tokens, batched_tokens, num_requests (or
-        requests), mixed (or prefill_tokens: mixed where not 0) and seconds (or target_time); such
-        as the ``steps.parquet`` of a simulated run, or the ``steps.jsonl`` of a measured one.
+    Args:
+        path: CSV, Parquet or JSON lines with columns context_tokens, batched_tokens, num_requests
+            (or requests), mixed (or prefill_tokens: mixed where not 0) and seconds (or
+            target_time); such as the ``steps.parquet`` of a simulated run, or the ``steps.jsonl``
+            of a measured one.
 
-    Returns
-    -------
-    Points
+    Returns:
         Steps without tokens are left out.
 
-    Raises
-    ------
-    ProfileError
-        A column is missing, or a value is not a number of at least 0.
+    Raises:
+        ProfileError: A column is missing, or a value is not a number of at least 0.
     """
     header = table_header(path)
     found = {}
@@ -134,15 +123,8 @@ def kernel_points(kernels: Kernels, limits: Limits) -> Points:
 
     The other kernels of the step are those of as many tokens and sequences.
 
-    Parameters
-    ----------
-    kernels : Kernels
-    limits : Limits
-        Points beyond them are left out.
-
-    Returns
-    -------
-    Points
+    Args:
+        limits: Points beyond them are left out.
     """
     tables = [_grid_rows(kernels.folder)]
     if (skew := find_table(kernels.folder, "skew")) is not None:

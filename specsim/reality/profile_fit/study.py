@@ -81,26 +81,14 @@ def run_study(
 ) -> Study:
     """Fit a latency model to steps and measure it.
 
-    Parameters
-    ----------
-    points : Points
-    kind : str
-        ``two_regime`` or ``linear``.
-    seed : int
-        Of the division into fitted and held-out steps.
-    source : str
-        For error messages.
-    keeps_sum : bool
-        Whether they are a server's; see `fit_model`.
+    Args:
+        kind: ``two_regime`` or ``linear``.
+        seed: Of the division into fitted and held-out steps.
+        source: For error messages.
+        keeps_sum: Whether they are a server's; see `fit_model`.
 
-    Returns
-    -------
-    Study
-
-    Raises
-    ------
-    ProfileError
-        The points are too few, or collinear.
+    Raises:
+        ProfileError: The points are too few, or collinear.
     """
     fit = partial(fit_model, kind=kind, keeps_sum=keeps_sum)
     model = fit(points, source=source)

@@ -36,19 +36,11 @@ class Subject:
     def limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> Limits:
         """Return which steps a server of this model on this GPU can run.
 
-        Parameters
-        ----------
-        max_num_seqs, max_num_batched_tokens : int
-            Of the engine.
+        Args:
+            max_num_seqs, max_num_batched_tokens: Of the engine.
 
-        Returns
-        -------
-        Limits
-
-        Raises
-        ------
-        SpecsimError
-            Model or GPU is not known, or the model does not fit.
+        Raises:
+            SpecsimError: Model or GPU is not known, or the model does not fit.
         """
         shape, gpu = load_model(self.model), load_gpu(self.gpu)
         size = self.tensor_parallel_size
@@ -61,16 +53,7 @@ class Subject:
 
 
 def kernel_folder(path: Path) -> Path:
-    """Return the folder of kernel tables that a path leads to: itself, or its ``profile``.
-
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    Path
-    """
+    """Return the folder of kernel tables that a path leads to: itself, or its ``profile``."""
     return path / "profile" if (path / "profile").is_dir() else path
 
 
@@ -79,23 +62,16 @@ def kernels_of(
 ) -> tuple[Kernels, Subject]:
     """Return the kernels in a folder, and what they were measured on.
 
-    Parameters
-    ----------
-    folder : Path
-        With ``dense.csv`` and ``attention.csv``.
-    model, gpu : str or None
-        By default what ``meta.yaml`` says.
-    tensor_parallel_size : int
+    Args:
+        folder: With ``dense.csv`` and ``attention.csv``.
+        model, gpu: By default what ``meta.yaml`` says.
 
-    Returns
-    -------
-    Kernels
-    Subject
+    Returns:
+        Kernels
+        Subject
 
-    Raises
-    ------
-    ProfileError
-        A table is missing or malformed, or model or GPU are not known.
+    Raises:
+        ProfileError: A table is missing or malformed, or model or GPU are not known.
     """
     meta_path = folder / "meta.yaml"
     meta = load_mapping(meta_path, ProfileError) if meta_path.exists() else {}
@@ -128,28 +104,21 @@ def measured_steps(
 ) -> tuple[Points, Subject]:
     """Return the steps of tables or of measured runs, or composed from a folder of kernel tables.
 
-    Parameters
-    ----------
-    sources : sequence of Path
-        Tables and folders of measured runs (with ``steps.jsonl``), or one folder of kernel tables.
-        Where ``host_speed.jsonl`` says how fast the machine was during a run, each step is taken
-        for as long as it would have been at the mean speed of all of them.
-    model, gpu : str or None
-        By default what a folder's ``meta.yaml`` says; of tables and runs "".
-    tensor_parallel_size : int
-    max_num_seqs, max_num_batched_tokens : int
-        Of a folder of kernel tables, larger steps are left out.
+    Args:
+        sources: Tables and folders of measured runs (with ``steps.jsonl``), or one folder of kernel
+            tables. Where ``host_speed.jsonl`` says how fast the machine was during a run, each step
+            is taken for as long as it would have been at the mean speed of all of them.
+        model, gpu: By default what a folder's ``meta.yaml`` says; of tables and runs "".
+        max_num_seqs, max_num_batched_tokens: Of a folder of kernel tables, larger steps are left
+            out.
 
-    Returns
-    -------
-    Points
-    Subject
+    Returns:
+        Points
+        Subject
 
-    Raises
-    ------
-    ProfileError
-        A table is missing or malformed, runs speculated differently, or model or GPU of a folder
-        of kernel tables are not known.
+    Raises:
+        ProfileError: A table is missing or malformed, runs speculated differently, or model or GPU
+            of a folder of kernel tables are not known.
     """
     tables = [source / _STEPS if (source / _STEPS).exists() else source for source in sources]
     if not any(table.is_dir() for table in tables):
@@ -222,18 +191,11 @@ def _speculation(tables: Sequence[Path]) -> tuple[str, int] | None:
 def fitted_profile(study: Study, points: Points, subject: Subject, source: str) -> Profile:
     """Return the profile of a fit.
 
-    Parameters
-    ----------
-    study : Study
-    points : Points
-        That were fitted.
-    subject : Subject
-    source : str
-        Where they come from.
+    Args:
+        points: That were fitted.
+        source: Where they come from.
 
-    Returns
-    -------
-    Profile
+    Returns:
         Its overhead is 0: it is hidden under asynchronous scheduling, and part of the measured
         times otherwise. So is drafting, if the steps are those of runs with speculation: its cost
         is 0, and the target's coefficients are those of a step with drafts of that one length. A

@@ -26,18 +26,13 @@ log = logging.getLogger(__name__)
 def causal_mask(num_positions: int, num_shared: int, like: Tensor) -> Tensor:
     """Return which position sees which, as what is added to the scores.
 
-    Parameters
-    ----------
-    num_positions : int
-    num_shared : int
-        Query heads that share keys and values; each position has so many rows.
-    like : Tensor
-        Of the device and dtype.
+    Args:
+        num_shared: Query heads that share keys and values; each position has so many rows.
+        like: Of the device and dtype.
 
-    Returns
-    -------
-    Tensor, shape (num_positions * num_shared, num_positions)
-        0 where it does, minus infinity where it does not.
+    Returns:
+        0 where it does, minus infinity where it does not, of shape (num_positions * num_shared,
+        num_positions).
     """
     sees = like.new_ones((num_positions, num_positions), dtype=torch.bool).tril()
     mask = like.new_zeros((num_positions, num_positions)).masked_fill(~sees, -torch.inf)
@@ -50,18 +45,14 @@ def attend_each(queries: Tensor, cache: Tensor, batch: Batch, *, mask: Tensor) -
     Query heads that share keys and values lie behind each other as if they were more tokens, so
     that keys and values are read once for all of them.
 
-    Parameters
-    ----------
-    queries : Tensor, shape (tokens, heads, head_dim)
-    cache : Tensor, shape (2, slots, slot_len, kv_heads, head_dim)
-        Keys and values, those of this batch included.
-    batch : Batch
-    mask : Tensor
-        From `causal_mask`.
+    Args:
+        queries: Of shape (tokens, heads, head_dim).
+        cache: Keys and values, those of this batch included, of shape (2, slots, slot_len,
+            kv_heads, head_dim).
+        mask: From `causal_mask`.
 
-    Returns
-    -------
-    Tensor, shape (tokens, heads, head_dim)
+    Returns:
+        Of shape (tokens, heads, head_dim).
     """
     found = torch.empty_like(queries)
     kv_heads = cache.shape[3]
@@ -91,16 +82,12 @@ def attend_flash(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
     (``seqused_k``) the rows of the cache need not be full, nor be copied. So the cost follows the
     context that is read, as a simulation has it, and not the longest sequence.
 
-    Parameters
-    ----------
-    queries : Tensor, shape (tokens, heads, head_dim)
-        On a GPU, of 16 bits.
-    cache : Tensor, shape (2, slots, slot_len, kv_heads, head_dim)
-    batch : Batch
+    Args:
+        queries: On a GPU, of 16 bits, of shape (tokens, heads, head_dim).
+        cache: Of shape (2, slots, slot_len, kv_heads, head_dim).
 
-    Returns
-    -------
-    Tensor, shape (tokens, heads, head_dim)
+    Returns:
+        Of shape (tokens, heads, head_dim).
     """
     keys, values = cache.flatten(1, 2)
     # The last token of a span sees all its keys: causal masks are aligned to the end.
@@ -123,16 +110,11 @@ def attend_flash(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
 def choose_attention(cache: Tensor, num_heads: int) -> Attend:
     """Return how a device attends best, provided that it attends right.
 
-    Parameters
-    ----------
-    cache : Tensor, shape (2, slots, slot_len, kv_heads, head_dim)
-        Of one layer; overwritten.
-    num_heads : int
-        Of queries.
+    Args:
+        cache: Of one layer; overwritten. Of shape (2, slots, slot_len, kv_heads, head_dim).
+        num_heads: Of queries.
 
-    Returns
-    -------
-    callable
+    Returns:
         Takes queries, cache and batch. On a GPU that has no such kernel, or one that says
         otherwise, sequences are attended to one by one, with a warning.
     """

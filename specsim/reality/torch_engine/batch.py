@@ -53,17 +53,9 @@ class Batch:
 def make_batch(spans: Sequence[Span], slot_len: int, device: torch.device) -> Batch:
     """Lay spans end to end.
 
-    Parameters
-    ----------
-    spans : sequence of Span
-        At least one.
-    slot_len : int, tokens
-        Length of each row of the KV cache.
-    device : torch.device
-
-    Returns
-    -------
-    Batch
+    Args:
+        spans: At least one.
+        slot_len: Length of each row of the KV cache, in tokens.
     """
     return unpack(torch.from_numpy(pack(spans, slot_len)).to(device), spans)
 
@@ -71,14 +63,10 @@ def make_batch(spans: Sequence[Span], slot_len: int, device: torch.device) -> Ba
 def pack(spans: Sequence[Span], slot_len: int) -> NDArray[np.int64]:
     """Return all that a batch tells a device, as one array: one transfer.
 
-    Parameters
-    ----------
-    spans : sequence of Span
-    slot_len : int, tokens
+    Args:
+        slot_len: In tokens.
 
-    Returns
-    -------
-    ndarray of int
+    Returns:
         The tensors of a `Batch`, in their order, end to end.
     """
     lens = np.array([len(span.token_ids) for span in spans])
@@ -107,16 +95,9 @@ def pack(spans: Sequence[Span], slot_len: int) -> NDArray[np.int64]:
 def unpack(packed: Tensor, spans: Sequence[Span]) -> Batch:
     """Take apart what `pack` has packed; later changes of the tensor are changes of the batch.
 
-    Parameters
-    ----------
-    packed : Tensor of int64
-        On the device of the model.
-    spans : sequence of Span
-        Only how many there are, how long they are and how much they ask for matters.
-
-    Returns
-    -------
-    Batch
+    Args:
+        packed: On the device of the model.
+        spans: Only how many there are, how long they are and how much they ask for matters.
     """
     num, asked = (
         sum(len(each) for each in column)

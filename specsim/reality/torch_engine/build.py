@@ -25,28 +25,15 @@ def build_engine(
 
     A quarter of the layers make the draft model.
 
-    Parameters
-    ----------
-    shape : ModelShape
-    device_name : str
-        ``cpu`` or ``cuda``.
-    plan : Plan
-        What it has to have room for.
-    threads : int
-        Of a CPU.
-    seed : int
-        Of weights and prompts.
+    Args:
+        device_name: ``cpu`` or ``cuda``.
+        plan: What it has to have room for.
+        threads: Of a CPU.
+        seed: Of weights and prompts.
 
-    Returns
-    -------
-    TorchEngine
-
-    Raises
-    ------
-    ConfigError
-        There is no such device, or the engine does not know a part of the model.
-    CapacityError
-        The model does not fit.
+    Raises:
+        ConfigError: There is no such device, or the engine does not know a part of the model.
+        CapacityError: The model does not fit.
     """
     check_shape(shape)
     if device_name == "cuda" and not torch.cuda.is_available():

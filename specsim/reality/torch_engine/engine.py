@@ -77,14 +77,8 @@ class Limits:
 class TorchEngine:
     """A target and a draft model on one device, with room for a number of sequences.
 
-    Parameters
-    ----------
-    shape : ModelShape
-    device : torch.device
-    dtype : torch.dtype
-    limits : Limits
-    recipe : Recipe
-        Of the weights; its seed also draws the prompts.
+    Args:
+        recipe: Of the weights; its seed also draws the prompts.
     """
 
     def __init__(
@@ -152,10 +146,8 @@ class TorchEngine:
     def warm_up(self, max_batched_tokens: int) -> None:
         """Run a pass of every number of tokens; see `specsim.reality.calibration.onednn`.
 
-        Parameters
-        ----------
-        max_batched_tokens : int
-            Of a step.
+        Args:
+            max_batched_tokens: Of a step.
         """
         layer = draft_of(self._weights, 1)  # all have matrices of the same shapes
         model = Llama(self.shape, layer, num_slots=1, slot_len=max_batched_tokens)
@@ -181,21 +173,12 @@ class TorchEngine:
     ) -> Served:
         """Serve what `specsim.run.simulate.simulate` simulates, from the same arguments.
 
-        Parameters
-        ----------
-        experiment : Experiment
-            One replica, synchronous, method ``draft_model`` or none.
-        profile : Profile
-            What a policy takes for the cost of a step.
-        requests : list of Request
-            In order of arrival, by index.
-        is_synthetic : bool
-            Whether drafts are accepted as ``experiment.acceptance`` says: by the same luck as in a
-            simulation of the same seed. Otherwise as the target says.
-
-        Returns
-        -------
-        Served
+        Args:
+            experiment: One replica, synchronous, method ``draft_model`` or none.
+            profile: What a policy takes for the cost of a step.
+            requests: In order of arrival, by index.
+            is_synthetic: Whether drafts are accepted as ``experiment.acceptance`` says: by the same
+                luck as in a simulation of the same seed. Otherwise as the target says.
         """
         deployment = Deployment.of(experiment, profile)
         server = Server(
@@ -209,16 +192,7 @@ class TorchEngine:
             return server.serve(requests, self.prompt)
 
     def measure(self, points: Iterable[GridPoint]) -> Iterator[Sample]:
-        """Run steps of given sizes, one after the other, and time them.
-
-        Parameters
-        ----------
-        points : iterable of GridPoint
-
-        Yields
-        ------
-        Sample
-        """
+        """Run steps of given sizes, one after the other, and time them."""
         runner, probe = self._runner(), self._timing.probe
         for point in points:
             probed_at, seconds = probe.run() if probe is not None else (0.0, 0.0)

@@ -14,11 +14,8 @@ __all__ = ["out_of_memory"]
 def out_of_memory(what: str, device: torch.device) -> Iterator[None]:
     """Turn PyTorch's ways of running out of memory into a one-line error.
 
-    Parameters
-    ----------
-    what : str
-        That needs the memory.
-    device : torch.device
+    Args:
+        what: That needs the memory.
     """
     try:
         yield

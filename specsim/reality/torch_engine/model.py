@@ -23,20 +23,13 @@ _NORM_EPS = 1e-5
 class Llama:
     """A model, and the KV cache of the sequences that it reads.
 
-    Parameters
-    ----------
-    shape : ModelShape
-        Of its layers; how many there are the weights know.
-    weights : Weights
-    num_slots : int
-        Sequences that the cache holds.
-    slot_len : int, tokens
-        Of each of them.
+    Args:
+        shape: Of its layers; how many there are the weights know.
+        num_slots: Sequences that the cache holds.
+        slot_len: Of each of them, in tokens.
 
-    Raises
-    ------
-    CapacityError
-        The cache does not fit into memory.
+    Raises:
+        CapacityError: The cache does not fit into memory.
     """
 
     def __init__(
@@ -70,14 +63,10 @@ class Llama:
     def next_tokens(self, spans: list[Span]) -> list[int]:
         """Read some spans and return the most likely successors that are asked for.
 
-        Parameters
-        ----------
-        spans : list of Span
-            At least one.
+        Args:
+            spans: At least one.
 
-        Returns
-        -------
-        list of int
+        Returns:
             As many as each span asks for, end to end. They are on the host, so all work is done;
             where none is asked for, a GPU may still be at it.
         """

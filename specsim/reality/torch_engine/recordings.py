@@ -50,14 +50,10 @@ class _Recording(NamedTuple):
 class Recordings:
     """Recorded passes of one model.
 
-    Parameters
-    ----------
-    run : callable
-        Takes a batch, returns the successors that it asks for; shape (asked,).
-    slot_len : int, tokens
-    spare_slot : int
-        Row of the KV cache that no sequence has.
-    device : torch.device
+    Args:
+        run: Takes a batch, returns the successors that it asks for; shape (asked,).
+        slot_len: In tokens.
+        spare_slot: Row of the KV cache that no sequence has.
     """
 
     def __init__(
@@ -78,12 +74,8 @@ class Recordings:
         Each is compared at the smallest batch that it would be used for, where filling it up costs
         most.
 
-        Parameters
-        ----------
-        shapes : sequence of PassShape
-            Smaller numbers of spans before larger ones.
-        record : callable
-        timer : Timer
+        Args:
+            shapes: Smaller numbers of spans before larger ones.
         """
         fewest: dict[tuple[int, int], int] = {}
         for shape in shapes:
@@ -96,14 +88,10 @@ class Recordings:
     def next_tokens(self, spans: Sequence[Span]) -> Tensor | None:
         """Read some spans.
 
-        Parameters
-        ----------
-        spans : sequence of Span
-            At least one.
+        Args:
+            spans: At least one.
 
-        Returns
-        -------
-        Tensor or None
+        Returns:
             The successors that are asked for, end to end; None if no recording is of that shape.
         """
         kinds = {(len(span.token_ids), len(span.asked)) for span in spans}
@@ -165,13 +153,7 @@ def batch_sizes(most: int) -> list[int]:
 def cuda_graphs(device: torch.device) -> Record:
     """Return what records CUDA graphs that share their memory, as only one runs at a time.
 
-    Parameters
-    ----------
-    device : torch.device
-
-    Returns
-    -------
-    callable
+    Returns:
         Raises RuntimeError if something cannot be recorded.
     """
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)

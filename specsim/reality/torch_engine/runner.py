@@ -34,14 +34,9 @@ class Row(NamedTuple):
 class Runner:
     """Executes the steps that a scheduler plans.
 
-    Parameters
-    ----------
-    target : Llama
-    draft : Llama
-    num_slots : int
-        Rows of their KV caches.
-    slot_len : int, tokens
-    timer : Timer
+    Args:
+        num_slots: Rows of their KV caches.
+        slot_len: In tokens.
     """
 
     def __init__(
@@ -84,15 +79,11 @@ class Runner:
     def verify(self, rows: list[Row]) -> list[int]:
         """Run the target over what a step schedules.
 
-        Parameters
-        ----------
-        rows : list of Row
-            At least one.
+        Args:
+            rows: At least one.
 
-        Returns
-        -------
-        list of int, tokens
-            Of each row's drafts, how many are what the target would have said itself.
+        Returns:
+            Of each row's drafts, how many are what the target would have said itself, in tokens.
         """
         self._timer.start()
         self._rows = [(row, self._running_text(row.request)) for row in rows]
@@ -118,10 +109,8 @@ class Runner:
     def accept(self, accepted_lens: list[int]) -> None:
         """Write down what a step emitted: accepted drafts, which stand there, and what follows.
 
-        Parameters
-        ----------
-        accepted_lens : list of int, tokens
-            Of each row of the last `verify`.
+        Args:
+            accepted_lens: Of each row of the last `verify`, in tokens.
         """
         for (row, text), said, accepted_len in zip(
             self._rows, self._successors, accepted_lens, strict=True
@@ -135,12 +124,9 @@ class Runner:
         As in vLLM the first pass reads what the target has just read, and every pass runs for the
         whole batch: for prompts half read and answers that have ended, too.
 
-        Parameters
-        ----------
-        accepted_lens : list of int, tokens
-            Of each row of the last `verify`.
-        asked_lens : list of int, tokens
-            Length of each draft.
+        Args:
+            accepted_lens: Of each row of the last `verify`, in tokens.
+            asked_lens: Length of each draft, in tokens.
         """
         self._timer.start()
         longest = max(asked_lens, default=0)

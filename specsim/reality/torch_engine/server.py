@@ -36,18 +36,12 @@ class Server:
     The engine is that of a simulation. Where it would compute how long something takes, the server
     does it and looks at the clock.
 
-    Parameters
-    ----------
-    runner : Runner
-        Fresh.
-    deployment : Deployment
-        Synchronous.
-    drafting : Drafting
-        Decides how much to draft and, if acceptance is synthetic, what is accepted.
-    is_synthetic : bool
-        Whether drafts are accepted as `drafting` says, whatever the models say.
-    timing : Timing
-        The probe is done between steps.
+    Args:
+        runner: Fresh.
+        deployment: Synchronous.
+        drafting: Decides how much to draft and, if acceptance is synthetic, what is accepted.
+        is_synthetic: Whether drafts are accepted as `drafting` says, whatever the models say.
+        timing: The probe is done between steps.
     """
 
     def __init__(
@@ -97,16 +91,9 @@ class Server:
     ) -> Served:
         """Serve requests as they arrive, until the last has its answer.
 
-        Parameters
-        ----------
-        requests : list of Request
-            In order of arrival, seconds after the call; those of `drafting`.
-        prompt : callable
-            Returns the prompt's token ids.
-
-        Returns
-        -------
-        Served
+        Args:
+            requests: In order of arrival, seconds after the call; those of `drafting`.
+            prompt: Returns the prompt's token ids.
         """
         self._requests = requests
         self._prompts = [prompt(request) for request in requests]  # not while the clock runs

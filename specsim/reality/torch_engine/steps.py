@@ -10,17 +10,9 @@ __all__ = ["measure"]
 def measure(runner: Runner, point: GridPoint, vocab_size: int) -> Sample:
     """Run one step and time both models, as the server does.
 
-    Parameters
-    ----------
-    runner : Runner
-        With as many free slots as the step has sequences.
-    point : GridPoint
-    vocab_size : int
-        Tokens are drawn from it.
-
-    Returns
-    -------
-    Sample
+    Args:
+        runner: With as many free slots as the step has sequences.
+        vocab_size: Tokens are drawn from it.
     """
     rows = _rows(point)
     for row in rows:

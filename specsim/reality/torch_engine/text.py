@@ -11,11 +11,8 @@ __all__ = ["Text"]
 class Text:
     """Prompt, output so far, and behind them the drafts that wait to be verified.
 
-    Parameters
-    ----------
-    prompt : ndarray of int
-    slot_len : int, tokens
-        Longest text that the KV cache holds.
+    Args:
+        slot_len: Longest text that the KV cache holds, in tokens.
     """
 
     def __init__(self, prompt: NDArray[np.int64], slot_len: int) -> None:

@@ -20,12 +20,7 @@ class Timer(Protocol):
 
 
 class HostTimer:
-    """By the host's clock: a CPU has ended when a call returns.
-
-    Parameters
-    ----------
-    clock : Clock
-    """
+    """By the host's clock: a CPU has ended when a call returns."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -41,12 +36,7 @@ class HostTimer:
 
 
 class EventTimer:
-    """By events on a GPU, between which it counts the time itself.
-
-    Parameters
-    ----------
-    device : torch.device
-    """
+    """By events on a GPU, between which it counts the time itself."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)

@@ -57,24 +57,12 @@ def random_weights(
 ) -> Weights:
     """Return random weights whose first layers say nearly what all of them say.
 
-    Parameters
-    ----------
-    shape : ModelShape
-        Dense, with a gated MLP, as Llama is.
-    recipe : Recipe
-    device : torch.device
-    dtype : torch.dtype
+    Args:
+        shape: Dense, with a gated MLP, as Llama is.
 
-    Returns
-    -------
-    Weights
-
-    Raises
-    ------
-    ConfigError
-        The model has a part that this engine does not know.
-    CapacityError
-        The weights do not fit into memory.
+    Raises:
+        ConfigError: The model has a part that this engine does not know.
+        CapacityError: The weights do not fit into memory.
     """
     check_shape(shape)
     generator = torch.Generator(device=device).manual_seed(recipe.seed)
@@ -113,14 +101,8 @@ def draft_of(weights: Weights, num_layers: int) -> Weights:
 def check_shape(shape: ModelShape) -> None:
     """Refuse a model that this engine would run as something else.
 
-    Parameters
-    ----------
-    shape : ModelShape
-
-    Raises
-    ------
-    ConfigError
-        It has a part that Llama has not.
+    Raises:
+        ConfigError: It has a part that Llama has not.
     """
     unknown = {
         "experts": shape.num_experts > 0,

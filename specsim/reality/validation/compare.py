@@ -120,40 +120,20 @@ def validate(
 ) -> Validation:
     """Replay a measured run and compare.
 
-    Parameters
-    ----------
-    folder : Path
-        With ``requests.jsonl``; see `load_run`.
-    replaced : Replaced, optional
-        What to use in place of what the folder says.
-    run : RunFolder, optional
-        The folder, where it has been read already.
+    Args:
+        folder: With ``requests.jsonl``; see `load_run`.
+        replaced: What to use in place of what the folder says.
+        run: The folder, where it has been read already.
 
-    Returns
-    -------
-    Validation
-
-    Raises
-    ------
-    SpecsimError
-        The folder cannot be read, or the run cannot be simulated.
+    Raises:
+        SpecsimError: The folder cannot be read, or the run cannot be simulated.
     """
     run = run or load_run(folder)
     return replay(run, compose(run, replaced or Replaced()))
 
 
 def replay(run: RunFolder, composed: Replay) -> Validation:
-    """Simulate a measured run and compare.
-
-    Parameters
-    ----------
-    run : RunFolder
-    composed : Replay
-
-    Returns
-    -------
-    Validation
-    """
+    """Simulate a measured run and compare."""
     simulation = simulate(
         composed.experiment,
         requests=composed.requests,
@@ -207,15 +187,10 @@ def _draft_counts(run: RunFolder, summary: Summary) -> dict[str, dict[str, int]]
 def compare_runs(runs: list[Measured], simulated: Measured) -> list[Statistic]:
     """Return all statistics of a measured run, of its repetitions and of a simulated run.
 
-    Parameters
-    ----------
-    runs : list of Measured
-        The first is compared with.
-    simulated : Measured
+    Args:
+        runs: The first is compared with.
 
-    Returns
-    -------
-    list of Statistic
+    Returns:
         Without those that no request defines.
     """
     ours = _statistics(simulated)

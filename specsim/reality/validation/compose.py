@@ -57,19 +57,8 @@ class Replay:
 def compose(run: RunFolder, replaced: Replaced) -> Replay:
     """Return a measured run as it can be simulated.
 
-    Parameters
-    ----------
-    run : RunFolder
-    replaced : Replaced
-
-    Returns
-    -------
-    Replay
-
-    Raises
-    ------
-    SpecsimError
-        Something that is needed is neither in the folder nor given.
+    Raises:
+        SpecsimError: Something that is needed is neither in the folder nor given.
     """
     notes: list[str] = []
     if run.num_failed:
@@ -158,20 +147,11 @@ def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, A
 def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
     """Return a profile that composes step times from the kernel tables of a run.
 
-    Parameters
-    ----------
-    run : RunFolder
-    model : str or None
-        Name, or path of a ``config.json``; by default what the folder says.
+    Args:
+        model: Name, or path of a ``config.json``; by default what the folder says.
 
-    Returns
-    -------
-    Profile
-
-    Raises
-    ------
-    ProfileError
-        There are no tables, or the model or GPU is not known.
+    Raises:
+        ProfileError: There are no tables, or the model or GPU is not known.
     """
     folder = run.profile_folder
     if folder is None:

@@ -103,22 +103,13 @@ class RunFolder:
 def load_run(path: Path) -> RunFolder:
     """Return the measured run in a folder.
 
-    Parameters
-    ----------
-    path : Path
-        With ``requests.jsonl`` and, optionally, ``meta.json``; if the run was repeated, further
-        files ``requests*.jsonl``.
+    Args:
+        path: With ``requests.jsonl`` and, optionally, ``meta.json``; if the run was repeated,
+            further files ``requests*.jsonl``.
 
-    Returns
-    -------
-    RunFolder
-
-    Raises
-    ------
-    ConfigError
-        There is no such folder, or no requests in it.
-    TraceError
-        A row breaks the rules; the message names file, line, field, value and rule.
+    Raises:
+        ConfigError: There is no such folder, or no requests in it.
+        TraceError: A row breaks the rules; the message names file, line, field, value and rule.
     """
     if not path.is_dir():
         raise ConfigError(f"{path}: is not a folder; give the one that holds requests.jsonl")

@@ -41,21 +41,15 @@ class DraftCounts:
 def speculative_config(run: RunFolder, notes: list[str]) -> dict[str, Any] | None:
     """Return how a measured run speculated, as the engine's configuration takes it.
 
-    Parameters
-    ----------
-    run : RunFolder
-    notes : list of str
-        Told of options that are left out.
+    Args:
+        notes: Told of options that are left out.
 
-    Returns
-    -------
-    dict or None
+    Returns:
         None if it did not.
 
-    Raises
-    ------
-    ConfigError
-        The options are not a mapping with a known method, or nothing accepted is recorded.
+    Raises:
+        ConfigError: The options are not a mapping with a known method, or nothing accepted is
+            recorded.
     """
     given = run.engine_kwargs.get("speculative_config")
     if not given:
@@ -87,18 +81,9 @@ def replayed(
     those of the request are that are known. Of a method that may find no draft, the positions at
     which it found one, and how long, are those of the run.
 
-    Parameters
-    ----------
-    requests : list of Request
-    run : RunFolder
-    config : dict
-        From `speculative_config`.
-    notes : list of str
-        Told how much is not known.
-
-    Returns
-    -------
-    list of Request
+    Args:
+        config: From `speculative_config`.
+        notes: Told how much is not known.
     """
     drafts_always = PROPOSERS.find(config["method"]).is_model
     longest = int(config.get("num_speculative_tokens") or MAX_DRAFT_LEN)

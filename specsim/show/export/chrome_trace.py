@@ -38,16 +38,10 @@ def write_chrome_trace(
 ) -> int:
     """Write a run as a trace.
 
-    Parameters
-    ----------
-    run : ResultsFolder
-    stream : text stream
-    window : (float, float), seconds
-        Only steps and requests that touch it are written.
+    Args:
+        window: Only steps and requests that touch it are written, in seconds.
 
-    Returns
-    -------
-    int
+    Returns:
         Number of events.
     """
     count = 0

@@ -60,18 +60,8 @@ class ResultsFolder:
 def load_folder(path: Path) -> ResultsFolder:
     """Return the results folder of a run.
 
-    Parameters
-    ----------
-    path : Path
-
-    Returns
-    -------
-    ResultsFolder
-
-    Raises
-    ------
-    SpecsimError
-        Something in it is missing, cut short or not ours, or not of the same run.
+    Raises:
+        SpecsimError: Something in it is missing, cut short or not ours, or not of the same run.
     """
     if not path.is_dir():
         raise ConfigError(f"{path}: is not a folder; give one that `specsim run --out` wrote")

@@ -37,19 +37,11 @@ Samples = NDArray[Any]
 def prometheus_text(run: ResultsFolder) -> str:
     """Return a run as Prometheus text.
 
-    Parameters
-    ----------
-    run : ResultsFolder
-
-    Returns
-    -------
-    str
+    Returns:
         Text exposition format, version 0.0.4.
 
-    Raises
-    ------
-    SpecsimError
-        The folder's files do not fit together, or the profile is not there any more.
+    Raises:
+        SpecsimError: The folder's files do not fit together, or the profile is not there any more.
     """
     return "".join(f"{line}\n" for line in _Page(run).lines())
 

@@ -10,13 +10,7 @@ __all__ = ["vllm_bench_result"]
 def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:
     """Return the result file of vLLM's benchmark client.
 
-    Parameters
-    ----------
-    run : ResultsFolder
-
-    Returns
-    -------
-    dict
+    Returns:
         ``summary.json`` without what is specsim's own, and with what vLLM has besides: a text per
         answer, which a simulation leaves empty, where there are details per request, and ``rtfx``,
         which is about audio.

@@ -17,12 +17,8 @@ __all__ = ["plot_breakdown"]
 def plot_breakdown(breakdown: Breakdown, path: Path, title: str) -> None:
     """Draw where time went, by batch size, and where memory went.
 
-    Parameters
-    ----------
-    breakdown : Breakdown
-    path : Path
-        ``.png``, ``.svg`` or ``.pdf``.
-    title : str
+    Args:
+        path: ``.png``, ``.svg`` or ``.pdf``.
     """
     figure, axes = plt.subplots(1, 2, figsize=(13, 4), constrained_layout=True)
     figure.suptitle(title)

@@ -16,11 +16,8 @@ _TITLES = {"tpot": "mean TPOT", "latency": "mean latency"}
 def plot_calibration(found: Judgement, path: Path) -> None:
     """Draw the error of every case, with the spread of the real runs as bars.
 
-    Parameters
-    ----------
-    found : Judgement
-    path : Path
-        ``.png``, ``.svg`` or ``.pdf``.
+    Args:
+        path: ``.png``, ``.svg`` or ``.pdf``.
     """
     height = 1.5 + 0.25 * len(found.results)
     figure, axes = plt.subplots(

@@ -21,12 +21,8 @@ _DRAFT_LENS = (0, 3, 5)
 def plot_comparison(comparison: Comparison, path: Path, title: str) -> None:
     """Draw predicted over measured step times.
 
-    Parameters
-    ----------
-    comparison : Comparison
-    path : Path
-        ``.png``, ``.svg`` or ``.pdf``.
-    title : str
+    Args:
+        path: ``.png``, ``.svg`` or ``.pdf``.
     """
     figure, axis = plt.subplots(figsize=(6, 6), constrained_layout=True)
     figure.suptitle(title)
@@ -53,12 +49,8 @@ def plot_comparison(comparison: Comparison, path: Path, title: str) -> None:
 def plot_step_times(overview: Overview, path: Path, title: str) -> None:
     """Draw the time of a decode step over its batch size, one panel per drafter.
 
-    Parameters
-    ----------
-    overview : Overview
-    path : Path
-        ``.png``, ``.svg`` or ``.pdf``.
-    title : str
+    Args:
+        path: ``.png``, ``.svg`` or ``.pdf``.
     """
     methods = overview.methods
     figure, axes = plt.subplots(

@@ -21,13 +21,9 @@ _NUM_BINS = 300
 def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
     """Draw the latency distributions of some runs, and their load over time.
 
-    Parameters
-    ----------
-    folders : dict of str to Path
-        Results folder of each run, by label.
-    path : Path
-        ``.png``, ``.svg`` or ``.pdf``.
-    title : str
+    Args:
+        folders: Results folder of each run, by label.
+        path: ``.png``, ``.svg`` or ``.pdf``.
     """
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), constrained_layout=True)
     figure.suptitle(title)

@@ -24,15 +24,11 @@ _METADATA: dict[str, dict[str, str | None]] = {
 def check_suffix(path: Path) -> None:
     """Refuse a path that no plot can be saved to, before the work that would be lost.
 
-    Parameters
-    ----------
-    path : Path
-        Of a plot to come.
+    Args:
+        path: Of a plot to come.
 
-    Raises
-    ------
-    ConfigError
-        It ends in none of ``.png``, ``.svg`` and ``.pdf``.
+    Raises:
+        ConfigError: It ends in none of ``.png``, ``.svg`` and ``.pdf``.
     """
     if path.suffix not in _METADATA:
         raise ConfigError(
@@ -43,16 +39,11 @@ def check_suffix(path: Path) -> None:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure, whole or not at all, and close it.
 
-    Parameters
-    ----------
-    figure : matplotlib.figure.Figure
-    path : Path
-        ``.png``, ``.svg`` or ``.pdf``; replaced if it exists.
+    Args:
+        path: ``.png``, ``.svg`` or ``.pdf``; replaced if it exists.
 
-    Raises
-    ------
-    ConfigError
-        The path ends in something else, or cannot be written to.
+    Raises:
+        ConfigError: The path ends in something else, or cannot be written to.
     """
     check_suffix(path)
     # The ids of an SVG would be random otherwise.

@@ -40,12 +40,9 @@ _SERIES = (
 def plot_timelines(timelines: dict[str, Timeline], path: Path) -> None:
     """Draw timelines: one row of panels per run, all on the same axes.
 
-    Parameters
-    ----------
-    timelines : dict of str to Timeline
-        By label.
-    path : Path
-        ``.png``, ``.svg`` or ``.pdf``.
+    Args:
+        timelines: By label.
+        path: ``.png``, ``.svg`` or ``.pdf``.
     """
     size = (3.4 * len(_PANELS), 2.6 * len(timelines) + 0.4)
     figure, axes = plt.subplots(

@@ -15,12 +15,8 @@ __all__ = ["plot_tuning"]
 def plot_tuning(tuning: Tuning, path: Path, title: str) -> None:
     """Draw the gain of each k by batch size, and its speed-up by load.
 
-    Parameters
-    ----------
-    tuning : Tuning
-    path : Path
-        ``.png``, ``.svg`` or ``.pdf``.
-    title : str
+    Args:
+        path: ``.png``, ``.svg`` or ``.pdf``.
     """
     batches = tuning.batches
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)

@@ -19,13 +19,9 @@ _OURS: dict[str, Any] = {"lw": 1}
 def plot_validation(simulations: dict[str, Validation], path: Path, title: str) -> None:
     """Draw the latency distributions and the throughput of a run, measured and simulated.
 
-    Parameters
-    ----------
-    simulations : dict of str to Validation
-        Of the same run, by label.
-    path : Path
-        ``.png``, ``.svg`` or ``.pdf``.
-    title : str
+    Args:
+        simulations: Of the same run, by label.
+        path: ``.png``, ``.svg`` or ``.pdf``.
     """
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), constrained_layout=True)
     figure.suptitle(title)

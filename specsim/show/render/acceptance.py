@@ -11,15 +11,8 @@ __all__ = ["distances_table"]
 def distances_table(rows: dict[str, dict[str, float]], title: str) -> Table:
     """Return the goodness of fit of acceptance models.
 
-    Parameters
-    ----------
-    rows : dict of str to dict of str to float
-        Per model the fields of `specsim.reality.acceptance_fit.Distances`.
-    title : str
-
-    Returns
-    -------
-    rich.table.Table
+    Args:
+        rows: Per model the fields of `specsim.reality.acceptance_fit.Distances`.
     """
     table = new_table(
         title,

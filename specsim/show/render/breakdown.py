@@ -11,17 +11,7 @@ __all__ = ["breakdown_tables"]
 
 
 def breakdown_tables(breakdown: Breakdown, title: str) -> list[Table]:
-    """Return the tables of ``specsim breakdown``: time, memory, and use of the KV cache.
-
-    Parameters
-    ----------
-    breakdown : Breakdown
-    title : str
-
-    Returns
-    -------
-    list of rich.table.Table
-    """
+    """Return the tables of ``specsim breakdown``: time, memory, and use of the KV cache."""
     time, names = breakdown.time, ["batch size", "steps", "of the time", *PARTS]
     times = new_table(f"{title}: time of all replicas", names)
     for label, row in [*((row.label, row) for row in time.rows), ("all", time.overall)]:

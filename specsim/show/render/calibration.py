@@ -15,29 +15,14 @@ _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 def calibration_tables(found: Judgement) -> list[Table]:
     """Return the tables of a calibration.
 
-    Parameters
-    ----------
-    found : Judgement
-
-    Returns
-    -------
-    list of rich.table.Table
+    Returns:
         Case by case, and statistic by statistic over all cases.
     """
     return [_cases(found), _statistics(found)]
 
 
 def error_tables(found: Judgement) -> list[Table]:
-    """Return every error: a table for each load, a column for each policy.
-
-    Parameters
-    ----------
-    found : Judgement
-
-    Returns
-    -------
-    list of rich.table.Table
-    """
+    """Return every error: a table for each load, a column for each policy."""
     tables = []
     for load in dict.fromkeys(each.case.load.name for each in found.results):
         mine = [each for each in found.results if each.case.load.name == load]
@@ -109,16 +94,7 @@ def _over_cases(results: list[CaseResult], metric: str, name: str) -> list[str]:
 
 
 def verdict(found: Judgement) -> list[str]:
-    """Return in words whether the profile keeps to its stated error, and where not.
-
-    Parameters
-    ----------
-    found : Judgement
-
-    Returns
-    -------
-    list of str
-    """
+    """Return in words whether the profile keeps to its stated error, and where not."""
     stated, total = found.stated_error, len(found.results)
     lines = [
         f"profile: {found.status}; stated error {stated:.1%} of mean TPOT and mean latency, "

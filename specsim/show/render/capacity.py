@@ -12,15 +12,10 @@ __all__ = ["capacity_tables"]
 def capacity_tables(capacity: Capacity, name: str) -> list[Table]:
     """Return what each hardware sustains under each policy, and the front of latency and cost.
 
-    Parameters
-    ----------
-    capacity : Capacity
-    name : str
-        Of the experiment.
+    Args:
+        name: Of the experiment.
 
-    Returns
-    -------
-    list of rich.table.Table
+    Returns:
         The front is left out if no load that has a price is sustained.
     """
     fronts = [_front(capacity)] if capacity.front else []

@@ -14,16 +14,7 @@ __all__ = ["family_table", "names_table"]
 
 
 def family_table(family: Family[Any]) -> Table:
-    """Return the members of a family with their fields.
-
-    Parameters
-    ----------
-    family : Family
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """Return the members of a family with their fields."""
     table = Table(title=family.name, title_justify="left", header_style="bold", show_lines=True)
     for column in (family.tag, "what it is, and an example", "fields"):
         table.add_column(column)
@@ -40,17 +31,7 @@ def family_table(family: Family[Any]) -> Table:
 
 
 def names_table(title: str, names: dict[str, str]) -> Table:
-    """Return a table of names, each with a remark.
-
-    Parameters
-    ----------
-    title : str
-    names : dict of str to str
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """Return a table of names, each with a remark."""
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("name", no_wrap=True)
     table.add_column("source")

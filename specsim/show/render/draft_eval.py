@@ -13,17 +13,7 @@ __all__ = ["draft_eval_table", "draft_grid_table"]
 
 
 def draft_eval_table(result: DraftEval, title: str) -> Table:
-    """Return the totals of a draft evaluation.
-
-    Parameters
-    ----------
-    result : DraftEval
-    title : str
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """Return the totals of a draft evaluation."""
     total = result.total
     table = new_table(title, ["", "all requests"])
     table.add_row("requests", f"{len(result.per_request):,}")
@@ -44,15 +34,8 @@ def draft_eval_table(result: DraftEval, title: str) -> Table:
 def draft_grid_table(combinations: Sequence[Combination], title: str) -> Table:
     """Return one line for each combination of a grid, in the order given.
 
-    Parameters
-    ----------
-    combinations : sequence of Combination
-        Of the same options; not empty.
-    title : str
-
-    Returns
-    -------
-    rich.table.Table
+    Args:
+        combinations: Of the same options; not empty.
     """
     names = list(combinations[0].options)
     counts = ["tokens per step", "acceptance", "drafted", "host us per step"]

@@ -11,17 +11,7 @@ _MARKS = {"same": "=", "within": "", "better": " better", "uncertain": " ?", "wo
 
 
 def gate_table(judgement: Judgement, title: str) -> Table:
-    """Return a table of how much worse each metric of each scenario got, in percent.
-
-    Parameters
-    ----------
-    judgement : Judgement
-    title : str
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """Return a table of how much worse each metric of each scenario got, in percent."""
     cells = {(each.scenario, each.metric): each for each in judgement.comparisons}
     scenarios, metrics = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
     table = new_table(title, ["% worse", *(metric.removesuffix("_ms") for metric in metrics)])
@@ -43,16 +33,7 @@ def _cell(comparison: Comparison) -> str:
 
 
 def gate_verdict(judgement: Judgement) -> list[str]:
-    """Return the verdict in words: what got worse, and what may have.
-
-    Parameters
-    ----------
-    judgement : Judgement
-
-    Returns
-    -------
-    list of str
-    """
+    """Return the verdict in words: what got worse, and what may have."""
     worse, doubtful = judgement.of_verdict("worse"), judgement.of_verdict("uncertain")
     lines = [f"worse: {each.scenario}: {each.text}" for each in worse]
     lines += [f"uncertain: {each.scenario}: {each.text}" for each in doubtful if each.worsening > 0]

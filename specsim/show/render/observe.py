@@ -13,17 +13,7 @@ _STATISTICS = ("mean", "p50", "p90", "p99")
 
 
 def observation_table(found: Observation, title: str) -> Table:
-    """Return the table of an observed run.
-
-    Parameters
-    ----------
-    found : Observation
-    title : str
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """Return the table of an observed run."""
     mark = " INTERRUPTED" if found.is_interrupted else ""
     table = new_table(title + mark, ["ms", *_STATISTICS])
     samples = {_LATENCIES[name]: values for name, values in found.latencies().items()}

@@ -14,14 +14,7 @@ KINDS = {"all": "all steps", "decode": "decode only", "mixed": "with prefill"}
 def study_tables(studies: list[Study], title: str) -> list[Table]:
     """Return the tables of fits of several kinds to the same steps.
 
-    Parameters
-    ----------
-    studies : list of Study
-    title : str
-
-    Returns
-    -------
-    list of rich.table.Table
+    Returns:
         Errors on held-out steps, and by number of points.
     """
     held_out = new_table(

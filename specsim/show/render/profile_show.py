@@ -24,17 +24,7 @@ _SIZES = frozenset({"weights_gib", "kv_bytes_per_token"})
 
 
 def overview_tables(overview: Overview, title: str) -> list[Table]:
-    """Return what a profile is, its drafters, and how long typical steps take.
-
-    Parameters
-    ----------
-    overview : Overview
-    title : str
-
-    Returns
-    -------
-    list of rich.table.Table
-    """
+    """Return what a profile is, its drafters, and how long typical steps take."""
     tables = [_facts(overview, title)]
     if overview.profile.drafts:
         tables.append(_drafts(overview))
@@ -42,17 +32,7 @@ def overview_tables(overview: Overview, title: str) -> list[Table]:
 
 
 def comparison_table(comparison: Comparison, title: str) -> Table:
-    """Return the errors of a profile on measured steps, by kind.
-
-    Parameters
-    ----------
-    comparison : Comparison
-    title : str
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """Return the errors of a profile on measured steps, by kind."""
     columns = ["steps", "number", "mean", "median", "90th percentile", "worst"]
     table = new_table(f"{title}: error of the target's forward pass", columns)
     mixed = int(comparison.points.mixed.sum())

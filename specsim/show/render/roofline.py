@@ -14,15 +14,8 @@ _BATCH_SIZES = (1, 8, 64, 256)
 def roofline_table(made: RooflineProfile, context_len: int) -> Table:
     """Return what memory holds and how long decode steps take.
 
-    Parameters
-    ----------
-    made : RooflineProfile
-    context_len : int, tokens
-        Of each sequence of a step.
-
-    Returns
-    -------
-    rich.table.Table
+    Args:
+        context_len: Of each sequence of a step, in tokens.
     """
     roofline, memory = made.roofline, made.memory
     size = roofline.tensor_parallel_size

@@ -33,17 +33,7 @@ def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def run_table(summary: Summary, title: str) -> Table:
-    """Return the table of one run.
-
-    Parameters
-    ----------
-    summary : Summary
-    title : str
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """Return the table of one run."""
     data = summary.data
     unstable = " UNSTABLE (queue still growing)" if summary.is_unstable else ""
     table = new_table(title + unstable, ["ms", *STATISTICS])

@@ -14,17 +14,7 @@ _MAX_COLUMNS = 4
 
 
 def comparison_table(comparison: Comparison, title: str) -> Table | Scoreboard:
-    """Return the table of a comparison: policies as columns while few, ranked when many.
-
-    Parameters
-    ----------
-    comparison : Comparison
-    title : str
-
-    Returns
-    -------
-    rich.table.Table or Scoreboard
-    """
+    """Return the table of a comparison: policies as columns while few, ranked when many."""
     count = comparison.num_replications
     title = f"{title} ({count} replication{'s' if count > 1 else ''})"
     if len(comparison.results) > _MAX_COLUMNS:

@@ -23,16 +23,9 @@ _SHOWN = {
 def sweep_tables(records: list[dict[str, Any]], name: str) -> list[Table]:
     """Return one row per combination, its replications averaged; nothing of a large sweep.
 
-    Parameters
-    ----------
-    records : list of dict
-        Of all points, in their order.
-    name : str
-        Of the sweep.
-
-    Returns
-    -------
-    list of rich.table.Table
+    Args:
+        records: Of all points, in their order.
+        name: Of the sweep.
     """
     rows = [(labels, list(each)) for labels, each in groupby(records, lambda r: r["labels"])]
     if len(rows) > _MAX_ROWS:

@@ -9,17 +9,7 @@ __all__ = ["new_table"]
 
 
 def new_table(title: str, columns: Iterable[str]) -> Table:
-    """Return an empty table: the first column names the rows, the others hold numbers.
-
-    Parameters
-    ----------
-    title : str
-    columns : iterable of str
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """Return an empty table: the first column names the rows, the others hold numbers."""
     table = Table(title=escape(title), title_justify="left", header_style="bold")
     first, *others = columns
     table.add_column(first, no_wrap=True)

@@ -9,17 +9,7 @@ __all__ = ["token_tables"]
 
 
 def token_tables(description: TokenDescription, title: str) -> list[Table]:
-    """Return the tables of ``specsim tokens describe``.
-
-    Parameters
-    ----------
-    description : TokenDescription
-    title : str
-
-    Returns
-    -------
-    list of rich.table.Table
-    """
+    """Return the tables of ``specsim tokens describe``."""
     return [_sizes(description, title), _overlaps(description), _drafters(description)]
 
 

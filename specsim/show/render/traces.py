@@ -13,17 +13,7 @@ __all__ = ["description_json", "trace_table"]
 
 
 def trace_table(description: TraceDescription, title: str) -> Table:
-    """Return the table of ``specsim trace describe``.
-
-    Parameters
-    ----------
-    description : TraceDescription
-    title : str
-
-    Returns
-    -------
-    rich.table.Table
-    """
+    """Return the table of ``specsim trace describe``."""
     table = new_table(title, ["", "value"])
     for name, value in (
         ("format", description.format),

@@ -16,17 +16,7 @@ __all__ = ["tuning_tables", "verdict"]
 
 
 def tuning_tables(tuning: Tuning, title: str) -> list[Table]:
-    """Return the tables of a tuning: batch sizes, crossover loads, and the schedule's check.
-
-    Parameters
-    ----------
-    tuning : Tuning
-    title : str
-
-    Returns
-    -------
-    list of rich.table.Table
-    """
+    """Return the tables of a tuning: batch sizes, crossover loads, and the schedule's check."""
     unit = tuning.load_unit
     return [
         _batch_table(tuning.batches, f"{title}: output throughput over k = 0, by batch size"),
@@ -98,16 +88,7 @@ def _check_table(check: Check, title: str) -> Table:
 
 
 def verdict(tuning: Tuning) -> list[str]:
-    """Return in a few lines what the schedule gains and what to use.
-
-    Parameters
-    ----------
-    tuning : Tuning
-
-    Returns
-    -------
-    list of str
-    """
+    """Return in a few lines what the schedule gains and what to use."""
     schedule = f"schedule:  {json.dumps(tuning.speculative_config)}"
     if not tuning.longest:
         return ["Speculation pays at no batch size: start the server without it.", schedule]

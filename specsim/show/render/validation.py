@@ -14,14 +14,7 @@ _ROWS = 10
 def validation_tables(found: Validation, title: str) -> list[Table]:
     """Return the tables of a validation.
 
-    Parameters
-    ----------
-    found : Validation
-    title : str
-
-    Returns
-    -------
-    list of rich.table.Table
+    Returns:
         The statistics, and the throughput over time.
     """
     return [_statistics(found, title), _throughput(found)]

@@ -19,14 +19,8 @@ _TITLES = {"profile": "Hardware", "policy": "Policy", _ARRIVALS: "Arrivals", "re
 def role_of(fields: list[str]) -> str:
     """Return the part that an axis plays.
 
-    Parameters
-    ----------
-    fields : list of str
-        Dotted names of what it sets.
-
-    Returns
-    -------
-    str
+    Args:
+        fields: Dotted names of what it sets.
     """
     if any(name in _LOADS or name == _ARRIVALS for name in fields):
         return LOAD
@@ -40,19 +34,10 @@ def role_of(fields: list[str]) -> str:
 def axis_of(role: str, field: str, names: list[str], values: list[Any]) -> Axis:
     """Return an axis.
 
-    Parameters
-    ----------
-    role : str
-    field : str
-        Dotted name of what it sets above all.
-    names : list of str
-        Label of each value.
-    values : list
-        The values themselves.
-
-    Returns
-    -------
-    Axis
+    Args:
+        field: Dotted name of what it sets above all.
+        names: Label of each value.
+        values: The values themselves.
     """
     if field == _ARRIVALS:
         field, names, values = _spelled_out(names, values)
@@ -75,14 +60,8 @@ def _spelled_out(names: list[str], values: list[Any]) -> tuple[str, list[str], l
 def shortened(names: list[str]) -> list[str]:
     """Return names of profiles without the model, where all have the same.
 
-    Parameters
-    ----------
-    names : list of str
-        Such as ``h100/llama-3.1-8b``.
-
-    Returns
-    -------
-    list of str
+    Args:
+        names: Such as ``h100/llama-3.1-8b``.
     """
     parts = [name.split("/") for name in names]
     is_shared = len({tuple(part[1:]) for part in parts}) == 1
@@ -92,14 +71,10 @@ def shortened(names: list[str]) -> list[str]:
 def single_axes(config: dict[str, Any]) -> dict[str, Axis]:
     """Return, by role, what all runs of one configuration have in common.
 
-    Parameters
-    ----------
-    config : dict
-        As in the YAML file of an experiment.
+    Args:
+        config: As in the YAML file of an experiment.
 
-    Returns
-    -------
-    dict of str to Axis
+    Returns:
         Each with a single value.
     """
     arrivals = (config.get("workload") or {}).get("arrivals") or {}
@@ -131,15 +106,11 @@ def draft_len(config: dict[str, Any]) -> int | None:
 
     Nobody's class is loaded for that: a results folder may come from elsewhere.
 
-    Parameters
-    ----------
-    config : dict
-        As in the YAML file of an experiment.
+    Args:
+        config: As in the YAML file of an experiment.
 
-    Returns
-    -------
-    int or None, tokens
-        0 without speculation, None where a policy decides.
+    Returns:
+        0 without speculation, None where a policy decides, in tokens.
     """
     policy = config.get("policy")
     proposer = (config.get("engine") or {}).get("speculative_config") or {}

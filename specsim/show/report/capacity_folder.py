@@ -72,19 +72,11 @@ class _Plan(BaseModel):
 def load_capacity(folder: Path) -> Study:
     """Return a capacity plan.
 
-    Parameters
-    ----------
-    folder : Path
-        As ``specsim capacity --out`` wrote it.
+    Args:
+        folder: As ``specsim capacity --out`` wrote it.
 
-    Returns
-    -------
-    Study
-
-    Raises
-    ------
-    ConfigError
-        It is none, of another version, or damaged.
+    Raises:
+        ConfigError: It is none, of another version, or damaged.
     """
     plan = _load_plan(folder / "capacity.json")
     results = plan.results

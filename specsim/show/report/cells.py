@@ -28,14 +28,8 @@ Cells = dict[tuple[int, int, int], Cell]
 def group(study: Study) -> Cells:
     """Return the finished runs of a study by hardware, policy and load.
 
-    Parameters
-    ----------
-    study : Study
-        No other axis may have several values; see `restricted`.
-
-    Returns
-    -------
-    dict
+    Args:
+        study: No other axis may have several values; see `restricted`.
     """
     cells: Cells = {}
     for point in study.finished:
@@ -47,23 +41,16 @@ def group(study: Study) -> Cells:
 def restricted(study: Study, choices: list[str]) -> tuple[Study, list[str]]:
     """Return the part of a study in which some axes have a given value.
 
-    Parameters
-    ----------
-    study : Study
-    choices : list of str
-        Such as ``profile=h100``: field and label of an axis. An axis that is neither hardware,
-        policy nor load is held at its first value unless it is named.
+    Args:
+        choices: Such as ``profile=h100``: field and label of an axis. An axis that is neither
+            hardware, policy nor load is held at its first value unless it is named.
 
-    Returns
-    -------
-    study : Study
-    held : list of str
-        What was held without being asked for, in the same form.
+    Returns:
+        study
+        held: What was held without being asked for, in the same form.
 
-    Raises
-    ------
-    ConfigError
-        There is no such axis or no such value on it.
+    Raises:
+        ConfigError: There is no such axis or no such value on it.
     """
     wanted = dict(_parsed(study, choice) for choice in choices)
     held = [
@@ -112,19 +99,8 @@ def _cut(axis: Axis, place: int | None) -> Axis:
 def find_measure(study: Study, name: str) -> Measure:
     """Return a measure that the runs of a study have.
 
-    Parameters
-    ----------
-    study : Study
-    name : str
-
-    Returns
-    -------
-    Measure
-
-    Raises
-    ------
-    ConfigError
-        None of them has it.
+    Raises:
+        ConfigError: None of them has it.
     """
     if not study.finished:
         raise ConfigError("none of these runs has come to an end, so there is nothing to draw")
@@ -144,15 +120,7 @@ def values_of(study: Study, cell: Cell, measure: Measure) -> dict[int, float]:
 def gain(study: Study, candidate: Cell, reference: Cell, measure: Measure) -> SpeedUp | None:
     """Return how many times better one cell is than another, paired by replication.
 
-    Parameters
-    ----------
-    study : Study
-    candidate, reference : Cell
-    measure : Measure
-
-    Returns
-    -------
-    SpeedUp or None
+    Returns:
         None where they have no replication in common.
     """
     mine, theirs = (values_of(study, cell, measure) for cell in (candidate, reference))
@@ -168,16 +136,7 @@ def best_policy(
 ) -> int | None:
     """Return the best policy of some hardware at some load; those that keep up come first.
 
-    Parameters
-    ----------
-    study : Study
-    cells : dict
-    hardware, load : int
-    measure : Measure
-
-    Returns
-    -------
-    int or None
+    Returns:
         Index of the policy, by its mean over the replications that all policies have, if there are
         any; None without runs.
     """

@@ -42,14 +42,10 @@ _SYMBOLS = (
 def styles(is_baseline: list[bool]) -> list[Style]:
     """Return the style of each policy, in order.
 
-    Parameters
-    ----------
-    is_baseline : list of bool
-        Whether each policy is no speculation.
+    Args:
+        is_baseline: Whether each policy is no speculation.
 
-    Returns
-    -------
-    list of Style
+    Returns:
         Of different markers where colours repeat, up to 77 policies.
     """
     found, used = [], 0

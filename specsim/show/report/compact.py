@@ -20,13 +20,7 @@ _MAX_SAMPLES = 80_000
 def page_data(study: Study) -> dict[str, Any]:
     """Return the data of the page of a study.
 
-    Parameters
-    ----------
-    study : Study
-
-    Returns
-    -------
-    dict
+    Returns:
         Plain values, as the page's scripts read them (``web/study.js``).
     """
     finished = study.finished

@@ -23,20 +23,12 @@ _READERS: dict[str, Callable[[Path], Study]] = {
 def load_study(folder: Path) -> Study:
     """Return what a results folder holds.
 
-    Parameters
-    ----------
-    folder : Path
-        As ``specsim sweep``, or ``run``, ``compare`` or ``capacity`` with ``--out``, wrote it; a
-        sweep need not be finished.
+    Args:
+        folder: As ``specsim sweep``, or ``run``, ``compare`` or ``capacity`` with ``--out``, wrote
+            it; a sweep need not be finished.
 
-    Returns
-    -------
-    Study
-
-    Raises
-    ------
-    ConfigError
-        It is none of these, of another version, or damaged.
+    Raises:
+        ConfigError: It is none of these, of another version, or damaged.
     """
     for name, read in _READERS.items():
         if (folder / name).is_file():

@@ -42,14 +42,7 @@ MEASURES = (
 def measured(study: Study, point: Point) -> dict[str, float]:
     """Return what can be shown of a point.
 
-    Parameters
-    ----------
-    study : Study
-    point : Point
-
-    Returns
-    -------
-    dict of str to float
+    Returns:
         By the names of `MEASURES`; what is not known is left out.
     """
     found = dict(point.metrics)

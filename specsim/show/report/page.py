@@ -29,16 +29,11 @@ def write_page(study: Study, path: Path) -> None:
 
     The same study gives the same bytes.
 
-    Parameters
-    ----------
-    study : Study
-    path : Path
-        Replaced if it exists.
+    Args:
+        path: Replaced if it exists.
 
-    Raises
-    ------
-    ConfigError
-        It cannot be written to.
+    Raises:
+        ConfigError: It cannot be written to.
     """
     plotly, script = get_plotlyjs(), "\n".join(_read(f"{name}.js") for name in _SCRIPTS)
     parts = {

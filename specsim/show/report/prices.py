@@ -15,18 +15,11 @@ def with_prices(
 ) -> Study:
     """Return a study that knows what a replica costs on each hardware.
 
-    Parameters
-    ----------
-    study : Study
-    per_gpu_hour : mapping of str to float
-        By GPU, named as in ``profiles/<gpu>.yaml``.
-    currency : str
-    date : str
-        When these prices held.
+    Args:
+        per_gpu_hour: By GPU, named as in ``profiles/<gpu>.yaml``.
+        date: When these prices held.
 
-    Returns
-    -------
-    Study
+    Returns:
         Without a price for hardware whose profile is not at hand, or whose GPU is not in the table.
     """
     prices = {}

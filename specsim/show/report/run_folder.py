@@ -26,19 +26,11 @@ _LATENCIES = ("ttft", "tpot", "e2el")
 def load_run(folder: Path) -> Study:
     """Return a run.
 
-    Parameters
-    ----------
-    folder : Path
-        As ``specsim run --out`` wrote it.
+    Args:
+        folder: As ``specsim run --out`` wrote it.
 
-    Returns
-    -------
-    Study
-
-    Raises
-    ------
-    ConfigError
-        It is none, of another version, or damaged.
+    Raises:
+        ConfigError: It is none, of another version, or damaged.
     """
     summary = load_mapping(folder / "summary.json", ConfigError)
     config = load_mapping(folder / "config.yaml", ConfigError)
@@ -61,20 +53,12 @@ def load_run(folder: Path) -> Study:
 def load_comparison(folder: Path) -> Study:
     """Return a comparison of policies.
 
-    Parameters
-    ----------
-    folder : Path
-        As ``specsim compare --out`` wrote it. Distributions and what happened over time are there
-        of the first replication.
+    Args:
+        folder: As ``specsim compare --out`` wrote it. Distributions and what happened over time are
+            there of the first replication.
 
-    Returns
-    -------
-    Study
-
-    Raises
-    ------
-    ConfigError
-        It is none, of another version, or damaged.
+    Raises:
+        ConfigError: It is none, of another version, or damaged.
     """
     path = folder / "comparison.json"
     comparison = load_mapping(path, ConfigError)

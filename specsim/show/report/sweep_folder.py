@@ -22,19 +22,11 @@ __all__ = ["load_sweep"]
 def load_sweep(folder: Path) -> Study:
     """Return a sweep, finished or not.
 
-    Parameters
-    ----------
-    folder : Path
-        As ``specsim sweep`` wrote it.
+    Args:
+        folder: As ``specsim sweep`` wrote it.
 
-    Returns
-    -------
-    Study
-
-    Raises
-    ------
-    ConfigError
-        It is none, of another version, or damaged.
+    Raises:
+        ConfigError: It is none, of another version, or damaged.
     """
     found = SweepFolder.open(folder)
     if found.specsim_version != __version__:

@@ -30,23 +30,16 @@ class Hardware:
 def find_hardware(experiment: Experiment, names: list[str]) -> list[Hardware]:
     """Return hardware by name.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        Its profile says which model.
-    names : list of str
-        Each a GPU, such as ``l40s``, or a profile, such as ``h100/llama-3.1-8b`` or ``my.yaml``. On
-        a GPU for which there is no profile of the model, steps cost what the roofline says, with
-        the engine's overhead as in the experiment's profile. None at all: that profile.
+    Args:
+        experiment: Its profile says which model.
+        names: Each a GPU, such as ``l40s``, or a profile, such as ``h100/llama-3.1-8b`` or
+            ``my.yaml``. On a GPU for which there is no profile of the model, steps cost what the
+            roofline says, with the engine's overhead as in the experiment's profile. None at all:
+            that profile.
 
-    Returns
-    -------
-    list of Hardware
-
-    Raises
-    ------
-    SpecsimError
-        There is no such GPU or profile, or it is of another model, or the model does not fit.
+    Raises:
+        SpecsimError: There is no such GPU or profile, or it is of another model, or the model does
+            not fit.
     """
     base = load_profile(experiment.profile)
     if not names:

@@ -10,19 +10,11 @@ __all__ = ["parse_slo"]
 def parse_slo(text: str) -> Slo:
     """Return the limits that ``--slo`` names.
 
-    Parameters
-    ----------
-    text : str
-        Such as ``ttft:500,tpot:50,e2el:10000``, in milliseconds.
+    Args:
+        text: Such as ``ttft:500,tpot:50,e2el:10000``, in milliseconds.
 
-    Returns
-    -------
-    Slo
-
-    Raises
-    ------
-    ConfigError
-        A metric is unknown or given twice, or a limit is not a number above 0.
+    Raises:
+        ConfigError: A metric is unknown or given twice, or a limit is not a number above 0.
     """
     known = [name.removesuffix("_ms") for name in Slo.model_fields]
     limits: dict[str, str] = {}

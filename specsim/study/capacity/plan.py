@@ -162,14 +162,10 @@ class Capacity:
 def pareto_front(offers: Iterable[Offer]) -> list[Offer]:
     """Return the offers than which none is both cheaper and of lower mean end-to-end latency.
 
-    Parameters
-    ----------
-    offers : iterable of Offer
-        Those without a price are left out.
+    Args:
+        offers: Those without a price are left out.
 
-    Returns
-    -------
-    list of Offer
+    Returns:
         By rising cost, and so by falling latency.
     """
     priced = [(offer.cost, _latency(offer), offer) for offer in offers if offer.cost is not None]
@@ -190,22 +186,15 @@ Exploration = Generator[float, Probe, tuple[Bracket, list[Probe]]]
 def explore(start: float, goal: Goal) -> Exploration:
     """Look for the capacity of one replica, and at some loads below it.
 
-    Parameters
-    ----------
-    start : float
-        A load near saturation.
-    goal : Goal
+    Args:
+        start: A load near saturation.
 
-    Yields
-    ------
-    float
+    Yields:
         A load to try; to be answered by its probe.
 
-    Returns
-    -------
-    Bracket
-    list of Probe
-        All loads that were tried, rising.
+    Returns:
+        Bracket
+        list of Probe: All loads that were tried, rising.
     """
     probes: dict[float, Probe] = {}
     search = largest_sustained(start, goal.tolerance, is_whole=goal.is_closed)

@@ -34,19 +34,11 @@ class Prices(Settings):
     def load(cls, path: Path | None) -> Self:
         """Return a table of prices.
 
-        Parameters
-        ----------
-        path : Path or None
-            A YAML file; None: the examples that specsim ships.
+        Args:
+            path: A YAML file; None: the examples that specsim ships.
 
-        Returns
-        -------
-        Prices
-
-        Raises
-        ------
-        ConfigError
-            The file cannot be read, or a field is missing or wrong.
+        Raises:
+            ConfigError: The file cannot be read, or a field is missing or wrong.
         """
         path = path or _EXAMPLES
         with validated(str(path), ConfigError):

@@ -107,18 +107,8 @@ class Probe:
 def measure(task: Task) -> Measured:
     """Run a simulation and return what is kept of it.
 
-    Parameters
-    ----------
-    task : Task
-
-    Returns
-    -------
-    Measured
-
-    Raises
-    ------
-    SpecsimError
-        It cannot be run.
+    Raises:
+        SpecsimError: It cannot be run.
     """
     run = simulate(
         task.trial.experiment,

@@ -82,25 +82,13 @@ def find_capacity(
 ) -> Capacity:
     """Find what each hardware sustains under each policy.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        One replica of it is loaded; its policy, profile and load are replaced.
-    goal : Goal
-    choices : Choices
-    workers : int
-        Processes; the results do not depend on their number.
-    on_progress : callable, optional
-        Told the number of simulations that have ended.
+    Args:
+        experiment: One replica of it is loaded; its policy, profile and load are replaced.
+        workers: Processes; the results do not depend on their number.
+        on_progress: Told the number of simulations that have ended.
 
-    Returns
-    -------
-    Capacity
-
-    Raises
-    ------
-    SpecsimError
-        The load of the experiment cannot be varied, or a simulation cannot be run.
+    Raises:
+        SpecsimError: The load of the experiment cannot be varied, or a simulation cannot be run.
     """
     loads = Loads(_driven(experiment, goal), goal.replications)
     candidates = [

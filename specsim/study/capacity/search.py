@@ -31,23 +31,14 @@ def largest_sustained(
 ) -> Generator[float, bool, Bracket]:
     """Search for the largest sustained load.
 
-    Parameters
-    ----------
-    start : float
-        Where to begin, best near saturation; the search covers from a 64th to 64 times of it.
-    tolerance : float
-        Ratio, less 1, of the two ends of the bracket at which to stop.
-    is_whole : bool
-        Whether loads are whole numbers of at least 1.
+    Args:
+        start: Where to begin, best near saturation; the search covers from a 64th to 64 times of
+            it.
+        tolerance: Ratio, less 1, of the two ends of the bracket at which to stop.
+        is_whole: Whether loads are whole numbers of at least 1.
 
-    Yields
-    ------
-    float
+    Yields:
         A load to try; to be answered by whether it is sustained.
-
-    Returns
-    -------
-    Bracket
     """
     step = 1.0 if is_whole else 0.0
     load = start = _possible(start, is_whole)

@@ -16,16 +16,7 @@ __all__ = ["save", "to_dict"]
 
 
 def to_dict(capacity: Capacity) -> dict[str, Any]:
-    """Return a plan as plain values.
-
-    Parameters
-    ----------
-    capacity : Capacity
-
-    Returns
-    -------
-    dict
-    """
+    """Return a plan as plain values."""
     goal = capacity.goal
     return {
         **_provenance(capacity),
@@ -45,13 +36,7 @@ def to_dict(capacity: Capacity) -> dict[str, Any]:
 
 
 def save(capacity: Capacity, folder: Path) -> None:
-    """Write a plan, and one row per load that was tried.
-
-    Parameters
-    ----------
-    capacity : Capacity
-    folder : Path
-    """
+    """Write a plan, and one row per load that was tried."""
     text = json.dumps(to_dict(capacity), indent=1, allow_nan=False) + "\n"
     (folder / "capacity.json").write_text(text, encoding="utf-8")
     on_front = {id(offer.probe) for offer in capacity.front}

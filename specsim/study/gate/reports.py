@@ -10,13 +10,7 @@ __all__ = ["github_annotations", "write_junit"]
 
 
 def write_junit(judgement: Judgement, path: Path) -> None:
-    """Write a judgement as JUnit XML: a suite per scenario, a case per metric.
-
-    Parameters
-    ----------
-    judgement : Judgement
-    path : Path
-    """
+    """Write a judgement as JUnit XML: a suite per scenario, a case per metric."""
     root = Xml.Element("testsuites", name="specsim gate")
     for scenario, group in groupby(judgement.comparisons, key=lambda each: each.scenario):
         comparisons = list(group)
@@ -40,16 +34,7 @@ def write_junit(judgement: Judgement, path: Path) -> None:
 
 
 def github_annotations(judgement: Judgement) -> list[str]:
-    """Return workflow commands: an error per regression, a warning per doubt.
-
-    Parameters
-    ----------
-    judgement : Judgement
-
-    Returns
-    -------
-    list of str
-    """
+    """Return workflow commands: an error per regression, a warning per doubt."""
     lines = []
     for verdict, command in (("worse", "error"), ("uncertain", "warning")):
         for each in judgement.comparisons:

@@ -66,18 +66,8 @@ class GateResults(Settings):
     def load(cls, path: Path) -> Self:
         """Return the results in a JSON file.
 
-        Parameters
-        ----------
-        path : Path
-
-        Returns
-        -------
-        GateResults
-
-        Raises
-        ------
-        ConfigError
-            It cannot be read, or is not what ``specsim gate --update`` writes.
+        Raises:
+            ConfigError: It cannot be read, or is not what ``specsim gate --update`` writes.
         """
         data = load_mapping(path, ConfigError)
         if data.get("format") != _FORMAT:
@@ -94,15 +84,11 @@ class GateResults(Settings):
 def baseline_file(path: Path) -> Iterator[Path]:
     """Give a temporary file that becomes the baseline if the block succeeds.
 
-    Parameters
-    ----------
-    path : Path
-        Replaced if it holds a baseline already.
+    Args:
+        path: Replaced if it holds a baseline already.
 
-    Raises
-    ------
-    ConfigError
-        It holds something else, or cannot be written.
+    Raises:
+        ConfigError: It holds something else, or cannot be written.
     """
     if path.is_file():
         try:
@@ -118,17 +104,8 @@ def baseline_file(path: Path) -> Iterator[Path]:
 def checked_date(text: str) -> str:
     """Return an ISO date if it is one.
 
-    Parameters
-    ----------
-    text : str
-
-    Returns
-    -------
-    str
-
-    Raises
-    ------
-    ConfigError
+    Raises:
+        ConfigError
     """
     try:
         return datetime.date.fromisoformat(text).isoformat()

@@ -29,26 +29,14 @@ def run_suite(
 ) -> GateResults:
     """Run every scenario of a suite with all its seeds.
 
-    Parameters
-    ----------
-    suite : Suite
-    tolerances : dict of str to float
-        Their metrics are kept.
-    workers : int
-        Processes; the results do not depend on their number.
-    date : str, optional
-        ISO date to be kept with the results.
-    on_progress : callable, optional
-        Told the number of runs that have ended.
+    Args:
+        tolerances: Their metrics are kept.
+        workers: Processes; the results do not depend on their number.
+        date: ISO date to be kept with the results.
+        on_progress: Told the number of runs that have ended.
 
-    Returns
-    -------
-    GateResults
-
-    Raises
-    ------
-    SpecsimError
-        A scenario cannot be run, or has no such metric.
+    Raises:
+        SpecsimError: A scenario cannot be run, or has no such metric.
     """
     metrics = tuple(tolerances)
     configs = {name: suite.experiment(name).to_dict() for name in suite.scenarios}

@@ -58,17 +58,8 @@ _ONLY = "experiment"  # name of the scenario of an experiment that is no suite
 def check_metrics(tolerances: Tolerances) -> Tolerances:
     """Return the tolerances if every metric in them is known.
 
-    Parameters
-    ----------
-    tolerances : dict of str to float
-
-    Returns
-    -------
-    dict of str to float
-
-    Raises
-    ------
-    ValueError
+    Raises:
+        ValueError
     """
     for metric in tolerances:
         if metric not in METRICS:
@@ -100,21 +91,12 @@ class Suite(Settings):
     def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
         """Return the suite in a YAML file; an experiment is a suite of one scenario.
 
-        Parameters
-        ----------
-        path : Path
-        overrides : iterable of str
-            Of fields of the base, such as ``policy=static:k=3``.
+        Args:
+            overrides: Of fields of the base, such as ``policy=static:k=3``.
 
-        Returns
-        -------
-        Suite
-
-        Raises
-        ------
-        ConfigError
-            The file cannot be read, a scenario is no valid experiment, or an override is of what
-            every scenario replaces.
+        Raises:
+            ConfigError: The file cannot be read, a scenario is no valid experiment, or an override
+                is of what every scenario replaces.
         """
         data = load_mapping(path, ConfigError)
         if "workload" in data:
@@ -134,19 +116,11 @@ class Suite(Settings):
     def experiment(self, name: str, source: str = "suite") -> Experiment:
         """Return the experiment of a scenario.
 
-        Parameters
-        ----------
-        name : str
-        source : str
-            Where the suite comes from, for error messages.
+        Args:
+            source: Where the suite comes from, for error messages.
 
-        Returns
-        -------
-        Experiment
-
-        Raises
-        ------
-        ConfigError
+        Raises:
+            ConfigError
         """
         where = f"{source}: scenario '{name}'"
         config = overridden(self.base, ())
@@ -161,16 +135,7 @@ class Suite(Settings):
 
 
 def tolerances_of(suite: Suite) -> Tolerances:
-    """Return the tolerances of a suite, the usual ones where it names none.
-
-    Parameters
-    ----------
-    suite : Suite
-
-    Returns
-    -------
-    dict of str to float
-    """
+    """Return the tolerances of a suite, the usual ones where it names none."""
     if suite.tolerances is not None:
         return suite.tolerances
     return DEFAULT_TOLERANCES
@@ -179,18 +144,11 @@ def tolerances_of(suite: Suite) -> Tolerances:
 def parse_tolerances(texts: Iterable[str]) -> Tolerances:
     """Return tolerances as the command line has them.
 
-    Parameters
-    ----------
-    texts : iterable of str
-        Such as ``mean_e2el_ms=0.02`` or ``mean_e2el_ms=2%``.
+    Args:
+        texts: Such as ``mean_e2el_ms=0.02`` or ``mean_e2el_ms=2%``.
 
-    Returns
-    -------
-    dict of str to float
-
-    Raises
-    ------
-    ConfigError
+    Raises:
+        ConfigError
     """
     found: Tolerances = {}
     for text in texts:

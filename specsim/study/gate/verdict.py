@@ -116,20 +116,11 @@ class Judgement:
 def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -> Judgement:
     """Compare the results of two revisions.
 
-    Parameters
-    ----------
-    baseline, current : GateResults
-    tolerances : dict of str to float
-        Of the metrics to be compared.
+    Args:
+        tolerances: Of the metrics to be compared.
 
-    Returns
-    -------
-    Judgement
-
-    Raises
-    ------
-    ConfigError
-        The two do not have the same scenarios, or one lacks a metric.
+    Raises:
+        ConfigError: The two do not have the same scenarios, or one lacks a metric.
     """
     _check_names(set(baseline.scenarios), set(current.scenarios))
     notes: list[str] = []
@@ -157,14 +148,8 @@ def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -
 def check_same_suite(baseline: GateResults, suite: Suite) -> None:
     """Raise, before anything is run, unless a suite has the scenarios and seeds of a baseline.
 
-    Parameters
-    ----------
-    baseline : GateResults
-    suite : Suite
-
-    Raises
-    ------
-    ConfigError
+    Raises:
+        ConfigError
     """
     _check_names(set(baseline.scenarios), set(suite.scenarios))
     for name, old in baseline.scenarios.items():

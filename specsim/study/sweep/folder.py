@@ -45,23 +45,13 @@ class SweepFolder:
     def create(cls, path: Path, sweep: Sweep, *, resume: bool) -> Self:
         """Return a folder to write to.
 
-        Parameters
-        ----------
-        path : Path
-            Made if missing.
-        sweep : Sweep
-        resume : bool
-            Whether it may hold points of this very sweep, which are kept.
+        Args:
+            path: Made if missing.
+            resume: Whether it may hold points of this very sweep, which are kept.
 
-        Returns
-        -------
-        SweepFolder
-
-        Raises
-        ------
-        ConfigError
-            It holds a sweep and `resume` is false, or another sweep, or one of another version, or
-            it cannot be written to.
+        Raises:
+            ConfigError: It holds a sweep and `resume` is false, or another sweep, or one of another
+                version, or it cannot be written to.
         """
         plan = path / "sweep.yaml"
         if path.exists() and not path.is_dir():
@@ -98,18 +88,8 @@ class SweepFolder:
     def open(cls, path: Path) -> Self:
         """Return a folder to read from.
 
-        Parameters
-        ----------
-        path : Path
-
-        Returns
-        -------
-        SweepFolder
-
-        Raises
-        ------
-        ConfigError
-            It holds no sweep, or one that this version cannot read.
+        Raises:
+            ConfigError: It holds no sweep, or one that this version cannot read.
         """
         plan = path / "sweep.yaml"
         if not plan.is_file():
@@ -140,14 +120,8 @@ class SweepFolder:
     def write(self, record: dict[str, Any]) -> None:
         """Keep the record of a point that has ended.
 
-        Parameters
-        ----------
-        record : dict
-
-        Raises
-        ------
-        ConfigError
-            The folder cannot be written to.
+        Raises:
+            ConfigError: The folder cannot be written to.
         """
         with new_file(self.record_path(record["point"])) as temporary:
             temporary.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="ascii")
@@ -155,14 +129,8 @@ class SweepFolder:
     def records(self) -> list[dict[str, Any]]:
         """Return the records of all points that have ended, in their order.
 
-        Returns
-        -------
-        list of dict
-
-        Raises
-        ------
-        ConfigError
-            One of the files is not a record.
+        Raises:
+            ConfigError: One of the files is not a record.
         """
         return list(self._records())
 
@@ -175,14 +143,8 @@ class SweepFolder:
     def numbers(self) -> list[dict[str, Any]]:
         """Return the records of all points that have ended without what is only drawn.
 
-        Returns
-        -------
-        list of dict
-
-        Raises
-        ------
-        ConfigError
-            One of the files is not a record.
+        Raises:
+            ConfigError: One of the files is not a record.
         """
         return [
             {name: value for name, value in record.items() if name not in _DRAWN}
@@ -192,14 +154,8 @@ class SweepFolder:
     def finish(self) -> list[dict[str, Any]]:
         """Write ``points.parquet``, one row per point, and return what `numbers` does.
 
-        Returns
-        -------
-        list of dict
-
-        Raises
-        ------
-        ConfigError
-            A record is missing or damaged, or the folder cannot be written to.
+        Raises:
+            ConfigError: A record is missing or damaged, or the folder cannot be written to.
         """
         records = self.numbers()
         if len(records) < self.sweep.num_points:

@@ -10,14 +10,10 @@ __all__ = ["labels"]
 def labels(values: list[Any]) -> list[str]:
     """Return a short name for each value, different for each.
 
-    Parameters
-    ----------
-    values : list
-        All different.
+    Args:
+        values: All different.
 
-    Returns
-    -------
-    list of str
+    Returns:
         Numbers in their shortest form, members of a family as ``static:k=3``, files without folder
         and suffix; in full where two values would have the same name.
     """

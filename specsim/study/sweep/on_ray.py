@@ -22,17 +22,14 @@ _ATTEMPTS = 3  # as often as a point is run whose worker or node is lost
 class RayCluster:
     """Workers of a Ray cluster; its nodes need specsim and the files that the points name.
 
-    Parameters
-    ----------
-    workers : int or None
-        Points at a time; None: as many as the cluster has cores.
-    address : str or None
-        Of a cluster that runs; None starts one on this machine, for as long as the sweep takes.
+    Args:
+        workers: Points at a time; None: as many as the cluster has cores.
+        address: Of a cluster that runs; None starts one on this machine, for as long as the sweep
+            takes.
 
-    Raises
-    ------
-    ConfigError
-        There is no cluster at the address, or its nodes have another version of specsim.
+    Raises:
+        ConfigError: There is no cluster at the address, or its nodes have another version of
+            specsim.
     """
 
     def __init__(self, workers: int | None, address: str | None) -> None:

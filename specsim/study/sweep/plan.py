@@ -47,14 +47,8 @@ class Point:
     def experiment(self) -> Experiment:
         """Return the experiment.
 
-        Returns
-        -------
-        Experiment
-
-        Raises
-        ------
-        ConfigError
-            These values do not go together.
+        Raises:
+            ConfigError: These values do not go together.
         """
         return Experiment.parse(self.config, f"point {self.number}")
 
@@ -112,21 +106,12 @@ class Sweep(Settings):
     def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
         """Return the sweep in a YAML file.
 
-        Parameters
-        ----------
-        path : Path
-        overrides : iterable of str
-            Of fields of the base, such as ``workload.num_requests=100``.
+        Args:
+            overrides: Of fields of the base, such as ``workload.num_requests=100``.
 
-        Returns
-        -------
-        Sweep
-
-        Raises
-        ------
-        ConfigError
-            The file cannot be read, the grid is empty, an axis sets what no experiment has, or an
-            override is of what an axis sets.
+        Raises:
+            ConfigError: The file cannot be read, the grid is empty, an axis sets what no experiment
+                has, or an override is of what an axis sets.
         """
         data = load_mapping(path, ConfigError)
         if isinstance(data.get("base"), str):
@@ -145,19 +130,14 @@ class Sweep(Settings):
         A combination that does not go together, such as a draft that is longer than the limit, is
         left for its run to say.
 
-        Parameters
-        ----------
-        source : str
-            Where the sweep came from, for error messages.
+        Args:
+            source: Where the sweep came from, for error messages.
 
-        Returns
-        -------
-        list of Experiment
+        Returns:
             Valid ones, so many that every value of every axis is in one.
 
-        Raises
-        ------
-        ConfigError
+        Raises:
+            ConfigError
         """
         valid = []
         unproven = {

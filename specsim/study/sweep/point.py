@@ -22,13 +22,7 @@ __all__ = ["failed_point", "run_point"]
 def run_point(point: Point) -> dict[str, Any]:
     """Run a point and return its record.
 
-    Parameters
-    ----------
-    point : Point
-
-    Returns
-    -------
-    dict
+    Returns:
         As it stands in ``points/<number>.json``. A point that cannot be run has a record as well,
         with its error.
     """
@@ -57,15 +51,8 @@ def _requests(workload: str, seed: int) -> list[Request]:
 def failed_point(point: Point, why: str) -> dict[str, Any]:
     """Return the record of a point that could not be run.
 
-    Parameters
-    ----------
-    point : Point
-    why : str
-        The error; its first line is kept.
-
-    Returns
-    -------
-    dict
+    Args:
+        why: The error; its first line is kept.
     """
     try:
         config_hash = point.experiment().hash
@@ -97,14 +84,10 @@ def _header(point: Point, error: str | None, config_hash: str | None) -> dict[st
 def flat_metrics(summary: dict[str, Any]) -> dict[str, float | int]:
     """Return the numbers of a summary, without nesting.
 
-    Parameters
-    ----------
-    summary : dict
-        As in ``summary.json``.
+    Args:
+        summary: As in ``summary.json``.
 
-    Returns
-    -------
-    dict
+    Returns:
         The block ``specsim`` stands beside the others; what is nested in it has dotted names, such
         as ``time_shares.target``. Truth values are 0 or 1; text and lists are left out.
     """

@@ -24,10 +24,8 @@ class Backend(Protocol):
 class LocalProcesses:
     """Processes of this machine.
 
-    Parameters
-    ----------
-    workers : int
-        A single one is this process itself.
+    Args:
+        workers: A single one is this process itself.
     """
 
     def __init__(self, workers: int) -> None:
@@ -84,23 +82,15 @@ def run_sweep(
 ) -> list[dict[str, Any]]:
     """Run every point of a sweep that has not ended yet.
 
-    Parameters
-    ----------
-    folder : SweepFolder
-        Gets each record as its point ends, and ``points.parquet`` at last.
-    backend : Backend
-    on_progress : callable, optional
-        Told the number of points that have ended.
+    Args:
+        folder: Gets each record as its point ends, and ``points.parquet`` at last.
+        on_progress: Told the number of points that have ended.
 
-    Returns
-    -------
-    list of dict
+    Returns:
         The records of all points, in their order, without what is only drawn.
 
-    Raises
-    ------
-    ConfigError
-        The folder cannot be written to.
+    Raises:
+        ConfigError: The folder cannot be written to.
     """
     # What failed is tried again: its cause may have been removed.
     ended = {record["point"] for record in folder.numbers() if record["error"] is None}

@@ -90,19 +90,8 @@ class BatchTuning:
 def tune_batches(loads: Loads, trials: Trials) -> BatchTuning:
     """Find the best k of every batch size.
 
-    Parameters
-    ----------
-    loads : Loads
-    trials : Trials
-
-    Returns
-    -------
-    BatchTuning
-
-    Raises
-    ------
-    SpecsimError
-        The experiment cannot be run.
+    Raises:
+        SpecsimError: The experiment cannot be run.
     """
     max_num_seqs, largest = _largest_batch(loads)
     sizes = sorted({*(2**i for i in range(largest.bit_length()) if 2**i < largest), largest})
@@ -151,14 +140,9 @@ def _count(size: int) -> int:
 def best_k(log_times: NDArray[np.float64]) -> int:
     """Return the smallest k whose paired 95 % interval does not tell it from the fastest.
 
-    Parameters
-    ----------
-    log_times : ndarray of float, shape (k + 1, replications)
-        Logarithm of a time per token, at least two replications.
-
-    Returns
-    -------
-    int
+    Args:
+        log_times: Logarithm of a time per token, at least two replications, of shape (k + 1,
+            replications).
     """
     excess = log_times - log_times[log_times.mean(axis=1).argmin()]
     return next(k for k, samples in enumerate(excess) if _may_be_zero(samples))
@@ -191,14 +175,9 @@ def _best_ks(points: list[BatchPoint]) -> tuple[list[int], NDArray[np.float64]]:
 def non_increasing(gains: NDArray[np.float64]) -> list[int]:
     """Return the k of every batch size, never rising, of the greatest total gain.
 
-    Parameters
-    ----------
-    gains : ndarray of float, shape (n, k + 1)
-        By batch size from 1; a size counts by its share of a logarithmic axis.
-
-    Returns
-    -------
-    list of int, n of them
+    Args:
+        gains: By batch size from 1; a size counts by its share of a logarithmic axis. Of shape (n,
+            k + 1).
     """
     ks = range(gains.shape[1])
     total = np.zeros(len(ks))

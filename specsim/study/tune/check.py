@@ -91,20 +91,8 @@ class Check:
 def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> Check:
     """Simulate a schedule against every fixed k and the oracle.
 
-    Parameters
-    ----------
-    series : LoadSeries
-    batches : BatchTuning
-    trials : Trials
-
-    Returns
-    -------
-    Check
-
-    Raises
-    ------
-    SpecsimError
-        The experiment cannot be run.
+    Raises:
+        SpecsimError: The experiment cannot be run.
     """
     loads, schedule = series.loads, Schedule(ranges=batches.ranges)
     named = _named_loads(series)

@@ -108,22 +108,12 @@ class Crossover:
 def find_crossovers(series: LoadSeries, trials: Trials) -> tuple[list[Crossover], list[LoadCurve]]:
     """Find the crossover load of every k.
 
-    Parameters
-    ----------
-    series : LoadSeries
-    trials : Trials
+    Returns:
+        list of Crossover: By k, from 1.
+        list of LoadCurve: What they rest on.
 
-    Returns
-    -------
-    list of Crossover
-        By k, from 1.
-    list of LoadCurve
-        What they rest on.
-
-    Raises
-    ------
-    SpecsimError
-        The experiment cannot be run.
+    Raises:
+        SpecsimError: The experiment cannot be run.
     """
     ks = range(1, series.loads.experiment.max_draft_len + 1)
     wanted = {k: series.start(k) for k in ks}

@@ -32,14 +32,9 @@ def fixed_policy(k: int) -> Policy:
 def check_steady(experiment: Experiment) -> None:
     """Raise unless what an experiment's server sustains is the same at all times.
 
-    Parameters
-    ----------
-    experiment : Experiment
-
-    Raises
-    ------
-    ConfigError
-        It has incidents: runs of other loads and lengths would meet them at other moments.
+    Raises:
+        ConfigError: It has incidents: runs of other loads and lengths would meet them at other
+            moments.
     """
     if experiment.incidents:
         raise ConfigError(
@@ -114,17 +109,12 @@ class Loads:
     def closed_trials(self, policy: Policy, concurrency: int, count: int) -> list[Trial]:
         """Return the trials that hold the batch of one replica at a size.
 
-        Parameters
-        ----------
-        policy : Policy
-        concurrency : int
-            Clients without think time, so the batch size as long as the KV cache holds it.
-        count : int
-            Requests.
+        Args:
+            concurrency: Clients without think time, so the batch size as long as the KV cache holds
+                it.
+            count: Requests.
 
-        Returns
-        -------
-        list of Trial
+        Returns:
             One per replication.
         """
         workload = WorkloadConfig(
@@ -139,19 +129,12 @@ class Loads:
     ) -> list[Trial]:
         """Return the trials of a policy at a load.
 
-        Parameters
-        ----------
-        policy : Policy
-        load : float
-            Requests/s or clients; see `unit`.
-        count : int
-            Requests.
-        synchronous : bool
-            Whether to force synchronous scheduling, which an oracle needs.
+        Args:
+            load: Requests/s or clients; see `unit`.
+            count: Requests.
+            synchronous: Whether to force synchronous scheduling, which an oracle needs.
 
-        Returns
-        -------
-        list of Trial
+        Returns:
             One per replication.
         """
         own = self.experiment.workload.arrivals

@@ -121,12 +121,9 @@ class Trials:
 
     A context manager: its processes end with the block.
 
-    Parameters
-    ----------
-    workers : int
-        Processes; the measurements do not depend on their number.
-    on_progress : callable, optional
-        Told the number of trials that have ended.
+    Args:
+        workers: Processes; the measurements do not depend on their number.
+        on_progress: Told the number of trials that have ended.
     """
 
     def __init__(self, workers: int, on_progress: Callable[[int], None] | None = None) -> None:
@@ -154,19 +151,11 @@ class Trials:
     def run(self, trials: Iterable[Trial]) -> list[Measurement]:
         """Return the measurement of each trial.
 
-        Parameters
-        ----------
-        trials : iterable of Trial
-
-        Returns
-        -------
-        list of Measurement
+        Returns:
             In their order.
 
-        Raises
-        ------
-        SpecsimError
-            A trial cannot be run.
+        Raises:
+            SpecsimError: A trial cannot be run.
         """
         keyed = [(trial.key, trial) for trial in trials]
         new = {key: trial for key, trial in keyed if key not in self._known}

@@ -178,29 +178,16 @@ def tune(
 ) -> Tuning:
     """Find the best k per batch size and the crossover load per k, and check what that gains.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        Its policy is replaced; replication i runs with seed ``experiment.seed + i``.
-    max_k : int, tokens, optional
-        Largest k to try; by default ``num_speculative_tokens``.
-    replications : int
-        At least 2, for intervals.
-    workers : int
-        Processes; the results do not depend on their number.
-    on_progress : callable, optional
-        Told the number of simulations that have ended.
+    Args:
+        experiment: Its policy is replaced; replication i runs with seed ``experiment.seed + i``.
+        max_k: Largest k to try; by default ``num_speculative_tokens``. In tokens.
+        replications: At least 2, for intervals.
+        workers: Processes; the results do not depend on their number.
+        on_progress: Told the number of simulations that have ended.
 
-    Returns
-    -------
-    Tuning
-
-    Raises
-    ------
-    ConfigError
-        The experiment has nothing to tune, or its load cannot be varied.
-    SpecsimError
-        The experiment cannot be run.
+    Raises:
+        ConfigError: The experiment has nothing to tune, or its load cannot be varied.
+        SpecsimError: The experiment cannot be run.
     """
     if replications < 2:
         raise ConfigError(

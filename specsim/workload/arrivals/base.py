@@ -25,18 +25,13 @@ class OpenArrivals(Arrivals):
     ) -> NDArray[np.float64]:
         """Return the arrival times.
 
-        Parameters
-        ----------
-        rng : numpy.random.Generator
-        count : int or None
-            How many; None: as many as come within the duration.
-        duration : float or None, seconds
-            End of the arrivals; None: after `count` of them.
+        Args:
+            count: How many; None: as many as come within the duration.
+            duration: End of the arrivals; None: after `count` of them. In seconds.
 
-        Returns
-        -------
-        ndarray of float, shape (n,), seconds
-            Not falling, from 0 on. Where both limits are given, the earlier one holds.
+        Returns:
+            Not falling, from 0 on. Where both limits are given, the earlier one holds. Of shape
+            (n,), in seconds.
         """
 
 

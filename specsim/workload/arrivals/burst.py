@@ -22,10 +22,8 @@ class Burst(OpenArrivals):
     ) -> NDArray[np.float64]:
         """Return zeros.
 
-        Raises
-        ------
-        ConfigError
-            Only a duration is given.
+        Raises:
+            ConfigError: Only a duration is given.
         """
         if count is None:
             raise ConfigError("workload.duration: a burst has none; give num_requests")

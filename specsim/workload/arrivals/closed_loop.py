@@ -29,16 +29,11 @@ class ClosedLoop(Arrivals):
     def think_times(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         """Return the time that a client waits before each request.
 
-        Parameters
-        ----------
-        rng : numpy.random.Generator
-        count : int
-            Number of requests of the run.
+        Args:
+            count: Number of requests of the run.
 
-        Returns
-        -------
-        ndarray of float, shape (count,), seconds
-            0 for the first request of each client.
+        Returns:
+            0 for the first request of each client, of shape (count,), in seconds.
         """
         if self.think_time_shape == "exponential":
             times = rng.exponential(self.think_time, count)

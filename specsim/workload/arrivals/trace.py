@@ -46,21 +46,12 @@ class TraceReplay(Arrivals):
     def select(self, count: int | None, duration: float | None) -> Trace:
         """Return the rows to replay, with their times.
 
-        Parameters
-        ----------
-        count : int or None
-            Keep the first so many; None keeps all.
-        duration : float or None, seconds
-            Keep the arrivals before this time of the replay; None keeps all.
+        Args:
+            count: Keep the first so many; None keeps all.
+            duration: Keep the arrivals before this time of the replay; None keeps all. In seconds.
 
-        Returns
-        -------
-        Trace
-
-        Raises
-        ------
-        TraceError
-            The file has no arrivals, or none in the window.
+        Raises:
+            TraceError: The file has no arrivals, or none in the window.
         """
         trace = read_trace(self.path)
         if trace.arrived_at is None:

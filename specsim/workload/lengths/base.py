@@ -20,14 +20,7 @@ class Lengths(Member):
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return the bodies of requests, without arrivals.
 
-        Parameters
-        ----------
-        rng : numpy.random.Generator
-        count : int
-
-        Returns
-        -------
-        Trace
+        Returns:
             Of `count` requests.
         """
 
@@ -45,14 +38,10 @@ def to_tokens(values: NDArray[np.float64]) -> NDArray[np.int64]:
 def lognormal_parameters(mean: float, std: float) -> tuple[float, float]:
     """Return mu and sigma of the lognormal distribution with this mean and standard deviation.
 
-    Parameters
-    ----------
-    mean, std : float
-        Of the variable itself, not of its logarithm.
+    Args:
+        mean, std: Of the variable itself, not of its logarithm.
 
-    Returns
-    -------
-    tuple of float
+    Returns:
         Mean and standard deviation of the logarithm.
     """
     variance = float(np.log1p((std / mean) ** 2))

@@ -30,10 +30,8 @@ class TraceRows(Lengths):
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return the first rows.
 
-        Raises
-        ------
-        TraceError
-            The file has fewer.
+        Raises:
+            TraceError: The file has fewer.
         """
         trace = read_trace(self.path)
         if count > len(trace):

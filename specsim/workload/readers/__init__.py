@@ -20,19 +20,11 @@ _TEXT = frozenset({"prompt", "messages", "conversations"})
 def read_trace(path: Path) -> Trace:
     """Return the workload in a file.
 
-    Parameters
-    ----------
-    path : Path
-        Of any known format, gzip-compressed or not.
+    Args:
+        path: Of any known format, gzip-compressed or not.
 
-    Returns
-    -------
-    Trace
-
-    Raises
-    ------
-    TraceError
-        The file is missing, empty, of no known format, or breaks its format's rules.
+    Raises:
+        TraceError: The file is missing, empty, of no known format, or breaks its format's rules.
     """
     file = TraceFile(locate(path))
     for kind in READERS.all_members():

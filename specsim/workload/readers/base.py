@@ -24,13 +24,7 @@ class Reader(Member):
     def matches(self, file: TraceFile) -> bool:
         """Return whether the file is of this format.
 
-        Parameters
-        ----------
-        file : TraceFile
-
-        Returns
-        -------
-        bool
+        Returns:
             Judged by the container and the names of the columns, never by the file's name.
         """
 
@@ -38,30 +32,20 @@ class Reader(Member):
     def read(self, file: TraceFile) -> Trace:
         """Return the workload in the file.
 
-        Parameters
-        ----------
-        file : TraceFile
-            One that `matches`.
+        Args:
+            file: One that `matches`.
 
-        Returns
-        -------
-        Trace
-
-        Raises
-        ------
-        TraceError
-            A row breaks the format's rules; the message names file, line, field, value and rule.
+        Raises:
+            TraceError: A row breaks the format's rules; the message names file, line, field, value
+                and rule.
         """
 
 
 class TraceBuilder:
     """Collects rows into the columns of a trace, checks them and sorts them by arrival.
 
-    Parameters
-    ----------
-    file : TraceFile
-    kind : str
-        Name of the format.
+    Args:
+        kind: Name of the format.
     """
 
     def __init__(self, file: TraceFile, kind: str) -> None:
@@ -77,14 +61,11 @@ class TraceBuilder:
     def add(self, prompt_len: int, output_len: int, arrived_at: float | None = None) -> bool:
         """Add a request; one without prompt or output failed, and is counted, not kept.
 
-        Parameters
-        ----------
-        prompt_len, output_len : int, tokens
-        arrived_at : float or None, seconds
+        Args:
+            prompt_len, output_len: In tokens.
+            arrived_at: In seconds.
 
-        Returns
-        -------
-        bool
+        Returns:
             Whether it was kept, so that its other columns belong in as well.
         """
         if prompt_len == 0 or output_len == 0:
@@ -102,10 +83,8 @@ class TraceBuilder:
     def build(self) -> Trace:
         """Return the trace.
 
-        Raises
-        ------
-        TraceError
-            There is no request in it.
+        Raises:
+            TraceError: There is no request in it.
         """
         if not self._lens:
             dropped = f"; {self.num_dropped} rows had no prompt or no output"
@@ -147,21 +126,10 @@ class TraceBuilder:
 
 
 def token_ids(row: Row, field: str) -> NDArray[np.int64]:
-    """Return a field that must be a list of token ids.
+    """Return a field that must be a list of token ids, of shape (n,).
 
-    Parameters
-    ----------
-    row : Row
-    field : str
-
-    Returns
-    -------
-    ndarray of int, shape (n,)
-
-    Raises
-    ------
-    TraceError
-        An id is not a whole number in [0, 2**31).
+    Raises:
+        TraceError: An id is not a whole number in [0, 2**31).
     """
     values = row.get(field)
     rule = "whole numbers from 0 to 2**31 - 1; correct or remove the row"
@@ -179,18 +147,9 @@ def hashed_requests(
 ) -> Trace:
     """Return a trace of the family that Mooncake began: lengths, and hash ids of prompt pieces.
 
-    Parameters
-    ----------
-    file : TraceFile
-    builder : TraceBuilder
-    piece_size : int, tokens
-        Prompt tokens per hash id.
-    seconds_per_unit : float
-        Of the column ``timestamp``.
-
-    Returns
-    -------
-    Trace
+    Args:
+        piece_size: Prompt tokens per hash id.
+        seconds_per_unit: Of the column ``timestamp``.
     """
     for row in file.rows():
         prompt_len = row.integer("input_length", minimum=0)

@@ -92,16 +92,7 @@ def _parquet_rows(file: TraceFile) -> Iterator[Row]:
 
 
 def native_columns(trace: Trace) -> dict[str, Any]:
-    """Return the columns of the native format that a trace has.
-
-    Parameters
-    ----------
-    trace : Trace
-
-    Returns
-    -------
-    dict of str to array or list
-    """
+    """Return the columns of the native format that a trace has."""
     columns: dict[str, Any] = {
         "id": trace.ids,
         "arrived_at": trace.arrived_at,

@@ -21,22 +21,15 @@ def plot_study(
 ) -> tuple[list[Path], list[str]]:
     """Draw every chart that the runs of a study allow.
 
-    Parameters
-    ----------
-    study : Study
-        Of hardware, policy and load alone; see `specsim.show.report.cells.restricted`.
-    measure : Measure
-        What is drawn over load and compared.
-    folder : Path
-        Made if missing.
-    suffix : str
-        ``.svg``, ``.png`` or ``.pdf``.
+    Args:
+        study: Of hardware, policy and load alone; see `specsim.show.report.cells.restricted`.
+        measure: What is drawn over load and compared.
+        folder: Made if missing.
+        suffix: ``.svg``, ``.png`` or ``.pdf``.
 
-    Returns
-    -------
-    drawn : list of Path
-    left_out : list of str
-        Why each of the others is missing.
+    Returns:
+        drawn
+        left_out: Why each of the others is missing.
     """
     # The closer look is taken where there are runs: first hardware, load in the middle.
     hardware = min((point.places[0] for point in study.finished), default=0)
