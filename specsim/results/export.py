@@ -28,8 +28,10 @@ __all__ = [
 RESULT_FILES = ("summary.json", "requests.parquet", "steps.parquet", "config.yaml")
 """What the results folder of a run holds; nothing else may be written over it."""
 
-ROWS_PER_GROUP = 128 * 1024
-"""Of long tables, rows that are in memory as columns at once."""
+ROWS_PER_GROUP = 16 * 1024
+"""Of long tables, rows that are in memory as columns at once.
+
+Eight times as many would make a file 4 % shorter, and the process 100 MiB larger."""
 
 _DELIVERIES_AT_ONCE = 64 * 1024
 _REQUESTS_AT_ONCE = 16 * 1024
