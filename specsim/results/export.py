@@ -76,7 +76,7 @@ def _details(
     ):
         values = requests[later] if earlier is None else requests[later] - earlier
         yield name, _number_lists(values)
-    yield "errors", ('""' for _ in range(len(requests)))
+    yield "errors", iter([", ".join(['""'] * len(requests))])
     yield "itls", _itl_lists(requests["deliveries"], deliveries)
 
 
@@ -99,8 +99,9 @@ def _itl_lists(counts: NDArray[np.int32], deliveries: Deliveries) -> Iterator[st
         times = deliveries.at[deliveries.places(mine, start)]
         firsts = np.cumsum(mine) - mine
         gaps = np.round(np.delete(np.diff(times), firsts[1:] - 1), 9)
-        values, codes = np.unique(gaps, return_inverse=True)
-        texts = np.array([repr(value) for value in values.tolist()], dtype=object)[codes].tolist()
+        coded = pa.array(gaps).dictionary_encode()  # hashes them, and so is faster than a sort
+        texts = np.array([repr(value) for value in coded.dictionary.to_pylist()], dtype=object)
+        texts = texts[coded.indices.to_numpy()].tolist()
         lists = zip(firsts - np.arange(len(mine)), mine - 1, strict=True)
         yield ", ".join(f"[{', '.join(texts[first : first + num])}]" for first, num in lists)
         start = end
