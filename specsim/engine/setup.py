@@ -113,7 +113,7 @@ class Setup:
             "costs": zeros("costs", len(COSTS)),
             "steps_out": zeros("steps_out", _RESULTS),
             "requests_out": zeros("requests_out", _RESULTS + most),
-            "gaps_out": zeros("gaps_out", 2 * _RESULTS + most),
+            "gaps_out": zeros("gaps_out", 8 * _RESULTS + most),  # a few per step
             "seconds_out": zeros("seconds_out", _RESULTS),
             "totals": zeros("totals", 1),
             "outcomes": zeros("outcomes", longest + 1, longest + 1),
