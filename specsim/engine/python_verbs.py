@@ -168,7 +168,7 @@ class PythonVerbs:
         step, slowness = self.step, self._slowness
         usual_time = float(step.record["target_time"]) / slowness
         loads = [(0, step.drafter_load, np.array(step["asked_len"]))]
-        if self.speculation.is_shared_out:
+        if self.speculation.is_shared_out or self.speculation.skips_prefills:
             loads = self.speculation.drafter_loads(step)
         draft_time = sum(
             slowness * self._costs.draft_time(load, draft_lens, usual_time, drafter)

@@ -360,6 +360,7 @@ def _table(setup: Setup, costs: Costs, speculation: Speculation, wiring: Wiring)
         "keeps_deliveries": int(deliveries is not None),
         "announces_ends": int(wiring.announces_ends),
         "has_offers": int(wiring.offers is not None),
+        "leaves_out": int(speculation.skips_prefills),
     }
     shared: dict[str, NDArray[Any]] = {
         "facts": wiring.facts.rows,

@@ -52,12 +52,8 @@ class Speculation:
         self.minds_ends = source is not None and (source.looks_up or source.verifies)
         self.offers = self.proposer_memory is not None and not offers_by_table(self.proposer)
         """Whether the proposer has to be asked for each draft."""
-        self.is_shared_out = (
-            self.skips_prefills
-            or policy.selects_drafter
-            or (source is not None and source.has_fallback)
-        )
-        """Whether there are several drafters, or requests that none serves."""
+        self.is_shared_out = policy.selects_drafter or (source is not None and source.has_fallback)
+        """Whether there are several drafters."""
 
     def lens_by_size(self, largest: int) -> Ints | None:
         """Return the draft length by the number of sequences, if the policy looks at nothing else.
@@ -98,6 +94,8 @@ class Speculation:
             confidences = self.source.confidences(step.requests, step.output_lens, draft_lens)
         drafts = DraftView(draft_lens, confidences)
         verified_lens = np.asarray(self.policy.verify_lens(batch, drafts, self.memory))
+        if verified_lens is draft_lens:
+            return  # all of them, as scheduled
         step["verified_len"][:] = verified_lens
         record = step.record
         dropped = int(draft_lens.sum()) - int(verified_lens.sum())

@@ -211,7 +211,9 @@ class Step(Protocol):
     prefill_tokens: int
     drafter_context_tokens: int
     drafter_batched_tokens: int
-    """What the drafter reads after it."""
+    drafter_prefill_tokens: int
+    drafter_requests: int
+    """What the drafter reads after it, and of how many sequences."""
     tokens_left: int
     """max_num_scheduled_tokens; what is left of it as sequences are added."""
     inputs_left: int
@@ -291,6 +293,8 @@ class Limits(Protocol):
     """Steps in flight at once."""
     land_at: int
     """Where in the order of the verbs a step that has been launched comes back."""
+    leaves_out: int
+    """Whether the drafter may leave out prompts; such a sequence `is_undrafted`."""
     has_offers: int
     """Whether a proposer comes up with fewer drafts than asked for, by a table."""
     keeps_steps: int
