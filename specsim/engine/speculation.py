@@ -5,6 +5,7 @@ none of it.
 """
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -197,15 +198,9 @@ class Speculation:
     def offered_lens(self, step: StepView) -> Ints:
         """Return the draft lengths that the proposer comes up with; positions are known."""
         assert self.proposer is not None
-        rows = zip(
-            step.requests.tolist(),
-            step.output_lens.tolist(),
-            step["asked_len"].tolist(),
-            strict=True,
-        )
-        return np.array(
-            [self.proposer.offered_len(*row, self.proposer_memory) for row in rows], dtype=np.int64
-        )
+        offered_len, memory = self.proposer.offered_len, self.proposer_memory
+        lens = [offered_len(*row, memory) for row in step.each("asked_len")]
+        return np.array(lens, dtype=np.int64)
 
     def observe(self, step: StepView) -> None:
         """Tell the policy what became of the drafts of a step."""
@@ -233,13 +228,7 @@ class Speculation:
     def _emitted_tokens(self, step: StepView, emits: NDArray[np.bool_]) -> list[list[int]]:
         """Return the tokens of a step that has not been delivered yet, bonus tokens included."""
         tokens: list[list[int]] = []
-        rows = zip(
-            step.requests[emits].tolist(),
-            step.output_lens[emits].tolist(),
-            step["accepted_len"][emits].tolist(),
-            strict=True,
-        )
-        for request, start, accepted_len in rows:
+        for request, start, accepted_len in compress(step.each("accepted_len"), emits.tolist()):
             ids = self.requests[request].output_token_ids
             assert ids is not None  # checked before the run
             tokens.append(ids[start : start + accepted_len + 1].tolist())
