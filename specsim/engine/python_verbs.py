@@ -67,15 +67,7 @@ class Wiring:
 
 
 class PythonVerbs:
-    """A replica's table, and the verbs on it that are done in Python.
-
-    Parameters
-    ----------
-    table : Table
-    costs : Costs
-    speculation : Speculation
-    wiring : Wiring
-    """
+    """A replica's table, and the verbs on it that are done in Python."""
 
     def __init__(
         self, table: Table, costs: Costs, speculation: Speculation, wiring: Wiring
@@ -112,13 +104,11 @@ class PythonVerbs:
         return self._field("num_running")
 
     def _field(self, name: str) -> int:
-        state = self.table.state
-        return int(state[name][0])
+        return int(self.table.state[name][0])
 
     def _set(self, **fields: float) -> None:
-        state = self.table.state
         for name, value in fields.items():
-            state[name] = value
+            self.table.state[name] = value
 
     def _records(self) -> Table:
         """Return the table as functions see it that run uncompiled."""
@@ -161,8 +151,7 @@ class PythonVerbs:
 
     @property
     def _slowness(self) -> float:
-        state = self.table.state
-        return float(state["slowness"][0])
+        return float(self.table.state["slowness"][0])
 
     def _charge_drafts(self) -> None:
         step, slowness = self.step, self._slowness

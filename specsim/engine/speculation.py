@@ -109,13 +109,7 @@ class Speculation:
     def ask(self, step: StepView, accepted_lens: Ints | None, free_slots: int) -> None:
         """Decide for how many draft tokens the drafter is run at the end of a step.
 
-        Parameters
-        ----------
-        step : StepView
-        accepted_lens : array of int, shape (n,), tokens, or None
-            What its verification accepted; None where that is not known yet.
-        free_slots : int, tokens
-            Room for drafts.
+        `accepted_lens` is None where that is not known yet, `free_slots` room for drafts, tokens.
         """
         if not step.size:
             return

@@ -13,14 +13,7 @@ __all__ = ["StepView"]
 
 
 class StepView:
-    """The step that a verb is about; views of the table, gone when the verb is done.
-
-    Parameters
-    ----------
-    table : Table
-    place : int
-        In the ring of steps.
-    """
+    """The step at a place of the ring; views of the table, gone when the verb is done."""
 
     __slots__ = ("_sequences", "entries", "record", "rows", "size")
 
