@@ -95,11 +95,11 @@ class Speculation:
             confidences = self.source.confidences(step.requests, step.output_lens, draft_lens)
         drafts = DraftView(draft_lens, confidences)
         verified_lens = np.asarray(self.policy.verify_lens(batch, drafts, self.memory))
-        if verified_lens is draft_lens:
-            return  # all of them, as scheduled
+        dropped = int(step["draft_len"].sum()) - int(verified_lens.sum())
+        if not dropped:
+            return
         step["verified_len"][:] = verified_lens
         record = step.record
-        dropped = int(draft_lens.sum()) - int(verified_lens.sum())
         record["batched_tokens"] -= dropped
         read_anew = int((step["read_anew"] * verified_lens).sum())
         record["context_tokens"] = int(record["own_context_tokens"]) + read_anew
@@ -202,11 +202,11 @@ class Speculation:
             return
         emits, record, source = step.emits, step.record, self.source
         requests = step.requests[emits]
-        accepted_lens = np.array(step["accepted_len"])[emits]
+        accepted_lens = step["accepted_len"][emits]
         has_fallback = source is not None and source.has_fallback
         outcome = StepOutcome(
             requests=requests,
-            draft_lens=np.array(step["verified_len"])[emits],
+            draft_lens=step["verified_len"][emits],
             accepted_lens=accepted_lens,
             load=step.load,
             output_tokens=int(accepted_lens.sum()) + len(requests),
