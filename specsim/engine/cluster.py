@@ -25,7 +25,6 @@ __all__ = [
     "Cluster",
     "EventClock",
     "replay",
-    "run_alone",
     "schedule_incidents",
 ]
 
@@ -224,13 +223,6 @@ def replay(
             if not clock.skip_to(instant):
                 yield clock.happens(Event(clock), instant, first=True)
         submit(request)
-
-
-def run_alone(replica: Replica, requests: Iterable[Request]) -> None:
-    """Run one replica by itself until all requests, in order of arrival, have ended."""
-    for request in requests:
-        replica.submit(request.index, request.arrived_at)
-    replica.finish()
 
 
 class ClosedLoopClients:

@@ -25,10 +25,10 @@ from specsim.engine.order import (
     TRIM,
     VERIFY,
 )
-from specsim.engine.setup import Costs
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import FINISHED, Table
 from specsim.engine.view import StepView
+from specsim.profile import StepCosts
 from specsim.results.records import Deliveries, ReplicaRecords
 from specsim.step import Ints
 
@@ -70,7 +70,7 @@ class PythonVerbs:
     """A replica's table, and the verbs on it that are done in Python."""
 
     def __init__(
-        self, table: Table, costs: Costs, speculation: Speculation, wiring: Wiring
+        self, table: Table, costs: StepCosts, speculation: Speculation, wiring: Wiring
     ) -> None:
         self.table = table
         self.speculation = speculation
@@ -81,13 +81,16 @@ class PythonVerbs:
         """Return what has to be done in Python, by verb."""
         speculation, costs = self.speculation, self._costs.compiled()
         wanted: dict[int, tuple[bool, Callable[[], None]]] = {
-            TRIM: (speculation.trims or speculation.skips_prefills, self._trim),
+            TRIM: (
+                speculation.trims or speculation.skips_prefills,
+                lambda: speculation.trim(self.table, self.step),
+            ),
             ASK: (speculation.lens_by_size(1) is None, self._ask),
             OFFER: (speculation.offers and not self.is_async, self._offer),
             CHARGE_FORWARD: (costs.target is None, self._charge_forward),
             CHARGE_DRAFTS: (not costs.drafts or speculation.is_shared_out, self._charge_drafts),
             VERIFY: (speculation.verifies, self._verify),
-            OBSERVE: (speculation.observes, self._observe),
+            OBSERVE: (speculation.observes, lambda: speculation.observe(self.step)),
             SCHEDULED: (bool(self._wiring.observers), self._scheduled),
             DELIVERED: (bool(self._wiring.observers) or speculation.minds_ends, self._delivered),
         }
@@ -118,9 +121,6 @@ class PythonVerbs:
     def step(self) -> StepView:
         """The step that the verbs are about."""
         return StepView(self.table, self._field("current"))
-
-    def _trim(self) -> None:
-        self.speculation.trim(self.table, self.step)
 
     def _ask(self) -> None:
         step, limits = self.step, self.table.limits
@@ -174,9 +174,6 @@ class PythonVerbs:
         accepted_lens = self.speculation.source.accepted_lens(step)
         accepted_lens[step["is_padded"] == 1] = 0
         step["accepted_len"][:] = np.minimum(accepted_lens, step["verified_len"])
-
-    def _observe(self) -> None:
-        self.speculation.observe(self.step)
 
     def _scheduled(self) -> None:
         for observer in self._wiring.observers:

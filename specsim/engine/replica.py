@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from specsim.engine.order import FULL, GROW, TAKE_IN, VERBS, WAITS, advance
 from specsim.engine.python_verbs import PythonVerbs, Wiring
 from specsim.engine.schedule import begin, take_in
-from specsim.engine.setup import Costs, Setup, linked_rows, zeros
+from specsim.engine.setup import Setup, linked_rows, zeros
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import FREE, NEVER, NO_ROW, RUNNING, WAITING, Table
 from specsim.latency._form import COSTS
+from specsim.profile import StepCosts
 from specsim.step import Ints
 
 __all__ = ["Departure", "Replica"]
@@ -59,7 +60,7 @@ class Replica(PythonVerbs):
     def __init__(
         self,
         setup: Setup,
-        costs: Costs,
+        costs: StepCosts,
         speculation: Speculation,
         wiring: Wiring,
         start: float = 0.0,
@@ -304,7 +305,7 @@ class Replica(PythonVerbs):
             sequences[row].fate_at = facts.starts[request] + drafter * facts.num_outputs
 
 
-def _table(setup: Setup, costs: Costs, speculation: Speculation, wiring: Wiring) -> Table:
+def _table(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: Wiring) -> Table:
     """Return the table of a replica, which sees what is shared and what it decides by itself."""
     records, deliveries = wiring.records, wiring.deliveries
     compiled = costs.compiled()

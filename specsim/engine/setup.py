@@ -2,42 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.engine.order import BEGIN, LANDED, LAUNCHED, ORDERS, TAKE_IN, VERBS
 from specsim.engine.table import NO_BLOCK, NO_KEY, NO_ROW, TABLE_TYPES, Table
-from specsim.latency._form import COSTS, CompiledCosts
-from specsim.step import Ints, StepLoad
+from specsim.latency._form import COSTS
+from specsim.step import Ints
 
-__all__ = ["Costs", "Setup", "linked_rows", "zeros"]
+__all__ = ["Setup", "linked_rows", "zeros"]
 
 _ROWS = 256  # of sequences, arrivals and gaps to begin with
 _RESULTS = 1024  # steps and requests that are held back at most
-
-
-class Costs(Protocol):
-    """What a step costs, in the unit of the clock; see `specsim.profile.StepCosts`."""
-
-    @property
-    def uses_pieces(self) -> bool:
-        """Whether the forward pass has to be told what each sequence of the step processes."""
-
-    def target_time(self, load: StepLoad) -> float:
-        """Return the duration of the target's forward pass."""
-
-    def draft_time(
-        self, load: StepLoad, draft_lens: Any, target_time: float, drafter: int
-    ) -> float:
-        """Return the duration of one drafter's work after such a step."""
-
-    def overhead_time(self, num_requests: int) -> float:
-        """Return the engine's own time per step."""
-
-    def compiled(self) -> CompiledCosts:
-        """Return what the loops can compute by themselves."""
 
 
 @dataclass(frozen=True)

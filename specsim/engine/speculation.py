@@ -118,16 +118,15 @@ class Speculation:
             emitted_lens = np.zeros(step.size, dtype=np.int64)
             if accepted_lens is not None:
                 emitted_lens = accepted_lens + 1
-            found_lens = self.source.find(step, emitted_lens, self._picks_lookup)
+            found_lens = self.source.find(
+                step, emitted_lens, lambda scores: self.policy.uses_lookup(scores, self.memory)
+            )
         asked: Any = self.max_draft_len
         if self.policy.is_dynamic:
             asked = self._decide(step, accepted_lens, free_slots)
         if found_lens is not None:
             asked = np.minimum(asked, found_lens)
         step["asked_len"][:] = step["offered_len"][:] = asked
-
-    def _picks_lookup(self, scores: NDArray[np.float64]) -> NDArray[np.bool_] | list[bool]:
-        return self.policy.uses_lookup(scores, self.memory)
 
     def _batch(
         self,

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from specsim.acceptance.base import Acceptance
 from specsim.acceptance.bernoulli import Bernoulli
-from specsim.engine.cluster import run_alone
 from specsim.engine.facts import Facts
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.python_verbs import Wiring
@@ -188,7 +187,10 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         fates=fates,
         observers=[log, IntegrityCheck()] if check else [log],
     )
-    run_alone(Replica(setup, _costs(scenario.cost), speculation, wiring), requests)
+    replica = Replica(setup, _costs(scenario.cost), speculation, wiring)
+    for request in requests:
+        replica.submit(request.index, request.arrived_at)
+    replica.finish()
     return {
         "scenario": scenario.name,
         "steps": log.steps,
