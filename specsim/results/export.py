@@ -99,9 +99,9 @@ def _itl_lists(counts: NDArray[np.int32], deliveries: Deliveries) -> Iterator[st
         times = deliveries.at[deliveries.places(mine, start)]
         firsts = np.cumsum(mine) - mine
         gaps = np.round(np.delete(np.diff(times), firsts[1:] - 1), 9)
-        coded = pa.array(gaps).dictionary_encode()  # hashes them, and so is faster than a sort
-        texts = np.array([repr(value) for value in coded.dictionary.to_pylist()], dtype=object)
-        texts = texts[coded.indices.to_numpy()].tolist()
+        bits, codes = np.unique(gaps.view(np.int64), return_inverse=True)  # faster than floats
+        values = bits.view(np.float64).tolist()
+        texts = np.array([repr(value) for value in values], dtype=object)[codes].tolist()
         lists = zip(firsts - np.arange(len(mine)), mine - 1, strict=True)
         yield ", ".join(f"[{', '.join(texts[first : first + num])}]" for first, num in lists)
         start = end
