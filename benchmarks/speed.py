@@ -48,6 +48,7 @@ LARGE = [Case("w4", "vllm defaults", "k = 0", BRIEF), Case("w5", "vllm defaults"
 def measured(command: list[str], root: Path = HERE.parent) -> tuple[float, float]:
     """Run a command by a checkout; return its CPU seconds and its peak memory in MiB."""
     environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or its sources are compiled in every run
     pid = os.posix_spawn(command[0], command, environment, file_actions=SILENT)
     _, status, usage = os.wait4(pid, 0)
     if status:

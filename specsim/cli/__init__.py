@@ -70,6 +70,7 @@ def _version(wanted: bool) -> None:
 
 _SMALL = {
     "OPENBLAS_NUM_THREADS": "1",  # numpy starts a thread per core, for matrices that no run has
+    "PYDANTIC_DISABLE_PLUGINS": "__all__",  # looked for in every package that is installed
     "ARROW_DEFAULT_MEMORY_POOL": "system",  # takes what the simulation has freed, not 10 MiB more
 }
 """What libraries read when they are imported, unless the user has set it."""

@@ -25,7 +25,6 @@ __all__ = [
     "Cluster",
     "EventClock",
     "replay",
-    "run_alone",
     "schedule_incidents",
 ]
 
@@ -36,27 +35,19 @@ class EventClock(Environment):
     """The event clock; events can be given the very instant at which they happen."""
 
     def happens(self, event: Event, instant: float, *, first: bool = False) -> Event:
-        """Let an event happen at an instant.
-
-        Parameters
-        ----------
-        event : Event
-            Not triggered.
-        instant : float
-            Not before now.
-        first : bool
-            Whether it comes before the end of any step at the same instant.
-
-        Returns
-        -------
-        Event
-            The same.
-        """
+        """Let an event happen at an instant, before the end of any step then if it is `first`."""
         event._ok = True
         event._value = None
         # `schedule` takes a delay, and now + (instant - now) need not be that instant.
         heappush(self._queue, (instant, URGENT if first else NORMAL, next(self._eid), event))
         return event
+
+    def skip_to(self, instant: float) -> bool:
+        """Let time pass at once; False, and it stands still, if anything happens up to then."""
+        if self.peek() <= instant:
+            return False
+        self._now = instant
+        return True
 
     def call_at(self, instant: float, action: Callable[[], None]) -> None:
         """Do something at an instant, before the end of any step then."""
@@ -72,19 +63,8 @@ class EventClock(Environment):
 class Cluster:
     """Replicas behind a router.
 
-    Parameters
-    ----------
-    clock : EventClock
-    requests : list of Request
-        Of the run, by index.
-    replicas : int
-    make_replica : callable
-        Makes a replica, given its number and when it starts.
-    router : Router
-    seed : int
-        For a router that draws.
-    keeps_up : bool
-        Whether replicas are kept up with the clock, since what they do has consequences outside.
+    `make_replica` is told a number and when that replica starts; with `keeps_up` replicas are kept
+    up with the clock, since what they do has consequences outside.
     """
 
     def __init__(  # noqa: PLR0913 - it is what puts them together
@@ -180,9 +160,8 @@ class Cluster:
     def check_stranded(self) -> None:
         """Raise if requests wait for a replica that will never come back.
 
-        Raises
-        ------
-        CapacityError
+        Raises:
+            CapacityError
         """
         if self._stranded:
             raise CapacityError(
@@ -197,13 +176,7 @@ class Cluster:
         self._replicas = self._up = []
 
     def fail(self, number: int) -> None:
-        """Let a replica die; its requests go to the others, in the order in which it had them.
-
-        Parameters
-        ----------
-        number : int
-            Of a replica that is up.
-        """
+        """Let a replica die; its requests go to the others, in the order in which it had them."""
         replica = self._replicas[number]
         replica.advance(self.clock.now)
         left = replica.fail()
@@ -212,26 +185,14 @@ class Cluster:
         self._move(left)
 
     def restore(self, number: int) -> None:
-        """Start a replica that has died; it gets what waited for any replica to be up.
-
-        Parameters
-        ----------
-        number : int
-        """
+        """Start a replica that has died; it gets what waited for any replica to be up."""
         self._replicas[number] = self._started(number)
         self._up = [replica for replica in self._replicas if replica.is_up]
         stranded, self._stranded = self._stranded, []
         self._move(stranded)
 
     def slow_down(self, number: int, factor: float) -> None:
-        """Let a replica take `factor` times as long for what it schedules from now on.
-
-        Parameters
-        ----------
-        number : int
-        factor : float
-            1 lets it run as usual.
-        """
+        """Let a replica take `factor` times as long for what it schedules from now on."""
         self._replicas[number].advance(self.clock.now)
         self._replicas[number].slow_down(factor)
 
@@ -242,14 +203,6 @@ def schedule_incidents(
     """Let incidents happen when their time comes.
 
     Call it before any request is submitted: at one instant incidents come first.
-
-    Parameters
-    ----------
-    clock : EventClock
-        At the start of the run.
-    cluster : Cluster
-    incidents : iterable of Failure or Slowdown
-        As `specsim.engine.incidents.check_incidents` wants them.
     """
     incidents = list(incidents)
     for incident in incidents:  # ends first: a replica can come back just when another fails
@@ -262,47 +215,20 @@ def schedule_incidents(
 def replay(
     clock: EventClock, requests: Iterable[Request], submit: Callable[[Request], None]
 ) -> Generator[Event, None, None]:
-    """Submit each request at its time; the one process of all arrivals.
-
-    Parameters
-    ----------
-    clock : EventClock
-    requests : iterable of Request
-        In order of arrival.
-    submit : callable
-    """
+    """Submit each request, in order of arrival, at its time; the one process of all arrivals."""
     for request in requests:
         if request.arrived_at > clock.now:
             instant = clock.now + (request.arrived_at - clock.now)
-            yield clock.happens(Event(clock), instant, first=True)
+            if not clock.skip_to(instant):
+                yield clock.happens(Event(clock), instant, first=True)
         submit(request)
-
-
-def run_alone(replica: Replica, requests: Iterable[Request]) -> None:
-    """Run one replica by itself until all requests have ended.
-
-    Parameters
-    ----------
-    replica : Replica
-    requests : iterable of Request
-        In order of arrival.
-    """
-    for request in requests:
-        replica.submit(request.index, request.arrived_at)
-    replica.finish()
 
 
 class ClosedLoopClients:
     """A fixed number of clients that each wait for an answer before they send again.
 
-    Parameters
-    ----------
-    clock : EventClock
-    requests : list of Request
-        Sent in this order, whichever client is free.
-    think_times : list of float
-        Time that a client waits before each request, seconds.
-    submit : callable
+    Requests are sent in their order, whichever client is free; `think_times` is how long it waits
+    before each, seconds.
     """
 
     def __init__(

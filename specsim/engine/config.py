@@ -79,23 +79,11 @@ class EngineConfig(Settings):
         return self
 
     def resolved(self, **defaults: int | str) -> "EngineConfig":
-        """Return a copy in which every default that depends on the hardware is filled in.
+        """Return a copy in which fields that are None have their values for the hardware.
 
-        Parameters
-        ----------
-        **defaults : int or str
-            Values for the fields that are None.
-
-        Returns
-        -------
-        EngineConfig
-
-        Raises
-        ------
-        ConfigError
-            Two limits contradict each other.
-        CapacityError
-            The blocks cannot hold one request of max_model_len tokens.
+        Raises:
+            ConfigError: Two limits contradict each other.
+            CapacityError: The blocks cannot hold one request of max_model_len tokens.
         """
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         config = self.model_copy(update=missing)
@@ -126,21 +114,7 @@ class EngineConfig(Settings):
     def setup(
         self, proposer: Proposer | None, max_draft_len: int, *, is_dynamic: bool, is_async: bool
     ) -> Setup:
-        """Return the engine with these limits.
-
-        Parameters
-        ----------
-        proposer : Proposer or None
-            None without speculation.
-        max_draft_len : int, tokens
-        is_dynamic : bool
-            Whether the draft length can change from step to step.
-        is_async : bool
-
-        Returns
-        -------
-        Setup
-        """
+        """Return the engine with these limits; dynamic if the draft length can change by step."""
         assert self.max_num_seqs is not None
         assert self.max_num_batched_tokens is not None
         assert self.max_model_len is not None

@@ -39,6 +39,8 @@ def charge_drafts(table: Table) -> None:
     """Charge for making the drafts that were asked for; an empty step makes none."""
     state = table.state[0]
     step = table.steps[state.current]
+    if table.limits[0].leaves_out:
+        _leave_out(table)
     if table.costs[_HAS_DRAFTER] and step.drafter_batched_tokens:
         step.draft_time = state.slowness * _draft_time(table, step.target_time / state.slowness)
     state.last_draft_time = step.draft_time
@@ -47,8 +49,27 @@ def charge_drafts(table: Table) -> None:
 
 
 @inner
+def _leave_out(table: Table) -> None:
+    """Take the sequences that are never drafted for out of what the drafter reads.
+
+    See `specsim.engine.sources.drafter_loads`.
+    """
+    current = table.state[0].current
+    step = table.steps[current]
+    for place in range(step.num_requests):
+        entry = table.entries[current, place]
+        if table.sequences[entry.row].is_undrafted:
+            step.drafter_requests -= 1
+            step.drafter_context_tokens -= entry.start
+            step.drafter_batched_tokens -= entry.scheduled_len - entry.draft_len
+            if not step.drafts_on_top:
+                step.drafter_batched_tokens -= entry.verified_len
+            step.drafter_prefill_tokens -= entry.prefill_len
+
+
+@inner
 def _draft_time(table: Table, target_time: float) -> float:
-    """Return how long it takes to draft for every sequence of the step.
+    """Return how long it takes to draft for the sequences of the step.
 
     See `specsim.profile.DraftCost.draft_time`.
     """
@@ -62,22 +83,22 @@ def _draft_time(table: Table, target_time: float) -> float:
     total = 0.0
     if longest:
         total = costs[_TARGET_SHARE] * target_time + costs[_TOKEN] * tokens
-        total = total + costs[_STEP] + costs[_REQUEST] * step.num_requests
+        total = total + costs[_STEP] + costs[_REQUEST] * step.drafter_requests
     if not costs[_HAS_LATENCY]:
         return total
     context_tokens, batched_tokens = step.drafter_context_tokens, step.drafter_batched_tokens
-    size = step.num_requests
+    size, prefill_tokens = step.drafter_requests, step.drafter_prefill_tokens
     if costs[_BASIS] == 1.0:
         if longest:
             total += forward_time(
-                table.drafter, context_tokens, batched_tokens, size, step.prefill_tokens
+                table.drafter, context_tokens, batched_tokens, size, prefill_tokens
             )
         return total
     if costs[_BASIS] == 2.0:
         if longest:
-            total += forward_time(table.drafter, 0, step.num_requests, step.num_requests, 0)
+            total += forward_time(table.drafter, 0, size, size, 0)
         return total
-    total += forward_time(table.drafter, context_tokens, batched_tokens, size, step.prefill_tokens)
+    total += forward_time(table.drafter, context_tokens, batched_tokens, size, prefill_tokens)
     context_tokens += batched_tokens
     for number in range(2, longest + 1):
         rows = 0

@@ -12,10 +12,6 @@ from specsim.engine.table import TABLE_TYPES
 
 __all__ = ["Facts"]
 
-Bytes = NDArray[np.uint8]
-
-_NO_BYTES: Bytes = np.zeros(1, dtype=np.uint8)
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -30,20 +26,7 @@ class Facts:
 
     @classmethod
     def of(cls, requests: Sequence[Request], block_size: int, *, with_keys: bool) -> "Facts":
-        """Return the facts of a run.
-
-        Parameters
-        ----------
-        requests : sequence of Request
-            By index.
-        block_size : int, tokens
-        with_keys : bool
-            Whether prefixes are cached.
-
-        Returns
-        -------
-        Facts
-        """
+        """Return the facts of a run, with keys if prefixes are cached."""
         rows = np.zeros(len(requests), dtype=TABLE_TYPES["facts"][0])
         rows["prompt_len"] = [request.prompt_len for request in requests]
         rows["output_len"] = [request.output_len for request in requests]

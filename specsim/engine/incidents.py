@@ -91,17 +91,7 @@ Incident = Annotated[
 
 
 def check_incidents(incidents: Iterable[Failure | Slowdown], replicas: int) -> None:
-    """Raise unless there are such replicas and each has one incident at a time.
-
-    Parameters
-    ----------
-    incidents : iterable of Failure or Slowdown
-    replicas : int
-
-    Raises
-    ------
-    ValueError
-    """
+    """Raise a ValueError unless there are such replicas and each has one incident at a time."""
     by_replica: dict[int, list[Failure | Slowdown]] = {}
     for number, incident in enumerate(incidents):
         if incident.replica >= replicas:

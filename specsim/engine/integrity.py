@@ -32,18 +32,10 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
     """Raise unless blocks and tokens are conserved.
 
     Every call looks at every running sequence and its blocks; the larger the pool, the rarer the
-    calls that look at the whole of it.
+    calls that look at the whole of it. `in_step`: a step's output is still to come.
 
-    Parameters
-    ----------
-    table : Table
-    in_step : bool
-        Whether a step has been scheduled whose output is still to come.
-
-    Raises
-    ------
-    InvariantError
-        Names the equation that failed.
+    Raises:
+        InvariantError: Names the equation that failed.
     """
     state = table.state
     sequences = table.sequences
@@ -142,12 +134,7 @@ class IntegrityCheck:
         self._last_end = float("-inf")
 
     def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
-        """Check what the schedule left.
-
-        Raises
-        ------
-        InvariantError
-        """
+        """Check what the schedule left."""
         table = replica.table
         check_integrity(table, in_step=True)
         limits = table.limits
@@ -169,12 +156,7 @@ class IntegrityCheck:
             )
 
     def delivered(self, replica: PythonVerbs, step: StepView) -> None:
-        """Check what the update left.
-
-        Raises
-        ------
-        InvariantError
-        """
+        """Check what the update left."""
         check_integrity(replica.table, in_step=False)
         ended_at, scheduled_at = float(step.record["ended_at"]), float(step.record["scheduled_at"])
         if not self._last_end <= ended_at or not scheduled_at <= ended_at:

@@ -22,28 +22,10 @@ from specsim.engine.table import TABLE_TYPES, Table
 from specsim.engine.verify import verify
 
 __all__ = [
-    "ASK",
-    "BEGIN",
-    "CHARGE_DRAFTS",
-    "CHARGE_FORWARD",
-    "CHECK",
-    "DELIVERED",
-    "FULL",
-    "GROW",
-    "LANDED",
-    "LAUNCHED",
-    "OBSERVE",
-    "OFFER",
-    "ORDERS",
-    "SCHEDULED",
-    "TAKE_IN",
-    "TRIM",
-    "VERBS",
-    "VERIFY",
-    "WAIT",
-    "WAITS",
-    "advance",
-]
+    "ASK", "BEGIN", "CHARGE_DRAFTS", "CHARGE_FORWARD", "CHECK", "DELIVERED", "FULL", "GROW",
+    "LANDED", "LAUNCHED", "OBSERVE", "OFFER", "ORDERS", "SCHEDULED", "TAKE_IN", "TRIM", "VERBS",
+    "VERIFY", "WAIT", "WAITS", "advance",
+]  # fmt: skip
 
 VERBS = 18
 (

@@ -26,10 +26,10 @@ from specsim.engine.order import (
     TRIM,
     VERIFY,
 )
-from specsim.engine.setup import Costs
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import FINISHED, Table
 from specsim.engine.view import StepView
+from specsim.profile import StepCosts
 from specsim.results.records import Deliveries, ReplicaRecords
 
 __all__ = ["Observer", "PythonVerbs", "Wiring"]
@@ -67,18 +67,10 @@ class Wiring:
 
 
 class PythonVerbs:
-    """A replica's table, and the verbs on it that are done in Python.
-
-    Parameters
-    ----------
-    table : Table
-    costs : Costs
-    speculation : Speculation
-    wiring : Wiring
-    """
+    """A replica's table, and the verbs on it that are done in Python."""
 
     def __init__(
-        self, table: Table, costs: Costs, speculation: Speculation, wiring: Wiring
+        self, table: Table, costs: StepCosts, speculation: Speculation, wiring: Wiring
     ) -> None:
         self.table = table
         self.speculation = speculation
@@ -89,13 +81,16 @@ class PythonVerbs:
         """Return what has to be done in Python, by verb."""
         speculation, costs = self.speculation, self._costs.compiled()
         wanted: dict[int, tuple[bool, Callable[[], None]]] = {
-            TRIM: (speculation.trims or speculation.skips_prefills, self._trim),
+            TRIM: (
+                speculation.trims or speculation.skips_prefills,
+                lambda: speculation.trim(self.table, self.step),
+            ),
             ASK: (speculation.lens_by_size(1) is None, self._ask),
             OFFER: (speculation.offers and not self.is_async, self._offer),
             CHARGE_FORWARD: (costs.target is None, self._charge_forward),
             CHARGE_DRAFTS: (not costs.drafts or speculation.is_shared_out, self._charge_drafts),
             VERIFY: (speculation.verifies, self._verify),
-            OBSERVE: (speculation.observes, self._observe),
+            OBSERVE: (speculation.observes, lambda: speculation.observe(self.step)),
             SCHEDULED: (bool(self._wiring.observers), self._scheduled),
             DELIVERED: (bool(self._wiring.observers) or speculation.minds_ends, self._delivered),
         }
@@ -112,13 +107,11 @@ class PythonVerbs:
         return self._field("num_running")
 
     def _field(self, name: str) -> int:
-        state = self.table.state
-        return int(state[name][0])
+        return int(self.table.state[name][0])
 
     def _set(self, **fields: float) -> None:
-        state = self.table.state
         for name, value in fields.items():
-            state[name] = value
+            self.table.state[name] = value
 
     def _records(self) -> Table:
         """Return the table as functions see it that run uncompiled."""
@@ -128,9 +121,6 @@ class PythonVerbs:
     def step(self) -> StepView:
         """The step that the verbs are about."""
         return StepView(self.table, self._field("current"))
-
-    def _trim(self) -> None:
-        self.speculation.trim(self.table, self.step)
 
     def _ask(self) -> None:
         step, limits = self.step, self.table.limits
@@ -161,14 +151,13 @@ class PythonVerbs:
 
     @property
     def _slowness(self) -> float:
-        state = self.table.state
-        return float(state["slowness"][0])
+        return float(self.table.state["slowness"][0])
 
     def _charge_drafts(self) -> None:
         step, slowness = self.step, self._slowness
         usual_time = float(step.record["target_time"]) / slowness
         loads = [(0, step.drafter_load, np.array(step["asked_len"]))]
-        if self.speculation.is_shared_out:
+        if self.speculation.is_shared_out or self.speculation.skips_prefills:
             loads = self.speculation.drafter_loads(step)
         draft_time = sum(
             slowness * self._costs.draft_time(load, draft_lens, usual_time, drafter)
@@ -185,9 +174,6 @@ class PythonVerbs:
         accepted_lens = self.speculation.source.accepted_lens(step)
         accepted_lens[step["is_padded"] == 1] = 0
         step["accepted_len"][:] = np.minimum(accepted_lens, step["verified_len"])
-
-    def _observe(self) -> None:
-        self.speculation.observe(self.step)
 
     def _scheduled(self) -> None:
         for observer in self._wiring.observers:

@@ -8,20 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.step import Ints
-from specsim.engine.order import (
-    FULL,
-    GROW,
-    TAKE_IN,
-    VERBS,
-    WAITS,
-    advance,
-)
+from specsim.engine.order import FULL, GROW, TAKE_IN, VERBS, WAITS, advance
 from specsim.engine.python_verbs import PythonVerbs, Wiring
 from specsim.engine.schedule import begin, take_in
-from specsim.engine.setup import Costs, Setup, linked_rows, zeros
+from specsim.engine.setup import Setup, linked_rows, zeros
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import FREE, NEVER, NO_ROW, RUNNING, WAITING, Table
 from specsim.latency._form import COSTS
+from specsim.profile import StepCosts
 
 __all__ = ["Departure", "Replica"]
 
@@ -58,25 +52,15 @@ class Replica(PythonVerbs):
     """One replica.
 
     It has a clock of its own, which is ahead of the event clock by nothing that anybody outside
-    could tell: `advance` lets it do whatever happens before an instant.
-
-    Parameters
-    ----------
-    setup : Setup
-    costs : Costs
-    speculation : Speculation
-    wiring : Wiring
-    start : float
-        When it starts.
-    verbs : dict, optional
-        What whoever drives it does by itself, by verb, in place of what is done here: a real
-        model's forward pass, say, which takes time on a real clock.
+    could tell: `advance` lets it do whatever happens before an instant. `verbs` is what whoever
+    drives it does by itself, by verb, in place of what is done here: a real model's forward pass,
+    say, which takes time on a real clock.
     """
 
     def __init__(
         self,
         setup: Setup,
-        costs: Costs,
+        costs: StepCosts,
         speculation: Speculation,
         wiring: Wiring,
         start: float = 0.0,
@@ -88,16 +72,9 @@ class Replica(PythonVerbs):
         """Whether it has not failed."""
         self._num_told = 0
         """Requests in the buffer of results whose end has been told."""
-        state = self.table.state
-        for name in ("now", "next_at", "gpu_free_at"):
-            state[name] = start
-        state["origin"] = wiring.origin
-        self._handlers = {
-            **self._python_verbs(),
-            FULL: self.flush,
-            GROW: self._grow,
-            **(verbs or {}),
-        }
+        self._set(now=start, next_at=start, gpu_free_at=start, origin=wiring.origin)
+        own = self._python_verbs()
+        self._handlers = {**own, FULL: self.flush, GROW: self._grow, **(verbs or {})}
         for verb in self._handlers:
             if verb < VERBS:
                 self.table.in_python[verb] = 1
@@ -122,8 +99,7 @@ class Replica(PythonVerbs):
     @property
     def now(self) -> float:
         """Where its clock stands."""
-        state = self.table.state
-        return float(state["now"][0])
+        return float(self.table.state["now"][0])
 
     @now.setter
     def now(self, instant: float) -> None:
@@ -136,14 +112,7 @@ class Replica(PythonVerbs):
         return float(self._next_at[0])
 
     def advance(self, until: float) -> None:
-        """Do whatever happens before an instant.
-
-        Parameters
-        ----------
-        until : float
-            What happens then, and later, is not done; requests that arrive then may still be
-            submitted.
-        """
+        """Do whatever happens before an instant; requests that arrive then may be submitted."""
         self._until[0] = until
         while True:
             verb = self._run()
@@ -199,47 +168,40 @@ class Replica(PythonVerbs):
     def _make_room_for_arrivals(self, at: float) -> None:
         """Take in what arrived before, drop it from the buffer, and double that if need be."""
         self.advance(at)
-        arrivals = self.table.arrivals
-        first = self._field("first_arrival")
-        left = len(arrivals) - first
-        if 2 * left > len(arrivals):
-            more: Any = zeros("arrivals", 2 * len(arrivals))
-            more[:left] = arrivals[first:]
-            self.table = self.table._replace(arrivals=more)
-        else:
-            arrivals[:left] = arrivals[first:].copy()
-        self._set(first_arrival=0, num_arrivals=left)
+        unseen, size = self._unseen(), len(self.table.arrivals)
+        arrivals: Any = zeros("arrivals", 2 * size if 2 * len(unseen) > size else size)
+        arrivals[: len(unseen)] = unseen
+        self.table = self.table._replace(arrivals=arrivals)
+        self._set(first_arrival=0, num_arrivals=len(unseen))
         self._bind()
 
     def fail(self) -> list[Departure]:
-        """Stop for good: steps in flight are lost, and so are all caches.
+        """Stop for good, and return what had not ended: what ran, as admitted, then what waited.
 
-        Returns
-        -------
-        list of Departure
-            Those that had not ended: what ran in order of admission, then what waited in its order.
+        Steps in flight are lost, and so are all caches.
         """
         self.is_up = False
         self.flush()
         sequences: Any = self.table.sequences
         running = self.table.running[: self.num_running].tolist()
-        left = []
-        for row in [*running, *self._waiting_rows()]:
-            record = sequences[row].copy()
-            for name, value in _AS_IN_A_QUEUE.items():
-                record[name] = value
-            record["requeues"] += 1
-            left.append(Departure(int(record["request"]), float(record["arrived_at"]), record))
-        arrivals = self.table.arrivals
-        for arrival in arrivals[self._field("first_arrival") : self._num_arrivals[0]]:
-            row = int(arrival["row"])
-            if row == NO_ROW:
-                left.append(Departure(int(arrival["request"]), float(arrival["at"]), requeues=1))
-                continue
-            record = sequences[row].copy()
-            record["requeues"] += 1
-            left.append(Departure(int(record["request"]), float(record["arrived_at"]), record))
+        rows = [*running, *self._waiting_rows()]
+        for name, value in _AS_IN_A_QUEUE.items():
+            sequences[name][rows] = value
+        left = [self._departure(row) for row in rows]
+        for at, request, row in self._unseen().tolist():
+            new = Departure(request, at, requeues=1)
+            left.append(new if row == NO_ROW else self._departure(row))
         return left
+
+    def _departure(self, row: int) -> Departure:
+        sequences: Any = self.table.sequences
+        record = sequences[row].copy()
+        record["requeues"] += 1
+        return Departure(int(record["request"]), float(record["arrived_at"]), record)
+
+    def _unseen(self) -> NDArray[Any]:
+        """Return the arrivals that the engine has not looked at."""
+        return self.table.arrivals[self._field("first_arrival") : int(self._num_arrivals[0])]
 
     def _waiting_rows(self) -> list[int]:
         """Return the rows that wait, the next one first."""
@@ -264,9 +226,7 @@ class Replica(PythonVerbs):
     @property
     def num_waiting(self) -> int:
         """Requests that have been submitted but do not run."""
-        return (
-            self._field("num_waiting") + int(self._num_arrivals[0]) - self._field("first_arrival")
-        )
+        return self._field("num_waiting") + len(self._unseen())
 
     @property
     def has_unfinished(self) -> bool:
@@ -276,16 +236,15 @@ class Replica(PythonVerbs):
     @property
     def next_arrival_at(self) -> float:
         """When the next request arrives that has not been looked at; infinite if there is none."""
-        first = self._field("first_arrival")
-        return float(self._arrivals[0][first]) if first < self._num_arrivals[0] else float("inf")
+        unseen = self._unseen()
+        return float(unseen["at"][0]) if len(unseen) else float("inf")
 
     @property
     def outstanding_tokens(self) -> int:
         """Prompts of its unfinished requests, and what those that run have answered so far."""
         sequences = self.table.sequences
         status = sequences["status"]
-        arrivals = self.table.arrivals
-        unseen = arrivals["request"][self._field("first_arrival") : self._num_arrivals[0]]
+        unseen = self._unseen()["request"]
         waiting = sequences["prompt_len"][status == WAITING].sum()
         running = sequences["known_len"][status == RUNNING].sum()
         return int(waiting + running + self._wiring.facts.rows["prompt_len"][unseen].sum())
@@ -293,15 +252,10 @@ class Replica(PythonVerbs):
     def flush(self) -> None:
         """Hand over the results that lie in the buffers."""
         self._tell_ends()
-        records = self._wiring.records
-        for name, add in (
-            ("steps", records.add_steps),
-            ("requests", records.add_requests),
-            ("gaps", records.add_gaps),
-            ("seconds", records.add_seconds),
-        ):
+        for name in ("steps", "requests", "gaps", "seconds"):
             if num := self._field(f"{name}_len"):
-                add(getattr(self.table, f"{name}_out")[:num])
+                rows = getattr(self.table, f"{name}_out")[:num]
+                getattr(self._wiring.records, f"add_{name}")(rows)
         self._set(steps_len=0, requests_len=0, gaps_len=0, seconds_len=0)
         self._num_told = 0
 
@@ -351,7 +305,7 @@ class Replica(PythonVerbs):
             sequences[row].fate_at = facts.starts[request] + drafter * facts.num_outputs
 
 
-def _table(setup: Setup, costs: Costs, speculation: Speculation, wiring: Wiring) -> Table:
+def _table(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: Wiring) -> Table:
     """Return the table of a replica, which sees what is shared and what it decides by itself."""
     records, deliveries = wiring.records, wiring.deliveries
     compiled = costs.compiled()
@@ -360,6 +314,7 @@ def _table(setup: Setup, costs: Costs, speculation: Speculation, wiring: Wiring)
         "keeps_deliveries": int(deliveries is not None),
         "announces_ends": int(wiring.announces_ends),
         "has_offers": int(wiring.offers is not None),
+        "leaves_out": int(speculation.skips_prefills),
     }
     shared: dict[str, NDArray[Any]] = {
         "facts": wiring.facts.rows,

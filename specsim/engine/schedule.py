@@ -113,7 +113,8 @@ def schedule(table: Table) -> None:
     step.own_context_tokens = step.context_tokens = context_tokens
     step.drafter_context_tokens = context_tokens
     step.batched_tokens = step.drafter_batched_tokens = batched_tokens
-    step.prefill_tokens = prefill_tokens
+    step.prefill_tokens = step.drafter_prefill_tokens = prefill_tokens
+    step.drafter_requests = step.num_requests
     step.num_running = state.num_running
     step.num_waiting = state.num_waiting
     step.free_blocks = state.num_free

@@ -2,45 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.step import Ints, StepLoad
+from specsim.core.step import Ints
 from specsim.engine.order import BEGIN, LANDED, LAUNCHED, ORDERS, TAKE_IN, VERBS
 from specsim.engine.table import NO_BLOCK, NO_KEY, NO_ROW, TABLE_TYPES, Table
-from specsim.latency._form import COSTS, CompiledCosts, Form
+from specsim.latency._form import COSTS
 
-__all__ = ["Costs", "Setup", "linked_rows", "zeros"]
+__all__ = ["Setup", "linked_rows", "zeros"]
 
 _ROWS = 256  # of sequences, arrivals and gaps to begin with
 _RESULTS = 1024  # steps and requests that are held back at most
-
-_NO_FORM: Form = np.zeros(1)
-_NO_BYTES: NDArray[np.uint8] = np.zeros(1, dtype=np.uint8)
-
-
-class Costs(Protocol):
-    """What a step costs, in the unit of the clock; see `specsim.profile.StepCosts`."""
-
-    @property
-    def uses_pieces(self) -> bool:
-        """Whether the forward pass has to be told what each sequence of the step processes."""
-
-    def target_time(self, load: StepLoad) -> float:
-        """Return the duration of the target's forward pass."""
-
-    def draft_time(
-        self, load: StepLoad, draft_lens: Any, target_time: float, drafter: int
-    ) -> float:
-        """Return the duration of one drafter's work after such a step."""
-
-    def overhead_time(self, num_requests: int) -> float:
-        """Return the engine's own time per step."""
-
-    def compiled(self) -> CompiledCosts:
-        """Return what the loops can compute by themselves."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +40,7 @@ class Setup:
         return self.limits["num_blocks"] - 1
 
     def table(self, **shared: NDArray[Any]) -> Table:
-        """Return the empty table of one replica.
-
-        Parameters
-        ----------
-        **shared : ndarray
-            Arrays of the run that replicas share, by their names in `Table`.
-
-        Returns
-        -------
-        Table
-        """
+        """Return the empty table of one replica; `shared` are arrays of the run, by their names."""
         limits = zeros("limits", 1)
         for name, value in self.limits.items():
             limits[name] = value
@@ -88,6 +53,7 @@ class Setup:
         width = -(-int(limits["max_model_len"][0]) // min(self.block_sizes))
         longest = int(limits["max_draft_len"][0])
         arrays = {
+            **{name: zeros(name, *[1] * axes) for name, (_, axes) in TABLE_TYPES.items()},
             "limits": limits,
             "state": _state(most, num_blocks, num_groups),
             "sequences": linked_rows(_ROWS),
@@ -103,24 +69,15 @@ class Setup:
             "tables": zeros("tables", most * num_groups, width),
             "holdings": zeros("holdings", most * num_groups),
             "hits": zeros("hits", width),
-            "fates": _NO_BYTES,
-            "offers": _NO_BYTES,
             "order": np.array([TAKE_IN, BEGIN, *launch, LAUNCHED, *land, LANDED], dtype=np.int64),
             "in_python": zeros("in_python", VERBS),
             "lens_by_size": zeros("lens_by_size", most + 1),
-            "target": _NO_FORM,
-            "drafter": _NO_FORM,
             "costs": zeros("costs", len(COSTS)),
             "steps_out": zeros("steps_out", _RESULTS),
             "requests_out": zeros("requests_out", _RESULTS + most),
-            "gaps_out": zeros("gaps_out", 2 * _RESULTS + most),
+            "gaps_out": zeros("gaps_out", 8 * _RESULTS + most),  # a few per step
             "seconds_out": zeros("seconds_out", _RESULTS),
-            "totals": zeros("totals", 1),
             "outcomes": zeros("outcomes", longest + 1, longest + 1),
-            "delivered_at": np.zeros(1),
-            "delivered_lens": _NO_BYTES,
-            "drafted_lens": _NO_BYTES,
-            "accepted_lens": _NO_BYTES,
             **shared,
         }
         arrays["groups"]["block_size"] = self.block_sizes

@@ -8,6 +8,7 @@ HybridDrafts    a lookup with a model behind it
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,38 +39,20 @@ class DraftSource(ABC):
     """Whether a second drafter makes what the first is not used for."""
 
     def find(self, step: StepView, emitted_lens: Ints, picks_lookup: PicksLookup) -> Ints:
-        """Draft at full length for the sequences of a step, and return the lengths.
+        """Draft at full length for the sequences of a step, and return the lengths, tokens.
 
-        Parameters
-        ----------
-        step : StepView
-        emitted_lens : array of int, shape (n,), tokens
-            What each sequence will deliver at the end of the step.
-        picks_lookup : callable
-            Whether each of the lookup's drafts is used, by the accepted length it expects of it.
-
-        Returns
-        -------
-        array of int, shape (n,), tokens
+        `emitted_lens` is what each of them will deliver at the end of the step, tokens, and
+        `picks_lookup` says whether each of the lookup's drafts is used, by the accepted length that
+        it expects of it.
         """
         return step["asked_len"]
 
     @abstractmethod
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
-        """Return how sure the drafter is of each token of some drafts.
+        """Return P(accepted | all before it were) of each token of some drafts, by the drafter.
 
-        Parameters
-        ----------
-        requests : array of int, shape (n,)
-            Index of each request.
-        positions : array of int, shape (n,)
-            Output tokens known when the draft is made.
-        draft_lens : array of int, shape (n,), tokens
-
-        Returns
-        -------
-        ndarray of float, shape (n, max(draft_lens))
-            P(accepted | all before it were), by the drafter; 0 beyond the end of a draft.
+        Shape (n, max(draft_lens)), 0 beyond the end of a draft; `positions` are the output tokens
+        known when each draft is made.
         """
 
     def accepted_lens(self, step: StepView) -> Ints:
@@ -91,55 +74,42 @@ class DraftSource(ABC):
         """Forget a request that has ended."""
 
 
+@dataclass(eq=False)
 class TableDrafts(DraftSource):
-    """A model's drafts: all that is known of them lies in the table of fates.
+    """A model's drafts: all that is known of them lies in the table of fates."""
 
-    Parameters
-    ----------
-    fates : ndarray of uint8
-        Of all requests, end to end.
-    starts : array of int, shape (n + 1,)
-        Where those of each request begin.
-    luck : DraftLuck or None
-        For a policy that looks at confidences.
-    """
-
-    def __init__(self, fates: Fates, starts: Ints, luck: DraftLuck | None = None) -> None:
-        self._fates = fates
-        self._starts = starts
-        self._luck = luck
+    table: Fates
+    """Of all requests, end to end."""
+    starts: Ints
+    """Where those of each request begin, shape (n + 1,)."""
+    luck: DraftLuck | None = None
+    """For a policy that looks at confidences."""
 
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
         """Return what the luck of the run says."""
-        assert self._luck is not None
-        return self._luck.confidences(
-            requests, positions, draft_lens, self.fates(requests, positions)
-        )
+        assert self.luck is not None
+        fates = self.fates(requests, positions)
+        return self.luck.confidences(requests, positions, draft_lens, fates)
 
     def fates(self, requests: Ints, positions: Ints) -> Ints:
         """Return how long drafts survive that are made at some positions, tokens."""
-        at = self._starts[requests] + positions
-        is_inside = (positions >= 0) & (at < self._starts[requests + 1])
+        at = self.starts[requests] + positions
+        is_inside = (positions >= 0) & (at < self.starts[requests + 1])
         fates: Ints = np.zeros(len(requests), dtype=np.int64)
-        fates[is_inside] = self._fates[at[is_inside]]
+        fates[is_inside] = self.table[at[is_inside]]
         return fates
 
 
+@dataclass(eq=False)
 class TreeDrafts(DraftSource):
-    """Drafts that are trees, of one shape per step.
-
-    Parameters
-    ----------
-    luck : DraftLuck
-        Of every candidate.
-    """
+    """Drafts that are trees, of one shape per step."""
 
     verifies = True
 
-    def __init__(self, luck: DraftLuck) -> None:
-        self._luck = luck
-        self._trees: dict[int, Tree] = {}
-        """Shape of the last draft of each request."""
+    luck: DraftLuck
+    """Of every candidate."""
+    _trees: dict[int, Tree] = field(default_factory=dict, init=False)
+    """Shape of the last draft of each request."""
 
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
         """Return none: no policy asks for those of trees."""
@@ -147,19 +117,14 @@ class TreeDrafts(DraftSource):
 
     def accepted_lens(self, step: StepView) -> Ints:
         """Return the accepted length of each path."""
-        rows = zip(
-            step.requests.tolist(),
-            step.output_lens.tolist(),
-            step["verified_len"].tolist(),
-            strict=True,
-        )
-        return np.array([self._path_len(*row) for row in rows], dtype=np.int64)
+        lens = [self._path_len(*row) for row in step.each("verified_len")]
+        return np.array(lens, dtype=np.int64)
 
     def _path_len(self, request: int, position: int, num_nodes: int) -> int:
         tree = self._trees.get(request)
         if not num_nodes or tree is None:
             return 0
-        return self._luck.path_len(request, position, tree.complete_widths(num_nodes))
+        return self.luck.path_len(request, position, tree.complete_widths(num_nodes))
 
     def keep_tree(self, step: StepView, tree: Tree) -> None:
         """Remember the shape of the next drafts of a step's sequences."""
@@ -174,45 +139,30 @@ class TreeDrafts(DraftSource):
         self._trees.pop(request, None)
 
 
+@dataclass(eq=False)
 class LookupDrafts(DraftSource):
     """Drafts that a lookup makes of token ids, verified against the recorded answers.
 
     Drafts are made at their full length; the policy decides how much of each is kept. So every
     policy, the oracle too, chooses among the same drafts.
-
-    Parameters
-    ----------
-    lookup : Lookup
-        This replica's own.
-    max_draft_len : int, tokens
-    requests : list of Request
-        Of the run, by index.
-    fates : ndarray of uint8
-        This replica's own, of all requests end to end, filled in as drafts are made.
-    starts : array of int, shape (n + 1,)
-        Where those of each request begin.
     """
 
     looks_up = True
     verifies = True
 
-    def __init__(
-        self,
-        lookup: Lookup,
-        max_draft_len: int,
-        requests: list[Request],
-        fates: Fates,
-        starts: Ints,
-    ) -> None:
-        self._lookup = lookup
-        self._max_draft_len = max_draft_len
-        self._requests = requests
-        self._fates = fates
-        self._starts = starts
-        self._texts: dict[int, Text] = {}
-        self._drafts: dict[int, Draft] = {}
-        """The last draft of each request."""
-        self._has_trees = False
+    lookup: Lookup
+    """This replica's own."""
+    max_draft_len: int
+    requests: list[Request]
+    """Of the run, by index."""
+    fates: Fates
+    """This replica's own, of all requests end to end, filled in as drafts are made."""
+    starts: Ints
+    """Where those of each request begin, shape (n + 1,)."""
+    _texts: dict[int, Text] = field(default_factory=dict, init=False)
+    _drafts: dict[int, Draft] = field(default_factory=dict, init=False)
+    """The last draft of each request."""
+    _has_trees: bool = field(default=False, init=False)
 
     def find(self, step: StepView, emitted_lens: Ints, picks_lookup: PicksLookup) -> Ints:
         """Draft for every sequence that emits a token, and settle what will be accepted.
@@ -234,18 +184,18 @@ class LookupDrafts(DraftSource):
         """Tell the lookup what is known by now, and return what it makes of it."""
         text = self._texts.get(request)
         if text is None:
-            text = self._texts[request] = self._requests[request].text
-            self._lookup.start(request, text)
-        self._lookup.reveal(request, min(text.prompt_len + position, len(text.token_ids)))
-        draft = self._drafts[request] = self._lookup.draft(request, self._max_draft_len)
+            text = self._texts[request] = self.requests[request].text
+            self.lookup.start(request, text)
+        self.lookup.reveal(request, min(text.prompt_len + position, len(text.token_ids)))
+        draft = self._drafts[request] = self.lookup.draft(request, self.max_draft_len)
         self._has_trees = self._has_trees or draft.parents is not None
         return draft
 
     def settle(self, request: int, position: int, draft: Draft) -> None:
         """Enter how much of a draft the recorded answer confirms."""
-        if draft.token_ids and position < self._requests[request].output_len:
+        if draft.token_ids and position < self.requests[request].output_len:
             accepted_len = self._accepted_len(request, position, draft)
-            self._fates[self._starts[request] + position] = accepted_len
+            self.fates[self.starts[request] + position] = accepted_len
 
     def _accepted_len(self, request: int, position: int, draft: Draft) -> int:
         text = self._texts[request]
@@ -254,33 +204,21 @@ class LookupDrafts(DraftSource):
 
     def accepted_lens(self, step: StepView) -> Ints:
         """Return what the recorded answers confirm of what is verified."""
-        rows = zip(
-            step.requests.tolist(),
-            step.output_lens.tolist(),
-            step["verified_len"].tolist(),
-            step["is_padded"].tolist(),
-            strict=True,
-        )
-        return np.array(
-            [
-                self.accepted_len(request, position, draft_len)
-                if draft_len and not is_padded
-                else 0
-                for request, position, draft_len, is_padded in rows
-            ],
-            dtype=np.int64,
-        )
+        lens = [self.accepted_len(*row) for row in step.each("verified_len")]
+        return np.array(lens, dtype=np.int64)
 
     def accepted_len(self, request: int, position: int, draft_len: int) -> int:
         """Return how much of the first tokens of a request's last draft is accepted."""
+        if not draft_len:
+            return 0
         if self._has_trees:
             draft = self._drafts.get(request)
             if draft is None:
                 return 0
             return self._accepted_len(request, position, draft.cut(draft_len))
-        if position >= self._requests[request].output_len:
+        if position >= self.requests[request].output_len:
             return 0
-        return min(draft_len, int(self._fates[self._starts[request] + position]))
+        return min(draft_len, int(self.fates[self.starts[request] + position]))
 
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
         """Return how sure the lookup is of each token of the last drafts, by its statistics."""
@@ -298,56 +236,37 @@ class LookupDrafts(DraftSource):
     def end(self, request: int) -> None:
         """Forget a request that has ended; its answer may go on serving others."""
         if self._texts.pop(request, None) is not None:
-            self._lookup.end(request)
+            self.lookup.end(request)
             self._drafts.pop(request, None)
 
 
+@dataclass(eq=False)
 class HybridDrafts(DraftSource):
-    """A lookup, which always drafts, and another source where the policy has no use for that.
-
-    Parameters
-    ----------
-    lookup : LookupDrafts
-    fallback : LookupDrafts or None
-        None: a model whose fates lie in a table.
-    model_len : int, tokens
-        How much the model drafts.
-    model_fates : ndarray of uint8
-        Its fates, like those of the lookup.
-    fates : ndarray of uint8
-        Those of the lookup; what the model's drafts become is entered there.
-    starts : array of int, shape (n + 1,)
-    """
+    """A lookup, which always drafts, and another source where the policy has no use for that."""
 
     looks_up = True
     verifies = True
     has_fallback = True
 
-    def __init__(
-        self,
-        lookup: LookupDrafts,
-        fallback: LookupDrafts | None,
-        *,
-        model_len: int,
-        model_fates: Fates,
-        fates: Fates,
-        starts: Ints,
-    ) -> None:
-        self._lookup = lookup
-        self._fallback = fallback
-        self._model_len = model_len
-        self._model_fates = model_fates
-        self._fates = fates
-        self._starts = starts
-        self._falls_back: dict[int, bool] = {}
-        """Whether the fallback made the last draft of each request."""
+    lookup: LookupDrafts
+    fallback: LookupDrafts | None
+    """None: a model whose fates lie in a table."""
+    model_len: int
+    """How much the model drafts, tokens."""
+    model_fates: Fates
+    fates: Fates
+    """Those of the lookup; what the model's drafts become is entered there."""
+    starts: Ints
+    """Where the fates of each request begin, shape (n + 1,)."""
+    _falls_back: dict[int, bool] = field(default_factory=dict, init=False)
+    """Whether the fallback made the last draft of each request."""
 
     def find(self, step: StepView, emitted_lens: Ints, picks_lookup: PicksLookup) -> Ints:
         """Let the lookup draft for every sequence, and the fallback where that is not used."""
         lens = np.zeros(step.size, dtype=np.int64)
         requests, positions = step.requests.tolist(), (step.output_lens + emitted_lens).tolist()
         places = np.flatnonzero(step.emits).tolist()
-        drafts = [self._lookup.draft(requests[place], positions[place]) for place in places]
+        drafts = [self.lookup.draft(requests[place], positions[place]) for place in places]
         step["found_len"][:] = 0
         step["found_len"][places] = [len(draft.token_ids) for draft in drafts]
         picked = picks_lookup(np.array([draft.score for draft in drafts], dtype=np.float64))
@@ -355,7 +274,7 @@ class HybridDrafts(DraftSource):
             request, position = requests[place], positions[place]
             self._falls_back[request] = not is_used
             if is_used:
-                self._lookup.settle(request, position, draft)
+                self.lookup.settle(request, position, draft)
                 lens[place] = len(draft.token_ids)
             else:
                 lens[place] = self._fall_back(request, position)
@@ -363,14 +282,14 @@ class HybridDrafts(DraftSource):
 
     def _fall_back(self, request: int, position: int) -> int:
         """Draft by the fallback, and return how much, tokens."""
-        if self._fallback is not None:
-            draft = self._fallback.draft(request, position)
-            self._fallback.settle(request, position, draft)
+        if self.fallback is not None:
+            draft = self.fallback.draft(request, position)
+            self.fallback.settle(request, position, draft)
             return len(draft.token_ids)
-        at = self._starts[request] + position
-        if at < self._starts[request + 1]:
-            self._fates[at] = self._model_fates[at]
-        return self._model_len
+        at = self.starts[request] + position
+        if at < self.starts[request + 1]:
+            self.fates[at] = self.model_fates[at]
+        return self.model_len
 
     def falls_back(self, requests: Ints) -> Ints:
         """Return 1 for each request whose last draft the fallback made, else 0."""
@@ -379,32 +298,27 @@ class HybridDrafts(DraftSource):
 
     def accepted_lens(self, step: StepView) -> Ints:
         """Return what whoever made a draft says of it."""
-        lens = self._lookup.accepted_lens(step)
-        by_model = np.flatnonzero(self.falls_back(step.requests))
-        positions, verified_lens = step.output_lens, step["verified_len"]
-        for place in by_model.tolist():
-            request, draft_len = int(step["request"][place]), int(verified_lens[place])
-            position = int(positions[place])
-            if not draft_len or step["is_padded"][place]:
-                continue
-            if self._fallback is not None:
-                lens[place] = self._fallback.accepted_len(request, position, draft_len)
-            else:
-                at = self._starts[request] + position
-                fate = int(self._fates[at]) if at < self._starts[request + 1] else 0
-                lens[place] = min(draft_len, fate)
-        return lens
+        lens = [self._accepted_len(*row) for row in step.each("verified_len")]
+        return np.array(lens, dtype=np.int64)
+
+    def _accepted_len(self, request: int, position: int, draft_len: int) -> int:
+        if not self._falls_back.get(request, False):
+            return self.lookup.accepted_len(request, position, draft_len)
+        if self.fallback is not None:
+            return self.fallback.accepted_len(request, position, draft_len)
+        at = self.starts[request] + position
+        return min(draft_len, int(self.fates[at])) if at < self.starts[request + 1] else 0
 
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
         """Return how sure the lookup is."""
-        return self._lookup.confidences(requests, positions, draft_lens)
+        return self.lookup.confidences(requests, positions, draft_lens)
 
     def end(self, request: int) -> None:
         """Forget a request that has ended."""
         self._falls_back.pop(request, None)
-        self._lookup.end(request)
-        if self._fallback is not None:
-            self._fallback.end(request)
+        self.lookup.end(request)
+        if self.fallback is not None:
+            self.fallback.end(request)
 
 
 def drafter_loads(
@@ -412,19 +326,8 @@ def drafter_loads(
 ) -> list[tuple[int, StepLoad, Ints]]:
     """Return what each of several drafters has to read and to draft after a step.
 
-    Parameters
-    ----------
-    step : StepView
-    source : DraftSource
-    drafters : array of int, shape (n,)
-        Who serves each sequence.
-    is_undrafted : array of int, shape (n,)
-        1 for those that no drafter serves.
-
-    Returns
-    -------
-    list of (int, StepLoad, array of int)
-        Drafter, what it reads, and the lengths that it drafts; of those that have anything to do.
+    `drafters` says who serves each sequence, and `is_undrafted` is 1 for those that nobody serves.
+    Returns each drafter that has anything to do, what it reads, and the lengths that it drafts.
     """
     if source.has_fallback:
         return _loads_with_fallback(step, drafters)

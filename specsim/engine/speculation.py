@@ -5,6 +5,7 @@ none of it.
 """
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -52,12 +53,8 @@ class Speculation:
         self.minds_ends = source is not None and (source.looks_up or source.verifies)
         self.offers = self.proposer_memory is not None and not offers_by_table(self.proposer)
         """Whether the proposer has to be asked for each draft."""
-        self.is_shared_out = (
-            self.skips_prefills
-            or policy.selects_drafter
-            or (source is not None and source.has_fallback)
-        )
-        """Whether there are several drafters, or requests that none serves."""
+        self.is_shared_out = policy.selects_drafter or (source is not None and source.has_fallback)
+        """Whether there are several drafters."""
 
     def lens_by_size(self, largest: int) -> Ints | None:
         """Return the draft length by the number of sequences, if the policy looks at nothing else.
@@ -98,9 +95,11 @@ class Speculation:
             confidences = self.source.confidences(step.requests, step.output_lens, draft_lens)
         drafts = DraftView(draft_lens, confidences)
         verified_lens = np.asarray(self.policy.verify_lens(batch, drafts, self.memory))
+        dropped = int(step["draft_len"].sum()) - int(verified_lens.sum())
+        if not dropped:
+            return
         step["verified_len"][:] = verified_lens
         record = step.record
-        dropped = int(draft_lens.sum()) - int(verified_lens.sum())
         record["batched_tokens"] -= dropped
         read_anew = int((step["read_anew"] * verified_lens).sum())
         record["context_tokens"] = int(record["own_context_tokens"]) + read_anew
@@ -110,13 +109,7 @@ class Speculation:
     def ask(self, step: StepView, accepted_lens: Ints | None, free_slots: int) -> None:
         """Decide for how many draft tokens the drafter is run at the end of a step.
 
-        Parameters
-        ----------
-        step : StepView
-        accepted_lens : array of int, shape (n,), tokens, or None
-            What its verification accepted; None where that is not known yet.
-        free_slots : int, tokens
-            Room for drafts.
+        `accepted_lens` is None where that is not known yet, `free_slots` room for drafts, tokens.
         """
         if not step.size:
             return
@@ -125,16 +118,15 @@ class Speculation:
             emitted_lens = np.zeros(step.size, dtype=np.int64)
             if accepted_lens is not None:
                 emitted_lens = accepted_lens + 1
-            found_lens = self.source.find(step, emitted_lens, self._picks_lookup)
+            found_lens = self.source.find(
+                step, emitted_lens, lambda scores: self.policy.uses_lookup(scores, self.memory)
+            )
         asked: Any = self.max_draft_len
         if self.policy.is_dynamic:
             asked = self._decide(step, accepted_lens, free_slots)
         if found_lens is not None:
             asked = np.minimum(asked, found_lens)
         step["asked_len"][:] = step["offered_len"][:] = asked
-
-    def _picks_lookup(self, scores: NDArray[np.float64]) -> NDArray[np.bool_] | list[bool]:
-        return self.policy.uses_lookup(scores, self.memory)
 
     def _batch(
         self,
@@ -199,15 +191,9 @@ class Speculation:
     def offered_lens(self, step: StepView) -> Ints:
         """Return the draft lengths that the proposer comes up with; positions are known."""
         assert self.proposer is not None
-        rows = zip(
-            step.requests.tolist(),
-            step.output_lens.tolist(),
-            step["asked_len"].tolist(),
-            strict=True,
-        )
-        return np.array(
-            [self.proposer.offered_len(*row, self.proposer_memory) for row in rows], dtype=np.int64
-        )
+        offered_len, memory = self.proposer.offered_len, self.proposer_memory
+        lens = [offered_len(*row, memory) for row in step.each("asked_len")]
+        return np.array(lens, dtype=np.int64)
 
     def observe(self, step: StepView) -> None:
         """Tell the policy what became of the drafts of a step."""
@@ -215,11 +201,11 @@ class Speculation:
             return
         emits, record, source = step.emits, step.record, self.source
         requests = step.requests[emits]
-        accepted_lens = np.array(step["accepted_len"])[emits]
+        accepted_lens = step["accepted_len"][emits]
         has_fallback = source is not None and source.has_fallback
         outcome = StepOutcome(
             requests=requests,
-            draft_lens=np.array(step["verified_len"])[emits],
+            draft_lens=step["verified_len"][emits],
             accepted_lens=accepted_lens,
             load=step.load,
             output_tokens=int(accepted_lens.sum()) + len(requests),
@@ -235,13 +221,7 @@ class Speculation:
     def _emitted_tokens(self, step: StepView, emits: NDArray[np.bool_]) -> list[list[int]]:
         """Return the tokens of a step that has not been delivered yet, bonus tokens included."""
         tokens: list[list[int]] = []
-        rows = zip(
-            step.requests[emits].tolist(),
-            step.output_lens[emits].tolist(),
-            step["accepted_len"][emits].tolist(),
-            strict=True,
-        )
-        for request, start, accepted_len in rows:
+        for request, start, accepted_len in compress(step.each("accepted_len"), emits.tolist()):
             ids = self.requests[request].output_token_ids
             assert ids is not None  # checked before the run
             tokens.append(ids[start : start + accepted_len + 1].tolist())

@@ -1,5 +1,6 @@
 """What Python sees of a replica's current step: columns, in scheduling order."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,7 @@ __all__ = ["StepView"]
 
 
 class StepView:
-    """The step that a verb is about; views of the table, gone when the verb is done.
-
-    Parameters
-    ----------
-    table : Table
-    place : int
-        In the ring of steps.
-    """
+    """The step at a place of the ring; views of the table, gone when the verb is done."""
 
     __slots__ = ("_sequences", "entries", "record", "rows", "size")
 
@@ -40,6 +34,11 @@ class StepView:
         """Return a column of the sequences, a copy."""
         column: Ints = self._sequences[name][self.rows]
         return column
+
+    def each(self, name: str) -> Iterator[tuple[int, int, int]]:
+        """Yield of each sequence its request, its output tokens so far, and a column."""
+        columns = (self.requests, self.output_lens, self.entries[name])
+        return zip(*(column.tolist() for column in columns), strict=True)
 
     @property
     def requests(self) -> Ints:

@@ -28,8 +28,10 @@ __all__ = [
 RESULT_FILES = ("summary.json", "requests.parquet", "steps.parquet", "config.yaml")
 """What the results folder of a run holds; nothing else may be written over it."""
 
-ROWS_PER_GROUP = 128 * 1024
-"""Of long tables, rows that are in memory as columns at once."""
+ROWS_PER_GROUP = 16 * 1024
+"""Of long tables, rows that are in memory as columns at once.
+
+Eight times as many would make a file 4 % shorter, and the process 100 MiB larger."""
 
 _DELIVERIES_AT_ONCE = 64 * 1024
 _REQUESTS_AT_ONCE = 16 * 1024
@@ -70,7 +72,7 @@ def _details(
     ):
         values = requests[later] if earlier is None else requests[later] - earlier
         yield name, _number_lists(values)
-    yield "errors", ('""' for _ in range(len(requests)))
+    yield "errors", iter([", ".join(['""'] * len(requests))])
     yield "itls", _itl_lists(requests["deliveries"], deliveries)
 
 
@@ -93,8 +95,9 @@ def _itl_lists(counts: NDArray[np.int32], deliveries: Deliveries) -> Iterator[st
         times = deliveries.at[deliveries.places(mine, start)]
         firsts = np.cumsum(mine) - mine
         gaps = np.round(np.delete(np.diff(times), firsts[1:] - 1), 9)
-        values, codes = np.unique(gaps, return_inverse=True)
-        texts = np.array([repr(value) for value in values.tolist()], dtype=object)[codes].tolist()
+        bits, codes = np.unique(gaps.view(np.int64), return_inverse=True)  # faster than floats
+        values = bits.view(np.float64).tolist()
+        texts = np.array([repr(value) for value in values], dtype=object)[codes].tolist()
         lists = zip(firsts - np.arange(len(mine)), mine - 1, strict=True)
         yield ", ".join(f"[{', '.join(texts[first : first + num])}]" for first, num in lists)
         start = end

@@ -45,8 +45,8 @@ verify; like vLLM's counters it leaves out those that had ended before the step 
 `asked_draft_len` is the mean draft length that the drafter was run for at the step's end,
 `alpha_estimate` the acceptance rate that the policy then believed in, NaN if it has no belief."""
 
-MAX_IN_MEMORY = 200_000
-"""Steps; 22 MiB. Few runs of a sweep have more, so few ever touch the disk."""
+MAX_IN_MEMORY = 32 * 1024
+"""Steps; 3.6 MiB, however many there will be."""
 
 _Segment = tuple[int, int]
 """Steps of one replica in the file: number of the first, and how many."""

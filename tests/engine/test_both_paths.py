@@ -221,6 +221,27 @@ def test_a_verb_done_in_python_does_the_same(
     assert seen == verbs
 
 
+@pytest.mark.parametrize("engine", ["asynchronous", "synchronous", "crowded"])
+def test_what_the_drafter_leaves_out_costs_the_same_in_python(
+    engine: str, profiles: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def turbospec() -> Iterator[Case]:
+        yield case(f"{engine}/turbospec", policy="turbospec:prior=0", spec="draft_model:4",
+                   profile=profiles["tabulated"], engine=ENGINES[engine])  # fmt: skip
+
+    expected, loads = digests(turbospec()), Speculation.drafter_loads
+    left_out: list[bool] = []
+
+    def watched(self: Speculation, step: StepView) -> Any:
+        left_out.append(bool(step.of_sequences("is_undrafted").any()))
+        return loads(self, step)
+
+    monkeypatch.setattr(Speculation, "drafter_loads", watched)
+    charges_drafts_in_python(monkeypatch)
+    assert digests(turbospec()) == expected
+    assert any(left_out)
+
+
 def few(profiles: dict[str, str], folder: Path) -> Iterator[Case]:
     """Yield a handful of runs of every scheduler, short ones."""
     for name, engine in ENGINES.items():

@@ -11,7 +11,6 @@ from specsim.acceptance.bernoulli import Bernoulli
 from specsim.core.request import Request
 from specsim.core.rng import Luck, indexed_hash
 from specsim.core.step import Ints, StepLoad
-from specsim.engine.cluster import run_alone
 from specsim.engine.facts import Facts
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.python_verbs import Wiring
@@ -183,7 +182,10 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         fates=fates,
         observers=[log, IntegrityCheck()] if check else [log],
     )
-    run_alone(Replica(setup, _costs(scenario.cost), speculation, wiring), requests)
+    replica = Replica(setup, _costs(scenario.cost), speculation, wiring)
+    for request in requests:
+        replica.submit(request.index, request.arrived_at)
+    replica.finish()
     return {
         "scenario": scenario.name,
         "steps": log.steps,
