@@ -14,18 +14,18 @@ from specsim.core.request import Request
 from specsim.core.rng import Luck, generator, stream_id
 from specsim.core.step import StepLoad
 from specsim.engine.facts import Facts
-from specsim.engine.sources import (
-    DraftSource,
-    HybridDrafts,
-    LookupDrafts,
-    TableDrafts,
-    TreeDrafts,
-)
+from specsim.engine.sources import DraftSource
 from specsim.engine.speculation import Speculation
 from specsim.policies import OraclePolicy, ServerView, quick_step_times
 from specsim.proposers import Proposer
 from specsim.proposers.base import offers_by_table
 from specsim.run.deployment import Deployment
+from specsim.run.draft_sources import (
+    HybridDrafts,
+    LookupDrafts,
+    TableDrafts,
+    TreeDrafts,
+)
 from specsim.run.experiment import Experiment
 
 __all__ = ["Drafting"]

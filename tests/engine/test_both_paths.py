@@ -17,7 +17,6 @@ from digests import run
 from specsim.core.step import Ints
 from specsim.engine import order
 from specsim.engine.replica import Replica
-from specsim.engine.sources import TableDrafts
 from specsim.engine.speculation import Speculation
 from specsim.engine.view import StepView
 from specsim.latency.linear import Linear
@@ -30,6 +29,7 @@ from specsim.profile import StepCosts
 from specsim.proposers.base import LookupProposer
 from specsim.proposers.ngram import Ngram
 from specsim.proposers.suffix import Suffix
+from specsim.run.draft_sources import TableDrafts
 
 ENGINES: dict[str, Any] = {
     "asynchronous": {},

@@ -13,10 +13,10 @@ from conftest import tiny_config
 
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.request import Request, Text
-from specsim.engine.sources import HybridDrafts, LookupDrafts
 from specsim.engine.view import StepView
 from specsim.lookup import Draft, Lookup
 from specsim.policies import POLICIES
+from specsim.run.draft_sources import HybridDrafts, LookupDrafts
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.step import StepLoad
-from specsim.engine.sources import TableDrafts
 from specsim.engine.speculation import Speculation
 from specsim.policies import POLICIES
 from specsim.proposers import PROPOSERS
+from specsim.run.draft_sources import TableDrafts
 from specsim.run.simulate import Run
 
 Serve = Callable[..., Run]

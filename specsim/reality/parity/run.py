@@ -15,7 +15,6 @@ from specsim.engine.facts import Facts
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.replica import Replica
-from specsim.engine.sources import TableDrafts
 from specsim.engine.speculation import Speculation
 from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
@@ -29,6 +28,7 @@ from specsim.proposers.base import Proposer
 from specsim.reality.parity.log import LogWriter
 from specsim.reality.parity.scenario import CostScript, Scenario, SpecScript
 from specsim.results.records import ReplicaRecords
+from specsim.run.draft_sources import TableDrafts
 
 __all__ = ["run_scenario"]
 

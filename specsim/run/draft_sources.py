@@ -1,0 +1,271 @@
+"""Draft sources: who drafts for a replica, and what becomes of each draft.
+
+TableDrafts     a model whose drafts have a length and a fate, but no tokens
+TreeDrafts      a model that drafts several candidates per position
+LookupDrafts    a lookup in real text, verified against the recorded answers
+HybridDrafts    a lookup with a model behind it
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.draft_luck import DraftLuck
+from specsim.core.request import Request, Text
+from specsim.core.step import Ints, Tree
+from specsim.engine.sources import Confidences, DraftSource, PicksLookup
+from specsim.engine.view import StepView
+from specsim.lookup.base import Draft, Lookup
+
+__all__ = ["HybridDrafts", "LookupDrafts", "TableDrafts", "TreeDrafts"]
+
+Fates = NDArray[np.uint8]
+_NO_CONFIDENCES: Confidences = np.empty((0, 0), dtype=np.float32)
+
+
+@dataclass(eq=False)
+class TableDrafts(DraftSource):
+    """A model's drafts: all that is known of them lies in the table of fates."""
+
+    table: Fates
+    """Of all requests, end to end."""
+    starts: Ints
+    """Where those of each request begin, shape (n + 1,)."""
+    luck: DraftLuck | None = None
+    """For a policy that looks at confidences."""
+
+    def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
+        """Return what the luck of the run says."""
+        assert self.luck is not None
+        fates = self.fates(requests, positions)
+        return self.luck.confidences(requests, positions, draft_lens, fates)
+
+    def fates(self, requests: Ints, positions: Ints) -> Ints:
+        """Return how long drafts survive that are made at some positions, tokens."""
+        at = self.starts[requests] + positions
+        is_inside = (positions >= 0) & (at < self.starts[requests + 1])
+        fates: Ints = np.zeros(len(requests), dtype=np.int64)
+        fates[is_inside] = self.table[at[is_inside]]
+        return fates
+
+
+@dataclass(eq=False)
+class TreeDrafts(DraftSource):
+    """Drafts that are trees, of one shape per step."""
+
+    verifies = True
+
+    luck: DraftLuck
+    """Of every candidate."""
+    _trees: dict[int, Tree] = field(default_factory=dict, init=False)
+    """Shape of the last draft of each request."""
+
+    def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
+        """Return none: no policy asks for those of trees."""
+        return _NO_CONFIDENCES
+
+    def accepted_lens(self, step: StepView) -> Ints:
+        """Return the accepted length of each path."""
+        lens = [self._path_len(*row) for row in step.each("verified_len")]
+        return np.array(lens, dtype=np.int64)
+
+    def _path_len(self, request: int, position: int, num_nodes: int) -> int:
+        tree = self._trees.get(request)
+        if not num_nodes or tree is None:
+            return 0
+        return self.luck.path_len(request, position, tree.complete_widths(num_nodes))
+
+    def keep_tree(self, step: StepView, tree: Tree) -> None:
+        """Remember the shape of the next drafts of a step's sequences."""
+        self._trees.update(dict.fromkeys(step.requests.tolist(), tree))
+
+    def trees(self, requests: Ints) -> list[Tree | None]:
+        """Return the shapes of the last drafts."""
+        return [self._trees.get(request) for request in requests.tolist()]
+
+    def end(self, request: int) -> None:
+        """Forget a request that has ended."""
+        self._trees.pop(request, None)
+
+
+@dataclass(eq=False)
+class LookupDrafts(DraftSource):
+    """Drafts that a lookup makes of token ids, verified against the recorded answers.
+
+    Drafts are made at their full length; the policy decides how much of each is kept. So every
+    policy, the oracle too, chooses among the same drafts.
+    """
+
+    looks_up = True
+    verifies = True
+
+    lookup: Lookup
+    """This replica's own."""
+    max_draft_len: int
+    requests: list[Request]
+    """Of the run, by index."""
+    fates: Fates
+    """This replica's own, of all requests end to end, filled in as drafts are made."""
+    starts: Ints
+    """Where those of each request begin, shape (n + 1,)."""
+    _texts: dict[int, Text] = field(default_factory=dict, init=False)
+    _drafts: dict[int, Draft] = field(default_factory=dict, init=False)
+    """The last draft of each request."""
+    _has_trees: bool = field(default=False, init=False)
+
+    def find(self, step: StepView, emitted_lens: Ints, picks_lookup: PicksLookup) -> Ints:
+        """Draft for every sequence that emits a token, and settle what will be accepted.
+
+        A request whose answer ends with this step is drafted for as well, since the drafter cannot
+        know (vLLM 0.32.0 ``v1/spec_decode/suffix_decoding.py propose``).
+        """
+        lens = np.zeros(step.size, dtype=np.int64)
+        requests, positions = step.requests, step.output_lens + emitted_lens
+        for place in np.flatnonzero(step.emits).tolist():
+            request, position = int(requests[place]), int(positions[place])
+            draft = self.draft(request, position)
+            self.settle(request, position, draft)
+            lens[place] = len(draft.token_ids)
+        step["found_len"][:] = lens
+        return lens
+
+    def draft(self, request: int, position: int) -> Draft:
+        """Tell the lookup what is known by now, and return what it makes of it."""
+        text = self._texts.get(request)
+        if text is None:
+            text = self._texts[request] = self.requests[request].text
+            self.lookup.start(request, text)
+        self.lookup.reveal(request, min(text.prompt_len + position, len(text.token_ids)))
+        draft = self._drafts[request] = self.lookup.draft(request, self.max_draft_len)
+        self._has_trees = self._has_trees or draft.parents is not None
+        return draft
+
+    def settle(self, request: int, position: int, draft: Draft) -> None:
+        """Enter how much of a draft the recorded answer confirms."""
+        if draft.token_ids and position < self.requests[request].output_len:
+            accepted_len = self._accepted_len(request, position, draft)
+            self.fates[self.starts[request] + position] = accepted_len
+
+    def _accepted_len(self, request: int, position: int, draft: Draft) -> int:
+        text = self._texts[request]
+        start = text.prompt_len + position
+        return draft.accepted_len(text.token_ids[start : start + len(draft.token_ids)])
+
+    def accepted_lens(self, step: StepView) -> Ints:
+        """Return what the recorded answers confirm of what is verified."""
+        lens = [self.accepted_len(*row) for row in step.each("verified_len")]
+        return np.array(lens, dtype=np.int64)
+
+    def accepted_len(self, request: int, position: int, draft_len: int) -> int:
+        """Return how much of the first tokens of a request's last draft is accepted."""
+        if not draft_len:
+            return 0
+        if self._has_trees:
+            draft = self._drafts.get(request)
+            if draft is None:
+                return 0
+            return self._accepted_len(request, position, draft.cut(draft_len))
+        if position >= self.requests[request].output_len:
+            return 0
+        return min(draft_len, int(self.fates[self.starts[request] + position]))
+
+    def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
+        """Return how sure the lookup is of each token of the last drafts, by its statistics."""
+        width = int(draft_lens.max(initial=0))
+        reached = np.zeros((len(draft_lens), width), dtype=np.float32)
+        rows = zip(reached, requests.tolist(), draft_lens.tolist(), strict=True)
+        for row, request, draft_len in rows:
+            if draft_len and request in self._drafts:
+                probs = self._drafts[request].probs[:draft_len]
+                row[: len(probs)] = probs
+        before = np.ones_like(reached)
+        before[:, 1:] = reached[:, :-1]
+        return np.divide(reached, before, out=np.zeros_like(reached), where=before > 0)
+
+    def end(self, request: int) -> None:
+        """Forget a request that has ended; its answer may go on serving others."""
+        if self._texts.pop(request, None) is not None:
+            self.lookup.end(request)
+            self._drafts.pop(request, None)
+
+
+@dataclass(eq=False)
+class HybridDrafts(DraftSource):
+    """A lookup, which always drafts, and another source where the policy has no use for that."""
+
+    looks_up = True
+    verifies = True
+    has_fallback = True
+
+    lookup: LookupDrafts
+    fallback: LookupDrafts | None
+    """None: a model whose fates lie in a table."""
+    model_len: int
+    """How much the model drafts, tokens."""
+    model_fates: Fates
+    fates: Fates
+    """Those of the lookup; what the model's drafts become is entered there."""
+    starts: Ints
+    """Where the fates of each request begin, shape (n + 1,)."""
+    _falls_back: dict[int, bool] = field(default_factory=dict, init=False)
+    """Whether the fallback made the last draft of each request."""
+
+    def find(self, step: StepView, emitted_lens: Ints, picks_lookup: PicksLookup) -> Ints:
+        """Let the lookup draft for every sequence, and the fallback where that is not used."""
+        lens = np.zeros(step.size, dtype=np.int64)
+        requests, positions = step.requests.tolist(), (step.output_lens + emitted_lens).tolist()
+        places = np.flatnonzero(step.emits).tolist()
+        drafts = [self.lookup.draft(requests[place], positions[place]) for place in places]
+        step["found_len"][:] = 0
+        step["found_len"][places] = [len(draft.token_ids) for draft in drafts]
+        picked = picks_lookup(np.array([draft.score for draft in drafts], dtype=np.float64))
+        for place, draft, is_used in zip(places, drafts, picked, strict=True):
+            request, position = requests[place], positions[place]
+            self._falls_back[request] = not is_used
+            if is_used:
+                self.lookup.settle(request, position, draft)
+                lens[place] = len(draft.token_ids)
+            else:
+                lens[place] = self._fall_back(request, position)
+        return lens
+
+    def _fall_back(self, request: int, position: int) -> int:
+        """Draft by the fallback, and return how much, tokens."""
+        if self.fallback is not None:
+            draft = self.fallback.draft(request, position)
+            self.fallback.settle(request, position, draft)
+            return len(draft.token_ids)
+        at = self.starts[request] + position
+        if at < self.starts[request + 1]:
+            self.fates[at] = self.model_fates[at]
+        return self.model_len
+
+    def falls_back(self, requests: Ints) -> Ints:
+        """Return 1 for each request whose last draft the fallback made, else 0."""
+        made = [int(self._falls_back.get(request, False)) for request in requests.tolist()]
+        return np.array(made, dtype=np.int64)
+
+    def accepted_lens(self, step: StepView) -> Ints:
+        """Return what whoever made a draft says of it."""
+        lens = [self._accepted_len(*row) for row in step.each("verified_len")]
+        return np.array(lens, dtype=np.int64)
+
+    def _accepted_len(self, request: int, position: int, draft_len: int) -> int:
+        if not self._falls_back.get(request, False):
+            return self.lookup.accepted_len(request, position, draft_len)
+        if self.fallback is not None:
+            return self.fallback.accepted_len(request, position, draft_len)
+        at = self.starts[request] + position
+        return min(draft_len, int(self.fates[at])) if at < self.starts[request + 1] else 0
+
+    def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
+        """Return how sure the lookup is."""
+        return self.lookup.confidences(requests, positions, draft_lens)
+
+    def end(self, request: int) -> None:
+        """Forget a request that has ended."""
+        self._falls_back.pop(request, None)
+        self.lookup.end(request)
+        if self.fallback is not None:
+            self.fallback.end(request)
