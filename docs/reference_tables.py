@@ -7,6 +7,7 @@ replaced by what `CONTENTS["commands"]` returns.
 import ast
 import inspect
 import json
+import re
 import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -281,12 +282,18 @@ def results() -> str:
         summary.save(folder)
         data = json.loads((folder / "summary.json").read_text())
         found = {
-            "summary.json": [key for key in data if key != "specsim"],
+            "summary.json": _grouped(key for key in data if key != "specsim"),
             "specsim": list(data["specsim"]),
             "requests.parquet": pq.read_schema(folder / "requests.parquet").names,
             "steps.parquet": pq.read_schema(folder / "steps.parquet").names,
         }
     return "\n".join(_meanings(file, names, meanings[file]) for file, names in found.items())
+
+
+def _grouped(names: Iterable[str]) -> list[str]:
+    """Return the names with one for all statistics of a latency."""
+    grouped = (re.sub(r"^(mean|median|std|p\d+)_(\w+_ms)$", r"<statistic>_\2", n) for n in names)
+    return list(dict.fromkeys(grouped))
 
 
 def _meanings(file: str, names: list[str], known: dict[str, str]) -> str:

@@ -18,7 +18,7 @@ from specsim.cli import app
 
 LANGUAGES = {"sh", "python", "yaml", "json", "text"}
 RUN = {"sh", "python"}
-SHIPPED = ("experiments", "profiles", "traces")
+SHIPPED = ("experiments", "profiles", "tests", "traces")
 TOP = [ROOT / each for each in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 LINKED = [*PAGES, *TOP, *sorted(ROOT.glob("experiments/*/README.md")), ROOT / "benchmarks/README.md"]
 LIMIT = 60.0  # seconds for one page

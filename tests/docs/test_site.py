@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pages  # noqa: F401 - knows where the reference is made
 import pytest
+import yaml
 from conftest import ROOT
 from reference_tables import CONTENTS
+
+from specsim.core.version import __version__
 
 
 @pytest.mark.parametrize("marker", CONTENTS)
@@ -35,3 +38,17 @@ def test_site_builds(tmp_path: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text())
         assert not loaded, f"{page.name} loads {loaded}"
+
+
+def test_the_citation_is_of_this_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (cited["version"], cited["license"]) == (__version__, "Apache-2.0")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda p: p.name)
+def test_forms_and_workflows_are_yaml(path: Path) -> None:
+    data = yaml.safe_load(path.read_text())
+    if path.parent.name == "workflows":
+        assert {"lint", "test", "docs"} <= set(data["jobs"])
+    elif path.name != "config.yml":
+        assert {"name", "description", "body"} <= set(data)
