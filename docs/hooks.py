@@ -15,6 +15,7 @@ from reference_tables import CONTENTS
 ROOT = Path(__file__).parents[1]
 TOP = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
 FOLDERS = ("benchmarks", "experiments", "profiles", "traces")
+ELSEWHERE = "https://unpkg.com/iframe-worker/shim"
 PICTURES = (".png", ".svg")
 
 _MARKER = re.compile(r"<!-- generated: ([\w-]+) -->")
@@ -44,7 +45,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     is_inside = Path(page.file.abs_src_path).is_relative_to(Path(config.docs_dir))
     here = posixpath.dirname(f"docs/{source}" if is_inside else source)
     places = {f"docs/{file.src_uri}": file.src_uri for file in files}
-    places |= {path.relative_to(ROOT).as_posix(): path.relative_to(ROOT).as_posix() for path in repository_pages()}
+    places |= {
+        path.relative_to(ROOT).as_posix(): path.relative_to(ROOT).as_posix()
+        for path in repository_pages()
+    }
 
     def turned(match: re.Match[str]) -> str:
         target, hash_sign, anchor = match["target"].partition("#")
@@ -62,6 +66,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return match["text"]
 
     return _outside_code(markdown, lambda line: _LINK.sub(turned, line))
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Take what lets the search run from disk from here, not from another host."""
+    up = "../" * page.file.dest_uri.count("/")
+    return output.replace(ELSEWHERE, f"{up}offline-search.js")
+
+
+def on_post_template(output: str, template_name: str, config: Any) -> str:
+    """Do the same for the page that stands for those that do not exist."""
+    return output.replace(ELSEWHERE, "/offline-search.js")
 
 
 def _outside_code(markdown: str, change: Any) -> str:

@@ -97,7 +97,9 @@ def type_text(annotation: Any, metadata: Iterable[Any] = (), base: str = "") -> 
             return f"[one of {each.name}]({PAGES[each.name]}#{anchor(each.name)})"
         if isinstance(each, FieldInfo):
             metadata = metadata + list(each.metadata)
-    bounds = [f"{sign}{getattr(m, name)}" for m in metadata for name, sign in BOUNDS if hasattr(m, name)]
+    bounds = [
+        f"{sign}{getattr(m, name)}" for m in metadata for name, sign in BOUNDS if hasattr(m, name)
+    ]
     return " ".join([_plain_type(annotation, base), ", ".join(bounds)]).strip()
 
 
@@ -135,7 +137,12 @@ def fields(model: type[BaseModel], skipped: Iterable[str] = ()) -> str:
     """Return the table of a model's fields."""
     texts = field_texts(model)
     rows = [
-        (f"`{name}`", type_text(f.annotation, f.metadata), default_text(f), one_line(texts.get(name, "")))
+        (
+            f"`{name}`",
+            type_text(f.annotation, f.metadata),
+            default_text(f),
+            one_line(texts.get(name, "")),
+        )
         for name, f in model.model_fields.items()
         if name not in skipped
     ]
@@ -172,7 +179,9 @@ def tree(*roots: type[BaseModel]) -> str:
     return "\n".join(_section(model, "##") for model in done)
 
 
-def _section(model: type[BaseModel], level: str, title: str = "", skipped: Iterable[str] = ()) -> str:
+def _section(
+    model: type[BaseModel], level: str, title: str = "", skipped: Iterable[str] = ()
+) -> str:
     heading = title or f"{_title(model)} {{#{anchor(model.__name__)}}}"
     return f"{level} {heading}\n\n{prose(model.__doc__ or '')}\n\n{fields(model, skipped)}"
 

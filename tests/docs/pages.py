@@ -4,6 +4,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,17 +56,23 @@ def blocks(path: Path) -> Iterator[Block]:
         number = end + 1
 
 
-def prose(path: Path) -> str:
-    """Return a page without its blocks of code, and with what is generated on it."""
+@cache
+def generated(marker: str) -> str:
     from reference_tables import CONTENTS  # noqa: PLC0415 - found only after this file is loaded
 
+    return CONTENTS[marker]()
+
+
+@cache
+def prose(path: Path) -> str:
+    """Return a page without its blocks of code, and with what is generated on it."""
     kept, is_code = [], False
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("```"):
             is_code = not is_code
         elif not is_code:
             kept.append(line)
-    return _MARKER.sub(lambda marker: CONTENTS[marker[1]](), "\n".join(kept))
+    return _MARKER.sub(lambda marker: generated(marker[1]), "\n".join(kept))
 
 
 def links(text: str) -> list[str]:
