@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -83,7 +84,7 @@ def field_texts(model: type[BaseModel]) -> dict[str, str]:
         if each is BaseModel:
             continue
         body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0].body  # type: ignore[attr-defined]
-        for field, below in zip(body, body[1:], strict=False):
+        for field, below in pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
                 texts[field.target.id] = ast.literal_eval(below.value)  # type: ignore[union-attr]
     return texts
@@ -106,20 +107,22 @@ def type_text(annotation: Any, metadata: Iterable[Any] = (), base: str = "") -> 
 def _plain_type(annotation: Any, base: str) -> str:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return type_text(args[0], args[1:], base)
-    if origin in (Union, types.UnionType):
-        return " or ".join(type_text(a, base=base) for a in args if a is not types.NoneType)
-    if origin is Literal:
-        return " or ".join(f"`{each}`" for each in args)
-    if origin in (list, tuple):
+        text = type_text(args[0], args[1:], base)
+    elif origin in (Union, types.UnionType):
+        text = " or ".join(type_text(a, base=base) for a in args if a is not types.NoneType)
+    elif origin is Literal:
+        text = " or ".join(f"`{each}`" for each in args)
+    elif origin in (list, tuple):
         inner = [type_text(a, base=base) for a in args if a is not Ellipsis]
-        is_pair = origin is tuple and Ellipsis not in args
-        return f"[{', '.join(inner)}]" if is_pair else f"list of {inner[0]}"
-    if origin is dict:
-        return f"mapping to {type_text(args[1], base=base)}"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return f"[{_title(annotation)}]({base}#{anchor(annotation.__name__)})"
-    return NAMES.get(annotation, "anything")
+        is_fixed = origin is tuple and Ellipsis not in args
+        text = f"[{', '.join(inner)}]" if is_fixed else f"list of {inner[0]}"
+    elif origin is dict:
+        text = f"mapping to {type_text(args[1], base=base)}"
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        text = f"[{_title(annotation)}]({base}#{anchor(annotation.__name__)})"
+    else:
+        text = NAMES.get(annotation, "anything")
+    return text
 
 
 def default_text(field: FieldInfo) -> str:
@@ -146,7 +149,7 @@ def fields(model: type[BaseModel], skipped: Iterable[str] = ()) -> str:
         for name, f in model.model_fields.items()
         if name not in skipped
     ]
-    return table(("field", "value", "default", ""), rows) if rows else "No fields.\n"
+    return table(("field", "value", "default", "meaning"), rows) if rows else "No fields.\n"
 
 
 def nested(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -242,7 +245,7 @@ def _command(path: str, command: Any) -> str:
         parts.append(f"```text\n{' '.join([path, *arguments, '[OPTIONS]'])}\n```\n")
     hints = get_type_hints(command.callback) if command.callback else {}
     rows = [_parameter(each, hints[each.name]) for each in shown]
-    return "\n".join([*parts, table(("", "default", ""), rows) if rows else ""])
+    return "\n".join([*parts, table(("option", "default", "meaning"), rows) if rows else ""])
 
 
 _UNSHOWN = ("help", "install_completion", "show_completion")
@@ -264,7 +267,7 @@ def _parameter(parameter: Any, hint: Any) -> tuple[str, str, str]:
         default = "one per core"
     elif parameter.default not in (None, False, ()) and not callable(parameter.default):
         default = f"`{getattr(parameter.default, 'value', parameter.default)}`"
-    return f"`{one_line(name)}`", default, one_line(getattr(parameter, "help", "") or "")
+    return f"`{name}`", default, one_line(getattr(parameter, "help", "") or "")
 
 
 def _value_name(hint: Any) -> str:
@@ -311,7 +314,7 @@ def _meanings(file: str, names: list[str], known: dict[str, str]) -> str:
         raise ValueError(f"{COLUMNS}: {file}: no meaning, or no column: {', '.join(sorted(wrong))}")
     heading = "The block `specsim` of summary.json" if file == "specsim" else file
     return f"## {heading} {{#{anchor(file)}}}\n\n" + table(
-        ("name", ""), [(f"`{name}`", one_line(known[name])) for name in names]
+        ("name", "meaning"), [(f"`{name}`", one_line(known[name])) for name in names]
     )
 
 
