@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-extras test-vllm lint bench clean
+.PHONY: demo test test-extras test-vllm lint bench docs picture clean
 
 demo: $(VENV)/.installed
 	$(BIN)/specsim compare experiments/demo/demo.yaml --policies off static:k=3 --replications 1 --out results/demo
@@ -31,6 +31,18 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/speed.py
 
+# The site, in site/: it loads nothing from other hosts and opens without a network.
+docs: export NO_MKDOCS_2_WARNING := true
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m mkdocs build --quiet --strict --clean
+	@echo "docs: site/index.html"
+
+# The picture of the README: 200 runs, half a minute on 2 cores.
+picture: $(VENV)/.installed
+	rm -rf results/picture
+	$(BIN)/specsim sweep docs/picture/sweep.yaml --out results/picture
+	$(BIN)/python docs/picture/draw.py results/picture
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -42,6 +54,10 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@ $(VENV)/.installed
 
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@ $(VENV)/.installed
+
 # What takes long to install: PyTorch (a CPU build is enough), Ray, and a browser where we may.
 $(VENV)/.installed-extras: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[cluster]'
@@ -49,4 +65,4 @@ $(VENV)/.installed-extras: $(VENV)/.installed-dev
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-vllm results .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-vllm results site .pytest_cache .mypy_cache .ruff_cache
