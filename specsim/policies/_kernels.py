@@ -361,9 +361,9 @@ _ALL = -2.0  # less than any gain
 def _worthless(desk: Spending) -> float:
     """Return what a gain has to be larger than to be worth its token.
 
-    A token that takes gamma or more raises no goodput above R if it gains less than R gamma, and
-    R is at least what nothing spent yields. The margins are far wider than what rounding does to
-    sums of gains.
+    A token that takes gamma or more raises no goodput above R if it gains less than R gamma, and R
+    is at least what nothing spent yields, or all that is worth it by that. The margins are far
+    wider than what rounding does to sums of gains.
     """
     target, last = desk.target, desk.sizes[1] - 1
     is_given = desk.sizes[4]
@@ -371,9 +371,19 @@ def _worthless(desk: Spending) -> float:
         return _ALL
     gamma = target[5] if desk.load[3] else target[2]
     tokens, longest = desk.load[1], desk.load[4]
-    rate = desk.found[0] / _step_time(desk, tokens, longest)
-    least = rate * (0.999 * gamma - 1e-9 * _step_time(desk, tokens + last, longest))
-    return least if least > 0.0 else _ALL
+    share = 0.999 * gamma - 1e-9 * _step_time(desk, tokens + last, longest)
+    emitted: float = desk.found[0]
+    least: float = emitted / _step_time(desk, tokens, longest) * share
+    if least <= 0.0:
+        return _ALL
+    spent = 0
+    for index in range(desk.sizes[0]):
+        is_worth = 1 if desk.gains[index] > least else 0
+        emitted += desk.gains[index] * is_worth
+        spent += is_worth
+    if spent <= last:
+        least = max(least, emitted / _step_time(desk, tokens + spent, longest) * share)
+    return least
 
 
 @inner
@@ -448,9 +458,10 @@ def _best_budget(desk: Spending) -> int:
     longest = desk.load[4]
     gained = 0.0
     best = 0
-    best_rate = emitted_before / (times[0] if is_given else _step_time(desk, tokens, longest))
-    for budget in range(1, num + 1):
-        gained += falling[budget - 1]
+    best_rate = -1.0
+    for budget in range(num + 1):
+        if budget:
+            gained += falling[budget - 1]
         time = times[budget] if is_given else _step_time(desk, tokens + budget, longest)
         rate = (gained + emitted_before) / time
         if rate > best_rate:
