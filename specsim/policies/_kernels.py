@@ -21,6 +21,7 @@ from specsim.step import Ints
 
 __all__ = [
     "BUCKETS",
+    "Branching",
     "Calibrating",
     "Desk",
     "Fading",
@@ -48,6 +49,7 @@ __all__ = [
     "tally",
     "time_lens",
     "time_steps",
+    "tree_lens",
 ]
 
 Floats = NDArray[np.float64]
@@ -578,7 +580,7 @@ _CALIBRATING: Types = {
 
 @inner
 def _sum(counts: Floats, row: int, first: int, size: int) -> float:
-    """Add up part of a row as numpy does: by eights, these in pairs, then what is left."""
+    """Add up part of a row as numpy does up to 128: by eights, these in pairs, then the rest."""
     if size < 8:
         total = 0.0
         for index in range(first, first + size):
@@ -923,18 +925,26 @@ count_repeats = _loop(_count_repeats, _SEEING)
 
 
 class Grouping(NamedTuple):
-    """Keys, of which many are equal."""
+    """Drafts of a step, of which many are alike."""
 
+    shapes: Ints
+    """Number of each one's tree."""
+    draft_lens: Ints
+    accepted_lens: Ints
     keys: Ints
+    """Of each kind of draft, as they come; filled in."""
     found: Ints
-    """The place of the first of each kind, as they come; filled in."""
+    """The place of the first of each kind; filled in."""
     times: Ints
     """How often it occurs; filled in."""
     sizes: Ints
-    """Number of keys."""
+    """Number of drafts."""
 
 
 _GROUPING: Types = {
+    "shapes": _INTS,
+    "draft_lens": _INTS,
+    "accepted_lens": _INTS,
     "keys": _INTS,
     "found": _INTS,
     "times": _INTS,
@@ -943,14 +953,16 @@ _GROUPING: Types = {
 
 
 def _group(desk: Grouping) -> int:
-    """Count how often each key occurs; return how many there are. They should be few."""
+    """Count how often each kind of draft occurs; return how many there are. They should be few."""
     keys, found, times = desk.keys, desk.found, desk.times
     num_found = 0
     for index in range(desk.sizes[0]):
+        key = desk.shapes[index] << 32 | desk.draft_lens[index] << 16 | desk.accepted_lens[index]
         place = 0
-        while place < num_found and keys[found[place]] != keys[index]:
+        while place < num_found and keys[place] != key:
             place += 1
         if place == num_found:
+            keys[place] = key
             found[place] = index
             times[place] = 0
             num_found += 1
@@ -959,3 +971,40 @@ def _group(desk: Grouping) -> int:
 
 
 group = _loop(_group, _GROUPING)
+
+
+class Branching(NamedTuple):
+    """Trees, and how likely one of so many candidates is accepted."""
+
+    widths: Ints
+    """Shape (trees, heads): candidates per head; 0 where a tree has ended."""
+    rates: Floats
+    """By the number of candidates."""
+    reached: Floats
+    """Shape (1, heads): of one tree."""
+    emitted: Floats
+    """Of each tree; filled in."""
+
+
+_BRANCHING: Types = {
+    "widths": _INT_ROWS,
+    "rates": _FLOATS,
+    "reached": _FLOAT_ROWS,
+    "emitted": _FLOATS,
+}
+
+
+def _tree_lens(desk: Branching) -> int:
+    """Work out what each tree emits on average, bonus token included."""
+    widths, reached = desk.widths, desk.reached
+    num_heads = widths.shape[1]
+    for tree in range(widths.shape[0]):
+        chance = 1.0
+        for head in range(num_heads):
+            chance *= desk.rates[widths[tree, head]]
+            reached[0, head] = chance
+        desk.emitted[tree] = 1.0 + _sum(reached, 0, 0, num_heads)
+    return 0
+
+
+tree_lens = _loop(_tree_lens, _BRANCHING)
