@@ -175,7 +175,9 @@ def _kinds(outcome: StepOutcome) -> Iterator[tuple[Tree | None, int, int, int]]:
 
 
 def _grouping(room: int, _: None) -> Grouping:
-    return Grouping(*np.zeros((6, room), dtype=np.int64), np.zeros(1, dtype=np.int64))
+    shapes, draft_lens, accepted_lens, keys, found, times = np.zeros((6, room), dtype=np.int64)
+    sizes = np.zeros(1, dtype=np.int64)
+    return Grouping(shapes, draft_lens, accepted_lens, keys, found, times, sizes)
 
 
 _DESK = LocalDesk(_grouping, group)
