@@ -27,6 +27,7 @@ __all__ = [
     "Fading",
     "Grouping",
     "Late",
+    "Learning",
     "LocalDesk",
     "Moving",
     "Seeing",
@@ -38,6 +39,7 @@ __all__ = [
     "best_places",
     "calibrated_gains",
     "count_repeats",
+    "count_visits",
     "enter_all",
     "find_least",
     "group",
@@ -1008,3 +1010,75 @@ def _tree_lens(desk: Branching) -> int:
 
 
 tree_lens = _loop(_tree_lens, _BRANCHING)
+
+
+class Learning(NamedTuple):
+    """What was done in a step, and what it was worth.
+
+    Tables are by previous and next draft length, one row after the other.
+    """
+
+    visits: Ints
+    """How often each was ever done."""
+    verified: Ints
+    """Length of each request's last verified draft."""
+    requests: Ints
+    draft_lens: Ints
+    accepted_lens: Ints
+    later: Floats
+    """By length, what may follow it."""
+    sums: Floats
+    """What was gained in the step; 0 between steps."""
+    times: Ints
+    """How often each was done in it; 0 between steps."""
+    seen: Ints
+    """Places of what was done in it, rising; filled in."""
+    found: Floats
+    """Shape (3, places): of what was done, visits, times and mean gain; filled in."""
+    sizes: Ints
+    """Drafts; how many are not empty, filled in."""
+
+
+_LEARNING: Types = {
+    "visits": _INTS,
+    "verified": _INTS,
+    "requests": _INTS,
+    "draft_lens": _INTS,
+    "accepted_lens": _INTS,
+    "later": _FLOATS,
+    "sums": _FLOATS,
+    "times": _INTS,
+    "seen": _INTS,
+    "found": _FLOAT_ROWS,
+    "sizes": _INTS,
+}
+
+
+def _count_visits(desk: Learning) -> int:
+    """Count what was done, and average what it gained; return how many different things."""
+    visits, sums, times, found = desk.visits, desk.sums, desk.times, desk.found
+    desk.sizes[1] = 0
+    for row in range(desk.sizes[0]):
+        action = desk.draft_lens[row]
+        if action:
+            request = desk.requests[row]
+            place = desk.verified[request] * len(desk.later) + action
+            desk.verified[request] = action
+            sums[place] += desk.accepted_lens[row] / action + desk.later[action]
+            times[place] += 1
+            desk.sizes[1] += 1
+    num = 0
+    for place in range(len(times)):
+        if times[place]:
+            visits[place] += times[place]
+            desk.seen[num] = place
+            found[0, num] = visits[place]
+            found[1, num] = times[place]
+            found[2, num] = sums[place] / times[place]
+            sums[place] = 0.0
+            times[place] = 0
+            num += 1
+    return num
+
+
+count_visits = _loop(_count_visits, _LEARNING)
