@@ -33,6 +33,7 @@ __all__ = [
     "Seeing",
     "Spending",
     "Stale",
+    "Stated",
     "Windows",
     "add_fading",
     "best_budget",
@@ -40,6 +41,7 @@ __all__ = [
     "calibrated_gains",
     "count_repeats",
     "count_visits",
+    "cut_to_size",
     "enter_all",
     "find_least",
     "group",
@@ -60,6 +62,7 @@ Arrays = TypeVar("Arrays")
 
 _ROOMS = ("specsim.policies._kernels", "specsim.latency._form")
 _INTS, _FLOATS, _FLAGS = ((np.dtype(kind), 1) for kind in (np.int64, np.float64, np.bool_))
+_SINGLES = (np.dtype(np.float32), 1)
 _INT_ROWS, _FLOAT_ROWS = (np.dtype(np.int64), 2), (np.dtype(np.float64), 2)
 
 
@@ -672,6 +675,49 @@ def _tally(desk: Calibrating) -> int:
 
 
 tally = _loop(_tally, _CALIBRATING)
+
+
+class Stated(NamedTuple):
+    """What a drafter says of its drafts."""
+
+    draft_lens: Ints
+    survival: NDArray[np.float32]
+    """Shape (n, longest): of each token, if all before it were accepted; made that of all."""
+    budgets: Ints
+    """Tokens of the drafts when cut to 0, 1, ..., longest; filled in."""
+    sizes: Ints
+    """n, longest."""
+
+
+_STATED: Types = {
+    "draft_lens": _INTS,
+    "survival": _SINGLES,
+    "budgets": _INTS,
+    "sizes": _INTS,
+}
+
+
+def _cut_to_size(desk: Stated) -> int:
+    """Work out how likely drafts survive, and how many tokens they have when cut."""
+    survival, budgets, num, longest = desk.survival, desk.budgets, desk.sizes[0], desk.sizes[1]
+    for place in range(longest + 1):
+        budgets[place] = 0
+    for row in range(num):
+        budgets[desk.draft_lens[row]] += 1
+        first = row * longest
+        for index in range(first + 1, first + longest):
+            survival[index] = survival[index - 1] * survival[index]
+    longer = num
+    tokens = 0
+    for place in range(longest + 1):
+        ending = budgets[place]
+        budgets[place] = tokens
+        longer -= ending
+        tokens += longer
+    return 0
+
+
+cut_to_size = _loop(_cut_to_size, _STATED)
 
 
 class Stale(NamedTuple):

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, final
 import numpy as np
 from pydantic import Field
 
+from specsim.policies._kernels import LocalDesk, Stated, cut_to_size
 from specsim.policies.base import Policy, ServerView
 from specsim.step import BatchView, DraftView, Ints
 
@@ -38,15 +39,27 @@ class Confidence(Policy):
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: ServerView) -> Ints:
         """Return what the verification length of highest goodput leaves of each draft."""
-        survival = np.cumprod(drafts.confidences.T, axis=0).sum(axis=1)
-        longest = len(survival)
-        draft_lens = drafts.draft_lens
-        ended = np.cumsum(np.bincount(draft_lens, minlength=longest + 1)[:longest])
-        budgets, emitted = np.zeros(longest + 1, dtype=np.intp), np.zeros(longest + 1)
-        np.cumsum(len(draft_lens) - ended, out=budgets[1:])
-        np.cumsum(survival, out=emitted[1:])
-        budgets += batch.load.batched_tokens - int(draft_lens.sum())
+        draft_lens, confidences = drafts.draft_lens, drafts.confidences
+        (num, longest), size = confidences.shape, confidences.size
+        desk = _DESK.fit(max(num, size) + 1)
+        desk.draft_lens[:num] = draft_lens
+        desk.survival[:size] = confidences.ravel()
+        desk.sizes[:] = num, longest
+        _DESK.runs[0]()
+        budgets, emitted = desk.budgets[: longest + 1], np.zeros(longest + 1)
+        gains = np.add.reduce(desk.survival[:size].reshape(num, longest), axis=0)
+        np.add.accumulate(gains, out=emitted[1:])
         emitted += batch.size - np.count_nonzero(batch.in_prefill)
-        times = memory.step_times(batch.load, budgets, longest)
+        tokens = budgets + (batch.load.batched_tokens - budgets[longest])
+        times = memory.step_times(batch.load, tokens, longest)
         verified: Ints = np.minimum(draft_lens, int((emitted / times).argmax()))
         return verified
+
+
+def _stated(room: int, _: None) -> Stated:
+    draft_lens, budgets = np.zeros((2, room), dtype=np.int64)
+    survival = np.zeros(room, dtype=np.float32)
+    return Stated(draft_lens, survival, budgets, sizes=np.zeros(2, dtype=np.int64))
+
+
+_DESK = LocalDesk(_stated, cut_to_size)
