@@ -181,7 +181,7 @@ def best_spending(
         owner = _LOCAL.desk
         desk = owner.fit(room)
         desk.times[: most + 1] = times
-        desk.sizes[4] = True
+        desk.sizes[4], desk.sizes[5] = True, 0
         desk.found[2] = -1.0
     desk.gains[:num] = gains
     desk.found[0] = emitted_before

@@ -268,9 +268,10 @@ class Spending(NamedTuple):
     """What is emitted in any case, then the highest goodput; the last gain that is spent; goodput
     if nothing were even drafted, where times are not given."""
     counts: Ints
-    """Of each sequence."""
+    """Of each sequence: what it drafts, or is to verify."""
     sizes: Ints
-    """Gains, times, sequences, gains to be taken; whether the times are given."""
+    """Gains, times, sequences, gains to be taken; whether the times are given; how many `counts`
+    say what is drafted."""
     target: Floats
     """Form of the target's forward pass."""
     drafter: Floats
@@ -336,8 +337,23 @@ def _step_time(desk: Spending, batched_tokens: int, longest: int) -> float:
     return total + draft_time
 
 
+@inner
+def _add_drafts(desk: Spending) -> None:
+    """Work out what a step drafts altogether, if it was said what each sequence does."""
+    load, rows, counts, num = desk.load, desk.rows, desk.counts, desk.sizes[5]
+    for row in range(num):
+        load[4] = max(load[4], counts[row])
+        load[5] += counts[row]
+    if num and desk.costs[_BASIS] == 0.0:
+        for place in range(load[4]):
+            rows[place] = 0
+            for row in range(num):
+                rows[place] += 1 if counts[row] > place else 0
+
+
 def _time_steps(desk: Spending) -> int:
     """Work out what steps take that batch so many tokens each."""
+    _add_drafts(desk)
     for index in range(desk.sizes[1]):
         desk.times[index] = _step_time(desk, desk.places[index], desk.load[4])
     return 0
@@ -459,6 +475,7 @@ def _sort_falling(desk: Spending, least: float) -> int:
 
 def _best_budget(desk: Spending) -> int:
     """Return how many of the largest gains make goodput highest; of equal choices the fewest."""
+    _add_drafts(desk)
     num = min(_sort_falling(desk, _worthless(desk)), desk.sizes[1] - 1)
     falling, times, found = desk.falling, desk.times, desk.found
     emitted_before, tokens, is_given = found[0], desk.load[1], desk.sizes[4]
@@ -751,7 +768,8 @@ _STALE: Types = {
 def _stale_survival(desk: Stale) -> int:
     """Work out how likely drafts are accepted, and were if one believed the last confidences.
 
-    Fresh products are as exact as what drafters state: single precision.
+    Returns how many tokens they have. Fresh products are as exact as what drafters state: single
+    precision.
     """
     stale, fresh, num, longest = desk.stale, desk.fresh, desk.sizes[0], desk.sizes[1]
     index = 0
@@ -771,7 +789,7 @@ def _stale_survival(desk: Stale) -> int:
             index += 1
             stated = float(np.float32(stated * confidence))
             fresh[place * num + row] = stated
-    return 0
+    return index
 
 
 stale_survival = _loop(_stale_survival, _STALE)

@@ -45,7 +45,7 @@ def _spending(room: int, costs: Costs | None) -> Spending:
         times=floats[2],
         found=np.zeros(3),
         counts=np.zeros(room, dtype=np.int64),
-        sizes=np.zeros(5, dtype=np.int64),
+        sizes=np.zeros(6, dtype=np.int64),
         target=target,
         drafter=drafter,
         costs=numbers,
@@ -65,21 +65,21 @@ class StepTimes:
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._counts_rows = not costs[2][COSTS.index("basis")]
         self.desk = spending_desk()
 
     def fit(self, num: int, load: StepLoad, draft_lens: Lens) -> Spending:
         """Return the desk with room for so many numbers and a step that is to be timed."""
-        desk = self.desk.fit(num, self._costs)
+        longest, drafted, size = 0, 0, 0
         if isinstance(draft_lens, int):
             longest, drafted = draft_lens, draft_lens * load.num_requests
-            desk.rows[:longest] = load.num_requests
         else:
-            lens = np.asarray(draft_lens)
-            longest = int(np.maximum.reduce(lens)) if len(lens) else 0
-            drafted = int(np.add.reduce(lens))
-            if self._counts_rows:
-                desk.rows[:longest] = len(lens) - np.bincount(lens).cumsum()[:longest]
+            size = len(draft_lens)
+        desk = self.desk.fit(max(num, size), self._costs)
+        if size:
+            desk.counts[:size] = draft_lens
+        elif longest:
+            desk.rows[:longest] = load.num_requests
+        desk.sizes[5] = size
         context_tokens, batched_tokens, num_requests, prefill_tokens, _ = load
         desk.load[:] = (
             context_tokens,

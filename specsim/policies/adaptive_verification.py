@@ -54,14 +54,12 @@ class AdaptiveVerification(Policy):
         """Return how many drafts of each request are among the B surest of the batch."""
         draft_lens, confidences = drafts.draft_lens, drafts.confidences
         num, longest = confidences.shape
-        total = int(draft_lens.sum())
         desk = memory.desk.fit(max(num, num * longest), memory.stale.up_to(batch.requests))
         desk.requests[:num] = batch.requests
         desk.draft_lens[:num] = draft_lens
         desk.confidences[: num * longest] = confidences.ravel()
         desk.sizes[0], desk.sizes[1] = num, longest
-        memory.desk.runs[0]()
-        survival = desk.survival[:total]
+        survival = desk.survival[: memory.desk.runs[0]()]
         budget = self._budget(batch, survival, memory)
         if budget >= len(survival):
             return draft_lens
