@@ -147,28 +147,10 @@ def best_spending(
 ) -> tuple[int, float, float, float]:
     """Return how many of the largest gains make goodput highest; of equal choices the fewest.
 
-    Parameters
-    ----------
-    gains : ndarray of float, shape (m,)
-    step_times : callable
-        What steps take by their batched tokens.
-    load : StepLoad
-        Of the step that spends none of them.
-    drafts : int, or list or ndarray of int
-        Drafts that the step makes.
-    emitted_before : float
-        What is emitted in any case.
-    most : int
-        How many may be spent, at most m.
-
-    Returns
-    -------
-    number : int
-    goodput : float
-    last : float
-        The smallest gain that is spent.
-    undrafted : float
-        Goodput of a step that makes no drafts either, if `step_times` is a `StepTimes`; else -1.
+    The load is that of the step that spends none of them and makes such drafts; `emitted_before` is
+    emitted in any case, and `most` may be spent, at most all. Returned are the number, the goodput,
+    the smallest gain that is spent, and the goodput of a step that makes no drafts either, if
+    `step_times` is a `StepTimes`; else -1.
     """
     num = len(gains)
     room = max(num, most + 1)
@@ -214,21 +196,10 @@ def _with_largest(
 
 
 def largest(gains: NDArray[np.float64], budget: int, num: int) -> Ints:
-    """Return how many of the largest gains fall on each sequence.
+    """Return how many of so many largest gains fall on each of some sequences.
 
-    Parameters
-    ----------
-    gains : ndarray of float, shape (longest * num,)
-        The first token of every sequence, then the second and so on; of equal gains the earlier
-        goes first.
-    budget : int
-        Gains to choose.
-    num : int
-        Sequences.
-
-    Returns
-    -------
-    ndarray of int, shape (num,)
+    The gains are of the first token of every sequence, then of the second and so on; of equal ones
+    the earlier goes first.
     """
     if not budget:
         return np.zeros(num, dtype=np.int64)
@@ -243,21 +214,9 @@ def largest(gains: NDArray[np.float64], budget: int, num: int) -> Ints:
 
 
 def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots: int) -> int:
-    """Return the k of highest goodput if all sequences draft k tokens.
+    """Return the k of highest goodput if all sequences draft k tokens, for which slots are free.
 
-    Parameters
-    ----------
-    server : ServerView
-    load : StepLoad
-        Of the step without drafts.
-    alpha : float
-        Of all sequences.
-    free_slots : int, tokens
-        KV slots that the drafts may take.
-
-    Returns
-    -------
-    int, tokens
+    The load is that of the step without drafts, alpha that of all sequences.
     """
     num = load.num_requests
     if not num:

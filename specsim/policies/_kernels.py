@@ -5,19 +5,19 @@ the order that the text says, so that they return the same bits whether they are
 
 What a loop works on lies on a desk: arrays with room for a step, which what the loop is to know is
 copied to, and arrays that last. Tables of a step, such as a gain for each token of each draft, are
-one row after the other; `Sizes` says how many of it all there are.
+one row after the other; `sizes` says how many of it all there are.
 """
 
 from collections.abc import Callable
+from functools import cache
 from threading import local
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.compiled import Loop, Pointers, Types, inner
+from specsim.compiled import Loop, Pointers, inner
 from specsim.latency import COEFFICIENTS, forward_time
-from specsim.step import Ints
 
 __all__ = [
     "BUCKETS",
@@ -38,6 +38,7 @@ __all__ = [
     "add_fading",
     "best_budget",
     "best_places",
+    "blank",
     "calibrated_gains",
     "count_repeats",
     "count_visits",
@@ -56,28 +57,37 @@ __all__ = [
     "tree_lens",
 ]
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+Ints = Annotated[NDArray[np.int64], (np.int64, 1)]
+Floats = Annotated[NDArray[np.float64], (np.float64, 1)]
+Flags = Annotated[NDArray[np.bool_], (np.bool_, 1)]
+Singles = Annotated[NDArray[np.float32], (np.float32, 1)]
+IntRows = Annotated[NDArray[np.int64], (np.int64, 2)]
+FloatRows = Annotated[NDArray[np.float64], (np.float64, 2)]
 Arrays = TypeVar("Arrays")
 
 _ROOMS = ("specsim.policies._kernels", "specsim.latency._form")
-_INTS, _FLOATS, _FLAGS = ((np.dtype(kind), 1) for kind in (np.int64, np.float64, np.bool_))
-_SINGLES = (np.dtype(np.float32), 1)
-_INT_ROWS, _FLOAT_ROWS = (np.dtype(np.int64), 2), (np.dtype(np.float64), 2)
 
 
-def _loop(function: Callable[[Any], int], types: Types) -> Loop:
-    return Loop(function, types, name="policies", rooms=_ROOMS)
+@cache
+def _types(arrays: Any) -> dict[str, tuple[Any, int]]:
+    hints = get_type_hints(arrays, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+def _loop(function: Callable[[Any], int], arrays: Any) -> Loop:
+    return Loop(function, _types(arrays), name="policies", rooms=_ROOMS)
+
+
+def blank(arrays: Callable[..., Arrays], room: int, **given: NDArray[Any]) -> Arrays:
+    """Return arrays of zeros, with room for so many numbers and at least eight, except some."""
+    kinds = {name: kind for name, (kind, _) in _types(arrays).items() if name not in given}
+    return arrays(**{name: np.zeros(max(room, 8), kind) for name, kind in kinds.items()}, **given)
 
 
 class Desk(Generic[Arrays]):
     """Arrays for loops to work on, made anew where a step needs more room, and the loops on them.
 
-    Parameters
-    ----------
-    make : callable
-        Returns the arrays, with room for so many numbers, given what lasts.
-    *loops : Loop
+    `make` returns the arrays, with room for so many numbers, given what lasts.
     """
 
     runs: list[Callable[[], int]]
@@ -91,18 +101,7 @@ class Desk(Generic[Arrays]):
         self._arrays: Arrays
 
     def fit(self, num: int, lasting: Any = None) -> Arrays:
-        """Return arrays with room for so many numbers.
-
-        Parameters
-        ----------
-        num : int
-        lasting : ndarray or other, optional
-            Handed on to `make`, when it is another one, too.
-
-        Returns
-        -------
-        NamedTuple of ndarray
-        """
+        """Return arrays with room for so many numbers; anew if another thing is to last, too."""
         if num > self._room or lasting is not self.lasting:
             if num > self._room:
                 self._room = num + num // 2
@@ -123,7 +122,7 @@ class LocalDesk(Desk[Arrays], local):
 class Fading(NamedTuple):
     """Counts that fade, and the step that is added to them."""
 
-    counts: Floats
+    counts: FloatRows
     """Accepted tokens and trials of each request, shape (requests, 2)."""
     totals: Floats
     """The same of all requests."""
@@ -138,19 +137,6 @@ class Fading(NamedTuple):
     """Shape (longest, n): the rate of each request to the power of 1, 2, ..."""
     sizes: Ints
     """n, longest."""
-
-
-_FADING: Types = {
-    "counts": _FLOAT_ROWS,
-    "totals": _FLOATS,
-    "rates": _FLOATS,
-    "requests": _INTS,
-    "accepted_lens": _INTS,
-    "draft_lens": _INTS,
-    "in_prefill": _FLAGS,
-    "powers": _FLOATS,
-    "sizes": _INTS,
-}
 
 
 def _add_fading(desk: Fading) -> int:
@@ -178,7 +164,7 @@ def _add_fading(desk: Fading) -> int:
     return 0
 
 
-add_fading = _loop(_add_fading, _FADING)
+add_fading = _loop(_add_fading, Fading)
 
 
 def _survivals(desk: Fading) -> int:
@@ -198,7 +184,7 @@ def _survivals(desk: Fading) -> int:
     return 0
 
 
-survivals = _loop(_survivals, _FADING)
+survivals = _loop(_survivals, Fading)
 
 
 class Windows(NamedTuple):
@@ -210,14 +196,6 @@ class Windows(NamedTuple):
     """Filled in."""
     sizes: Ints
     """Rates, times."""
-
-
-_WINDOWS: Types = {
-    "alphas": _FLOATS,
-    "times": _FLOATS,
-    "best": _INTS,
-    "sizes": _INTS,
-}
 
 
 def _best_places(desk: Windows) -> int:
@@ -238,7 +216,7 @@ def _best_places(desk: Windows) -> int:
     return 0
 
 
-best_places = _loop(_best_places, _WINDOWS)
+best_places = _loop(_best_places, Windows)
 
 
 # What steps take
@@ -283,24 +261,6 @@ class Spending(NamedTuple):
     longest draft that it makes, and tokens of all that it makes."""
     rows: Ints
     """Sequences that draft a first token, a second and so on."""
-
-
-_SPENDING: Types = {
-    "gains": _FLOATS,
-    "kept": _FLOATS,
-    "places": _INTS,
-    "ends": _INTS,
-    "falling": _FLOATS,
-    "times": _FLOATS,
-    "found": _FLOATS,
-    "counts": _INTS,
-    "sizes": _INTS,
-    "target": _FLOATS,
-    "drafter": _FLOATS,
-    "costs": _FLOATS,
-    "load": _INTS,
-    "rows": _INTS,
-}
 
 
 @inner
@@ -368,8 +328,8 @@ def _time_lens(desk: Spending) -> int:
     return 0
 
 
-time_steps = _loop(_time_steps, _SPENDING)
-time_lens = _loop(_time_lens, _SPENDING)
+time_steps = _loop(_time_steps, Spending)
+time_lens = _loop(_time_lens, Spending)
 
 
 # The largest gains
@@ -498,7 +458,7 @@ def _best_budget(desk: Spending) -> int:
     return best
 
 
-best_budget = _loop(_best_budget, _SPENDING)
+best_budget = _loop(_best_budget, Spending)
 
 
 def _find_least(desk: Spending) -> int:
@@ -518,7 +478,7 @@ def _find_least(desk: Spending) -> int:
     return 0
 
 
-find_least = _loop(_find_least, _SPENDING)
+find_least = _loop(_find_least, Spending)
 
 
 def _take_largest(desk: Spending) -> int:
@@ -548,7 +508,7 @@ def _take_largest(desk: Spending) -> int:
     return 0
 
 
-take_largest = _loop(_take_largest, _SPENDING)
+take_largest = _loop(_take_largest, Spending)
 
 
 # What drafters say of their tokens
@@ -557,7 +517,7 @@ take_largest = _loop(_take_largest, _SPENDING)
 class Calibrating(NamedTuple):
     """Stated probabilities, and what came of their like."""
 
-    bins: Ints
+    bins: IntRows
     """Of each token of each request's last draft, shape (requests, at least longest)."""
     len_kinds: Ints
     """By the length of a draft; a token is of the sum of this"""
@@ -566,11 +526,11 @@ class Calibrating(NamedTuple):
     rates: Floats
     """What was observed of each bin: all kinds of the lowest stated probability, and so on; filled
     in."""
-    counts: Floats
+    counts: FloatRows
     """Accepted tokens and verified ones, fading, shape (2, bins)."""
     constants: Floats
     """Share of the counts that stays; trials that a bin's prior counts for."""
-    seen: Floats
+    seen: FloatRows
     """Accepted tokens and verified ones of a step, shape (2, bins)."""
     requests: Ints
     draft_lens: Ints
@@ -581,23 +541,6 @@ class Calibrating(NamedTuple):
     """Shape (longest, n); filled in."""
     sizes: Ints
     """n, longest, whether the drafts are new; kinds."""
-
-
-_CALIBRATING: Types = {
-    "bins": _INT_ROWS,
-    "len_kinds": _INTS,
-    "place_kinds": _INTS,
-    "rates": _FLOATS,
-    "counts": _FLOAT_ROWS,
-    "constants": _FLOATS,
-    "seen": _FLOAT_ROWS,
-    "requests": _INTS,
-    "draft_lens": _INTS,
-    "accepted_lens": _INTS,
-    "confidences": _FLOATS,
-    "gains": _FLOATS,
-    "sizes": _INTS,
-}
 
 
 @inner
@@ -668,7 +611,7 @@ def _calibrated_gains(desk: Calibrating) -> int:
     return 0
 
 
-calibrated_gains = _loop(_calibrated_gains, _CALIBRATING)
+calibrated_gains = _loop(_calibrated_gains, Calibrating)
 
 
 def _tally(desk: Calibrating) -> int:
@@ -691,27 +634,19 @@ def _tally(desk: Calibrating) -> int:
     return 0
 
 
-tally = _loop(_tally, _CALIBRATING)
+tally = _loop(_tally, Calibrating)
 
 
 class Stated(NamedTuple):
     """What a drafter says of its drafts."""
 
     draft_lens: Ints
-    survival: NDArray[np.float32]
+    survival: Singles
     """Shape (n, longest): of each token, if all before it were accepted; made that of all."""
     budgets: Ints
     """Tokens of the drafts when cut to 0, 1, ..., longest; filled in."""
     sizes: Ints
     """n, longest."""
-
-
-_STATED: Types = {
-    "draft_lens": _INTS,
-    "survival": _SINGLES,
-    "budgets": _INTS,
-    "sizes": _INTS,
-}
 
 
 def _cut_to_size(desk: Stated) -> int:
@@ -734,13 +669,13 @@ def _cut_to_size(desk: Stated) -> int:
     return 0
 
 
-cut_to_size = _loop(_cut_to_size, _STATED)
+cut_to_size = _loop(_cut_to_size, Stated)
 
 
 class Stale(NamedTuple):
     """Confidences of this step, and of the last drafts."""
 
-    stale: Floats
+    stale: FloatRows
     """Of each request's last draft; those of this one take their place."""
     requests: Ints
     draft_lens: Ints
@@ -752,17 +687,6 @@ class Stale(NamedTuple):
     """Shape (longest, n): the same by this step's confidences, -1 beyond the end of a draft."""
     sizes: Ints
     """n, longest."""
-
-
-_STALE: Types = {
-    "stale": _FLOAT_ROWS,
-    "requests": _INTS,
-    "draft_lens": _INTS,
-    "confidences": _FLOATS,
-    "survival": _FLOATS,
-    "fresh": _FLOATS,
-    "sizes": _INTS,
-}
 
 
 def _stale_survival(desk: Stale) -> int:
@@ -792,7 +716,7 @@ def _stale_survival(desk: Stale) -> int:
     return index
 
 
-stale_survival = _loop(_stale_survival, _STALE)
+stale_survival = _loop(_stale_survival, Stale)
 
 
 # What requests have been through
@@ -813,17 +737,6 @@ class Late(NamedTuple):
     """Filled in."""
     sizes: Ints
     """n, longest."""
-
-
-_LATE: Types = {
-    "first_token_at": _FLOATS,
-    "requests": _INTS,
-    "output_lens": _INTS,
-    "gains": _FLOATS,
-    "clock": _FLOATS,
-    "needed": _INTS,
-    "sizes": _INTS,
-}
 
 
 def _lens_on_time(desk: Late) -> int:
@@ -853,7 +766,7 @@ def _lens_on_time(desk: Late) -> int:
     return 0
 
 
-lens_on_time = _loop(_lens_on_time, _LATE)
+lens_on_time = _loop(_lens_on_time, Late)
 
 
 @inner
@@ -878,12 +791,6 @@ class Moving(NamedTuple):
     larger: Ints
 
 
-_MOVING: Types = {
-    "table": _INTS,
-    "larger": _INTS,
-}
-
-
 def _move_entries(desk: Moving) -> int:
     """Enter all that is in one table of tokens into another."""
     for index in range(len(desk.table)):
@@ -893,7 +800,7 @@ def _move_entries(desk: Moving) -> int:
     return 0
 
 
-move_entries = _loop(_move_entries, _MOVING)
+move_entries = _loop(_move_entries, Moving)
 
 
 class Seeing(NamedTuple):
@@ -913,18 +820,6 @@ class Seeing(NamedTuple):
     """Of each request, at least one."""
     sizes: Ints
     """n, longest, and what keeps the compiler from leaving out a look ahead."""
-
-
-_SEEING: Types = {
-    "table": _INTS,
-    "lens": _INTS,
-    "requests": _INTS,
-    "draft_lens": _INTS,
-    "accepted_lens": _INTS,
-    "tokens": _INTS,
-    "num_tokens": _INTS,
-    "sizes": _INTS,
-}
 
 
 @inner
@@ -965,7 +860,7 @@ def _enter_all(desk: Seeing) -> int:
     return num_new
 
 
-enter_all = _loop(_enter_all, _SEEING)
+enter_all = _loop(_enter_all, Seeing)
 
 
 def _count_repeats(desk: Seeing) -> int:
@@ -1000,7 +895,7 @@ def _count_repeats(desk: Seeing) -> int:
     return num_new
 
 
-count_repeats = _loop(_count_repeats, _SEEING)
+count_repeats = _loop(_count_repeats, Seeing)
 
 
 class Grouping(NamedTuple):
@@ -1018,17 +913,6 @@ class Grouping(NamedTuple):
     """How often it occurs; filled in."""
     sizes: Ints
     """Number of drafts."""
-
-
-_GROUPING: Types = {
-    "shapes": _INTS,
-    "draft_lens": _INTS,
-    "accepted_lens": _INTS,
-    "keys": _INTS,
-    "found": _INTS,
-    "times": _INTS,
-    "sizes": _INTS,
-}
 
 
 def _group(desk: Grouping) -> int:
@@ -1049,28 +933,20 @@ def _group(desk: Grouping) -> int:
     return num_found
 
 
-group = _loop(_group, _GROUPING)
+group = _loop(_group, Grouping)
 
 
 class Branching(NamedTuple):
     """Trees, and how likely one of so many candidates is accepted."""
 
-    widths: Ints
+    widths: IntRows
     """Shape (trees, heads): candidates per head; 0 where a tree has ended."""
     rates: Floats
     """By the number of candidates."""
-    reached: Floats
+    reached: FloatRows
     """Shape (1, heads): of one tree."""
     emitted: Floats
     """Of each tree; filled in."""
-
-
-_BRANCHING: Types = {
-    "widths": _INT_ROWS,
-    "rates": _FLOATS,
-    "reached": _FLOAT_ROWS,
-    "emitted": _FLOATS,
-}
 
 
 def _tree_lens(desk: Branching) -> int:
@@ -1086,7 +962,7 @@ def _tree_lens(desk: Branching) -> int:
     return 0
 
 
-tree_lens = _loop(_tree_lens, _BRANCHING)
+tree_lens = _loop(_tree_lens, Branching)
 
 
 class Learning(NamedTuple):
@@ -1110,25 +986,10 @@ class Learning(NamedTuple):
     """How often each was done in it; 0 between steps."""
     seen: Ints
     """Places of what was done in it, rising; filled in."""
-    found: Floats
+    found: FloatRows
     """Shape (3, places): of what was done, visits, times and mean gain; filled in."""
     sizes: Ints
     """Drafts; how many are not empty, filled in."""
-
-
-_LEARNING: Types = {
-    "visits": _INTS,
-    "verified": _INTS,
-    "requests": _INTS,
-    "draft_lens": _INTS,
-    "accepted_lens": _INTS,
-    "later": _FLOATS,
-    "sums": _FLOATS,
-    "times": _INTS,
-    "seen": _INTS,
-    "found": _FLOAT_ROWS,
-    "sizes": _INTS,
-}
 
 
 def _count_visits(desk: Learning) -> int:
@@ -1158,4 +1019,4 @@ def _count_visits(desk: Learning) -> int:
     return num
 
 
-count_visits = _loop(_count_visits, _LEARNING)
+count_visits = _loop(_count_visits, Learning)

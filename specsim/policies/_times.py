@@ -11,6 +11,7 @@ from specsim.policies._kernels import (
     Desk,
     Spending,
     best_budget,
+    blank,
     find_least,
     take_largest,
     time_lens,
@@ -35,17 +36,12 @@ def spending_desk() -> Desk[Spending]:
 
 def _spending(room: int, costs: Costs | None) -> Spending:
     target, drafter, numbers = costs or (_NO_FORM, _NO_FORM, np.zeros(len(COSTS)))
-    floats = np.zeros((4, room))
-    return Spending(
-        gains=floats[0],
-        kept=np.zeros(room + 1),  # what is not kept is written down and overwritten
-        places=np.zeros(room + 1, dtype=np.int64),
+    # One more: what is not kept is written down and overwritten.
+    return blank(
+        Spending,
+        room + 1,
         ends=np.zeros(BUCKETS, dtype=np.int64),
-        falling=floats[1],
-        times=floats[2],
         found=np.zeros(3),
-        counts=np.zeros(room, dtype=np.int64),
-        sizes=np.zeros(6, dtype=np.int64),
         target=target,
         drafter=drafter,
         costs=numbers,
@@ -80,29 +76,13 @@ class StepTimes:
         elif longest:
             desk.rows[:longest] = load.num_requests
         desk.sizes[5] = size
-        context_tokens, batched_tokens, num_requests, prefill_tokens, _ = load
-        desk.load[:] = (
-            context_tokens,
-            batched_tokens,
-            num_requests,
-            prefill_tokens,
-            longest,
-            drafted,
-        )
+        desk.load[:] = *load[:4], longest, drafted
         return desk
 
     def by_len(self, load: StepLoad, num_lens: int) -> list[float]:
-        """Return what steps take that draft and verify 0, 1, ... tokens of every sequence.
+        """Return what steps take that draft and verify 0, 1, ... tokens of every sequence, seconds.
 
-        Parameters
-        ----------
-        load : StepLoad
-            Of such a step without drafts and prefills.
-        num_lens : int
-
-        Returns
-        -------
-        list of float, seconds
+        The load is that of such a step without drafts and prefills.
         """
         num = load.num_requests
         desk = self.desk.fit(num_lens, self._costs)
@@ -116,20 +96,7 @@ class StepTimes:
     def __call__(
         self, load: StepLoad, batched_tokens: Ints, draft_lens: Lens
     ) -> NDArray[np.float64]:
-        """Return what steps take that differ in their batched tokens, seconds.
-
-        Parameters
-        ----------
-        load : StepLoad
-            Everything else about them.
-        batched_tokens : ndarray of int, shape (n,)
-        draft_lens : int or list of int, tokens
-            For every sequence alike, or one per sequence.
-
-        Returns
-        -------
-        ndarray of float, shape (n,)
-        """
+        """Return what steps take that differ in their batched tokens only, seconds."""
         num = len(batched_tokens)
         desk = self.fit(num, load, draft_lens)
         desk.places[:num] = batched_tokens

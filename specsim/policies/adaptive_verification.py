@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from specsim.policies._budget import best_spending, largest
 from specsim.policies._estimate import PerRequest
-from specsim.policies._kernels import Desk, Stale, stale_survival
+from specsim.policies._kernels import Desk, Stale, blank, stale_survival
 from specsim.policies.base import Policy, ServerView
 from specsim.step import BatchView, DraftView, Ints
 
@@ -74,12 +74,4 @@ class AdaptiveVerification(Policy):
 
 
 def _stale(room: int, stale: NDArray[np.float64]) -> Stale:
-    return Stale(
-        stale,
-        requests=np.zeros(room, dtype=np.int64),
-        draft_lens=np.zeros(room, dtype=np.int64),
-        confidences=np.zeros(room),
-        survival=np.zeros(room),
-        fresh=np.zeros(room),
-        sizes=np.zeros(2, dtype=np.int64),
-    )
+    return blank(Stale, room, stale=stale)

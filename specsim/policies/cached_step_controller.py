@@ -12,6 +12,7 @@ from specsim.policies._kernels import (
     Desk,
     Moving,
     Seeing,
+    blank,
     count_repeats,
     enter_all,
     move_entries,
@@ -87,17 +88,8 @@ class SeenTokens:
         return Desk(self._arrays, enter_all, count_repeats)
 
     def _arrays(self, room: int, lens: Ints) -> Seeing:
-        requests, draft_lens, accepted_lens, tokens, counts = np.zeros((5, room), dtype=np.int64)
-        return Seeing(
-            self._table,
-            lens,
-            requests,
-            draft_lens,
-            accepted_lens,
-            tokens,
-            counts,
-            sizes=np.array([0, self._longest, 0], dtype=np.int64),
-        )
+        sizes = np.array([0, self._longest, 0], dtype=np.int64)
+        return blank(Seeing, room, table=self._table, lens=lens, sizes=sizes)
 
 
 def _packed(numbers: list[int]) -> Ints:

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, final
 import numpy as np
 from pydantic import Field
 
-from specsim.policies._kernels import LocalDesk, Stated, cut_to_size
+from specsim.policies._kernels import LocalDesk, Stated, blank, cut_to_size
 from specsim.policies.base import Policy, ServerView
 from specsim.step import BatchView, DraftView, Ints
 
@@ -44,7 +44,7 @@ class Confidence(Policy):
         desk = _DESK.fit(max(num, size) + 1)
         desk.draft_lens[:num] = draft_lens
         desk.survival[:size] = confidences.ravel()
-        desk.sizes[:] = num, longest
+        desk.sizes[:2] = num, longest
         _DESK.runs[0]()
         budgets, emitted = desk.budgets[: longest + 1], np.zeros(longest + 1)
         gains = np.add.reduce(desk.survival[:size].reshape(num, longest), axis=0)
@@ -57,9 +57,7 @@ class Confidence(Policy):
 
 
 def _stated(room: int, _: None) -> Stated:
-    draft_lens, budgets = np.zeros((2, room), dtype=np.int64)
-    survival = np.zeros(room, dtype=np.float32)
-    return Stated(draft_lens, survival, budgets, sizes=np.zeros(2, dtype=np.int64))
+    return blank(Stated, room)
 
 
 _DESK = LocalDesk(_stated, cut_to_size)

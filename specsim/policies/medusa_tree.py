@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.policies._estimate import PRIOR_TRIALS
-from specsim.policies._kernels import Branching, Grouping, LocalDesk, group, tree_lens
+from specsim.policies._kernels import Branching, Grouping, LocalDesk, blank, group, tree_lens
 from specsim.policies.base import Policy, ServerView
 from specsim.step import BatchView, StepOutcome, Tree
 
@@ -175,9 +175,7 @@ def _kinds(outcome: StepOutcome) -> Iterator[tuple[Tree | None, int, int, int]]:
 
 
 def _grouping(room: int, _: None) -> Grouping:
-    shapes, draft_lens, accepted_lens, keys, found, times = np.zeros((6, room), dtype=np.int64)
-    sizes = np.zeros(1, dtype=np.int64)
-    return Grouping(shapes, draft_lens, accepted_lens, keys, found, times, sizes)
+    return blank(Grouping, room)
 
 
 _DESK = LocalDesk(_grouping, group)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.policies._estimate import PerRequest
-from specsim.policies._kernels import Desk, Learning, count_visits
+from specsim.policies._kernels import Desk, Learning, blank, count_visits
 from specsim.policies.base import Policy, ServerView
 from specsim.step import BatchView, Ints, StepOutcome
 
@@ -92,16 +92,12 @@ class QLearning(Policy):
 
 
 def _learning(visits: Ints, size: int, room: int, verified: Ints) -> Learning:
-    return Learning(
-        visits,
-        verified,
-        requests=np.zeros(room, dtype=np.int64),
-        draft_lens=np.zeros(room, dtype=np.int64),
-        accepted_lens=np.zeros(room, dtype=np.int64),
+    return blank(
+        Learning,
+        max(room, size * size),
+        visits=visits,
+        verified=verified,
         later=np.zeros(size),
-        sums=np.zeros(size * size),
-        times=np.zeros(size * size, dtype=np.int64),
-        seen=np.zeros(size * size, dtype=np.int64),
+        times=np.zeros_like(visits),
         found=np.zeros((3, size * size)),
-        sizes=np.zeros(2, dtype=np.int64),
     )
