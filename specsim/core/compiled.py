@@ -32,7 +32,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["CACHE_VARIABLE", "Loop", "Pointers", "Types", "as_records", "cache_folder", "inner"]
+__all__ = [
+    "CACHE_VARIABLE",
+    "Loop",
+    "Pointers",
+    "Types",
+    "as_records",
+    "cache_folder",
+    "inlined",
+    "inner",
+]
 
 CACHE_VARIABLE = "SPECSIM_CACHE_DIR"
 """Environment variable: the folder for compiled code, in place of ``~/.cache/specsim``."""
@@ -51,12 +60,20 @@ class FailedError(Exception):
 
 def inner(function: Function) -> Function:
     """Mark a function that compiled loops call: scalars, arrays and records in, scalars out."""
+    return _for_loops(function)
+
+
+def inlined(function: Function) -> Function:
+    """Mark such a function that is copied to wherever it is called: little work, done often."""
+    return _for_loops(function, forceinline=True)
+
+
+def _for_loops(function: Function, **options: bool) -> Function:
     if _IS_COMPILER not in os.environ:
         return function
     # Unlike `njit` it makes no way in from Python, which saves a third of the time.
-    compiled: Function = import_module("numba.extending").register_jitable(error_model="numpy")(
-        function
-    )
+    mark = import_module("numba.extending").register_jitable(error_model="numpy", **options)
+    compiled: Function = mark(function)
     return compiled
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.compiled import inner
+from specsim.core.compiled import inlined, inner
 
 __all__ = [
     "COEFFICIENTS",
@@ -65,20 +65,26 @@ class CompiledCosts:
     """Whether drafting is among them."""
 
 
-@inner
+@inlined
 def forward_time(
     form: Form, context_tokens: int, batched_tokens: int, num_requests: int, prefill_tokens: int
 ) -> float:
     """Return how long a forward pass lasts, seconds; the same to the bit as the model's own."""
-    if form[0] != STAIRCASE:
-        return _time(form, 0, context_tokens, batched_tokens, num_requests, prefill_tokens)
-    num_sizes = int(form[2])
-    first = 3 + num_sizes
-    if batched_tokens >= num_sizes:
-        eager = _time(form, first, context_tokens, batched_tokens, num_requests, prefill_tokens)
-        return eager + float(form[1])
-    padded = int(form[3 + batched_tokens])
-    return _time(form, first, context_tokens, padded, num_requests, prefill_tokens)
+    first, extra = 0, 0.0
+    if form[0] == STAIRCASE:
+        num_sizes = int(form[2])
+        first = 3 + num_sizes
+        if batched_tokens < num_sizes:
+            batched_tokens = int(form[3 + batched_tokens])
+        else:
+            extra = float(form[1])
+    if form[first] != COEFFICIENTS:
+        return extra + _time(
+            form, first, context_tokens, batched_tokens, num_requests, prefill_tokens
+        )
+    alpha = first + (4 if prefill_tokens else 1)
+    time = form[alpha] * context_tokens + form[alpha + 1] * batched_tokens + form[alpha + 2]
+    return float(time + extra)
 
 
 @inner
@@ -90,16 +96,11 @@ def _time(
     num_requests: int,
     prefill_tokens: int,
 ) -> float:
-    """Return the time by the formula that begins at a place of a form."""
+    """Return the time by the formula that begins at a place of a form, if it is a longer one."""
     if form[first] == TABLE:
         table = first + (int(form[first + 1]) if prefill_tokens else 2)
         return _looked_up(form, table, context_tokens, batched_tokens) * 1e-3
-    if form[first] == ROOFLINE:
-        return _roofline_time(
-            form, first, context_tokens, batched_tokens, num_requests, prefill_tokens
-        )
-    alpha = first + (4 if prefill_tokens else 1)
-    return float(form[alpha] * context_tokens + form[alpha + 1] * batched_tokens + form[alpha + 2])
+    return _roofline_time(form, first, context_tokens, batched_tokens, num_requests, prefill_tokens)
 
 
 @inner

@@ -59,30 +59,22 @@ def best_lens(  # noqa: PLR0913
     sorts made here are faster than picking the gains of each v out of one. Where a longer draft
     takes no more time than one token, one sort is all there is.
 
-    Parameters
-    ----------
-    survival : ndarray of float, shape (at least n, V)
-        Rows non-increasing.
-    load : StepLoad
-        Of the step without drafts; without sequences it gets no drafts beyond the floor.
-    step_times : callable
-        Seconds of a step of this load by its batched tokens and a longest draft.
-    floor : ndarray of int, shape (n,), optional
-        Draft lengths that are spent in any case; the optimum is over what is added.
-    free_slots : int, tokens
-        KV slots that drafts may take; a floor that does not fit is disregarded.
-    one_cost : bool or None
-        Whether a draft of any length costs what one of one token does (`ServerView`); None: to be
-        found out.
-    step_time : callable or None
-        Seconds of one step, quicker than `step_times`; None, with `one_cost`: not even no draft
-        at all costs anything else.
-    drafts : ndarray of int, optional
-        What the step drafts, whatever is verified.
+    Args:
+        survival: Rows non-increasing, of shape (at least n, V).
+        load: Of the step without drafts; without sequences it gets no drafts beyond the floor.
+        step_times: Seconds of a step of this load by its batched tokens and a longest draft.
+        floor: Draft lengths that are spent in any case; the optimum is over what is added. Of shape
+            (n,).
+        free_slots: KV slots that drafts may take; a floor that does not fit is disregarded. In
+            tokens.
+        one_cost: Whether a draft of any length costs what one of one token does (`ServerView`);
+            None: to be found out.
+        step_time: Seconds of one step, quicker than `step_times`; None, with `one_cost`: not even
+            no draft at all costs anything else.
+        drafts: What the step drafts, whatever is verified.
 
-    Returns
-    -------
-    ndarray of int, shape (n,)
+    Returns:
+        Of shape (n,).
     """
     num, longest = survival.shape
     if floor is not None and (floor.sum() > free_slots or not floor.any()):
@@ -147,28 +139,10 @@ def best_spending(
 ) -> tuple[int, float, float, float]:
     """Return how many of the largest gains make goodput highest; of equal choices the fewest.
 
-    Parameters
-    ----------
-    gains : ndarray of float, shape (m,)
-    step_times : callable
-        What steps take by their batched tokens.
-    load : StepLoad
-        Of the step that spends none of them.
-    drafts : int, or list or ndarray of int
-        Drafts that the step makes.
-    emitted_before : float
-        What is emitted in any case.
-    most : int
-        How many may be spent, at most m.
-
-    Returns
-    -------
-    number : int
-    goodput : float
-    last : float
-        The smallest gain that is spent.
-    undrafted : float
-        Goodput of a step that makes no drafts either, if `step_times` is a `StepTimes`; else -1.
+    The load is that of the step that spends none of them and makes such drafts; `emitted_before` is
+    emitted in any case, and `most` may be spent, at most all. Returned are the number, the goodput,
+    the smallest gain that is spent, and the goodput of a step that makes no drafts either, if
+    `step_times` is a `StepTimes`; else -1.
     """
     num = len(gains)
     room = max(num, most + 1)
@@ -181,7 +155,7 @@ def best_spending(
         owner = _LOCAL.desk
         desk = owner.fit(room)
         desk.times[: most + 1] = times
-        desk.sizes[4] = True
+        desk.sizes[4], desk.sizes[5] = True, 0
         desk.found[2] = -1.0
     desk.gains[:num] = gains
     desk.found[0] = emitted_before
@@ -214,21 +188,10 @@ def _with_largest(
 
 
 def largest(gains: NDArray[np.float64], budget: int, num: int) -> Ints:
-    """Return how many of the largest gains fall on each sequence.
+    """Return how many of so many largest gains fall on each of some sequences.
 
-    Parameters
-    ----------
-    gains : ndarray of float, shape (longest * num,)
-        The first token of every sequence, then the second and so on; of equal gains the earlier
-        goes first.
-    budget : int
-        Gains to choose.
-    num : int
-        Sequences.
-
-    Returns
-    -------
-    ndarray of int, shape (num,)
+    The gains are of the first token of every sequence, then of the second and so on; of equal ones
+    the earlier goes first.
     """
     if not budget:
         return np.zeros(num, dtype=np.int64)
@@ -243,21 +206,9 @@ def largest(gains: NDArray[np.float64], budget: int, num: int) -> Ints:
 
 
 def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots: int) -> int:
-    """Return the k of highest goodput if all sequences draft k tokens.
+    """Return the k of highest goodput if all sequences draft k tokens, for which slots are free.
 
-    Parameters
-    ----------
-    server : ServerView
-    load : StepLoad
-        Of the step without drafts.
-    alpha : float
-        Of all sequences.
-    free_slots : int, tokens
-        KV slots that the drafts may take.
-
-    Returns
-    -------
-    int, tokens
+    The load is that of the step without drafts, alpha that of all sequences.
     """
     num = load.num_requests
     if not num:

@@ -14,6 +14,7 @@ from specsim.policies._kernels import (
     Windows,
     add_fading,
     best_places,
+    blank,
     survivals,
 )
 
@@ -30,16 +31,8 @@ __all__ = [
 def expected_len(alpha: float, draft_len: int) -> float:
     """Return the tokens that a draft emits on average, bonus token included.
 
-    Parameters
-    ----------
-    alpha : float
-        P(a draft token is accepted | all before it were).
-    draft_len : int, tokens
-
-    Returns
-    -------
-    float, tokens
-        (1 - alpha^(k + 1)) / (1 - alpha): Leviathan et al. (2023), eq. 1; SmartSpec, eq. 8.
+    (1 - alpha^(k + 1)) / (1 - alpha), where alpha is P(a draft token is accepted | all before it
+    were): Leviathan et al. (2023), eq. 1; SmartSpec, eq. 8.
     """
     if alpha >= 1.0:
         return draft_len + 1.0
@@ -49,16 +42,9 @@ def expected_len(alpha: float, draft_len: int) -> float:
 def count_trials(outcome: StepOutcome) -> tuple[int, int]:
     """Return how many draft tokens of a step were accepted, and how many drafts were cut short.
 
-    Parameters
-    ----------
-    outcome : StepOutcome
-
-    Returns
-    -------
-    tuple of int
-        A rejected token ends a draft, so a step tries each of its drafts once more than it
-        accepts, unless it accepts all of it: the maximum-likelihood alpha is
-        accepted / (accepted + cut short) (on-the-fly, eq. 2).
+    A rejected token ends a draft, so a step tries each of its drafts once more than it accepts,
+    unless it accepts all of it: the maximum-likelihood alpha is accepted / (accepted + cut short)
+    (on-the-fly, eq. 2).
     """
     accepted_lens = outcome.accepted_lens
     cut_short = (accepted_lens != outcome.draft_lens).sum()  # k = 0 tries nothing
@@ -75,12 +61,9 @@ class AlphaWindow:
     The prior counts for a few trials, so that one unlucky draft does not end speculation; and
     steps that drafted nothing push old evidence out of the window, so that it is tried again.
 
-    Parameters
-    ----------
-    window : int
-        Steps.
-    prior : float
-        Rate before anything has been seen.
+    Args:
+        window: Steps.
+        prior: Rate before anything has been seen.
     """
 
     def __init__(self, window: int, prior: float) -> None:
@@ -107,13 +90,9 @@ class AlphaWindow:
 class PerRequest:
     """A number, or a row of numbers, for every request, in an array that grows.
 
-    Parameters
-    ----------
-    initial : float
-        Value of a request that nothing is known of.
-    *shape : int
-        Of its row, if it is one.
-    dtype : dtype
+    Args:
+        initial: Value of a request that nothing is known of.
+        *shape: Of its row, if it is one.
     """
 
     def __init__(self, initial: float, *shape: int, dtype: type = np.float64) -> None:
@@ -137,14 +116,10 @@ class AlphaPerRequest:
     Both are ratios of fading counts, so that old steps are forgotten, whether or not something
     was drafted since.
 
-    Parameters
-    ----------
-    window : float
-        Steps of a request after which a count has faded to 1/e.
-    prior : float
-        Rate before anything has been seen.
-    prior_trials : float
-        Trials that the rate of all requests counts for in the rate of one.
+    Args:
+        window: Steps of a request after which a count has faded to 1/e.
+        prior: Rate before anything has been seen.
+        prior_trials: Trials that the rate of all requests counts for in the rate of one.
     """
 
     def __init__(self, window: float, prior: float, prior_trials: float) -> None:
@@ -158,17 +133,8 @@ class AlphaPerRequest:
         self._desk = Desk(self._arrays, add_fading, survivals)
 
     def _arrays(self, room: int, counts: NDArray[np.float64]) -> Fading:
-        return Fading(
-            counts,
-            self._totals,
-            rates=np.array([self._keep, 0.0, self._prior_trials]),
-            requests=np.zeros(room, dtype=np.int64),
-            accepted_lens=np.zeros(room, dtype=np.int64),
-            draft_lens=np.zeros(room, dtype=np.int64),
-            in_prefill=np.zeros(room, dtype=np.bool_),
-            powers=np.zeros(room),
-            sizes=np.zeros(2, dtype=np.int64),
-        )
+        rates = np.array([self._keep, 0.0, self._prior_trials])
+        return blank(Fading, room, counts=counts, totals=self._totals, rates=rates)
 
     def add(self, outcome: StepOutcome) -> None:
         """Take a step in."""
@@ -197,16 +163,8 @@ class AlphaPerRequest:
     def survival(self, batch: BatchView, longest: int) -> NDArray[np.float64]:
         """Return the probability that each of the first tokens of some drafts is accepted.
 
-        Parameters
-        ----------
-        batch : BatchView
-        longest : int, tokens
-
-        Returns
-        -------
-        ndarray of float, shape (batch.size, longest)
-            Element (i, j): alpha of the request ** (j + 1); 0 in mid-prefill. Good until it is
-            asked again.
+        Shape (batch.size, longest); element (i, j) is alpha of the request ** (j + 1), or 0 in
+        mid-prefill. Good until it is asked again.
         """
         num, size = batch.size, longest * batch.size
         desk = self._desk.fit(max(num, size), self._counts.up_to(batch.requests))
@@ -223,16 +181,7 @@ def best_windows(
 ) -> Ints:
     """Return the k that maximises (1 - alpha^(k + 1)) / ((1 - alpha) (k a + b)) for each alpha.
 
-    Parameters
-    ----------
-    alphas : ndarray of float, shape (n,)
-    longest : int, tokens
-    pass_time, verify_time : float, seconds
-        a and b.
-
-    Returns
-    -------
-    ndarray of int, shape (n,)
+    The longest is the largest k; a and b are `pass_time` and `verify_time`, seconds.
     """
     num = len(alphas)
     desk = _WINDOWS.fit(max(num, longest + 1))
@@ -244,12 +193,7 @@ def best_windows(
 
 
 def _windows(room: int, _: None) -> Windows:
-    return Windows(
-        alphas=np.zeros(room),
-        times=np.zeros(room),
-        best=np.zeros(room, dtype=np.int64),
-        sizes=np.zeros(2, dtype=np.int64),
-    )
+    return blank(Windows, room)
 
 
 _WINDOWS = LocalDesk(_windows, best_places)

@@ -5,38 +5,44 @@ add up in the order that the text says, so that they return the same bits, compi
 
 What a loop works on lies on a desk: arrays with room for a step, which what the loop is to know is
 copied to, and arrays that last. Tables of a step, such as a gain for each token of each draft, are
-one row after the other; `Sizes` says how many of it all there are.
+one row after the other; `sizes` says how many of it all there are.
 """
 
 from collections.abc import Callable
+from functools import cache
 from threading import local
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.compiled import Loop, Pointers, Types, inner
-from specsim.core.step import Ints
+from specsim.core.compiled import Loop, Pointers, inner
 from specsim.latency import COEFFICIENTS, forward_time
 
 __all__ = [
     "BUCKETS",
+    "Branching",
     "Calibrating",
     "Desk",
     "Fading",
     "Grouping",
     "Late",
+    "Learning",
     "LocalDesk",
     "Moving",
     "Seeing",
     "Spending",
     "Stale",
+    "Stated",
     "Windows",
     "add_fading",
     "best_budget",
     "best_places",
+    "blank",
     "calibrated_gains",
     "count_repeats",
+    "count_visits",
+    "cut_to_size",
     "enter_all",
     "find_least",
     "group",
@@ -48,29 +54,40 @@ __all__ = [
     "tally",
     "time_lens",
     "time_steps",
+    "tree_lens",
 ]
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+Ints = Annotated[NDArray[np.int64], (np.int64, 1)]
+Floats = Annotated[NDArray[np.float64], (np.float64, 1)]
+Flags = Annotated[NDArray[np.bool_], (np.bool_, 1)]
+Singles = Annotated[NDArray[np.float32], (np.float32, 1)]
+IntRows = Annotated[NDArray[np.int64], (np.int64, 2)]
+FloatRows = Annotated[NDArray[np.float64], (np.float64, 2)]
 Arrays = TypeVar("Arrays")
 
 _ROOMS = ("specsim.policies._kernels", "specsim.latency._form")
-_INTS, _FLOATS, _FLAGS = ((np.dtype(kind), 1) for kind in (np.int64, np.float64, np.bool_))
-_INT_ROWS, _FLOAT_ROWS = (np.dtype(np.int64), 2), (np.dtype(np.float64), 2)
 
 
-def _loop(function: Callable[[Any], int], types: Types) -> Loop:
-    return Loop(function, types, name="policies", rooms=_ROOMS)
+@cache
+def _types(arrays: Any) -> dict[str, tuple[Any, int]]:
+    hints = get_type_hints(arrays, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+def _loop(function: Callable[[Any], int], arrays: Any) -> Loop:
+    return Loop(function, _types(arrays), name="policies", rooms=_ROOMS)
+
+
+def blank(arrays: Callable[..., Arrays], room: int, **given: NDArray[Any]) -> Arrays:
+    """Return arrays of zeros, with room for so many numbers and at least eight, except some."""
+    kinds = {name: kind for name, (kind, _) in _types(arrays).items() if name not in given}
+    return arrays(**{name: np.zeros(max(room, 8), kind) for name, kind in kinds.items()}, **given)
 
 
 class Desk(Generic[Arrays]):
     """Arrays for loops to work on, made anew where a step needs more room, and the loops on them.
 
-    Parameters
-    ----------
-    make : callable
-        Returns the arrays, with room for so many numbers, given what lasts.
-    *loops : Loop
+    `make` returns the arrays, with room for so many numbers, given what lasts.
     """
 
     runs: list[Callable[[], int]]
@@ -84,18 +101,7 @@ class Desk(Generic[Arrays]):
         self._arrays: Arrays
 
     def fit(self, num: int, lasting: Any = None) -> Arrays:
-        """Return arrays with room for so many numbers.
-
-        Parameters
-        ----------
-        num : int
-        lasting : ndarray or other, optional
-            Handed on to `make`, when it is another one, too.
-
-        Returns
-        -------
-        NamedTuple of ndarray
-        """
+        """Return arrays with room for so many numbers; anew if another thing is to last, too."""
         if num > self._room or lasting is not self.lasting:
             if num > self._room:
                 self._room = num + num // 2
@@ -116,7 +122,7 @@ class LocalDesk(Desk[Arrays], local):
 class Fading(NamedTuple):
     """Counts that fade, and the step that is added to them."""
 
-    counts: Floats
+    counts: FloatRows
     """Accepted tokens and trials of each request, shape (requests, 2)."""
     totals: Floats
     """The same of all requests."""
@@ -131,19 +137,6 @@ class Fading(NamedTuple):
     """Shape (longest, n): the rate of each request to the power of 1, 2, ..."""
     sizes: Ints
     """n, longest."""
-
-
-_FADING: Types = {
-    "counts": _FLOAT_ROWS,
-    "totals": _FLOATS,
-    "rates": _FLOATS,
-    "requests": _INTS,
-    "accepted_lens": _INTS,
-    "draft_lens": _INTS,
-    "in_prefill": _FLAGS,
-    "powers": _FLOATS,
-    "sizes": _INTS,
-}
 
 
 def _add_fading(desk: Fading) -> int:
@@ -171,7 +164,7 @@ def _add_fading(desk: Fading) -> int:
     return 0
 
 
-add_fading = _loop(_add_fading, _FADING)
+add_fading = _loop(_add_fading, Fading)
 
 
 def _survivals(desk: Fading) -> int:
@@ -191,7 +184,7 @@ def _survivals(desk: Fading) -> int:
     return 0
 
 
-survivals = _loop(_survivals, _FADING)
+survivals = _loop(_survivals, Fading)
 
 
 class Windows(NamedTuple):
@@ -203,14 +196,6 @@ class Windows(NamedTuple):
     """Filled in."""
     sizes: Ints
     """Rates, times."""
-
-
-_WINDOWS: Types = {
-    "alphas": _FLOATS,
-    "times": _FLOATS,
-    "best": _INTS,
-    "sizes": _INTS,
-}
 
 
 def _best_places(desk: Windows) -> int:
@@ -231,7 +216,7 @@ def _best_places(desk: Windows) -> int:
     return 0
 
 
-best_places = _loop(_best_places, _WINDOWS)
+best_places = _loop(_best_places, Windows)
 
 
 # What steps take
@@ -261,9 +246,10 @@ class Spending(NamedTuple):
     """What is emitted in any case, then the highest goodput; the last gain that is spent; goodput
     if nothing were even drafted, where times are not given."""
     counts: Ints
-    """Of each sequence."""
+    """Of each sequence: what it drafts, or is to verify."""
     sizes: Ints
-    """Gains, times, sequences, gains to be taken; whether the times are given."""
+    """Gains, times, sequences, gains to be taken; whether the times are given; how many `counts`
+    say what is drafted."""
     target: Floats
     """Form of the target's forward pass."""
     drafter: Floats
@@ -275,24 +261,6 @@ class Spending(NamedTuple):
     longest draft that it makes, and tokens of all that it makes."""
     rows: Ints
     """Sequences that draft a first token, a second and so on."""
-
-
-_SPENDING: Types = {
-    "gains": _FLOATS,
-    "kept": _FLOATS,
-    "places": _INTS,
-    "ends": _INTS,
-    "falling": _FLOATS,
-    "times": _FLOATS,
-    "found": _FLOATS,
-    "counts": _INTS,
-    "sizes": _INTS,
-    "target": _FLOATS,
-    "drafter": _FLOATS,
-    "costs": _FLOATS,
-    "load": _INTS,
-    "rows": _INTS,
-}
 
 
 @inner
@@ -329,8 +297,23 @@ def _step_time(desk: Spending, batched_tokens: int, longest: int) -> float:
     return total + draft_time
 
 
+@inner
+def _add_drafts(desk: Spending) -> None:
+    """Work out what a step drafts altogether, if it was said what each sequence does."""
+    load, rows, counts, num = desk.load, desk.rows, desk.counts, desk.sizes[5]
+    for row in range(num):
+        load[4] = max(load[4], counts[row])
+        load[5] += counts[row]
+    if num and desk.costs[_BASIS] == 0.0:
+        for place in range(load[4]):
+            rows[place] = 0
+            for row in range(num):
+                rows[place] += 1 if counts[row] > place else 0
+
+
 def _time_steps(desk: Spending) -> int:
     """Work out what steps take that batch so many tokens each."""
+    _add_drafts(desk)
     for index in range(desk.sizes[1]):
         desk.times[index] = _step_time(desk, desk.places[index], desk.load[4])
     return 0
@@ -345,8 +328,8 @@ def _time_lens(desk: Spending) -> int:
     return 0
 
 
-time_steps = _loop(_time_steps, _SPENDING)
-time_lens = _loop(_time_lens, _SPENDING)
+time_steps = _loop(_time_steps, Spending)
+time_lens = _loop(_time_lens, Spending)
 
 
 # The largest gains
@@ -361,9 +344,9 @@ _ALL = -2.0  # less than any gain
 def _worthless(desk: Spending) -> float:
     """Return what a gain has to be larger than to be worth its token.
 
-    A token that takes gamma or more raises no goodput above R if it gains less than R gamma, and
-    R is at least what nothing spent yields. The margins are far wider than what rounding does to
-    sums of gains.
+    A token that takes gamma or more raises no goodput above R if it gains less than R gamma, and R
+    is at least what nothing spent yields, or all that is worth it by that. The margins are far
+    wider than what rounding does to sums of gains.
     """
     target, last = desk.target, desk.sizes[1] - 1
     is_given = desk.sizes[4]
@@ -371,9 +354,19 @@ def _worthless(desk: Spending) -> float:
         return _ALL
     gamma = target[5] if desk.load[3] else target[2]
     tokens, longest = desk.load[1], desk.load[4]
-    rate = desk.found[0] / _step_time(desk, tokens, longest)
-    least = rate * (0.999 * gamma - 1e-9 * _step_time(desk, tokens + last, longest))
-    return least if least > 0.0 else _ALL
+    share = 0.999 * gamma - 1e-9 * _step_time(desk, tokens + last, longest)
+    emitted: float = desk.found[0]
+    least: float = emitted / _step_time(desk, tokens, longest) * share
+    if least <= 0.0:
+        return _ALL
+    spent = 0
+    for index in range(desk.sizes[0]):
+        is_worth = 1 if desk.gains[index] > least else 0
+        emitted += desk.gains[index] * is_worth
+        spent += is_worth
+    if spent <= last:
+        least = max(least, emitted / _step_time(desk, tokens + spent, longest) * share)
+    return least
 
 
 @inner
@@ -442,15 +435,17 @@ def _sort_falling(desk: Spending, least: float) -> int:
 
 def _best_budget(desk: Spending) -> int:
     """Return how many of the largest gains make goodput highest; of equal choices the fewest."""
+    _add_drafts(desk)
     num = min(_sort_falling(desk, _worthless(desk)), desk.sizes[1] - 1)
     falling, times, found = desk.falling, desk.times, desk.found
     emitted_before, tokens, is_given = found[0], desk.load[1], desk.sizes[4]
     longest = desk.load[4]
     gained = 0.0
     best = 0
-    best_rate = emitted_before / (times[0] if is_given else _step_time(desk, tokens, longest))
-    for budget in range(1, num + 1):
-        gained += falling[budget - 1]
+    best_rate = -1.0
+    for budget in range(num + 1):
+        if budget:
+            gained += falling[budget - 1]
         time = times[budget] if is_given else _step_time(desk, tokens + budget, longest)
         rate = (gained + emitted_before) / time
         if rate > best_rate:
@@ -463,7 +458,7 @@ def _best_budget(desk: Spending) -> int:
     return best
 
 
-best_budget = _loop(_best_budget, _SPENDING)
+best_budget = _loop(_best_budget, Spending)
 
 
 def _find_least(desk: Spending) -> int:
@@ -483,7 +478,7 @@ def _find_least(desk: Spending) -> int:
     return 0
 
 
-find_least = _loop(_find_least, _SPENDING)
+find_least = _loop(_find_least, Spending)
 
 
 def _take_largest(desk: Spending) -> int:
@@ -513,7 +508,7 @@ def _take_largest(desk: Spending) -> int:
     return 0
 
 
-take_largest = _loop(_take_largest, _SPENDING)
+take_largest = _loop(_take_largest, Spending)
 
 
 # What drafters say of their tokens
@@ -522,7 +517,7 @@ take_largest = _loop(_take_largest, _SPENDING)
 class Calibrating(NamedTuple):
     """Stated probabilities, and what came of their like."""
 
-    bins: Ints
+    bins: IntRows
     """Of each token of each request's last draft, shape (requests, at least longest)."""
     len_kinds: Ints
     """By the length of a draft; a token is of the sum of this"""
@@ -531,11 +526,11 @@ class Calibrating(NamedTuple):
     rates: Floats
     """What was observed of each bin: all kinds of the lowest stated probability, and so on; filled
     in."""
-    counts: Floats
+    counts: FloatRows
     """Accepted tokens and verified ones, fading, shape (2, bins)."""
     constants: Floats
     """Share of the counts that stays; trials that a bin's prior counts for."""
-    seen: Floats
+    seen: FloatRows
     """Accepted tokens and verified ones of a step, shape (2, bins)."""
     requests: Ints
     draft_lens: Ints
@@ -548,26 +543,9 @@ class Calibrating(NamedTuple):
     """n, longest, whether the drafts are new; kinds."""
 
 
-_CALIBRATING: Types = {
-    "bins": _INT_ROWS,
-    "len_kinds": _INTS,
-    "place_kinds": _INTS,
-    "rates": _FLOATS,
-    "counts": _FLOAT_ROWS,
-    "constants": _FLOATS,
-    "seen": _FLOAT_ROWS,
-    "requests": _INTS,
-    "draft_lens": _INTS,
-    "accepted_lens": _INTS,
-    "confidences": _FLOATS,
-    "gains": _FLOATS,
-    "sizes": _INTS,
-}
-
-
 @inner
 def _sum(counts: Floats, row: int, first: int, size: int) -> float:
-    """Add up part of a row as numpy does: by eights, these in pairs, then what is left."""
+    """Add up part of a row as numpy does up to 128: by eights, these in pairs, then the rest."""
     if size < 8:
         total = 0.0
         for index in range(first, first + size):
@@ -633,7 +611,7 @@ def _calibrated_gains(desk: Calibrating) -> int:
     return 0
 
 
-calibrated_gains = _loop(_calibrated_gains, _CALIBRATING)
+calibrated_gains = _loop(_calibrated_gains, Calibrating)
 
 
 def _tally(desk: Calibrating) -> int:
@@ -656,13 +634,48 @@ def _tally(desk: Calibrating) -> int:
     return 0
 
 
-tally = _loop(_tally, _CALIBRATING)
+tally = _loop(_tally, Calibrating)
+
+
+class Stated(NamedTuple):
+    """What a drafter says of its drafts."""
+
+    draft_lens: Ints
+    survival: Singles
+    """Shape (n, longest): of each token, if all before it were accepted; made that of all."""
+    budgets: Ints
+    """Tokens of the drafts when cut to 0, 1, ..., longest; filled in."""
+    sizes: Ints
+    """n, longest."""
+
+
+def _cut_to_size(desk: Stated) -> int:
+    """Work out how likely drafts survive, and how many tokens they have when cut."""
+    survival, budgets, num, longest = desk.survival, desk.budgets, desk.sizes[0], desk.sizes[1]
+    for place in range(longest + 1):
+        budgets[place] = 0
+    for row in range(num):
+        budgets[desk.draft_lens[row]] += 1
+        first = row * longest
+        for index in range(first + 1, first + longest):
+            survival[index] = survival[index - 1] * survival[index]
+    longer = num
+    tokens = 0
+    for place in range(longest + 1):
+        ending = budgets[place]
+        budgets[place] = tokens
+        longer -= ending
+        tokens += longer
+    return 0
+
+
+cut_to_size = _loop(_cut_to_size, Stated)
 
 
 class Stale(NamedTuple):
     """Confidences of this step, and of the last drafts."""
 
-    stale: Floats
+    stale: FloatRows
     """Of each request's last draft; those of this one take their place."""
     requests: Ints
     draft_lens: Ints
@@ -676,21 +689,11 @@ class Stale(NamedTuple):
     """n, longest."""
 
 
-_STALE: Types = {
-    "stale": _FLOAT_ROWS,
-    "requests": _INTS,
-    "draft_lens": _INTS,
-    "confidences": _FLOATS,
-    "survival": _FLOATS,
-    "fresh": _FLOATS,
-    "sizes": _INTS,
-}
-
-
 def _stale_survival(desk: Stale) -> int:
     """Work out how likely drafts are accepted, and were if one believed the last confidences.
 
-    Fresh products are as exact as what drafters state: single precision.
+    Returns how many tokens they have. Fresh products are as exact as what drafters state: single
+    precision.
     """
     stale, fresh, num, longest = desk.stale, desk.fresh, desk.sizes[0], desk.sizes[1]
     index = 0
@@ -710,10 +713,10 @@ def _stale_survival(desk: Stale) -> int:
             index += 1
             stated = float(np.float32(stated * confidence))
             fresh[place * num + row] = stated
-    return 0
+    return index
 
 
-stale_survival = _loop(_stale_survival, _STALE)
+stale_survival = _loop(_stale_survival, Stale)
 
 
 # What requests have been through
@@ -734,17 +737,6 @@ class Late(NamedTuple):
     """Filled in."""
     sizes: Ints
     """n, longest."""
-
-
-_LATE: Types = {
-    "first_token_at": _FLOATS,
-    "requests": _INTS,
-    "output_lens": _INTS,
-    "gains": _FLOATS,
-    "clock": _FLOATS,
-    "needed": _INTS,
-    "sizes": _INTS,
-}
 
 
 def _lens_on_time(desk: Late) -> int:
@@ -774,7 +766,22 @@ def _lens_on_time(desk: Late) -> int:
     return 0
 
 
-lens_on_time = _loop(_lens_on_time, _LATE)
+lens_on_time = _loop(_lens_on_time, Late)
+
+
+@inner
+def _hashed(table: Ints, key: int) -> int:
+    """Return where to look for a key first."""
+    return (((key & 0x7FFFFFFF) * 2654435761 >> 12) + (key >> 32) * 40503) & (len(table) - 1)
+
+
+@inner
+def _entry(table: Ints, key: int) -> int:
+    """Return where a key is, or where it belongs."""
+    place = _hashed(table, key)
+    while table[place] >= 0 and table[place] != key:
+        place = (place + 1) & (len(table) - 1)
+    return place
 
 
 class Moving(NamedTuple):
@@ -784,28 +791,16 @@ class Moving(NamedTuple):
     larger: Ints
 
 
-_MOVING: Types = {
-    "table": _INTS,
-    "larger": _INTS,
-}
-
-
 def _move_entries(desk: Moving) -> int:
     """Enter all that is in one table of tokens into another."""
-    table, larger = desk.table, desk.larger
-    mask = len(larger) - 1
-    for index in range(len(table)):
-        key = table[index]
+    for index in range(len(desk.table)):
+        key = desk.table[index]
         if key >= 0:
-            token = key & 0x7FFFFFFF
-            place = (((token * 2654435761) >> 12) + (key >> 32) * 40503) & mask
-            while larger[place] >= 0:
-                place = (place + 1) & mask
-            larger[place] = key
+            desk.larger[_entry(desk.larger, key)] = key
     return 0
 
 
-move_entries = _loop(_move_entries, _MOVING)
+move_entries = _loop(_move_entries, Moving)
 
 
 class Seeing(NamedTuple):
@@ -824,29 +819,20 @@ class Seeing(NamedTuple):
     num_tokens: Ints
     """Of each request, at least one."""
     sizes: Ints
-    """n, longest."""
-
-
-_SEEING: Types = {
-    "table": _INTS,
-    "lens": _INTS,
-    "requests": _INTS,
-    "draft_lens": _INTS,
-    "accepted_lens": _INTS,
-    "tokens": _INTS,
-    "num_tokens": _INTS,
-    "sizes": _INTS,
-}
+    """n, longest, and what keeps the compiler from leaving out a look ahead."""
 
 
 @inner
-def _entry(table: Ints, key: int) -> int:
-    """Return where a key is, or where it belongs."""
-    mask = len(table) - 1
-    place = (((key & 0x7FFFFFFF) * 2654435761 >> 12) + (key >> 32) * 40503) & mask
-    while table[place] >= 0 and table[place] != key:
-        place = (place + 1) & mask
-    return place
+def _look_ahead(desk: Seeing) -> int:
+    """Look all tokens up once: the memory then loads them side by side, not one by one."""
+    found = 0
+    start = 0
+    for row in range(desk.sizes[0]):
+        for index in range(start, start + desk.num_tokens[row]):
+            key = (desk.requests[row] << 32) | (desk.tokens[index] & 0x7FFFFFFF)
+            found ^= desk.table[_hashed(desk.table, key)]
+        start += desk.num_tokens[row]
+    return found
 
 
 @inner
@@ -874,7 +860,7 @@ def _enter_all(desk: Seeing) -> int:
     return num_new
 
 
-enter_all = _loop(_enter_all, _SEEING)
+enter_all = _loop(_enter_all, Seeing)
 
 
 def _count_repeats(desk: Seeing) -> int:
@@ -884,6 +870,7 @@ def _count_repeats(desk: Seeing) -> int:
     """
     table, lens, longest = desk.table, desk.lens, desk.sizes[1]
     draft_lens, accepted_lens = desk.draft_lens, desk.accepted_lens
+    desk.sizes[2] = _look_ahead(desk)
     num_new = 0
     start = 0
     for row in range(desk.sizes[0]):
@@ -908,38 +895,37 @@ def _count_repeats(desk: Seeing) -> int:
     return num_new
 
 
-count_repeats = _loop(_count_repeats, _SEEING)
+count_repeats = _loop(_count_repeats, Seeing)
 
 
 class Grouping(NamedTuple):
-    """Keys, of which many are equal."""
+    """Drafts of a step, of which many are alike."""
 
+    shapes: Ints
+    """Number of each one's tree."""
+    draft_lens: Ints
+    accepted_lens: Ints
     keys: Ints
+    """Of each kind of draft, as they come; filled in."""
     found: Ints
-    """The place of the first of each kind, as they come; filled in."""
+    """The place of the first of each kind; filled in."""
     times: Ints
     """How often it occurs; filled in."""
     sizes: Ints
-    """Number of keys."""
-
-
-_GROUPING: Types = {
-    "keys": _INTS,
-    "found": _INTS,
-    "times": _INTS,
-    "sizes": _INTS,
-}
+    """Number of drafts."""
 
 
 def _group(desk: Grouping) -> int:
-    """Count how often each key occurs; return how many there are. They should be few."""
+    """Count how often each kind of draft occurs; return how many there are. They should be few."""
     keys, found, times = desk.keys, desk.found, desk.times
     num_found = 0
     for index in range(desk.sizes[0]):
+        key = desk.shapes[index] << 32 | desk.draft_lens[index] << 16 | desk.accepted_lens[index]
         place = 0
-        while place < num_found and keys[found[place]] != keys[index]:
+        while place < num_found and keys[place] != key:
             place += 1
         if place == num_found:
+            keys[place] = key
             found[place] = index
             times[place] = 0
             num_found += 1
@@ -947,4 +933,90 @@ def _group(desk: Grouping) -> int:
     return num_found
 
 
-group = _loop(_group, _GROUPING)
+group = _loop(_group, Grouping)
+
+
+class Branching(NamedTuple):
+    """Trees, and how likely one of so many candidates is accepted."""
+
+    widths: IntRows
+    """Shape (trees, heads): candidates per head; 0 where a tree has ended."""
+    rates: Floats
+    """By the number of candidates."""
+    reached: FloatRows
+    """Shape (1, heads): of one tree."""
+    emitted: Floats
+    """Of each tree; filled in."""
+
+
+def _tree_lens(desk: Branching) -> int:
+    """Work out what each tree emits on average, bonus token included."""
+    widths, reached = desk.widths, desk.reached
+    num_heads = widths.shape[1]
+    for tree in range(widths.shape[0]):
+        chance = 1.0
+        for head in range(num_heads):
+            chance *= desk.rates[widths[tree, head]]
+            reached[0, head] = chance
+        desk.emitted[tree] = 1.0 + _sum(reached, 0, 0, num_heads)
+    return 0
+
+
+tree_lens = _loop(_tree_lens, Branching)
+
+
+class Learning(NamedTuple):
+    """What was done in a step, and what it was worth.
+
+    Tables are by previous and next draft length, one row after the other.
+    """
+
+    visits: Ints
+    """How often each was ever done."""
+    verified: Ints
+    """Length of each request's last verified draft."""
+    requests: Ints
+    draft_lens: Ints
+    accepted_lens: Ints
+    later: Floats
+    """By length, what may follow it."""
+    sums: Floats
+    """What was gained in the step; 0 between steps."""
+    times: Ints
+    """How often each was done in it; 0 between steps."""
+    seen: Ints
+    """Places of what was done in it, rising; filled in."""
+    found: FloatRows
+    """Shape (3, places): of what was done, visits, times and mean gain; filled in."""
+    sizes: Ints
+    """Drafts; how many are not empty, filled in."""
+
+
+def _count_visits(desk: Learning) -> int:
+    """Count what was done, and average what it gained; return how many different things."""
+    visits, sums, times, found = desk.visits, desk.sums, desk.times, desk.found
+    desk.sizes[1] = 0
+    for row in range(desk.sizes[0]):
+        action = desk.draft_lens[row]
+        if action:
+            request = desk.requests[row]
+            place = desk.verified[request] * len(desk.later) + action
+            desk.verified[request] = action
+            sums[place] += desk.accepted_lens[row] / action + desk.later[action]
+            times[place] += 1
+            desk.sizes[1] += 1
+    num = 0
+    for place in range(len(times)):
+        if times[place]:
+            visits[place] += times[place]
+            desk.seen[num] = place
+            found[0, num] = visits[place]
+            found[1, num] = times[place]
+            found[2, num] = sums[place] / times[place]
+            sums[place] = 0.0
+            times[place] = 0
+            num += 1
+    return num
+
+
+count_visits = _loop(_count_visits, Learning)

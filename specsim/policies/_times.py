@@ -12,6 +12,7 @@ from specsim.policies._kernels import (
     Desk,
     Spending,
     best_budget,
+    blank,
     find_least,
     take_largest,
     time_lens,
@@ -35,17 +36,12 @@ def spending_desk() -> Desk[Spending]:
 
 def _spending(room: int, costs: Costs | None) -> Spending:
     target, drafter, numbers = costs or (_NO_FORM, _NO_FORM, np.zeros(len(COSTS)))
-    floats = np.zeros((4, room))
-    return Spending(
-        gains=floats[0],
-        kept=np.zeros(room + 1),  # what is not kept is written down and overwritten
-        places=np.zeros(room + 1, dtype=np.int64),
+    # One more: what is not kept is written down and overwritten.
+    return blank(
+        Spending,
+        room + 1,
         ends=np.zeros(BUCKETS, dtype=np.int64),
-        falling=floats[1],
-        times=floats[2],
         found=np.zeros(3),
-        counts=np.zeros(room, dtype=np.int64),
-        sizes=np.zeros(5, dtype=np.int64),
         target=target,
         drafter=drafter,
         costs=numbers,
@@ -57,52 +53,34 @@ def _spending(room: int, costs: Costs | None) -> Spending:
 class StepTimes:
     """`StepCosts.step_times`, the same to the bit, for costs that loops compute by themselves.
 
-    Parameters
-    ----------
-    costs : tuple of ndarray of float
-        Forms of the target and of the drafter, and the numbers of `specsim.latency.COSTS`.
+    Args:
+        costs: Forms of the target and of the drafter, and the numbers of `specsim.latency.COSTS`.
     """
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
-        self._counts_rows = not costs[2][COSTS.index("basis")]
         self.desk = spending_desk()
 
     def fit(self, num: int, load: StepLoad, draft_lens: Lens) -> Spending:
         """Return the desk with room for so many numbers and a step that is to be timed."""
-        desk = self.desk.fit(num, self._costs)
+        longest, drafted, size = 0, 0, 0
         if isinstance(draft_lens, int):
             longest, drafted = draft_lens, draft_lens * load.num_requests
-            desk.rows[:longest] = load.num_requests
         else:
-            lens = np.asarray(draft_lens)
-            longest = int(np.maximum.reduce(lens)) if len(lens) else 0
-            drafted = int(np.add.reduce(lens))
-            if self._counts_rows:
-                desk.rows[:longest] = len(lens) - np.bincount(lens).cumsum()[:longest]
-        context_tokens, batched_tokens, num_requests, prefill_tokens, _ = load
-        desk.load[:] = (
-            context_tokens,
-            batched_tokens,
-            num_requests,
-            prefill_tokens,
-            longest,
-            drafted,
-        )
+            size = len(draft_lens)
+        desk = self.desk.fit(max(num, size), self._costs)
+        if size:
+            desk.counts[:size] = draft_lens
+        elif longest:
+            desk.rows[:longest] = load.num_requests
+        desk.sizes[5] = size
+        desk.load[:] = *load[:4], longest, drafted
         return desk
 
     def by_len(self, load: StepLoad, num_lens: int) -> list[float]:
-        """Return what steps take that draft and verify 0, 1, ... tokens of every sequence.
+        """Return what steps take that draft and verify 0, 1, ... tokens of every sequence, seconds.
 
-        Parameters
-        ----------
-        load : StepLoad
-            Of such a step without drafts and prefills.
-        num_lens : int
-
-        Returns
-        -------
-        list of float, seconds
+        The load is that of such a step without drafts and prefills.
         """
         num = load.num_requests
         desk = self.desk.fit(num_lens, self._costs)
@@ -116,20 +94,7 @@ class StepTimes:
     def __call__(
         self, load: StepLoad, batched_tokens: Ints, draft_lens: Lens
     ) -> NDArray[np.float64]:
-        """Return what steps take that differ in their batched tokens, seconds.
-
-        Parameters
-        ----------
-        load : StepLoad
-            Everything else about them.
-        batched_tokens : ndarray of int, shape (n,)
-        draft_lens : int or list of int, tokens
-            For every sequence alike, or one per sequence.
-
-        Returns
-        -------
-        ndarray of float, shape (n,)
-        """
+        """Return what steps take that differ in their batched tokens only, seconds."""
         num = len(batched_tokens)
         desk = self.fit(num, load, draft_lens)
         desk.places[:num] = batched_tokens

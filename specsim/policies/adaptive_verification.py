@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from specsim.core.step import BatchView, DraftView, Ints
 from specsim.policies._budget import best_spending, largest
 from specsim.policies._estimate import PerRequest
-from specsim.policies._kernels import Desk, Stale, stale_survival
+from specsim.policies._kernels import Desk, Stale, blank, stale_survival
 from specsim.policies.base import Policy, ServerView
 
 __all__ = ["AdaptiveVerification"]
@@ -54,14 +54,12 @@ class AdaptiveVerification(Policy):
         """Return how many drafts of each request are among the B surest of the batch."""
         draft_lens, confidences = drafts.draft_lens, drafts.confidences
         num, longest = confidences.shape
-        total = int(draft_lens.sum())
         desk = memory.desk.fit(max(num, num * longest), memory.stale.up_to(batch.requests))
         desk.requests[:num] = batch.requests
         desk.draft_lens[:num] = draft_lens
         desk.confidences[: num * longest] = confidences.ravel()
         desk.sizes[0], desk.sizes[1] = num, longest
-        memory.desk.runs[0]()
-        survival = desk.survival[:total]
+        survival = desk.survival[: memory.desk.runs[0]()]
         budget = self._budget(batch, survival, memory)
         if budget >= len(survival):
             return draft_lens
@@ -76,12 +74,4 @@ class AdaptiveVerification(Policy):
 
 
 def _stale(room: int, stale: NDArray[np.float64]) -> Stale:
-    return Stale(
-        stale,
-        requests=np.zeros(room, dtype=np.int64),
-        draft_lens=np.zeros(room, dtype=np.int64),
-        confidences=np.zeros(room),
-        survival=np.zeros(room),
-        fresh=np.zeros(room),
-        sizes=np.zeros(2, dtype=np.int64),
-    )
+    return blank(Stale, room, stale=stale)

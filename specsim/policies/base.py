@@ -80,23 +80,15 @@ class Policy(Member):
     synchronous scheduling."""
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
-        """Return the longest draft that it will ever ask for.
+        """Return the longest draft that it will ever ask for, in tokens.
 
         The engine is set up for it: look-ahead slots, padding, and whether it speculates at all.
 
-        Parameters
-        ----------
-        num_speculative_tokens : int
-            The configured limit.
+        Args:
+            num_speculative_tokens: The configured limit.
 
-        Returns
-        -------
-        int, tokens
-
-        Raises
-        ------
-        ValueError
-            It would exceed the limit.
+        Raises:
+            ValueError: It would exceed the limit.
         """
         return num_speculative_tokens
 
@@ -116,13 +108,7 @@ class Policy(Member):
     def start(self, server: ServerView) -> Any:
         """Return a fresh memory for one replica of one run.
 
-        Parameters
-        ----------
-        server : ServerView
-
-        Returns
-        -------
-        object
+        Returns:
             Whatever `draft_lens` and `observe` want to be given.
         """
         return server
@@ -130,14 +116,8 @@ class Policy(Member):
     def check_proposer(self, proposer: Proposer) -> None:
         """Refuse a proposer that the policy makes no sense for.
 
-        Parameters
-        ----------
-        proposer : Proposer
-
-        Raises
-        ------
-        ValueError
-            Saying why, and what to use instead.
+        Raises:
+            ValueError: Saying why, and what to use instead.
         """
         if proposer.has_fallback != self.picks_source:
             raise ValueError(
@@ -177,17 +157,12 @@ class Policy(Member):
     def choose_drafter(self, request: int, prompt_len: int, memory: Any) -> int:
         """Return which of several drafters serves a request; asked when it arrives.
 
-        Parameters
-        ----------
-        request : int
-            Its index.
-        prompt_len : int, tokens
-        memory : object
-            From `start`.
+        Args:
+            request: Its index.
+            prompt_len: In tokens.
+            memory: From `start`.
 
-        Returns
-        -------
-        int
+        Returns:
             Place in ``speculative_config.models``.
         """
         return 0
@@ -199,16 +174,10 @@ class Policy(Member):
 
         Only asked if `picks_source`.
 
-        Parameters
-        ----------
-        scores : ndarray of float, shape (n,), tokens
-            Accepted length that the lookup expects of each of its drafts of a step.
-        memory : object
-            From `start`.
-
-        Returns
-        -------
-        ndarray or list of bool
+        Args:
+            scores: Accepted length that the lookup expects of each of its drafts of a step, of
+                shape (n,), in tokens.
+            memory: From `start`.
         """
         return np.ones(len(scores), dtype=bool)
 
@@ -220,16 +189,11 @@ class Policy(Member):
         (``v1/core/sched/scheduler.py schedule``); the drafts are verified in the sequences' next
         step.
 
-        Parameters
-        ----------
-        batch : BatchView
-            The step's sequences, as a server sees them.
-        memory : object
-            From `start`.
+        Args:
+            batch: The step's sequences, as a server sees them.
+            memory: From `start`.
 
-        Returns
-        -------
-        int, ndarray or list of int, or Tree
+        Returns:
             Tokens for every sequence alike, or one length per sequence in the batch's order, or
             (`drafts_trees`) one shape for all of them.
         """
@@ -239,16 +203,12 @@ class Policy(Member):
 
         The engine then looks it up instead of calling `draft_lens`.
 
-        Parameters
-        ----------
-        largest : int
-            Sequences that a step can have.
-        memory : object
-            From `start`.
+        Args:
+            largest: Sequences that a step can have.
+            memory: From `start`.
 
-        Returns
-        -------
-        ndarray of int, shape (largest + 1,), tokens, or None
+        Returns:
+            Of shape (largest + 1,), in tokens.
         """
         return None
 
@@ -259,18 +219,12 @@ class Policy(Member):
         dropped: there vLLM trims (0.32.0 ``v1/worker/gpu/model_runner.py``), and there SmartSpec
         has its verification length (Liu et al. 2024, algorithm 3, line 13).
 
-        Parameters
-        ----------
-        batch : BatchView
-            The step that is about to be executed.
-        drafts : DraftView
-        memory : object
-            From `start`.
+        Args:
+            batch: The step that is about to be executed.
+            memory: From `start`.
 
-        Returns
-        -------
-        ndarray or list of int, tokens
-            At most as many as were drafted.
+        Returns:
+            At most as many as were drafted, in tokens.
         """
         return drafts.draft_lens
 
@@ -284,16 +238,9 @@ class Policy(Member):
 
         Such a request is never drafted for (SmartSpec, section 5; TurboSpec, listing 1).
 
-        Parameters
-        ----------
-        batch : BatchView
-            The step that admits them.
-        memory : object
-            From `start`.
-
-        Returns
-        -------
-        bool
+        Args:
+            batch: The step that admits them.
+            memory: From `start`.
         """
         return False
 
@@ -305,16 +252,12 @@ class Policy(Member):
     def alpha_estimate(self, memory: Any) -> float:
         """Return the acceptance rate that the policy believes in, for timelines.
 
-        Parameters
-        ----------
-        memory : object
-            From `start`.
+        Args:
+            memory: From `start`.
 
-        Returns
-        -------
-        float
-            P(a draft token is accepted | all before it were), over all requests; NaN if it has
-            no such estimate.
+        Returns:
+            P(a draft token is accepted | all before it were), over all requests; NaN if it has no
+            such estimate.
         """
         return nan
 
@@ -326,11 +269,8 @@ class Policy(Member):
     def observe(self, outcome: StepOutcome, memory: Any) -> None:
         """Learn from a step that has ended.
 
-        Parameters
-        ----------
-        outcome : StepOutcome
-        memory : object
-            From `start`; change it in place.
+        Args:
+            memory: From `start`; change it in place.
         """
 
     @property

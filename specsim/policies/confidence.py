@@ -6,6 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from specsim.core.step import BatchView, DraftView, Ints
+from specsim.policies._kernels import LocalDesk, Stated, blank, cut_to_size
 from specsim.policies.base import Policy, ServerView
 
 __all__ = ["Confidence"]
@@ -38,15 +39,25 @@ class Confidence(Policy):
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: ServerView) -> Ints:
         """Return what the verification length of highest goodput leaves of each draft."""
-        survival = np.cumprod(drafts.confidences.T, axis=0).sum(axis=1)
-        longest = len(survival)
-        draft_lens = drafts.draft_lens
-        ended = np.cumsum(np.bincount(draft_lens, minlength=longest + 1)[:longest])
-        budgets, emitted = np.zeros(longest + 1, dtype=np.intp), np.zeros(longest + 1)
-        np.cumsum(len(draft_lens) - ended, out=budgets[1:])
-        np.cumsum(survival, out=emitted[1:])
-        budgets += batch.load.batched_tokens - int(draft_lens.sum())
+        draft_lens, confidences = drafts.draft_lens, drafts.confidences
+        (num, longest), size = confidences.shape, confidences.size
+        desk = _DESK.fit(max(num, size) + 1)
+        desk.draft_lens[:num] = draft_lens
+        desk.survival[:size] = confidences.ravel()
+        desk.sizes[:2] = num, longest
+        _DESK.runs[0]()
+        budgets, emitted = desk.budgets[: longest + 1], np.zeros(longest + 1)
+        gains = np.add.reduce(desk.survival[:size].reshape(num, longest), axis=0)
+        np.add.accumulate(gains, out=emitted[1:])
         emitted += batch.size - np.count_nonzero(batch.in_prefill)
-        times = memory.step_times(batch.load, budgets, longest)
+        tokens = budgets + (batch.load.batched_tokens - budgets[longest])
+        times = memory.step_times(batch.load, tokens, longest)
         verified: Ints = np.minimum(draft_lens, int((emitted / times).argmax()))
         return verified
+
+
+def _stated(room: int, _: None) -> Stated:
+    return blank(Stated, room)
+
+
+_DESK = LocalDesk(_stated, cut_to_size)

@@ -10,7 +10,7 @@ from pydantic import Field
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
 from specsim.policies._budget import best_lens
 from specsim.policies._estimate import PerRequest
-from specsim.policies._kernels import Calibrating, Desk, calibrated_gains, tally
+from specsim.policies._kernels import Calibrating, Desk, blank, calibrated_gains, tally
 from specsim.policies._times import Lens
 from specsim.policies.base import Policy, ServerView
 
@@ -71,20 +71,16 @@ class _Calibration:
         self._desk.runs[1]()
 
     def _calibrating(self, room: int, bins: Ints) -> Calibrating:
-        requests, draft_lens, accepted_lens = np.zeros((3, room), dtype=np.int64)
-        return Calibrating(
-            bins,
-            _LEN_KINDS,
-            _DEPTH_KINDS,
+        return blank(
+            Calibrating,
+            room,
+            bins=bins,
+            len_kinds=_LEN_KINDS,
+            place_kinds=_DEPTH_KINDS,
             rates=np.zeros(_STATED * _KINDS),
             counts=self._counts,
             constants=self._constants,
             seen=np.zeros((2, _STATED * _KINDS)),
-            requests=requests,
-            draft_lens=draft_lens,
-            accepted_lens=accepted_lens,
-            confidences=np.zeros(room),
-            gains=np.zeros(room),
             sizes=np.array([0, 0, 0, _KINDS]),
         )
 
@@ -99,12 +95,7 @@ class _Memory:
     def gains(self, requests: Ints, drafts: DraftView, *, are_new: bool) -> Gains:
         """Return the probability that each token of some drafts is accepted; 0 beyond their ends.
 
-        Parameters
-        ----------
-        requests : ndarray of int
-        drafts : DraftView
-        are_new : bool
-            Whether they have just been made, so that their bins have to be noted.
+        Of drafts that have just been made (`are_new`) the bins are noted.
         """
         draft_lens, longest = drafts.draft_lens, drafts.confidences.shape[1]
         if self.calibration is None:

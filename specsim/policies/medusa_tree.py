@@ -13,23 +13,23 @@ from pydantic import Field, model_validator
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.core.step import BatchView, StepOutcome, Tree
 from specsim.policies._estimate import PRIOR_TRIALS
-from specsim.policies._kernels import Grouping, LocalDesk, group
+from specsim.policies._kernels import Branching, Grouping, LocalDesk, blank, group, tree_lens
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["MedusaTree", "expected_tree_len"]
+__all__ = ["MedusaTree", "TreeLens"]
 
 
 @dataclass(slots=True)
 class _Memory:
     server: ServerView
     trees: list[Tree]
-    nodes: NDArray[np.int64]
-    widths: NDArray[np.int64]
-    """Shape (trees, heads), 0 where a tree has ended."""
+    verified: NDArray[np.int64]
+    """Tokens of each tree that a sequence batches, its last one included."""
+    lens: "TreeLens"
     alpha: float
-    hits: NDArray[np.float64]
+    hits: list[float]
     """By width: positions at which some candidate was right, fading."""
-    trials: NDArray[np.float64]
+    trials: list[float]
     """By width: positions tried, fading."""
 
 
@@ -63,10 +63,8 @@ class MedusaTree(Policy):
     def max_draft_len(self, num_speculative_tokens: int) -> int:
         """Return the nodes of the widest tree; ``num_speculative_tokens`` is the number of heads.
 
-        Raises
-        ------
-        ValueError
-            More widths than heads, a width below 1, or a tree too large for the engine.
+        Raises:
+            ValueError: More widths than heads, a width below 1, or a tree too large for the engine.
         """
         widths = self.widths or (self._widest,) * num_speculative_tokens
         if len(widths) > num_speculative_tokens:
@@ -99,10 +97,10 @@ class MedusaTree(Policy):
             ]
         depth = max(len(tree.widths) for tree in trees)
         padded = [tree.widths + (0,) * (depth - len(tree.widths)) for tree in trees]
-        nodes = np.array([tree.num_nodes for tree in trees])
+        verified = np.array([1 + tree.num_nodes for tree in trees])
         table = np.array(padded).reshape(-1, depth)
-        hits, trials = np.zeros((2, table.max() + 1))
-        return _Memory(server, trees, nodes, table, self.prior, hits, trials)
+        hits, trials = np.zeros((2, table.max() + 1)).tolist()
+        return _Memory(server, trees, verified, TreeLens(table), self.prior, hits, trials)
 
     @property
     def _widest(self) -> int:
@@ -118,8 +116,8 @@ class MedusaTree(Policy):
         load = batch.decode_load()
         if not load.num_requests:
             return memory.trees[0]
-        emitted = expected_tree_len(memory.alpha, memory.widths)
-        tokens = load.num_requests * (1 + memory.nodes)
+        emitted = memory.lens(memory.alpha)
+        tokens = load.num_requests * memory.verified
         rates = emitted / memory.server.step_times(load, tokens, 1)
         rates[0] = emitted[0] / memory.server.step_time(load, 0)  # the tree of no nodes
         return memory.trees[int(rates.argmax())]
@@ -132,18 +130,20 @@ class MedusaTree(Policy):
         trials and steps without drafts forget as well, so that speculation is tried again.
         """
         keep = 1.0 - 1.0 / self.window
-        hits, trials_by_width = (memory.hits * keep).tolist(), (memory.trials * keep).tolist()
+        hits = [keep * number for number in memory.hits]
+        trials = [keep * number for number in memory.trials]
         for tree, nodes, accepted_len, times in _kinds(outcome):
             widths = _complete_widths(tree, nodes) if tree is not None else ()
             for position, width in enumerate(widths[: accepted_len + 1]):
                 hits[width] += times * (position < accepted_len)
-                trials_by_width[width] += times
-        memory.hits[:], memory.trials[:] = hits, trials_by_width
-        (seen,) = memory.trials.nonzero()
-        trials = memory.trials[seen]
-        alphas = 1.0 - (1.0 - np.minimum(memory.hits[seen] / trials, 1.0)) ** (1.0 / seen)
-        evidence = float(alphas @ trials) + PRIOR_TRIALS * self.prior
-        memory.alpha = evidence / (float(trials.sum()) + PRIOR_TRIALS)
+                trials[width] += times
+        memory.hits, memory.trials = hits, trials
+        seen = [width for width, number in enumerate(trials) if number]
+        misses = np.array([1.0 - min(hits[width] / trials[width], 1.0) for width in seen])
+        weights = np.array([trials[width] for width in seen])
+        alphas = 1.0 - misses ** np.array([1.0 / width for width in seen])
+        evidence = float(alphas @ weights) + PRIOR_TRIALS * self.prior
+        memory.alpha = evidence / (float(np.add.reduce(weights)) + PRIOR_TRIALS)
 
     def alpha_estimate(self, memory: _Memory) -> float:
         """Return the rate of one candidate."""
@@ -157,47 +157,49 @@ def _complete_widths(tree: Tree, nodes: int) -> tuple[int, ...]:
 
 def _kinds(outcome: StepOutcome) -> Iterator[tuple[Tree | None, int, int, int]]:
     """Yield each (tree, nodes, accepted length) of a step, as they come, and how often it did."""
-    trees = outcome.trees or []
-    size = MAX_DRAFT_LEN + 1
-    keys = outcome.draft_lens * size + outcome.accepted_lens
+    trees, num = outcome.trees or [], len(outcome.draft_lens)
+    desk = _DESK.fit(num)
+    desk.shapes[:num] = 0
     if trees and trees.count(trees[0]) < len(trees):  # rare: few sequences join between steps
         places = {tree: place for place, tree in enumerate(dict.fromkeys(trees))}
-        keys += np.array([places[tree] for tree in trees]) * (size * size)
-    desk = _DESK.fit(len(keys))
-    desk.keys[: len(keys)] = keys
-    desk.sizes[0] = len(keys)
-    num = _DESK.runs[0]()
-    for first, often in zip(desk.found[:num].tolist(), desk.times[:num].tolist(), strict=True):
-        key = int(keys[first])
-        yield trees[first], key // size % size, key % size, often
+        desk.shapes[:num] = [places[tree] for tree in trees]
+    desk.draft_lens[:num] = outcome.draft_lens
+    desk.accepted_lens[:num] = outcome.accepted_lens
+    desk.sizes[0] = num
+    num_kinds = _DESK.runs[0]()
+    found, times = desk.found[:num_kinds].tolist(), desk.times[:num_kinds].tolist()
+    for first, key, often in zip(found, desk.keys[:num_kinds].tolist(), times, strict=True):
+        yield trees[first], key >> 16 & 0xFFFF, key & 0xFFFF, often
 
 
 def _grouping(room: int, _: None) -> Grouping:
-    keys, found, times = np.zeros((3, room), dtype=np.int64)
-    return Grouping(keys, found, times, sizes=np.zeros(1, dtype=np.int64))
+    return blank(Grouping, room)
 
 
 _DESK = LocalDesk(_grouping, group)
 
 
-def expected_tree_len(alpha: float, widths: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the tokens that trees emit on average, bonus token included.
+class TreeLens:
+    """The tokens that trees emit on average, bonus token included.
 
     1 + sum over i of the product over j <= i of [1 - (1 - alpha)^k_j]. SmartSpec's eq. 10 means
     the same but, as printed, lacks the term of no accepted token and takes 1 - alpha_{i+1} where
     the failure of all candidates, (1 - alpha_{i+1})^k_{i+1}, is meant.
 
-    Parameters
-    ----------
-    alpha : float
-        P(a candidate is accepted | its parent was).
-    widths : ndarray of int, shape (trees, heads)
-        Candidates per head; 0 where a tree has ended.
-
-    Returns
-    -------
-    ndarray of float, shape (trees,), tokens
+    Args:
+        widths: Candidates per head; 0 where a tree has ended. Of shape (trees, heads).
     """
-    hits = (1.0 - (1.0 - alpha) ** np.arange(widths.max(initial=0) + 1))[widths]
-    emitted: NDArray[np.float64] = 1.0 + np.cumprod(hits, axis=1).sum(axis=1)
-    return emitted
+
+    def __init__(self, widths: NDArray[np.int64]) -> None:
+        num_trees, num_heads = widths.shape
+        self._numbers = np.arange(widths.max(initial=0) + 1)
+        self._desk = Branching(
+            widths, np.zeros(len(self._numbers)), np.zeros((1, num_heads)), np.zeros(num_trees)
+        )
+        self._run = tree_lens.bind(self._desk)
+
+    def __call__(self, alpha: float) -> NDArray[np.float64]:
+        """Return them, given P(a candidate is accepted | its parent was); until asked again."""
+        self._desk.rates[:] = 1.0 - (1.0 - alpha) ** self._numbers
+        self._run()
+        return self._desk.emitted

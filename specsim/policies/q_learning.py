@@ -1,6 +1,7 @@
 """A Q-learning agent over draft lengths."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, final
 
 import numpy as np
@@ -9,6 +10,7 @@ from pydantic import Field
 
 from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.policies._estimate import PerRequest
+from specsim.policies._kernels import Desk, Learning, blank, count_visits
 from specsim.policies.base import Policy, ServerView
 
 __all__ = ["QLearning"]
@@ -19,10 +21,9 @@ class _Memory:
     rng: np.random.Generator
     values: NDArray[np.float64]
     """Shape (k_max + 1, k_max + 1): by previous and next draft length."""
-    visits: NDArray[np.int64]
-    """Same shape: how often each was done."""
     verified: PerRequest
     """Length of each request's last verified draft."""
+    desk: Desk[Learning]
     chosen: PerRequest
     """Length of the draft chosen last; under asynchronous scheduling it is still under way."""
     num_drafts: int = 0
@@ -50,13 +51,13 @@ class QLearning(Policy):
 
     def start(self, server: ServerView) -> _Memory:
         """Return an empty table."""
-        size = server.max_draft_len + 1
         longest = server.max_draft_len
+        visits = np.zeros((longest + 1) ** 2, dtype=np.int64)
         return _Memory(
             server.rng,
-            np.zeros((size, size)),
-            np.zeros((size, size), dtype=np.int64),
+            np.zeros((longest + 1, longest + 1)),
             verified=PerRequest(longest, dtype=np.int64),
+            desk=Desk(partial(_learning, visits, longest + 1), count_visits),
             chosen=PerRequest(longest, dtype=np.int64),
         )
 
@@ -74,20 +75,29 @@ class QLearning(Policy):
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Move the value of what was done towards its reward and what may follow."""
-        (rows,) = outcome.draft_lens.nonzero()
-        if not len(rows):
-            return
-        memory.num_drafts += len(rows)
-        verified, requests = memory.verified.up_to(outcome.requests), outcome.requests[rows]
-        state, action = verified[requests], outcome.draft_lens[rows]
-        verified[requests] = action
-        reward = outcome.accepted_lens[rows] / action
-        target = reward + self.discount * memory.values[:, 1:].max(axis=1)[action]
-        flat = state * len(memory.values) + action
-        counts = np.bincount(flat, minlength=memory.values.size)
-        sums = np.bincount(flat, weights=target, minlength=memory.values.size)
-        seen = counts > 0
-        values, visits = memory.values.ravel(), memory.visits.ravel()  # views
-        visits += counts
-        weight = 1.0 - (1.0 - visits[seen] ** -self.decay) ** counts[seen]
-        values[seen] += weight * (sums[seen] / counts[seen] - values[seen])
+        num = len(outcome.requests)
+        desk = memory.desk.fit(num, memory.verified.up_to(outcome.requests))
+        desk.requests[:num] = outcome.requests
+        desk.draft_lens[:num] = outcome.draft_lens
+        desk.accepted_lens[:num] = outcome.accepted_lens
+        desk.later[:] = self.discount * np.maximum.reduce(memory.values[:, 1:], axis=1)
+        desk.sizes[0] = num
+        num_seen = memory.desk.runs[0]()
+        memory.num_drafts += int(desk.sizes[1])
+        seen, (visits, times, gained) = desk.seen[:num_seen], desk.found[:, :num_seen]
+        values = memory.values.ravel()  # a view
+        # Powers are numpy's: compiled code has others in the last bit.
+        weight = 1.0 - (1.0 - visits**-self.decay) ** times
+        values[seen] += weight * (gained - values[seen])
+
+
+def _learning(visits: Ints, size: int, room: int, verified: Ints) -> Learning:
+    return blank(
+        Learning,
+        max(room, size * size),
+        visits=visits,
+        verified=verified,
+        later=np.zeros(size),
+        times=np.zeros_like(visits),
+        found=np.zeros((3, size * size)),
+    )

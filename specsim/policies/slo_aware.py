@@ -10,7 +10,7 @@ from pydantic import Field
 from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.policies._budget import best_lens
 from specsim.policies._estimate import AlphaPerRequest, PerRequest
-from specsim.policies._kernels import Desk, Late, lens_on_time
+from specsim.policies._kernels import Desk, Late, blank, lens_on_time
 from specsim.policies.base import Policy, ServerView
 
 __all__ = ["SloAware"]
@@ -95,12 +95,4 @@ class SloAware(Policy):
 
 
 def _late(room: int, first_token_at: NDArray[np.float64]) -> Late:
-    return Late(
-        first_token_at,
-        requests=np.zeros(room, dtype=np.int64),
-        output_lens=np.zeros(room, dtype=np.int64),
-        gains=np.zeros(room),
-        clock=np.zeros(3),
-        needed=np.zeros(room, dtype=np.int64),
-        sizes=np.zeros(2, dtype=np.int64),
-    )
+    return blank(Late, room, first_token_at=first_token_at, clock=np.zeros(3))

@@ -13,7 +13,7 @@ from deliveries import every_delivery
 from scipy.stats import norm
 
 from specsim.policies._estimate import expected_len
-from specsim.policies.medusa_tree import expected_tree_len
+from specsim.policies.medusa_tree import TreeLens
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 
@@ -75,7 +75,7 @@ def test_trees_emit_what_eq_10_means_and_not_what_it_says(alpha: float, widths: 
         acceptance={"kind": "bernoulli", "alpha": alpha},
         profile="a100/llama-7b",
     )
-    theory = float(expected_tree_len(alpha, np.array([widths]))[0])
+    theory = float(TreeLens(np.array([widths]))(alpha)[0])
     assert half_width < 0.03 * theory
     assert abs(mean - theory) < half_width
     assert abs(mean - as_printed(alpha, widths)) > 5 * half_width

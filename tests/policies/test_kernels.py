@@ -23,6 +23,8 @@ USERS = [
     "draft_goodput",
     "adaptive_verification",
     "window_opt",
+    "q_learning",
+    "confidence",
 ]
 
 

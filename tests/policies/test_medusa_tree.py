@@ -9,7 +9,7 @@ import pytest
 from driving import batch, outcome, started
 
 from specsim.core.step import StepLoad, Tree
-from specsim.policies.medusa_tree import expected_tree_len
+from specsim.policies.medusa_tree import TreeLens
 from specsim.run.simulate import Run
 
 Serve = Callable[..., Run]
@@ -125,5 +125,5 @@ def test_trees_are_batched_whole_and_accepted_along_a_path(
 
 def test_expected_tree_len_of_chains_is_eq_8() -> None:
     for k in range(1, 6):
-        chain = expected_tree_len(0.6, np.ones((1, k), dtype=np.int64))
+        chain = TreeLens(np.ones((1, k), dtype=np.int64))(0.6)
         assert chain == pytest.approx((1 - 0.6 ** (k + 1)) / (1 - 0.6))
