@@ -82,7 +82,7 @@ def capacity(
     and policy is searched by bracketing and bisection, on the same requests and luck. With --out
     the folder gets capacity.json, and capacity.parquet with every load that was tried.
     """
-    from specsim.core.processes import warm_up
+    from specsim.study.runner import warm_up
 
     warm_up(workers)
     from specsim.core.errors import ConfigError
@@ -95,10 +95,9 @@ def capacity(
         find_capacity,
         find_hardware,
         parse_slo,
-        save,
     )
     from specsim.study.compare import parse_policies
-    from specsim.study.sweep.labels import labels
+    from specsim.study.sweep import labels
 
     experiment = Experiment.load(config, all_overrides(overrides, seed))
     limits = experiment.slo if slo is None else parse_slo(slo)
@@ -126,7 +125,7 @@ def capacity(
                 experiment, goal, choices, workers=workers, on_progress=on_progress
             )
         if folder is not None:
-            save(found, folder)
+            found.save(folder)
     show(*capacity_tables(found, config.name))
     source = "examples of list prices, replace them by --prices" if prices is None else prices
     typer.echo(f"prices of {table.date}: {source}")

@@ -63,14 +63,14 @@ def gate(
     """
     is_stored = current.suffix == ".json"
     if not is_stored:
-        from specsim.core.processes import warm_up
+        from specsim.study.runner import warm_up
 
         warm_up(workers)
     from specsim.core.atomic import new_file
     from specsim.show.render.gate import gate_table, gate_verdict
     from specsim.study.gate import GateResults, Suite, check_same_suite, judge
-    from specsim.study.gate.reports import github_annotations, write_junit
     from specsim.study.gate.suite import parse_tolerances, tolerances_of
+    from specsim.study.gate.verdict import github_annotations, write_junit
 
     outputs = {"--json": json_out, "--junit": junit, "--github": github or None}
     given = parse_tolerances(tolerance or ())
@@ -133,7 +133,7 @@ def _run(
 def _write_baseline(
     path: Path, suite: "Suite", tolerances: dict[str, float], workers: int, date: str | None
 ) -> None:
-    from specsim.study.gate.results import baseline_file, checked_date
+    from specsim.study.gate.baseline import baseline_file, checked_date
 
     date = None if date is None else checked_date(date)
     with baseline_file(path) as temporary:

@@ -110,7 +110,7 @@ def compare(
     --out the folder gets the results of the first replication of each policy, comparison.json
     and plot.png.
     """
-    from specsim.core.processes import warm_up
+    from specsim.study.runner import warm_up
 
     warm_up(workers)
     from specsim.run.experiment import Experiment

@@ -48,7 +48,7 @@ def tune(
 
     vllm serve MODEL --speculative-config "$(specsim tune EXP.yaml --emit vllm)"
     """
-    from specsim.core.processes import warm_up
+    from specsim.study.runner import warm_up
 
     warm_up(workers)
     from specsim.run.experiment import Experiment

@@ -1,4 +1,4 @@
-"""Paired statistics: two policies on the same luck, compared replication by replication.
+"""Paired runs: policies on the same luck, compared replication by replication.
 
 Ratios of latencies are averaged as logarithms, so that a speed-up of 2 and one of 1/2 cancel, and
 the regret of a policy agrees with the speed-ups that it can be computed from.
@@ -10,7 +10,17 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-__all__ = ["Regret", "SpeedUp", "mean_and_half_width", "regret", "speed_up", "student_t"]
+from specsim.run.experiment import Experiment
+
+__all__ = [
+    "Regret",
+    "SpeedUp",
+    "mean_and_half_width",
+    "regret",
+    "replicated",
+    "speed_up",
+    "student_t",
+]
 
 _T_95 = (
     12.706204736174694, 4.302652729749462, 3.1824463052837078, 2.7764451051977934,
@@ -23,6 +33,25 @@ _T_95 = (
 )  # fmt: skip
 """stdtrit(n, 0.975) for n from 1: what nearly all ask for, without scipy, which takes 0.2 s."""
 _FREEDOMS = range(1, len(_T_95) + 1)
+
+
+def replicated(
+    experiment: Experiment, replications: int, source: str = "experiment", /, **changes: object
+) -> list[Experiment]:
+    """Return an experiment once per replication; replication i has the experiment's seed plus i.
+
+    So whatever else is varied meets the same requests and the same luck, replication by
+    replication (common random numbers).
+
+    Args:
+        source: Where the changes come from, for error messages.
+        **changes: Values of top-level fields.
+
+    Raises:
+        ConfigError: The changes do not go with the experiment.
+    """
+    seeds = range(experiment.seed, experiment.seed + replications)
+    return [experiment.replace(source, **changes, seed=seed) for seed in seeds]
 
 
 @dataclass(frozen=True)

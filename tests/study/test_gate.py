@@ -17,9 +17,9 @@ from scipy.stats import ttest_ind
 
 from specsim.core.errors import ConfigError
 from specsim.study.gate import GateResults, Judgement, Suite, judge, run_suite
-from specsim.study.gate.reports import github_annotations
-from specsim.study.gate.results import ScenarioResults
+from specsim.study.gate.baseline import ScenarioResults
 from specsim.study.gate.suite import DEFAULT_TOLERANCES
+from specsim.study.gate.verdict import github_annotations
 
 OWN_POLICIES = '''
 from typing import Any, Literal

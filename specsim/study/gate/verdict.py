@@ -10,17 +10,28 @@ decides.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import inf, isfinite
+from pathlib import Path
 from statistics import fmean, variance
 from typing import Any, Literal
+from xml.etree import ElementTree as Xml
 
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.run.experiment import Experiment
-from specsim.study.gate.results import GateResults, ScenarioResults
+from specsim.study.gate.baseline import GateResults, ScenarioResults, without_seed
 from specsim.study.gate.suite import METRICS, Suite, Tolerances
 from specsim.study.paired import mean_and_half_width, student_t
 
-__all__ = ["Comparison", "Judgement", "Verdict", "check_same_suite", "judge"]
+__all__ = [
+    "Comparison",
+    "Judgement",
+    "Verdict",
+    "check_same_suite",
+    "github_annotations",
+    "judge",
+    "write_junit",
+]
 
 Verdict = Literal["same", "within", "better", "uncertain", "worse"]
 
@@ -153,7 +164,7 @@ def check_same_suite(baseline: GateResults, suite: Suite) -> None:
     """
     _check_names(set(baseline.scenarios), set(suite.scenarios))
     for name, old in baseline.scenarios.items():
-        _differences(name, old.config, _without_seed(suite.experiment(name).to_dict()))
+        _differences(name, old.config, without_seed(suite.experiment(name)))
         if old.seeds != (seeds := suite.seeds(name)):
             raise ConfigError(
                 f"scenario '{name}': the suite has the seeds {_span(seeds)}, the baseline "
@@ -163,10 +174,6 @@ def check_same_suite(baseline: GateResults, suite: Suite) -> None:
 
 def _span(seeds: list[int]) -> str:
     return f"{min(seeds)} to {max(seeds)}"
-
-
-def _without_seed(config: dict[str, Any]) -> dict[str, Any]:
-    return {field: value for field, value in config.items() if field != "seed"}
 
 
 def _check_names(before: set[str], after: set[str]) -> None:
@@ -279,3 +286,43 @@ def _welch(
         part**2 / (len(side) - 1) for part, side in zip(parts, (before, after), strict=True)
     )
     return change, student_t(freedom, error) * sum(parts) ** 0.5
+
+
+def write_junit(judgement: Judgement, path: Path) -> None:
+    """Write a judgement as JUnit XML: a suite per scenario, a case per metric."""
+    root = Xml.Element("testsuites", name="specsim gate")
+    for scenario, group in groupby(judgement.comparisons, key=lambda each: each.scenario):
+        comparisons = list(group)
+        failures = sum(each.verdict == "worse" for each in comparisons)
+        suite = Xml.SubElement(
+            root,
+            "testsuite",
+            name=scenario,
+            tests=str(len(comparisons)),
+            failures=str(failures),
+            errors="0",
+        )
+        for each in comparisons:
+            case = Xml.SubElement(suite, "testcase", classname=scenario, name=each.metric)
+            if each.verdict == "worse":
+                Xml.SubElement(case, "failure", message=each.text, type="regression")
+            else:
+                Xml.SubElement(case, "system-out").text = f"{each.verdict}: {each.text}"
+    Xml.indent(root)
+    Xml.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def github_annotations(judgement: Judgement) -> list[str]:
+    """Return workflow commands: an error per regression, a warning per doubt."""
+    lines = []
+    for verdict, command in (("worse", "error"), ("uncertain", "warning")):
+        for each in judgement.comparisons:
+            if each.verdict == verdict and each.worsening > 0:
+                title = _escaped(f"specsim gate: {each.scenario}")
+                title = title.replace(":", "%3A").replace(",", "%2C")
+                lines.append(f"::{command} title={title}::{_escaped(each.text)}")
+    return lines
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

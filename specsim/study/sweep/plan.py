@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import isfinite, prod
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Self
 
 import numpy as np
@@ -18,9 +18,8 @@ from pydantic import Field, field_validator, model_validator
 from specsim.core.errors import ConfigError
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.run.experiment import Experiment, check_used, overridden, set_field
-from specsim.study.sweep.labels import labels
 
-__all__ = ["Axis", "Point", "Sweep"]
+__all__ = ["Axis", "Point", "Sweep", "labels"]
 
 Axis = dict[str, list[Any]]
 """Values by dotted field name, equally many of each field."""
@@ -261,3 +260,29 @@ def _spaced(field: str, kind: str, ends: object) -> list[Any]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def labels(values: list[Any]) -> list[str]:
+    """Return a short name for each value, different for each.
+
+    Args:
+        values: All different.
+
+    Returns:
+        Numbers in their shortest form, members of a family as ``static:k=3``, files without folder
+        and suffix; in full where two values would have the same name.
+    """
+    short = [_short(value) for value in values]
+    full = [str(value) for value in values]
+    return [s if short.count(s) == 1 else f for s, f in zip(short, full, strict=True)]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        kind = value.get("kind", value.get("method"))
+        fields = [f"{k}={_short(v)}" for k, v in value.items() if k not in ("kind", "method")]
+        return f"{kind}:{','.join(fields)}" if kind and fields else str(kind or ",".join(fields))
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = json.dumps(value) if isinstance(value, bool | list | None) else str(value)
+    return PurePath(text).stem if text.endswith((".yaml", ".yml", ".json")) else text

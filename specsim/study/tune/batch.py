@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from specsim.policies.schedule import Schedule
 from specsim.run.deployment import Deployment
+from specsim.study.loads import Loads
 from specsim.study.paired import SpeedUp, mean_and_half_width, speed_up
-from specsim.study.tune.load import Loads
 from specsim.study.tune.trials import Measurement, Trials
 
 __all__ = ["BatchPoint", "BatchTuning", "best_k", "non_increasing", "tune_batches"]
@@ -120,17 +120,13 @@ def _largest_batch(loads: Loads) -> tuple[int, int]:
 def _try_all(loads: Loads, trials: Trials, sizes: list[int]) -> list[BatchPoint]:
     ks = range(loads.experiment.max_draft_len + 1)
     measured = iter(
-        trials.run(
-            trial
+        trials.measure(
+            loads.closed_trials(Schedule(ranges=((1, size, k),)), size, _count(size))
             for size in sizes
             for k in ks
-            for trial in loads.closed_trials(Schedule(ranges=((1, size, k),)), size, _count(size))
         )
     )
-    return [
-        BatchPoint(size, [[next(measured) for _ in range(loads.replications)] for _ in ks])
-        for size in sizes
-    ]
+    return [BatchPoint(size, [next(measured) for _ in ks]) for size in sizes]
 
 
 def _count(size: int) -> int:

@@ -12,9 +12,10 @@ from pydantic import Field, model_validator
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
 from specsim.core.settings import Settings, load_mapping, validated
+from specsim.run.experiment import Experiment
 from specsim.study.gate.suite import Name, Tolerances, check_metrics
 
-__all__ = ["GateResults", "ScenarioResults", "baseline_file", "checked_date"]
+__all__ = ["GateResults", "ScenarioResults", "baseline_file", "checked_date", "without_seed"]
 
 _FORMAT = "specsim gate 1"
 _REMEDY = "write one with `specsim gate --update`"
@@ -30,6 +31,16 @@ class ScenarioResults(Settings):
     seeds: list[int] = Field(min_length=1)
     metrics: dict[str, list[float]]
     """By name, one value per seed."""
+
+    @classmethod
+    def of(cls, experiment: Experiment, seeds: list[int], metrics: dict[str, list[float]]) -> Self:
+        """Return what an experiment came to."""
+        return cls(
+            config_hash=experiment.hash,
+            config=without_seed(experiment),
+            seeds=seeds,
+            metrics=metrics,
+        )
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -78,6 +89,11 @@ class GateResults(Settings):
     def to_json(self) -> str:
         """Return the results as the text of a JSON file."""
         return json.dumps(self.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+
+
+def without_seed(experiment: Experiment) -> dict[str, Any]:
+    """Return a resolved experiment without its seed."""
+    return {name: value for name, value in experiment.to_dict().items() if name != "seed"}
 
 
 @contextmanager
