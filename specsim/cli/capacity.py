@@ -119,7 +119,7 @@ def capacity(
     names = [] if gpus is None else [name.strip() for name in gpus.split(",")]
     hardware = find_hardware(experiment, names)
     choices = Choices(hardware, chosen, table)
-    with results_folder(out) as folder:
+    with results_folder(out, ("capacity.json", "capacity.parquet")) as folder:
         with progress("simulations", None) as on_progress:
             found = find_capacity(
                 experiment, goal, choices, workers=workers, on_progress=on_progress

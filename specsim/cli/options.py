@@ -27,7 +27,7 @@ def all_overrides(overrides: list[str] | None, seed: int | None) -> list[str]:
 def results_folder(out: Path | None, replaced: Iterable[str] = ()) -> Iterator[Path | None]:
     """Open the results folder before the work: what cannot be written fails at once.
 
-    Files named in `replaced` do not stay in it.
+    What it holds under the names in `replaced` must be specsim's own, and does not stay in it.
     """
     from specsim.core.atomic import new_folder
 

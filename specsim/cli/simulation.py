@@ -121,7 +121,8 @@ def compare(
     experiment = Experiment.load(config, all_overrides(overrides, seed))
     chosen = parse_policies(policies)
 
-    with results_folder(out) as folder:
+    written = ("comparison.json", "plot.png", *map(folder_name, chosen))
+    with results_folder(out, written) as folder:
         with progress("runs", len(chosen) * replications) as on_progress:
             comparison = run_comparison(
                 experiment,

@@ -56,7 +56,7 @@ def tune(
     from specsim.study.tune import tune as run_tuning
 
     experiment = Experiment.load(config, all_overrides(overrides, seed))
-    with results_folder(out) as folder:
+    with results_folder(out, ("tune.json", "plot.png")) as folder:
         with progress("simulations", None) as on_progress:
             tuning = run_tuning(
                 experiment,
