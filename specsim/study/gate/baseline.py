@@ -14,6 +14,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.run.experiment import Experiment
 from specsim.study.gate.suite import Name, Tolerances, check_metrics
+from specsim.study.inputs import Input, inputs_of
 
 __all__ = ["GateResults", "ScenarioResults", "baseline_file", "checked_date", "without_seed"]
 
@@ -28,6 +29,8 @@ class ScenarioResults(Settings):
     """Identity of the experiment without its seed."""
     config: dict[str, Any]
     """The resolved experiment, without its seed."""
+    inputs: dict[str, Input] | None = None
+    """What its runs read, by the field that names it; None in older baselines."""
     seeds: list[int] = Field(min_length=1)
     metrics: dict[str, list[float]]
     """By name, one value per seed."""
@@ -38,6 +41,7 @@ class ScenarioResults(Settings):
         return cls(
             config_hash=experiment.hash,
             config=without_seed(experiment),
+            inputs=inputs_of(experiment),
             seeds=seeds,
             metrics=metrics,
         )

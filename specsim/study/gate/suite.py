@@ -8,8 +8,9 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, field_validator
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import Settings, load_mapping, nearest, validated
+from specsim.core.settings import Settings, nearest, validated
 from specsim.run.experiment import Experiment, check_used, overridden, set_field
+from specsim.study.inputs import load_with_base
 
 __all__ = ["METRICS", "Name", "Suite", "Tolerances", "parse_tolerances", "tolerances_of"]
 
@@ -98,11 +99,9 @@ class Suite(Settings):
             ConfigError: The file cannot be read, a scenario is no valid experiment, or an override
                 is of what every scenario replaces.
         """
-        data = load_mapping(path, ConfigError)
+        data = load_with_base(path)
         if "workload" in data:
             data = {"base": data, "scenarios": {_ONLY: {}}}
-        if isinstance(data.get("base"), str):
-            data["base"] = load_mapping(path.parent / data["base"], ConfigError)
         with validated(str(path), ConfigError):
             suite = cls.model_validate(data)
         overrides = list(overrides)

@@ -21,6 +21,7 @@ from specsim.core.errors import ConfigError, SpecsimError
 from specsim.run.experiment import Experiment
 from specsim.study.gate.baseline import GateResults, ScenarioResults, without_seed
 from specsim.study.gate.suite import METRICS, Suite, Tolerances
+from specsim.study.inputs import Input, inputs_of
 from specsim.study.paired import mean_and_half_width, student_t
 
 __all__ = [
@@ -142,7 +143,7 @@ def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -
     comparisons = []
     for name, old in baseline.scenarios.items():
         new = current.scenarios[name]
-        for text in _differences(name, old.config, new.config):
+        for text in _differences(name, old, new.config, new.inputs):
             scenarios_of.setdefault(text, []).append(name)
         for metric, tolerance in tolerances.items():
             comparisons.append(_compare(name, metric, tolerance, (old, new), error))
@@ -164,7 +165,8 @@ def check_same_suite(baseline: GateResults, suite: Suite) -> None:
     """
     _check_names(set(baseline.scenarios), set(suite.scenarios))
     for name, old in baseline.scenarios.items():
-        _differences(name, old.config, without_seed(suite.experiment(name)))
+        experiment = suite.experiment(name)
+        _differences(name, old, without_seed(experiment), inputs_of(experiment))
         if old.seeds != (seeds := suite.seeds(name)):
             raise ConfigError(
                 f"scenario '{name}': the suite has the seeds {_span(seeds)}, the baseline "
@@ -182,22 +184,37 @@ def _check_names(before: set[str], after: set[str]) -> None:
         raise ConfigError(f"scenario '{odd}': only the {side} has it; {_REMEDY}")
 
 
-def _differences(name: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def _differences(
+    name: str, old: ScenarioResults, config: dict[str, Any], inputs: dict[str, Input] | None
+) -> list[str]:
     """Return what differs in the thing tested; raise if the scenario itself does."""
-    before, after = _flat(_completed(old, new)), _flat(new)
+    read = _both_read(old.inputs or {}, inputs or {})
+    before, after = _flat(_completed(old.config, config)), _flat(config)
     found = []
-    for field in sorted(before.keys() | after.keys()):
+    for field in sorted(before.keys() | after.keys() | read.keys()):
         values = [side.get(field, "nothing") for side in (before, after)]
-        if values[0] == values[1]:
-            continue
+        digests = {each.digest for each in read.get(field, ())}
+        if len(digests) == 1 or (not digests and values[0] == values[1]):
+            continue  # of a file what counts is the content, wherever it lies
+        if values[0] != values[1]:
+            change = f"{field} was {values[0]!r} and is {values[1]!r}"
+            short = f"{field}: {values[0]} -> {values[1]}"
+        else:
+            change = short = f"{read[field][1].name} has changed since the baseline"
         if field.split(".")[0] not in _MAY_DIFFER:
-            raise ConfigError(
-                f"scenario '{name}': {field} was {values[0]!r} and is {values[1]!r}, so it is "
-                f"another scenario; {_REMEDY}"
-            )
-        found.append(f"{field}: {values[0]} -> {values[1]}")
+            raise ConfigError(f"scenario '{name}': {change}, so it is another scenario; {_REMEDY}")
+        found.append(short)
     # Of another policy every field is another.
     return [text for text in found if text.startswith("policy.kind:")] or found
+
+
+def _both_read(before: dict[str, Input], after: dict[str, Input]) -> dict[str, tuple[Input, Input]]:
+    """Return what both sides could read."""
+    return {
+        field: (before[field], after[field])
+        for field in before.keys() & after.keys()
+        if before[field].digest and after[field].digest
+    }
 
 
 def _completed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,9 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import Settings, load_mapping, validated
+from specsim.core.settings import Settings, validated
 from specsim.run.experiment import Experiment, check_used, overridden, set_field
+from specsim.study.inputs import load_with_base
 
 __all__ = ["Axis", "Point", "Sweep", "labels"]
 
@@ -112,9 +113,7 @@ class Sweep(Settings):
             ConfigError: The file cannot be read, the grid is empty, an axis sets what no experiment
                 has, or an override is of what an axis sets.
         """
-        data = load_mapping(path, ConfigError)
-        if isinstance(data.get("base"), str):
-            data["base"] = load_mapping(path.parent / data["base"], ConfigError)
+        data = load_with_base(path)
         with validated(str(path), ConfigError):
             sweep = cls.model_validate(data)
         overrides = list(overrides)
