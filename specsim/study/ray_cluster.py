@@ -3,7 +3,6 @@
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import ray
@@ -56,12 +55,7 @@ class RayCluster:
         """Start nothing more: the cluster runs already."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Leave the cluster, and end it if it was started here."""
         ray.shutdown()
 

@@ -14,7 +14,6 @@ from itertools import chain, count, islice, takewhile
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from threading import Thread
-from types import TracebackType
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from specsim.core.errors import SpecsimError
@@ -42,12 +41,7 @@ class Backend(Protocol):
     def __enter__(self) -> Self:
         """Start."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End all processes."""
 
     def stream(self, job: Job[T, R], tasks: Iterable[T]) -> Iterator[tuple[int, R]]:
@@ -77,15 +71,10 @@ class LocalProcesses:
         """Start nothing yet: processes are made when they are needed."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End all processes; after an error, without what they have not begun."""
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=error is not None)
+            self._pool.shutdown(cancel_futures=any(error))
             self._pool = None
 
     def stream(self, job: Job[T, R], tasks: Iterable[T]) -> Iterator[tuple[int, R]]:
@@ -161,14 +150,9 @@ class Runner:
         self._backend.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the backend."""
-        self._backend.__exit__(kind, error, trace)
+        self._backend.__exit__(*error)
 
     def stream(self, job: Job[T, R], tasks: Iterable[T]) -> Iterator[tuple[int, R]]:
         """Yield place and result of every task as soon as it has ended, in whatever order.

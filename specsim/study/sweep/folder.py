@@ -141,8 +141,7 @@ class SweepFolder:
 
     def _records(self) -> Iterator[dict[str, Any]]:
         for number in range(self.sweep.num_points):
-            path = self.record_path(number)
-            if path.exists():
+            if (path := self.record_path(number)).exists():
                 yield _record(path, number)
 
     def numbers(self) -> list[dict[str, Any]]:

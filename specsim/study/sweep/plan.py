@@ -7,7 +7,7 @@ fields of one axis change together. The first axis changes slowest, the replicat
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, product
 from math import isfinite, prod
 from pathlib import Path, PurePath
 from typing import Any, Self
@@ -24,6 +24,9 @@ __all__ = ["Axis", "Point", "Sweep", "labels"]
 
 Axis = dict[str, list[Any]]
 """Values by dotted field name, equally many of each field."""
+
+Row = tuple[int, dict[str, Any]]
+"""A place on an axis, and the value of each of its fields there."""
 
 _MAX_POINTS = 100_000
 _SPACED = ("linspace", "logspace")
@@ -138,16 +141,14 @@ class Sweep(Settings):
             ConfigError
         """
         valid = []
-        unproven = {
-            (axis, place) for axis, one in enumerate(self.axes) for place in range(_length(one))
-        }
+        unproven = {(axis, place) for axis, rows in enumerate(self._rows) for place, _ in rows}
         problems: dict[tuple[int, int], ConfigError] = {}
-        for places in self._combinations():
-            values = set(enumerate(places))
+        for combination in product(*self._rows):
+            values = {(axis, place) for axis, (place, _) in enumerate(combination)}
             if not values & unproven:
                 continue
             try:
-                valid.append(Experiment.parse(self._config(places, source), source))
+                valid.append(Experiment.parse(self._config(combination, source), source))
             except ConfigError as error:
                 for value in values:
                     problems.setdefault(value, error)
@@ -176,47 +177,40 @@ class Sweep(Settings):
     @property
     def num_points(self) -> int:
         """Number of runs."""
-        return prod(_length(axis) for axis in self.axes) * self.replications
+        return prod(map(len, self._rows)) * self.replications
 
     def points(self) -> Iterator[Point]:
         """Yield all runs in their order."""
         known = {f: labels(values) for axis in self.axes for f, values in axis.items()}
-        number = 0
-        for places in self._combinations():
-            chosen = dict(self._chosen(places))
-            config = self._config(places, "axes")
+        numbers = count()
+        for combination in product(*self._rows):
+            config = self._config(combination, "axes")
             for replication in range(self.replications):
                 seed = self.seed + replication
                 yield Point(
-                    number=number,
-                    axes={field: self._value(field, place) for field, place in chosen.items()},
-                    labels={field: known[field][place] for field, place in chosen.items()},
+                    number=next(numbers),
+                    axes={field: value for _, row in combination for field, value in row.items()},
+                    labels={f: known[f][place] for place, row in combination for f in row},
                     replication=replication,
                     seed=seed,
                     config={**config, "seed": seed},
                 )
-                number += 1
 
-    def _combinations(self) -> Iterator[tuple[int, ...]]:
-        return product(*(range(_length(axis)) for axis in self.axes))
+    @property
+    def _rows(self) -> list[list[Row]]:
+        """All places of each axis."""
+        columns = [zip(*axis.values(), strict=True) for axis in self.axes]
+        return [
+            [(place, dict(zip(axis, row, strict=True))) for place, row in enumerate(rows)]
+            for axis, rows in zip(self.axes, columns, strict=True)
+        ]
 
-    def _chosen(self, places: tuple[int, ...]) -> Iterator[tuple[str, int]]:
-        for axis, place in zip(self.axes, places, strict=True):
-            for field in axis:
-                yield field, place
-
-    def _value(self, field: str, place: int) -> Any:
-        return next(axis[field][place] for axis in self.axes if field in axis)
-
-    def _config(self, places: tuple[int, ...], source: str) -> dict[str, Any]:
+    def _config(self, combination: Iterable[Row], source: str) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(json.dumps(self.base))
-        for field, place in self._chosen(places):
-            set_field(config, field, self._value(field, place), f"{source}: axes: {field}")
+        for _, row in combination:
+            for field, value in row.items():
+                set_field(config, field, value, f"{source}: axes: {field}")
         return config
-
-
-def _length(axis: Axis) -> int:
-    return len(next(iter(axis.values()), []))
 
 
 def _values(field: str, given: object) -> list[Any]:
