@@ -38,14 +38,7 @@ class PolicyResult:
     """Of the mean end-to-end latency over no speculation."""
 
     def mean(self, field: str) -> float:
-        """Return the mean of a field of the summaries, or of their block ``specsim``.
-
-        Args:
-            field: Such as ``mean_e2el_ms`` or ``tokens_per_step``.
-
-        Returns:
-            nan where a summary lacks the field.
-        """
+        """Return the mean of a field of the summaries or their block ``specsim``; nan without."""
         values = [{**s["specsim"], **s}.get(field) for s in self.summaries]
         return fmean(float("nan") if value is None else value for value in values)
 
@@ -153,10 +146,7 @@ def _is_tied(above: PolicyResult, result: PolicyResult) -> bool | None:
 
 
 def parse_policies(texts: list[str]) -> dict[str, Policy]:
-    """Return policies by their short forms, no speculation first.
-
-    Args:
-        texts: Such as ``static:k=3``.
+    """Return policies by their short forms, such as ``static:k=3``, no speculation first.
 
     Raises:
         ConfigError: A policy is unknown, a field of it wrong, or the same text is given twice.

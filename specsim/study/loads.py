@@ -193,15 +193,11 @@ class Loads:
         return self._lengths.draw(generator(self.experiment.seed, "lengths"), _SAMPLE)
 
     def closed_trials(self, policy: Policy, concurrency: int, count: int) -> list[Trial]:
-        """Return the trials that hold the batch of one replica at a size.
+        """Return the trials that hold the batch of one replica at a size, one per replication.
 
         Args:
-            concurrency: Clients without think time, so the batch size as long as the KV cache holds
-                it.
+            concurrency: Clients without think time; the batch size if the KV cache holds it.
             count: Requests.
-
-        Returns:
-            One per replication.
         """
         workload = WorkloadConfig(
             arrivals=ClosedLoop(concurrency=concurrency),
@@ -213,15 +209,12 @@ class Loads:
     def trials(
         self, policy: Policy, load: float, count: int, *, synchronous: bool = False
     ) -> list[Trial]:
-        """Return the trials of a policy at a load.
+        """Return the trials of a policy at a load, one per replication.
 
         Args:
             load: Requests/s or clients; see `unit`.
             count: Requests.
             synchronous: Whether to force synchronous scheduling, which an oracle needs.
-
-        Returns:
-            One per replication.
         """
         own = self.experiment.workload.arrivals
         changes: dict[str, object] = (

@@ -52,7 +52,7 @@ class RayCluster:
         self._workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def __enter__(self) -> Self:
-        """Start nothing more: the cluster runs already."""
+        """Start nothing: the cluster runs already."""
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -203,11 +203,7 @@ def _as_error(task: object, why: str) -> SpecsimError:
 
 
 def warm_up(workers: int) -> None:
-    """Start importing the simulator for the workers, while this process does so for itself.
-
-    Args:
-        workers: How many there will be; a single one runs in this process and needs nothing.
-    """
+    """Start importing the simulator for several workers, while this process does so for itself."""
     if workers > 1 and _context().get_start_method() == "forkserver":
         forkserver.ensure_running()
 

@@ -42,10 +42,7 @@ class Goal:
 
 
 def parse_slo(text: str) -> Slo:
-    """Return the limits that ``--slo`` names.
-
-    Args:
-        text: Such as ``ttft:500,tpot:50,e2el:10000``, in milliseconds.
+    """Return the limits that ``--slo`` names: ``ttft:500,tpot:50,e2el:10000``, in milliseconds.
 
     Raises:
         ConfigError: A metric is unknown or given twice, or a limit is not a number above 0.
@@ -84,10 +81,7 @@ class Prices(Settings):
 
     @classmethod
     def load(cls, path: Path | None) -> Self:
-        """Return a table of prices.
-
-        Args:
-            path: A YAML file; None: the examples that specsim ships.
+        """Return the prices in a YAML file; without one, the examples that specsim ships.
 
         Raises:
             ConfigError: The file cannot be read, or a field is missing or wrong.

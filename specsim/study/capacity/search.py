@@ -38,8 +38,7 @@ def largest_sustained(
     """Search for the largest sustained load.
 
     Args:
-        start: Where to begin, best near saturation; the search covers from a 64th to 64 times of
-            it.
+        start: Where to begin, best near saturation; a 64th to 64 times of it are covered.
         tolerance: Ratio, less 1, of the two ends of the bracket at which to stop.
         is_whole: Whether loads are whole numbers of at least 1.
 

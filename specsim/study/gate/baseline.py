@@ -104,11 +104,8 @@ def without_seed(experiment: Experiment) -> dict[str, Any]:
 def baseline_file(path: Path) -> Iterator[Path]:
     """Give a temporary file that becomes the baseline if the block succeeds.
 
-    Args:
-        path: Replaced if it holds a baseline already.
-
     Raises:
-        ConfigError: It holds something else, or cannot be written.
+        ConfigError: The path holds something else than a baseline, or cannot be written.
     """
     if path.is_file():
         try:
@@ -122,10 +119,10 @@ def baseline_file(path: Path) -> Iterator[Path]:
 
 
 def checked_date(text: str) -> str:
-    """Return an ISO date if it is one.
+    """Return an ISO date.
 
     Raises:
-        ConfigError
+        ConfigError: It is none.
     """
     try:
         return datetime.date.fromisoformat(text).isoformat()

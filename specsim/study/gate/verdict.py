@@ -126,10 +126,7 @@ class Judgement:
 
 
 def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -> Judgement:
-    """Compare the results of two revisions.
-
-    Args:
-        tolerances: Of the metrics to be compared.
+    """Compare the results of two revisions in the metrics that have tolerances.
 
     Raises:
         ConfigError: The two do not have the same scenarios, or one lacks a metric.
@@ -161,7 +158,7 @@ def check_same_suite(baseline: GateResults, suite: Suite) -> None:
     """Raise, before anything is run, unless a suite has the scenarios and seeds of a baseline.
 
     Raises:
-        ConfigError
+        ConfigError: It has others, or what they read has changed.
     """
     _check_names(set(baseline.scenarios), set(suite.scenarios))
     for name, old in baseline.scenarios.items():

@@ -57,11 +57,9 @@ def run_sweep(
 
 
 def run_point(point: Point) -> dict[str, Any]:
-    """Run a point and return its record.
+    """Run a point and return its record, as it stands in ``points/<number>.json``.
 
-    Returns:
-        As it stands in ``points/<number>.json``. A point that cannot be run has a record as well,
-        with its error.
+    A point that cannot be run has a record as well, with its error.
     """
     try:
         experiment = point.experiment()
@@ -86,11 +84,7 @@ def _requests(workload: str, seed: int) -> list[Request]:
 
 
 def _failed(point: Point, why: str) -> dict[str, Any]:
-    """Return the record of a point that could not be run.
-
-    Args:
-        why: The error; its first line is kept.
-    """
+    """Return the record of a point that could not be run, with the first line of the reason."""
     try:
         config_hash = point.experiment().hash
     except SpecsimError:
@@ -119,14 +113,10 @@ def _header(point: Point, error: str | None, config_hash: str | None) -> dict[st
 
 
 def flat_metrics(summary: dict[str, Any]) -> dict[str, float | int]:
-    """Return the numbers of a summary, without nesting.
+    """Return the numbers of a summary, as in ``summary.json``, without nesting.
 
-    Args:
-        summary: As in ``summary.json``.
-
-    Returns:
-        The block ``specsim`` stands beside the others; what is nested in it has dotted names, such
-        as ``time_shares.target``. Truth values are 0 or 1; text and lists are left out.
+    The block ``specsim`` stands beside the others; what is nested in it has dotted names, such as
+    ``time_shares.target``. Truth values are 0 or 1; text and lists are left out.
     """
     outer = {name: value for name, value in summary.items() if name != "specsim"}
     return dict(_numbers("", {**outer, **summary["specsim"]}))

@@ -46,10 +46,9 @@ class SweepFolder:
 
     @classmethod
     def create(cls, path: Path, sweep: Sweep, *, resume: bool) -> Self:
-        """Return a folder to write to.
+        """Return a folder to write to, which is made if it is missing.
 
         Args:
-            path: Made if missing.
             resume: Whether it may hold points of this very sweep, which are kept.
 
         Raises:

@@ -107,10 +107,7 @@ class Sweep(Settings):
 
     @classmethod
     def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
-        """Return the sweep in a YAML file.
-
-        Args:
-            overrides: Of fields of the base, such as ``workload.num_requests=100``.
+        """Return the sweep in a YAML file, with some fields of its base replaced.
 
         Raises:
             ConfigError: The file cannot be read, the grid is empty, an axis sets what no experiment
@@ -131,14 +128,11 @@ class Sweep(Settings):
         A combination that does not go together, such as a draft that is longer than the limit, is
         left for its run to say.
 
-        Args:
-            source: Where the sweep came from, for error messages.
-
         Returns:
             Valid ones, so many that every value of every axis is in one.
 
         Raises:
-            ConfigError
+            ConfigError: There is such a value; the message begins with `source`.
         """
         valid = []
         unproven = {(axis, place) for axis, rows in enumerate(self._rows) for place, _ in rows}
@@ -256,14 +250,10 @@ def _is_number(value: object) -> bool:
 
 
 def labels(values: list[Any]) -> list[str]:
-    """Return a short name for each value, different for each.
+    """Return a short name for each of some different values, different for each.
 
-    Args:
-        values: All different.
-
-    Returns:
-        Numbers in their shortest form, members of a family as ``static:k=3``, files without folder
-        and suffix; in full where two values would have the same name.
+    Numbers in their shortest form, members of a family as ``static:k=3``, files without folder and
+    suffix; in full where two values would have the same name.
     """
     short = [_short(value) for value in values]
     full = [str(value) for value in values]

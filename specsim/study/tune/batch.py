@@ -137,8 +137,7 @@ def best_k(log_times: NDArray[np.float64]) -> int:
     """Return the smallest k whose paired 95 % interval does not tell it from the fastest.
 
     Args:
-        log_times: Logarithm of a time per token, at least two replications, of shape (k + 1,
-            replications).
+        log_times: Logarithm of a time per token, of shape (k + 1, replications).
     """
     excess = log_times - log_times[log_times.mean(axis=1).argmin()]
     return next(k for k, samples in enumerate(excess) if _may_be_zero(samples))
@@ -172,8 +171,7 @@ def non_increasing(gains: NDArray[np.float64]) -> list[int]:
     """Return the k of every batch size, never rising, of the greatest total gain.
 
     Args:
-        gains: By batch size from 1; a size counts by its share of a logarithmic axis. Of shape (n,
-            k + 1).
+        gains: Of batch sizes from 1, which count by their share of a logarithmic axis, (n, k + 1).
     """
     ks = range(gains.shape[1])
     total = np.zeros(len(ks))

@@ -31,12 +31,7 @@ class Measurement:
 
 
 class Trials(Runner):
-    """Runs trials, each once.
-
-    Args:
-        workers: Processes; the measurements do not depend on their number.
-        on_progress: Told the number of trials that have ended.
-    """
+    """Runs trials, each once."""
 
     def __init__(self, workers: int, on_progress: Callable[[int], None] | None = None) -> None:
         super().__init__(LocalProcesses(workers), on_progress)
