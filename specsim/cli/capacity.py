@@ -1,13 +1,21 @@
 """Command ``capacity``."""
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specsim.cli.options import Config, Out, Overrides, Seed, all_overrides, results_folder
+from specsim.cli.options import (
+    ALL_CORES,
+    Config,
+    Out,
+    Overrides,
+    Seed,
+    Workers,
+    all_overrides,
+    results_folder,
+)
 from specsim.cli.terminal import progress, show, warn
 
 __all__ = ["capacity"]
@@ -71,9 +79,7 @@ def capacity(
             min=50, max=100_000_000, help="Requests per run; by default the experiment's, or 1000."
         ),
     ] = None,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes; the results do not depend on them.")
-    ] = os.cpu_count() or 1,
+    workers: Workers = ALL_CORES,
     out: Out = None,
 ) -> None:
     """Find the largest load within limits, how many GPUs a target rate takes, and what it costs.

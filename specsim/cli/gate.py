@@ -1,14 +1,13 @@
 """Command ``gate``."""
 
 import json
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specsim.cli.options import Overrides
+from specsim.cli.options import ALL_CORES, Overrides, Workers
 from specsim.cli.terminal import progress, show, warn
 
 if TYPE_CHECKING:
@@ -47,9 +46,7 @@ def gate(
     github: Annotated[
         bool, typer.Option("--github", help="Print annotations for GitHub Actions.")
     ] = False,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes; the results do not depend on them.")
-    ] = os.cpu_count() or 1,
+    workers: Workers = ALL_CORES,
 ) -> None:
     """Compare a revision with a baseline, scenario by scenario; exit with 1 if it is worse.
 

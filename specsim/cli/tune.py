@@ -1,13 +1,21 @@
 """Command ``tune``."""
 
 import json
-import os
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from specsim.cli.options import Config, Out, Overrides, Seed, all_overrides, results_folder
+from specsim.cli.options import (
+    ALL_CORES,
+    Config,
+    Out,
+    Overrides,
+    Seed,
+    Workers,
+    all_overrides,
+    results_folder,
+)
 from specsim.cli.terminal import progress, show, spinner, warn
 
 __all__ = ["tune"]
@@ -30,9 +38,7 @@ def tune(
     replications: Annotated[
         int, typer.Option(min=2, help="Runs of each kind; more give narrower intervals.")
     ] = 5,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes; the results do not depend on them.")
-    ] = os.cpu_count() or 1,
+    workers: Workers = ALL_CORES,
     emit: Annotated[
         Emit | None,
         typer.Option(help="Print only what to use, for --speculative-config; tables go to stderr."),

@@ -20,7 +20,7 @@ from specsim.study.capacity.choices import (
 )
 from specsim.study.capacity.findings import Capacity, Found
 from specsim.study.capacity.probe import Probe, Task, measure
-from specsim.study.capacity.search import Bracket, Exploration, explore
+from specsim.study.capacity.search import explore
 from specsim.study.loads import Loads, Trial, check_steady
 from specsim.study.runner import LocalProcesses, Runner
 from specsim.workload import WorkloadConfig
@@ -148,29 +148,16 @@ def _search(candidates: list[_Candidate], runner: Runner, prices: Prices) -> lis
         groups = runner.run(
             measure, [candidates[number].at(load) for number, load in asked.items()]
         )
-        answers = [
-            (number, Probe(load, group))
-            for (number, load), group in zip(asked.items(), groups, strict=True)
-        ]
-        for number, probe in answers:
-            following = _answered(searches[number], probe)
-            if isinstance(following, float):
-                asked[number] = following
-            else:
+        for (number, load), group in zip(list(asked.items()), groups, strict=True):
+            try:
+                asked[number] = searches[number].send(Probe(load, group))
+            except StopIteration as stop:
                 del asked[number]
                 own = candidates[number]
                 price = prices.per_gpu_hour.get(own.hardware.profile.gpu)
-                ended[number] = Found(own.hardware, own.label, *following, price, own.goal)
+                bracket, probes = stop.value
+                ended[number] = Found(own.hardware, own.label, bracket, probes, price, own.goal)
     return [ended[number] for number in range(len(candidates))]
-
-
-def _answered(search: Exploration, probe: Probe) -> float | tuple[Bracket, list[Probe]]:
-    """Return the next load that a search asks for, or what it has found."""
-    try:
-        return search.send(probe)
-    except StopIteration as stop:
-        result: tuple[Bracket, list[Probe]] = stop.value
-        return result
 
 
 def _notes(found: list[Found], prices: Prices) -> list[str]:

@@ -11,7 +11,7 @@ from math import sqrt
 from specsim.study.capacity.choices import Goal
 from specsim.study.capacity.probe import Probe
 
-__all__ = ["SHARES", "Bracket", "Exploration", "explore", "largest_sustained"]
+__all__ = ["SHARES", "Bracket", "explore", "largest_sustained"]
 
 SHARES = (0.25, 0.5, 0.75)
 """Of the capacity: where else latency and cost are looked at."""
@@ -77,10 +77,7 @@ def _possible(load: float, is_whole: bool) -> float:
     return float(max(1, round(load))) if is_whole else load
 
 
-Exploration = Generator[float, Probe, tuple[Bracket, list[Probe]]]
-
-
-def explore(start: float, goal: Goal) -> Exploration:
+def explore(start: float, goal: Goal) -> Generator[float, Probe, tuple[Bracket, list[Probe]]]:
     """Look for the capacity of one replica, and at some loads below it.
 
     Args:
