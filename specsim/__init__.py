@@ -32,8 +32,8 @@ _MOVED = {
     **{
         name: f"core.{name}"
         for name in (
-            "atomic", "columns", "compiled", "compiler", "errors", "families", "processes",
-            "request", "resources", "rng", "settings", "step", "version",
+            "atomic", "columns", "compiled", "compiler", "errors", "families", "request",
+            "resources", "rng", "settings", "step", "version",
         )
     },
     **{name: f"run.{name}" for name in ("deployment", "drafting", "experiment", "preload")},
@@ -57,6 +57,7 @@ _MOVED = {
     "calibration.torch_engine": "reality.torch_engine",
     "catalogue": "cli.families",
     "draft_luck": "core.draft_luck",
+    "processes": "study.runner",
     "model_config": "hardware.model_config",
     "roofline_profile": "profile.from_roofline",
 }  # fmt: skip

@@ -12,8 +12,7 @@ from conftest import ROOT, data_folder, needs
 
 from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
-from specsim.study.sweep import Sweep
-from specsim.study.sweep.point import run_point
+from specsim.study.sweep import Sweep, run_point
 
 TOKENS = data_folder() / "tokens" / "llama31_8b_gsm8k.jsonl.gz"
 

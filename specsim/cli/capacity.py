@@ -1,13 +1,21 @@
 """Command ``capacity``."""
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specsim.cli.options import Config, Out, Overrides, Seed, all_overrides, results_folder
+from specsim.cli.options import (
+    ALL_CORES,
+    Config,
+    Out,
+    Overrides,
+    Seed,
+    Workers,
+    all_overrides,
+    results_folder,
+)
 from specsim.cli.terminal import progress, show, warn
 
 __all__ = ["capacity"]
@@ -71,9 +79,7 @@ def capacity(
             min=50, max=100_000_000, help="Requests per run; by default the experiment's, or 1000."
         ),
     ] = None,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes; the results do not depend on them.")
-    ] = os.cpu_count() or 1,
+    workers: Workers = ALL_CORES,
     out: Out = None,
 ) -> None:
     """Find the largest load within limits, how many GPUs a target rate takes, and what it costs.
@@ -82,7 +88,7 @@ def capacity(
     and policy is searched by bracketing and bisection, on the same requests and luck. With --out
     the folder gets capacity.json, and capacity.parquet with every load that was tried.
     """
-    from specsim.core.processes import warm_up
+    from specsim.study.runner import warm_up
 
     warm_up(workers)
     from specsim.core.errors import ConfigError
@@ -95,10 +101,9 @@ def capacity(
         find_capacity,
         find_hardware,
         parse_slo,
-        save,
     )
     from specsim.study.compare import parse_policies
-    from specsim.study.sweep.labels import labels
+    from specsim.study.sweep import labels
 
     experiment = Experiment.load(config, all_overrides(overrides, seed))
     limits = experiment.slo if slo is None else parse_slo(slo)
@@ -120,13 +125,13 @@ def capacity(
     names = [] if gpus is None else [name.strip() for name in gpus.split(",")]
     hardware = find_hardware(experiment, names)
     choices = Choices(hardware, chosen, table)
-    with results_folder(out) as folder:
+    with results_folder(out, ("capacity.json", "capacity.parquet")) as folder:
         with progress("simulations", None) as on_progress:
             found = find_capacity(
                 experiment, goal, choices, workers=workers, on_progress=on_progress
             )
         if folder is not None:
-            save(found, folder)
+            found.save(folder)
     show(*capacity_tables(found, config.name))
     source = "examples of list prices, replace them by --prices" if prices is None else prices
     typer.echo(f"prices of {table.date}: {source}")

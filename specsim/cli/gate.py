@@ -1,14 +1,13 @@
 """Command ``gate``."""
 
 import json
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specsim.cli.options import Overrides
+from specsim.cli.options import ALL_CORES, Overrides, Workers
 from specsim.cli.terminal import progress, show, warn
 
 if TYPE_CHECKING:
@@ -47,9 +46,7 @@ def gate(
     github: Annotated[
         bool, typer.Option("--github", help="Print annotations for GitHub Actions.")
     ] = False,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes; the results do not depend on them.")
-    ] = os.cpu_count() or 1,
+    workers: Workers = ALL_CORES,
 ) -> None:
     """Compare a revision with a baseline, scenario by scenario; exit with 1 if it is worse.
 
@@ -63,14 +60,14 @@ def gate(
     """
     is_stored = current.suffix == ".json"
     if not is_stored:
-        from specsim.core.processes import warm_up
+        from specsim.study.runner import warm_up
 
         warm_up(workers)
     from specsim.core.atomic import new_file
     from specsim.show.render.gate import gate_table, gate_verdict
     from specsim.study.gate import GateResults, Suite, check_same_suite, judge
-    from specsim.study.gate.reports import github_annotations, write_junit
     from specsim.study.gate.suite import parse_tolerances, tolerances_of
+    from specsim.study.gate.verdict import github_annotations, write_junit
 
     outputs = {"--json": json_out, "--junit": junit, "--github": github or None}
     given = parse_tolerances(tolerance or ())
@@ -133,7 +130,7 @@ def _run(
 def _write_baseline(
     path: Path, suite: "Suite", tolerances: dict[str, float], workers: int, date: str | None
 ) -> None:
-    from specsim.study.gate.results import baseline_file, checked_date
+    from specsim.study.gate.baseline import baseline_file, checked_date
 
     date = None if date is None else checked_date(date)
     with baseline_file(path) as temporary:

@@ -32,7 +32,7 @@ def _load(results: Path, prices: Path | None) -> Any:
     from specsim.core.errors import ConfigError
     from specsim.show.report import load_study
     from specsim.show.report.prices import with_prices
-    from specsim.study.capacity.prices import Prices
+    from specsim.study.capacity import Prices
 
     study = load_study(results)
     if study.kind == "capacity":

@@ -1,13 +1,21 @@
 """Commands that simulate: ``run`` and ``compare``."""
 
 import json
-import os
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from specsim.cli.options import Config, Out, Overrides, Seed, all_overrides, results_folder
+from specsim.cli.options import (
+    ALL_CORES,
+    Config,
+    Out,
+    Overrides,
+    Seed,
+    Workers,
+    all_overrides,
+    results_folder,
+)
 from specsim.cli.terminal import progress, show, spinner, warn
 
 __all__ = ["ManyPolicies", "compare", "run"]
@@ -98,9 +106,7 @@ def compare(
     replications: Annotated[
         int, typer.Option(min=1, help="Runs per policy; two or more give confidence intervals.")
     ] = 3,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes; the results do not depend on them.")
-    ] = os.cpu_count() or 1,
+    workers: Workers = ALL_CORES,
     out: Out = None,
 ) -> None:
     """Run several policies on identical luck and print their speed-up over no speculation.
@@ -110,7 +116,7 @@ def compare(
     --out the folder gets the results of the first replication of each policy, comparison.json
     and plot.png.
     """
-    from specsim.core.processes import warm_up
+    from specsim.study.runner import warm_up
 
     warm_up(workers)
     from specsim.run.experiment import Experiment
@@ -121,7 +127,8 @@ def compare(
     experiment = Experiment.load(config, all_overrides(overrides, seed))
     chosen = parse_policies(policies)
 
-    with results_folder(out) as folder:
+    written = ("comparison.json", "plot.png", *map(folder_name, chosen))
+    with results_folder(out, written) as folder:
         with progress("runs", len(chosen) * replications) as on_progress:
             comparison = run_comparison(
                 experiment,

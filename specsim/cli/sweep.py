@@ -56,7 +56,7 @@ def sweep(
     point that fails is recorded with its error, and the others go on; the exit code is then 1.
     """
     from specsim.core.errors import ConfigError
-    from specsim.core.processes import warm_up
+    from specsim.study.runner import warm_up
 
     if ray_address is not None and backend is not Where.RAY:
         raise ConfigError("--ray-address is used by --backend ray only; add that or leave it out")
@@ -93,7 +93,7 @@ def _backend(workers: int | None, where: Where, ray_address: str | None) -> "Bac
         assert workers is not None
         return LocalProcesses(workers)
     try:
-        from specsim.study.sweep.on_ray import RayCluster
+        from specsim.study.ray_cluster import RayCluster
     except ImportError as error:
         raise ConfigError("--backend ray needs Ray; pip install 'specsim[cluster]'") from error
     return RayCluster(workers, ray_address)

@@ -1,13 +1,21 @@
 """Command ``tune``."""
 
 import json
-import os
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from specsim.cli.options import Config, Out, Overrides, Seed, all_overrides, results_folder
+from specsim.cli.options import (
+    ALL_CORES,
+    Config,
+    Out,
+    Overrides,
+    Seed,
+    Workers,
+    all_overrides,
+    results_folder,
+)
 from specsim.cli.terminal import progress, show, spinner, warn
 
 __all__ = ["tune"]
@@ -30,9 +38,7 @@ def tune(
     replications: Annotated[
         int, typer.Option(min=2, help="Runs of each kind; more give narrower intervals.")
     ] = 5,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes; the results do not depend on them.")
-    ] = os.cpu_count() or 1,
+    workers: Workers = ALL_CORES,
     emit: Annotated[
         Emit | None,
         typer.Option(help="Print only what to use, for --speculative-config; tables go to stderr."),
@@ -48,7 +54,7 @@ def tune(
 
     vllm serve MODEL --speculative-config "$(specsim tune EXP.yaml --emit vllm)"
     """
-    from specsim.core.processes import warm_up
+    from specsim.study.runner import warm_up
 
     warm_up(workers)
     from specsim.run.experiment import Experiment
@@ -56,7 +62,7 @@ def tune(
     from specsim.study.tune import tune as run_tuning
 
     experiment = Experiment.load(config, all_overrides(overrides, seed))
-    with results_folder(out) as folder:
+    with results_folder(out, ("tune.json", "plot.png")) as folder:
         with progress("simulations", None) as on_progress:
             tuning = run_tuning(
                 experiment,

@@ -53,7 +53,7 @@ def validate(
     replaced = Replaced(profile=profile, num_gpu_blocks=num_gpu_blocks, tokens=tokens, model=model)
     with ExitStack() as outputs:
         # Opened before the work, so that a path that cannot be written to is found at once.
-        folder = outputs.enter_context(results_folder(out))
+        folder = outputs.enter_context(results_folder(out, ("report.json", "report.png")))
         json_file = outputs.enter_context(new_file(json_out)) if json_out else None
         with spinner(f"replaying {run.name}"):
             found = run_validation(run, replaced)

@@ -1,5 +1,6 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and take the place of nobody else's."""
 
+import mmap
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -9,7 +10,12 @@ from tempfile import mkdtemp
 
 from specsim.core.errors import ConfigError
 
-__all__ = ["new_file", "new_folder"]
+__all__ = ["check_replaceable", "new_file", "new_folder"]
+
+_MARK = b"specsim_version"
+"""What nearly every JSON file and every table of results holds."""
+_UNMARKED = ("config.yaml", "plot.png", "report.png", "timeline.png", "timeline.parquet")
+"""Results without that mark: they are specsim's where one with it stands beside them."""
 
 
 @contextmanager
@@ -54,19 +60,25 @@ def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
     Args:
         path: Made if missing, and taken away again if the block fails; files and folders of the
             same name in it are replaced, others stay.
-        replaced: Files in it that do not stay even if none of the same name takes their place.
+        replaced: Names of what is written, as far as they are known beforehand. Files of these
+            names do not stay even if none takes their place.
 
     Raises:
-        ConfigError: The folder cannot be written to.
+        ConfigError: The folder cannot be written to, or something in it that would be replaced is
+            not specsim's.
     """
+    replaced = tuple(replaced)
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     temporary: Path | None = None
     written: set[str] = set()
     try:
+        check_replaceable(path, replaced)  # before the work
         path.mkdir(parents=True, exist_ok=True)
         temporary = Path(mkdtemp(prefix=".unfinished-", dir=path))
         yield temporary
-        for child in sorted(temporary.iterdir()):
+        children = sorted(temporary.iterdir())
+        check_replaceable(path, [child.name for child in children])
+        for child in children:
             target = path / child.name
             if target.is_dir():
                 shutil.rmtree(target)
@@ -83,3 +95,35 @@ def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
         for folder in made:
             with suppress(OSError):  # holds the results, or was never made
                 folder.rmdir()
+
+
+def check_replaceable(folder: Path, names: Iterable[str]) -> None:
+    """Raise unless all that a folder holds under some names was written by specsim.
+
+    Args:
+        names: Of files, or of folders of results.
+
+    Raises:
+        ConfigError: Something was not, and would be lost.
+    """
+    for name in names:
+        path = folder / name
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            if os.path.lexists(file) and not _is_ours(file):
+                raise ConfigError(
+                    f"{file}: was not written by specsim and would be lost; move it or name "
+                    "another folder"
+                )
+
+
+def _is_ours(path: Path) -> bool:
+    if path.name in _UNMARKED and path.is_file():
+        return any(_is_marked(other) for other in path.parent.iterdir())
+    return _is_marked(path)
+
+
+def _is_marked(path: Path) -> bool:
+    if path.suffix not in (".json", ".parquet") or not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(_MARK) >= 0

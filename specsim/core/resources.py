@@ -4,10 +4,18 @@ In a checkout they lie beside the package; in an installed wheel, inside it. A f
 name in the working directory comes first, so that a user's own profile needs no installation.
 """
 
+import os
+import re
 from pathlib import Path
+from typing import Any
 
-__all__ = ["find_resource", "locate", "resource_names"]
+__all__ = ["find_resource", "following", "locate", "resource_names"]
 
+_PATH_FIELDS = ("path", "corpus")
+"""Fields of settings that name a file or a folder."""
+_FILE_SUFFIXES = {"profile": (".yaml", ".yml"), "model": (".json",)}
+"""Fields that name a file if their value ends like this, and else something shipped."""
+_PATH_IN_SHORT_FORM = re.compile(rf"(?<=[:,])(\s*(?:{'|'.join(_PATH_FIELDS)})\s*=\s*)([^,]+)")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -58,3 +66,30 @@ def locate(path: Path) -> Path:
         return path
     folder, *rest = path.parts
     return find_resource(folder, "/".join(rest)) or path
+
+
+def following(settings: Any, folder: Path, field: str = "") -> Any:
+    """Return settings whose relative paths follow the folder of the file that they stand in.
+
+    Those that lead nowhere from there stay as they are: they name something that is shipped, or
+    follow the working directory, as all of them once did.
+
+    Args:
+        settings: As they were read.
+        field: Which they are the value of; dotted names count by their last part.
+    """
+    if isinstance(settings, dict):
+        return {name: following(value, folder, str(name)) for name, value in settings.items()}
+    if isinstance(settings, list):
+        return [following(value, folder, field) for value in settings]
+    if not isinstance(settings, str):
+        return settings
+    name = field.rpartition(".")[2]
+    if name in _PATH_FIELDS or settings.endswith(_FILE_SUFFIXES.get(name, ())):
+        return _beside(settings, folder)
+    return _PATH_IN_SHORT_FORM.sub(lambda found: found[1] + _beside(found[2], folder), settings)
+
+
+def _beside(path: str, folder: Path) -> str:
+    is_elsewhere = folder.resolve() != Path.cwd()
+    return str(folder / path) if path and is_elsewhere and os.path.exists(folder / path) else path

@@ -7,6 +7,7 @@ from specsim.profile.profile import (
     Profile,
     StepCosts,
     ValidRange,
+    find_profile,
     load_profile,
 )
 
@@ -18,6 +19,7 @@ __all__ = [
     "Profile",
     "StepCosts",
     "ValidRange",
+    "find_profile",
     "load_profile",
     "memory_plan",
 ]

@@ -13,14 +13,22 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.errors import ConfigError, ProfileError
-from specsim.core.resources import find_resource, resource_names
+from specsim.core.resources import find_resource, following, resource_names
 from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.core.step import Ints, StepLoad
 from specsim.latency import LATENCY
 from specsim.latency._form import CompiledCosts
 from specsim.latency.base import LatencyModel
 
-__all__ = ["DraftCost", "Overhead", "Profile", "StepCosts", "ValidRange", "load_profile"]
+__all__ = [
+    "DraftCost",
+    "Overhead",
+    "Profile",
+    "StepCosts",
+    "ValidRange",
+    "find_profile",
+    "load_profile",
+]
 
 
 class DraftCost(Settings):
@@ -336,27 +344,26 @@ def load_profile(name: str) -> Profile:
     """Return a profile by its name or path.
 
     Args:
-        name: Such as ``h100/llama-3.1-8b``, or the path of a YAML file.
+        name: Such as ``h100/llama-3.1-8b``, or the path of a YAML file. Paths in it follow it.
 
     Raises:
         ProfileError: There is none, or it is malformed.
+    """
+    path = find_profile(name)
+    fields = following(load_mapping(path, ProfileError), path.parent)
+    with validated(str(path), ProfileError):
+        return Profile.model_validate(fields)
+
+
+def find_profile(name: str) -> Path:
+    """Return the file of a profile.
+
+    Raises:
+        ProfileError: None is shipped under that name, which is no path.
     """
     is_path = name.endswith((".yaml", ".yml"))
     path = Path(name) if is_path else find_resource("profiles", f"{name}.yaml")
     if path is None:
         known = resource_names("profiles", "*/*.yaml")
         raise ProfileError(f"no profile '{name}' in profiles/; {nearest(name, known)}")
-    fields = load_mapping(path, ProfileError)
-    with validated(str(path), ProfileError):
-        return Profile.model_validate(_with_paths(fields, path.parent))
-
-
-def _with_paths(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Let a path in a latency model mean one beside the profile, if there is one."""
-    found = dict(fields)
-    for name in ("target", "inner"):
-        if isinstance(part := fields.get(name), dict):
-            found[name] = _with_paths(part, folder)
-    if isinstance(named := fields.get("path"), str) and (folder / named).exists():
-        found["path"] = folder / named
-    return found
+    return path

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from specsim.acceptance import ACCEPTANCE, Acceptance
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
+from specsim.core.resources import following
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.engine.config import EngineConfig
 from specsim.engine.incidents import Incident, check_incidents
@@ -141,12 +142,15 @@ class Experiment(Settings):
         """Return the experiment in a YAML file.
 
         Args:
-            overrides: Such as ``policy.k=3`` or ``policy=static:k=3``; values are YAML.
+            path: Relative paths in it follow it.
+            overrides: Such as ``policy.k=3`` or ``policy=static:k=3``; values are YAML, and
+                relative paths in them follow the working directory.
 
         Raises:
-            ConfigError
+            ConfigError: The file cannot be read, or a value in it or in an override is wrong.
         """
-        return cls.parse(overridden(load_mapping(path, ConfigError), overrides), str(path))
+        data = following(load_mapping(path, ConfigError), path.parent)
+        return cls.parse(overridden(data, overrides), str(path))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved configuration as plain values; fields left out stay out."""

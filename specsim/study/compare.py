@@ -7,21 +7,21 @@ replication by replication, and its confidence interval is narrow.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from specsim.core.errors import ConfigError
-from specsim.core.processes import worker_pool
 from specsim.core.settings import validated
 from specsim.policies import POLICIES, Policy
 from specsim.policies.off import Off
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
-from specsim.study.paired import Regret, SpeedUp, regret, speed_up
+from specsim.study.paired import Regret, SpeedUp, regret, replicated, speed_up
+from specsim.study.runner import LocalProcesses, Runner
 
 __all__ = ["Comparison", "PolicyResult", "Standing", "compare", "folder_name", "parse_policies"]
 
@@ -38,14 +38,7 @@ class PolicyResult:
     """Of the mean end-to-end latency over no speculation."""
 
     def mean(self, field: str) -> float:
-        """Return the mean of a field of the summaries, or of their block ``specsim``.
-
-        Args:
-            field: Such as ``mean_e2el_ms`` or ``tokens_per_step``.
-
-        Returns:
-            nan where a summary lacks the field.
-        """
+        """Return the mean of a field of the summaries or their block ``specsim``; nan without."""
         values = [{**s["specsim"], **s}.get(field) for s in self.summaries]
         return fmean(float("nan") if value is None else value for value in values)
 
@@ -153,10 +146,7 @@ def _is_tied(above: PolicyResult, result: PolicyResult) -> bool | None:
 
 
 def parse_policies(texts: list[str]) -> dict[str, Policy]:
-    """Return policies by their short forms, no speculation first.
-
-    Args:
-        texts: Such as ``static:k=3``.
+    """Return policies by their short forms, such as ``static:k=3``, no speculation first.
 
     Raises:
         ConfigError: A policy is unknown, a field of it wrong, or the same text is given twice.
@@ -194,23 +184,13 @@ def compare(
         SpecsimError: A policy cannot be run with this experiment.
     """
     experiment, notes = _on_one_engine(experiment, policies)
-    tasks = [
-        (
-            experiment.replace(f"--policies {label}", policy=policy, seed=experiment.seed + number),
-            folder / folder_name(label) if folder and number == 0 else None,
-        )
-        for label, policy in policies.items()
-        for number in range(replications)
-    ]
-    summaries: list[dict[str, Any]] = []
-    for summary in _run_all(tasks, workers):
-        summaries.append(summary)
-        if on_progress is not None:
-            on_progress(len(summaries))
-    groups = {
-        label: summaries[start : start + replications]
-        for label, start in zip(policies, range(0, len(tasks), replications), strict=True)
-    }
+    tasks = []
+    for label, policy in policies.items():
+        runs = replicated(experiment, replications, f"--policies {label}", policy=policy)
+        kept_in = folder / folder_name(label) if folder is not None else None
+        tasks.append([(run, None if number else kept_in) for number, run in enumerate(runs)])
+    with Runner(LocalProcesses(workers), on_progress) as runner:
+        groups = dict(zip(policies, runner.run(_run_one, tasks), strict=True))
     baseline = [summary["mean_e2el_ms"] for summary in groups["off"]]
     return Comparison(
         [
@@ -250,18 +230,7 @@ def folder_name(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=_-]+", "-", label)
 
 
-Task = tuple[Experiment, Path | None]
-
-
-def _run_all(tasks: list[Task], workers: int) -> Iterator[dict[str, Any]]:
-    if min(workers, len(tasks)) <= 1:
-        yield from map(_run_one, tasks)
-        return
-    with worker_pool(min(workers, len(tasks))) as pool:
-        yield from pool.map(_run_one, tasks)
-
-
-def _run_one(task: Task) -> dict[str, Any]:
+def _run_one(task: tuple[Experiment, Path | None]) -> dict[str, Any]:
     experiment, folder = task
     keeps = folder is not None
     summary = Summary(simulate(experiment, keeps_steps=keeps, keeps_deliveries=keeps))

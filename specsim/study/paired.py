@@ -1,4 +1,4 @@
-"""Paired statistics: two policies on the same luck, compared replication by replication.
+"""Paired runs: policies on the same luck, compared replication by replication.
 
 Ratios of latencies are averaged as logarithms, so that a speed-up of 2 and one of 1/2 cancel, and
 the regret of a policy agrees with the speed-ups that it can be computed from.
@@ -10,7 +10,17 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-__all__ = ["Regret", "SpeedUp", "mean_and_half_width", "regret", "speed_up", "student_t"]
+from specsim.run.experiment import Experiment
+
+__all__ = [
+    "Regret",
+    "SpeedUp",
+    "mean_and_half_width",
+    "regret",
+    "replicated",
+    "speed_up",
+    "student_t",
+]
 
 _T_95 = (
     12.706204736174694, 4.302652729749462, 3.1824463052837078, 2.7764451051977934,
@@ -23,6 +33,21 @@ _T_95 = (
 )  # fmt: skip
 """stdtrit(n, 0.975) for n from 1: what nearly all ask for, without scipy, which takes 0.2 s."""
 _FREEDOMS = range(1, len(_T_95) + 1)
+
+
+def replicated(
+    experiment: Experiment, replications: int, source: str = "experiment", /, **changes: object
+) -> list[Experiment]:
+    """Return an experiment once per replication; replication i has the experiment's seed plus i.
+
+    So whatever else is varied meets the same requests and the same luck, replication by
+    replication (common random numbers).
+
+    Raises:
+        ConfigError: The changes do not go with it; the message begins with `source`.
+    """
+    seeds = range(experiment.seed, experiment.seed + replications)
+    return [experiment.replace(source, **changes, seed=seed) for seed in seeds]
 
 
 @dataclass(frozen=True)
@@ -50,13 +75,9 @@ class Regret:
 
 
 def speed_up(baseline: list[float], candidate: list[float]) -> SpeedUp:
-    """Return the paired speed-up of latencies over those of a baseline.
+    """Return the paired speed-up of latencies over those of a baseline, by replication.
 
-    Args:
-        baseline, candidate: Mean latency of each replication, in the same order.
-
-    Returns:
-        Geometric mean of the ratios, and its 95 % interval by Student's t on their logarithms.
+    The geometric mean of the ratios, and its 95 % interval by Student's t on their logarithms.
     """
     mean, half_width = _log_ratio(baseline, candidate)
     if half_width is None:
@@ -65,15 +86,9 @@ def speed_up(baseline: list[float], candidate: list[float]) -> SpeedUp:
 
 
 def regret(reference: list[float], candidate: list[float], label: str) -> Regret:
-    """Return by how many percent latencies exceed those of a reference, paired.
+    """Return by how many percent latencies exceed those of a reference, paired by replication.
 
-    Args:
-        reference, candidate: Mean latency of each replication, in the same order.
-        label: Of the reference.
-
-    Returns:
-        Geometric mean of the ratios, less 1, and its 95 % interval by Student's t on their
-        logarithms.
+    The geometric mean of the ratios, less 1, and its 95 % interval like that of `speed_up`.
     """
     mean, half_width = _log_ratio(candidate, reference)
     if half_width is None:
@@ -96,13 +111,8 @@ def mean_and_half_width(
 ) -> tuple[float, float | None]:
     """Return the mean of some samples and half its confidence interval, by Student's t.
 
-    Args:
-        samples: At least one.
-        error: Chance that the interval misses; by default it is a 95 % interval.
-
-    Returns:
-        mean
-        half_width: None of a single sample, which says nothing about spread.
+    The interval misses with a chance of `error`. Of a single sample, which says nothing about
+    spread, it is None.
     """
     mean, count = fmean(samples), len(samples)
     if count < 2:
@@ -111,12 +121,7 @@ def mean_and_half_width(
 
 
 def student_t(freedom: float, error: float = 0.05) -> float:
-    """Return what a standard error has to be multiplied with to get half a confidence interval.
-
-    Args:
-        freedom: Degrees of freedom.
-        error: Chance that the interval misses; by default it is a 95 % interval.
-    """
+    """Return how many standard errors are half a confidence interval that misses with `error`."""
     if error == 0.05 and freedom in _FREEDOMS:
         return _T_95[int(freedom) - 1]
     from scipy.special import stdtrit  # noqa: PLC0415 - see _T_95

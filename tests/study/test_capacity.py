@@ -21,7 +21,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.capacity import Choices, Goal, Prices, find_capacity, find_hardware, parse_slo
-from specsim.study.capacity.plan import Offer, pareto_front
+from specsim.study.capacity.findings import Offer, pareto_front
 from specsim.study.capacity.probe import Measured, Probe
 from specsim.study.capacity.search import Bracket, largest_sustained
 

@@ -17,9 +17,9 @@ from scipy.stats import ttest_ind
 
 from specsim.core.errors import ConfigError
 from specsim.study.gate import GateResults, Judgement, Suite, judge, run_suite
-from specsim.study.gate.reports import github_annotations
-from specsim.study.gate.results import ScenarioResults
+from specsim.study.gate.baseline import ScenarioResults
 from specsim.study.gate.suite import DEFAULT_TOLERANCES
+from specsim.study.gate.verdict import github_annotations
 
 OWN_POLICIES = '''
 from typing import Any, Literal
@@ -274,6 +274,64 @@ def test_a_field_with_a_default_that_is_new_changes_no_scenario(suite: Callable[
         del scenario["config"]["replicas"], scenario["config"]["routing"]
     old = GateResults.model_validate(data)
     assert judge(old, new, DEFAULT_TOLERANCES).is_passed
+
+
+def own_profile(folder: Path, delta_ms: float) -> str:
+    """Write a profile whose steps take so long, and return its name."""
+    profile = {
+        "model": "llama-3.1-8b",
+        "gpu": "h100",
+        "provenance": {"engine": "none", "source": "a test", "date": "2026-01-01"},
+        "target": {"kind": "linear", "alpha_ns": 0, "gamma_us": 0, "delta_ms": delta_ms},
+        "valid_range": {"context_tokens": 10**9, "batched_tokens": 10**9},
+    }
+    (folder / "own.yaml").write_text(yaml.safe_dump(profile))
+    return "own.yaml"
+
+
+def test_an_edited_profile_is_another_scenario_and_no_regression(
+    cli: Run, suite: Callable[..., Path], tmp_path: Path
+) -> None:
+    profile = own_profile(tmp_path, 8.0)
+    path = suite(base=tiny_config(profile=profile, policy="off"), replications=2)
+    assert cli("gate", "--update", "b.json", path, "--workers", 1)[0] == 0
+    text = (tmp_path / "own.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(f"# the same in other words\n{text}")
+    assert cli("gate", "b.json", path, "--workers", 1)[0] == 0
+    own_profile(tmp_path, 16.0)
+    assert cli("gate", "--update", "new.json", path, "--workers", 1)[0] == 0
+    for current in (path, "new.json"):
+        code, out, err = cli("gate", "b.json", current, "--workers", 1)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "': profile own.yaml has changed since the baseline, so it is" in err
+
+
+def test_a_baseline_that_knows_no_inputs_is_compared_as_before(
+    cli: Run, suite: Callable[..., Path], tmp_path: Path
+) -> None:
+    profile = own_profile(tmp_path, 8.0)
+    path = suite(base=tiny_config(profile=profile, policy="off"), replications=2)
+    assert cli("gate", "--update", "b.json", path, "--workers", 1)[0] == 0
+    data = json.loads((tmp_path / "b.json").read_text())
+    for scenario in data["scenarios"].values():
+        del scenario["inputs"]
+    (tmp_path / "b.json").write_text(json.dumps(data))
+    assert cli("gate", "b.json", path, "--workers", 1)[0] == 0
+    own_profile(tmp_path, 16.0)
+    code, out, _ = cli("gate", "b.json", path, "--workers", 1)
+    assert (code, "FAILED" in out) == (1, True)
+
+
+def test_the_same_files_elsewhere_are_the_same_scenario(
+    cli: Run, suite: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_profile(tmp_path, 8.0)
+    path = suite(base=tiny_config(profile="own.yaml", policy="off"), replications=2)
+    assert cli("gate", "--update", "b.json", path, "--workers", 1)[0] == 0
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    code, out, _ = cli("gate", "../b.json", path, "--workers", 1)
+    assert (code, "are the same, seed by seed" in out) == (0, True)
 
 
 BAD_SUITES: dict[str, tuple[dict[str, Any], str]] = {

@@ -233,6 +233,24 @@ def test_a_folder_that_does_not_fit_is_refused(
     assert message in err
 
 
+def test_a_trace_that_has_changed_is_refused(cli: Run, tmp_path: Path) -> None:
+    row = '{{"arrived_at": {}, "prompt_len": 5, "output_len": {}}}\n'
+    trace = tmp_path / "w.jsonl"
+    trace.write_text("".join(row.format(n, 3) for n in range(4)))
+    base = tiny_config(workload={"arrivals": {"kind": "trace", "path": "w.jsonl"}})
+    path = sweep_file(tmp_path, AXES[:1], base)
+    arguments = ("sweep", path, "--workers", 1, "--out", "done", "--resume")
+    assert [cli(*arguments)[0], cli(*arguments)[0]] == [0, 0]
+    trace.write_text("".join(row.format(n, 17) for n in range(4)))
+    code, _, err = cli(*arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--resume: w.jsonl has changed since the sweep began; name another folder" in err
+    plan = yaml.safe_load((tmp_path / "done" / "sweep.yaml").read_text())
+    del plan["inputs"]  # as it was written before
+    (tmp_path / "done" / "sweep.yaml").write_text(yaml.safe_dump(plan))
+    assert cli(*arguments)[0] == 0
+
+
 def started(*arguments: object, cwd: Path) -> "subprocess.Popen[bytes]":
     """Start specsim in a session of its own, so that everything that it starts can be found."""
     command = [sys.executable, "-m", "specsim", *map(str, arguments)]

@@ -20,10 +20,10 @@ from specsim.policies.schedule import Schedule
 from specsim.run.experiment import Experiment
 from specsim.show.plots.tune import plot_tuning
 from specsim.show.render.tune import tuning_tables, verdict
+from specsim.study.loads import Loads, fixed_policy
 from specsim.study.tune import Tuning, tune
 from specsim.study.tune.batch import BatchTuning, best_k, non_increasing, tune_batches
 from specsim.study.tune.crossover import Crossover, LoadSeries, find_crossovers
-from specsim.study.tune.load import Loads, fixed_policy
 from specsim.study.tune.trials import Trials
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 
@@ -153,9 +153,8 @@ def test_a_fixed_k_pays_below_its_crossover_load_and_not_above(
         assert crossover.pays == "below"
         assert crossover.load is not None
         for share, pays in ((0.8, True), (1.2, False)):
-            off, fixed = (
-                trials.run(loads.trials(fixed_policy(k), share * crossover.load, 600))
-                for k in (0, MAX_K)
+            off, fixed = trials.measure(
+                loads.trials(fixed_policy(k), share * crossover.load, 600) for k in (0, MAX_K)
             )
             assert (fixed[0].e2e_latency < off[0].e2e_latency) == pays
 

@@ -4,7 +4,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specsim.show.render.tables import new_table
-from specsim.study.capacity.plan import Capacity, Found
+from specsim.study.capacity import Capacity, Found
 
 __all__ = ["capacity_tables"]
 

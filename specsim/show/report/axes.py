@@ -3,7 +3,7 @@
 from typing import Any
 
 from specsim.show.report.study import HARDWARE, LOAD, OTHER, POLICY, Axis
-from specsim.study.sweep.labels import labels
+from specsim.study.sweep import labels
 
 __all__ = ["axis_of", "draft_len", "role_of", "shortened", "single_axes"]
 

@@ -16,7 +16,7 @@ from specsim.results.steps import load_steps
 from specsim.show.report.axes import axis_of, draft_len, single_axes
 from specsim.show.report.study import HARDWARE, LOAD, POLICY, Point, Study
 from specsim.study.compare import folder_name
-from specsim.study.sweep.point import flat_metrics
+from specsim.study.sweep import flat_metrics
 
 __all__ = ["load_comparison", "load_run"]
 

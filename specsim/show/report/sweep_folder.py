@@ -13,8 +13,7 @@ from specsim.core.settings import validated
 from specsim.core.version import __version__
 from specsim.show.report.axes import axis_of, draft_len, role_of, single_axes
 from specsim.show.report.study import HARDWARE, LOAD, OTHER, POLICY, Axis, Point, Study
-from specsim.study.sweep import Sweep, SweepFolder
-from specsim.study.sweep.labels import labels
+from specsim.study.sweep import Sweep, SweepFolder, labels
 
 __all__ = ["load_sweep"]
 

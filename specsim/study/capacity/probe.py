@@ -12,8 +12,7 @@ from specsim.results.slo import Slo
 from specsim.results.stability import is_unstable
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
-from specsim.study.paired import mean_and_half_width
-from specsim.study.tune.trials import Trial
+from specsim.study.loads import Trial, steady_window
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 
 __all__ = ["Measured", "Probe", "Task", "measure"]
@@ -65,11 +64,6 @@ class Probe:
     def attainment(self) -> float:
         """Share of the requests that kept all limits, over all replications."""
         return fmean(each.attainment for each in self.measured)
-
-    @property
-    def half_width(self) -> float | None:
-        """Half the 95 % interval of `attainment`; None with a single replication."""
-        return mean_and_half_width([each.attainment for each in self.measured])[1]
 
     @property
     def is_unstable(self) -> bool:
@@ -158,10 +152,6 @@ def _is_too_short(requests: NDArray[np.void], task: Task) -> bool:
 
 
 def _answered_per_second(requests: NDArray[np.void], task: Task) -> float:
-    ends = np.sort(requests["ended_at"])
-    arrivals = task.trial.experiment.workload.arrivals
-    start, end = float(requests["arrived_at"].min()), float(ends[-1])
-    if isinstance(arrivals, ClosedLoop) and len(ends) > 3 * arrivals.concurrency:
-        # Until every client has been answered twice all are as young; at last some have no more.
-        start, end = float(ends[2 * arrivals.concurrency - 1]), float(requests["arrived_at"].max())
+    ends = requests["ended_at"]
+    start, end = steady_window(requests, task.trial.experiment.workload.arrivals)
     return float(((ends > start) & (ends <= end)).sum() / (end - start))

@@ -1,4 +1,4 @@
-"""Search: the largest load that is sustained, by bracketing and bisection.
+"""Search: the largest load that is sustained, by bracketing and bisection, and loads below it.
 
 A generator, which asks for a load and is sent whether that is sustained: so many searches can go on
 side by side, and a closed form can stand for the simulations.
@@ -8,7 +8,13 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from math import sqrt
 
-__all__ = ["Bracket", "largest_sustained"]
+from specsim.study.capacity.choices import Goal
+from specsim.study.capacity.probe import Probe
+
+__all__ = ["SHARES", "Bracket", "explore", "largest_sustained"]
+
+SHARES = (0.25, 0.5, 0.75)
+"""Of the capacity: where else latency and cost are looked at."""
 
 _DOWN = 2.0
 _UP = 1.25  # the start is near saturation, so that one step up is mostly enough
@@ -32,8 +38,7 @@ def largest_sustained(
     """Search for the largest sustained load.
 
     Args:
-        start: Where to begin, best near saturation; the search covers from a 64th to 64 times of
-            it.
+        start: Where to begin, best near saturation; a 64th to 64 times of it are covered.
         tolerance: Ratio, less 1, of the two ends of the bracket at which to stop.
         is_whole: Whether loads are whole numbers of at least 1.
 
@@ -70,3 +75,35 @@ def largest_sustained(
 
 def _possible(load: float, is_whole: bool) -> float:
     return float(max(1, round(load))) if is_whole else load
+
+
+def explore(start: float, goal: Goal) -> Generator[float, Probe, tuple[Bracket, list[Probe]]]:
+    """Look for the capacity of one replica, and at some loads below it.
+
+    Args:
+        start: A load near saturation.
+
+    Yields:
+        A load to try; to be answered by its probe.
+
+    Returns:
+        Bracket
+        list of Probe: All loads that were tried, rising.
+    """
+    probes: dict[float, Probe] = {}
+    search = largest_sustained(start, goal.tolerance, is_whole=goal.is_closed)
+    load = next(search)
+    while True:
+        probes[load] = yield load
+        try:
+            load = search.send(probes[load].is_sustained(goal.attainment))
+        except StopIteration as stop:
+            bracket: Bracket = stop.value
+            break
+    for share in SHARES if bracket.sustained else ():
+        load = share * (bracket.sustained or 0.0)
+        if goal.is_closed:
+            load = float(max(1, round(load)))
+        if load not in probes:
+            probes[load] = yield load
+    return bracket, [probes[load] for load in sorted(probes)]

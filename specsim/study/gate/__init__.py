@@ -5,10 +5,18 @@ again with the same seeds, so that an unchanged revision gives the same numbers,
 meets the same requests and the same luck.
 """
 
-from specsim.study.gate.results import GateResults
-from specsim.study.gate.run import run_suite
-from specsim.study.gate.suite import Suite
+from collections.abc import Callable
+
+from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.version import __version__
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+from specsim.study.gate.baseline import GateResults, ScenarioResults
+from specsim.study.gate.suite import Suite, Tolerances
 from specsim.study.gate.verdict import Comparison, Judgement, check_same_suite, judge
+from specsim.study.paired import replicated
+from specsim.study.runner import LocalProcesses, Runner
 
 __all__ = [
     "Comparison",
@@ -19,3 +27,60 @@ __all__ = [
     "judge",
     "run_suite",
 ]
+
+Task = tuple[str, Experiment, tuple[str, ...]]
+"""A scenario, its experiment with the seed, and the metrics to keep."""
+
+
+def run_suite(
+    suite: Suite,
+    tolerances: Tolerances,
+    *,
+    workers: int = 1,
+    date: str | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> GateResults:
+    """Run every scenario of a suite with all its seeds.
+
+    Args:
+        tolerances: Their metrics are kept.
+        workers: Processes; the results do not depend on their number.
+        date: ISO date to be kept with the results.
+        on_progress: Told the number of runs that have ended.
+
+    Raises:
+        SpecsimError: A scenario cannot be run, or has no such metric.
+    """
+    metrics = tuple(tolerances)
+    experiments = {name: suite.experiment(name) for name in suite.scenarios}
+    tasks: list[list[Task]] = [
+        [(name, run, metrics) for run in replicated(experiment, suite.replications)]
+        for name, experiment in experiments.items()
+    ]
+    with Runner(LocalProcesses(workers), on_progress) as runner:
+        found = runner.run(_run_one, tasks)
+    scenarios = {
+        name: ScenarioResults.of(
+            experiment, suite.seeds(name), {m: [row[m] for row in rows] for m in metrics}
+        )
+        for (name, experiment), rows in zip(experiments.items(), found, strict=True)
+    }
+    return GateResults(
+        specsim_version=__version__, date=date, tolerances=tolerances, scenarios=scenarios
+    )
+
+
+def _run_one(task: Task) -> dict[str, float]:
+    name, experiment, metrics = task
+    try:
+        data = Summary(simulate(experiment, keeps_steps=False)).data
+    except SpecsimError as error:
+        raise type(error)(f"scenario '{name}': {error}") from error
+    known = {**data["specsim"], **data}
+    for metric in metrics:
+        if known[metric] is None:
+            raise ConfigError(
+                f"scenario '{name}': has no {metric} without limits; add slo to the experiment or "
+                "leave the metric out"
+            )
+    return {metric: float(known[metric]) for metric in metrics}

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, field_validator
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import Settings, load_mapping, nearest, validated
+from specsim.core.settings import Settings, nearest, validated
 from specsim.run.experiment import Experiment, check_used, overridden, set_field
+from specsim.study.inputs import load_with_base
 
 __all__ = ["METRICS", "Name", "Suite", "Tolerances", "parse_tolerances", "tolerances_of"]
 
@@ -89,20 +90,17 @@ class Suite(Settings):
 
     @classmethod
     def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
-        """Return the suite in a YAML file; an experiment is a suite of one scenario.
+        """Return the suite in a YAML file, with some fields of its base replaced.
 
-        Args:
-            overrides: Of fields of the base, such as ``policy=static:k=3``.
+        An experiment is a suite of one scenario.
 
         Raises:
             ConfigError: The file cannot be read, a scenario is no valid experiment, or an override
                 is of what every scenario replaces.
         """
-        data = load_mapping(path, ConfigError)
+        data = load_with_base(path)
         if "workload" in data:
             data = {"base": data, "scenarios": {_ONLY: {}}}
-        if isinstance(data.get("base"), str):
-            data["base"] = load_mapping(path.parent / data["base"], ConfigError)
         with validated(str(path), ConfigError):
             suite = cls.model_validate(data)
         overrides = list(overrides)
@@ -116,11 +114,8 @@ class Suite(Settings):
     def experiment(self, name: str, source: str = "suite") -> Experiment:
         """Return the experiment of a scenario.
 
-        Args:
-            source: Where the suite comes from, for error messages.
-
         Raises:
-            ConfigError
+            ConfigError: It is not valid; the message begins with `source`.
         """
         where = f"{source}: scenario '{name}'"
         config = overridden(self.base, ())
@@ -136,19 +131,14 @@ class Suite(Settings):
 
 def tolerances_of(suite: Suite) -> Tolerances:
     """Return the tolerances of a suite, the usual ones where it names none."""
-    if suite.tolerances is not None:
-        return suite.tolerances
-    return DEFAULT_TOLERANCES
+    return DEFAULT_TOLERANCES if suite.tolerances is None else suite.tolerances
 
 
 def parse_tolerances(texts: Iterable[str]) -> Tolerances:
-    """Return tolerances as the command line has them.
-
-    Args:
-        texts: Such as ``mean_e2el_ms=0.02`` or ``mean_e2el_ms=2%``.
+    """Return tolerances from texts such as ``mean_e2el_ms=0.02`` or ``mean_e2el_ms=2%``.
 
     Raises:
-        ConfigError
+        ConfigError: One is of another form, of no known metric, or given twice.
     """
     found: Tolerances = {}
     for text in texts:

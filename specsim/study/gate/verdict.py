@@ -10,17 +10,29 @@ decides.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import inf, isfinite
+from pathlib import Path
 from statistics import fmean, variance
 from typing import Any, Literal
+from xml.etree import ElementTree as Xml
 
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.run.experiment import Experiment
-from specsim.study.gate.results import GateResults, ScenarioResults
+from specsim.study.gate.baseline import GateResults, ScenarioResults, without_seed
 from specsim.study.gate.suite import METRICS, Suite, Tolerances
+from specsim.study.inputs import Input, inputs_of
 from specsim.study.paired import mean_and_half_width, student_t
 
-__all__ = ["Comparison", "Judgement", "Verdict", "check_same_suite", "judge"]
+__all__ = [
+    "Comparison",
+    "Judgement",
+    "Verdict",
+    "check_same_suite",
+    "github_annotations",
+    "judge",
+    "write_junit",
+]
 
 Verdict = Literal["same", "within", "better", "uncertain", "worse"]
 
@@ -114,10 +126,7 @@ class Judgement:
 
 
 def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -> Judgement:
-    """Compare the results of two revisions.
-
-    Args:
-        tolerances: Of the metrics to be compared.
+    """Compare the results of two revisions in the metrics that have tolerances.
 
     Raises:
         ConfigError: The two do not have the same scenarios, or one lacks a metric.
@@ -131,7 +140,7 @@ def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -
     comparisons = []
     for name, old in baseline.scenarios.items():
         new = current.scenarios[name]
-        for text in _differences(name, old.config, new.config):
+        for text in _differences(name, old, new.config, new.inputs):
             scenarios_of.setdefault(text, []).append(name)
         for metric, tolerance in tolerances.items():
             comparisons.append(_compare(name, metric, tolerance, (old, new), error))
@@ -149,11 +158,12 @@ def check_same_suite(baseline: GateResults, suite: Suite) -> None:
     """Raise, before anything is run, unless a suite has the scenarios and seeds of a baseline.
 
     Raises:
-        ConfigError
+        ConfigError: It has others, or what they read has changed.
     """
     _check_names(set(baseline.scenarios), set(suite.scenarios))
     for name, old in baseline.scenarios.items():
-        _differences(name, old.config, _without_seed(suite.experiment(name).to_dict()))
+        experiment = suite.experiment(name)
+        _differences(name, old, without_seed(experiment), inputs_of(experiment))
         if old.seeds != (seeds := suite.seeds(name)):
             raise ConfigError(
                 f"scenario '{name}': the suite has the seeds {_span(seeds)}, the baseline "
@@ -165,32 +175,43 @@ def _span(seeds: list[int]) -> str:
     return f"{min(seeds)} to {max(seeds)}"
 
 
-def _without_seed(config: dict[str, Any]) -> dict[str, Any]:
-    return {field: value for field, value in config.items() if field != "seed"}
-
-
 def _check_names(before: set[str], after: set[str]) -> None:
     for odd in sorted(before ^ after):
         side = "baseline" if odd in before else "current side"
         raise ConfigError(f"scenario '{odd}': only the {side} has it; {_REMEDY}")
 
 
-def _differences(name: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def _differences(
+    name: str, old: ScenarioResults, config: dict[str, Any], inputs: dict[str, Input] | None
+) -> list[str]:
     """Return what differs in the thing tested; raise if the scenario itself does."""
-    before, after = _flat(_completed(old, new)), _flat(new)
+    read = _both_read(old.inputs or {}, inputs or {})
+    before, after = _flat(_completed(old.config, config)), _flat(config)
     found = []
-    for field in sorted(before.keys() | after.keys()):
+    for field in sorted(before.keys() | after.keys() | read.keys()):
         values = [side.get(field, "nothing") for side in (before, after)]
-        if values[0] == values[1]:
-            continue
+        digests = {each.digest for each in read.get(field, ())}
+        if len(digests) == 1 or (not digests and values[0] == values[1]):
+            continue  # of a file what counts is the content, wherever it lies
+        if values[0] != values[1]:
+            change = f"{field} was {values[0]!r} and is {values[1]!r}"
+            short = f"{field}: {values[0]} -> {values[1]}"
+        else:
+            change = short = f"{read[field][1].name} has changed since the baseline"
         if field.split(".")[0] not in _MAY_DIFFER:
-            raise ConfigError(
-                f"scenario '{name}': {field} was {values[0]!r} and is {values[1]!r}, so it is "
-                f"another scenario; {_REMEDY}"
-            )
-        found.append(f"{field}: {values[0]} -> {values[1]}")
+            raise ConfigError(f"scenario '{name}': {change}, so it is another scenario; {_REMEDY}")
+        found.append(short)
     # Of another policy every field is another.
     return [text for text in found if text.startswith("policy.kind:")] or found
+
+
+def _both_read(before: dict[str, Input], after: dict[str, Input]) -> dict[str, tuple[Input, Input]]:
+    """Return what both sides could read."""
+    return {
+        field: (before[field], after[field])
+        for field in before.keys() & after.keys()
+        if before[field].digest and after[field].digest
+    }
 
 
 def _completed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -279,3 +300,43 @@ def _welch(
         part**2 / (len(side) - 1) for part, side in zip(parts, (before, after), strict=True)
     )
     return change, student_t(freedom, error) * sum(parts) ** 0.5
+
+
+def write_junit(judgement: Judgement, path: Path) -> None:
+    """Write a judgement as JUnit XML: a suite per scenario, a case per metric."""
+    root = Xml.Element("testsuites", name="specsim gate")
+    for scenario, group in groupby(judgement.comparisons, key=lambda each: each.scenario):
+        comparisons = list(group)
+        failures = sum(each.verdict == "worse" for each in comparisons)
+        suite = Xml.SubElement(
+            root,
+            "testsuite",
+            name=scenario,
+            tests=str(len(comparisons)),
+            failures=str(failures),
+            errors="0",
+        )
+        for each in comparisons:
+            case = Xml.SubElement(suite, "testcase", classname=scenario, name=each.metric)
+            if each.verdict == "worse":
+                Xml.SubElement(case, "failure", message=each.text, type="regression")
+            else:
+                Xml.SubElement(case, "system-out").text = f"{each.verdict}: {each.text}"
+    Xml.indent(root)
+    Xml.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def github_annotations(judgement: Judgement) -> list[str]:
+    """Return workflow commands: an error per regression, a warning per doubt."""
+    lines = []
+    for verdict, command in (("worse", "error"), ("uncertain", "warning")):
+        for each in judgement.comparisons:
+            if each.verdict == verdict and each.worsening > 0:
+                title = _escaped(f"specsim gate: {each.scenario}")
+                title = title.replace(":", "%3A").replace(",", "%2C")
+                lines.append(f"::{command} title={title}::{_escaped(each.text)}")
+    return lines
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

@@ -20,6 +20,7 @@ from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import load_mapping, validated
 from specsim.core.version import __version__
 from specsim.profile import load_profile
+from specsim.study.inputs import inputs_of
 from specsim.study.sweep.plan import Sweep
 
 __all__ = ["SweepFolder"]
@@ -27,7 +28,7 @@ __all__ = ["SweepFolder"]
 _FORMAT = 1
 _DRAWN = ("distributions", "timeline", "breakdown")
 """Parts of a record that are large and not needed for the table."""
-_HEADER = ("sweep_format", "specsim_version", "seed", "num_points", "profiles")
+_HEADER = ("sweep_format", "specsim_version", "seed", "num_points", "profiles", "inputs")
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,14 @@ class SweepFolder:
     """Of the one that wrote it."""
     profiles: dict[str, str]
     """Digest of each profile that the points name, so that they cannot change in between."""
+    inputs: dict[str, str | None]
+    """The same of everything else that they read; empty in folders of older versions."""
 
     @classmethod
     def create(cls, path: Path, sweep: Sweep, *, resume: bool) -> Self:
-        """Return a folder to write to.
+        """Return a folder to write to, which is made if it is missing.
 
         Args:
-            path: Made if missing.
             resume: Whether it may hold points of this very sweep, which are kept.
 
         Raises:
@@ -59,7 +61,7 @@ class SweepFolder:
         if not plan.exists():
             if any(path.glob("points*")):
                 raise ConfigError(f"{path}: holds points of no sweep; name another folder")
-            folder = cls(path, sweep, __version__, _digests(sweep))
+            folder = cls(path, sweep, __version__, *_digests(sweep))
             with new_file(plan) as temporary:
                 temporary.write_text(folder._as_yaml(), encoding="utf-8")
             return folder
@@ -74,12 +76,13 @@ class SweepFolder:
                 "whose points may differ; name another folder"
             )
         _check_same(found.sweep, sweep, plan)
-        for name, digest in _digests(sweep).items():
-            if found.profiles.get(name) != digest:
-                raise ConfigError(
-                    f"{plan}: --resume: profile {name} has changed since the sweep began; name "
-                    "another folder"
-                )
+        profiles, inputs = _digests(sweep)
+        changed = [f"profile {n}" for n, kept in found.profiles.items() if profiles.get(n) != kept]
+        changed += [name for name, kept in found.inputs.items() if inputs.get(name) != kept]
+        for name in changed:
+            raise ConfigError(
+                f"{plan}: --resume: {name} has changed since the sweep began; name another folder"
+            )
         for leftover in (path / "points").glob(".*.tmp"):  # of a process that was killed
             leftover.unlink(missing_ok=True)
         return found
@@ -105,11 +108,12 @@ class SweepFolder:
             )
         with validated(str(plan), ConfigError):
             sweep = Sweep.model_validate(data)
-        return cls(path, sweep, str(header["specsim_version"]), header["profiles"] or {})
+        digests = (header[name] or {} for name in ("profiles", "inputs"))
+        return cls(path, sweep, str(header["specsim_version"]), *digests)
 
     def _as_yaml(self) -> str:
         sweep = self.sweep
-        header = (_FORMAT, __version__, sweep.seed, sweep.num_points, self.profiles)
+        header = (_FORMAT, __version__, sweep.seed, sweep.num_points, self.profiles, self.inputs)
         content = {**dict(zip(_HEADER, header, strict=True)), **sweep.model_dump(mode="json")}
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
 
@@ -136,8 +140,7 @@ class SweepFolder:
 
     def _records(self) -> Iterator[dict[str, Any]]:
         for number in range(self.sweep.num_points):
-            path = self.record_path(number)
-            if path.exists():
+            if (path := self.record_path(number)).exists():
                 yield _record(path, number)
 
     def numbers(self) -> list[dict[str, Any]]:
@@ -168,12 +171,20 @@ class SweepFolder:
         return records
 
 
-def _digests(sweep: Sweep) -> dict[str, str]:
-    names = sorted({experiment.profile for experiment in sweep.check("axes")})
-    return {name: _digest(name) for name in names}
+def _digests(sweep: Sweep) -> tuple[dict[str, str], dict[str, str | None]]:
+    """Return digests of profiles, and of everything else that the points of a sweep read."""
+    experiments = sweep.check("axes")
+    read = {
+        each.name: each.digest
+        for experiment in experiments
+        for field, each in inputs_of(experiment).items()
+        if field != "profile"
+    }
+    profiles = {experiment.profile for experiment in experiments}
+    return {name: _profile_digest(name) for name in sorted(profiles)}, dict(sorted(read.items()))
 
 
-def _digest(name: str) -> str:
+def _profile_digest(name: str) -> str:
     try:
         content = load_profile(name).model_dump_json()
     except SpecsimError:

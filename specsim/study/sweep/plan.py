@@ -7,23 +7,26 @@ fields of one axis change together. The first axis changes slowest, the replicat
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, product
 from math import isfinite, prod
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import Settings, load_mapping, validated
+from specsim.core.settings import Settings, validated
 from specsim.run.experiment import Experiment, check_used, overridden, set_field
-from specsim.study.sweep.labels import labels
+from specsim.study.inputs import load_with_base
 
-__all__ = ["Axis", "Point", "Sweep"]
+__all__ = ["Axis", "Point", "Sweep", "labels"]
 
 Axis = dict[str, list[Any]]
 """Values by dotted field name, equally many of each field."""
+
+Row = tuple[int, dict[str, Any]]
+"""A place on an axis, and the value of each of its fields there."""
 
 _MAX_POINTS = 100_000
 _SPACED = ("linspace", "logspace")
@@ -104,18 +107,13 @@ class Sweep(Settings):
 
     @classmethod
     def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
-        """Return the sweep in a YAML file.
-
-        Args:
-            overrides: Of fields of the base, such as ``workload.num_requests=100``.
+        """Return the sweep in a YAML file, with some fields of its base replaced.
 
         Raises:
             ConfigError: The file cannot be read, the grid is empty, an axis sets what no experiment
                 has, or an override is of what an axis sets.
         """
-        data = load_mapping(path, ConfigError)
-        if isinstance(data.get("base"), str):
-            data["base"] = load_mapping(path.parent / data["base"], ConfigError)
+        data = load_with_base(path)
         with validated(str(path), ConfigError):
             sweep = cls.model_validate(data)
         overrides = list(overrides)
@@ -130,26 +128,21 @@ class Sweep(Settings):
         A combination that does not go together, such as a draft that is longer than the limit, is
         left for its run to say.
 
-        Args:
-            source: Where the sweep came from, for error messages.
-
         Returns:
             Valid ones, so many that every value of every axis is in one.
 
         Raises:
-            ConfigError
+            ConfigError: There is such a value; the message begins with `source`.
         """
         valid = []
-        unproven = {
-            (axis, place) for axis, one in enumerate(self.axes) for place in range(_length(one))
-        }
+        unproven = {(axis, place) for axis, rows in enumerate(self._rows) for place, _ in rows}
         problems: dict[tuple[int, int], ConfigError] = {}
-        for places in self._combinations():
-            values = set(enumerate(places))
+        for combination in product(*self._rows):
+            values = {(axis, place) for axis, (place, _) in enumerate(combination)}
             if not values & unproven:
                 continue
             try:
-                valid.append(Experiment.parse(self._config(places, source), source))
+                valid.append(Experiment.parse(self._config(combination, source), source))
             except ConfigError as error:
                 for value in values:
                     problems.setdefault(value, error)
@@ -178,47 +171,40 @@ class Sweep(Settings):
     @property
     def num_points(self) -> int:
         """Number of runs."""
-        return prod(_length(axis) for axis in self.axes) * self.replications
+        return prod(map(len, self._rows)) * self.replications
 
     def points(self) -> Iterator[Point]:
         """Yield all runs in their order."""
         known = {f: labels(values) for axis in self.axes for f, values in axis.items()}
-        number = 0
-        for places in self._combinations():
-            chosen = dict(self._chosen(places))
-            config = self._config(places, "axes")
+        numbers = count()
+        for combination in product(*self._rows):
+            config = self._config(combination, "axes")
             for replication in range(self.replications):
                 seed = self.seed + replication
                 yield Point(
-                    number=number,
-                    axes={field: self._value(field, place) for field, place in chosen.items()},
-                    labels={field: known[field][place] for field, place in chosen.items()},
+                    number=next(numbers),
+                    axes={field: value for _, row in combination for field, value in row.items()},
+                    labels={f: known[f][place] for place, row in combination for f in row},
                     replication=replication,
                     seed=seed,
                     config={**config, "seed": seed},
                 )
-                number += 1
 
-    def _combinations(self) -> Iterator[tuple[int, ...]]:
-        return product(*(range(_length(axis)) for axis in self.axes))
+    @property
+    def _rows(self) -> list[list[Row]]:
+        """All places of each axis."""
+        columns = [zip(*axis.values(), strict=True) for axis in self.axes]
+        return [
+            [(place, dict(zip(axis, row, strict=True))) for place, row in enumerate(rows)]
+            for axis, rows in zip(self.axes, columns, strict=True)
+        ]
 
-    def _chosen(self, places: tuple[int, ...]) -> Iterator[tuple[str, int]]:
-        for axis, place in zip(self.axes, places, strict=True):
-            for field in axis:
-                yield field, place
-
-    def _value(self, field: str, place: int) -> Any:
-        return next(axis[field][place] for axis in self.axes if field in axis)
-
-    def _config(self, places: tuple[int, ...], source: str) -> dict[str, Any]:
+    def _config(self, combination: Iterable[Row], source: str) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(json.dumps(self.base))
-        for field, place in self._chosen(places):
-            set_field(config, field, self._value(field, place), f"{source}: axes: {field}")
+        for _, row in combination:
+            for field, value in row.items():
+                set_field(config, field, value, f"{source}: axes: {field}")
         return config
-
-
-def _length(axis: Axis) -> int:
-    return len(next(iter(axis.values()), []))
 
 
 def _values(field: str, given: object) -> list[Any]:
@@ -261,3 +247,25 @@ def _spaced(field: str, kind: str, ends: object) -> list[Any]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def labels(values: list[Any]) -> list[str]:
+    """Return a short name for each of some different values, different for each.
+
+    Numbers in their shortest form, members of a family as ``static:k=3``, files without folder and
+    suffix; in full where two values would have the same name.
+    """
+    short = [_short(value) for value in values]
+    full = [str(value) for value in values]
+    return [s if short.count(s) == 1 else f for s, f in zip(short, full, strict=True)]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        kind = value.get("kind", value.get("method"))
+        fields = [f"{k}={_short(v)}" for k, v in value.items() if k not in ("kind", "method")]
+        return f"{kind}:{','.join(fields)}" if kind and fields else str(kind or ",".join(fields))
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = json.dumps(value) if isinstance(value, bool | list | None) else str(value)
+    return PurePath(text).stem if text.endswith((".yaml", ".yml", ".json")) else text

@@ -11,6 +11,241 @@ All trials of one replication meet the same requests and the same luck, so every
 paired.
 """
 
-from specsim.study.tune.tuning import Tuning, tune
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specsim.core.errors import ConfigError
+from specsim.core.version import __version__
+from specsim.profile import load_profile
+from specsim.proposers import Proposer
+from specsim.run.experiment import Experiment
+from specsim.study.loads import Loads
+from specsim.study.tune.batch import BatchPoint, BatchTuning, tune_batches
+from specsim.study.tune.check import Check, LoadCheck, check_schedule
+from specsim.study.tune.crossover import Crossover, LoadCurve, LoadSeries, find_crossovers
+from specsim.study.tune.trials import Trials
 
 __all__ = ["Tuning", "tune"]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a tuning found."""
+
+    experiment: Experiment
+    """As it was given."""
+    max_k: int
+    """Largest k that was tried, tokens."""
+    replications: int
+    load_unit: str
+    capacity: float
+    """Highest load that any k sustains."""
+    batches: BatchTuning
+    crossovers: list[Crossover]
+    curves: list[LoadCurve]
+    check: Check
+
+    @property
+    def longest(self) -> int:
+        """The largest k of the schedule, tokens; 0 if speculation pays at no batch size."""
+        return max(k for _, _, k in self.batches.ranges)
+
+    @property
+    def speculative_config(self) -> dict[str, Any]:
+        """The schedule as vLLM's ``--speculative-config``, its other fields as given."""
+        return {
+            **self._given,
+            "num_speculative_tokens": max(1, self.longest),  # vLLM allows no 0 here
+            "num_speculative_tokens_per_batch_size": [list(r) for r in self.batches.ranges],
+        }
+
+    @property
+    def recommended(self) -> dict[str, Any] | None:
+        """The ``--speculative-config`` to use: the schedule only where it beats the best fixed k.
+
+        None if the server should not speculate at all.
+        """
+        if self.longest and self.check.schedule_pays:
+            return self.speculative_config
+        best = self.check.best_fixed if self.longest else 0
+        return {**self._given, "num_speculative_tokens": best} if best else None
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        """What vLLM knows of the proposer's fields, but for those that were tuned."""
+        proposer = _proposer(self.experiment)
+        tuned = {"num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
+        fields = proposer.model_dump(
+            mode="json",
+            exclude_unset=True,
+            exclude_none=True,
+            exclude=tuned | proposer.own_fields,
+            warnings=False,
+        )
+        return {"method": proposer.method, **fields}
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user should know before believing the numbers."""
+        found = []
+        valid = load_profile(self.experiment.profile).valid_range
+        for point in self.batches.points:
+            largest = [m for group in point.measurements for m in group]
+            if any(
+                m.context_tokens > valid.context_tokens or m.batched_tokens > valid.batched_tokens
+                for m in largest
+            ):
+                found.append(
+                    f"from batch size {point.batch_size} on, steps lie outside the profile's valid "
+                    f"range (fitted up to {valid.context_tokens:,} context tokens and "
+                    f"{valid.batched_tokens:,} batched tokens)"
+                )
+                break
+        last = self.batches.points[-1].batch_size
+        if last < self.batches.max_num_seqs:
+            found.append(
+                f"the KV cache holds about {last} requests of this workload; larger batches, up to "
+                f"max_num_seqs = {self.batches.max_num_seqs}, carry the last k"
+            )
+        if self.batches.is_smoothed:
+            found.append(
+                "the best k rose with the batch size somewhere; the schedule is the non-increasing "
+                "one of greatest gain"
+            )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, with its provenance."""
+        seed = self.experiment.seed
+        return {
+            "speculative_config": self.speculative_config,
+            "recommended": self.recommended,
+            "batch_sizes": [_point(point) for point in self.batches.points],
+            "load_unit": self.load_unit,
+            "capacity": self.capacity,
+            "crossovers": [asdict(crossover) for crossover in self.crossovers],
+            "speed_up_by_load": [asdict(curve) for curve in self.curves],
+            "check": {
+                "best_fixed_k": self.check.best_fixed,
+                "schedule_over_best_fixed": asdict(self.check.over_best_fixed),
+                "synchronous": {
+                    "schedule_over_best_fixed": asdict(self.check.synchronous_over_best_fixed),
+                    "oracle_over_best_fixed": asdict(self.check.oracle_over_best_fixed),
+                    "share_of_oracle": self.check.share_of_oracle,
+                },
+                "loads": [_load(load) for load in self.check.loads],
+            },
+            "warnings": self.warnings,
+            "config": self.experiment.to_dict(),
+            "max_k": self.max_k,
+            "config_hash": self.experiment.hash,
+            "seeds": list(range(seed, seed + self.replications)),
+            "specsim_version": __version__,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write ``tune.json`` into a folder that exists."""
+        (folder / "tune.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+
+
+def _point(point: BatchPoint) -> dict[str, Any]:
+    return {
+        "batch_size": point.batch_size,
+        "mean_batch_size": point.mean_batch_size,
+        "best_k": point.best_k,
+        "fastest_k": point.fastest_k,
+        "output_throughput": (1 / point.times).tolist(),
+        "gain_over_0": [asdict(gain) for gain in point.gains],
+    }
+
+
+def _load(load: LoadCheck) -> dict[str, Any]:
+    return {
+        "name": load.name,
+        "load": load.load,
+        "is_saturated": load.is_saturated,
+        "best_fixed_k": load.best_fixed,
+        "schedule_over_best_fixed": asdict(load.over_best_fixed),
+        "speed_up_over_off": {
+            **{str(k): asdict(load.speed_up(group)) for k, group in enumerate(load.fixed)},
+            "schedule": asdict(load.speed_up(load.schedule)),
+        },
+        "synchronous_mean_e2el_ms": {
+            name: [m.e2e_latency * 1e3 for m in group] for name, group in load.synchronous.items()
+        },
+    }
+
+
+def tune(
+    experiment: Experiment,
+    *,
+    max_k: int | None = None,
+    replications: int = 5,
+    workers: int = 1,
+    on_progress: Callable[[int], None] | None = None,
+) -> Tuning:
+    """Find the best k per batch size and the crossover load per k, and check what that gains.
+
+    Args:
+        experiment: Its policy is replaced; replication i runs with seed ``experiment.seed + i``.
+        max_k: Largest k to try; by default ``num_speculative_tokens``. In tokens.
+        replications: At least 2, for intervals.
+        workers: Processes; the results do not depend on their number.
+        on_progress: Told the number of simulations that have ended.
+
+    Raises:
+        ConfigError: The experiment has nothing to tune, or its load cannot be varied.
+        SpecsimError: The experiment cannot be run.
+    """
+    if replications < 2:
+        raise ConfigError(
+            f"replications = {replications} must be at least 2: one says nothing about spread"
+        )
+    tunable = _tunable(experiment, max_k)
+    loads = Loads(tunable, replications)
+    with Trials(workers, on_progress) as trials:
+        batches = tune_batches(loads, trials)
+        series = LoadSeries.of(loads, batches)
+        crossovers, curves = find_crossovers(series, trials)
+        check = check_schedule(series, batches, trials)
+    return Tuning(
+        experiment=experiment,
+        max_k=tunable.max_draft_len,
+        replications=replications,
+        load_unit=loads.unit,
+        capacity=series.capacity,
+        batches=batches,
+        crossovers=crossovers,
+        curves=curves,
+        check=check,
+    )
+
+
+def _proposer(experiment: Experiment) -> Proposer:
+    proposer = experiment.engine.speculative_config
+    if proposer is None:
+        raise ConfigError(
+            "engine.speculative_config is missing: there is no k to tune; give one, such as "
+            "{method: eagle3, num_speculative_tokens: 5}"
+        )
+    if experiment.acceptance is None:
+        raise ConfigError(
+            "acceptance is missing: what a k gains depends on it; give one, such as "
+            "{kind: bernoulli, alpha: 0.7}"
+        )
+    return proposer
+
+
+def _tunable(experiment: Experiment, max_k: int | None) -> Experiment:
+    """Return the experiment with room for every k, and without a policy or schedule of its own."""
+    fields = _proposer(experiment).model_dump(mode="json", exclude_none=True, warnings=False)
+    fields.pop("num_speculative_tokens_per_batch_size", None)
+    if max_k is not None:
+        fields["num_speculative_tokens"] = max_k
+    engine = experiment.engine.model_dump(mode="json", exclude_none=True, warnings=False)
+    engine["speculative_config"] = fields
+    source = "experiment" if max_k is None else f"--max-k {max_k}"
+    return experiment.replace(source, engine=engine, policy=None)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from specsim.policies.schedule import Schedule
 from specsim.run.deployment import Deployment
+from specsim.study.loads import Loads
 from specsim.study.paired import SpeedUp, mean_and_half_width, speed_up
-from specsim.study.tune.load import Loads
 from specsim.study.tune.trials import Measurement, Trials
 
 __all__ = ["BatchPoint", "BatchTuning", "best_k", "non_increasing", "tune_batches"]
@@ -120,17 +120,13 @@ def _largest_batch(loads: Loads) -> tuple[int, int]:
 def _try_all(loads: Loads, trials: Trials, sizes: list[int]) -> list[BatchPoint]:
     ks = range(loads.experiment.max_draft_len + 1)
     measured = iter(
-        trials.run(
-            trial
+        trials.measure(
+            loads.closed_trials(Schedule(ranges=((1, size, k),)), size, _count(size))
             for size in sizes
             for k in ks
-            for trial in loads.closed_trials(Schedule(ranges=((1, size, k),)), size, _count(size))
         )
     )
-    return [
-        BatchPoint(size, [[next(measured) for _ in range(loads.replications)] for _ in ks])
-        for size in sizes
-    ]
+    return [BatchPoint(size, [next(measured) for _ in ks]) for size in sizes]
 
 
 def _count(size: int) -> int:
@@ -141,8 +137,7 @@ def best_k(log_times: NDArray[np.float64]) -> int:
     """Return the smallest k whose paired 95 % interval does not tell it from the fastest.
 
     Args:
-        log_times: Logarithm of a time per token, at least two replications, of shape (k + 1,
-            replications).
+        log_times: Logarithm of a time per token, of shape (k + 1, replications).
     """
     excess = log_times - log_times[log_times.mean(axis=1).argmin()]
     return next(k for k, samples in enumerate(excess) if _may_be_zero(samples))
@@ -176,8 +171,7 @@ def non_increasing(gains: NDArray[np.float64]) -> list[int]:
     """Return the k of every batch size, never rising, of the greatest total gain.
 
     Args:
-        gains: By batch size from 1; a size counts by its share of a logarithmic axis. Of shape (n,
-            k + 1).
+        gains: Of batch sizes from 1, which count by their share of a logarithmic axis, (n, k + 1).
     """
     ks = range(gains.shape[1])
     total = np.zeros(len(ks))

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from specsim.policies import Policy
 from specsim.policies.oracle import OracleGoodput
 from specsim.policies.schedule import Schedule
+from specsim.study.loads import fixed_policy
 from specsim.study.paired import SpeedUp, speed_up
 from specsim.study.tune.batch import BatchTuning
 from specsim.study.tune.crossover import LoadSeries
-from specsim.study.tune.load import fixed_policy
 from specsim.study.tune.trials import Measurement, Trials
 
 __all__ = ["Check", "LoadCheck", "check_schedule"]
@@ -149,17 +149,14 @@ def _by_load(
     *,
     synchronous: bool,
 ) -> dict[str, list[list[Measurement]]]:
-    loads = series.loads
-    groups = [
-        loads.trials(policy, load, series.count(load), synchronous=synchronous)
-        for load in named.values()
-        for policy in policies
-    ]
-    measured = iter(trials.run(trial for group in groups for trial in group))
-    return {
-        name: [[next(measured) for _ in range(loads.replications)] for _ in policies]
-        for name in named
-    }
+    measured = iter(
+        trials.measure(
+            series.loads.trials(policy, load, series.count(load), synchronous=synchronous)
+            for load in named.values()
+            for policy in policies
+        )
+    )
+    return {name: [next(measured) for _ in policies] for name in named}
 
 
 def _logs(groups: list[list[Measurement]]) -> NDArray[np.float64]:

@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
+from specsim.study.loads import Loads, fixed_policy
 from specsim.study.paired import SpeedUp, speed_up
 from specsim.study.tune.batch import BatchTuning
-from specsim.study.tune.load import Loads, fixed_policy
 from specsim.study.tune.trials import Measurement, Trials
 
 __all__ = ["Crossover", "LoadCurve", "LoadSeries", "find_crossovers"]
@@ -130,14 +130,10 @@ def find_crossovers(series: LoadSeries, trials: Trials) -> tuple[list[Crossover]
 def _measured(series: LoadSeries, trials: Trials, wanted: dict[int, set[float]]) -> list[LoadCurve]:
     pairs = [(k, load) for k, some in wanted.items() for load in some]
     everything = sorted({*pairs, *((0, load) for _, load in pairs)})
-    groups = [
+    measured = trials.measure(
         series.loads.trials(fixed_policy(k), load, series.count(load)) for k, load in everything
-    ]
-    measured = iter(trials.run(trial for group in groups for trial in group))
-    by_place = {
-        place: [next(measured) for _ in group]
-        for place, group in zip(everything, groups, strict=True)
-    }
+    )
+    by_place = dict(zip(everything, measured, strict=True))
     return [
         LoadCurve(k, [_point(load, by_place[0, load], by_place[k, load]) for load in sorted(some)])
         for k, some in wanted.items()

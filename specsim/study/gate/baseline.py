@@ -12,9 +12,11 @@ from pydantic import Field, model_validator
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
 from specsim.core.settings import Settings, load_mapping, validated
+from specsim.run.experiment import Experiment
 from specsim.study.gate.suite import Name, Tolerances, check_metrics
+from specsim.study.inputs import Input, inputs_of
 
-__all__ = ["GateResults", "ScenarioResults", "baseline_file", "checked_date"]
+__all__ = ["GateResults", "ScenarioResults", "baseline_file", "checked_date", "without_seed"]
 
 _FORMAT = "specsim gate 1"
 _REMEDY = "write one with `specsim gate --update`"
@@ -27,9 +29,22 @@ class ScenarioResults(Settings):
     """Identity of the experiment without its seed."""
     config: dict[str, Any]
     """The resolved experiment, without its seed."""
+    inputs: dict[str, Input] | None = None
+    """What its runs read, by the field that names it; None in older baselines."""
     seeds: list[int] = Field(min_length=1)
     metrics: dict[str, list[float]]
     """By name, one value per seed."""
+
+    @classmethod
+    def of(cls, experiment: Experiment, seeds: list[int], metrics: dict[str, list[float]]) -> Self:
+        """Return what an experiment came to."""
+        return cls(
+            config_hash=experiment.hash,
+            config=without_seed(experiment),
+            inputs=inputs_of(experiment),
+            seeds=seeds,
+            metrics=metrics,
+        )
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -80,15 +95,17 @@ class GateResults(Settings):
         return json.dumps(self.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
 
 
+def without_seed(experiment: Experiment) -> dict[str, Any]:
+    """Return a resolved experiment without its seed."""
+    return {name: value for name, value in experiment.to_dict().items() if name != "seed"}
+
+
 @contextmanager
 def baseline_file(path: Path) -> Iterator[Path]:
     """Give a temporary file that becomes the baseline if the block succeeds.
 
-    Args:
-        path: Replaced if it holds a baseline already.
-
     Raises:
-        ConfigError: It holds something else, or cannot be written.
+        ConfigError: The path holds something else than a baseline, or cannot be written.
     """
     if path.is_file():
         try:
@@ -102,10 +119,10 @@ def baseline_file(path: Path) -> Iterator[Path]:
 
 
 def checked_date(text: str) -> str:
-    """Return an ISO date if it is one.
+    """Return an ISO date.
 
     Raises:
-        ConfigError
+        ConfigError: It is none.
     """
     try:
         return datetime.date.fromisoformat(text).isoformat()

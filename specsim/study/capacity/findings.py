@@ -1,52 +1,23 @@
-"""Capacity: what each hardware and policy sustains, what that costs, and which to take."""
+"""Findings: what each hardware and policy sustains, what that costs, and which to take."""
 
-from collections.abc import Generator, Iterable
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import ceil
+from pathlib import Path
+from typing import Any
 
-from specsim.policies import Policy
-from specsim.results.slo import Slo
+import numpy as np
+
+from specsim.core.version import __version__
+from specsim.results.export import write_parquet
 from specsim.run.experiment import Experiment
-from specsim.study.capacity.hardware import Hardware
-from specsim.study.capacity.prices import Prices
+from specsim.study.capacity.choices import Goal, Hardware, Prices
 from specsim.study.capacity.probe import Probe
-from specsim.study.capacity.search import Bracket, largest_sustained
+from specsim.study.capacity.search import SHARES, Bracket
 
-__all__ = ["Capacity", "Choices", "Found", "Goal", "explore", "pareto_front"]
-
-_SHARES = (0.25, 0.5, 0.75)
-"""Of the capacity: where else latency and cost are looked at."""
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What is asked for."""
-
-    slo: Slo
-    attainment: float
-    """Share of the requests that must keep all limits."""
-    tolerance: float
-    """Ratio, less 1, of the loads between which the capacity is known to lie."""
-    is_closed: bool
-    """Whether the load is a number of clients, not a rate."""
-    target_rate: float | None
-    """Requests per second to buy GPUs for; None if there is no such number."""
-    replications: int
-    """Runs of each load; run i has the seed of the experiment plus i, and all loads, policies and
-    hardware meet the same requests."""
-    num_requests: int
-    """Of each run."""
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What there is to choose from."""
-
-    hardware: list[Hardware]
-    policies: dict[str, Policy]
-    """By label."""
-    prices: Prices
+__all__ = ["Capacity", "Found", "Offer", "pareto_front"]
 
 
 @dataclass(frozen=True)
@@ -111,7 +82,7 @@ class Found:
     @property
     def offers(self) -> list[Offer]:
         """The capacity and loads well below it, with what they cost."""
-        highest = max(_SHARES) * (self.bracket.sustained or 0.0)
+        highest = max(SHARES) * (self.bracket.sustained or 0.0)
         return [
             self.offer(probe)
             for probe in self.probes
@@ -158,6 +129,46 @@ class Capacity:
         """The loads than which none is both cheaper and faster, by rising cost."""
         return pareto_front(offer for each in self.found for offer in each.offers)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as plain values, with its provenance."""
+        goal = self.goal
+        return {
+            **self._provenance,
+            "slo": goal.slo.model_dump(exclude_none=True),
+            "attainment": goal.attainment,
+            "drive": "concurrency" if goal.is_closed else "rate",
+            "tolerance": goal.tolerance,
+            "target_rate": goal.target_rate,
+            "replications": goal.replications,
+            "num_requests": goal.num_requests,
+            "prices": self.prices.model_dump(),
+            "experiment": self.experiment.to_dict(),
+            "results": [_result(found) for found in self.found],
+            "pareto_front": [_offer(offer) for offer in self.front],
+            "notes": self.notes,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write ``capacity.json``, and ``capacity.parquet`` with a row per load that was tried."""
+        text = json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+        (folder / "capacity.json").write_text(text, encoding="utf-8")
+        on_front = {id(offer.probe) for offer in self.front}
+        rows = [
+            {**_row(found, probe), "on_front": id(probe) in on_front}
+            for found in self.found
+            for probe in found.probes
+        ]
+        columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        write_parquet(columns, self._provenance, folder / "capacity.parquet")
+
+    @property
+    def _provenance(self) -> dict[str, object]:
+        return {
+            "config_hash": self.experiment.hash,
+            "seed": self.experiment.seed,
+            "specsim_version": __version__,
+        }
+
 
 def pareto_front(offers: Iterable[Offer]) -> list[Offer]:
     """Return the offers than which none is both cheaper and of lower mean end-to-end latency.
@@ -180,36 +191,59 @@ def _latency(offer: Offer) -> float:
     return offer.probe.latencies_ms["mean_e2el_ms"]
 
 
-Exploration = Generator[float, Probe, tuple[Bracket, list[Probe]]]
+def _result(found: Found) -> dict[str, Any]:
+    probe = found.at_capacity
+    return {
+        "hardware": found.hardware.label,
+        "gpu": found.hardware.profile.gpu,
+        "gpus_per_replica": found.hardware.gpus_per_replica,
+        "is_measured": found.hardware.is_measured,
+        "policy": found.policy,
+        **asdict(found.bracket),
+        "requests_per_second": found.rate,
+        **({} if probe is None else _at_load(probe)),
+        **({} if probe is None else _costs(found.offer(probe))),
+        "replicas": found.replicas,
+        "cost_per_hour": found.cost_per_hour,
+        "cost_per_million_tokens_at_target": found.cost_at_target,
+        "probes": [_row(found, each) for each in found.probes],
+    }
 
 
-def explore(start: float, goal: Goal) -> Exploration:
-    """Look for the capacity of one replica, and at some loads below it.
+def _row(found: Found, probe: Probe) -> dict[str, Any]:
+    return {
+        "hardware": found.hardware.label,
+        "policy": found.policy,
+        "load": probe.load,
+        "requests_per_second": found.rate_of(probe),
+        "is_sustained": probe.is_sustained(found.goal.attainment),
+        "is_unstable": probe.is_unstable,
+        **_at_load(probe),
+        **_costs(found.offer(probe)),
+    }
 
-    Args:
-        start: A load near saturation.
 
-    Yields:
-        A load to try; to be answered by its probe.
+def _at_load(probe: Probe) -> dict[str, Any]:
+    return {
+        "attainment": probe.attainment,
+        "mean_output_len": probe.mean_output_len,
+        **probe.latencies_ms,
+    }
 
-    Returns:
-        Bracket
-        list of Probe: All loads that were tried, rising.
-    """
-    probes: dict[float, Probe] = {}
-    search = largest_sustained(start, goal.tolerance, is_whole=goal.is_closed)
-    load = next(search)
-    while True:
-        probes[load] = yield load
-        try:
-            load = search.send(probes[load].is_sustained(goal.attainment))
-        except StopIteration as stop:
-            bracket: Bracket = stop.value
-            break
-    for share in _SHARES if bracket.sustained else ():
-        load = share * (bracket.sustained or 0.0)
-        if goal.is_closed:
-            load = float(max(1, round(load)))
-        if load not in probes:
-            probes[load] = yield load
-    return bracket, [probes[load] for load in sorted(probes)]
+
+def _costs(offer: Offer) -> dict[str, float | None]:
+    return {
+        "gpu_hours_per_million_tokens": offer.gpu_hours,
+        "cost_per_million_tokens": offer.cost,
+    }
+
+
+def _offer(offer: Offer) -> dict[str, Any]:
+    return {
+        "hardware": offer.hardware,
+        "policy": offer.policy,
+        "load": offer.probe.load,
+        "requests_per_second": offer.rate,
+        "mean_e2el_ms": offer.probe.latencies_ms["mean_e2el_ms"],
+        **_costs(offer),
+    }

@@ -1,27 +1,113 @@
-"""Load: how an experiment is made to run at other batch sizes and other loads than its own."""
+"""Loads: how an experiment is made to run at other batch sizes and other loads than its own."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
+from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.policies import Policy
 from specsim.policies.off import Off
 from specsim.policies.static import Static
 from specsim.run.experiment import Experiment
-from specsim.study.tune.trials import Recording, Trial
+from specsim.study.paired import replicated
 from specsim.workload import WorkloadConfig
+from specsim.workload.arrivals.base import Arrivals, OpenArrivals
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 from specsim.workload.arrivals.trace import TraceReplay
 from specsim.workload.lengths.base import Lengths
 from specsim.workload.lengths.trace import TraceRows
 from specsim.workload.trace import Trace
 
-__all__ = ["Loads", "check_steady", "fixed_policy"]
+__all__ = ["Loads", "Recording", "Trial", "check_steady", "fixed_policy", "steady_window"]
 
 _SAMPLE = 2000  # requests from which the mean length is estimated where they are drawn
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Where a trial's requests come from, if they were recorded.
+
+    Every replication starts at another row, so that replications differ by more than the luck of
+    their drafts; after the last row comes the first.
+    """
+
+    workload: WorkloadConfig
+    """The experiment's own."""
+    seed: int
+    """For lengths that were not recorded with the arrivals."""
+    share: float
+    """Part of the recording that lies before the first request, in [0, 1)."""
+
+    def all_requests(self) -> Trace:
+        """Return the whole recording."""
+        return _all_requests(self.workload, self.seed)
+
+
+@lru_cache(maxsize=1)
+def _all_requests(workload: WorkloadConfig, seed: int) -> Trace:
+    # Cached, for a process runs many trials on one file.
+    if isinstance(workload.arrivals, TraceReplay):
+        return workload.build(seed)
+    assert workload.lengths is not None
+    assert workload.lengths.num_rows is not None
+    return workload.lengths.draw(generator(seed, "lengths"), workload.lengths.num_rows)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One simulation."""
+
+    experiment: Experiment
+    recording: Recording | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Identity: equal keys give the same measurement."""
+        return self.experiment.hash, self.experiment.seed
+
+    def requests(self) -> list[Request] | None:
+        """Return the recorded requests; None where the experiment's workload draws them."""
+        if self.recording is None:
+            return None
+        source, workload = self.recording.all_requests(), self.experiment.workload
+        count, arrivals = workload.num_requests, workload.arrivals
+        assert count is not None
+        rows = (int(self.recording.share * len(source)) + np.arange(count)) % len(source)
+        times = np.zeros(count)
+        if isinstance(arrivals, TraceReplay):
+            assert arrivals.rate is not None
+            times = _replayed(source, rows, arrivals.rate)
+        elif isinstance(arrivals, OpenArrivals):
+            rng = generator(self.experiment.seed, "arrivals")
+            times = arrivals.times(rng, count=count, duration=None)
+        return list(source.take(rows).at_times(times).requests())
+
+
+def _replayed(source: Trace, rows: NDArray[np.int64], rate: float) -> NDArray[np.float64]:
+    """Return the recorded gaps between some rows, stretched to a mean rate."""
+    assert source.arrived_at is not None
+    gaps = np.diff(source.arrived_at)
+    # No gap was recorded between the last row and the first.
+    gaps = np.append(gaps, gaps.mean() if len(gaps) else 0.0)
+    times = np.concatenate([[0.0], np.cumsum(gaps[rows[:-1]])])
+    stretch = (len(rows) - 1) / rate / times[-1] if times[-1] > 0 else 1.0
+    return times * float(stretch)
+
+
+def steady_window(requests: NDArray[np.void], arrivals: Arrivals) -> tuple[float, float]:
+    """Return from when to when a server's load is steady, seconds.
+
+    In a closed loop, from when each client has been answered twice on average: at first all are as
+    young, and then their requests are mixed; to when the first client has no more requests.
+    """
+    ends, arrived_at = np.sort(requests["ended_at"]), requests["arrived_at"]
+    if isinstance(arrivals, ClosedLoop) and len(ends) > 3 * arrivals.concurrency:
+        return float(ends[2 * arrivals.concurrency - 1]), float(arrived_at.max())
+    return float(arrived_at.min()), float(ends[-1])
 
 
 def fixed_policy(k: int) -> Policy:
@@ -107,15 +193,11 @@ class Loads:
         return self._lengths.draw(generator(self.experiment.seed, "lengths"), _SAMPLE)
 
     def closed_trials(self, policy: Policy, concurrency: int, count: int) -> list[Trial]:
-        """Return the trials that hold the batch of one replica at a size.
+        """Return the trials that hold the batch of one replica at a size, one per replication.
 
         Args:
-            concurrency: Clients without think time, so the batch size as long as the KV cache holds
-                it.
+            concurrency: Clients without think time; the batch size if the KV cache holds it.
             count: Requests.
-
-        Returns:
-            One per replication.
         """
         workload = WorkloadConfig(
             arrivals=ClosedLoop(concurrency=concurrency),
@@ -127,15 +209,12 @@ class Loads:
     def trials(
         self, policy: Policy, load: float, count: int, *, synchronous: bool = False
     ) -> list[Trial]:
-        """Return the trials of a policy at a load.
+        """Return the trials of a policy at a load, one per replication.
 
         Args:
             load: Requests/s or clients; see `unit`.
             count: Requests.
             synchronous: Whether to force synchronous scheduling, which an oracle needs.
-
-        Returns:
-            One per replication.
         """
         own = self.experiment.workload.arrivals
         changes: dict[str, object] = (
@@ -157,13 +236,8 @@ class Loads:
     def _trials(
         self, experiment: Experiment, policy: Policy, workload: WorkloadConfig
     ) -> list[Trial]:
-        return [
-            Trial(
-                experiment.replace(workload=workload, policy=policy, seed=experiment.seed + number),
-                self._recording(number),
-            )
-            for number in range(self.replications)
-        ]
+        runs = replicated(experiment, self.replications, workload=workload, policy=policy)
+        return [Trial(run, self._recording(number)) for number, run in enumerate(runs)]
 
     def _recording(self, number: int) -> Recording | None:
         if not self._is_recorded:

@@ -1,15 +1,94 @@
-"""Hardware: the profile of an experiment's model on each GPU that is to be compared."""
+"""What a capacity plan is asked: hardware, policies and prices to choose from, and the goal."""
 
+import datetime
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, field_validator
 
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.resources import find_resource
-from specsim.core.settings import validated
+from specsim.core.settings import Settings, load_mapping, nearest, validated
+from specsim.policies import Policy
 from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
+from specsim.results.slo import Slo
 from specsim.run.experiment import Experiment
 
-__all__ = ["Hardware", "find_hardware"]
+__all__ = ["Choices", "Goal", "Hardware", "Prices", "find_hardware", "parse_slo"]
+
+_EXAMPLES = Path(__file__).with_name("prices.yaml")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked for."""
+
+    slo: Slo
+    attainment: float
+    """Share of the requests that must keep all limits."""
+    tolerance: float
+    """Ratio, less 1, of the loads between which the capacity is known to lie."""
+    is_closed: bool
+    """Whether the load is a number of clients, not a rate."""
+    target_rate: float | None
+    """Requests per second to buy GPUs for; None if there is no such number."""
+    replications: int
+    """Runs of each load; run i has the seed of the experiment plus i, and all loads, policies and
+    hardware meet the same requests."""
+    num_requests: int
+    """Of each run."""
+
+
+def parse_slo(text: str) -> Slo:
+    """Return the limits that ``--slo`` names: ``ttft:500,tpot:50,e2el:10000``, in milliseconds.
+
+    Raises:
+        ConfigError: A metric is unknown or given twice, or a limit is not a number above 0.
+    """
+    known = [name.removesuffix("_ms") for name in Slo.model_fields]
+    limits: dict[str, str] = {}
+    for part in text.split(","):
+        name, colon, limit = (piece.strip() for piece in part.partition(":"))
+        if not colon or not name:
+            raise ConfigError(f"--slo {text}: '{part}' is not METRIC:MILLISECONDS, as ttft:500 is")
+        metric = name.removesuffix("_ms")
+        if metric not in known:
+            raise ConfigError(f"--slo {text}: no metric '{name}'; {nearest(metric, known)}")
+        if f"{metric}_ms" in limits:
+            raise ConfigError(f"--slo {text}: '{metric}' is given twice; leave it out once")
+        limits[f"{metric}_ms"] = limit
+    with validated(f"--slo {text}", ConfigError):
+        return Slo.model_validate(limits)
+
+
+class Prices(Settings):
+    """Prices of GPUs."""
+
+    date: str
+    """When they held."""
+    source: str
+    currency: str = Field(default="USD", min_length=1)
+    per_gpu_hour: dict[str, Annotated[float, Field(gt=0)]]
+    """By GPU, named as in ``profiles/<gpu>.yaml``."""
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _as_text(cls, date: Any) -> Any:
+        # Without quotes, 2026-11-21 is a date to YAML.
+        return date.isoformat() if isinstance(date, datetime.date) else date
+
+    @classmethod
+    def load(cls, path: Path | None) -> Self:
+        """Return the prices in a YAML file; without one, the examples that specsim ships.
+
+        Raises:
+            ConfigError: The file cannot be read, or a field is missing or wrong.
+        """
+        path = path or _EXAMPLES
+        with validated(str(path), ConfigError):
+            return cls.model_validate(load_mapping(path, ConfigError))
 
 
 @dataclass(frozen=True)
@@ -25,6 +104,16 @@ class Hardware:
     def gpus_per_replica(self) -> int:
         """GPUs of one replica."""
         return self.profile.tensor_parallel_size
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What there is to choose from."""
+
+    hardware: list[Hardware]
+    policies: dict[str, Policy]
+    """By label."""
+    prices: Prices
 
 
 def find_hardware(experiment: Experiment, names: list[str]) -> list[Hardware]:

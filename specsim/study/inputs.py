@@ -1,0 +1,114 @@
+"""Inputs: the files that a study's runs read, and whether they have changed."""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from hashlib import file_digest, sha256
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from specsim.acceptance.preset import Preset
+from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.resources import find_resource, following, locate
+from specsim.core.settings import Settings, load_mapping
+from specsim.profile import find_profile, load_profile
+from specsim.run.experiment import Experiment
+
+__all__ = ["Input", "inputs_of", "load_with_base"]
+
+
+class Input(Settings):
+    """A file or folder that a run reads."""
+
+    name: str
+    """As a person knows it."""
+    digest: str | None
+    """Of its content; None if it cannot be read, of which its run will say why."""
+
+
+def inputs_of(experiment: Experiment) -> dict[str, Input]:
+    """Return everything that a run of an experiment reads, by the field that names it.
+
+    That is its profile with its model, GPU and tables, presets of acceptance, traces and corpora.
+    """
+    name, parts = experiment.profile, list(_parts(experiment))
+    found = {"profile": Input(name=f"profile {name}", digest=None)}
+    with suppress(SpecsimError):
+        found["profile"] = _input(f"profile {name}", find_profile(name))
+        profile = load_profile(name)
+        found["profile.model"] = _input(f"model {profile.model}", _model_file(profile.model))
+        found["profile.gpu"] = _input(f"GPU {profile.gpu}", _shipped(f"{profile.gpu}.yaml"))
+        parts.extend(_parts(profile, "profile."))
+    for field, part in parts:
+        if isinstance(part, Preset):
+            file = _shipped(f"acceptance/{part.name}.yaml")
+            found[f"{field}.name"] = _input(f"preset {part.name}", file)
+        elif isinstance(part, Path):
+            found[field] = _input(str(part), locate(part))
+    return found
+
+
+def _parts(value: object, field: str = "") -> Iterator[tuple[str, object]]:
+    """Yield all models and paths in some settings, by dotted field name."""
+    if isinstance(value, BaseModel | Path):
+        yield field.rstrip("."), value
+    inside: dict[Any, object] = {}
+    if isinstance(value, BaseModel):
+        inside = {name: getattr(value, name) for name in type(value).model_fields}
+    elif isinstance(value, dict):
+        inside = value
+    elif isinstance(value, list | tuple):
+        inside = dict(enumerate(value))
+    for name, each in inside.items():
+        yield from _parts(each, f"{field}{name}.")
+
+
+def _shipped(name: str) -> Path | None:
+    return find_resource("profiles", name)
+
+
+def _model_file(name: str) -> Path | None:
+    return Path(name) if name.endswith(".json") else _shipped(f"{name}.json")
+
+
+def _input(name: str, path: Path | None) -> Input:
+    try:
+        return Input(name=name, digest=None if path is None else _digest(path))
+    except (OSError, SpecsimError):
+        return Input(name=name, digest=None)
+
+
+def _digest(path: Path) -> str:
+    """Return a digest of a file, or of all files below a folder and their names."""
+    if not path.is_dir():
+        stat = path.stat()
+        return _file_digest(path, (stat.st_mtime_ns, stat.st_size))
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    text = "".join(f"{file.relative_to(path).as_posix()} {_digest(file)}\n" for file in files)
+    return sha256(text.encode()).hexdigest()[:12]
+
+
+@lru_cache(maxsize=64)
+def _file_digest(path: Path, version: tuple[int, int]) -> str:
+    # Cached, for a study has many experiments on one file, and that may be long.
+    if path.suffix in (".yaml", ".yml"):  # whatever its layout and comments
+        values = json.dumps(load_mapping(path, ConfigError), sort_keys=True, default=str)
+        return sha256(values.encode()).hexdigest()[:12]
+    with path.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()[:12]
+
+
+def load_with_base(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file, with its base, which may be the path of an experiment.
+
+    Raises:
+        ConfigError: One of the two cannot be read.
+    """
+    data: dict[str, Any] = following(load_mapping(path, ConfigError), path.parent)
+    if isinstance(data.get("base"), str):
+        base = path.parent / data["base"]
+        data["base"] = following(load_mapping(base, ConfigError), base.parent)
+    return data
