@@ -56,6 +56,7 @@ _MOVED = {
     "calibration.observe": "reality.observe",
     "calibration.torch_engine": "reality.torch_engine",
     "catalogue": "cli.families",
+    "results.steps": "results.folder",
     "draft_luck": "core.draft_luck",
     "model_config": "hardware.model_config",
     "roofline_profile": "profile.from_roofline",

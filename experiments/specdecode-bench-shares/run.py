@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from specsim.api import Experiment, Summary, simulate
-from specsim.results.steps import StepsTable, load_steps
+from specsim.results.folder import StepsTable, load_steps
 from specsim.results.time_use import time_use
 
 HERE = Path(__file__).parent

@@ -69,7 +69,7 @@ def export(
     if window is not None and chrome_trace is None:
         raise ConfigError("--window: only --chrome-trace uses it; leave it out")
     span = _window(window)
-    found = load_folder(run)
+    found, experiment = load_folder(run)
     with spinner("writing"), ExitStack() as files:
         new = {option: files.enter_context(new_file(path)) for option, path in paths.items()}
         if chrome_trace is not None:
@@ -77,7 +77,7 @@ def export(
             with _opened(new["--chrome-trace"], compressed=compressed) as stream:
                 count = write_chrome_trace(found, stream, span)
         if prometheus is not None:
-            new["--prometheus"].write_text(prometheus_text(found), encoding="utf-8")
+            new["--prometheus"].write_text(prometheus_text(found, experiment), encoding="utf-8")
         if vllm_bench is not None:
             new["--vllm-bench"].write_text(json.dumps(vllm_bench_result(found)) + "\n")
     for option, path in paths.items():

@@ -66,7 +66,7 @@ def timeline(
     """
     from specsim.core.atomic import new_file
     from specsim.core.errors import ConfigError
-    from specsim.results.steps import load_steps
+    from specsim.results.folder import load_steps
     from specsim.results.timeline import timeline as binned
     from specsim.results.timeline import write_timelines
     from specsim.show.plots.save import check_suffix

@@ -31,7 +31,7 @@ PriceTable = Annotated[
 def _load(results: Path, prices: Path | None) -> Any:
     from specsim.core.errors import ConfigError
     from specsim.show.report import load_study
-    from specsim.show.report.prices import with_prices
+    from specsim.show.report.study import with_prices
     from specsim.study.capacity.prices import Prices
 
     study = load_study(results)

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.results.steps import StepsTable
+from specsim.results.folder import StepsTable
+from specsim.results.metrics import Requests, latencies
 from specsim.results.time_use import time_use
 from specsim.results.timeline import integrals, timeline
 
-__all__ = ["over_time", "quantiles_ms"]
+__all__ = ["distributions", "over_time"]
 
 _QUANTILES = np.linspace(0.0, 1.0, 101)
 _NUM_BINS = 200
@@ -17,18 +18,21 @@ _WINDOW = 10  # bins over which the timeline's acceptance is measured, as in `sp
 _DIGITS = 6
 
 
-def quantiles_ms(samples: NDArray[np.float64]) -> list[float]:
-    """Return the quantiles of latencies at 0, 1, ..., 100 %.
-
-    Args:
-        samples: In seconds.
+def distributions(requests: Requests) -> dict[str, list[float]]:
+    """Return the quantiles of ``ttft_ms``, ``tpot_ms`` and ``e2el_ms`` at 0, 1, ..., 100 %.
 
     Returns:
-        101 of them; none without samples. In milliseconds.
+        101 of each, in milliseconds; none where no request has that latency.
     """
-    if not len(samples):
+    found = latencies(requests)
+    return {f"{name}_ms": _quantiles_ms(found[name]) for name in ("ttft", "tpot", "e2el")}
+
+
+def _quantiles_ms(samples: NDArray[np.float64]) -> list[float]:
+    known = samples[~np.isnan(samples)]
+    if not len(known):
         return []
-    return [float(f"{value:.{_DIGITS}g}") for value in np.quantile(samples, _QUANTILES) * 1e3]
+    return _drawn(np.quantile(known, _QUANTILES) * 1e3)
 
 
 def over_time(steps: StepsTable, num_usable: int, num_replicas: int) -> dict[str, Any]:

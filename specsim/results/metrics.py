@@ -1,12 +1,15 @@
 """Metrics: pure functions from the tables of a run to numbers.
 
 Names and units are those of ``vllm bench serve`` (0.32.0 ``benchmarks/serve.py``): latencies in
-milliseconds, throughput per second. Three per-token latencies are different things, and all are
-given: ITL, the gap between two deliveries; TPOT, (last - first) / (n - 1) per request; and the gap
-shared out among the tokens that it delivered (`amortised_itl`).
+milliseconds, throughput per second. Every latency is defined here and nowhere else. Three of them
+are per token, and all are given: ITL, the gap between two deliveries; TPOT, (last - first) /
+(n - 1) per request; and the gap shared out among the tokens that it delivered (`amortised_itl`).
+
+An answer of one token has no TPOT: it is NaN, and statistics leave it out. Only where vLLM itself
+counts it as 0 (goodput, the histogram of ``/metrics``), does `tpot` say so too.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,33 +20,71 @@ from specsim.results.weighted import WeightedSample
 
 __all__ = [
     "PERCENTILES",
+    "Requests",
+    "decode_time",
     "keeps_limits",
     "latencies",
+    "latency",
     "latency_statistics",
+    "queue_time",
     "speculation_metrics",
     "throughput_metrics",
     "time_shares",
     "token_latencies",
+    "tpot",
+    "ttft",
 ]
 
 PERCENTILES = (50, 90, 95, 99)
 
+Seconds = NDArray[np.float64]
 
-def latencies(tables: RunTables) -> dict[str, NDArray[np.float64]]:
-    """Return the latencies of the requests of a run.
 
-    Returns:
-        ``ttft``, ``e2el`` and ``queue`` per request, ``tpot`` per request with more than one token,
-        in seconds.
+class Requests(Protocol):
+    """A table of requests: a structured array, columns by name, a table read back."""
+
+    def __getitem__(self, name: str, /) -> NDArray[np.float64]:
+        """Return a column of `specsim.results.tables.TABLE_FIELDS`, of shape (n,)."""
+        ...
+
+
+def ttft(requests: Requests) -> Seconds:
+    """Return the time from arrival to the first token."""
+    return requests["first_token_at"] - requests["arrived_at"]
+
+
+def latency(requests: Requests) -> Seconds:
+    """Return the time from arrival to the last token (vLLM's e2el)."""
+    return requests["ended_at"] - requests["arrived_at"]
+
+
+def queue_time(requests: Requests) -> Seconds:
+    """Return the time from arrival to the first step."""
+    return requests["scheduled_at"] - requests["arrived_at"]
+
+
+def decode_time(requests: Requests) -> Seconds:
+    """Return the time from the first token to the last."""
+    return requests["ended_at"] - requests["first_token_at"]
+
+
+def tpot(requests: Requests, *, of_one_token: float = np.nan) -> Seconds:
+    """Return the time per output token after the first.
+
+    Args:
+        of_one_token: What an answer without further tokens gets; vLLM's goodput has 0.
     """
-    requests = tables.requests
-    several = requests["output_len"] > 1
-    decode_time = (requests["ended_at"] - requests["first_token_at"])[several]
+    later = requests["output_len"] - 1
+    return np.where(later > 0, decode_time(requests) / np.maximum(later, 1), of_one_token)
+
+
+def latencies(requests: Requests) -> dict[str, Seconds]:
+    """Return ``ttft``, ``tpot``, ``e2el`` and ``queue`` of each request."""
     return {
-        "ttft": requests["first_token_at"] - requests["arrived_at"],
-        "tpot": decode_time / (requests["output_len"][several] - 1),
-        "e2el": requests["ended_at"] - requests["arrived_at"],
-        "queue": requests["scheduled_at"] - requests["arrived_at"],
+        "ttft": ttft(requests),
+        "tpot": tpot(requests),
+        "e2el": latency(requests),
+        "queue": queue_time(requests),
     }
 
 
@@ -61,16 +102,18 @@ def token_latencies(tables: RunTables) -> dict[str, WeightedSample]:
     }
 
 
-def latency_statistics(samples: NDArray[np.float64] | WeightedSample) -> dict[str, float]:
+def latency_statistics(samples: Seconds | WeightedSample) -> dict[str, float]:
     """Return mean, median, standard deviation and percentiles, in milliseconds.
 
     Args:
-        samples: In seconds.
+        samples: In seconds; NaN is left out.
 
     Returns:
         ``mean``, ``median``, ``std``, ``p50``, ``p90``, ``p95`` and ``p99``; 0 without samples, as
         in vLLM.
     """
+    if isinstance(samples, np.ndarray):
+        samples = samples[~np.isnan(samples)]
     if not len(samples):
         return dict.fromkeys(["mean", "median", "std", *(f"p{p}" for p in PERCENTILES)], 0.0)
     if isinstance(samples, WeightedSample):
@@ -113,20 +156,13 @@ def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | 
 
 
 def keeps_limits(tables: RunTables, slo: Slo) -> NDArray[np.bool_]:
-    """Return, for each request, whether it kept all limits.
-
-    Returns:
-        vLLM counts the TPOT of a one-token answer as 0, so that it keeps that limit, of shape (n,).
-    """
+    """Return, for each request, whether it kept all limits; one token keeps that of TPOT."""
     requests = tables.requests
-    ttft = requests["first_token_at"] - requests["arrived_at"]
-    decode_time = requests["ended_at"] - requests["first_token_at"]
-    tpot = decode_time / np.maximum(requests["output_len"] - 1, 1)
     good = np.ones(len(requests), dtype=bool)
     for samples, limit_ms in (
-        (ttft, slo.ttft_ms),
-        (tpot, slo.tpot_ms),
-        (ttft + decode_time, slo.e2el_ms),
+        (ttft(requests), slo.ttft_ms),
+        (tpot(requests, of_one_token=0.0), slo.tpot_ms),
+        (latency(requests), slo.e2el_ms),
     ):
         if limit_ms is not None:
             good &= samples * 1e3 <= limit_ms

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.results.steps import StepsTable
+from specsim.results.folder import StepsTable
 
 __all__ = ["PARTS", "TimeRow", "TimeUse", "time_use"]
 

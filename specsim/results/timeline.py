@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.results.export import write_parquet
-from specsim.results.steps import StepsTable
+from specsim.results.folder import StepsTable
 
 __all__ = ["Timeline", "integrals", "timeline", "write_timelines"]
 

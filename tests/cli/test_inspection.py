@@ -13,8 +13,8 @@ from conftest import Run, tiny_config
 
 from specsim.core.errors import ConfigError
 from specsim.hardware import GIB
+from specsim.results.folder import StepsTable, load_steps
 from specsim.results.records import STEP_FIELDS
-from specsim.results.steps import StepsTable, load_steps
 from specsim.results.time_use import time_use
 from specsim.results.timeline import timeline
 from specsim.run.deployment import Deployment

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from specsim.results.steps import StepsTable, load_steps
+from specsim.results.folder import StepsTable, load_requests, load_steps
+from specsim.results.metrics import latencies
 from specsim.results.timeline import timeline
 from specsim.show.plots.save import save
 
@@ -28,9 +28,9 @@ def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), constrained_layout=True)
     figure.suptitle(title)
     for label, folder in folders.items():
-        requests = pq.read_table(folder / "requests.parquet", columns=[n for n, _ in _PANELS])
+        found = latencies(load_requests(folder))
         for axis, (name, _) in zip(axes.flat, _PANELS, strict=False):
-            _draw_distribution(axis, requests[name].to_numpy(), label)
+            _draw_distribution(axis, found[name], label)
         _draw_load(axes[1, 1], load_steps(folder), label)
     for axis, (_, description) in zip(axes.flat, _PANELS, strict=False):
         axis.set_xlabel(description)

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import nearest
-from specsim.show.report.measures import MEASURES, Measure, measured
-from specsim.show.report.study import OTHER, Axis, Point, Study
+from specsim.show.report.study import MEASURES, OTHER, Axis, Measure, Point, Study, measured
 from specsim.study.paired import SpeedUp, speed_up
 
 __all__ = [

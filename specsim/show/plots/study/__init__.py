@@ -8,8 +8,7 @@ from specsim.show.plots.study.cost import COST_CHART
 from specsim.show.plots.study.drawing import Drawing
 from specsim.show.plots.study.maps import CROSSOVER, SPEED_UP
 from specsim.show.plots.study.over_load import OVER_LOAD
-from specsim.show.report.measures import Measure
-from specsim.show.report.study import Study
+from specsim.show.report.study import Measure, Study
 
 __all__ = ["plot_study"]
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from specsim.show.plots.study.drawing import MARKERS, Chart, Drawing, make_log
 from specsim.show.report.cells import Cell, is_unstable, values_of
-from specsim.show.report.measures import COST, MEASURES, Measure
+from specsim.show.report.study import COST, MEASURES, Measure
 
 __all__ = ["COST_CHART"]
 

@@ -11,8 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from specsim.show.report.cells import Cell, Cells, group
 from specsim.show.report.colours import Style, styles
-from specsim.show.report.measures import Measure
-from specsim.show.report.study import Axis, Study
+from specsim.show.report.study import Axis, Measure, Study
 
 __all__ = ["MARKERS", "Chart", "Drawing", "label_load", "make_log"]
 
