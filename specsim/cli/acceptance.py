@@ -55,7 +55,7 @@ def fit(
 
     from specsim.core.atomic import new_file
     from specsim.reality.acceptance_fit import FitRun, fields, load_records, run_study
-    from specsim.show.render.acceptance import distances_table
+    from specsim.show.render.traces import distances_table
 
     # Opened before the work, so that a path that cannot be written to is found at once.
     with ExitStack() as outputs:

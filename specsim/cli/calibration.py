@@ -97,7 +97,7 @@ def calibrate(
     from specsim.reality.calibration.vllm_runs import vllm_python
     from specsim.reality.calibration.vllm_study import calibrate_vllm
     from specsim.reality.calibration.vllm_subject import VllmSubject
-    from specsim.show.render.calibration import error_tables
+    from specsim.show.render.reality import error_tables
 
     vllm_python()
     plan = plan_for(device.value, quick=quick, threads=threads)
@@ -152,12 +152,12 @@ def _torch(
 
 def _conclude(found: "Judgement", out: Path, files: str) -> None:
     """Draw and print what came of it; exit with 1 unless all is as stated."""
-    from specsim.show.plots.calibration import plot_calibration
-    from specsim.show.render.calibration import calibration_tables, verdict
+    from specsim.show.plots.reality import plot_calibration
+    from specsim.show.render.reality import calibration_tables, calibration_verdict
 
     plot_calibration(found, out / "plot.png")
     show(*calibration_tables(found))
-    for line in verdict(found):
+    for line in calibration_verdict(found):
         typer.echo(line)
     typer.echo(f"results: {out} ({files})")
     if not found.is_kept:

@@ -87,7 +87,7 @@ def capacity(
     warm_up(workers)
     from specsim.core.errors import ConfigError
     from specsim.run.experiment import Experiment
-    from specsim.show.render.capacity import capacity_tables
+    from specsim.show.render.studies import capacity_tables
     from specsim.study.capacity import (
         Choices,
         Goal,

@@ -45,7 +45,7 @@ def draft_eval(
     from specsim.core.atomic import new_file
     from specsim.core.errors import ConfigError
     from specsim.run.experiment import overridden
-    from specsim.show.render.draft_eval import draft_eval_table, draft_grid_table
+    from specsim.show.render.traces import draft_eval_table, draft_grid_table
     from specsim.tokens.draft_eval import evaluate_drafts, load_texts, parse_drafter
     from specsim.tokens.draft_grid import evaluate_grid, grid_options
 

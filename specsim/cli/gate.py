@@ -67,7 +67,7 @@ def gate(
 
         warm_up(workers)
     from specsim.core.atomic import new_file
-    from specsim.show.render.gate import gate_table, gate_verdict
+    from specsim.show.render.studies import gate_table, gate_verdict
     from specsim.study.gate import GateResults, Suite, check_same_suite, judge
     from specsim.study.gate.reports import github_annotations, write_junit
     from specsim.study.gate.suite import parse_tolerances, tolerances_of

@@ -69,8 +69,8 @@ def timeline(
     from specsim.results.folder import load_steps
     from specsim.results.timeline import timeline as binned
     from specsim.results.timeline import write_timelines
-    from specsim.show.plots.save import check_suffix
-    from specsim.show.plots.timeline import plot_timelines
+    from specsim.show.plots.figures import check_suffix
+    from specsim.show.plots.runs import plot_timelines
 
     if plot is None and len(results) > 1:
         raise ConfigError(
@@ -115,8 +115,8 @@ def breakdown(
         if path is not None:
             check_keeps_results(path, f"{option} {path}:")
     if plot is not None:
-        from specsim.show.plots.breakdown import plot_breakdown
-        from specsim.show.plots.save import check_suffix
+        from specsim.show.plots.figures import check_suffix
+        from specsim.show.plots.runs import plot_breakdown
 
         check_suffix(plot)
     with spinner("reading the results"):

@@ -57,7 +57,7 @@ def observe(
     """
     from specsim.reality.observe import Options, load_workload
     from specsim.reality.observe import observe as run
-    from specsim.show.render.observe import observation_table
+    from specsim.show.render.reality import observation_table
 
     low, high = _id_range(ids)
     options = Options(low, high, timeout, warm_up, _body(body))

@@ -60,7 +60,7 @@ def fit(
     from specsim.core.errors import ConfigError
     from specsim.core.settings import nearest
     from specsim.reality.profile_fit import KINDS, fitted_profile, measured_steps, run_study
-    from specsim.show.render.profile_fit import study_tables
+    from specsim.show.render.profiles import study_tables
 
     if kind not in KINDS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, list(KINDS))}")

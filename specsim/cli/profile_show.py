@@ -42,10 +42,10 @@ def show_profile(
     from specsim.profile import load_profile
     from specsim.reality.profile_fit import Comparison, measured_steps
     from specsim.show.profile_overview import Overview
-    from specsim.show.render.profile_show import comparison_table, overview_tables
+    from specsim.show.render.profiles import comparison_table, overview_tables
 
     if plot is not None:
-        from specsim.show.plots.save import check_suffix
+        from specsim.show.plots.figures import check_suffix
 
         check_suffix(plot)
     overview, comparison = Overview.of(load_profile(profile)), None
@@ -64,7 +64,7 @@ def show_profile(
             comparison = Comparison.of(known, points, str(steps))
         tables.append(comparison_table(comparison, steps.name))
     if plot is not None:
-        from specsim.show.plots.profile_show import plot_comparison, plot_step_times
+        from specsim.show.plots.profiles import plot_comparison, plot_step_times
 
         with spinner("drawing"):
             if comparison is None:

@@ -58,7 +58,7 @@ def roofline(
 
     from specsim.core.atomic import new_file
     from specsim.profile.from_roofline import RooflineOptions, RooflineProfile, parse_drafts
-    from specsim.show.render.roofline import roofline_table
+    from specsim.show.render.profiles import roofline_table
 
     options = RooflineOptions(
         model=model,

@@ -59,7 +59,7 @@ def run(
     from specsim.run.experiment import Experiment
     from specsim.run.simulate import simulate
     from specsim.run.summary import Summary
-    from specsim.show.render.run import run_table
+    from specsim.show.render.runs import run_table
 
     for option, is_given in (("--no-steps", no_steps), ("--no-details", no_details)):
         if is_given and out is None:

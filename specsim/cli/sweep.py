@@ -63,7 +63,7 @@ def sweep(
     if backend is Where.LOCAL:
         workers = workers or os.cpu_count() or 1
         warm_up(workers)
-    from specsim.show.render.sweep import sweep_tables
+    from specsim.show.render.runs import sweep_tables
     from specsim.study.sweep import Sweep, SweepFolder, run_sweep
 
     plan = Sweep.load(config, all_overrides(overrides, seed))

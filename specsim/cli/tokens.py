@@ -63,7 +63,7 @@ def describe(
     contexts of less than 24 tokens. Lower is easier to draft. Drafters are replayed as by
     `draft-eval`, with vLLM's defaults and k = 5 for ngram.
     """
-    from specsim.show.render.tokens import token_tables
+    from specsim.show.render.traces import token_tables
     from specsim.tokens.describe import describe_tokens
     from specsim.tokens.draft_eval import load_texts
 

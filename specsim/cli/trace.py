@@ -23,14 +23,16 @@ def describe(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
     """Print counts, rates, burstiness, length quantiles and the share of reused prefix."""
-    from specsim.show.render.traces import description_json, trace_table
+    from dataclasses import asdict
+
+    from specsim.show.render.traces import trace_table
     from specsim.workload.describe import describe as describe_trace
     from specsim.workload.readers import read_trace
 
     with spinner(f"reading {file.name}"):
         description = describe_trace(read_trace(file))
     if as_json:
-        typer.echo(json.dumps(description_json(description), indent=1))
+        typer.echo(json.dumps(asdict(description), indent=1))
     else:
         show(trace_table(description, str(file)))
 

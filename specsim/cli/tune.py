@@ -52,7 +52,7 @@ def tune(
 
     warm_up(workers)
     from specsim.run.experiment import Experiment
-    from specsim.show.render.tune import tuning_tables, verdict
+    from specsim.show.render.studies import tuning_tables, tuning_verdict
     from specsim.study.tune import tune as run_tuning
 
     experiment = Experiment.load(config, all_overrides(overrides, seed))
@@ -73,7 +73,7 @@ def tune(
             tuning.save(folder)
     is_for_vllm = emit is not None
     show(*tuning_tables(tuning, config.name), to_stderr=is_for_vllm)
-    for line in verdict(tuning):
+    for line in tuning_verdict(tuning):
         typer.echo(line, err=is_for_vllm)
     warn(tuning.warnings)
     if not is_for_vllm:

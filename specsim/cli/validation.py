@@ -48,7 +48,7 @@ def validate(
     from specsim.core.atomic import new_file
     from specsim.reality.validation import Replaced
     from specsim.reality.validation import validate as run_validation
-    from specsim.show.render.validation import validation_tables
+    from specsim.show.render.reality import validation_tables
 
     replaced = Replaced(profile=profile, num_gpu_blocks=num_gpu_blocks, tokens=tokens, model=model)
     with ExitStack() as outputs:
@@ -61,7 +61,7 @@ def validate(
         if json_file is not None:
             json_file.write_text(text)
         if folder is not None:
-            from specsim.show.plots.validation import plot_validation
+            from specsim.show.plots.reality import plot_validation
 
             with spinner("drawing"):
                 (folder / "report.json").write_text(text)

@@ -20,6 +20,8 @@ from specsim.results.weighted import WeightedSample
 
 __all__ = [
     "PERCENTILES",
+    "SHOWN",
+    "TITLES",
     "Requests",
     "decode_time",
     "keeps_limits",
@@ -36,6 +38,11 @@ __all__ = [
 ]
 
 PERCENTILES = (50, 90, 95, 99)
+
+TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E latency"}
+"""Latencies in vLLM's names, as a reader would say them."""
+SHOWN = ("mean", "p50", "p90", "p99")
+"""Statistics of them that tables and the report show."""
 
 Seconds = NDArray[np.float64]
 

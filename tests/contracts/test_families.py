@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specsim.cli.families import FAMILIES
+from specsim.show.render.catalogue import FAMILIES
 from specsim.core.errors import ConfigError
 from specsim.core.families import Family
 from specsim.policies import POLICIES
