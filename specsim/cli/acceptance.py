@@ -1,12 +1,11 @@
 """Command ``acceptance fit``."""
 
-import json
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from specsim.cli.options import output_file, write_json
 from specsim.cli.terminal import show, spinner
 
 __all__ = ["acceptance_app"]
@@ -53,20 +52,15 @@ def fit(
 
     import yaml
 
-    from specsim.core.atomic import new_file
     from specsim.reality.acceptance_fit import FitRun, fields, load_records, run_study
     from specsim.show.render.traces import distances_table
 
-    # Opened before the work, so that a path that cannot be written to is found at once.
-    with ExitStack() as outputs:
-        json_file = outputs.enter_context(new_file(json_out)) if json_out else None
-        preset_file = outputs.enter_context(new_file(preset)) if preset else None
+    with output_file(json_out) as json_file, output_file(preset) as preset_file:
         with spinner(f"fitting to {file.name}"):
             records = load_records(file, proposer, max_output_len)
             study = run_study(records, k, split_seed, kind)
         done = FitRun(proposer, k, max_output_len, split_seed, records, study)
-        if json_file is not None:
-            json_file.write_text(json.dumps(done.as_json(), indent=1) + "\n")
+        write_json(json_file, done.as_json())
         if preset_file is not None:
             written = done.as_preset(source)
             content = written.model_dump(mode="json", exclude_none=True)

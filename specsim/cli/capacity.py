@@ -1,14 +1,25 @@
 """Command ``capacity``."""
 
-import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specsim.cli.options import Config, Out, Overrides, Seed, all_overrides, results_folder
+from specsim.cli.options import (
+    ALL_CORES,
+    Config,
+    Out,
+    Overrides,
+    Seed,
+    Workers,
+    all_overrides,
+    results_folder,
+)
 from specsim.cli.terminal import progress, show, warn
+
+if TYPE_CHECKING:
+    from specsim.policies import Policy
 
 __all__ = ["capacity"]
 
@@ -71,9 +82,7 @@ def capacity(
             min=50, max=100_000_000, help="Requests per run; by default the experiment's, or 1000."
         ),
     ] = None,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes; the results do not depend on them.")
-    ] = os.cpu_count() or 1,
+    workers: Workers = ALL_CORES,
     out: Out = None,
 ) -> None:
     """Find the largest load within limits, how many GPUs a target rate takes, and what it costs.
@@ -97,8 +106,6 @@ def capacity(
         parse_slo,
         save,
     )
-    from specsim.study.compare import parse_policies
-    from specsim.study.sweep.labels import labels
 
     experiment = Experiment.load(config, all_overrides(overrides, seed))
     limits = experiment.slo if slo is None else parse_slo(slo)
@@ -110,16 +117,10 @@ def capacity(
     count = num_requests or experiment.workload.num_requests or _NUM_REQUESTS
     is_closed = drive is Drive.CONCURRENCY
     goal = Goal(limits, attainment, tolerance, is_closed, qps, replications, count)
-    own = experiment.effective_policy
-    [label] = labels([own.model_dump(mode="json", exclude_defaults=True) | {"kind": own.kind}])
-    chosen = {label: own}
-    if policies:
-        parsed = parse_policies(policies)
-        chosen = {label: parsed[label] for label in policies}
     table = Prices.load(prices)
     names = [] if gpus is None else [name.strip() for name in gpus.split(",")]
-    hardware = find_hardware(experiment, names)
-    choices = Choices(hardware, chosen, table)
+    chosen = _chosen(policies, experiment.effective_policy)
+    choices = Choices(find_hardware(experiment, names), chosen, table)
     with results_folder(out) as folder:
         with progress("simulations", None) as on_progress:
             found = find_capacity(
@@ -133,6 +134,18 @@ def capacity(
     warn(found.notes)
     if out is not None:
         typer.echo(f"results: {out} (capacity.json, capacity.parquet)")
+
+
+def _chosen(policies: list[str] | None, own: "Policy") -> dict[str, "Policy"]:
+    """Return the policies by label: those asked for, else the experiment's own."""
+    from specsim.study.compare import parse_policies
+    from specsim.study.sweep.labels import labels
+
+    if policies:
+        parsed = parse_policies(policies)
+        return {label: parsed[label] for label in policies}
+    fields = own.model_dump(mode="json", exclude_defaults=True) | {"kind": own.kind}
+    return dict(zip(labels([fields]), [own], strict=True))
 
 
 def _check_ranges(attainment: float, tolerance: float, qps: float | None) -> None:

@@ -1,14 +1,11 @@
 """Command ``gate``."""
 
-import json
-import os
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specsim.cli.options import Overrides
+from specsim.cli.options import ALL_CORES, Overrides, Workers, output_file, write_json
 from specsim.cli.terminal import progress, show, warn
 
 if TYPE_CHECKING:
@@ -47,9 +44,7 @@ def gate(
     github: Annotated[
         bool, typer.Option("--github", help="Print annotations for GitHub Actions.")
     ] = False,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes; the results do not depend on them.")
-    ] = os.cpu_count() or 1,
+    workers: Workers = ALL_CORES,
 ) -> None:
     """Compare a revision with a baseline, scenario by scenario; exit with 1 if it is worse.
 
@@ -66,7 +61,6 @@ def gate(
         from specsim.core.processes import warm_up
 
         warm_up(workers)
-    from specsim.core.atomic import new_file
     from specsim.show.render.studies import gate_table, gate_verdict
     from specsim.study.gate import GateResults, Suite, check_same_suite, judge
     from specsim.study.gate.reports import github_annotations, write_junit
@@ -87,10 +81,7 @@ def gate(
     is_shared = json_out and junit and json_out.resolve() == junit.resolve()
     _refuse({"--junit": junit if is_shared else None}, "with the file of --json; name another")
     before = GateResults.load(baseline)
-    with ExitStack() as stack:
-        json_file, junit_file = (
-            stack.enter_context(new_file(path)) if path else None for path in (json_out, junit)
-        )
+    with output_file(json_out) as json_file, output_file(junit) as junit_file:
         if is_stored:
             _refuse({"--set": overrides}, "with results; name a suite, YAML")
             after = GateResults.load(current)
@@ -101,8 +92,7 @@ def gate(
             check_same_suite(before, suite)
             after = _run(suite, tolerances, workers, None)
         judgement = judge(before, after, tolerances)
-        if json_file is not None:
-            json_file.write_text(json.dumps(judgement.to_dict(), indent=1) + "\n")
+        write_json(json_file, judgement.to_dict())
         if junit_file is not None:
             write_junit(judgement, junit_file)
     show(gate_table(judgement, f"{current.name} against {baseline.name}"))

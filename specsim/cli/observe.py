@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from specsim.cli.options import Overrides, Seed, all_overrides
+from specsim.cli.options import Overrides, Seed, all_overrides, need
 from specsim.cli.terminal import progress, show, warn
+from specsim.core.errors import ConfigError
 
 __all__ = ["observe"]
 
@@ -55,6 +56,7 @@ def observe(
     there are any, the exit code is 1. Ctrl-C keeps what there is. A key is taken from the
     environment variable OPENAI_API_KEY.
     """
+    need("aiohttp", "observe")
     from specsim.reality.observe import Options, load_workload
     from specsim.reality.observe import observe as run
     from specsim.show.render.reality import observation_table
@@ -78,7 +80,6 @@ def observe(
 
 
 def _id_range(text: str) -> tuple[int, int]:
-    from specsim.core.errors import ConfigError
 
     low, _, high = text.partition(":")
     if not (low.isdecimal() and high.isdecimal() and int(low) < int(high) < 2**31):
@@ -87,7 +88,6 @@ def _id_range(text: str) -> tuple[int, int]:
 
 
 def _body(text: str | None) -> dict[str, Any]:
-    from specsim.core.errors import ConfigError
 
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is no number")

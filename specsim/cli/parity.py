@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from specsim.cli.terminal import spinner
+from specsim.core.atomic import new_file
 
 __all__ = ["parity"]
 
@@ -23,7 +24,6 @@ def parity(
 
     Exits with 1 at the first difference, and prints it in full.
     """
-    from specsim.core.atomic import new_file
     from specsim.reality.parity import compare_logs, load_log, load_scenario, run_scenario
 
     parsed = load_scenario(scenario)

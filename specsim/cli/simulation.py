@@ -1,14 +1,24 @@
 """Commands that simulate: ``run`` and ``compare``."""
 
 import json
-import os
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from specsim.cli.options import Config, Out, Overrides, Seed, all_overrides, results_folder
+from specsim.cli.options import (
+    ALL_CORES,
+    Config,
+    Out,
+    Overrides,
+    Seed,
+    Workers,
+    all_overrides,
+    can_draw,
+    results_folder,
+)
 from specsim.cli.terminal import progress, show, spinner, warn
+from specsim.core.errors import ConfigError
 
 __all__ = ["ManyPolicies", "compare", "run"]
 
@@ -54,7 +64,6 @@ def run(
     timeline, breakdown or plot of the run; without the details, summary.json is as vllm bench
     serve writes it without --save-detailed.
     """
-    from specsim.core.errors import ConfigError
     from specsim.results.export import RESULT_FILES
     from specsim.run.experiment import Experiment
     from specsim.run.simulate import simulate
@@ -98,9 +107,7 @@ def compare(
     replications: Annotated[
         int, typer.Option(min=1, help="Runs per policy; two or more give confidence intervals.")
     ] = 3,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes; the results do not depend on them.")
-    ] = os.cpu_count() or 1,
+    workers: Workers = ALL_CORES,
     out: Out = None,
 ) -> None:
     """Run several policies on identical luck and print their speed-up over no speculation.
@@ -120,7 +127,7 @@ def compare(
 
     experiment = Experiment.load(config, all_overrides(overrides, seed))
     chosen = parse_policies(policies)
-
+    draws = out is not None and can_draw("plot.png")
     with results_folder(out) as folder:
         with progress("runs", len(chosen) * replications) as on_progress:
             comparison = run_comparison(
@@ -132,13 +139,15 @@ def compare(
                 on_progress=on_progress,
             )
         if folder is not None:
+            (folder / "comparison.json").write_text(json.dumps(comparison.to_dict(), indent=1))
+        if folder is not None and draws:
             from specsim.show.plots.runs import plot_runs
 
             with spinner("drawing"):
                 folders = {label: folder / folder_name(label) for label in chosen}
                 plot_runs(folders, folder / "plot.png", config.stem)
-            (folder / "comparison.json").write_text(json.dumps(comparison.to_dict(), indent=1))
     show(comparison_table(comparison, config.name))
     warn(comparison.warnings)
     if out is not None:
-        typer.echo(f"results: {out} (plot.png, and a folder per policy)")
+        files = "plot.png, and a folder per policy" if draws else "a folder per policy"
+        typer.echo(f"results: {out} ({files})")

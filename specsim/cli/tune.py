@@ -1,13 +1,22 @@
 """Command ``tune``."""
 
 import json
-import os
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from specsim.cli.options import Config, Out, Overrides, Seed, all_overrides, results_folder
+from specsim.cli.options import (
+    ALL_CORES,
+    Config,
+    Out,
+    Overrides,
+    Seed,
+    Workers,
+    all_overrides,
+    can_draw,
+    results_folder,
+)
 from specsim.cli.terminal import progress, show, spinner, warn
 
 __all__ = ["tune"]
@@ -30,9 +39,7 @@ def tune(
     replications: Annotated[
         int, typer.Option(min=2, help="Runs of each kind; more give narrower intervals.")
     ] = 5,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Processes; the results do not depend on them.")
-    ] = os.cpu_count() or 1,
+    workers: Workers = ALL_CORES,
     emit: Annotated[
         Emit | None,
         typer.Option(help="Print only what to use, for --speculative-config; tables go to stderr."),
@@ -56,6 +63,7 @@ def tune(
     from specsim.study.tune import tune as run_tuning
 
     experiment = Experiment.load(config, all_overrides(overrides, seed))
+    draws = out is not None and can_draw("plot.png")
     with results_folder(out) as folder:
         with progress("simulations", None) as on_progress:
             tuning = run_tuning(
@@ -66,11 +74,12 @@ def tune(
                 on_progress=on_progress,
             )
         if folder is not None:
+            tuning.save(folder)
+        if folder is not None and draws:
             from specsim.show.plots.tune import plot_tuning
 
             with spinner("drawing"):
                 plot_tuning(tuning, folder / "plot.png", config.stem)
-            tuning.save(folder)
     is_for_vllm = emit is not None
     show(*tuning_tables(tuning, config.name), to_stderr=is_for_vllm)
     for line in tuning_verdict(tuning):
@@ -78,7 +87,7 @@ def tune(
     warn(tuning.warnings)
     if not is_for_vllm:
         if out is not None:
-            typer.echo(f"results: {out} (tune.json and plot.png)")
+            typer.echo(f"results: {out} ({'tune.json and plot.png' if draws else 'tune.json'})")
     elif tuning.recommended is not None:
         typer.echo(json.dumps(tuning.recommended))
     else:

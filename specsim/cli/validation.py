@@ -1,13 +1,11 @@
 """Command ``validate``."""
 
-import json
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specsim.cli.options import Out, results_folder
+from specsim.cli.options import Out, can_draw, output_file, results_folder, write_json
 from specsim.cli.terminal import show, spinner
 
 __all__ = ["validate"]
@@ -45,26 +43,22 @@ def validate(
     that ended with an error are left out. With --out the folder gets report.json, and report.png
     with the distributions on top of each other.
     """
-    from specsim.core.atomic import new_file
     from specsim.reality.validation import Replaced
     from specsim.reality.validation import validate as run_validation
     from specsim.show.render.reality import validation_tables
 
     replaced = Replaced(profile=profile, num_gpu_blocks=num_gpu_blocks, tokens=tokens, model=model)
-    with ExitStack() as outputs:
-        # Opened before the work, so that a path that cannot be written to is found at once.
-        folder = outputs.enter_context(results_folder(out))
-        json_file = outputs.enter_context(new_file(json_out)) if json_out else None
+    draws = out is not None and can_draw("report.png")
+    with results_folder(out) as folder, output_file(json_out) as json_file:
         with spinner(f"replaying {run.name}"):
             found = run_validation(run, replaced)
-        text = json.dumps(found.to_dict(), indent=1) + "\n"
-        if json_file is not None:
-            json_file.write_text(text)
-        if folder is not None:
+        report = found.to_dict()
+        write_json(json_file, report)
+        write_json(folder and folder / "report.json", report)
+        if folder is not None and draws:
             from specsim.show.plots.reality import plot_validation
 
             with spinner("drawing"):
-                (folder / "report.json").write_text(text)
                 plot_validation({"simulated": found}, folder / "report.png", run.name)
     show(*validation_tables(found, run.name))
     details = found.details
@@ -83,4 +77,4 @@ def validate(
     for note in found.notes:
         typer.echo(f"note: {note}")
     if out is not None:
-        typer.echo(f"results: {out} (report.json, report.png)")
+        typer.echo(f"results: {out} ({'report.json, report.png' if draws else 'report.json'})")
