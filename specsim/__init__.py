@@ -57,6 +57,7 @@ _MOVED = {
     "calibration.torch_engine": "reality.torch_engine",
     "catalogue": "show.render.catalogue",
     "results.steps": "results.folder",
+    "results.time_use": "results.timeline",
     "plots.profile_show": "show.plots.profiles",
     "plots.timeline": "show.plots.runs",
     "plots.validation": "show.plots.reality",

@@ -111,7 +111,7 @@ def breakdown(
     GPU: weights and KV blocks of target and drafter, and how much of the KV cache was in use.
     """
     from specsim.show.breakdown import break_down
-    from specsim.show.render.breakdown import breakdown_tables
+    from specsim.show.render.runs import breakdown_tables
 
     for path, option in ((json_out, "--json"), (plot, "--plot")):
         if path is not None:

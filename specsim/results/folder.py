@@ -18,14 +18,9 @@ from specsim.results.records import STEP_FIELDS
 from specsim.results.tables import TABLE_FIELDS
 
 __all__ = [
-    "ResultsFolder",
-    "StepsTable",
-    "Table",
-    "check_same_run",
-    "load_requests",
-    "load_steps",
+    "ResultsFolder", "StepsTable", "Table", "check_same_run", "load_requests", "load_steps",
     "own_block",
-]
+]  # fmt: skip
 
 _PROVENANCE = ("config_hash", "seed", "specsim_version")
 _TIMES = ("arrived_at", "scheduled_at", "first_token_at", "ended_at")

@@ -9,6 +9,7 @@ An answer of one token has no TPOT: it is NaN, and statistics leave it out. Only
 counts it as 0 (goodput, the histogram of ``/metrics``), does `tpot` say so too.
 """
 
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,23 +20,10 @@ from specsim.results.tables import RunTables
 from specsim.results.weighted import WeightedSample
 
 __all__ = [
-    "PERCENTILES",
-    "SHOWN",
-    "TITLES",
-    "Requests",
-    "decode_time",
-    "keeps_limits",
-    "latencies",
-    "latency",
-    "latency_statistics",
-    "queue_time",
-    "speculation_metrics",
-    "throughput_metrics",
-    "time_shares",
-    "token_latencies",
-    "tpot",
-    "ttft",
-]
+    "PERCENTILES", "SHOWN", "TITLES", "Requests", "decode_time", "distributions", "is_unstable",
+    "keeps_limits", "latencies", "latency", "latency_statistics", "queue_time", "short",
+    "speculation_metrics", "throughput_metrics", "time_shares", "token_latencies", "tpot", "ttft",
+]  # fmt: skip
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -136,6 +124,27 @@ def latency_statistics(samples: Seconds | WeightedSample) -> dict[str, float]:
     }
 
 
+_QUANTILES = np.linspace(0.0, 1.0, 101)
+
+
+def distributions(requests: Requests) -> dict[str, list[Any]]:
+    """Return the quantiles of ``ttft_ms``, ``tpot_ms`` and ``e2el_ms`` at 0, 1, ..., 100 %.
+
+    None where no request has that latency.
+    """
+    found = latencies(requests)
+    known = {name: found[name][~np.isnan(found[name])] for name in ("ttft", "tpot", "e2el")}
+    return {
+        f"{name}_ms": short(np.quantile(values, _QUANTILES) * 1e3) if len(values) else []
+        for name, values in known.items()
+    }
+
+
+def short(values: Seconds) -> list[Any]:
+    """Return numbers with six digits, None for NaN: enough to draw them."""
+    return [None if np.isnan(value) else float(f"{value:.6g}") for value in values.tolist()]
+
+
 def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | int | None]:
     """Return counts and rates of a run, under vLLM's names.
 
@@ -224,3 +233,44 @@ def time_shares(tables: RunTables) -> dict[str, float]:
     sums = {name: float(tables.totals[f"{name}_time"]) for name in ("target", "draft", "overhead")}
     total = sum(sums.values())
     return {name: value / total for name, value in sums.items()}
+
+
+_MIN_REQUESTS = 40
+_BACKLOG_SHARE = 0.05
+_SLOWDOWN = 1.1
+
+
+def is_unstable(
+    arrived_at: NDArray[np.float64],
+    ended_at: NDArray[np.float64],
+    backlog_share: float = _BACKLOG_SHARE,
+) -> bool:
+    """Return whether the number of requests in the system kept growing while they arrived.
+
+    Two signs must agree. The backlog grows from quarter to quarter of the arrivals, over the second
+    half by more than a share of them; and each of the first three quarters takes at least 10 %
+    longer than the one before (the last is left out: once arrivals end, a server drains faster).
+    The first sign alone is also true of a run that is shorter than its requests take, the second of
+    a load that varies. Of M/M/1 queues with 1,000 requests it calls, by a share of 5 %, 0 %
+    unstable at 80 % load, 2 % at 95 %, 60 % at 110 % and 99 % at 130 %.
+
+    Args:
+        arrived_at, ended_at: Of shape (n,), in seconds.
+        backlog_share: By default 5 %. A smaller share finds a smaller overload, in runs that are
+            long enough.
+
+    Returns:
+        False for fewer than 40 requests, which prove nothing, and for requests that all arrive at
+        once.
+    """
+    count = len(arrived_at)
+    if count < _MIN_REQUESTS or np.ptp(arrived_at) == 0:
+        return False
+    order = np.argsort(arrived_at, kind="stable")
+    arrived, latency = arrived_at[order], (ended_at - arrived_at)[order]
+    quarters = [quarter.mean() for quarter in np.array_split(latency, 4)[:3]]
+    slows_down = all(later > _SLOWDOWN * earlier for earlier, later in pairwise(quarters))
+    marks = np.array([count // 4, count // 2, 3 * count // 4, count - 1])
+    backlog = marks + 1 - np.searchsorted(np.sort(ended_at), arrived[marks], side="right")
+    grows = (np.diff(backlog) > 0).all()
+    return bool(slows_down and grows and backlog[3] - backlog[1] > backlog_share * count / 2)

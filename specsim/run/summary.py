@@ -21,6 +21,7 @@ from specsim.results.export import (
 )
 from specsim.results.metrics import (
     PERCENTILES,
+    is_unstable,
     latencies,
     latency_statistics,
     speculation_metrics,
@@ -28,7 +29,6 @@ from specsim.results.metrics import (
     time_shares,
     token_latencies,
 )
-from specsim.results.stability import is_unstable
 from specsim.results.tables import RunTables, assemble
 from specsim.run.simulate import Run
 

@@ -9,8 +9,7 @@ import numpy as np
 from specsim.core.errors import ConfigError
 from specsim.hardware import GIB, MemoryPlan
 from specsim.results.folder import StepsTable, check_same_run, load_steps
-from specsim.results.time_use import TimeUse, time_use
-from specsim.results.timeline import integrals
+from specsim.results.timeline import TimeUse, integrals, time_use
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 

@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from specsim.hardware import GIB
 from specsim.results.folder import StepsTable, load_requests, load_steps
 from specsim.results.metrics import latencies
-from specsim.results.time_use import PARTS
-from specsim.results.timeline import Timeline, timeline
+from specsim.results.timeline import PARTS, Timeline, timeline
 from specsim.show.breakdown import Breakdown
 from specsim.show.plots.figures import label_distribution, save
 

@@ -285,12 +285,9 @@ def plot_study(
     Args:
         study: Of hardware, policy and load alone; see `specsim.show.report.cells.restricted`.
         measure: What is drawn over load and compared.
-        folder: Made if missing.
-        suffix: ``.svg``, ``.png`` or ``.pdf``.
 
     Returns:
-        drawn
-        left_out: Why each of the others is missing.
+        What was drawn, and why each of the others is missing.
     """
     # The closer look is taken where there are runs: first hardware, load in the middle.
     hardware = min((point.places[0] for point in study.finished), default=0)

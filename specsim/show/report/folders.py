@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping, validated
 from specsim.core.version import __version__
-from specsim.results.digest import distributions, over_time
 from specsim.results.folder import ResultsFolder, own_block
+from specsim.results.metrics import distributions
+from specsim.results.timeline import over_time
 from specsim.show.report.axes import axis_of, draft_len, single_axes
 from specsim.show.report.study import COST, HARDWARE, LOAD, POLICY, Point, Study
 from specsim.show.report.sweep_folder import load_sweep

@@ -27,15 +27,10 @@ _SCRIPTS = (
 
 
 def write_page(study: Study, path: Path) -> None:
-    """Write the page of a study.
-
-    The same study gives the same bytes.
-
-    Args:
-        path: Replaced if it exists.
+    """Write the page of a study; the same study gives the same bytes.
 
     Raises:
-        ConfigError: It cannot be written to.
+        ConfigError: The path cannot be written to.
     """
     plotly, script = get_plotlyjs(), "\n".join(_read(f"{name}.js") for name in _SCRIPTS)
     parts = {
@@ -88,11 +83,7 @@ _MAX_SAMPLES = 80_000
 
 
 def page_data(study: Study) -> dict[str, Any]:
-    """Return the data of the page of a study.
-
-    Returns:
-        Plain values, as the page's scripts read them (``web/study.js``).
-    """
+    """Return the data of a page as plain values, as ``web/study.js`` reads them."""
     finished = study.finished
     values = [measured(study, point) for point in finished]
     shown = [each for each in MEASURES if any(each.name in found for found in values)]

@@ -6,21 +6,12 @@ from typing import Any, NamedTuple
 
 from specsim.core.errors import SpecsimError
 from specsim.profile import load_profile
+from specsim.results.metrics import SHOWN, TITLES
 
 __all__ = [
-    "COST",
-    "HARDWARE",
-    "LOAD",
-    "MEASURES",
-    "OTHER",
-    "POLICY",
-    "Axis",
-    "Measure",
-    "Point",
-    "Study",
-    "measured",
-    "with_prices",
-]
+    "COST", "HARDWARE", "LOAD", "MEASURES", "OTHER", "POLICY", "Axis", "Measure", "Point", "Study",
+    "measured", "with_prices",
+]  # fmt: skip
 
 HARDWARE, POLICY, LOAD, OTHER = "hardware", "policy", "load", "other"
 
@@ -146,14 +137,11 @@ class Measure(NamedTuple):
 
 
 COST = "cost_per_mtok"
-_LATENCIES = {"e2el": "E2E latency", "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL"}
-_STATISTICS = ("mean", "p50", "p90", "p99")
-
 MEASURES = (
     *(
-        Measure(f"{statistic}_{kind}_ms", f"{statistic} {title}", "ms")
-        for kind, title in _LATENCIES.items()
-        for statistic in _STATISTICS
+        Measure(f"{statistic}_{kind}_ms", f"{statistic} {TITLES[kind]}", "ms")
+        for kind in ("e2el", "ttft", "tpot", "itl")
+        for statistic in SHOWN
     ),
     Measure("output_throughput", "Output throughput", "tokens/s", False),
     Measure("request_goodput", "Goodput", "requests/s", False),
@@ -168,11 +156,7 @@ MEASURES = (
 
 
 def measured(study: Study, point: Point) -> dict[str, float]:
-    """Return what can be shown of a point.
-
-    Returns:
-        By the names of `MEASURES`; what is not known is left out.
-    """
+    """Return what is known of a point, by the names of `MEASURES`."""
     found = dict(point.metrics)
     throughput, goodput = found.get("request_throughput"), found.get("request_goodput")
     if throughput and goodput is not None:

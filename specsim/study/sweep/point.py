@@ -7,9 +7,10 @@ from typing import Any
 from specsim.core.errors import SpecsimError
 from specsim.core.request import Request
 from specsim.core.version import __version__
-from specsim.results.digest import distributions, over_time
 from specsim.results.export import structured_columns
 from specsim.results.folder import StepsTable
+from specsim.results.metrics import distributions
+from specsim.results.timeline import over_time
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.sweep.plan import Point
