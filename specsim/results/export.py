@@ -37,7 +37,7 @@ Columns = dict[str, NDArray[Any]]
 
 
 def write_summary(summary: dict[str, Any], tables: RunTables, path: Path) -> None:
-    """Write a summary as one JSON object, and vLLM's details per request if deliveries were kept."""
+    """Write a summary as JSON, with vLLM's details per request if deliveries were kept."""
     with path.open("w", encoding="ascii") as stream:
         stream.write(json.dumps(summary, allow_nan=False)[:-1])
         if tables.deliveries is not None:
