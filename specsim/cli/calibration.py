@@ -8,6 +8,7 @@ import typer
 
 from specsim.cli.options import can_draw
 from specsim.cli.terminal import show
+from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from specsim.reality.calibration.results import Judgement
@@ -79,7 +80,6 @@ def calibrate(
     if, besides, every case tells something: its real runs repeat within the stated error, or the
     simulation keeps to it by itself. Else it stays a candidate.
     """
-    from specsim.core.errors import ConfigError
     from specsim.reality.calibration.folder import check_folder
 
     if device is Device.CUDA and quick:
@@ -124,7 +124,6 @@ def _torch(
     threads: int,
     seed: int,
 ) -> None:
-    from specsim.core.errors import ConfigError
     from specsim.hardware import find_gpu, load_model
     from specsim.reality.calibration.plan import CPU, CUDA, QUICK
     from specsim.reality.calibration.study import Subject

@@ -20,7 +20,6 @@ __all__ = ["breakdown", "export", "plot", "report", "timeline"]
 
 
 def _check_distinct(folders: list[Path]) -> None:
-
     known: set[Path] = set()
     for folder in folders:
         if folder.resolve() in known:
@@ -214,7 +213,6 @@ def _opened(path: Path, *, compressed: bool) -> Iterator[IO[str]]:
 
 
 def _window(text: str | None) -> tuple[float, float]:
-
     if text is None:
         return 0.0, float("inf")
     start, _, end = text.partition(":")
