@@ -26,13 +26,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from specsim.cli import app
-from specsim.cli.families import FAMILIES
 from specsim.core.families import Family, Member
 from specsim.hardware import GpuSpec, ModelShape
 from specsim.profile import Profile
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
+from specsim.show.render.catalogue import FAMILIES
 from specsim.study.gate import Suite
 from specsim.study.sweep import Sweep
 

@@ -24,12 +24,14 @@ MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__
 def imports(path: Path) -> list[tuple[str, bool]]:
     """Return what a file imports, and whether it does so at its top level."""
     tree = ast.parse(path.read_text())
+    only_types = [node for node in tree.body if ast.unparse(node).startswith("if TYPE_CHECKING:")]
+    top_level = [*tree.body, *(each for node in only_types for each in ast.iter_child_nodes(node))]
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            found.append((node.module or "", node in tree.body))
+            found.append((node.module or "", node in top_level))
         elif isinstance(node, ast.Import):
-            found.extend((alias.name, node in tree.body) for alias in node.names)
+            found.extend((alias.name, node in top_level) for alias in node.names)
     return found
 
 

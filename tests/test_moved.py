@@ -13,6 +13,9 @@ OLD_AND_NEW = [
     ("specsim.calibration", "specsim.reality.calibration"),
     ("specsim.calibration.observe.rows", "specsim.reality.observe.rows"),
     ("specsim.step", "specsim.core.step"),
+    ("specsim.results.steps", "specsim.results.folder"),
+    ("specsim.plots.timeline", "specsim.show.plots.runs"),
+    ("specsim.render.runs", "specsim.show.render.runs"),
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from scipy.special import stdtrit
 
-from specsim.cli.families import FAMILIES
+from specsim.show.render.catalogue import FAMILIES
 from specsim.study.paired import student_t
 
 TINY = {
@@ -29,9 +29,10 @@ UNUSED_BY_A_RUN = {
     # what several processes and statistics need
     "concurrent.futures", "multiprocessing", "statistics",
     # specsim's own
-    "specsim.study.capacity", "specsim.cli.families", "specsim.study.compare", "specsim.study.gate",
-    "specsim.study.paired", "specsim.show.plots", "specsim.show.report", "specsim.show.export",
-    "specsim.study.runner", "specsim.study.sweep", "specsim.study.tune", "specsim.reality",
+    "specsim.study.capacity", "specsim.show.render.catalogue", "specsim.study.compare",
+    "specsim.study.gate", "specsim.study.paired", "specsim.show.plots", "specsim.show.report",
+    "specsim.show.export", "specsim.study.runner", "specsim.study.sweep", "specsim.study.tune",
+    "specsim.reality",
 }  # fmt: skip
 USED_MEMBERS = {
     "acceptance": {"bernoulli"},

@@ -31,7 +31,7 @@ from specsim.reality.validation import (
     replay,
 )
 from specsim.reality.validation.compare import compare_runs
-from specsim.show.plots.validation import plot_validation
+from specsim.show.plots.reality import plot_validation
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data")) / "real-runs"

@@ -10,8 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from specsim.api import Experiment, Summary, simulate
-from specsim.results.steps import StepsTable, load_steps
-from specsim.results.time_use import time_use
+from specsim.results.folder import StepsTable, load_steps
+from specsim.results.timeline import time_use
 
 HERE = Path(__file__).parent
 BATCH_SIZES = (1, 8, 16, 32, 64)

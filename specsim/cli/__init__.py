@@ -9,24 +9,14 @@ from typing import Annotated
 
 import typer
 
-from specsim.cli.acceptance import acceptance_app
 from specsim.cli.calibration import calibrate
-from specsim.cli.capacity import capacity
 from specsim.cli.catalogue import list_members, schema
-from specsim.cli.drafts import draft_eval
-from specsim.cli.export import export
-from specsim.cli.gate import gate
-from specsim.cli.inspection import breakdown, timeline
-from specsim.cli.observe import observe
-from specsim.cli.parity import parity
+from specsim.cli.inspection import breakdown, export, plot, report, timeline
 from specsim.cli.profiles import profile_app
-from specsim.cli.report import plot, report
-from specsim.cli.simulation import ManyPolicies, compare, run
-from specsim.cli.sweep import sweep
-from specsim.cli.tokens import tokens_app
-from specsim.cli.trace import trace_app
-from specsim.cli.tune import tune
-from specsim.cli.validation import validate
+from specsim.cli.reality import acceptance_app, observe, parity, validate
+from specsim.cli.simulation import ManyPolicies, compare, run, sweep
+from specsim.cli.studies import capacity, gate, tune
+from specsim.cli.traces import draft_eval, tokens_app, trace_app
 from specsim.core.version import __version__
 
 __all__ = ["app"]

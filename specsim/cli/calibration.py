@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specsim.cli.options import can_draw
 from specsim.cli.terminal import show
+from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from specsim.reality.calibration.results import Judgement
@@ -78,7 +80,6 @@ def calibrate(
     if, besides, every case tells something: its real runs repeat within the stated error, or the
     simulation keeps to it by itself. Else it stays a candidate.
     """
-    from specsim.core.errors import ConfigError
     from specsim.reality.calibration.folder import check_folder
 
     if device is Device.CUDA and quick:
@@ -97,7 +98,7 @@ def calibrate(
     from specsim.reality.calibration.vllm_runs import vllm_python
     from specsim.reality.calibration.vllm_study import calibrate_vllm
     from specsim.reality.calibration.vllm_subject import VllmSubject
-    from specsim.show.render.calibration import error_tables
+    from specsim.show.render.reality import error_tables
 
     vllm_python()
     plan = plan_for(device.value, quick=quick, threads=threads)
@@ -123,7 +124,6 @@ def _torch(
     threads: int,
     seed: int,
 ) -> None:
-    from specsim.core.errors import ConfigError
     from specsim.hardware import find_gpu, load_model
     from specsim.reality.calibration.plan import CPU, CUDA, QUICK
     from specsim.reality.calibration.study import Subject
@@ -152,12 +152,14 @@ def _torch(
 
 def _conclude(found: "Judgement", out: Path, files: str) -> None:
     """Draw and print what came of it; exit with 1 unless all is as stated."""
-    from specsim.show.plots.calibration import plot_calibration
-    from specsim.show.render.calibration import calibration_tables, verdict
+    from specsim.show.render.reality import calibration_tables, calibration_verdict
 
-    plot_calibration(found, out / "plot.png")
+    if can_draw("plot.png"):
+        from specsim.show.plots.reality import plot_calibration
+
+        plot_calibration(found, out / "plot.png")
     show(*calibration_tables(found))
-    for line in verdict(found):
+    for line in calibration_verdict(found):
         typer.echo(line)
     typer.echo(f"results: {out} ({files})")
     if not found.is_kept:

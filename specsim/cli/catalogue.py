@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from specsim.cli.terminal import show
+from specsim.core.errors import ConfigError
 
 __all__ = ["list_members", "schema"]
 
@@ -15,12 +16,10 @@ def list_members(
 ) -> None:
     """Show every member of every family with its fields, and the shipped profiles."""
     from specsim.acceptance.preset import load_preset, preset_names
-    from specsim.cli.families import FAMILIES
-    from specsim.core.errors import ConfigError
     from specsim.core.resources import resource_names
     from specsim.core.settings import nearest
     from specsim.hardware import load_gpu, load_model
-    from specsim.show.render.catalogue import family_table, names_table
+    from specsim.show.render.catalogue import FAMILIES, family_table, names_table
     from specsim.workload.lengths.dataset import DATASETS
 
     if family is not None and family not in FAMILIES:

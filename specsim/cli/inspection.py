@@ -1,21 +1,25 @@
-"""Commands that look into results folders: ``timeline`` and ``breakdown``."""
+"""Commands about results: ``timeline``, ``breakdown``, ``export``, ``report`` and ``plot``."""
 
+import gzip
 import json
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated, Any, Literal
 
 import typer
 
+from specsim.cli.options import need, output_file, write_json
 from specsim.cli.terminal import show, spinner, warn
+from specsim.core.atomic import new_file
+from specsim.core.errors import ConfigError
 
-__all__ = ["breakdown", "check_keeps_results", "timeline"]
+__all__ = ["breakdown", "export", "plot", "report", "timeline"]
 
 
 def _check_distinct(folders: list[Path]) -> None:
-    from specsim.core.errors import ConfigError
-
     known: set[Path] = set()
     for folder in folders:
         if folder.resolve() in known:
@@ -23,9 +27,8 @@ def _check_distinct(folders: list[Path]) -> None:
         known.add(folder.resolve())
 
 
-def check_keeps_results(path: Path, source: str) -> None:
+def _check_keeps_results(path: Path, source: str) -> None:
     """Raise if a file would take the place of a result of a run."""
-    from specsim.core.errors import ConfigError
     from specsim.results.export import RESULT_FILES
 
     if path.name in RESULT_FILES:
@@ -64,13 +67,12 @@ def timeline(
     several replicas, requests waiting and tokens/s are summed, all else is averaged. The series
     stand in a Parquet file beside the plot.
     """
-    from specsim.core.atomic import new_file
-    from specsim.core.errors import ConfigError
-    from specsim.results.steps import load_steps
+    need("matplotlib", "timeline")
+    from specsim.results.folder import load_steps
     from specsim.results.timeline import timeline as binned
     from specsim.results.timeline import write_timelines
-    from specsim.show.plots.save import check_suffix
-    from specsim.show.plots.timeline import plot_timelines
+    from specsim.show.plots.figures import check_suffix
+    from specsim.show.plots.runs import plot_timelines
 
     if plot is None and len(results) > 1:
         raise ConfigError(
@@ -79,7 +81,7 @@ def timeline(
     plot = plot or results[0] / "timeline.png"
     table = plot.with_suffix(".parquet")
     check_suffix(plot)
-    check_keeps_results(table, f"{plot}: its series")
+    _check_keeps_results(table, f"{plot}: its series")
     _check_distinct(results)
     with spinner("reading the steps"):
         timelines = {}
@@ -107,25 +109,215 @@ def breakdown(
     Time: forward passes of the target, drafting, overhead and idling, by batch size. Memory of one
     GPU: weights and KV blocks of target and drafter, and how much of the KV cache was in use.
     """
-    from specsim.core.atomic import new_file
     from specsim.show.breakdown import break_down
-    from specsim.show.render.breakdown import breakdown_tables
+    from specsim.show.render.runs import breakdown_tables
 
     for path, option in ((json_out, "--json"), (plot, "--plot")):
         if path is not None:
-            check_keeps_results(path, f"{option} {path}:")
+            _check_keeps_results(path, f"{option} {path}:")
     if plot is not None:
-        from specsim.show.plots.breakdown import plot_breakdown
-        from specsim.show.plots.save import check_suffix
+        need("matplotlib", "--plot")
+        from specsim.show.plots.figures import check_suffix
+        from specsim.show.plots.runs import plot_breakdown
 
         check_suffix(plot)
     with spinner("reading the results"):
         found = break_down(results)
-    with spinner("writing"), ExitStack() as files:
-        if json_out is not None:
-            text = json.dumps(found.to_dict(), indent=1) + "\n"
-            files.enter_context(new_file(json_out)).write_text(text)
+    with spinner("writing"), output_file(json_out) as json_file:
+        write_json(json_file, found.to_dict())
         if plot is not None:
             plot_breakdown(found, plot, str(results))
     show(*breakdown_tables(found, str(results)))
     warn(found.warnings)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A folder that run --out wrote.", show_default=False)],
+    chrome_trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a trace for ui.perfetto.dev; compressed if it ends in .gz.",
+            show_default=False,
+        ),
+    ] = None,
+    prometheus: Annotated[
+        Path | None, typer.Option(help="Write vLLM's metrics as text.", show_default=False)
+    ] = None,
+    vllm_bench: Annotated[
+        Path | None,
+        typer.Option(help="Write the result file of vllm bench serve.", show_default=False),
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="START:END", help="Seconds of the run that the trace shows; by default all."
+        ),
+    ] = None,
+) -> None:
+    """Write a run in the formats of other tools.
+
+    The trace has a process per replica: its steps, its GPU, its requests, and counters of running
+    and waiting requests and KV blocks. The metrics are those that vLLM would report after the run,
+    in its names, labels and buckets.
+    """
+    from specsim.show.export import (
+        load_folder,
+        prometheus_text,
+        vllm_bench_result,
+        write_chrome_trace,
+    )
+
+    named = {
+        "--chrome-trace": chrome_trace,
+        "--prometheus": prometheus,
+        "--vllm-bench": vllm_bench,
+    }
+    paths = {option: path for option, path in named.items() if path is not None}
+    if not paths:
+        raise ConfigError(f"export: say what to write: {', '.join(named)}")
+    for option, path in paths.items():
+        _check_keeps_results(path, f"{option} {path}:")
+    if len({path.resolve() for path in paths.values()}) < len(paths):
+        raise ConfigError(f"export: {', '.join(paths)} name the same file; give each its own")
+    if window is not None and chrome_trace is None:
+        raise ConfigError("--window: only --chrome-trace uses it; leave it out")
+    span = _window(window)
+    found, experiment = load_folder(run)
+    with spinner("writing"), ExitStack() as files:
+        new = {option: files.enter_context(new_file(path)) for option, path in paths.items()}
+        if chrome_trace is not None:
+            compressed = chrome_trace.suffix == ".gz"
+            with _opened(new["--chrome-trace"], compressed=compressed) as stream:
+                count = write_chrome_trace(found, stream, span)
+        if prometheus is not None:
+            new["--prometheus"].write_text(prometheus_text(found, experiment), encoding="utf-8")
+        if vllm_bench is not None:
+            new["--vllm-bench"].write_text(json.dumps(vllm_bench_result(found)) + "\n")
+    for option, path in paths.items():
+        detail = f" ({count:,} events)" if option == "--chrome-trace" else ""
+        typer.echo(f"{option[2:]}: {path}{detail}")
+
+
+@contextmanager
+def _opened(path: Path, *, compressed: bool) -> Iterator[IO[str]]:
+    with path.open("wb") as file:
+        if not compressed:
+            with TextIOWrapper(file, "ascii") as stream:
+                yield stream
+        else:  # without name and time, which would differ from run to run
+            with (
+                gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
+                TextIOWrapper(packed, "ascii") as stream,
+            ):
+                yield stream
+
+
+def _window(text: str | None) -> tuple[float, float]:
+    if text is None:
+        return 0.0, float("inf")
+    start, _, end = text.partition(":")
+    try:
+        window = (float(start), float(end))
+    except ValueError:
+        window = (0.0, 0.0)
+    if not 0 <= window[0] < window[1]:
+        raise ConfigError(f"--window {text}: expected seconds, the start first, such as 10:60")
+    return window
+
+
+Results = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR",
+        help="Folder of a sweep (finished or not), a comparison, a run or a capacity plan.",
+        show_default=False,
+    ),
+]
+
+PriceTable = Annotated[
+    Path | None,
+    typer.Option(
+        help="Price per GPU and hour, YAML; by default dated examples of list prices.",
+        show_default=False,
+    ),
+]
+
+
+def _load(results: Path, prices: Path | None) -> Any:
+    from specsim.show.report import load_study
+    from specsim.show.report.study import with_prices
+    from specsim.study.capacity import Prices
+
+    study = load_study(results)
+    if study.kind == "capacity":
+        if prices is not None:
+            raise ConfigError("--prices is not used: a capacity plan has its own")
+        return study
+    table = Prices.load(prices)
+    return with_prices(study, table.per_gpu_hour, currency=table.currency, date=table.date)
+
+
+def report(
+    results: Results,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page; by default report.html in DIR.", show_default=False),
+    ] = None,
+    prices: PriceTable = None,
+) -> None:
+    """Make one HTML page from results: which policy at which load, at what cost, and why.
+
+    The page holds all it needs: it opens without a network, in any browser.
+    """
+    from specsim.show.report import write_page
+
+    page = out or results / "report.html"
+    if page.suffix not in (".html", ".htm"):
+        raise ConfigError(f"--out {page}: a page must end in .html; rename it")
+    with spinner("reading the results"):
+        study = _load(results, prices)
+    with spinner("writing the page"):
+        write_page(study, page)
+    size = page.stat().st_size / 1e6
+    count = f"{len(study.points):,} of {study.num_expected:,} runs"
+    failed = f", {len(study.failed)} failed" if study.failed else ""
+    typer.echo(f"report: {page} ({count}{failed}, {size:.1f} MB)")
+
+
+def plot(
+    results: Results,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the plots; by default DIR/plots.", show_default=False),
+    ] = None,
+    file_format: Annotated[
+        Literal["svg", "png", "pdf"], typer.Option("--format", help="Of the files.")
+    ] = "svg",
+    metric: Annotated[
+        str, typer.Option(help="What is drawn over load and compared, as in summary.json.")
+    ] = "mean_e2el_ms",
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help="Only these runs: --where profile=h100."),
+    ] = None,
+    prices: PriceTable = None,
+) -> None:
+    """Draw the charts of the report for a paper, one file each.
+
+    Over load, speed-up, best policy, cost; and of one hardware and load (choose them by --where)
+    the latency distributions, the timeline and where the time went.
+    """
+    need("matplotlib", "plot")
+    from specsim.show.plots.study import plot_study
+    from specsim.show.report.cells import find_measure, restricted
+
+    with spinner("reading the results"):
+        study, held = restricted(_load(results, prices), where or [])
+        measure = find_measure(study, metric)
+    with spinner("drawing"):
+        drawn, left_out = plot_study(study, measure, out or results / "plots", f".{file_format}")
+    warn([f"only runs with {choice}, for others say --where" for choice in held])
+    for path in drawn:
+        typer.echo(f"plot: {path}")
+    for reason in left_out:
+        typer.echo(reason)

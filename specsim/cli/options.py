@@ -1,33 +1,33 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the files and libraries that they take."""
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-__all__ = [
-    "ALL_CORES",
-    "Config",
-    "Out",
-    "Overrides",
-    "Seed",
-    "Workers",
-    "all_overrides",
-    "results_folder",
-]
+from specsim.cli.terminal import warn
+from specsim.core.atomic import new_file, new_folder
+from specsim.core.errors import ConfigError
 
-ALL_CORES = os.cpu_count() or 1
+__all__ = [
+    "ALL_CORES", "Config", "Out", "Overrides", "Seed", "Workers", "all_overrides", "can_draw",
+    "need", "output_file", "results_folder", "write_json",
+]  # fmt: skip
+
 Config = Annotated[Path, typer.Argument(help="The experiment, a YAML file.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Replace a field: --set policy.k=3."),
 ]
-Workers = Annotated[int, typer.Option(min=1, help="Processes; the results do not depend on them.")]
 Seed = Annotated[int | None, typer.Option(help="Replace the seed.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results.", show_default=False)]
+Workers = Annotated[int, typer.Option(min=1, help="Processes; the results do not depend on them.")]
+ALL_CORES = os.cpu_count() or 1
 
 
 def all_overrides(overrides: list[str] | None, seed: int | None) -> list[str]:
@@ -41,10 +41,52 @@ def results_folder(out: Path | None, replaced: Iterable[str] = ()) -> Iterator[P
 
     What it holds under the names in `replaced` must be specsim's own, and does not stay in it.
     """
-    from specsim.core.atomic import new_folder
-
     if out is None:
         yield None
     else:
         with new_folder(out, replaced) as unfinished:
             yield unfinished
+
+
+@contextmanager
+def output_file(path: Path | None) -> Iterator[Path | None]:
+    """Open a file before the work, likewise."""
+    if path is None:
+        yield None
+    else:
+        with new_file(path) as unfinished:
+            yield unfinished
+
+
+def write_json(file: Path | None, data: Any) -> None:
+    """Write data where that is wanted."""
+    if file is not None:
+        file.write_text(json.dumps(data, indent=1) + "\n")
+
+
+_EXTRAS = {"matplotlib": "plots", "aiohttp": "observe"}
+
+
+def need(library: str, source: str) -> None:
+    """Refuse what takes a library that is not installed, before the work.
+
+    Args:
+        source: Command or option that asks for it.
+
+    Raises:
+        ConfigError: It says which extra to install.
+    """
+    if find_spec(library) is None:
+        raise ConfigError(f"{source}: {_how_to_install(library)}")
+
+
+def can_draw(picture: str) -> bool:
+    """Return whether a picture beside other results can be drawn; if not, warn of that."""
+    if find_spec("matplotlib") is not None:
+        return True
+    warn([f"{picture} is left out: {_how_to_install('matplotlib')}"])
+    return False
+
+
+def _how_to_install(library: str) -> str:
+    return f"{library} is not installed here; install it: pip install 'specsim[{_EXTRAS[library]}]'"

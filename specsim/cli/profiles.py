@@ -1,21 +1,162 @@
 """Commands ``profile fit``, ``profile show`` and ``profile roofline``."""
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specsim.cli.profile_fit import fit
-from specsim.cli.profile_show import show_profile
-from specsim.cli.terminal import show
+from specsim.cli.options import need, output_file, write_json
+from specsim.cli.terminal import show, spinner
+from specsim.core.errors import ConfigError
 
 __all__ = ["profile_app"]
 
 profile_app = typer.Typer(help="Make and inspect profiles of models on GPUs.", no_args_is_help=True)
 
-profile_app.command()(fit)
-profile_app.command("show")(show_profile)
+MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Of a folder, leave larger batches out.")]
+MaxNumBatchedTokens = Annotated[
+    int, typer.Option(min=1, help="Of a folder, leave larger steps out.")
+]
+
+
+@profile_app.command()
+def fit(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="Measured steps: tables (CSV, Parquet, JSON lines) or measured runs; or one "
+            "folder with kernel tables.",
+        ),
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="As in profiles/<model>.json; a folder's meta.yaml knows.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="As in profiles/<gpu>.yaml; a folder's meta.yaml knows.")
+    ] = None,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of the measurement.")] = 1,
+    kind: Annotated[str, typer.Option(help="two_regime or linear.")] = "two_regime",
+    max_num_seqs: MaxNumSeqs = 256,
+    max_num_batched_tokens: MaxNumBatchedTokens = 2048,
+    seed: Annotated[int, typer.Option(min=0, help="Of the division into fitted and held out.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the profile here, as YAML.", show_default=False)
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write errors and learning curves here.")
+    ] = None,
+) -> None:
+    """Fit a latency model to measured steps and print its error on steps it has not seen.
+
+    A table of steps has the columns context_tokens, batched_tokens, num_requests, mixed (or
+    prefill_tokens) and seconds; so has the steps.jsonl of a measured run. Of runs with speculation
+    the steps include drafting, and the profile is one for that method and draft length; a
+    host_speed.jsonl beside the steps, of `specsim calibrate` on a CPU, is taken out of them. A
+    folder of kernel tables holds dense.csv, attention.csv, per_sequence.csv and,
+    optionally, skew.csv: each point of the attention kernel becomes a step, as far as it fits into
+    the GPU's memory. Regression by Huber's loss, no coefficient negative; both kinds of model are
+    shown side by side.
+    """
+    import yaml
+
+    from specsim.core.settings import nearest
+    from specsim.reality.profile_fit import KINDS, fitted_profile, measured_steps, run_study
+    from specsim.show.render.profiles import study_tables
+
+    if kind not in KINDS:
+        raise ConfigError(f"--kind {kind}: {nearest(kind, list(KINDS))}")
+    is_run = (sources[0] / "steps.jsonl").exists()
+    is_kernels = sources[0].is_dir() and not is_run
+    if out is not None and not is_kernels and (model is None or gpu is None):
+        raise ConfigError("--out: say with --model and --gpu what the steps were measured on")
+    source = ", ".join(map(str, sources))
+    name = ", ".join(each.name for each in sources)
+    with output_file(out) as profile_file, output_file(json_out) as json_file:
+        with spinner(f"fitting to {name}"):
+            points, subject = measured_steps(
+                sources,
+                model,
+                gpu,
+                tp,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+            )
+            chosen, *others = (
+                run_study(points, each, seed, source, keeps_sum=is_run)
+                for each in (kind, *(each for each in KINDS if each != kind))
+            )
+        write_json(json_file, {each.kind: each.to_dict() for each in (chosen, *others)})
+        if profile_file is not None:
+            profile = fitted_profile(chosen, points, subject, source)
+            written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+            profile_file.write_text(yaml.safe_dump(written, sort_keys=False, width=100))
+    show(*study_tables([chosen, *others], f"{name}, {len(points):,} steps"))
+    typer.echo(f"\nfitted to all {len(points):,} steps:\n")
+    target = chosen.model.model_dump(mode="json")
+    typer.echo(yaml.safe_dump({"target": target}, sort_keys=False), nl=False)
+
+
+@profile_app.command("show")
+def show_profile(
+    profile: Annotated[str, typer.Argument(help="A name, such as h100/llama-3.1-8b, or a path.")],
+    steps: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measured steps to compare with, as `profile fit` reads them.", show_default=False
+        ),
+    ] = None,
+    max_num_seqs: MaxNumSeqs = 256,
+    max_num_batched_tokens: MaxNumBatchedTokens = 2048,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw it here, .png, .svg or .pdf: step times by batch size, or with --steps "
+            "predicted over measured.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Print what a profile is, what fits into memory, and how long typical steps take.
+
+    With --steps, a table of measured steps or a folder of kernel tables, also how far the profile
+    is from them: the target's forward pass, steps with and without prefill apart. On the steps that
+    the profile was fitted to, that is no proof: `profile fit` prints the error of held-out ones.
+    """
+    from specsim.profile import load_profile
+    from specsim.reality.profile_fit import Comparison, measured_steps
+    from specsim.show.profile_overview import Overview
+    from specsim.show.render.profiles import comparison_table, overview_tables
+
+    if plot is not None:
+        need("matplotlib", "--plot")
+        from specsim.show.plots.figures import check_suffix
+
+        check_suffix(plot)
+    overview, comparison = Overview.of(load_profile(profile)), None
+    tables = overview_tables(overview, profile)
+    if steps is not None:
+        known = overview.profile
+        with spinner(f"reading {steps.name}"):
+            points, _ = measured_steps(
+                [steps],
+                known.model,
+                known.gpu,
+                known.tensor_parallel_size,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+            )
+            comparison = Comparison.of(known, points, str(steps))
+        tables.append(comparison_table(comparison, steps.name))
+    if plot is not None:
+        from specsim.show.plots.profiles import plot_comparison, plot_step_times
+
+        with spinner("drawing"):
+            if comparison is None:
+                plot_step_times(overview, plot, profile)
+            else:
+                plot_comparison(comparison, plot, profile)
+    show(*tables)
 
 
 @profile_app.command()
@@ -56,9 +197,8 @@ def roofline(
     """
     import yaml
 
-    from specsim.core.atomic import new_file
     from specsim.profile.from_roofline import RooflineOptions, RooflineProfile, parse_drafts
-    from specsim.show.render.roofline import roofline_table
+    from specsim.show.render.profiles import roofline_table
 
     options = RooflineOptions(
         model=model,
@@ -69,8 +209,7 @@ def roofline(
         memory_efficiency=memory_efficiency,
         reserved_gib=reserved_gib,
     )
-    with ExitStack() as outputs:
-        file = outputs.enter_context(new_file(out)) if out else None
+    with output_file(out) as file:
         made = RooflineProfile.of(options)
         text = yaml.safe_dump(made.fields, sort_keys=False, width=100, allow_unicode=True)
         if file is not None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from specsim.results.metrics import latency, queue_time, ttft
 from specsim.results.records import Deliveries
 from specsim.results.step_log import STEP_FIELDS, StepLog
 from specsim.results.tables import RunTables
 
 __all__ = [
-    "RESULT_FILES",
-    "ROWS_PER_GROUP",
-    "structured_columns",
-    "write_groups",
-    "write_parquet",
-    "write_steps",
-    "write_summary",
-]
+    "RESULT_FILES", "ROWS_PER_GROUP", "structured_columns", "write_groups", "write_parquet",
+    "write_steps", "write_summary",
+]  # fmt: skip
 
 RESULT_FILES = ("summary.json", "requests.parquet", "steps.parquet", "config.yaml")
 """What the results folder of a run holds; nothing else may be written over it."""
@@ -40,12 +37,7 @@ Columns = dict[str, NDArray[Any]]
 
 
 def write_summary(summary: dict[str, Any], tables: RunTables, path: Path) -> None:
-    """Write a summary as one JSON object, with vLLM's details per request if they are known.
-
-    Args:
-        summary: Everything but the details.
-        tables: The details are left out if the deliveries were not kept.
-    """
+    """Write a summary as JSON, with vLLM's details per request if deliveries were kept."""
     with path.open("w", encoding="ascii") as stream:
         stream.write(json.dumps(summary, allow_nan=False)[:-1])
         if tables.deliveries is not None:
@@ -61,17 +53,15 @@ def _details(
     requests: NDArray[np.void], deliveries: Deliveries
 ) -> Iterator[tuple[str, Iterator[str]]]:
     """Yield vLLM's lists with an entry per request: name, and the entries piece by piece."""
-    arrived_at = requests["arrived_at"]
-    for name, later, earlier in (
-        ("input_lens", "prompt_len", None),
-        ("output_lens", "output_len", None),
-        ("ttfts", "first_token_at", arrived_at),
-        ("latencies", "ended_at", arrived_at),
-        ("start_times", "arrived_at", None),
-        ("queue_times", "scheduled_at", arrived_at),
+    for name, column in (
+        ("input_lens", itemgetter("prompt_len")),
+        ("output_lens", itemgetter("output_len")),
+        ("ttfts", ttft),
+        ("latencies", latency),
+        ("start_times", itemgetter("arrived_at")),
+        ("queue_times", queue_time),
     ):
-        values = requests[later] if earlier is None else requests[later] - earlier
-        yield name, _number_lists(values)
+        yield name, _number_lists(column(requests))
     yield "errors", iter([", ".join(['""'] * len(requests))])
     yield "itls", _itl_lists(requests["deliveries"], deliveries)
 
@@ -104,22 +94,12 @@ def _itl_lists(counts: NDArray[np.int32], deliveries: Deliveries) -> Iterator[st
 
 
 def write_parquet(columns: Columns, constants: dict[str, object], path: Path) -> None:
-    """Write a table, every row of which says where it comes from.
-
-    Args:
-        columns: Of shape (n,).
-        constants: Columns that are the same in every row.
-    """
+    """Write a table, every row of which says where it comes from (`constants`)."""
     write_groups([columns], constants, path)
 
 
 def write_steps(steps: StepLog, constants: dict[str, object], path: Path) -> None:
-    """Write the steps table of a run, replica after replica.
-
-    Args:
-        steps: Read piece by piece, so that they need not fit into memory.
-        constants: Columns that are the same in every row.
-    """
+    """Write the steps of a run, replica after replica; they need not fit into memory."""
     names = STEP_FIELDS.names or ()
     write_groups(
         (

@@ -1,12 +1,16 @@
 """Metrics: pure functions from the tables of a run to numbers.
 
 Names and units are those of ``vllm bench serve`` (0.32.0 ``benchmarks/serve.py``): latencies in
-milliseconds, throughput per second. Three per-token latencies are different things, and all are
-given: ITL, the gap between two deliveries; TPOT, (last - first) / (n - 1) per request; and the gap
-shared out among the tokens that it delivered (`amortised_itl`).
+milliseconds, throughput per second. Every latency is defined here and nowhere else. Three of them
+are per token, and all are given: ITL, the gap between two deliveries; TPOT, (last - first) /
+(n - 1) per request; and the gap shared out among the tokens that it delivered (`amortised_itl`).
+
+An answer of one token has no TPOT: it is NaN, and statistics leave it out. Only where vLLM itself
+counts it as 0 (goodput, the histogram of ``/metrics``), does `tpot` say so too.
 """
 
-from typing import Any
+from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,34 +20,66 @@ from specsim.results.tables import RunTables
 from specsim.results.weighted import WeightedSample
 
 __all__ = [
-    "PERCENTILES",
-    "keeps_limits",
-    "latencies",
-    "latency_statistics",
-    "speculation_metrics",
-    "throughput_metrics",
-    "time_shares",
-    "token_latencies",
-]
+    "PERCENTILES", "SHOWN", "TITLES", "Requests", "decode_time", "distributions", "is_unstable",
+    "keeps_limits", "latencies", "latency", "latency_statistics", "queue_time", "short",
+    "speculation_metrics", "throughput_metrics", "time_shares", "token_latencies", "tpot", "ttft",
+]  # fmt: skip
 
 PERCENTILES = (50, 90, 95, 99)
 
+TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E latency"}
+"""Latencies in vLLM's names, as a reader would say them."""
+SHOWN = ("mean", "p50", "p90", "p99")
+"""Statistics of them that tables and the report show."""
 
-def latencies(tables: RunTables) -> dict[str, NDArray[np.float64]]:
-    """Return the latencies of the requests of a run.
+Seconds = NDArray[np.float64]
 
-    Returns:
-        ``ttft``, ``e2el`` and ``queue`` per request, ``tpot`` per request with more than one token,
-        in seconds.
+
+class Requests(Protocol):
+    """A table of requests: a structured array, columns by name, a table read back."""
+
+    def __getitem__(self, name: str, /) -> NDArray[np.float64]:
+        """Return a column of `specsim.results.tables.TABLE_FIELDS`, of shape (n,)."""
+        ...
+
+
+def ttft(requests: Requests) -> Seconds:
+    """Return the time from arrival to the first token."""
+    return requests["first_token_at"] - requests["arrived_at"]
+
+
+def latency(requests: Requests) -> Seconds:
+    """Return the time from arrival to the last token (vLLM's e2el)."""
+    return requests["ended_at"] - requests["arrived_at"]
+
+
+def queue_time(requests: Requests) -> Seconds:
+    """Return the time from arrival to the first step."""
+    return requests["scheduled_at"] - requests["arrived_at"]
+
+
+def decode_time(requests: Requests) -> Seconds:
+    """Return the time from the first token to the last."""
+    return requests["ended_at"] - requests["first_token_at"]
+
+
+def tpot(requests: Requests, *, of_one_token: float = np.nan) -> Seconds:
+    """Return the time per output token after the first.
+
+    Args:
+        of_one_token: What an answer without further tokens gets; vLLM's goodput has 0.
     """
-    requests = tables.requests
-    several = requests["output_len"] > 1
-    decode_time = (requests["ended_at"] - requests["first_token_at"])[several]
+    later = requests["output_len"] - 1
+    return np.where(later > 0, decode_time(requests) / np.maximum(later, 1), of_one_token)
+
+
+def latencies(requests: Requests) -> dict[str, Seconds]:
+    """Return ``ttft``, ``tpot``, ``e2el`` and ``queue`` of each request."""
     return {
-        "ttft": requests["first_token_at"] - requests["arrived_at"],
-        "tpot": decode_time / (requests["output_len"][several] - 1),
-        "e2el": requests["ended_at"] - requests["arrived_at"],
-        "queue": requests["scheduled_at"] - requests["arrived_at"],
+        "ttft": ttft(requests),
+        "tpot": tpot(requests),
+        "e2el": latency(requests),
+        "queue": queue_time(requests),
     }
 
 
@@ -61,16 +97,18 @@ def token_latencies(tables: RunTables) -> dict[str, WeightedSample]:
     }
 
 
-def latency_statistics(samples: NDArray[np.float64] | WeightedSample) -> dict[str, float]:
+def latency_statistics(samples: Seconds | WeightedSample) -> dict[str, float]:
     """Return mean, median, standard deviation and percentiles, in milliseconds.
 
     Args:
-        samples: In seconds.
+        samples: In seconds; NaN is left out.
 
     Returns:
         ``mean``, ``median``, ``std``, ``p50``, ``p90``, ``p95`` and ``p99``; 0 without samples, as
         in vLLM.
     """
+    if isinstance(samples, np.ndarray):
+        samples = samples[~np.isnan(samples)]
     if not len(samples):
         return dict.fromkeys(["mean", "median", "std", *(f"p{p}" for p in PERCENTILES)], 0.0)
     if isinstance(samples, WeightedSample):
@@ -84,6 +122,27 @@ def latency_statistics(samples: NDArray[np.float64] | WeightedSample) -> dict[st
         "std": float(samples.std()) * 1e3,
         **named,
     }
+
+
+_QUANTILES = np.linspace(0.0, 1.0, 101)
+
+
+def distributions(requests: Requests) -> dict[str, list[Any]]:
+    """Return the quantiles of ``ttft_ms``, ``tpot_ms`` and ``e2el_ms`` at 0, 1, ..., 100 %.
+
+    None where no request has that latency.
+    """
+    found = latencies(requests)
+    known = {name: found[name][~np.isnan(found[name])] for name in ("ttft", "tpot", "e2el")}
+    return {
+        f"{name}_ms": short(np.quantile(values, _QUANTILES) * 1e3) if len(values) else []
+        for name, values in known.items()
+    }
+
+
+def short(values: Seconds) -> list[Any]:
+    """Return numbers with six digits, None for NaN: enough to draw them."""
+    return [None if np.isnan(value) else float(f"{value:.6g}") for value in values.tolist()]
 
 
 def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | int | None]:
@@ -113,20 +172,13 @@ def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | 
 
 
 def keeps_limits(tables: RunTables, slo: Slo) -> NDArray[np.bool_]:
-    """Return, for each request, whether it kept all limits.
-
-    Returns:
-        vLLM counts the TPOT of a one-token answer as 0, so that it keeps that limit, of shape (n,).
-    """
+    """Return, for each request, whether it kept all limits; one token keeps that of TPOT."""
     requests = tables.requests
-    ttft = requests["first_token_at"] - requests["arrived_at"]
-    decode_time = requests["ended_at"] - requests["first_token_at"]
-    tpot = decode_time / np.maximum(requests["output_len"] - 1, 1)
     good = np.ones(len(requests), dtype=bool)
     for samples, limit_ms in (
-        (ttft, slo.ttft_ms),
-        (tpot, slo.tpot_ms),
-        (ttft + decode_time, slo.e2el_ms),
+        (ttft(requests), slo.ttft_ms),
+        (tpot(requests, of_one_token=0.0), slo.tpot_ms),
+        (latency(requests), slo.e2el_ms),
     ):
         if limit_ms is not None:
             good &= samples * 1e3 <= limit_ms
@@ -181,3 +233,44 @@ def time_shares(tables: RunTables) -> dict[str, float]:
     sums = {name: float(tables.totals[f"{name}_time"]) for name in ("target", "draft", "overhead")}
     total = sum(sums.values())
     return {name: value / total for name, value in sums.items()}
+
+
+_MIN_REQUESTS = 40
+_BACKLOG_SHARE = 0.05
+_SLOWDOWN = 1.1
+
+
+def is_unstable(
+    arrived_at: NDArray[np.float64],
+    ended_at: NDArray[np.float64],
+    backlog_share: float = _BACKLOG_SHARE,
+) -> bool:
+    """Return whether the number of requests in the system kept growing while they arrived.
+
+    Two signs must agree. The backlog grows from quarter to quarter of the arrivals, over the second
+    half by more than a share of them; and each of the first three quarters takes at least 10 %
+    longer than the one before (the last is left out: once arrivals end, a server drains faster).
+    The first sign alone is also true of a run that is shorter than its requests take, the second of
+    a load that varies. Of M/M/1 queues with 1,000 requests it calls, by a share of 5 %, 0 %
+    unstable at 80 % load, 2 % at 95 %, 60 % at 110 % and 99 % at 130 %.
+
+    Args:
+        arrived_at, ended_at: Of shape (n,), in seconds.
+        backlog_share: By default 5 %. A smaller share finds a smaller overload, in runs that are
+            long enough.
+
+    Returns:
+        False for fewer than 40 requests, which prove nothing, and for requests that all arrive at
+        once.
+    """
+    count = len(arrived_at)
+    if count < _MIN_REQUESTS or np.ptp(arrived_at) == 0:
+        return False
+    order = np.argsort(arrived_at, kind="stable")
+    arrived, latency = arrived_at[order], (ended_at - arrived_at)[order]
+    quarters = [quarter.mean() for quarter in np.array_split(latency, 4)[:3]]
+    slows_down = all(later > _SLOWDOWN * earlier for earlier, later in pairwise(quarters))
+    marks = np.array([count // 4, count // 2, 3 * count // 4, count - 1])
+    backlog = marks + 1 - np.searchsorted(np.sort(ended_at), arrived[marks], side="right")
+    grows = (np.diff(backlog) > 0).all()
+    return bool(slows_down and grows and backlog[3] - backlog[1] > backlog_share * count / 2)

@@ -13,15 +13,9 @@ from specsim.core.errors import SpecsimError
 from specsim.results.step_log import STEP_FIELDS, STEPS_NOT_KEPT, StepLog
 
 __all__ = [
-    "GAP_FIELDS",
-    "REQUEST_FIELDS",
-    "SECOND_FIELDS",
-    "STEP_FIELDS",
-    "TOTAL_FIELDS",
-    "Deliveries",
-    "ReplicaRecords",
-    "records_of_run",
-]
+    "GAP_FIELDS", "REQUEST_FIELDS", "SECOND_FIELDS", "STEP_FIELDS", "TOTAL_FIELDS", "Deliveries",
+    "ReplicaRecords", "records_of_run",
+]  # fmt: skip
 
 REQUEST_FIELDS = np.dtype(
     [
@@ -100,36 +94,20 @@ class ReplicaRecords:
         self._seconds: list[NDArray[np.void]] = []
 
     def add_steps(self, rows: NDArray[np.void]) -> None:
-        """Take in steps, in the order in which they ended; dropped if they are not wanted.
-
-        Args:
-            rows: Structured, `STEP_FIELDS`.
-        """
+        """Take in `STEP_FIELDS`, in the order in which steps ended; dropped if not wanted."""
         if self.step_log is not None:
             self.step_log.add(self._replica, rows)
 
     def add_requests(self, rows: NDArray[np.void]) -> None:
-        """Take in requests, in the order in which they ended here.
-
-        Args:
-            rows: Structured, `REQUEST_FIELDS`.
-        """
+        """Take in `REQUEST_FIELDS`, in the order in which requests ended here."""
         self._requests.append(rows.copy())
 
     def add_gaps(self, rows: NDArray[np.void]) -> None:
-        """Take in gaps between deliveries, in any order.
-
-        Args:
-            rows: Structured, `GAP_FIELDS`.
-        """
+        """Take in `GAP_FIELDS`, in any order."""
         self._gaps.append(rows.copy())
 
     def add_seconds(self, rows: NDArray[np.void]) -> None:
-        """Take in the tokens of whole seconds.
-
-        Args:
-            rows: Structured, `SECOND_FIELDS`.
-        """
+        """Take in `SECOND_FIELDS`."""
         self._seconds.append(rows.copy())
 
     @property
@@ -170,11 +148,7 @@ def _joined(chunks: list[NDArray[np.void]], fields: np.dtype[np.void]) -> NDArra
 def records_of_run(
     num_replicas: int, max_draft_len: int, *, keeps_steps: bool
 ) -> list[ReplicaRecords]:
-    """Return the records that a run is to fill.
-
-    Args:
-        max_draft_len: In tokens.
-    """
+    """Return the records that the replicas of a run are to fill."""
     log = StepLog(num_replicas) if keeps_steps else None
     return [ReplicaRecords(max_draft_len, log, number) for number in range(num_replicas)]
 
@@ -199,11 +173,7 @@ class Deliveries:
 
     @classmethod
     def room_for(cls, output_lens: NDArray[np.integer]) -> "Deliveries":
-        """Return room for one delivery per output token; what is left over costs no memory.
-
-        Args:
-            output_lens: Longest answer of each request, in tokens.
-        """
+        """Return room for one delivery per output token; what is left over costs no memory."""
         starts = np.zeros(len(output_lens) + 1, dtype=np.int64)
         np.cumsum(output_lens, out=starts[1:])
         lens, drafted, accepted = (np.zeros(starts[-1], dtype=np.uint8) for _ in range(3))
@@ -213,11 +183,8 @@ class Deliveries:
         """Return where the deliveries of consecutive requests stand in the arrays.
 
         Args:
-            counts: ``deliveries`` of the requests.
-            first: Index of the first of them.
-
-        Returns:
-            Request after request.
+            counts: How many each of them has.
+            first: Index of the first request.
         """
         ends = np.cumsum(counts, dtype=np.int64)
         shifts = self.starts[first : first + len(counts)] - (ends - counts)

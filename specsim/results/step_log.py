@@ -77,10 +77,7 @@ class StepLog:
         return self._file is not None
 
     def add(self, replica: int, rows: NDArray[np.void]) -> None:
-        """Append steps of a replica; they are copied.
-
-        Args:
-            rows: Structured, `STEP_FIELDS`.
+        """Append steps of a replica (`STEP_FIELDS`); they are copied.
 
         Raises:
             ConfigError: The temporary file cannot be written.
@@ -113,23 +110,14 @@ class StepLog:
         self._num_in_memory = 0
 
     def of_replica(self, replica: int) -> NDArray[np.void]:
-        """Return all steps of a replica, in order.
-
-        Returns:
-            Structured, `STEP_FIELDS`.
-        """
+        """Return all steps of a replica (`STEP_FIELDS`), in order."""
         pieces = [*self._pieces(replica, len(self) + 1), np.zeros(0, dtype=STEP_FIELDS)]
         return np.concatenate(pieces)
 
     def blocks(self, size: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.void]]]:
-        """Yield all steps, replica after replica, in blocks that have one size but for the last.
+        """Yield all steps, replica after replica: the replica of each, and `STEP_FIELDS`.
 
-        Args:
-            size: A block is overwritten by the next one.
-
-        Yields:
-            replicas: Replica of each step.
-            rows: Structured, `STEP_FIELDS`.
+        Blocks have `size` steps, but for the last; each is overwritten by the next one.
         """
         size = min(size, max(len(self), 1))
         replicas, block = np.empty(size, dtype=np.int32), np.empty(size, dtype=STEP_FIELDS)

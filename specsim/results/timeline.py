@@ -1,9 +1,11 @@
-"""Timelines: what a run did over time, in bins of equal width.
+"""What a run did over time, in bins of equal width, and what it spent its time on.
 
 What a step has (batch size, draft length asked for, estimate of alpha) is averaged over the time
 that steps take; what the system has (running and waiting requests) over all time, idle time
-included; and what a step yields (tokens) is counted where the step ends. Liu et al. (2024),
-"TurboSpec", fig. 15.
+included; and what a step yields (tokens) is counted where the step ends. Shares of `time_use` are
+of the wall clock of all replicas and add up to 1, unlike those of
+`specsim.results.metrics.time_shares`, which are of busy time and count overhead also where
+asynchronous scheduling hides it behind the GPU. Liu et al. (2024), "TurboSpec", fig. 15 and 16.
 """
 
 from dataclasses import dataclass
@@ -14,9 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.results.export import write_parquet
-from specsim.results.steps import StepsTable
+from specsim.results.folder import StepsTable
+from specsim.results.metrics import short
 
-__all__ = ["Timeline", "integrals", "timeline", "write_timelines"]
+__all__ = [
+    "PARTS", "TimeRow", "TimeUse", "Timeline", "integrals", "over_time", "time_use", "timeline",
+    "write_timelines",
+]  # fmt: skip
 
 _YIELDS = ("drafts", "draft_tokens", "accepted_tokens", "output_tokens", "deliveries")
 
@@ -50,9 +56,7 @@ def timeline(steps: StepsTable, *, num_bins: int, window: int) -> Timeline:
     """Return the timeline of a run.
 
     Args:
-        steps: Of all replicas, or of one.
-        num_bins: At least 1.
-        window: Over which the acceptance is measured, at least 1, in bins.
+        window: Bins over which the acceptance is measured.
     """
     edges = np.linspace(*steps.span, num_bins + 1)
     width = np.diff(edges)
@@ -107,11 +111,8 @@ def integrals(
 
     Args:
         steps: Of a single replica.
-        values: Of shape (n_steps,).
-        edges: Of shape (n_bins + 1,), in seconds.
-
-    Returns:
-        In the unit of the values times seconds; 0 while the engine is idle. Of shape (n_bins,).
+        values: Of each step; between steps it is 0.
+        edges: Of the bins, seconds.
     """
     starts, ends = steps["scheduled_at"], steps.held_until
     areas = np.cumsum(values * (ends - starts))
@@ -136,11 +137,7 @@ def _ratio(above: NDArray[Any], below: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def write_timelines(timelines: dict[str, Timeline], path: Path) -> None:
-    """Write timelines as one Parquet table; every row says of which run it is.
-
-    Args:
-        timelines: By label, which column ``run`` holds.
-    """
+    """Write timelines as one Parquet table; column ``run`` has the label of each."""
     runs = list(timelines.values())
     num_bins = [len(run["start"]) for run in runs]
     names, origins = list(runs[0].columns), list(runs[0].provenance)
@@ -150,3 +147,137 @@ def write_timelines(timelines: dict[str, Timeline], path: Path) -> None:
         **{o: np.repeat(np.array([run.provenance[o] for run in runs]), num_bins) for o in origins},
     }
     write_parquet(columns, {}, path)
+
+
+PARTS = ("target", "draft", "overhead", "idle")
+
+
+@dataclass(frozen=True)
+class TimeRow:
+    """The time of the steps of some batch sizes."""
+
+    sizes: tuple[int, int]
+    """First and last batch size, requests; (0, 0) is the time without any."""
+    num_steps: int
+    share: float
+    """Of the time of all replicas, in [0, 1]."""
+    parts: dict[str, float]
+    """Share of each of `PARTS` in the row's own time; they add up to 1."""
+
+    @property
+    def label(self) -> str:
+        """The batch sizes as a reader would say them."""
+        first, last = self.sizes
+        return str(first) if first == last else f"{first}-{last}"
+
+
+@dataclass(frozen=True)
+class TimeUse:
+    """How the time of all replicas divides."""
+
+    overall: TimeRow
+    rows: list[TimeRow]
+    """By batch size, in powers of two; those without a step are left out."""
+    hidden_overhead_share: float
+    """Overhead that the GPU did not wait for, as a share of the time of all replicas."""
+
+
+def time_use(steps: StepsTable, num_replicas: int) -> TimeUse:
+    """Return how the time from the first step scheduled to the last one ended divides.
+
+    Replicas without a step were idle.
+    """
+    overhead = np.concatenate([_waited_for(steps.of_replica(r)) for r in steps.replicas])
+    seconds = {"target": steps["target_time"], "draft": steps["draft_time"], "overhead": overhead}
+    start, end = steps.span
+    total = num_replicas * (end - start)
+    idle = _unless_rounding(total - sum(float(v.sum()) for v in seconds.values()), total)
+    powers = np.frexp(steps["num_requests"])[1] - 1
+    largest = int(steps["num_requests"].max())
+    rows = [_row((0, 0), {}, idle, total)] if idle > 0 else []
+    for power in np.unique(powers):
+        mine = {name: values[powers == power] for name, values in seconds.items()}
+        first = 1 << int(power)
+        rows.append(_row((first, min(2 * first - 1, largest)), mine, 0.0, total))
+    hidden = _unless_rounding(float((steps["overhead_time"] - overhead).sum()), total)
+    return TimeUse(
+        overall=_row((0, largest), seconds, idle, total),
+        rows=rows,
+        hidden_overhead_share=hidden / total,
+    )
+
+
+def _unless_rounding(value: float, whole: float) -> float:
+    """Return a difference, or 0 where it is no more than the rounding error of a sum."""
+    return value if value > 1e-9 * whole else 0.0
+
+
+def _row(
+    sizes: tuple[int, int], seconds: dict[str, NDArray[Any]], idle: float, total: float
+) -> TimeRow:
+    parts = {name: float(values.sum()) for name, values in seconds.items()}
+    parts = {**dict.fromkeys(PARTS, 0.0), **parts, "idle": idle}
+    own = sum(parts.values())
+    return TimeRow(
+        sizes=sizes,
+        num_steps=len(next(iter(seconds.values()), ())),
+        share=own / total,
+        parts={name: value / own for name, value in parts.items()},
+    )
+
+
+def _waited_for(steps: StepsTable) -> NDArray[np.float64]:
+    """Return, per step of one replica, the overhead during which the GPU had nothing to do.
+
+    Synchronous scheduling has it after the GPU's work, before the next step is scheduled;
+    asynchronous scheduling before it, as far as the step before has left the GPU.
+    """
+    gpu_done = steps["started_at"] + steps["target_time"] + steps["draft_time"]
+    ready = steps["scheduled_at"].copy()
+    np.maximum(ready[1:], gpu_done[:-1], out=ready[1:])
+    before = np.maximum(steps["started_at"] - ready, 0.0)
+    after = np.maximum(steps.held_until - gpu_done, 0.0)
+    return np.asarray(before + after, dtype=np.float64)
+
+
+_DRAWN_BINS = 200
+_DRAWN_WINDOW = 10  # bins over which the acceptance is measured, as in `specsim timeline`
+
+
+def over_time(steps: StepsTable, num_usable: int, num_replicas: int) -> dict[str, Any]:
+    """Return what is kept of a run to draw it, small enough for thousands of runs.
+
+    Args:
+        num_usable: KV blocks of one replica that requests can hold.
+
+    Returns:
+        ``timeline``: ``time_s``, ``running`` and ``waiting`` requests, ``kv_usage`` in [0, 1] and
+        the ``draft_len`` asked for, each a list of equally many numbers, None where there is none.
+        ``breakdown``: seconds of all replicas, ``target_s``, ``draft_s``, ``overhead_s`` and
+        ``idle_s``. Both are empty if the steps took no time.
+    """
+    start, end = steps.span
+    if end <= start:  # a profile whose steps cost nothing
+        return {"timeline": {}, "breakdown": {}}
+    found = timeline(steps, num_bins=_DRAWN_BINS, window=_DRAWN_WINDOW)
+    use, total = time_use(steps, num_replicas).overall, num_replicas * (end - start)
+    return {
+        "timeline": {
+            "time_s": short((found["start"] + found["end"]) / 2),
+            "running": short(found["num_running"]),
+            "waiting": short(found["num_waiting"]),
+            "kv_usage": short(_kv_usage(steps, num_usable, num_replicas)),
+            "draft_len": short(found["asked_draft_len"]),
+        },
+        "breakdown": {f"{part}_s": share * total for part, share in use.parts.items()},
+    }
+
+
+def _kv_usage(steps: StepsTable, num_usable: int, num_replicas: int) -> NDArray[np.float64]:
+    """Return the share of all replicas' KV blocks that requests held, in each bin."""
+    edges = np.linspace(*steps.span, _DRAWN_BINS + 1)
+    held = np.zeros(_DRAWN_BINS)
+    for number in steps.replicas:
+        mine = steps.of_replica(number)
+        held += integrals(mine, num_usable - mine["free_blocks"].astype(np.int64), edges)
+    return np.asarray(held / (np.diff(edges) * num_usable * num_replicas))

@@ -24,13 +24,7 @@ def sorted_gaps(chunks: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
     """Return all gaps, in order of their tokens and then of their value.
 
     The gaps of as many tokens stay in order if they are shared out among these, so both per-token
-    latencies can be read off the same rows.
-
-    Args:
-        chunks: Structured, `specsim.results.records.GAP_FIELDS`, in any order.
-
-    Returns:
-        Structured, `GAP_FIELDS`.
+    latencies can be read off the same rows. All rows are `specsim.results.records.GAP_FIELDS`.
     """
     sizes = np.zeros(1, dtype=np.int64)
     for chunk in chunks:

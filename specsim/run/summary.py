@@ -21,6 +21,7 @@ from specsim.results.export import (
 )
 from specsim.results.metrics import (
     PERCENTILES,
+    is_unstable,
     latencies,
     latency_statistics,
     speculation_metrics,
@@ -28,7 +29,6 @@ from specsim.results.metrics import (
     time_shares,
     token_latencies,
 )
-from specsim.results.stability import is_unstable
 from specsim.results.tables import RunTables, assemble
 from specsim.run.simulate import Run
 
@@ -52,11 +52,9 @@ class Summary:
     @cached_property
     def statistics(self) -> dict[str, dict[str, float]]:
         """Statistics of each latency, milliseconds: ``statistics["ttft"]["p99"]``."""
-        return {
-            name: latency_statistics(samples)
-            for find in (latencies, token_latencies)  # one after the other: both are large
-            for name, samples in find(self.tables).items()
-        }
+        found = {k: latency_statistics(v) for k, v in latencies(self.tables.requests).items()}
+        # Only now, for both kinds of samples are large.
+        return found | {k: latency_statistics(v) for k, v in token_latencies(self.tables).items()}
 
     @cached_property
     def is_unstable(self) -> bool:
@@ -141,7 +139,9 @@ class Summary:
         has_ids = any(ids)
         for start in range(0, len(rows), ROWS_PER_GROUP):
             mine = slice(start, start + ROWS_PER_GROUP)
-            columns = _with_latencies(structured_columns(rows[mine], rows.dtype.names or ()))
+            columns = structured_columns(rows[mine], rows.dtype.names or ())
+            found = latencies(columns)
+            columns |= {name: found[name] for name in ("ttft", "tpot", "e2el")}
             yield {"id": np.array(ids[mine]), **columns} if has_ids else columns
 
     def _header(self) -> dict[str, Any]:
@@ -201,15 +201,3 @@ class Summary:
             "queue_ms": self.statistics["queue"],
             "amortised_itl_ms": self.statistics["amortised_itl"],
         }
-
-
-def _with_latencies(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    decode_time = columns["ended_at"] - columns["first_token_at"]
-    several = columns["output_len"] > 1
-    later_tokens = np.where(several, columns["output_len"] - 1, 1)
-    return {
-        **columns,
-        "ttft": columns["first_token_at"] - columns["arrived_at"],
-        "tpot": np.where(several, decode_time / later_tokens, np.nan),
-        "e2el": columns["ended_at"] - columns["arrived_at"],
-    }

@@ -8,9 +8,8 @@ import numpy as np
 
 from specsim.core.errors import ConfigError
 from specsim.hardware import GIB, MemoryPlan
-from specsim.results.steps import StepsTable, load_steps
-from specsim.results.time_use import TimeUse, time_use
-from specsim.results.timeline import integrals
+from specsim.results.folder import StepsTable, check_same_run, load_steps
+from specsim.results.timeline import TimeUse, integrals, time_use
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 
@@ -102,12 +101,8 @@ def break_down(folder: Path) -> Breakdown:
     """
     steps = load_steps(folder)
     experiment = Experiment.load(folder / "config.yaml")
-    found = steps.provenance["config_hash"]
-    if found != experiment.hash:
-        raise ConfigError(
-            f"{folder}: config.yaml has the hash {experiment.hash}, steps.parquet comes from "
-            f"{found}: not the same run, or another version of specsim; run the experiment again"
-        )
+    names = "config.yaml and steps.parquet"
+    check_same_run(folder, names, experiment.hash, steps.provenance["config_hash"])
     deployment = Deployment.of(experiment)
     return Breakdown(
         time=time_use(steps, experiment.replicas),

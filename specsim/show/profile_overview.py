@@ -42,15 +42,11 @@ class Overview:
 
     @property
     def methods(self) -> list[str | None]:
-        """Drafting methods whose costs are known; of a profile without any, [None]."""
+        """Methods of the proposers whose costs are known; of a profile without any, [None]."""
         return [*self.profile.drafts] or [None]
 
     def memory(self, method: str | None = None) -> MemoryPlan:
-        """Return what the memory of one GPU is for.
-
-        Args:
-            method: Of the drafter that is loaded; None if there is none.
-        """
+        """Return what the memory of one GPU is for, with the proposer of a method or without."""
         drafts = () if method is None else (self.profile.drafts[method],)
         return memory_plan(self.profile, self.model, self.gpu, drafts)
 
@@ -68,8 +64,8 @@ class Overview:
 
         Args:
             context_len: Of each sequence, in tokens.
-            draft_len: Of each sequence, verified and drafted anew, in tokens.
-            method: What drafts; None costs nothing.
+            draft_len: Verified, and drafted anew, for each sequence, in tokens.
+            method: Of the proposer; None costs nothing.
         """
         tokens = batch_size * (draft_len + 1)
         load = StepLoad(batch_size * context_len, tokens, batch_size)

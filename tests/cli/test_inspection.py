@@ -13,10 +13,9 @@ from conftest import Run, tiny_config
 
 from specsim.core.errors import ConfigError
 from specsim.hardware import GIB
+from specsim.results.folder import StepsTable, load_steps
 from specsim.results.records import STEP_FIELDS
-from specsim.results.steps import StepsTable, load_steps
-from specsim.results.time_use import time_use
-from specsim.results.timeline import timeline
+from specsim.results.timeline import time_use, timeline
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from specsim.cli.families import FAMILIES
 from specsim.core.errors import ConfigError
 from specsim.core.families import Family
 from specsim.policies import POLICIES
 from specsim.proposers import PROPOSERS
+from specsim.show.render.catalogue import FAMILIES
 
 CASES = [
     pytest.param(family, name, example, id=f"{family.name}-{name}-{number}")

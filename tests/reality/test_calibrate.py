@@ -26,8 +26,8 @@ from specsim.reality.calibration.study import Calibration, Subject, calibrate
 from specsim.reality.profile_fit import read_points
 from specsim.reality.validation import Measured, load_run
 from specsim.run.experiment import Experiment
-from specsim.show.plots.calibration import plot_calibration
-from specsim.show.render.calibration import calibration_tables, verdict
+from specsim.show.plots.reality import plot_calibration
+from specsim.show.render.reality import calibration_tables, calibration_verdict
 
 PLAN = replace(
     QUICK,
@@ -160,7 +160,7 @@ def test_it_is_drawn_and_told(exact: tuple[Calibration, Path], tmp_path: Path) -
     cases, statistics = calibration_tables(found)
     assert cases.row_count == len(found.results)
     assert statistics.row_count == 15
-    assert verdict(found)[-1] == "order of k: the same, wherever the real runs have one"
+    assert calibration_verdict(found)[-1] == "order of k: the same, wherever the real runs have one"
 
 
 def test_an_engine_that_gets_slower_leaves_a_candidate(tmp_path: Path) -> None:

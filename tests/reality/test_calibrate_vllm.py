@@ -22,7 +22,7 @@ from specsim.reality.calibration.vllm_study import VllmCalibration, calibrate_vl
 from specsim.reality.calibration.vllm_subject import VllmSubject
 from specsim.reality.validation import load_run
 from specsim.run.experiment import Experiment
-from specsim.show.render.calibration import calibration_tables, error_tables, verdict
+from specsim.show.render.reality import calibration_tables, calibration_verdict, error_tables
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -177,7 +177,7 @@ def test_it_is_told(exact: tuple[VllmCalibration, Path]) -> None:
     found, _ = exact
     assert [table.row_count for table in error_tables(found)] == [16, 16]
     assert calibration_tables(found)[0].row_count == len(found.results)
-    assert verdict(found)[0].startswith("profile: off validated, draft-1 validated")
+    assert calibration_verdict(found)[0].startswith("profile: off validated, draft-1 validated")
 
 
 def test_a_vllm_that_changes_leaves_candidates(
@@ -214,7 +214,7 @@ def test_lookup_that_finds_nothing_is_left_out(
     assert [each.speculation.name for each in found.engines] == ["off"]
     assert found.engines[0].profile.provenance.status == "validated"
     assert not (tmp_path / "out" / "profiles" / "ngram-3.yaml").exists()
-    assert any(line.startswith("left out: ngram-3") for line in verdict(found))
+    assert any(line.startswith("left out: ngram-3") for line in calibration_verdict(found))
 
 
 def test_what_was_measured_before_vllm_died_stays(

@@ -15,7 +15,9 @@ from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.core.version import __version__
-from specsim.results.stability import is_unstable
+from specsim.results.folder import load_requests
+from specsim.results.metrics import is_unstable, keeps_limits, latencies, tpot
+from specsim.results.slo import Slo
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -75,6 +77,19 @@ def worked(constant_step: Callable[..., str]) -> Summary:
 )
 def test_summary_fields(worked: Summary, field: str, value: Any) -> None:
     assert worked.data[field] == pytest.approx(value)
+
+
+def test_one_token_has_no_tpot_and_keeps_its_limit(worked: Summary, tmp_path: Path) -> None:
+    requests = worked.tables.requests
+    assert tpot(requests)[0] == 1.5 / 7
+    assert np.isnan(tpot(requests)[1])
+    assert tpot(requests, of_one_token=0.0)[1] == 0.0
+    assert keeps_limits(worked.tables, Slo(tpot_ms=1.0)).tolist() == [False, True]
+    worked.save(tmp_path)
+    columns = pq.read_table(tmp_path / "requests.parquet")
+    found = latencies(load_requests(tmp_path))
+    for name in ("ttft", "tpot", "e2el"):
+        assert np.array_equal(columns[name].to_numpy(), found[name], equal_nan=True)
 
 
 def test_gaps_are_shared_out_among_the_tokens_they_deliver(worked: Summary) -> None:

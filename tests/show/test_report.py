@@ -12,8 +12,8 @@ from reporting import Tags, copied, whole_sweep
 
 import specsim
 from specsim.show.report import Study, load_study, write_page
-from specsim.show.report.compact import page_data
-from specsim.show.report.measures import MEASURES, measured
+from specsim.show.report.page import page_data
+from specsim.show.report.study import MEASURES, measured
 
 WEB = Path(specsim.__file__).parent / "show" / "report" / "web"
 EVIL = "static:k=3</script><img src=x onerror=window.hacked=1>{{data}}&amp;"

@@ -19,7 +19,7 @@ from specsim.policies.off import Off
 from specsim.policies.schedule import Schedule
 from specsim.run.experiment import Experiment
 from specsim.show.plots.tune import plot_tuning
-from specsim.show.render.tune import tuning_tables, verdict
+from specsim.show.render.studies import tuning_tables, tuning_verdict
 from specsim.study.loads import Loads, fixed_policy
 from specsim.study.tune import Tuning, tune
 from specsim.study.tune.batch import BatchTuning, best_k, non_increasing, tune_batches
@@ -239,7 +239,7 @@ def test_fields_that_vllm_does_not_know_are_not_passed_on(
 def test_where_no_batch_gains_the_server_should_not_speculate(tuning: Tuning) -> None:
     nothing = replace(tuning, batches=replace(tuning.batches, ranges=((1, 4, 0),)))
     assert nothing.recommended is None
-    assert "start the server without it" in verdict(nothing)[0]
+    assert "start the server without it" in tuning_verdict(nothing)[0]
     # Still a configuration that vLLM starts with.
     assert nothing.speculative_config["num_speculative_tokens"] == 1
 
@@ -274,11 +274,11 @@ def test_loads_are_printed_with_three_significant_digits(
     words = text_of(found).split()
     assert words.count(text) == 3  # the crossover, its lower end, and the load of the check
     assert "4,000" in words
-    assert f"own load of {text} " in "\n".join(verdict(found))
+    assert f"own load of {text} " in "\n".join(tuning_verdict(found))
 
 
 def test_the_verdict_says_what_to_use(tuning: Tuning) -> None:
-    text = "\n".join(verdict(tuning))
+    text = "\n".join(tuning_verdict(tuning))
     assert f"schedule:  {json.dumps(tuning.speculative_config)}" in text
     assert f"use:       {json.dumps(tuning.recommended)}" in text
     beaten = tuning.recommended == tuning.speculative_config

@@ -29,7 +29,7 @@ from specsim.reality.calibration.vllm_replay import EngineResult, replay_engine
 from specsim.reality.calibration.vllm_runs import VllmRun, vllm_python
 from specsim.reality.calibration.vllm_study import engine_runs, record_engine
 from specsim.reality.calibration.vllm_subject import VllmSubject
-from specsim.show.render.calibration import error_tables
+from specsim.show.render.reality import error_tables
 
 HERE = Path(__file__).parent
 TARGET = 0.05

@@ -13,9 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.results.requests import RequestsTable
-from specsim.results.steps import StepsTable
-from specsim.show.export.folder import ResultsFolder
+from specsim.results.folder import ResultsFolder, StepsTable, Table
 
 __all__ = ["Window", "write_chrome_trace"]
 
@@ -57,13 +55,15 @@ def write_chrome_trace(
 
 def _events(run: ResultsFolder, window: Window) -> Iterator[Event]:
     usable = int(run.own["num_gpu_blocks"]) - 1  # vLLM's null block holds nothing
-    for replica in range(run.experiment.replicas):
+    for replica in range(int(run.own["replicas"])):
         pid = replica + 1
         yield from _name(pid, 0, "process", f"replica {replica}")
         yield from _name(pid, _STEPS_TRACK, "thread", "steps")
         yield from _name(pid, _GPU_TRACK, "thread", "GPU")
         if replica in run.steps.replicas:
-            yield from _step_events(_within(run.steps.of_replica(replica), window), pid, usable)
+            steps = run.steps.of_replica(replica)
+            touches = (steps["ended_at"] >= window[0]) & (steps["scheduled_at"] < window[1])
+            yield from _step_events(steps.where(touches), pid, usable)
         yield from _request_events(run.requests, replica, window)
 
 
@@ -72,12 +72,6 @@ def _name(pid: int, tid: int, kind: str, name: str) -> Iterator[Event]:
     place = pid if kind == "process" else tid
     for event, args in (("name", {"name": name}), ("sort_index", {"sort_index": place})):
         yield {"ph": "M", "pid": pid, "tid": tid, "name": f"{kind}_{event}", "args": args}
-
-
-def _within(steps: StepsTable, window: Window) -> StepsTable:
-    touches = (steps["ended_at"] >= window[0]) & (steps["scheduled_at"] < window[1])
-    columns = {name: column[touches] for name, column in steps.columns.items()}
-    return StepsTable(columns, steps.provenance)
 
 
 def _nanoseconds(seconds: NDArray[Any]) -> list[int]:
@@ -151,7 +145,7 @@ def _counter(pid: int, name: str, at: int, values: dict[str, float]) -> Event:
     return {"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": at / 1e3, "args": values}
 
 
-def _request_events(requests: RequestsTable, replica: int, window: Window) -> Iterator[Event]:
+def _request_events(requests: Table, replica: int, window: Window) -> Iterator[Event]:
     pid = replica + 1
     is_mine = requests["replica"] == replica
     is_mine &= (requests["ended_at"] >= window[0]) & (requests["arrived_at"] < window[1])

@@ -1,1 +1,1 @@
-"""Plots, one module per subject; all of them are saved by `specsim.show.plots.save`."""
+"""Plots, one module per subject; all of them are saved by `specsim.show.plots.figures`."""

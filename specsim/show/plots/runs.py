@@ -1,21 +1,25 @@
-"""Latencies and load of some runs, on the same axes."""
+"""Runs: latencies and load on the same axes, what happened over time, and where it went."""
 
 from pathlib import Path
+from textwrap import fill
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from specsim.results.steps import StepsTable, load_steps
-from specsim.results.timeline import timeline
-from specsim.show.plots.save import save
+from specsim.hardware import GIB
+from specsim.results.folder import StepsTable, load_requests, load_steps
+from specsim.results.metrics import latencies
+from specsim.results.timeline import PARTS, Timeline, timeline
+from specsim.show.breakdown import Breakdown
+from specsim.show.plots.figures import label_distribution, save
 
-__all__ = ["plot_runs"]
+__all__ = ["plot_breakdown", "plot_runs", "plot_timelines"]
 
-_PANELS = (("ttft", "TTFT, s"), ("tpot", "TPOT, s"), ("e2el", "End-to-end latency, s"))
+_LATENCIES = (("ttft", "TTFT, s"), ("tpot", "TPOT, s"), ("e2el", "End-to-end latency, s"))
 _MAX_POINTS = 2000
-_NUM_BINS = 300
+_LOAD_BINS = 300
 
 
 def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
@@ -23,19 +27,16 @@ def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
 
     Args:
         folders: Results folder of each run, by label.
-        path: ``.png``, ``.svg`` or ``.pdf``.
     """
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), constrained_layout=True)
     figure.suptitle(title)
     for label, folder in folders.items():
-        requests = pq.read_table(folder / "requests.parquet", columns=[n for n, _ in _PANELS])
-        for axis, (name, _) in zip(axes.flat, _PANELS, strict=False):
-            _draw_distribution(axis, requests[name].to_numpy(), label)
+        found = latencies(load_requests(folder))
+        for axis, (name, _) in zip(axes.flat, _LATENCIES, strict=False):
+            _draw_distribution(axis, found[name], label)
         _draw_load(axes[1, 1], load_steps(folder), label)
-    for axis, (_, description) in zip(axes.flat, _PANELS, strict=False):
-        axis.set_xlabel(description)
-        axis.set_ylabel("share of requests")
-        axis.set_ylim(0, 1)
+    for axis, (_, description) in zip(axes.flat, _LATENCIES, strict=False):
+        label_distribution(axis, description)
     axes[1, 1].set_xlabel("time, s")
     axes[1, 1].set_ylabel("requests in the system")
     axes[0, 0].legend()
@@ -51,6 +52,103 @@ def _draw_distribution(axis: Axes, samples: np.ndarray, label: str) -> None:
 
 
 def _draw_load(axis: Axes, steps: StepsTable, label: str) -> None:
-    series = timeline(steps, num_bins=_NUM_BINS, window=1)
+    series = timeline(steps, num_bins=_LOAD_BINS, window=1)
     times = (series["start"] + series["end"]) / 2
     axis.plot(times, series["num_running"] + series["num_waiting"], label=label)
+
+
+class _Series(NamedTuple):
+    name: str
+    label: str
+    axis: int
+
+
+_PANELS = (
+    "requests",
+    "draft length asked for",
+    "acceptance",
+    "output tokens per step",
+    "output tokens/s",
+)
+_LABEL_WIDTH = 28
+_SERIES = (
+    _Series("batch_size", "batch size", 0),
+    _Series("num_waiting", "waiting", 0),
+    _Series("asked_draft_len", "", 1),
+    _Series("acceptance", "measured, accepted / drafted", 2),
+    _Series("alpha_estimate", "policy's estimate of alpha", 2),
+    _Series("tokens_per_step", "", 3),
+    _Series("tokens_per_second", "", 4),
+)
+
+
+def plot_timelines(timelines: dict[str, Timeline], path: Path) -> None:
+    """Draw timelines: one row of panels per run, all on the same axes.
+
+    Args:
+        timelines: By label.
+    """
+    size = (3.4 * len(_PANELS), 2.6 * len(timelines) + 0.4)
+    figure, axes = plt.subplots(
+        len(timelines), len(_PANELS), figsize=size, squeeze=False,
+        sharex=True, sharey="col", constrained_layout=True,
+    )  # fmt: skip
+    for row, (label, found) in zip(axes, timelines.items(), strict=True):
+        times = (found["start"] + found["end"]) / 2
+        for series in _SERIES:
+            if series.name != "alpha_estimate" or found.knows_alpha:
+                row[series.axis].plot(times, found[series.name], label=series.label, lw=1)
+        row[0].set_ylabel(fill(label, _LABEL_WIDTH))
+        for axis in row:
+            axis.update_datalim([(times[0], 0.0)])  # so that a level line has room above it too
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+        if len(axis.lines) > 1:
+            axis.legend(fontsize="small")
+    for axis in axes[0]:  # the axes below share its limits
+        axis.set_ylim(bottom=0)
+    axes[0, 2].set_ylim(0, 1.05)
+    for axis, title in zip(axes[0], _PANELS, strict=True):
+        axis.set_title(title)
+    for axis in axes[-1]:
+        axis.set_xlabel("time, s")
+    save(figure, path)
+
+
+def plot_breakdown(breakdown: Breakdown, path: Path, title: str) -> None:
+    """Draw where time went, by batch size, and where memory went."""
+    figure, axes = plt.subplots(1, 2, figsize=(13, 4), constrained_layout=True)
+    figure.suptitle(title)
+    rows = [breakdown.time.overall, *breakdown.time.rows]
+    names = ["all", *(row.label for row in breakdown.time.rows)]
+    _stack(axes[0], names, {part: [row.parts[part] for row in rows] for part in PARTS})
+    axes[0].set_xlabel("batch size, requests")
+    axes[0].set_ylabel("share of the time")
+    _stack(axes[1], ["one GPU", "KV cache in use"], _memory_stack(breakdown))
+    axes[1].set_ylabel("memory, GiB")
+    save(figure, path)
+
+
+def _memory_stack(breakdown: Breakdown) -> dict[str, list[float]]:
+    """Return GiB of one GPU, and of its KV cache, by what they are for."""
+    # More blocks than fit leave a negative rest, which a stack cannot show.
+    parts = {name: max(0.0, size) / GIB for name, size in breakdown.memory_parts.items()}
+    kv, memory = breakdown.kv, breakdown.memory
+    block_gib = (memory.block_bytes + memory.draft_block_bytes) / GIB
+    use = {
+        "used, mean": kv.mean_used,
+        "used at the peak": kv.peak_used - kv.mean_used,
+        "never used": kv.num_usable - kv.peak_used,
+    }
+    return {
+        **{name.replace("_", " "): [size, 0.0] for name, size in parts.items()},
+        **{name: [0.0, blocks * block_gib] for name, blocks in use.items()},
+    }
+
+
+def _stack(axis: Axes, names: list[str], parts: dict[str, list[float]]) -> None:
+    bottom = np.zeros(len(names))
+    for label, heights in parts.items():
+        axis.bar(names, heights, bottom=bottom, label=label)
+        bottom += heights
+    axis.legend(fontsize="small", bbox_to_anchor=(1, 1), loc="upper left", reverse=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from specsim.show.plots.save import save
+from specsim.show.plots.figures import save
 from specsim.study.paired import SpeedUp
 from specsim.study.tune import Tuning
 
@@ -13,11 +13,7 @@ __all__ = ["plot_tuning"]
 
 
 def plot_tuning(tuning: Tuning, path: Path, title: str) -> None:
-    """Draw the gain of each k by batch size, and its speed-up by load.
-
-    Args:
-        path: ``.png``, ``.svg`` or ``.pdf``.
-    """
+    """Draw the gain of each k by batch size, and its speed-up by load."""
     batches = tuning.batches
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
     figure.suptitle(title)

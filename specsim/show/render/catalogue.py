@@ -1,4 +1,4 @@
-"""Families and their members."""
+"""The catalogue: every family, its members, and what ships with specsim."""
 
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -7,10 +7,24 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 from rich.table import Table
 
+from specsim.acceptance import ACCEPTANCE
 from specsim.core.families import Family
 from specsim.core.settings import Settings
+from specsim.latency import LATENCY
+from specsim.policies import POLICIES
+from specsim.proposers import PROPOSERS
+from specsim.routing import ROUTING
+from specsim.workload.arrivals import ARRIVALS
+from specsim.workload.lengths import LENGTHS
+from specsim.workload.readers import READERS
 
-__all__ = ["family_table", "names_table"]
+__all__ = ["FAMILIES", "family_table", "names_table"]
+
+FAMILIES: dict[str, Family[Any]] = {
+    family.name: family
+    for family in (ARRIVALS, LENGTHS, READERS, LATENCY, ACCEPTANCE, PROPOSERS, POLICIES, ROUTING)
+}
+"""By name, for whoever wants to look at all of them."""
 
 
 def family_table(family: Family[Any]) -> Table:

@@ -1,19 +1,152 @@
-"""Comparisons of runs."""
+"""Runs: one in detail, a few side by side, many ranked, and the points of a sweep."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from math import fsum, isnan
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions
+from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
-from specsim.show.render.intervals import interval
-from specsim.show.render.run import LATENCIES, STATISTICS
-from specsim.show.render.scoreboard import Scoreboard
-from specsim.show.render.tables import new_table
-from specsim.study.compare import Comparison, PolicyResult
+from specsim.hardware import GIB
+from specsim.results.metrics import SHOWN, TITLES
+from specsim.results.timeline import PARTS
+from specsim.run.summary import Summary
+from specsim.show.render.tables import add_wide_rows, interval, new_table, percent
 
-__all__ = ["comparison_table"]
+if TYPE_CHECKING:
+    from specsim.show.breakdown import Breakdown
+    from specsim.study.compare import Comparison, PolicyResult, Standing
+    from specsim.study.paired import Regret, SpeedUp
 
-_MAX_COLUMNS = 4
+__all__ = ["Scoreboard", "breakdown_tables", "comparison_table", "run_table", "sweep_tables"]
+
+_MAX_COLUMNS = 4  # policies; more are ranked
+_MAX_ROWS = 40  # of a sweep
+_SWEPT = {
+    "mean_ttft_ms": "TTFT mean, ms",
+    "mean_tpot_ms": "TPOT mean, ms",
+    "mean_e2el_ms": "E2E latency mean, ms",
+    "output_throughput": "output tokens/s",
+}
 
 
-def comparison_table(comparison: Comparison, title: str) -> Table | Scoreboard:
+def run_table(summary: Summary, title: str) -> Table:
+    """Return the table of one run."""
+    data = summary.data
+    unstable = " UNSTABLE (queue still growing)" if summary.is_unstable else ""
+    rows = (
+        [name, *(f"{data[f'{statistic}_{kind}_ms']:,.2f}" for statistic in SHOWN)]
+        for kind, name in TITLES.items()
+    )
+    table = new_table(title + unstable, ["ms", *SHOWN], rows)
+    add_wide_rows(table, _scalar_rows(data))
+    return table
+
+
+def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
+    own = data["specsim"]
+    rows = [
+        ("requests/s", f"{data['request_throughput']:.3f}"),
+        ("output tokens/s", f"{data['output_throughput']:,.0f}"),
+        ("tokens per step", f"{own['tokens_per_step']:.3f}"),
+        ("preemptions", f"{own['num_preemptions']:,}"),
+    ]
+    if data["request_goodput"] is not None:
+        rows.insert(1, ("goodput requests/s", f"{data['request_goodput']:.3f}"))
+    if "spec_decode_acceptance_rate" in data:
+        rows.append(("draft acceptance", f"{data['spec_decode_acceptance_rate']:.1f} %"))
+    if own["num_requeues"]:
+        rows.append(("re-queued by failures", f"{own['num_requeues']:,}"))
+    if own["prefix_hit_tokens"]:
+        rows.append(("prefix hit tokens", f"{own['prefix_hit_tokens']:,}"))
+    return rows
+
+
+def sweep_tables(records: list[dict[str, Any]], name: str) -> list[Table]:
+    """Return one row per combination, its replications averaged; nothing of a large sweep.
+
+    Args:
+        records: Of all points, in their order.
+        name: Of the sweep.
+    """
+    groups = [(labels, list(each)) for labels, each in groupby(records, lambda r: r["labels"])]
+    if len(groups) > _MAX_ROWS:
+        return []
+    columns = [*(field.rpartition(".")[2] for field in records[0]["labels"]), *_SWEPT.values(), ""]
+    return [new_table(name, columns, (_combination(labels, own) for labels, own in groups))]
+
+
+def _combination(labels: dict[str, str], records: list[dict[str, Any]]) -> list[str]:
+    found = [record["metrics"] for record in records if record["error"] is None]
+    sums = [fsum(metrics[key] for metrics in found) for key in _SWEPT]
+    values = [f"{total / len(found):,.2f}" if found else "-" for total in sums]
+    problem = "FAILED" if len(found) < len(records) else ""
+    unstable = "UNSTABLE" if any(m["unstable"] for m in found) else ""
+    return [*map(escape, labels.values()), *values, problem or unstable]
+
+
+def breakdown_tables(breakdown: "Breakdown", title: str) -> list[Table]:
+    """Return the tables of ``specsim breakdown``: time, memory, and use of the KV cache."""
+    time, names = breakdown.time, ["batch size", "steps", "of the time", *PARTS]
+    times = new_table(f"{title}: time of all replicas", names)
+    for label, row in [*((row.label, row) for row in time.rows), ("all", time.overall)]:
+        if row is time.overall:
+            times.add_section()
+        shares = map(percent, (row.share, *row.parts.values()))
+        times.add_row(label, f"{row.num_steps:,}", *shares)
+    if time.hidden_overhead_share > 0:
+        times.caption = f"and {percent(time.hidden_overhead_share)} overhead hidden by the GPU"
+    return [times, _memory_table(breakdown), _kv_table(breakdown)]
+
+
+def _memory_table(breakdown: "Breakdown") -> Table:
+    parts, memory = breakdown.memory_parts, breakdown.memory
+    limit = memory.usable_bytes / memory.total_bytes
+    table = new_table("memory of one GPU", ["", "GiB", "of the GPU"])
+    for name, label in (
+        ("target_weights", "weights of the target"),
+        ("draft_weights", "weights of the drafter"),
+        ("reserved", "activations, CUDA graphs"),
+        ("target_kv", "KV blocks of the target"),
+        ("draft_kv", "KV blocks of the drafter"),
+        ("unused", "left over"),
+    ):
+        table.add_row(label, *_gib(parts[name], memory.total_bytes))
+    table.add_section()
+    label = f"gpu_memory_utilization {limit:.2f}"
+    table.add_row(label, *_gib(memory.usable_bytes, memory.total_bytes))
+    table.add_row("the GPU", *_gib(memory.total_bytes, memory.total_bytes))
+    return table
+
+
+def _kv_table(breakdown: "Breakdown") -> Table:
+    kv, memory = breakdown.kv, breakdown.memory
+    block_bytes = memory.block_bytes + memory.draft_block_bytes
+    table = new_table("KV cache of one replica", ["", "blocks", "GiB per GPU", "of the cache"])
+    for label, blocks in (
+        ("used, mean over time", kv.mean_used),
+        ("used, peak", kv.peak_used),
+        ("free, mean over time", kv.num_usable - kv.mean_used),
+        ("free at the peak", kv.num_usable - kv.peak_used),
+        ("look-ahead slots, mean", kv.mean_lookahead),
+        ("look-ahead slots, peak", kv.peak_lookahead),
+    ):
+        sizes = _gib(blocks * block_bytes, kv.num_usable * block_bytes)
+        table.add_row(label, f"{blocks:,.1f}", *sizes)
+    return table
+
+
+def _gib(size: float, whole: float) -> tuple[str, str]:
+    return f"{size / GIB:,.2f}", percent(size / whole)
+
+
+def comparison_table(comparison: "Comparison", title: str) -> "Table | Scoreboard":
     """Return the table of a comparison: policies as columns while few, ranked when many."""
     count = comparison.num_replications
     title = f"{title} ({count} replication{'s' if count > 1 else ''})"
@@ -22,21 +155,21 @@ def comparison_table(comparison: Comparison, title: str) -> Table | Scoreboard:
     return _policies_as_columns(comparison.results, title)
 
 
-def _policies_as_columns(results: list[PolicyResult], title: str) -> Table:
+def _policies_as_columns(results: list["PolicyResult"], title: str) -> Table:
     table = new_table(title, ["", *(result.label for result in results)])
-    for name, kind in LATENCIES:
-        for statistic in STATISTICS:
+    for kind, name in TITLES.items():
+        for statistic in SHOWN:
             values = (result.mean(f"{statistic}_{kind}_ms") for result in results)
             table.add_row(f"{name} {statistic}, ms", *(f"{value:,.2f}" for value in values))
         table.add_section()
     for name, field, form in (
         ("requests/s", "request_throughput", "{:.3f}"),
         ("output tokens/s", "output_throughput", "{:,.0f}"),
+        ("tokens per step", "tokens_per_step", "{:.3f}"),
+        ("preemptions", "num_preemptions", "{:,.0f}"),
+        ("draft acceptance", "spec_decode_acceptance_rate", "{:.1f} %"),
     ):
-        table.add_row(name, *(form.format(result.mean(field)) for result in results))
-    table.add_row("tokens per step", *(f"{r.mean('tokens_per_step'):.3f}" for r in results))
-    table.add_row("preemptions", *(f"{r.mean('num_preemptions'):,.0f}" for r in results))
-    table.add_row("draft acceptance", *map(_acceptance, results))
+        table.add_row(name, *(_mean(result, field, form) for result in results))
     table.add_section()
     table.add_row("speed-up", *(f"{result.speed_up.mean:.3f}" for result in results))
     if results[0].speed_up.low is not None:
@@ -47,7 +180,129 @@ def _policies_as_columns(results: list[PolicyResult], title: str) -> Table:
     return table
 
 
-def _acceptance(result: PolicyResult) -> str:
-    if "spec_decode_acceptance_rate" not in result.summaries[0]:
-        return "-"
-    return f"{result.mean('spec_decode_acceptance_rate'):.1f} %"
+def _mean(result: "PolicyResult", field: str, form: str) -> str:
+    value = result.mean(field)
+    return "-" if isnan(value) else form.format(value)
+
+
+_MARK = ""  # the column that says UNSTABLE has no title
+_MAX_LABEL = 32
+_UNLIMITED = 10_000
+
+Cell = Callable[["Standing"], str]
+
+
+class _Column(NamedTuple):
+    title: str
+    field: str
+    form: str
+
+
+_COLUMNS = (
+    _Column("E2E\nmean, ms", "mean_e2el_ms", "{:,.1f}"),
+    _Column("TTFT\nmean, ms", "mean_ttft_ms", "{:,.1f}"),
+    _Column("TPOT\nmean, ms", "mean_tpot_ms", "{:,.2f}"),
+    _Column("E2E\np99, ms", "p99_e2el_ms", "{:,.1f}"),
+    _Column("tokens/s", "output_throughput", "{:,.0f}"),
+    _Column("tokens\nper step", "tokens_per_step", "{:.3f}"),
+    _Column("draft\nacceptance", "spec_decode_acceptance_rate", "{:.1f} %"),
+)
+
+
+@dataclass(frozen=True)
+class Scoreboard:
+    """A comparison of many policies, ranked by their speed-up, to be printed by rich.
+
+    One table where it fits the width of the terminal, else two: the ranking, and what was measured.
+    """
+
+    comparison: "Comparison"
+    title: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        """Yield the tables that fit."""
+        standings = self.comparison.standings
+        names, ranking = _name_columns(standings), _ranking_columns(standings)
+        measured = {column.title: partial(_measured, column) for column in _COLUMNS}
+        whole = _ranked(standings, {**names, **ranking, **measured}, self.title)
+        whole.caption = _caption(standings)
+        unlimited = options.update(width=_UNLIMITED)
+        if Measurement.get(console, unlimited, whole).maximum <= options.max_width:
+            yield whole
+            return
+        first = _ranked(standings, {**names, **ranking}, self.title)
+        first.caption = whole.caption
+        yield first
+        names.pop(_MARK, None)
+        yield _ranked(standings, {**names, **measured}, "")
+
+
+def _ranked(standings: list["Standing"], columns: dict[str, Cell], title: str) -> Table:
+    table = Table(
+        title=escape(title) or None,
+        title_justify="left",
+        caption_justify="left",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for name in columns:
+        if name in ("policy", _MARK):
+            table.add_column(name, overflow="fold", max_width=_MAX_LABEL)
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    for standing in standings:
+        table.add_row(*(cell(standing) for cell in columns.values()))
+    return table
+
+
+def _name_columns(standings: list["Standing"]) -> dict[str, Cell]:
+    columns: dict[str, Cell] = {
+        "rank": lambda standing: f"{standing.rank}{' =' if standing.is_tied else '  '}",
+        "policy": lambda standing: escape(standing.result.label),
+    }
+    if any(standing.result.is_unstable for standing in standings):
+        columns[_MARK] = lambda standing: "UNSTABLE" if standing.result.is_unstable else ""
+    return columns
+
+
+def _ranking_columns(standings: list["Standing"]) -> dict[str, Cell]:
+    """Return the speed-up, and the regret against each reference that is among the policies."""
+    columns: dict[str, Cell] = {"speed-up": lambda standing: _speed_up(standing.result.speed_up)}
+    if (oracle := standings[0].regret_oracle) is not None:
+        columns[_above(oracle)] = lambda standing: _regret(standing.regret_oracle)
+    if (best_static := standings[0].regret_best_static) is not None:
+        columns[_above(best_static)] = lambda standing: _regret(standing.regret_best_static)
+    return columns
+
+
+def _above(value: "Regret") -> str:
+    return f"regret against\n{escape(value.reference)}"
+
+
+def _caption(standings: list["Standing"]) -> str:
+    lines = []
+    if standings[0].regret_oracle or standings[0].regret_best_static:
+        lines.append("regret: how much longer the mean E2E latency is")
+    if standings[0].result.speed_up.low is not None:
+        lines.append("±: half of the paired 95 % interval")
+    if any(standing.is_tied for standing in standings):
+        lines.append("=: tied, the interval of the difference to the rank above includes 0")
+    return "; ".join(lines)
+
+
+def _measured(column: _Column, standing: "Standing") -> str:
+    return _mean(standing.result, column.field, column.form)
+
+
+def _speed_up(value: "SpeedUp") -> str:
+    return f"{value.mean:.3f}" + _half_width(value.low, value.high, 3)
+
+
+def _regret(value: "Regret | None") -> str:
+    return "-" if value is None else f"{value.mean:+.1f} %" + _half_width(value.low, value.high, 1)
+
+
+def _half_width(low: float | None, high: float | None, digits: int) -> str:
+    return "" if low is None or high is None else f" ± {(high - low) / 2:.{digits}f}"

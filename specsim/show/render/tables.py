@@ -1,18 +1,43 @@
 """What all tables have in common."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["new_table"]
+if TYPE_CHECKING:
+    from specsim.study.paired import SpeedUp
+
+__all__ = ["add_wide_rows", "interval", "new_table", "percent"]
 
 
-def new_table(title: str, columns: Iterable[str]) -> Table:
-    """Return an empty table: the first column names the rows, the others hold numbers."""
+def new_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]] = ()) -> Table:
+    """Return a table: the first column names the rows, the others hold numbers."""
     table = Table(title=escape(title), title_justify="left", header_style="bold")
     first, *others = columns
     table.add_column(first, no_wrap=True)
     for column in others:
         table.add_column(escape(column), justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def add_wide_rows(table: Table, rows: Iterable[tuple[str, str]]) -> None:
+    """Add a section of rows that have one number, which stands in the second column."""
+    table.add_section()
+    for name, value in rows:
+        table.add_row(name, value)
+
+
+def interval(value: "SpeedUp") -> str:
+    """Return the 95 % interval of a speed-up; ``-`` of a single replication."""
+    if value.low is None or value.high is None:
+        return "-"
+    return f"{value.low:.3f} - {value.high:.3f}"
+
+
+def percent(share: float) -> str:
+    """Return a share in percent."""
+    return f"{100 * share:.1f} %"

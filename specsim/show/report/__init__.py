@@ -4,7 +4,7 @@
 page's own files (HTML, CSS, JavaScript) lie in ``web/``.
 """
 
-from specsim.show.report.loading import load_study
+from specsim.show.report.folders import load_study
 from specsim.show.report.page import write_page
 from specsim.show.report.study import Axis, Point, Study
 

@@ -17,11 +17,7 @@ _TITLES = {"profile": "Hardware", "policy": "Policy", _ARRIVALS: "Arrivals", "re
 
 
 def role_of(fields: list[str]) -> str:
-    """Return the part that an axis plays.
-
-    Args:
-        fields: Dotted names of what it sets.
-    """
+    """Return the part that an axis plays, from the dotted names of what it sets."""
     if any(name in _LOADS or name == _ARRIVALS for name in fields):
         return LOAD
     if "profile" in fields:
@@ -32,13 +28,7 @@ def role_of(fields: list[str]) -> str:
 
 
 def axis_of(role: str, field: str, names: list[str], values: list[Any]) -> Axis:
-    """Return an axis.
-
-    Args:
-        field: Dotted name of what it sets above all.
-        names: Label of each value.
-        values: The values themselves.
-    """
+    """Return an axis; `field` is the dotted name of what it sets above all."""
     if field == _ARRIVALS:
         field, names, values = _spelled_out(names, values)
     title, unit = _LOADS.get(field, (_TITLES.get(field, field), ""))
@@ -58,25 +48,14 @@ def _spelled_out(names: list[str], values: list[Any]) -> tuple[str, list[str], l
 
 
 def shortened(names: list[str]) -> list[str]:
-    """Return names of profiles without the model, where all have the same.
-
-    Args:
-        names: Such as ``h100/llama-3.1-8b``.
-    """
+    """Return names such as ``h100/llama-3.1-8b`` without the model, where all have the same."""
     parts = [name.split("/") for name in names]
     is_shared = len({tuple(part[1:]) for part in parts}) == 1
     return [part[0] for part in parts] if is_shared and len(parts) > 1 else names
 
 
 def single_axes(config: dict[str, Any]) -> dict[str, Axis]:
-    """Return, by role, what all runs of one configuration have in common.
-
-    Args:
-        config: As in the YAML file of an experiment.
-
-    Returns:
-        Each with a single value.
-    """
+    """Return, by role, the axes of a configuration, each with a single value."""
     arrivals = (config.get("workload") or {}).get("arrivals") or {}
     field = next((name for name in _LOADS if arrivals.get(name.rsplit(".", 1)[1])), None)
     if field is None:
@@ -102,15 +81,9 @@ def _default_policy(config: dict[str, Any]) -> str:
 
 
 def draft_len(config: dict[str, Any]) -> int | None:
-    """Return the draft length that a configuration always asks for.
+    """Return the draft length that a configuration always asks for; None if a policy decides.
 
     Nobody's class is loaded for that: a results folder may come from elsewhere.
-
-    Args:
-        config: As in the YAML file of an experiment.
-
-    Returns:
-        0 without speculation, None where a policy decides, in tokens.
     """
     policy = config.get("policy")
     proposer = (config.get("engine") or {}).get("speculative_config") or {}

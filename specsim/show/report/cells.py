@@ -4,21 +4,13 @@ from dataclasses import replace
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import nearest
-from specsim.show.report.measures import MEASURES, Measure, measured
-from specsim.show.report.study import OTHER, Axis, Point, Study
+from specsim.show.report.study import MEASURES, OTHER, Axis, Measure, Point, Study, measured
 from specsim.study.paired import SpeedUp, speed_up
 
 __all__ = [
-    "Cell",
-    "Cells",
-    "best_policy",
-    "find_measure",
-    "gain",
-    "group",
-    "is_unstable",
-    "restricted",
+    "Cell", "Cells", "best_policy", "find_measure", "gain", "group", "is_unstable", "restricted",
     "values_of",
-]
+]  # fmt: skip
 
 Cell = list[Point]
 Cells = dict[tuple[int, int, int], Cell]
@@ -26,11 +18,7 @@ Cells = dict[tuple[int, int, int], Cell]
 
 
 def group(study: Study) -> Cells:
-    """Return the finished runs of a study by hardware, policy and load.
-
-    Args:
-        study: No other axis may have several values; see `restricted`.
-    """
+    """Return the finished runs of a `restricted` study by hardware, policy and load."""
     cells: Cells = {}
     for point in study.finished:
         hardware, policy, load = point.places[:3]
@@ -118,11 +106,7 @@ def values_of(study: Study, cell: Cell, measure: Measure) -> dict[int, float]:
 
 
 def gain(study: Study, candidate: Cell, reference: Cell, measure: Measure) -> SpeedUp | None:
-    """Return how many times better one cell is than another, paired by replication.
-
-    Returns:
-        None where they have no replication in common.
-    """
+    """Return how many times better a cell is than another; None without common replications."""
     mine, theirs = (values_of(study, cell, measure) for cell in (candidate, reference))
     shared = [n for n in sorted(mine.keys() & theirs.keys()) if mine[n] > 0 and theirs[n] > 0]
     if not shared:

@@ -40,13 +40,10 @@ _SYMBOLS = (
 
 
 def styles(is_baseline: list[bool]) -> list[Style]:
-    """Return the style of each policy, in order.
+    """Return the style of each policy; markers differ where colours repeat, up to 77 policies.
 
     Args:
         is_baseline: Whether each policy is no speculation.
-
-    Returns:
-        Of different markers where colours repeat, up to 77 policies.
     """
     found, used = [], 0
     for baseline in is_baseline:

@@ -7,14 +7,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from plotly.offline import get_plotlyjs
 
 from specsim.core.atomic import new_file
 from specsim.core.version import __version__
-from specsim.show.report.compact import page_data
-from specsim.show.report.study import Study
+from specsim.show.report.colours import styles
+from specsim.show.report.study import COST, MEASURES, Point, Study, measured
+from specsim.study.paired import student_t
 
-__all__ = ["write_page"]
+__all__ = ["page_data", "write_page"]
 
 _WEB = Path(__file__).with_name("web")
 _SCRIPTS = (
@@ -25,15 +27,10 @@ _SCRIPTS = (
 
 
 def write_page(study: Study, path: Path) -> None:
-    """Write the page of a study.
-
-    The same study gives the same bytes.
-
-    Args:
-        path: Replaced if it exists.
+    """Write the page of a study; the same study gives the same bytes.
 
     Raises:
-        ConfigError: It cannot be written to.
+        ConfigError: The path cannot be written to.
     """
     plotly, script = get_plotlyjs(), "\n".join(_read(f"{name}.js") for name in _SCRIPTS)
     parts = {
@@ -77,3 +74,108 @@ def _security_policy(*scripts: str) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
+
+
+_SERIES = ("time_s", "running", "waiting", "kv_usage", "draft_len")
+_PARTS = ("target_s", "draft_s", "overhead_s", "idle_s")
+_MAX_SAMPLES = 80_000
+"""Of all timelines together; beyond that they are thinned, so that a large sweep stays readable."""
+
+
+def page_data(study: Study) -> dict[str, Any]:
+    """Return the data of a page as plain values, as ``web/study.js`` reads them."""
+    finished = study.finished
+    values = [measured(study, point) for point in finished]
+    shown = [each for each in MEASURES if any(each.name in found for found in values)]
+    shown = shown or [MEASURES[0]]  # a page where nothing has ended still says what failed
+    replications = sorted({point.replication for point in study.points})
+    stride = -(-sum(len(p.timeline.get("time_s", ())) for p in finished) // _MAX_SAMPLES) or 1
+    return {
+        "kind": study.kind,
+        "axes": [{name: getattr(axis, name) for name in _AXIS_FIELDS} for axis in study.axes],
+        "policies": _policies(study),
+        "baseline": study.baseline,
+        "metrics": [
+            {
+                "name": each.name,
+                "title": each.title,
+                "unit": f"{study.currency} {each.unit}" if each.name == COST else each.unit,
+                "better": "low" if each.is_low_better else "high",
+            }
+            for each in shown
+        ],
+        "replications": replications,
+        "points": [
+            {
+                **_identity(point),
+                "metrics": [_short(found.get(each.name), 6) for each in shown],
+                "quantiles": {k: _shorts(v, 4) for k, v in point.distributions.items()},
+                "timeline": _timeline(point, stride),
+                "breakdown": _breakdown(point),
+            }
+            for point, found in zip(finished, values, strict=True)
+        ],
+        "failed": [{**_identity(point), "error": point.error} for point in study.failed],
+        "num_expected": study.num_expected,
+        "student_t": [round(student_t(n), 5) for n in range(1, 61)],
+        "version": study.version,
+        "config": study.config,
+        "warnings": study.warnings,
+        "prices": list(study.prices.items()),
+        "currency": study.currency,
+        "price_date": study.price_date,
+        "capacity": study.capacity,
+    }
+
+
+_AXIS_FIELDS = ("role", "title", "unit", "field", "labels", "numbers")
+
+
+def _identity(point: Point) -> dict[str, Any]:
+    return {
+        "number": point.number,
+        "places": list(point.places),
+        "replication": point.replication,
+        "seed": point.seed,
+        "hash": point.config_hash,
+    }
+
+
+def _policies(study: Study) -> list[dict[str, Any]]:
+    return [
+        {**style._asdict(), "k": k}
+        for style, k in zip(
+            styles([k == 0 for k in study.draft_lens]), study.draft_lens, strict=True
+        )
+    ]
+
+
+def _timeline(point: Point, stride: int) -> dict[str, list[float | None]]:
+    """Return the series, each run of `stride` samples averaged into one."""
+    series = {name: point.timeline[name] for name in _SERIES if name in point.timeline}
+    return {name: _shorts(_thinned(values, stride), 4) for name, values in series.items()}
+
+
+def _thinned(values: list[float | None], stride: int) -> list[float | None]:
+    if stride == 1:
+        return values
+    groups = (values[start : start + stride] for start in range(0, len(values), stride))
+    known = ([v for v in group if v is not None] for group in groups)
+    return [float(np.mean(group)) if group else None for group in known]
+
+
+def _breakdown(point: Point) -> list[float] | None:
+    seconds = [point.breakdown.get(name, 0.0) for name in _PARTS]
+    return _shorts(seconds, 5) if sum(seconds) > 0 else None
+
+
+def _shorts(values: Any, digits: int) -> list[Any]:
+    return [_short(value, digits) for value in values]
+
+
+def _short(value: float | None, digits: int) -> float | int | None:
+    """Return a number with few digits, and as a whole one if it is."""
+    if value is None:
+        return None
+    short = float(f"{value:.{digits}g}")
+    return int(short) if short.is_integer() else short

@@ -1,9 +1,17 @@
-"""Study: what a report is made from, whatever folder it was read from."""
+"""Study: what a report is made from, whatever folder it was read from, and what it can show."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-__all__ = ["HARDWARE", "LOAD", "OTHER", "POLICY", "Axis", "Point", "Study"]
+from specsim.core.errors import SpecsimError
+from specsim.profile import load_profile
+from specsim.results.metrics import SHOWN, TITLES
+
+__all__ = [
+    "COST", "HARDWARE", "LOAD", "MEASURES", "OTHER", "POLICY", "Axis", "Measure", "Point", "Study",
+    "measured", "with_prices",
+]  # fmt: skip
 
 HARDWARE, POLICY, LOAD, OTHER = "hardware", "policy", "load", "other"
 
@@ -93,12 +101,69 @@ class Study:
         """The runs that came to nothing."""
         return [point for point in self.points if point.error is not None]
 
-    def axis(self, role: str) -> Axis:
-        """Return the axis of a role other than ``other``."""
-        return next(axis for axis in self.axes if axis.role == role)
 
-    def place(self, point: Point, role: str) -> int:
-        """Return the index of a point's value on the axis of a role."""
-        return next(
-            place for place, axis in zip(point.places, self.axes, strict=True) if axis.role == role
-        )
+def with_prices(
+    study: Study, per_gpu_hour: Mapping[str, float], *, currency: str, date: str
+) -> Study:
+    """Return a study that knows what a replica costs on each hardware.
+
+    Args:
+        per_gpu_hour: By GPU, named as in ``profiles/<gpu>.yaml``.
+        date: When these prices held.
+
+    Returns:
+        Without a price for hardware whose profile is not at hand, or whose GPU is not in the table.
+    """
+    prices = {}
+    for label, name in zip(study.axes[0].labels, study.profiles, strict=True):
+        try:
+            profile = load_profile(name)
+        except SpecsimError:  # the results may come from another computer
+            continue
+        price = per_gpu_hour.get(profile.gpu)
+        if price is not None:
+            prices[label] = price * profile.tensor_parallel_size
+    return replace(study, prices=prices, currency=currency, price_date=date)
+
+
+class Measure(NamedTuple):
+    """One number of a run."""
+
+    name: str
+    """As in ``summary.json``, or as `measured` adds it."""
+    title: str
+    unit: str
+    is_low_better: bool = True
+
+
+COST = "cost_per_mtok"
+MEASURES = (
+    *(
+        Measure(f"{statistic}_{kind}_ms", f"{statistic} {TITLES[kind]}", "ms")
+        for kind in ("e2el", "ttft", "tpot", "itl")
+        for statistic in SHOWN
+    ),
+    Measure("output_throughput", "Output throughput", "tokens/s", False),
+    Measure("request_goodput", "Goodput", "requests/s", False),
+    Measure("slo_attainment", "Requests within the SLO", "share", False),
+    Measure(COST, "Cost", "per million output tokens"),
+    Measure("tokens_per_step", "Tokens per step", "", False),
+    Measure("spec_decode_acceptance_rate", "Draft acceptance", "%", False),
+    Measure("num_preemptions", "Preemptions", ""),
+    Measure("unstable", "Queue kept growing", ""),
+)
+"""The first is shown unless the reader asks for another."""
+
+
+def measured(study: Study, point: Point) -> dict[str, float]:
+    """Return what is known of a point, by the names of `MEASURES`."""
+    found = dict(point.metrics)
+    throughput, goodput = found.get("request_throughput"), found.get("request_goodput")
+    if throughput and goodput is not None:
+        found["slo_attainment"] = goodput / throughput
+    price = study.prices.get(study.axes[0].labels[point.places[0]])
+    tokens_per_s = found.get("output_throughput")
+    if price is not None and tokens_per_s:
+        found[COST] = price * found.get("replicas", 1.0) / 3600 / tokens_per_s * 1e6
+    known = {measure.name for measure in MEASURES}
+    return {name: value for name, value in found.items() if name in known}

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.profile import Profile
-from specsim.results.metrics import keeps_limits
+from specsim.results.metrics import is_unstable, keeps_limits
 from specsim.results.slo import Slo
-from specsim.results.stability import is_unstable
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.loads import Trial, steady_window

@@ -7,10 +7,10 @@ from typing import Any
 from specsim.core.errors import SpecsimError
 from specsim.core.request import Request
 from specsim.core.version import __version__
-from specsim.results.digest import over_time, quantiles_ms
 from specsim.results.export import structured_columns
-from specsim.results.metrics import latencies
-from specsim.results.steps import StepsTable
+from specsim.results.folder import StepsTable
+from specsim.results.metrics import distributions
+from specsim.results.timeline import over_time
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.runner import Backend, Job, LocalProcesses, Runner
@@ -67,7 +67,7 @@ def run_point(point: Point) -> dict[str, Any]:
         summary = Summary(simulate(experiment, requests=requests))
         found = {
             "metrics": flat_metrics(summary.data),
-            "distributions": _distributions(summary),
+            "distributions": distributions(summary.tables.requests),
             **_over_time(summary),
         }
     except SpecsimError as error:
@@ -130,11 +130,6 @@ def _numbers(prefix: str, values: dict[str, Any]) -> Iterable[tuple[str, float |
             yield prefix + name, int(value)
         elif isinstance(value, int | float) and name != "seed":
             yield prefix + name, value
-
-
-def _distributions(summary: Summary) -> dict[str, list[float]]:
-    samples = latencies(summary.tables)
-    return {f"{name}_ms": quantiles_ms(samples[name]) for name in ("ttft", "tpot", "e2el")}
 
 
 def _over_time(summary: Summary) -> dict[str, Any]:

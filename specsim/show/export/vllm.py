@@ -1,7 +1,7 @@
-"""A run as Prometheus text: what vLLM's ``/metrics`` would say after it, one engine per replica.
+"""A run in the words of vLLM: what its ``/metrics`` would say, and its benchmark's result file.
 
-Names, labels and buckets are those of vLLM 0.32 (``v1/metrics/loggers.py``). Gauges have their
-values after the last request: nothing runs any more.
+Names, labels and buckets of the metrics are those of vLLM 0.32 (``v1/metrics/loggers.py``), one
+engine per replica. Gauges have their values after the last request: nothing runs any more.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
+from specsim.results.folder import ResultsFolder
+from specsim.results.metrics import decode_time, latency, queue_time, tpot, ttft
 from specsim.run.deployment import Deployment
-from specsim.show.export.folder import ResultsFolder
+from specsim.run.experiment import Experiment
 
-__all__ = ["prometheus_text"]
+__all__ = ["prometheus_text", "vllm_bench_result"]
 
 _TTFT = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -34,25 +36,37 @@ Labels = dict[str, object]
 Samples = NDArray[Any]
 
 
-def prometheus_text(run: ResultsFolder) -> str:
-    """Return a run as Prometheus text.
+def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:
+    """Return what ``vllm bench serve --save-result`` would have written.
 
     Returns:
-        Text exposition format, version 0.0.4.
+        ``summary.json`` without what is specsim's own, and with what vLLM has besides: a text per
+        answer, which a simulation leaves empty, where there are details per request
+        (``--save-detailed``), and ``rtfx``, which is about audio.
+    """
+    result = {name: value for name, value in run.summary.items() if name != "specsim"}
+    if "itls" in result:
+        result["generated_texts"] = [""] * int(result["completed"])
+    result["rtfx"] = 0.0
+    return result
+
+
+def prometheus_text(run: ResultsFolder, experiment: Experiment) -> str:
+    """Return a run as Prometheus text (exposition format 0.0.4).
 
     Raises:
         SpecsimError: The folder's files do not fit together, or the profile is not there any more.
     """
-    return "".join(f"{line}\n" for line in _Page(run).lines())
+    return "".join(f"{line}\n" for line in _Page(run, experiment).lines())
 
 
 class _Page:
     """The samples of a run, by engine."""
 
-    def __init__(self, run: ResultsFolder) -> None:
+    def __init__(self, run: ResultsFolder, experiment: Experiment) -> None:
         self._run = run
-        self._engines = range(run.experiment.replicas)
-        self._engine = Deployment.of(run.experiment).engine
+        self._engines = range(experiment.replicas)
+        self._engine = Deployment.of(experiment).engine
         self._model = str(self._engine.model)
 
     def lines(self) -> Iterator[str]:
@@ -114,29 +128,30 @@ class _Page:
             yield _sample("request_success_total", labels, number)
 
     def _histograms(self) -> Iterator[str]:
-        arrived, scheduled = self._requests("arrived_at"), self._requests("scheduled_at")
-        first, ended = self._requests("first_token_at"), self._requests("ended_at")
-        output_lens = self._requests("output_len")
+        requests = self._run.requests
+        running = requests["ended_at"] - requests["scheduled_at"]
+        prefill = requests["first_token_at"] - requests["scheduled_at"]
+        per_token = tpot(requests, of_one_token=0.0)
         lengths = tuple(_one_two_five(self._engine.max_model_len or 1))
         for name, buckets, samples, help_text in (
-            ("time_to_first_token_seconds", _TTFT, first - arrived, "Time to first token."),
+            ("time_to_first_token_seconds", _TTFT, ttft(requests), "Time to first token."),
             (
                 "request_time_per_output_token_seconds",
                 _PER_TOKEN,
-                (ended - first) / np.maximum(output_lens - 1, 1),  # 0 of a single token
+                per_token,
                 "Time per output token after the first.",
             ),
-            ("e2e_request_latency_seconds", _REQUEST, ended - arrived, "End-to-end latency."),
-            ("request_queue_time_seconds", _REQUEST, scheduled - arrived, "Time waiting."),
-            ("request_inference_time_seconds", _REQUEST, ended - scheduled, "Time running."),
-            ("request_prefill_time_seconds", _REQUEST, first - scheduled, "Time in prefill."),
-            ("request_decode_time_seconds", _REQUEST, ended - first, "Time in decode."),
-            ("request_prompt_tokens", lengths, self._requests("prompt_len"), "Prompt lengths."),
-            ("request_generation_tokens", lengths, output_lens, "Output lengths."),
+            ("e2e_request_latency_seconds", _REQUEST, latency(requests), "End-to-end latency."),
+            ("request_queue_time_seconds", _REQUEST, queue_time(requests), "Time waiting."),
+            ("request_inference_time_seconds", _REQUEST, running, "Time running."),
+            ("request_prefill_time_seconds", _REQUEST, prefill, "Time in prefill."),
+            ("request_decode_time_seconds", _REQUEST, decode_time(requests), "Time in decode."),
+            ("request_prompt_tokens", lengths, requests["prompt_len"], "Prompt lengths."),
+            ("request_generation_tokens", lengths, requests["output_len"], "Output lengths."),
             (
                 "request_num_preemptions",
                 _PREEMPTIONS,
-                self._requests("preemptions"),
+                requests["preemptions"],
                 "Preemptions of a request.",
             ),
         ):

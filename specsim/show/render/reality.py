@@ -1,15 +1,28 @@
-"""A calibration as tables."""
+"""Real engines: a calibration, a validation, and an observed run."""
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.table import Table
 
 from specsim.reality.calibration.results import JUDGED, CaseResult, Judgement, judged
-from specsim.reality.validation import METRICS, STATISTICS
-from specsim.show.render.tables import new_table
+from specsim.reality.validation import METRICS, STATISTICS, Validation
+from specsim.results.metrics import SHOWN, TITLES, latency_statistics
+from specsim.show.render.tables import add_wide_rows, new_table
 
-__all__ = ["calibration_tables", "error_tables", "verdict"]
+if TYPE_CHECKING:
+    from specsim.reality.observe import Observation
 
-_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
+__all__ = [
+    "calibration_tables",
+    "calibration_verdict",
+    "error_tables",
+    "observation_table",
+    "validation_tables",
+]
+
+_NAMES = {**TITLES, "latency": "latency"}
+_THROUGHPUT_ROWS = 10
 
 
 def calibration_tables(found: Judgement) -> list[Table]:
@@ -18,7 +31,7 @@ def calibration_tables(found: Judgement) -> list[Table]:
     Returns:
         Case by case, and statistic by statistic over all cases.
     """
-    return [_cases(found), _statistics(found)]
+    return [_cases(found), _statistics_over_cases(found)]
 
 
 def error_tables(found: Judgement) -> list[Table]:
@@ -72,7 +85,7 @@ def _cases(found: Judgement) -> Table:
     return table
 
 
-def _statistics(found: Judgement) -> Table:
+def _statistics_over_cases(found: Judgement) -> Table:
     title = f"the 15 statistics over {len(found.results)} cases"
     columns = ["", "median |error|", "largest", "median real spread", "largest"]
     table = new_table(title, columns)
@@ -93,7 +106,7 @@ def _over_cases(results: list[CaseResult], metric: str, name: str) -> list[str]:
     ]
 
 
-def verdict(found: Judgement) -> list[str]:
+def calibration_verdict(found: Judgement) -> list[str]:
     """Return in words whether the profile keeps to its stated error, and where not."""
     stated, total = found.stated_error, len(found.results)
     lines = [
@@ -124,3 +137,77 @@ def verdict(found: Judgement) -> list[str]:
     if not found.swaps:
         lines.append("order of k: the same, wherever the real runs have one")
     return lines
+
+
+def validation_tables(found: Validation, title: str) -> list[Table]:
+    """Return the tables of a validation.
+
+    Returns:
+        The statistics, and the throughput over time.
+    """
+    return [_validated(found, title), _throughput(found)]
+
+
+def _validated(found: Validation, title: str) -> Table:
+    was_repeated = found.num_runs > 1
+    columns = ["", "measured", "simulated", "error"]
+    table = new_table(title, [*columns, "real spread"] if was_repeated else columns)
+    for each in found.statistics:
+        row = [
+            f"{_NAMES[each.metric]} {each.name}, ms",
+            f"{each.measured * 1e3:,.1f}",
+            f"{each.simulated * 1e3:,.1f}",
+            f"{each.error:+.2%}",
+        ]
+        if was_repeated:
+            row.append("-" if each.spread is None else f"{each.spread:.2%}")
+        table.add_row(*row)
+    table.add_section()
+    errors = found.request_errors()
+    for metric in METRICS:
+        table.add_row(
+            f"{_NAMES[metric]}, mean |error| of a request", "", "", f"{errors[metric]:.2%}"
+        )
+    number = len(found.statistics)
+    table.add_row(f"mean |error| of the {number} statistics", "", "", f"{found.mean_error:.2%}")
+    worst = found.worst
+    name = f"worst: {_NAMES[worst.metric]} {worst.name}"
+    table.add_row(name, "", "", f"{abs(worst.error):.2%}")
+    return table
+
+
+def _throughput(found: Validation) -> Table:
+    table = new_table("output tokens/s over time", ["seconds", "measured", "simulated", "error"])
+    rows = found.throughput()
+    width = -(-len(rows) // _THROUGHPUT_ROWS)
+    for first in range(0, len(rows), width):
+        part = rows[first : first + width]
+        real = sum(row["measured"] for row in part) / len(part)
+        ours = sum(row["simulated"] for row in part) / len(part)
+        error = f"{(ours - real) / real:+.1%}" if real else "-"
+        span = f"{part[0]['start']:.0f} - {part[-1]['end']:.0f}"
+        table.add_row(span, f"{real:,.0f}", f"{ours:,.0f}", error)
+    return table
+
+
+def observation_table(found: "Observation", title: str) -> Table:
+    """Return the table of an observed run."""
+    mark = " INTERRUPTED" if found.is_interrupted else ""
+    table = new_table(title + mark, ["ms", *SHOWN])
+    samples = {TITLES[name]: values for name, values in found.latencies().items()}
+    for name, values in {**samples, "client late by": found.lateness}.items():
+        known = latency_statistics(values)
+        cells = (f"{known[statistic]:,.2f}" if len(values) else "-" for statistic in SHOWN)
+        table.add_row(name, *cells)
+    rows = [
+        ("requests sent", f"{len(found.sent):,} of {found.num_planned:,}"),
+        ("answered", f"{len(found.answered):,}"),
+        ("failed", f"{found.errors.total():,}"),
+        ("output tokens/s", f"{found.output_rate:,.1f}"),
+    ]
+    speculation = found.speculation()
+    if speculation:
+        rows.append(("draft acceptance", f"{speculation['acceptance_rate']:.1%}"))
+        rows.append(("tokens per draft", f"{speculation['acceptance_length']:.3f}"))
+    add_wide_rows(table, rows)
+    return table

@@ -9,7 +9,8 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from specsim.show.plots.study.drawing import Chart, Drawing
+from specsim.show.plots.drawing import Chart, Drawing
+from specsim.show.plots.figures import panels
 from specsim.show.report.cells import best_policy, gain, values_of
 
 __all__ = ["CROSSOVER", "SPEED_UP"]
@@ -35,16 +36,12 @@ def _draw_speed_up(drawing: Drawing) -> Figure:
     policies.sort(key=lambda p: (lens[p] is None, lens[p] or 0, p))
     rows = [f"k = {lens[p]}" if lens[p] is not None else drawing.names(1)[p] for p in policies]
     hardware = drawing.names(0)
-    figure, axes = plt.subplots(
-        *(1, len(hardware)),
-        figsize=(max(4.0, (1.2 + 0.5 * len(drawing.names(2))) * len(hardware)),
-                 1.4 + 0.34 * len(rows)),
-        sharey=True, squeeze=False, constrained_layout=True,
-    )  # fmt: skip
+    width = max(4.0, (1.2 + 0.5 * len(drawing.names(2))) * len(hardware))
+    figure, axes = panels(len(hardware), (width, 1.4 + 0.34 * len(rows)))
     grids = [_gains(drawing, number, policies, baseline) for number in range(len(hardware))]
     largest = max((abs(v) for grid in grids for v in grid.flat if np.isfinite(v)), default=1.0)
     norm = Normalize(-max(largest, 0.1), max(largest, 0.1))
-    for axis, grid, name in zip(axes.flat, grids, hardware, strict=True):
+    for axis, grid, name in zip(axes, grids, hardware, strict=True):
         axis.imshow(grid, cmap=_SLOW_TO_FAST, norm=norm, aspect="auto")
         for (row, column), value in np.ndenumerate(grid):
             if np.isfinite(value):

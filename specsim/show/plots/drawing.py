@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis as Scale
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
+from specsim.show.plots.figures import make_log
 from specsim.show.report.cells import Cell, Cells, group
 from specsim.show.report.colours import Style, styles
-from specsim.show.report.measures import Measure
-from specsim.show.report.study import Axis, Study
+from specsim.show.report.study import Axis, Measure, Study
 
-__all__ = ["MARKERS", "Chart", "Drawing", "label_load", "make_log"]
+__all__ = ["MARKERS", "Chart", "Drawing", "label_load"]
 
 MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "cross": "P",
@@ -106,12 +105,3 @@ def label_load(axes: Axes, drawing: Drawing) -> None:
         axes.set_xscale("log")
     axes.set_xticks(numbers, drawing.names(2), fontsize="small")
     axes.xaxis.set_minor_locator(NullLocator())
-
-
-def make_log(scale: Scale) -> None:
-    """Make an axis logarithmic, with whole numbers at its ticks."""
-    is_x = scale is scale.axes.xaxis
-    (scale.axes.set_xscale if is_x else scale.axes.set_yscale)("log")
-    scale.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    scale.set_major_formatter("{x:g}")
-    scale.set_minor_formatter(NullFormatter())

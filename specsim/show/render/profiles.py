@@ -1,19 +1,24 @@
-"""A profile in a few tables."""
+"""Profiles: what one says, how far it is from measured steps, fits, and rooflines."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Table
 
 from specsim.hardware import GIB
-from specsim.reality.profile_fit import Comparison
 from specsim.show.profile_overview import Overview, StepTime
-from specsim.show.render.profile_fit import KINDS
 from specsim.show.render.tables import new_table
 
-__all__ = ["comparison_table", "overview_tables"]
+if TYPE_CHECKING:
+    from specsim.profile.from_roofline import RooflineProfile
+    from specsim.reality.profile_fit import Comparison, Study
 
+__all__ = ["comparison_table", "overview_tables", "roofline_table", "study_tables"]
+
+_KINDS = {"all": "all steps", "decode": "decode only", "mixed": "with prefill"}
+"""Kinds of steps as a reader would say them."""
+_ROOFLINE_BATCH_SIZES = (1, 8, 64, 256)
 _BATCH_SIZES = (1, 8, 32, 64, 256)
 _CONTEXT_LEN = 512  # tokens of each sequence
 _DRAFT_LENS = (3, 5)
@@ -31,7 +36,7 @@ def overview_tables(overview: Overview, title: str) -> list[Table]:
     return [*tables, _decodes(overview), _prefills(overview)]
 
 
-def comparison_table(comparison: Comparison, title: str) -> Table:
+def comparison_table(comparison: "Comparison", title: str) -> Table:
     """Return the errors of a profile on measured steps, by kind."""
     columns = ["steps", "number", "mean", "median", "90th percentile", "worst"]
     table = new_table(f"{title}: error of the target's forward pass", columns)
@@ -40,7 +45,7 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
     counts["decode"] = counts["all"] - mixed
     for kind, error in comparison.errors.items():
         shares = (error.mean, error.median, error.p90, error.worst)
-        table.add_row(KINDS[kind], f"{counts[kind]:,}", *(f"{share:.2%}" for share in shares))
+        table.add_row(_KINDS[kind], f"{counts[kind]:,}", *(f"{share:.2%}" for share in shares))
     if comparison.num_outside:
         table.caption = f"beyond the valid range: {comparison.num_outside:,}"
     return table
@@ -146,3 +151,53 @@ def _flat(value: Any) -> str:
     if isinstance(value, list):
         return f"[{len(value)} values]"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def study_tables(studies: list["Study"], title: str) -> list[Table]:
+    """Return the tables of fits of several kinds to the same steps.
+
+    Returns:
+        Errors on held-out steps, and by number of points.
+    """
+    held_out = new_table(
+        f"{title}: error of held-out steps", ["", "steps", "median", "mean", "90th percentile"]
+    )
+    for study in studies:
+        for name, error in study.held_out.items():
+            numbers = (error.median, error.mean, error.p90)
+            held_out.add_row(study.kind, _KINDS[name], *(f"{number:.2%}" for number in numbers))
+    kinds = [study.kind for study in studies]
+    curve = new_table("median error by number of points fitted", ["points", *kinds])
+    curves = [dict(study.learning_curve) for study in studies]
+    for size in sorted(set().union(*curves)):
+        shown = (f"{each[size]:.2%}" if size in each else "-" for each in curves)
+        curve.add_row(f"{size:,}", *shown)
+    return [held_out, curve]
+
+
+def roofline_table(made: "RooflineProfile", context_len: int) -> Table:
+    """Return what memory holds and how long decode steps take.
+
+    Args:
+        context_len: Of each sequence of a step, in tokens.
+    """
+    roofline, memory = made.roofline, made.memory
+    size = roofline.tensor_parallel_size
+    gpus = f"{size} x {roofline.gpu}" if size > 1 else roofline.gpu
+    table = new_table(f"{roofline.model} on {gpus}, per GPU", ("", "value"))
+    table.add_row("weights, GiB", f"{memory.weight_bytes / GIB:,.2f}")
+    if memory.draft_weight_bytes:
+        table.add_row("weights of drafters, GiB", f"{memory.draft_weight_bytes / GIB:,.2f}")
+    block_bytes = memory.block_bytes + memory.draft_block_bytes
+    table.add_row("KV cache, bytes per token", f"{block_bytes / made.block_size:,.0f}")
+    table.add_row(f"KV blocks of {made.block_size} tokens that fit", f"{made.num_blocks:,}")
+    for batch_size in _ROOFLINE_BATCH_SIZES:
+        label = f"step at batch {batch_size}, {context_len:,} tokens of context each, ms"
+        # A batch that does not fit never runs at once; its time would only mislead.
+        fits = batch_size * (context_len + 1) <= made.capacity
+        time = f"{made.decode_time(batch_size, context_len) * 1e3:.2f}" if fits else "does not fit"
+        table.add_row(label, time)
+    budget = roofline.free_budget()
+    shown = "no limit" if budget is None else f"{budget:,.0f}"
+    table.add_row("free budget, batch size x (k + 1)", shown)
+    return table

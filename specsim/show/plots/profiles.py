@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from specsim.reality.profile_fit import Comparison
-from specsim.show.plots.save import save
+from specsim.show.plots.figures import make_log, panels, save
 from specsim.show.profile_overview import Overview
 
 __all__ = ["plot_comparison", "plot_step_times"]
@@ -19,11 +18,7 @@ _DRAFT_LENS = (0, 3, 5)
 
 
 def plot_comparison(comparison: Comparison, path: Path, title: str) -> None:
-    """Draw predicted over measured step times.
-
-    Args:
-        path: ``.png``, ``.svg`` or ``.pdf``.
-    """
+    """Draw predicted over measured step times."""
     figure, axis = plt.subplots(figsize=(6, 6), constrained_layout=True)
     figure.suptitle(title)
     points = comparison.points
@@ -34,11 +29,9 @@ def plot_comparison(comparison: Comparison, path: Path, title: str) -> None:
     both = np.concatenate([measured, predicted])
     ends = [both.min() * 0.9, both.max() * 1.1]
     axis.plot(ends, ends, color="black", linewidth=0.8)
-    axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
-    for each in (axis.xaxis, axis.yaxis):
-        each.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        each.set_major_formatter("{x:g}")
-        each.set_minor_formatter(NullFormatter())
+    make_log(axis.xaxis)
+    make_log(axis.yaxis)
+    axis.set(xlim=ends, ylim=ends, aspect="equal")
     axis.set_xlabel("measured, ms")
     axis.set_ylabel("predicted, ms")
     axis.grid(alpha=0.3)
@@ -47,23 +40,13 @@ def plot_comparison(comparison: Comparison, path: Path, title: str) -> None:
 
 
 def plot_step_times(overview: Overview, path: Path, title: str) -> None:
-    """Draw the time of a decode step over its batch size, one panel per drafter.
-
-    Args:
-        path: ``.png``, ``.svg`` or ``.pdf``.
-    """
+    """Draw the time of a decode step over its batch size, one panel per drafter."""
     methods = overview.methods
-    figure, axes = plt.subplots(
-        *(1, len(methods)),
-        figsize=(max(5, 3 * len(methods)), 4),
-        sharey=True,
-        squeeze=False,
-        constrained_layout=True,
-    )
+    figure, axes = panels(len(methods), (max(5, 3 * len(methods)), 4))
     figure.suptitle(
         f"{title}, {_CONTEXT_LEN} tokens of context each (dotted: beyond the valid range)"
     )
-    for axis, method in zip(axes.flat, methods, strict=True):
+    for axis, method in zip(axes, methods, strict=True):
         for draft_len in _DRAFT_LENS:
             _draw(axis, overview, draft_len, method)
         axis.set_title(method or "drafts that cost nothing", fontsize="medium")
@@ -71,9 +54,9 @@ def plot_step_times(overview: Overview, path: Path, title: str) -> None:
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
         axis.grid(alpha=0.3)
-    axes[0, 0].set_ylabel("step time, ms")
-    axes[0, 0].set_ylim(bottom=0)  # of all, once all is drawn
-    axes[0, 0].legend()
+    axes[0].set_ylabel("step time, ms")
+    axes[0].set_ylim(bottom=0)  # of all, once all is drawn
+    axes[0].legend()
     save(figure, path)
 
 

@@ -1,0 +1,283 @@
+"""Commands about real engines: ``observe``, ``validate``, ``parity`` and ``acceptance fit``."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specsim.cli.options import (
+    Out,
+    Overrides,
+    Seed,
+    all_overrides,
+    can_draw,
+    need,
+    output_file,
+    results_folder,
+    write_json,
+)
+from specsim.cli.terminal import progress, show, spinner, warn
+from specsim.core.atomic import new_file
+from specsim.core.errors import ConfigError
+
+__all__ = ["acceptance_app", "observe", "parity", "validate"]
+
+_KINDS_SHOWN = 8
+
+
+def observe(
+    url: Annotated[
+        str, typer.Option(help="Of the server, such as http://127.0.0.1:8000.", show_default=False)
+    ],
+    workload: Annotated[
+        Path,
+        typer.Option(
+            help="YAML with a workload and, optionally, engine and seed; or an experiment.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the run; new.", show_default=False)],
+    model: Annotated[
+        str | None, typer.Option(help="By default the only one that the server has.")
+    ] = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    ids: Annotated[
+        str,
+        typer.Option(
+            metavar="LOW:HIGH",
+            help="Range of random token ids, HIGH excluded; keep it inside the vocabulary.",
+        ),
+    ] = "1000:30000",
+    body: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help='More fields of each request: {"temperature": 0}.'),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds of silence after which an answer has failed.")
+    ] = 600.0,
+    warm_up: Annotated[int, typer.Option(min=0, help="Requests before the run.")] = 1,
+) -> None:
+    """Send a workload to a running server and record what comes back.
+
+    Open loop: every request is sent at its time, whatever the server does. Prompts are the token
+    ids of the workload, or random ones; answers have the lengths of the workload. The folder is a
+    measured run, which specsim validate reads. Errors of the server are recorded and counted; if
+    there are any, the exit code is 1. Ctrl-C keeps what there is. A key is taken from the
+    environment variable OPENAI_API_KEY.
+    """
+    need("aiohttp", "observe")
+    from specsim.reality.observe import Options, load_workload
+    from specsim.reality.observe import observe as run
+    from specsim.show.render.reality import observation_table
+
+    low, high = _id_range(ids)
+    options = Options(low, high, timeout, warm_up, _body(body))
+    planned = load_workload(workload, all_overrides(overrides, seed))
+    with progress("requests", len(planned.requests)) as on_progress:
+        found = run(url, planned, out, model=model, options=options, on_progress=on_progress)
+    show(observation_table(found, f"{found.server.model} at {found.server.url}"))
+    kinds = found.errors.most_common()
+    errors = [f"{count:,} failed: {error}" for error, count in kinds[:_KINDS_SHOWN]]
+    if len(kinds) > _KINDS_SHOWN:
+        errors.append(f"and {len(kinds) - _KINDS_SHOWN} more kinds of errors; see meta.json")
+    warn([*errors, *found.notes])
+    typer.echo(f"run: {out} (requests.jsonl, meta.json)")
+    if found.is_interrupted:
+        raise typer.Exit(130)
+    if kinds:
+        raise typer.Exit(1)
+
+
+def _id_range(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    if not (low.isdecimal() and high.isdecimal() and int(low) < int(high) < 2**31):
+        raise ConfigError(f"--ids {text}: expected two token ids, the smaller first: 1000:30000")
+    return int(low), int(high)
+
+
+def _body(text: str | None) -> dict[str, Any]:
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no number")
+
+    try:
+        fields = json.loads(text, parse_constant=refuse) if text is not None else {}
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--body {text}: is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f"--body {text}: expected an object of fields")
+    return fields
+
+
+def validate(
+    run: Annotated[
+        Path, typer.Argument(help="A folder with requests.jsonl and meta.json of a measured run.")
+    ],
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Name or path; by default composed from the kernel tables in profile/."),
+    ] = None,
+    num_gpu_blocks: Annotated[
+        int | None, typer.Option(min=2, help="KV blocks, in place of what meta.json says.")
+    ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(help="Token ids, for prefix hits; by default what meta.json names."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Name or config.json, in place of what meta.json says.")
+    ] = None,
+    out: Out = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write the numbers here, as JSON.")
+    ] = None,
+) -> None:
+    """Replay a measured run and print measured against simulated.
+
+    Arrivals, lengths and token ids are those of the run, so is the engine: the options that
+    meta.json lists. A request arrives when the engine queued it (queued_ts). Of a run that was
+    repeated (several requests*.jsonl) the spread stands beside the error. What was drafted and
+    accepted is the run's, too (meta.json: speculative_config; requests.jsonl: accepted); requests
+    that ended with an error are left out. With --out the folder gets report.json, and report.png
+    with the distributions on top of each other.
+    """
+    from specsim.reality.validation import Replaced
+    from specsim.reality.validation import validate as run_validation
+    from specsim.show.render.reality import validation_tables
+
+    replaced = Replaced(profile=profile, num_gpu_blocks=num_gpu_blocks, tokens=tokens, model=model)
+    draws = out is not None and can_draw("report.png")
+    with (
+        results_folder(out, ("report.json", "report.png")) as folder,
+        output_file(json_out) as json_file,
+    ):
+        with spinner(f"replaying {run.name}"):
+            found = run_validation(run, replaced)
+        report = found.to_dict()
+        write_json(json_file, report)
+        write_json(folder and folder / "report.json", report)
+        if folder is not None and draws:
+            from specsim.show.plots.reality import plot_validation
+
+            with spinner("drawing"):
+                plot_validation({"simulated": found}, folder / "report.png", run.name)
+    show(*validation_tables(found, run.name))
+    details = found.details
+    typer.echo(
+        f"KV blocks {details['num_gpu_blocks']:,}, prefix-hit tokens "
+        f"{details['prefix_hit_tokens']:,}, preemptions {details['preemptions']:,}, steps "
+        f"{details['num_steps']:,}"
+    )
+    if "measured_drafts" in details:
+        real, ours = details["measured_drafts"], details["simulated_drafts"]
+        typer.echo(
+            f"drafts verified {real['num_drafts']:,} (simulated {ours['num_drafts']:,}), tokens "
+            f"accepted {real['accepted_tokens']:,} of {real['draft_tokens']:,} "
+            f"({ours['accepted_tokens']:,} of {ours['draft_tokens']:,})"
+        )
+    for note in found.notes:
+        typer.echo(f"note: {note}")
+    if out is not None:
+        typer.echo(f"results: {out} ({'report.json, report.png' if draws else 'report.json'})")
+
+
+def parity(
+    scenario: Annotated[Path, typer.Argument(help="A recorded scenario, JSON.")],
+    log: Annotated[
+        Path | None,
+        typer.Option(help="Its log; by default NAME.log.json beside NAME.scenario.json."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write our own log here.")] = None,
+) -> None:
+    """Replay a schedule of the real vLLM scheduler and compare every field of every step.
+
+    Exits with 1 at the first difference, and prints it in full.
+    """
+    from specsim.reality.parity import compare_logs, load_log, load_scenario, run_scenario
+
+    parsed = load_scenario(scenario)
+    beside = scenario.with_name(scenario.name.replace(".scenario.", ".log."))
+    if log is None and beside != scenario and beside.exists():
+        log = beside
+    theirs = load_log(log) if log is not None else None
+    with spinner("replaying"):
+        ours = run_scenario(parsed)
+    if out is not None:
+        with new_file(out) as temporary:
+            temporary.write_text(json.dumps(ours) + "\n")
+    steps = len(ours["steps"])
+    if theirs is None:
+        typer.echo(f"{parsed.name}: {steps} steps, not compared (no log given)")
+        return
+    difference = compare_logs(ours, theirs)
+    if difference is not None:
+        typer.echo(f"{parsed.name}: DIFFERS at {difference}")
+        raise typer.Exit(1)
+    typer.echo(f"{parsed.name}: all {steps} steps and {len(ours['requests'])} requests agree")
+
+
+acceptance_app = typer.Typer(help="Fit acceptance models to recorded data.", no_args_is_help=True)
+
+
+@acceptance_app.callback()
+def _group() -> None:
+    """Keep ``fit`` a command of its own, though it is the only one."""
+
+
+@acceptance_app.command()
+def fit(
+    file: Annotated[Path, typer.Argument(help="A token trace with recorded acceptance.")],
+    proposer: Annotated[str, typer.Option(help="Such as eagle, for the column acc_eagle.")],
+    k: Annotated[int, typer.Option(min=1, help="Draft length of the replay.")] = 5,
+    max_output_len: Annotated[
+        int, typer.Option(min=2, help="Leave longer outputs out: they are endless loops.")
+    ] = 1500,
+    split_seed: Annotated[int, typer.Option(min=0, help="Of the division into halves.")] = 0,
+    kind: Annotated[
+        str | None, typer.Option(help="Choose this model; by default the closest.")
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write everything here, as JSON.")
+    ] = None,
+    preset: Annotated[
+        Path | None,
+        typer.Option(help="Write the chosen model here, as YAML that ships in profiles/."),
+    ] = None,
+    source: Annotated[
+        str, typer.Option(help="Where the trace comes from, for --preset.")
+    ] = "not given",
+) -> None:
+    """Fit every acceptance model to one half of the requests and measure it on the other.
+
+    Prints how far each model is from the held-out half (Kolmogorov-Smirnov distances of accepted
+    tokens per step, tokens per step per request and accepted tokens in 8 consecutive steps; error
+    of the total of steps), and how far the halves are from each other. The closest kind of model,
+    or the one asked for, is fitted again to all requests and printed as it goes into an experiment.
+    """
+    from dataclasses import asdict
+
+    import yaml
+
+    from specsim.reality.acceptance_fit import FitRun, fields, load_records, run_study
+    from specsim.show.render.traces import distances_table
+
+    with output_file(json_out) as json_file, output_file(preset) as preset_file:
+        with spinner(f"fitting to {file.name}"):
+            records = load_records(file, proposer, max_output_len)
+            study = run_study(records, k, split_seed, kind)
+        done = FitRun(proposer, k, max_output_len, split_seed, records, study)
+        write_json(json_file, done.as_json())
+        if preset_file is not None:
+            written = done.as_preset(source)
+            content = written.model_dump(mode="json", exclude_none=True)
+            content["acceptance"] = fields(written.acceptance)  # nothing that was not fitted
+            content["validation"]["acceptance"] = fields(written.validation.acceptance)
+            preset_file.write_text(yaml.safe_dump(content, sort_keys=False, width=100))
+    rows = {kind: asdict(each.held_out) for kind, each in study.candidates.items()}
+    title = f"{file.name}, {proposer}, k = {k}: {study.num_fitted} requests fitted"
+    show(distances_table({"the other half of the data": asdict(study.halves), **rows}, title))
+    typer.echo(done.left_out)
+    typer.echo(f"\nclosest: {study.best}")
+    typer.echo(f"{study.chosen_kind}, fitted to all {len(records.tables)} requests:\n")
+    typer.echo(yaml.safe_dump({"acceptance": fields(study.chosen)}, sort_keys=False), nl=False)

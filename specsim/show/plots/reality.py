@@ -1,0 +1,85 @@
+"""Real engines: the errors of a calibration, and a measured run beside its simulation."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from specsim.reality.calibration.results import JUDGED, Judgement
+from specsim.reality.validation import METRICS, Measured, Validation
+from specsim.show.plots.figures import label_distribution, save
+
+__all__ = ["plot_calibration", "plot_validation"]
+
+_JUDGED_TITLES = {"tpot": "mean TPOT", "latency": "mean latency"}
+_LABELS = {"ttft": "TTFT, s", "tpot": "TPOT, s", "latency": "Latency, s"}
+_REAL: dict[str, Any] = {"color": "black", "lw": 2.5, "alpha": 0.5}
+_OURS: dict[str, Any] = {"lw": 1}
+
+
+def plot_calibration(found: Judgement, path: Path) -> None:
+    """Draw the error of every case, with the spread of the real runs as bars."""
+    height = 1.5 + 0.25 * len(found.results)
+    figure, axes = plt.subplots(
+        1, len(JUDGED), figsize=(11, height), sharey=True, constrained_layout=True
+    )
+    for axis, metric in zip(axes, JUDGED, strict=True):
+        _draw_errors(axis, found, metric)
+    axes[0].invert_yaxis()
+    figure.supxlabel(
+        "simulated against measured, %, told how fast the machine was (dots) and not (circles); "
+        "gray: spread of the real runs",
+        fontsize="medium",
+    )
+    save(figure, path)
+
+
+def _draw_errors(axis: Axes, found: Judgement, metric: str) -> None:
+    means = [each.statistic(metric, "mean") for each in found.results]
+    places = range(len(means))
+    spreads = [200 * (each.spread or 0.0) for each in means]
+    axis.barh(places, spreads, left=[-s / 2 for s in spreads], color="lightgray", label="spread")
+    axis.plot([100 * each.error for each in means], places, "o", mfc="none", ms=4, label="error")
+    told = [100 * each.mean_at_speed(metric).error for each in found.results]
+    axis.plot(told, places, "o", ms=4, label="at speed")
+    for limit in (-100 * found.stated_error, 100 * found.stated_error):
+        axis.axvline(limit, color="black", lw=0.8, ls=":")
+    axis.axvline(0, color="black", lw=0.8)
+    axis.set_yticks(list(places), [each.case.name for each in found.results])
+    axis.set_title(_JUDGED_TITLES[metric])
+    axis.grid(axis="x", alpha=0.3)
+
+
+def plot_validation(simulations: dict[str, Validation], path: Path, title: str) -> None:
+    """Draw the latency distributions and the throughput of a run, measured and simulated.
+
+    Args:
+        simulations: Of the same run, by label.
+    """
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7), constrained_layout=True)
+    figure.suptitle(title)
+    first = next(iter(simulations.values()))
+    runs: dict[str, Measured] = {"measured": first.measured}
+    runs |= {label: found.simulated for label, found in simulations.items()}
+    for axis, metric in zip(axes.flat, METRICS, strict=False):
+        for label, run in runs.items():
+            values = run.latencies()[metric]
+            values = np.sort(values[np.isfinite(values)])
+            shares = np.arange(1, len(values) + 1) / max(len(values), 1)
+            axis.plot(values, shares, label=label, **(_REAL if label == "measured" else _OURS))
+        label_distribution(axis, _LABELS[metric])
+    last = axes[1, 1]
+    rows = first.throughput()
+    ends = [row["end"] for row in rows]
+    last.plot(ends, [row["measured"] for row in rows], **_REAL)
+    for found in simulations.values():
+        rows = found.throughput()
+        last.plot([row["end"] for row in rows], [row["simulated"] for row in rows], **_OURS)
+    last.set_xlabel("time, s")
+    last.set_ylabel("output tokens/s")
+    axes[0, 0].legend()
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    save(figure, path)

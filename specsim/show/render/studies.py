@@ -1,0 +1,242 @@
+"""Studies: a capacity plan, a tuning, and the verdicts of a gate."""
+
+import json
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from specsim.show.render.tables import interval, new_table
+
+if TYPE_CHECKING:
+    from specsim.study.capacity import Capacity, Found
+    from specsim.study.gate.verdict import Comparison, Judgement
+    from specsim.study.paired import SpeedUp
+    from specsim.study.tune import Tuning
+    from specsim.study.tune.batch import BatchTuning
+    from specsim.study.tune.check import Check
+    from specsim.study.tune.crossover import Crossover
+
+__all__ = ["capacity_tables", "gate_table", "gate_verdict", "tuning_tables", "tuning_verdict"]
+
+
+def capacity_tables(capacity: "Capacity", name: str) -> list[Table]:
+    """Return what each hardware sustains under each policy, and the front of latency and cost.
+
+    Args:
+        name: Of the experiment.
+
+    Returns:
+        The front is left out if no load that has a price is sustained.
+    """
+    fronts = [_front(capacity)] if capacity.front else []
+    return [_sustained(capacity, name), *fronts]
+
+
+def _sustained(capacity: "Capacity", name: str) -> Table:
+    goal, currency = capacity.goal, capacity.prices.currency
+    limits = ", ".join(
+        f"{metric.removesuffix('_ms').upper()} {limit:g} ms"
+        for metric, limit in goal.slo.model_dump(exclude_none=True).items()
+    )
+    columns = [
+        "hardware", "policy", *(["clients"] if goal.is_closed else []), "requests/s",
+        "within limits", "TTFT p99, ms", "TPOT p99, ms", "output tokens/s", "GPU-hours / 1 M",
+        f"{currency} / 1 M",
+    ]  # fmt: skip
+    if goal.target_rate is not None:
+        columns += ["replicas", "GPUs", f"{currency} / h", f"{currency} / 1 M then"]
+    title = f"{name}: the most that one replica sustains with {goal.attainment:.4g} within {limits}"
+    return new_table(title, columns, map(_sustained_row, capacity.found))
+
+
+def _sustained_row(found: "Found") -> list[str]:
+    goal, probe, rate = found.goal, found.at_capacity, found.rate
+    head = [escape(found.hardware.label), escape(found.policy)]
+    if probe is None or rate is None:
+        lowest = found.probes[0]
+        at = f"{lowest.attainment:.2%} at {lowest.load:.3g}"
+        return [*head, *(["none"] if goal.is_closed else []), "none", at]
+    offer, latencies = found.offer(probe), probe.latencies_ms
+    row = [
+        *head,
+        *([f"{probe.load:.0f}"] if goal.is_closed else []),
+        f"{rate:.4g}",
+        f"{probe.attainment:.2%}",
+        f"{latencies['p99_ttft_ms']:,.1f}",
+        f"{latencies['p99_tpot_ms']:,.2f}",
+        f"{rate * probe.mean_output_len:,.0f}",
+        f"{offer.gpu_hours:.4f}",
+        _money(offer.cost),
+    ]
+    if goal.target_rate is not None and found.replicas is not None:
+        gpus = found.replicas * found.hardware.gpus_per_replica
+        row += [f"{found.replicas:,}", f"{gpus:,}"]
+        row += [_money(found.cost_per_hour), _money(found.cost_at_target)]
+    return row
+
+
+def _front(capacity: "Capacity") -> Table:
+    currency = capacity.prices.currency
+    columns = [f"{currency} / 1 M", "mean latency, ms", "hardware", "policy", "requests/s"]
+    rows = (
+        [
+            _money(offer.cost),
+            f"{offer.probe.latencies_ms['mean_e2el_ms']:,.1f}",
+            escape(offer.hardware),
+            escape(offer.policy),
+            f"{offer.rate:.4g}",
+        ]
+        for offer in capacity.front
+    )
+    return new_table("no load on one replica is both cheaper and faster than these", columns, rows)
+
+
+def _money(amount: float | None) -> str:
+    return "-" if amount is None else f"{amount:,.3f}"
+
+
+def tuning_tables(tuning: "Tuning", title: str) -> list[Table]:
+    """Return the tables of a tuning: batch sizes, crossover loads, and the schedule's check."""
+    unit = tuning.load_unit
+    crossovers = ([str(each.k), *_crossover(each)] for each in tuning.crossovers)
+    return [
+        _batch_table(tuning.batches, f"{title}: output throughput over k = 0, by batch size"),
+        new_table("load below which a fixed k pays", ["k", unit, "95 % interval"], crossovers),
+        _check_table(tuning.check, f"speed-up of mean latency over no speculation, load in {unit}"),
+    ]
+
+
+def _batch_table(batches: "BatchTuning", title: str) -> Table:
+    ks = range(1, len(batches.points[0].measurements))
+    columns = ["batch", *(f"k={k}" for k in ks), "best k", "over next best", "95 % interval"]
+    table = new_table(title, [*columns, ""])
+    for point in batches.points:
+        gain = point.gain_over(point.best_k, point.next_best_k)
+        is_tie = point.best_k != point.fastest_k
+        table.add_row(
+            f"{point.batch_size:,}",
+            *(f"{point.gains[k].mean:.3f}" for k in ks),
+            str(point.best_k),
+            f"{gain.mean:.3f} (k={point.next_best_k})",
+            interval(gain),
+            f"tied with k={point.fastest_k}" if is_tie else "",
+        )
+    return table
+
+
+def _crossover(crossover: "Crossover") -> tuple[str, str]:
+    last = _load(crossover.highest_load)
+    if crossover.pays == "never":
+        return "never pays", ""
+    if crossover.load is None:
+        return f"always, up to {last}", ""
+    low = "-" if crossover.low is None else _load(crossover.low)
+    high = f"over {last}" if crossover.high is None else _load(crossover.high)
+    return _load(crossover.load), f"{low} - {high}"
+
+
+def _load(value: float) -> str:
+    """Return a load, which may be a hundredth of a request per second or thousands of clients."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
+def _check_table(check: "Check", title: str) -> Table:
+    ks = range(1, len(check.loads[0].fixed))
+    fixed = [f"k={k}" for k in ks]
+    columns = ["load", *fixed, "schedule", "over best k", "95 % interval", "oracle*", ""]
+    table = new_table(title, ["", *columns])
+    for load in check.loads:
+        table.add_row(
+            load.name,
+            _load(load.load),
+            *(f"{load.speed_up(load.fixed[k]).mean:.3f}" for k in ks),
+            f"{load.speed_up(load.schedule).mean:.3f}",
+            f"{load.over_best_fixed.mean:.3f} (k={load.best_fixed})",
+            interval(load.over_best_fixed),
+            f"{load.oracle_over_schedule.mean:.3f}",
+            "SATURATED" if load.is_saturated else "",
+        )
+    table.caption = "* over the schedule, both without asynchronous scheduling"
+    table.caption_justify = "left"
+    return table
+
+
+def tuning_verdict(tuning: "Tuning") -> list[str]:
+    """Return in a few lines what the schedule gains and what to use."""
+    schedule = f"schedule:  {json.dumps(tuning.speculative_config)}"
+    if not tuning.longest:
+        return ["Speculation pays at no batch size: start the server without it.", schedule]
+    check = tuning.check
+    own = next(load for load in check.loads if load.name == "own")
+    lines = [
+        f"Over these loads the schedule gains {_gain(check.over_best_fixed)} over "
+        f"{_server(check.best_fixed)}, the best fixed k{_share(check)}.",
+        f"At the experiment's own load of {_load(own.load)} {tuning.load_unit} it gains "
+        f"{_gain(own.over_best_fixed)} over {_server(own.best_fixed)}, the best there.",
+    ]
+    if tuning.recommended != tuning.speculative_config:
+        lines.append(
+            f"The schedule does not beat {_server(check.best_fixed)} beyond doubt: use that."
+        )
+    if tuning.recommended is None:
+        return [*lines, schedule]
+    return [*lines, schedule, f"use:       {json.dumps(tuning.recommended)}"]
+
+
+def _server(k: int) -> str:
+    return f"k = {k}" if k else "no speculation"
+
+
+def _gain(value: "SpeedUp") -> str:
+    assert value.low is not None
+    assert value.high is not None
+    percents = ((ratio - 1) * 100 for ratio in (value.low, value.mean, value.high))
+    low, mean, high = (round(percent, 1) + 0.0 for percent in percents)  # no negative zero
+    return f"{mean:.1f} % (95 %: {low:.1f} to {high:.1f} %)"
+
+
+def _share(check: "Check") -> str:
+    share = check.share_of_oracle
+    if share is None or not check.schedule_pays:
+        return ""
+    return f", which is {share:.0%} of the oracle's gain"
+
+
+_MARKS = {"same": "=", "within": "", "better": " better", "uncertain": " ?", "worse": " WORSE"}
+_STYLES = {"worse": "bold red", "better": "green", "uncertain": "yellow"}
+
+
+def gate_table(judgement: "Judgement", title: str) -> Table:
+    """Return a table of how much worse each metric of each scenario got, in percent."""
+    cells = {(each.scenario, each.metric): each for each in judgement.comparisons}
+    scenarios, metrics = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
+    table = new_table(title, ["% worse", *(metric.removesuffix("_ms") for metric in metrics)])
+    limits = (cells[scenarios[0], metric].tolerance for metric in metrics)
+    table.add_row("tolerance", *(f"{limit:.1%}" for limit in limits), end_section=True)
+    for scenario in scenarios:
+        table.add_row(scenario, *(_worsening(cells[scenario, metric]) for metric in metrics))
+    return table
+
+
+def _worsening(comparison: "Comparison") -> str:
+    mark, style = _MARKS[comparison.verdict], _STYLES.get(comparison.verdict)
+    if comparison.verdict == "same":
+        return mark
+    text = f"{100 * comparison.worsening:+.1f}{mark}"
+    return f"[{style}]{text}[/]" if style else text
+
+
+def gate_verdict(judgement: "Judgement") -> list[str]:
+    """Return the verdict in words: what got worse, and what may have."""
+    worse, doubtful = judgement.of_verdict("worse"), judgement.of_verdict("uncertain")
+    lines = [f"worse: {each.scenario}: {each.text}" for each in worse]
+    lines += [f"uncertain: {each.scenario}: {each.text}" for each in doubtful if each.worsening > 0]
+    count, same = len(judgement.comparisons), len(judgement.of_verdict("same"))
+    if worse:
+        lines.append(f"FAILED: {len(worse)} of {count} comparisons are worse than tolerated")
+    elif same == count:
+        lines.append(f"passed: all {count} comparisons are the same, seed by seed")
+    else:
+        lines.append(f"passed: none of {count} comparisons is worse than tolerated ({same} same)")
+    return lines

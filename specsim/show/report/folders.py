@@ -1,0 +1,279 @@
+"""Reading whatever folder a report is asked for: each becomes a `Study`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from specsim.core.errors import ConfigError
+from specsim.core.settings import load_mapping, validated
+from specsim.core.version import __version__
+from specsim.results.folder import ResultsFolder, own_block
+from specsim.results.metrics import distributions
+from specsim.results.timeline import over_time
+from specsim.show.report.axes import axis_of, draft_len, single_axes
+from specsim.show.report.study import COST, HARDWARE, LOAD, POLICY, Point, Study
+from specsim.show.report.sweep_folder import load_sweep
+from specsim.study.compare import folder_name
+from specsim.study.sweep import flat_metrics
+
+__all__ = ["load_study"]
+
+
+def load_study(folder: Path) -> Study:
+    """Return what a results folder holds.
+
+    Args:
+        folder: As ``specsim sweep``, or ``run``, ``compare`` or ``capacity`` with ``--out``, wrote
+            it; a sweep need not be finished.
+
+    Raises:
+        ConfigError: It is none of these, of another version, or damaged.
+    """
+    for name, read in _READERS.items():
+        if (folder / name).is_file():
+            return read(folder)
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ConfigError(f"{folder}: {what}; give the folder of a sweep, a comparison or a run")
+    raise ConfigError(
+        f"{folder}: holds none of {', '.join(_READERS)}, so it is no results folder; give one that "
+        "`specsim sweep`, or `run`, `compare` or `capacity` with --out, wrote"
+    )
+
+
+def _load_run(folder: Path) -> Study:
+    run = ResultsFolder(folder)
+    own = _of_this_version(folder / "summary.json", run.summary)
+    axes = single_axes(run.config)
+    return Study(
+        kind="run",
+        title=folder.resolve().name,
+        axes=[axes[role] for role in (HARDWARE, POLICY, LOAD)],
+        points=[_point(run, 0, (0, 0, 0), 0, run.summary)],
+        num_expected=1,
+        draft_lens=[draft_len(run.config)],
+        profiles=[str(run.config.get("profile"))],
+        config=_yaml(run.config),
+        version=own["specsim_version"],
+        warnings=[str(text) for text in own.get("warnings", [])],
+    )
+
+
+def _load_comparison(folder: Path) -> Study:
+    """Read a comparison; distributions and what happened over time are of the first replication."""
+    path, remedy = folder / "comparison.json", "give a folder that `specsim compare --out` wrote"
+    comparison = load_mapping(path, ConfigError)
+    points: list[Point] = []
+    configs: list[dict[str, Any]] = []
+    warnings: dict[str, None] = {}
+    for place, (label, result) in enumerate(comparison.items()):
+        summaries = result.get("summaries") if isinstance(result, dict) else None
+        if not isinstance(summaries, list) or not summaries:
+            raise ConfigError(f"{path}: '{label}' has no summaries; {remedy}")
+        own = ResultsFolder(folder / folder_name(label))
+        configs.append(own.config)
+        warnings.update(dict.fromkeys(map(str, result.get("warnings", []))))
+        for replication, summary in enumerate(summaries):
+            _of_this_version(path, summary)
+            source = own if replication == 0 else None
+            points.append(_point(source, len(points), (0, place, 0), replication, summary))
+    if not points:
+        raise ConfigError(f"{path}: compares no policies; {remedy}")
+    axes = single_axes(configs[0])
+    policy = axis_of(POLICY, "policy", list(comparison), [""] * len(comparison))
+    return Study(
+        kind="comparison",
+        title=folder.resolve().name,
+        axes=[axes[HARDWARE], policy, axes[LOAD]],
+        points=points,
+        num_expected=len(points),
+        draft_lens=[draft_len(config) for config in configs],
+        profiles=[str(configs[0].get("profile"))],
+        config=_yaml({name: value for name, value in configs[0].items() if name != "policy"}),
+        version=__version__,
+        warnings=list(warnings),
+    )
+
+
+def _yaml(config: dict[str, Any]) -> str:
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+
+
+def _of_this_version(path: Path, summary: object) -> dict[str, Any]:
+    """Return what only specsim writes into a summary, once its version is known to be ours."""
+    own = own_block(path, summary)
+    if own["specsim_version"] != __version__:
+        raise ConfigError(
+            f"{path}: was written by specsim {own['specsim_version']}, and this is {__version__}; "
+            "use that version or run the experiment again"
+        )
+    return own
+
+
+def _point(
+    run: ResultsFolder | None,
+    number: int,
+    places: tuple[int, ...],
+    replication: int,
+    summary: dict[str, Any],
+) -> Point:
+    own = summary["specsim"]
+    details: dict[str, Any] = {}
+    if run is not None:
+        details = over_time(run.steps, own["num_gpu_blocks"] - 1, own["replicas"])
+        details["distributions"] = distributions(run.requests)
+    return Point(
+        number=number,
+        places=places,
+        replication=replication,
+        seed=own["seed"],
+        config_hash=own["config_hash"],
+        metrics=flat_metrics(summary),
+        **details,
+    )
+
+
+_LOAD_FIELDS = {"rate": "workload.arrivals.rate", "concurrency": "workload.arrivals.concurrency"}
+
+
+class _Probe(BaseModel):
+    """A load that was tried."""
+
+    model_config = ConfigDict(allow_inf_nan=False, extra="allow")
+    __pydantic_extra__: dict[str, Any]
+
+    load: float
+    requests_per_second: float
+    is_unstable: bool
+    attainment: float
+    mean_output_len: float
+    cost_per_million_tokens: float | None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What was measured, under the names of a summary."""
+        latencies = {
+            name: float(value)
+            for name, value in self.__pydantic_extra__.items()
+            if name.endswith("_ms") and isinstance(value, int | float)
+        }
+        cost = self.cost_per_million_tokens
+        return {
+            **latencies,
+            **({} if cost is None else {COST: cost}),
+            "slo_attainment": self.attainment,
+            "output_throughput": self.requests_per_second * self.mean_output_len,
+            "unstable": float(self.is_unstable),
+        }
+
+
+class _Result(BaseModel):
+    """What one hardware sustains under one policy."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    hardware: str
+    policy: str
+    gpus_per_replica: int
+    is_measured: bool
+    sustained: float | None
+    exceeded: float | None
+    requests_per_second: float | None
+    replicas: int | None
+    cost_per_hour: float | None
+    cost_per_million_tokens: float | None = None
+    cost_per_million_tokens_at_target: float | None
+    probes: list[_Probe]
+
+
+class _Plan(BaseModel):
+    """What a capacity plan holds."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    config_hash: str
+    seed: int
+    specsim_version: str
+    slo: dict[str, float]
+    attainment: float
+    drive: str
+    target_rate: float | None
+    prices: dict[str, Any]
+    experiment: dict[str, Any]
+    results: list[_Result]
+    notes: list[str]
+
+
+def _load_capacity(folder: Path) -> Study:
+    """Read a capacity plan: each load that was tried is a point."""
+    plan = _load_plan(folder / "capacity.json")
+    hardware = list(dict.fromkeys(result.hardware for result in plan.results))
+    policies = list(dict.fromkeys(result.policy for result in plan.results))
+    loads = sorted({probe.load for result in plan.results for probe in result.probes})
+    places = [
+        (hardware.index(result.hardware), policies.index(result.policy)) for result in plan.results
+    ]
+    tried = [
+        ((*own, loads.index(probe.load)), probe)
+        for own, result in zip(places, plan.results, strict=True)
+        for probe in result.probes
+    ]
+    points = [
+        Point(number, place, 0, plan.seed, plan.config_hash, metrics=probe.metrics)
+        for number, (place, probe) in enumerate(tried)
+    ]
+    unused = {"hardware", "policy", "probes"}
+    return Study(
+        kind="capacity",
+        title=folder.resolve().name,
+        axes=[
+            axis_of(HARDWARE, "profile", hardware, [""] * len(hardware)),
+            axis_of(POLICY, "policy", policies, [""] * len(policies)),
+            axis_of(LOAD, _LOAD_FIELDS[plan.drive], [f"{load:.4g}" for load in loads], loads),
+        ],
+        points=points,
+        num_expected=len(points),
+        draft_lens=[draft_len({**plan.experiment, "policy": label}) for label in policies],
+        profiles=hardware,
+        config=_yaml(plan.experiment),
+        version=plan.specsim_version,
+        currency=str(plan.prices.get("currency", "USD")),
+        price_date=str(plan.prices.get("date", "")),
+        warnings=plan.notes,
+        capacity={
+            "attainment": plan.attainment,
+            "slo": plan.slo,
+            "target_rate": plan.target_rate,
+            "results": [
+                {**result.model_dump(exclude=unused), "places": list(own)}
+                for own, result in zip(places, plan.results, strict=True)
+            ],
+        },
+    )
+
+
+def _load_plan(path: Path) -> _Plan:
+    data = load_mapping(path, ConfigError)
+    version = data.get("specsim_version")
+    if version != __version__:
+        raise ConfigError(
+            f"{path}: was written by specsim {version}, and this is {__version__}; use that "
+            "version or plan again"
+        )
+    with validated(f"{path} (run specsim capacity again)", ConfigError):
+        plan = _Plan.model_validate(data)
+    if not any(result.probes for result in plan.results) or plan.drive not in _LOAD_FIELDS:
+        raise ConfigError(f"{path}: holds no load that was tried; run specsim capacity again")
+    return plan
+
+
+_READERS: dict[str, Callable[[Path], Study]] = {
+    "sweep.yaml": load_sweep,
+    "comparison.json": _load_comparison,
+    "capacity.json": _load_capacity,
+    "summary.json": _load_run,
+}
+"""By the file that tells what a folder is."""
