@@ -16,7 +16,7 @@ class TokenMatch(Acceptance):
 
     Verification is greedy: the longest prefix of the draft that agrees (Leviathan et al. 2023, at
     temperature 0). It needs a workload with token ids, and a method that drafts without a model;
-    then drafts, their lengths and their fates are real ones, found out as the run goes on.
+    then drafts, their lengths and their survival are real ones, found out as the run goes on.
     """
 
     kind: Literal["token_match"] = "token_match"

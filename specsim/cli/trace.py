@@ -42,7 +42,7 @@ def convert(
 ) -> None:
     """Write a workload of any known format in specsim's own."""
     from specsim.workload.readers import read_trace
-    from specsim.workload.writer import write_trace
+    from specsim.workload.readers.native import write_trace
 
     with spinner(f"converting {file.name}"):
         trace = read_trace(file)
@@ -64,7 +64,7 @@ def synth(
     from specsim.core.errors import ConfigError
     from specsim.core.settings import validated
     from specsim.workload import WorkloadConfig
-    from specsim.workload.writer import write_trace
+    from specsim.workload.readers.native import write_trace
 
     with validated("trace synth", ConfigError):
         config = WorkloadConfig.model_validate(

@@ -20,7 +20,7 @@ from pkgutil import iter_modules
 from typing import Any, ClassVar, Generic, TypeGuard, TypeVar
 
 import yaml
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
 
 from specsim.core.errors import ConfigError
@@ -70,6 +70,11 @@ class Family(Generic[M]):
                 for member in self._members_in(file_name)
             )
         )
+
+    @property
+    def any_member(self) -> WithJsonSchema:
+        """A description of the members for a field of one of them: all of them would never end."""
+        return WithJsonSchema({"type": "object", "description": f"any member of {self.name}"})
 
     @cached_property
     def _file_names(self) -> list[str]:

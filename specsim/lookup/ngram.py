@@ -25,7 +25,8 @@ def find_ngram(token_ids: NDArray[np.int32], known_len: int, shortest: int, long
 
     References:
         vLLM 0.32.0 ``v1/spec_decode/ngram_proposer.py``:
-        ``_find_longest_matched_ngram_and_propose_tokens`` decides the same from a table of borders of the reversed text.
+        ``_find_longest_matched_ngram_and_propose_tokens`` decides the same from a table of borders
+        of the reversed text.
     """
     best_len, best_end = shortest - 1, -1
     last = token_ids[known_len - 1] if known_len else 0

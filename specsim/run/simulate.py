@@ -25,7 +25,7 @@ from specsim.results.records import Deliveries, ReplicaRecords, records_of_run
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
-from specsim.workload.arrivals.base import Arrivals
+from specsim.workload.arrivals import Arrivals
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 
 __all__ = ["Run", "simulate"]

@@ -44,9 +44,9 @@ def empirical_entropy(outputs: list[NDArray[np.int32]], depth: int = DEPTH) -> E
         depth: At least 1, in tokens.
 
     References:
-        Oliaro et al. 2024, "SuffixDecoding", appendix A.2: a tree of about 100 outputs, the entropy of
-        each node from how often its children are visited, a weighted average over the nodes. The paper
-        gives neither weights, nor unit, nor depth; they are chosen here.
+        Oliaro et al. 2024, "SuffixDecoding", appendix A.2: a tree of about 100 outputs, the entropy
+        of each node from how often its children are visited, a weighted average over the nodes. The
+        paper gives neither weights, nor unit, nor depth; they are chosen here.
     """
     lens = [len(output) for output in outputs]
     tokens = np.unique(np.concatenate(outputs), return_inverse=True)[1]

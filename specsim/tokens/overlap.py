@@ -51,8 +51,8 @@ def measure_overlaps(texts: list[Text]) -> tuple[Overlap, ...]:
         One for each of `NGRAM_LENS`.
 
     Note:
-        Exact, without hashing: n-grams of twice the length are numbered by sorting pairs of numbers of
-        the shorter ones. Ten million tokens take about 25 s and 1.4 GiB.
+        Exact, without hashing: n-grams of twice the length are numbered by sorting pairs of numbers
+        of the shorter ones. Ten million tokens take about 25 s and 1.4 GiB.
     """
     lens = np.array([(text.prompt_len, text.output_len) for text in texts]).ravel()
     pieces = _Pieces(np.repeat(np.arange(len(lens)), lens), np.repeat(lens.cumsum(), lens))

@@ -1,15 +1,17 @@
-"""Trace: a workload as columns, whatever file it came from."""
+"""Trace: a workload as columns, whatever file it came from, and how its rows are collected."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.errors import TraceError
 from specsim.core.request import NO_RECORDS, PrefixIds, Request
 
-__all__ = ["Trace"]
+__all__ = ["Trace", "TraceBuilder"]
 
 T = TypeVar("T")
 Column = Sequence[NDArray[np.int64]]
@@ -46,11 +48,7 @@ class Trace:
         return len(self.prompt_lens)
 
     def take(self, rows: NDArray[np.int64]) -> "Trace":
-        """Return the trace with only these rows, in this order; arrivals stay as they are.
-
-        Args:
-            rows: Of shape (m,).
-        """
+        """Return the trace with only these rows, in this order; arrivals stay as they are."""
         order = rows.tolist()
 
         def pick(values: Sequence[T] | None) -> list[T] | None:
@@ -72,11 +70,7 @@ class Trace:
         )
 
     def followed_by(self, other: "Trace") -> "Trace":
-        """Return these requests and then those of another trace, without arrival times.
-
-        Returns:
-            With the columns that both have.
-        """
+        """Return these requests and then another's: the columns that both have, no arrivals."""
 
         def join(first: Sequence[T] | None, second: Sequence[T] | None) -> list[T] | None:
             return None if first is None or second is None else [*first, *second]
@@ -133,3 +127,82 @@ class Trace:
                 if records
                 else NO_RECORDS,
             )
+
+
+class TraceBuilder:
+    """Collects rows into the columns of a trace, checks them and sorts them by arrival.
+
+    Args:
+        path: Of the file, for error messages.
+        kind: Name of its format.
+    """
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self._path = path
+        self._kind = kind
+        self._lens: list[tuple[int, int]] = []
+        self._arrivals: list[float] = []
+        self._columns: dict[str, list[Any]] = {}
+        self._recorded_lens: dict[str, list[bytes]] = {}
+        self._num_dropped = 0
+        self.note = ""
+
+    def add(self, prompt_len: int, output_len: int, arrived_at: float | None = None) -> bool:
+        """Add a request, lengths in tokens and arrival in seconds; tell whether it was kept.
+
+        One without prompt or output failed, and is only counted; its other columns are left out.
+        """
+        if prompt_len == 0 or output_len == 0:
+            self._num_dropped += 1
+            return False
+        self._lens.append((prompt_len, output_len))
+        if arrived_at is not None:
+            self._arrivals.append(arrived_at)
+        return True
+
+    def put(self, column: str, value: Any) -> None:
+        """Append to another column of the request that was just added."""
+        self._columns.setdefault(column, []).append(value)
+
+    def put_record(self, proposer: str, accepted_lens: bytes) -> None:
+        """Append the recorded accepted lengths of a proposer to the request just added."""
+        self._recorded_lens.setdefault(proposer, []).append(accepted_lens)
+
+    def build(self) -> Trace:
+        """Return the trace; a TraceError if it has no request, or only some have a column."""
+        if not self._lens:
+            dropped = f"; {self._num_dropped} rows had no prompt or no output"
+            raise TraceError(
+                f"{self._path}: no request in it{dropped if self._num_dropped else ''}; "
+                "a workload has at least one"
+            )
+        lens = np.array(self._lens, dtype=np.int64)
+        for name, column in [*self._columns.items(), *self._recorded_lens.items()]:
+            if len(column) != len(lens):
+                raise TraceError(
+                    f"{self._path}: only {len(column)} of {len(lens)} requests have "
+                    f"'{name}'; all of them must have it, or none"
+                )
+        columns: dict[str, Any] = dict(self._columns)
+        if "priorities" in columns:
+            columns["priorities"] = np.array(columns["priorities"], dtype=np.int64)
+        trace = Trace(
+            prompt_lens=lens[:, 0],
+            output_lens=lens[:, 1],
+            arrived_at=self._zero_based(),
+            recorded_lens=dict(self._recorded_lens),
+            num_dropped=self._num_dropped,
+            format=self._kind,
+            note=self.note,
+            **columns,
+        )
+        if trace.arrived_at is None:
+            return trace
+        order = np.argsort(trace.arrived_at, kind="stable")
+        return trace if np.array_equal(order, np.arange(len(order))) else trace.take(order)
+
+    def _zero_based(self) -> NDArray[np.float64] | None:
+        if not self._arrivals:
+            return None
+        arrivals = np.array(self._arrivals, dtype=np.float64)
+        return arrivals - float(arrivals.min())

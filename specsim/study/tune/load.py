@@ -15,7 +15,7 @@ from specsim.study.tune.trials import Recording, Trial
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 from specsim.workload.arrivals.trace import TraceReplay
-from specsim.workload.lengths.base import Lengths
+from specsim.workload.lengths import Lengths
 from specsim.workload.lengths.trace import TraceRows
 from specsim.workload.trace import Trace
 

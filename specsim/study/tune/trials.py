@@ -18,7 +18,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary
 from specsim.workload import WorkloadConfig
-from specsim.workload.arrivals.base import OpenArrivals
+from specsim.workload.arrivals import OpenArrivals
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 from specsim.workload.arrivals.trace import TraceReplay
 from specsim.workload.trace import Trace

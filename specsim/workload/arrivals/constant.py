@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.workload.arrivals.base import OpenArrivals
+from specsim.workload.arrivals import OpenArrivals
 
 __all__ = ["Constant"]
 

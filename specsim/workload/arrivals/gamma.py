@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.workload.arrivals.base import RenewalArrivals
+from specsim.workload.arrivals import RenewalArrivals
 
 __all__ = ["Gamma"]
 
@@ -21,14 +21,7 @@ class Gamma(RenewalArrivals):
 
     kind: Literal["gamma"] = "gamma"
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"rate": 8.0, "burstiness": 0.5},)
-    rate: float = Field(gt=0)
-    """Requests per second."""
     burstiness: float = Field(gt=0)
-
-    @property
-    def mean_rate(self) -> float:
-        """The rate."""
-        return self.rate
 
     def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         """Return gamma-distributed gaps."""

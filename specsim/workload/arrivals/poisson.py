@@ -4,9 +4,8 @@ from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from specsim.workload.arrivals.base import RenewalArrivals
+from specsim.workload.arrivals import RenewalArrivals
 
 __all__ = ["Poisson"]
 
@@ -17,13 +16,6 @@ class Poisson(RenewalArrivals):
 
     kind: Literal["poisson"] = "poisson"
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"rate": 8.0},)
-    rate: float = Field(gt=0)
-    """Requests per second."""
-
-    @property
-    def mean_rate(self) -> float:
-        """The rate."""
-        return self.rate
 
     def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         """Return exponential gaps."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.errors import TraceError
-from specsim.workload.arrivals.base import Arrivals
+from specsim.workload.arrivals import Arrivals
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 from pydantic import Field
 
-from specsim.workload.lengths.base import Lengths
+from specsim.workload.lengths import Lengths
 from specsim.workload.trace import Trace
 
 __all__ = ["Constant"]

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.settings import Settings
-from specsim.workload.lengths.base import Lengths, to_tokens
+from specsim.workload.lengths import Lengths, to_tokens
 from specsim.workload.trace import Trace
 
 __all__ = ["Lognormal"]

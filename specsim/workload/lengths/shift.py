@@ -3,20 +3,14 @@
 from typing import Annotated, Any, ClassVar, Literal, final
 
 import numpy as np
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
-from specsim.workload.lengths import LENGTHS
-from specsim.workload.lengths.base import Lengths
+from specsim.workload.lengths import LENGTHS, Lengths
 from specsim.workload.trace import Trace
 
 __all__ = ["Shift"]
 
-# Spelling out all members once more would never end: this is one of them.
-_Nested = Annotated[
-    Lengths,
-    LENGTHS,
-    WithJsonSchema({"type": "object", "description": "any member of workload.lengths"}),
-]
+_Nested = Annotated[Lengths, LENGTHS, LENGTHS.any_member]
 
 
 @final

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, final
 import numpy as np
 from pydantic import Field, model_validator
 
-from specsim.workload.lengths.base import Lengths
+from specsim.workload.lengths import Lengths
 from specsim.workload.trace import Trace
 
 __all__ = ["Uniform"]

@@ -1,9 +1,10 @@
 """Requests to Qwen on Alibaba Cloud, with the identity of their prefixes."""
 
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 from specsim.workload.files import TraceFile
-from specsim.workload.readers.base import Reader, TraceBuilder, hashed_requests
+from specsim.workload.readers import Reader
+from specsim.workload.readers.mooncake import hashed_requests
 from specsim.workload.trace import Trace
 
 __all__ = ["Bailian"]
@@ -18,13 +19,11 @@ class Bailian(Reader):
     """
 
     kind: Literal["bailian"] = "bailian"
-
-    def matches(self, file: TraceFile) -> bool:
-        """Return whether JSON lines have hash ids and a conversation."""
-        wanted = {"chat_id", "timestamp", "input_length", "output_length", "hash_ids"}
-        return file.container == "jsonl" and wanted <= set(file.columns)
+    containers: ClassVar[tuple[str, ...]] = ("jsonl",)
+    columns: ClassVar[frozenset[str]] = frozenset(
+        {"chat_id", "timestamp", "input_length", "output_length", "hash_ids"}
+    )
 
     def read(self, file: TraceFile) -> Trace:
-        """Return the requests with their prefix ids, in order of arrival."""
-        builder = TraceBuilder(file, self.kind)
-        return hashed_requests(file, builder, piece_size=16, seconds_per_unit=1.0)
+        """Return the requests with their prefix ids."""
+        return hashed_requests(file, self.kind, piece_size=16, seconds_per_unit=1.0)

@@ -1,10 +1,10 @@
 """Requests to a university's ChatGPT service."""
 
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 from specsim.workload.files import TraceFile
-from specsim.workload.readers.base import Reader, TraceBuilder
-from specsim.workload.trace import Trace
+from specsim.workload.readers import Reader
+from specsim.workload.trace import Trace, TraceBuilder
 
 __all__ = ["BurstGPT"]
 
@@ -18,19 +18,15 @@ class BurstGPT(Reader):
     """
 
     kind: Literal["burstgpt"] = "burstgpt"
-
-    def matches(self, file: TraceFile) -> bool:
-        """Return whether a CSV has the three columns that both versions share."""
-        wanted = {"Timestamp", "Request tokens", "Response tokens"}
-        return file.container == "csv" and wanted <= set(file.columns)
+    containers: ClassVar[tuple[str, ...]] = ("csv",)
+    columns: ClassVar[frozenset[str]] = frozenset(
+        {"Timestamp", "Request tokens", "Response tokens"}
+    )
 
     def read(self, file: TraceFile) -> Trace:
-        """Return the requests that did not fail, in order of arrival."""
-        builder = TraceBuilder(file, self.kind)
+        """Return the requests that did not fail."""
+        builder = TraceBuilder(file.path, self.kind)
         for row in file.rows():
-            builder.add(
-                row.integer("Request tokens", minimum=0),
-                row.integer("Response tokens", minimum=0),
-                row.number("Timestamp"),
-            )
+            lens = row.integer("Request tokens"), row.integer("Response tokens")
+            builder.add(*lens, row.number("Timestamp"))
         return builder.build()

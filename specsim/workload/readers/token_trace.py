@@ -1,14 +1,14 @@
 """Token ids of prompts and answers, with recorded acceptance."""
 
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import numpy as np
 
 from specsim.core.errors import TraceError
 from specsim.core.request import UNRECORDED
 from specsim.workload.files import Row, TraceFile
-from specsim.workload.readers.base import Reader, TraceBuilder, token_ids
-from specsim.workload.trace import Trace
+from specsim.workload.readers import Reader
+from specsim.workload.trace import Trace, TraceBuilder
 
 __all__ = ["TokenTrace"]
 
@@ -25,18 +25,15 @@ class TokenTrace(Reader):
     """
 
     kind: Literal["token_trace"] = "token_trace"
-
-    def matches(self, file: TraceFile) -> bool:
-        """Return whether JSON lines have token ids."""
-        wanted = {"prompt_token_ids", "generated_token_ids"}
-        return file.container == "jsonl" and wanted <= set(file.columns)
+    containers: ClassVar[tuple[str, ...]] = ("jsonl",)
+    columns: ClassVar[frozenset[str]] = frozenset({"prompt_token_ids", "generated_token_ids"})
 
     def read(self, file: TraceFile) -> Trace:
         """Return the requests, in the order of the file."""
-        builder = TraceBuilder(file, self.kind)
+        builder = TraceBuilder(file.path, self.kind)
         for row in file.rows():
-            prompt = token_ids(row, "prompt_token_ids")
-            output = token_ids(row, "generated_token_ids")
+            prompt = row.token_ids("prompt_token_ids")
+            output = row.token_ids("generated_token_ids")
             if not len(prompt):
                 prompt = _NO_PROMPT
                 builder.note = "prompts that were not recorded are one token long"
@@ -47,8 +44,7 @@ class TokenTrace(Reader):
             builder.put("output_token_ids", output)
             for field in row.values:
                 if field.startswith("acc_"):
-                    records = builder.recorded_lens.setdefault(field.removeprefix("acc_"), [])
-                    records.append(_record(row, field))
+                    builder.put_record(field.removeprefix("acc_"), _record(row, field))
         return builder.build()
 
 
