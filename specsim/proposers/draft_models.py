@@ -25,7 +25,6 @@ class DraftModels(Proposer):
     )
     models: tuple[str, ...] = Field(min_length=2)
     """Names in the profile's ``drafts``, smallest first."""
-    own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {"models"}
     draft_slots: ClassVar[int] = 1
 
     @model_validator(mode="after")

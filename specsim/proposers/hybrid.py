@@ -18,7 +18,7 @@ class Hybrid(Proposer):
     The lookup always drafts. Where the policy has no use for what it found, the fallback drafts,
     and costs what it costs: Oliaro et al. (2024), "SuffixDecoding", section "hybrid". Acceptance is
     ``token_match`` for the lookup and whatever the fallback needs for that, under ``per_drafter``.
-    vLLM has no such method; KV room is reserved as for the fallback.
+    vLLM has nothing of the kind; KV room is reserved as for the fallback.
     """
 
     method: Literal["hybrid"] = "hybrid"
@@ -32,9 +32,7 @@ class Hybrid(Proposer):
     """Such as ``{method: suffix}``."""
     fallback: NestedProposer
     """Such as ``{method: eagle3, num_speculative_tokens: 3}``."""
-    own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {"lookup", "fallback"}
     supports_async: ClassVar[bool] = False
-    needs_tokens: ClassVar[bool] = True
     has_fallback: ClassVar[bool] = True
 
     @model_validator(mode="before")
@@ -72,5 +70,5 @@ class Hybrid(Proposer):
         return self.fallback.lookahead_len(self.fallback.num_speculative_tokens)
 
     def make_lookup(self) -> Lookup | None:
-        """Return the lookup's."""
+        """Return that of the lookup."""
         return self.lookup.make_lookup()

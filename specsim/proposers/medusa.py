@@ -18,6 +18,5 @@ class Medusa(Proposer):
 
     method: Literal["medusa"] = "medusa"
     supports_async: ClassVar[bool] = False
-    writes_lookahead: ClassVar[bool] = False
     drafts_trees: ClassVar[bool] = True
     has_prefill: ClassVar[bool] = False

@@ -191,7 +191,7 @@ def _check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
             )
         if model.verifies_tokens:
             drafter.check_real_drafts()
-    if proposer.needs_tokens and not models[0].verifies_tokens:
+    if proposer.has_fallback and not models[0].verifies_tokens:
         raise ValueError(
             f"method '{proposer.method}' drafts real tokens only; use acceptance token_match (of a "
             "hybrid: per_drafter, with token_match for its lookup) and a workload with token ids"
