@@ -11,21 +11,15 @@ from specsim.core.compiled import Pointers
 from specsim.core.errors import CapacityError
 from specsim.core.request import Text
 from specsim.lookup.base import NO_DRAFT, Draft, Lookup
+from specsim.lookup.suffix_drafts import NO_ROOM, SCRATCH_TYPES, Scratch
+from specsim.lookup.suffix_nodes import CURSOR_FIELDS, NODE_COLUMNS, TREE_TYPES, UNKNOWN, Tree
 from specsim.lookup.suffix_tree import (
-    CURSOR_FIELDS,
     LOCAL,
-    NO_ROOM,
-    NODE_COLUMNS,
     REMOVAL_TYPES,
     REMOVED,
     REQUEST_TYPES,
-    SCRATCH_TYPES,
-    TREE_TYPES,
-    UNKNOWN,
     Removal,
     Request,
-    Scratch,
-    Tree,
     draft,
     fill_table,
     learn,
