@@ -84,10 +84,7 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> AcceptanceFile:
-    """Return the content of a shipped file.
-
-    Args:
-        name: Such as ``llama-3.1-8b/eagle/gsm8k``.
+    """Return the content of a shipped file, such as ``llama-3.1-8b/eagle/gsm8k``.
 
     Raises:
         ConfigError: There is none of that name, or it is malformed.

@@ -27,11 +27,7 @@ class Recorded(Acceptance):
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes]:
-        """Return the records, cut to the longest draft.
-
-        Raises:
-            TraceError: A request has no such record.
-        """
+        """Return the records, cut to the longest draft."""
         cut = bytes(min(length, max_draft_len) for length in range(256))
         return [
             self._record(request)[: request.output_len]

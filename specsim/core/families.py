@@ -113,10 +113,7 @@ class Family(Generic[M]):
         return {**self.members, **plugins}
 
     def find(self, name: str) -> type[M]:
-        """Return the class behind a name, an alias, an entry point or a path.
-
-        Args:
-            name: Such as ``static`` or ``my_pkg.my_file:MyPolicy``.
+        """Return the class behind a name, an alias, an entry point or a path (``my_file:Mine``).
 
         Raises:
             ConfigError: Nothing of that name; the message names the nearest.
@@ -134,10 +131,7 @@ class Family(Generic[M]):
         return everything[name]
 
     def parse(self, value: object) -> M:
-        """Return the member that a config value describes.
-
-        Args:
-            value: A mapping with the tag and the member's fields, or the short form ``static:k=3``.
+        """Return the member that a mapping, or the short form ``static:k=3``, describes.
 
         Raises:
             ConfigError: The value names no member.

@@ -62,11 +62,7 @@ class Tree(NamedTuple):
         return sum(accumulate(self.widths, mul))
 
     def complete_widths(self, num_nodes: int) -> tuple[int, ...]:
-        """Return the widths of the positions of which all candidates are among the first nodes.
-
-        Args:
-            num_nodes: Nodes that were batched, position after position.
-        """
+        """Return the widths of the positions all of whose candidates are among the first nodes."""
         ends = accumulate(accumulate(self.widths, mul))
         return self.widths[: sum(end <= num_nodes for end in ends)]
 
@@ -78,7 +74,6 @@ class BatchView:
 
     Args:
         requests: Index of the request of each sequence.
-        prompt_lens: In tokens.
         known_lens: Prompt and output tokens that are known when the draft is made: those that the
             running step's verification accepts are among them, unless the decision precedes it
             (asynchronous scheduling, and drafts that are verified in the same step).

@@ -18,11 +18,10 @@ Size = Annotated[int, Field(gt=0)]
 
 
 def default_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Return the batch sizes that vLLM captures graphs for, in tokens.
+    """Return the batch sizes that vLLM captures graphs for, tokens.
 
-    References:
-        vLLM 0.19 and 0.32 ``config/vllm.py``: 1, 2, 4, then every 8 up to 256, then every 16, up to
-        twice max_num_seqs and at most 512.
+    vLLM 0.19 and 0.32 ``config/vllm.py``: 1, 2, 4, then every 8 up to 256, then every 16, up to
+    twice max_num_seqs and at most 512.
     """
     sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
     largest = min(512, 2 * max_num_seqs)

@@ -11,8 +11,7 @@ from specsim.core.columns import find_table
 from specsim.core.errors import ProfileError
 from specsim.core.settings import load_mapping
 from specsim.core.step import StepLoad
-from specsim.latency._attention import Attention
-from specsim.latency._kernel_tables import KernelTables
+from specsim.latency._kernel_tables import Attention, KernelTables
 from specsim.latency.base import LatencyModel, one_by_one
 
 __all__ = ["Kernels"]
@@ -112,7 +111,7 @@ class Kernels(LatencyModel):
     def measured_time(
         self, chunk: float, kv_prefill: float, decodes: float, kv_decode: float, skewed: float
     ) -> float:
-        """Return how long a step lasts of which the attention was measured, in seconds.
+        """Return how long a step lasts of which the attention was measured, seconds.
 
         Args:
             chunk, kv_prefill, decodes, kv_decode: A point of ``attention.csv``.

@@ -95,9 +95,7 @@ class Roofline(LatencyModel):
         """Return how many tokens a step can have before computing takes longer than the weights.
 
         Of all matrices together, at the given efficiencies: batch size times (draft length + 1).
-
-        Returns:
-            None where there is no such limit, in tokens.
+        None where there is no such limit.
         """
         operators = matrix_operators(self._shape, self.tensor_parallel_size)
         return free_budget(operators, self._flops_per_s, self._numbers_per_s)

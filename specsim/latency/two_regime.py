@@ -5,9 +5,9 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 
 from specsim.core.step import StepLoad
-from specsim.latency._coefficients import Coefficients
 from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
+from specsim.latency.linear import Coefficients
 
 __all__ = ["TwoRegime"]
 

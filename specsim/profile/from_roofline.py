@@ -50,7 +50,7 @@ class RooflineProfile:
 
     @classmethod
     def of(cls, options: RooflineOptions) -> "RooflineProfile":
-        """Make a profile.
+        """Make a profile of a model on a GPU.
 
         Raises:
             ProfileError: A model or GPU is unknown, or lacks a number.
@@ -73,21 +73,14 @@ class RooflineProfile:
         return (self.num_blocks - 1) * self.block_size
 
     def decode_time(self, batch_size: int, context_len: int) -> float:
-        """Return how long a decode step takes in which nothing is drafted, in seconds.
-
-        Args:
-            context_len: Of each sequence, in tokens.
-        """
+        """Return how long a decode step without drafts takes, seconds; contexts in tokens."""
         return self.roofline.forward_time(
             StepLoad(batch_size * context_len, batch_size, batch_size)
         )
 
 
 def parse_drafts(options: list[str]) -> dict[str, str]:
-    """Return the drafters that ``--draft METHOD=MODEL`` names.
-
-    Returns:
-        Model by drafting method.
+    """Return the model by drafting method that each ``--draft METHOD=MODEL`` names.
 
     Raises:
         ConfigError: One is not of that form, or a method comes twice.

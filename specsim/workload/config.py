@@ -40,13 +40,10 @@ class WorkloadConfig(Settings):
         return self
 
     def build(self, seed: int) -> Trace:
-        """Return the requests of one run.
+        """Return the requests of one run, with arrival times except for a closed loop.
 
         Args:
             seed: Arrivals and lengths are drawn from streams of their own.
-
-        Returns:
-            With arrival times, except for a closed loop.
 
         Raises:
             TraceError: A file that the workload names cannot be used.

@@ -27,13 +27,9 @@ class ClosedLoop(Arrivals):
     think_time_shape: Literal["constant", "exponential"] = "constant"
 
     def think_times(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """Return the time that a client waits before each request.
+        """Return how long a client waits before each request of the run, seconds, shape (count,).
 
-        Args:
-            count: Number of requests of the run.
-
-        Returns:
-            0 for the first request of each client, of shape (count,), in seconds.
+        0 for the first request of each client.
         """
         if self.think_time_shape == "exponential":
             times = rng.exponential(self.think_time, count)

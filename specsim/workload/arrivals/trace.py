@@ -48,7 +48,7 @@ class TraceReplay(Arrivals):
 
         Args:
             count: Keep the first so many; None keeps all.
-            duration: Keep the arrivals before this time of the replay; None keeps all. In seconds.
+            duration: Keep the arrivals before this second of the replay; None keeps all.
 
         Raises:
             TraceError: The file has no arrivals, or none in the window.

@@ -28,11 +28,7 @@ class TraceRows(Lengths):
         return len(read_trace(self.path))
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return the first rows.
-
-        Raises:
-            TraceError: The file has fewer.
-        """
+        """Return the first rows; a TraceError if the file has fewer."""
         trace = read_trace(self.path)
         if count > len(trace):
             raise TraceError(
