@@ -1,6 +1,6 @@
 """Independent acceptance with one probability."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ class Bernoulli(DrawnAcceptance):
     """
 
     kind: Literal["bernoulli"] = "bernoulli"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"alpha": 0.7},)
+    examples = ({"alpha": 0.7},)
     alpha: float = Field(ge=0, le=1)
     """P(a draft token is accepted | all before it in the draft were)."""
 

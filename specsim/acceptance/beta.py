@@ -1,6 +1,6 @@
 """Acceptance that differs from request to request."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ class Beta(DrawnAcceptance):
     """
 
     kind: Literal["beta"] = "beta"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"a": 6.0, "b": 3.0},)
+    examples = ({"a": 6.0, "b": 3.0},)
     a: float = Field(gt=0)
     b: float = Field(gt=0)
 

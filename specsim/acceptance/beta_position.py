@@ -1,6 +1,6 @@
 """Acceptance that differs from request to request and with the place in the draft."""
 
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,7 @@ class BetaPosition(DrawnAcceptance):
     """
 
     kind: Literal["beta_position"] = "beta_position"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"a": 6.0, "b": 2.0, "factors": [1.0, 0.9, 0.8]},
-    )
+    examples = ({"a": 6.0, "b": 2.0, "factors": [1.0, 0.9, 0.8]},)
     a: float = Field(gt=0)
     b: float = Field(gt=0)
     factors: tuple[Factor, ...] = Field(min_length=1)

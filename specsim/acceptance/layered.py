@@ -1,6 +1,6 @@
 """Acceptance that differs between requests, along the output and with the place in the draft."""
 
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,7 @@ class Layered(DrawnAcceptance):
     """
 
     kind: Literal["layered"] = "layered"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "rates": [0.75, 0.65, 0.6],
             "request_spread": 0.4,

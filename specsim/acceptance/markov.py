@@ -1,6 +1,6 @@
 """Acceptance that changes along the output."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ class Markov(DrawnAcceptance):
     """
 
     kind: Literal["markov"] = "markov"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "regimes": [{"weight": 0.7, "alpha": 0.2}, {"weight": 0.3, "alpha": 0.95}],
             "regime_len": 20.0,

@@ -1,7 +1,7 @@
 """An acceptance model for each of several drafters."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 from pydantic import Field
 
@@ -19,9 +19,7 @@ class PerDrafter(Acceptance):
     """Which drafts survive depends on who made them: one acceptance model per draft model."""
 
     kind: Literal["per_drafter"] = "per_drafter"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"models": {"small": {"kind": "bernoulli", "alpha": 0.6}}},
-    )
+    examples = ({"models": {"small": {"kind": "bernoulli", "alpha": 0.6}}},)
     models: dict[str, NestedAcceptance] = Field(min_length=1)
     """By name of the drafter, as in ``speculative_config.models``."""
 

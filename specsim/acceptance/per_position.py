@@ -1,7 +1,7 @@
 """Acceptance that depends on the place in the draft."""
 
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self, final
+from typing import Annotated, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ class PerPosition(DrawnAcceptance):
     """
 
     kind: Literal["per_position"] = "per_position"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {"conditional_rates": [0.8, 0.7, 0.6]},
         {"unconditional_rates": [0.8, 0.56, 0.34]},
     )

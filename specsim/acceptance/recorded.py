@@ -1,7 +1,7 @@
 """Acceptance that was recorded."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.acceptance.base import Acceptance
 from specsim.core.errors import TraceError
@@ -20,7 +20,7 @@ class Recorded(Acceptance):
     """
 
     kind: Literal["recorded"] = "recorded"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"proposer": "eagle"},)
+    examples = ({"proposer": "eagle"},)
     proposer: str
     """Whose record: ``eagle`` reads ``acc_eagle``."""
 

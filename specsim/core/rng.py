@@ -57,7 +57,7 @@ def indexed_uniforms(
     Returns:
         In [0, 1), shape (sum(counts),).
     """
-    lengths = np.array(counts)
+    lengths = np.array(counts, dtype=np.int64)
     prefix = splitmix64(splitmix64(seed) ^ stream)
     prefixes = _finalized(np.array(requests, dtype=np.uint64) ^ np.uint64(prefix))
     z = np.arange(lengths.sum(), dtype=np.uint64)

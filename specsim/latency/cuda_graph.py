@@ -1,7 +1,7 @@
 """CUDA-graph padding around another latency model."""
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self, final
+from typing import Annotated, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class CudaGraph(LatencyModel):
     """
 
     kind: Literal["cuda_graph"] = "cuda_graph"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "inner": {"kind": "linear", "alpha_ns": 39.3, "gamma_us": 21.0, "delta_ms": 5.9},
             "max_num_seqs": 256,

@@ -2,7 +2,7 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Literal, Self, final
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -33,7 +33,7 @@ class Kernels(LatencyModel):
     """
 
     kind: Literal["kernels"] = "kernels"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ()
+    examples = ()
     path: Path
     """Folder with the tables."""
     num_layers: int = Field(gt=0)

@@ -1,6 +1,6 @@
 """The three-coefficient latency model."""
 
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Literal, Self, final
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -53,9 +53,7 @@ class Linear(Coefficients, LatencyModel):
     """
 
     kind: Literal["linear"] = "linear"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"alpha_ns": 39.3, "gamma_us": 21.0, "delta_ms": 5.9},
-    )
+    examples = ({"alpha_ns": 39.3, "gamma_us": 21.0, "delta_ms": 5.9},)
 
     def form(self) -> Form:
         """Return the coefficients, the same for steps of every kind."""

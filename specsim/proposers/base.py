@@ -145,9 +145,9 @@ class LookupProposer(Proposer):
     vLLM schedules none of its own ones (ngram on the CPU, suffix) asynchronously.
     """
 
-    supports_async: ClassVar[bool] = False
-    has_prefill: ClassVar[bool] = False
-    is_model: ClassVar[bool] = False
+    supports_async = False
+    has_prefill = False
+    is_model = False
 
     @property
     def finds_always(self) -> bool:

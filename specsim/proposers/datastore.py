@@ -1,7 +1,7 @@
 """A corpus of earlier answers as the drafter."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 from pydantic import Field
 
@@ -29,9 +29,7 @@ class Datastore(LookupProposer):
     """
 
     method: Literal["datastore"] = "datastore"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"num_speculative_tokens": 5, "corpus": "answers.jsonl.gz"},
-    )
+    examples = ({"num_speculative_tokens": 5, "corpus": "answers.jsonl.gz"},)
     corpus: Path
     """Token trace whose recorded answers are the datastore."""
     corpus_includes_prompts: bool = False
@@ -44,7 +42,7 @@ class Datastore(LookupProposer):
     """Longest path of a draft, tokens; at most `num_speculative_tokens` in all."""
     use_tree: bool = False
     """Draft trees, not chains; vLLM verifies chains."""
-    drafts_first_token: ClassVar[bool] = False
+    drafts_first_token = False
 
     def make_lookup(self) -> Lookup:
         """Return the suffix array of the corpus, read and sorted now."""

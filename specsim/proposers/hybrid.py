@@ -1,6 +1,6 @@
 """A lookup with another drafter behind it."""
 
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, Literal, Self, final
 
 from pydantic import model_validator
 
@@ -22,7 +22,7 @@ class Hybrid(Proposer):
     """
 
     method: Literal["hybrid"] = "hybrid"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "lookup": {"method": "suffix"},
             "fallback": {"method": "eagle3", "num_speculative_tokens": 3},
@@ -32,8 +32,8 @@ class Hybrid(Proposer):
     """Such as ``{method: suffix}``."""
     fallback: NestedProposer
     """Such as ``{method: eagle3, num_speculative_tokens: 3}``."""
-    supports_async: ClassVar[bool] = False
-    has_fallback: ClassVar[bool] = True
+    supports_async = False
+    has_fallback = True
 
     @model_validator(mode="before")
     @classmethod

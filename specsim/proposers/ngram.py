@@ -1,6 +1,6 @@
 """Prompt lookup as the drafter."""
 
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,9 @@ class Ngram(LookupProposer):
     """Shortest n-gram to match, tokens."""
     match_probability: float = Field(default=1.0, ge=0, le=1)
     """P(there is a match to draft from)."""
-    statistical_fields: ClassVar[frozenset[str]] = frozenset({"match_probability"})
-    has_confidence: ClassVar[bool] = False
-    drafts_first_token: ClassVar[bool] = False
+    statistical_fields = frozenset({"match_probability"})
+    has_confidence = False
+    drafts_first_token = False
 
     @model_validator(mode="before")
     @classmethod

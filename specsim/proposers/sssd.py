@@ -1,7 +1,7 @@
 """SSSD: the request's own text and a datastore as the drafter."""
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, final
+from typing import Annotated, Any, Literal, Self, final
 
 from pydantic import Field, model_validator
 
@@ -39,7 +39,7 @@ class Sssd(LookupProposer):
     """
 
     method: Literal["sssd"] = "sssd"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {"num_speculative_tokens": 5, "corpus": "answers.jsonl.gz"},
         {"num_speculative_tokens": 5},
     )
@@ -72,7 +72,7 @@ class Sssd(LookupProposer):
     """Factor per token that the longest match is shorter than `max_prefix_len`."""
     corpus_depth_discount: Factor = 0.7
     """Factor per token that the candidate is deeper than the first one."""
-    drafts_first_token: ClassVar[bool] = False
+    drafts_first_token = False
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:

@@ -1,6 +1,6 @@
 """Suffix decoding as the drafter."""
 
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class Suffix(LookupProposer):
     """Draft from earlier answers, too."""
     use_local_tree: bool = True
     """Draft from the request's own prompt and answer, too."""
-    statistical_fields: ClassVar[frozenset[str]] = frozenset({"mean_match_len"})
+    statistical_fields = frozenset({"mean_match_len"})
 
     @model_validator(mode="before")
     @classmethod

@@ -125,14 +125,7 @@ class Experiment(Settings):
 
     @classmethod
     def parse(cls, data: dict[str, Any], source: str) -> Self:
-        """Return the experiment that a mapping describes.
-
-        Args:
-            source: Where it came from, for error messages.
-
-        Raises:
-            ConfigError
-        """
+        """Return the experiment that a mapping, of a source, describes; a ConfigError if none."""
         with validated(source, ConfigError):
             return cls.model_validate(data)
 
@@ -144,7 +137,7 @@ class Experiment(Settings):
             overrides: Such as ``policy.k=3`` or ``policy=static:k=3``; values are YAML.
 
         Raises:
-            ConfigError
+            ConfigError: The file cannot be read, or a value in it is wrong.
         """
         return cls.parse(overridden(load_mapping(path, ConfigError), overrides), str(path))
 
@@ -165,15 +158,7 @@ class Experiment(Settings):
         return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
     def replace(self, source: str = "experiment", /, **changes: object) -> Self:
-        """Return a copy with other values of top-level fields, checked like any other.
-
-        Args:
-            source: Where the values come from, for error messages.
-            **changes: By field.
-
-        Raises:
-            ConfigError
-        """
+        """Return a copy with other values of top-level fields; a ConfigError if one is wrong."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         with validated(source, ConfigError):
             return type(self).model_validate({**fields, **changes})
@@ -204,8 +189,7 @@ def overridden(
     """Return a configuration with some values replaced.
 
     Args:
-        overrides: ``dotted.path=value``, the value in YAML.
-        option: Under which they were given, for error messages.
+        overrides: ``dotted.path=value``, the value in YAML, as given under an option.
 
     Raises:
         ConfigError: An override has no ``=``, or its path leads through something that is not a
@@ -225,15 +209,11 @@ def overridden(
 
 
 def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> None:
-    """Raise if an override of ``--set`` would be ignored.
+    """Raise a ConfigError if an override of ``--set`` would be ignored.
 
     Args:
-        overrides: ``dotted.path=value``.
         replaced: Fields that are replaced after the overrides.
-        by: What replaces them, for the error message.
-
-    Raises:
-        ConfigError: An override is of such a field, or of something inside it.
+        by: What replaces them.
     """
     fields = list(replaced)
     for override in overrides:
@@ -246,11 +226,7 @@ def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> No
 
 
 def set_field(config: dict[str, Any], path: str, value: object, source: str) -> None:
-    """Replace a value of a configuration, in place.
-
-    Args:
-        path: Dotted; mappings on the way are made where they are missing.
-        source: Where the value comes from, for error messages.
+    """Replace a value of a configuration, in place; mappings on its dotted path are made.
 
     Raises:
         ConfigError: The path leads through something that is not a mapping.

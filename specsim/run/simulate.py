@@ -81,7 +81,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         wiring = Wiring(
             facts=drafting.facts,
             records=records[number],
-            fates=drafting.fates if len(drafting.fates) else None,
+            fates=drafting.survival_lens if len(drafting.survival_lens) else None,
             offers=drafting.offers,
             deliveries=deliveries,
             observers=[IntegrityCheck()] if check else [],

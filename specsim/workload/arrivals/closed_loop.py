@@ -1,6 +1,6 @@
 """Clients that wait for their answer."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ class ClosedLoop(Arrivals):
     """
 
     kind: Literal["closed_loop"] = "closed_loop"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"concurrency": 16, "think_time": 1.0},)
+    examples = ({"concurrency": 16, "think_time": 1.0},)
     concurrency: int = Field(gt=0)
     """Clients, and so the largest number of requests in the system."""
     think_time: float = Field(default=0.0, ge=0)

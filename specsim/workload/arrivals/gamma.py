@@ -1,6 +1,6 @@
 """Arrivals that are burstier, or smoother, than Poisson."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ class Gamma(RenewalArrivals):
     """
 
     kind: Literal["gamma"] = "gamma"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"rate": 8.0, "burstiness": 0.5},)
+    examples = ({"rate": 8.0, "burstiness": 0.5},)
     burstiness: float = Field(gt=0)
 
     def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:

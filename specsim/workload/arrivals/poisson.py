@@ -1,6 +1,6 @@
 """Arrivals without memory."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ class Poisson(RenewalArrivals):
     """A Poisson process: independent exponential gaps."""
 
     kind: Literal["poisson"] = "poisson"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"rate": 8.0},)
+    examples = ({"rate": 8.0},)
 
     def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         """Return exponential gaps."""

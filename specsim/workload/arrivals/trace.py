@@ -1,7 +1,7 @@
 """Arrivals as they were recorded."""
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, final
+from typing import Annotated, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ class TraceReplay(Arrivals):
     """
 
     kind: Literal["trace"] = "trace"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"path": "traces/chat.parquet"},)
+    examples = ({"path": "traces/chat.parquet"},)
     path: Path
     """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
     window: tuple[Instant, Instant] | None = None

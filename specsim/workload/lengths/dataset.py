@@ -1,6 +1,6 @@
 """Lengths of datasets by name."""
 
-from typing import Any, ClassVar, Literal, NamedTuple, Self, final
+from typing import Literal, NamedTuple, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +70,7 @@ class Dataset(Lengths):
     """
 
     kind: Literal["dataset"] = "dataset"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"name": "sharegpt"},)
+    examples = ({"name": "sharegpt"},)
     name: str
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """Lengths drawn from a recording."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class Empirical(Lengths):
     """
 
     kind: Literal["empirical"] = "empirical"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"path": "traces/chat.parquet"},)
+    examples = ({"path": "traces/chat.parquet"},)
     path: Path
     """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
 

@@ -1,6 +1,6 @@
 """Lengths with a long tail."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,7 @@ class Lognormal(Lengths):
     """Lognormal lengths, given by the mean length and the sigma of its logarithm."""
 
     kind: Literal["lognormal"] = "lognormal"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"prompt": {"mean": 1000, "sigma": 0.5}, "output": {"mean": 250, "sigma": 0.5}},
-    )
+    examples = ({"prompt": {"mean": 1000, "sigma": 0.5}, "output": {"mean": 250, "sigma": 0.5}},)
     prompt: _Tail
     output: _Tail
 

@@ -1,6 +1,6 @@
 """Lengths that change during the run."""
 
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import numpy as np
 from pydantic import Field
@@ -18,7 +18,7 @@ class Shift(Lengths):
     """The first share of the requests comes from one source, the rest from another."""
 
     kind: Literal["shift"] = "shift"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "at": 0.5,
             "before": {"kind": "dataset", "name": "gsm8k"},

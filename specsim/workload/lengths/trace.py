@@ -1,7 +1,7 @@
 """Requests as they were recorded, without their arrivals."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
@@ -18,7 +18,7 @@ class TraceRows(Lengths):
     """The rows of a file in their order, with token ids and recorded acceptance if it has them."""
 
     kind: Literal["trace"] = "trace"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"path": "traces/chat.parquet"},)
+    examples = ({"path": "traces/chat.parquet"},)
     path: Path
     """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
 

@@ -1,6 +1,6 @@
 """Lengths around a mean, within bounds."""
 
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ class TruncatedNormal(Lengths):
     """Normal lengths, redrawn until they lie within their bounds."""
 
     kind: Literal["truncated_normal"] = "truncated_normal"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "prompt": {"mean": 512, "std": 128, "max": 1024},
             "output": {"mean": 128, "std": 64, "min": 16, "max": 512},

@@ -2,7 +2,7 @@
 
 import re
 from datetime import datetime
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
@@ -26,8 +26,8 @@ class Azure(Reader):
     """
 
     kind: Literal["azure"] = "azure"
-    containers: ClassVar[tuple[str, ...]] = ("csv",)
-    columns: ClassVar[frozenset[str]] = frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"})
+    containers = ("csv",)
+    columns = frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"})
 
     def read(self, file: TraceFile) -> Trace:
         """Return the requests."""

@@ -1,6 +1,6 @@
 """Requests to Qwen on Alibaba Cloud, with the identity of their prefixes."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.workload.files import TraceFile
 from specsim.workload.readers import Reader
@@ -19,10 +19,8 @@ class Bailian(Reader):
     """
 
     kind: Literal["bailian"] = "bailian"
-    containers: ClassVar[tuple[str, ...]] = ("jsonl",)
-    columns: ClassVar[frozenset[str]] = frozenset(
-        {"chat_id", "timestamp", "input_length", "output_length", "hash_ids"}
-    )
+    containers = ("jsonl",)
+    columns = frozenset({"chat_id", "timestamp", "input_length", "output_length", "hash_ids"})
 
     def read(self, file: TraceFile) -> Trace:
         """Return the requests with their prefix ids."""

@@ -1,6 +1,6 @@
 """Requests to a university's ChatGPT service."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.workload.files import TraceFile
 from specsim.workload.readers import Reader
@@ -18,10 +18,8 @@ class BurstGPT(Reader):
     """
 
     kind: Literal["burstgpt"] = "burstgpt"
-    containers: ClassVar[tuple[str, ...]] = ("csv",)
-    columns: ClassVar[frozenset[str]] = frozenset(
-        {"Timestamp", "Request tokens", "Response tokens"}
-    )
+    containers = ("csv",)
+    columns = frozenset({"Timestamp", "Request tokens", "Response tokens"})
 
     def read(self, file: TraceFile) -> Trace:
         """Return the requests that did not fail."""

@@ -1,6 +1,6 @@
 """Workloads of the simulator LLMServingSim."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.workload.files import TraceFile
 from specsim.workload.readers import Reader
@@ -14,8 +14,8 @@ class LLMServingSim(Reader):
     """LLMServingSim JSON lines: lengths, ``arrival_time_ns`` and, optionally, token ids."""
 
     kind: Literal["llmservingsim"] = "llmservingsim"
-    containers: ClassVar[tuple[str, ...]] = ("jsonl",)
-    columns: ClassVar[frozenset[str]] = frozenset({"input_toks", "output_toks", "arrival_time_ns"})
+    containers = ("jsonl",)
+    columns = frozenset({"input_toks", "output_toks", "arrival_time_ns"})
 
     def read(self, file: TraceFile) -> Trace:
         """Return the requests."""

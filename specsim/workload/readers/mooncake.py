@@ -1,6 +1,6 @@
 """Requests to Kimi, with the identity of their prefixes."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.core.errors import TraceError
 from specsim.core.request import PrefixIds
@@ -19,10 +19,8 @@ class Mooncake(Reader):
     """
 
     kind: Literal["mooncake"] = "mooncake"
-    containers: ClassVar[tuple[str, ...]] = ("jsonl",)
-    columns: ClassVar[frozenset[str]] = frozenset(
-        {"timestamp", "input_length", "output_length", "hash_ids"}
-    )
+    containers = ("jsonl",)
+    columns = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
 
     def matches(self, file: TraceFile) -> bool:
         """Return whether there are hash ids but no conversation, which `bailian` has."""

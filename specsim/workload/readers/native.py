@@ -3,7 +3,7 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -29,8 +29,8 @@ class Native(Reader):
     """
 
     kind: Literal["native"] = "native"
-    containers: ClassVar[tuple[str, ...]] = ("parquet", "jsonl")
-    columns: ClassVar[frozenset[str]] = frozenset({"prompt_len", "output_len"})
+    containers = ("parquet", "jsonl")
+    columns = frozenset({"prompt_len", "output_len"})
 
     def read(self, file: TraceFile) -> Trace:
         """Return the requests."""

@@ -1,6 +1,6 @@
 """Requests of a measured run."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.workload.files import TraceFile
 from specsim.workload.readers import Reader
@@ -17,8 +17,8 @@ class RealRun(Reader):
     """
 
     kind: Literal["real_run"] = "real_run"
-    containers: ClassVar[tuple[str, ...]] = ("jsonl",)
-    columns: ClassVar[frozenset[str]] = frozenset({"input_toks", "output_toks", "queued_ts"})
+    containers = ("jsonl",)
+    columns = frozenset({"input_toks", "output_toks", "queued_ts"})
 
     def read(self, file: TraceFile) -> Trace:
         """Return the requests."""

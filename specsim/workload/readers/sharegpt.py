@@ -1,6 +1,6 @@
 """Conversations with ChatGPT that users shared."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Any, Literal, final
 
 from specsim.core.errors import TraceError
 from specsim.workload.files import TraceFile
@@ -22,8 +22,8 @@ class ShareGPT(Reader):
     """
 
     kind: Literal["sharegpt"] = "sharegpt"
-    containers: ClassVar[tuple[str, ...]] = ("json",)
-    columns: ClassVar[frozenset[str]] = frozenset({"conversations"})
+    containers = ("json",)
+    columns = frozenset({"conversations"})
 
     def read(self, file: TraceFile) -> Trace:
         """Return one request per conversation that has an answer, in the order of the file."""

@@ -1,6 +1,6 @@
 """Token ids of prompts and answers, with recorded acceptance."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
@@ -25,8 +25,8 @@ class TokenTrace(Reader):
     """
 
     kind: Literal["token_trace"] = "token_trace"
-    containers: ClassVar[tuple[str, ...]] = ("jsonl",)
-    columns: ClassVar[frozenset[str]] = frozenset({"prompt_token_ids", "generated_token_ids"})
+    containers = ("jsonl",)
+    columns = frozenset({"prompt_token_ids", "generated_token_ids"})
 
     def read(self, file: TraceFile) -> Trace:
         """Return the requests, in the order of the file."""

@@ -1,6 +1,6 @@
 """Workloads of the simulator Vidur."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.workload.files import TraceFile
 from specsim.workload.readers import Reader
@@ -14,10 +14,8 @@ class Vidur(Reader):
     """Vidur CSV: ``arrived_at,num_prefill_tokens,num_decode_tokens``, seconds and tokens."""
 
     kind: Literal["vidur"] = "vidur"
-    containers: ClassVar[tuple[str, ...]] = ("csv",)
-    columns: ClassVar[frozenset[str]] = frozenset(
-        {"arrived_at", "num_prefill_tokens", "num_decode_tokens"}
-    )
+    containers = ("csv",)
+    columns = frozenset({"arrived_at", "num_prefill_tokens", "num_decode_tokens"})
 
     def read(self, file: TraceFile) -> Trace:
         """Return the requests."""

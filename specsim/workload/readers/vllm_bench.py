@@ -1,6 +1,6 @@
 """Results of vLLM's own benchmark client, or of specsim."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Any, Literal, final
 
 from specsim.core.errors import TraceError
 from specsim.workload.files import Row, TraceFile
@@ -19,8 +19,8 @@ class VllmBench(Reader):
     """
 
     kind: Literal["vllm_bench"] = "vllm_bench"
-    containers: ClassVar[tuple[str, ...]] = ("json", "jsonl")
-    columns: ClassVar[frozenset[str]] = frozenset({"input_lens", "output_lens"})
+    containers = ("json", "jsonl")
+    columns = frozenset({"input_lens", "output_lens"})
 
     def read(self, file: TraceFile) -> Trace:
         """Return the requests that did not fail."""
