@@ -13,19 +13,33 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from specsim.core.machine_code import IS_COMPILER, Source, loaded
 
-__all__ = ["Loop", "Pointers", "Types", "as_records", "inner"]
+__all__ = ["Loop", "Pointers", "Types", "as_records", "inner", "types_of"]
 
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Types = Mapping[str, "tuple[DTypeLike, int] | Types"]
+
+
+def types_of(arrays: type) -> Types:
+    """Return the types of the fields of a `NamedTuple`, in order, as `Loop` wants them.
+
+    A field says what numpy's types do not, ``Annotated[NDArray[np.int32], 2]`` its number of axes,
+    ``Annotated[Any, Part]`` that it holds pointers to a `Part`.
+    """
+    types: dict[str, tuple[DTypeLike, int] | Types] = {}
+    for field, hint in get_type_hints(arrays, include_extras=True).items():
+        kind, more = get_args(hint)
+        is_array = isinstance(more, int)
+        types[field] = (get_args(get_args(kind)[1])[0], more) if is_array else types_of(more)
+    return types
 
 
 def inner(function: Function) -> Function:

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.compiled import Pointers
+from specsim.core.compiled import Pointers, types_of
 from specsim.core.errors import CapacityError
 from specsim.core.request import Text
 from specsim.lookup.base import NO_DRAFT, Draft, Lookup
-from specsim.lookup.suffix_drafts import NO_ROOM, SCRATCH_TYPES, Scratch
-from specsim.lookup.suffix_nodes import CURSOR_FIELDS, NODE_COLUMNS, TREE_TYPES, UNKNOWN, Tree
+from specsim.lookup.suffix_drafts import NO_ROOM, Scratch
+from specsim.lookup.suffix_nodes import CURSOR_FIELDS, NODE_COLUMNS, UNKNOWN, Tree
 from specsim.lookup.suffix_tree import (
     LOCAL,
-    REMOVAL_TYPES,
     REMOVED,
-    REQUEST_TYPES,
     Removal,
     Request,
     draft,
@@ -30,6 +28,9 @@ __all__ = ["SuffixLookup", "SuffixTree"]
 
 Ints = NDArray[np.int32]
 Cursor = NDArray[np.int64]
+
+_TREE_TYPES, _SCRATCH_TYPES = types_of(Tree), types_of(Scratch)
+_REQUEST_TYPES, _REMOVAL_TYPES = types_of(Request), types_of(Removal)
 
 _GROWTH = 1.2  # little slack: nodes are most of the memory, and realloc moves them cheaply
 _NODES_PER_TOKEN = 1.3  # of text that repeats itself as much as most
@@ -61,7 +62,7 @@ class SuffixTree:
         self._spare = np.array([1, 0, 0, 1, 0], dtype=np.int64)
         # All arrays grow in place, so this stays as it is.
         self._arrays = Tree(self._nodes, self._table, self._groups, self._pool, self._spare)
-        self.pointers = Pointers(self._arrays, TREE_TYPES)
+        self.pointers = Pointers(self._arrays, _TREE_TYPES)
         """What loops see of it."""
 
     def start(self, num_tokens: int) -> Cursor:
@@ -102,7 +103,7 @@ class SuffixTree:
 
     def remove_oldest(self) -> None:
         """Forget the sequence that was started first; whatever its cursor appends is ignored."""
-        remove.bind(Pointers(Removal(self.pointers, self._cursors.popleft()), REMOVAL_TYPES))()
+        remove.bind(Pointers(Removal(self.pointers, self._cursors.popleft()), _REMOVAL_TYPES))()
 
     @property
     def num_sequences(self) -> int:
@@ -216,7 +217,7 @@ class SuffixLookup(Lookup):
             found=np.zeros(2, dtype=np.int64),
             score=np.zeros(1, dtype=np.float32),
         )
-        self._pointers = Pointers(self._scratch, SCRATCH_TYPES)
+        self._pointers = Pointers(self._scratch, _SCRATCH_TYPES)
 
     def start(self, request: int, text: Text) -> None:
         """Make a local tree of the prompt and a place for the answer; the oldest may have to go."""
@@ -240,7 +241,7 @@ class SuffixLookup(Lookup):
             lens,
             self._pointers,
         )
-        pointers = Pointers(arrays, REQUEST_TYPES)
+        pointers = Pointers(arrays, _REQUEST_TYPES)
         active = _Active(lens, tree, answer_cursor, learn.bind(pointers), draft.bind(pointers))
         self._active[request] = active
         self._learn(active)

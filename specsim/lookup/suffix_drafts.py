@@ -1,19 +1,17 @@
 """Drafts from a suffix tree: where a text ends in it, and what followed there most often."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.compiled import Types, inner
+from specsim.core.compiled import inner
 from specsim.lookup.suffix_nodes import (
     BASE,
     COUNT,
     HEAD,
-    INT,
     KNOWN_LEN,
     LENGTH,
-    LONG,
     NEXT,
     NONE,
     OPEN,
@@ -23,26 +21,26 @@ from specsim.lookup.suffix_nodes import (
     WINDOW,
     Ints,
     Longs,
+    Rows,
     Tree,
     find_child,
 )
 
-Floats = NDArray[np.float32]
-_FLOAT = np.dtype(np.float32)
+Floats = Annotated[NDArray[np.float32], 1]
 
 
 class Scratch(NamedTuple):
     """What drafts are made in, whoever they are for, and how."""
 
-    drafts: Ints
+    drafts: Rows
     """Token ids and parents of one draft, then of another, shape (4, longest)."""
-    probs: Floats
+    probs: Annotated[NDArray[np.float32], 2]
     """Of both, shape (2, longest)."""
-    items: Ints
+    items: Rows
     """Heap: node, place in its text, parent."""
     keys: Floats
     """Probabilities of the same."""
-    matches: Ints
+    matches: Rows
     """Node and place in its text where each suffix of the known text ends, by its length."""
     budgets: Ints
     """Most tokens of a draft, by match length."""
@@ -54,19 +52,6 @@ class Scratch(NamedTuple):
     """`ROW`, `MATCH_LEN`."""
     score: Floats
 
-
-SCRATCH_TYPES: Types = {
-    "drafts": (INT, 2),
-    "probs": (_FLOAT, 2),
-    "items": (INT, 2),
-    "keys": (_FLOAT, 1),
-    "matches": (INT, 2),
-    "budgets": (INT, 1),
-    "least": (_FLOAT, 1),
-    "asked": (LONG, 1),
-    "found": (LONG, 1),
-    "score": (_FLOAT, 1),
-}
 
 MAX_LEN, IS_TREE = range(2)
 ROW, MATCH_LEN = range(2)
@@ -92,7 +77,7 @@ def _match_from_root(tree: Tree, token_ids: Ints, start: int, known_len: int) ->
 
 
 @inner
-def match(tree: Tree, cursor: Longs, token_ids: Ints, known_len: int, matches: Ints) -> int:
+def match(tree: Tree, cursor: Longs, token_ids: Ints, known_len: int, matches: Rows) -> int:
     """Note where each suffix of the known text ends in the tree; return the longest length."""
     nodes = tree.nodes
     depth, own_len = len(cursor) - WINDOW, cursor[KNOWN_LEN]
@@ -150,7 +135,7 @@ def _draft_chain(
 
 
 @inner
-def _copy(items: Ints, source: int, target: int) -> None:
+def _copy(items: Rows, source: int, target: int) -> None:
     """Copy a row, which takes longer, and memory, as an assignment of slices."""
     for column in range(3):
         items[target, column] = items[source, column]

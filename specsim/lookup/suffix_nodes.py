@@ -12,36 +12,27 @@ An only child is found through its parent, so the table is touched where text br
 else. Everything here is compiled (`specsim.core.compiled`).
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.compiled import Types, inner
+from specsim.core.compiled import inner
 
-Ints = NDArray[np.int32]
-Longs = NDArray[np.int64]
-
-INT, LONG = np.dtype(np.int32), np.dtype(np.int64)
+Ints = Annotated[NDArray[np.int32], 1]
+Rows = Annotated[NDArray[np.int32], 2]
+Longs = Annotated[NDArray[np.int64], 1]
 
 
 class Tree(NamedTuple):
     """One suffix tree; see above."""
 
-    nodes: Ints
+    nodes: Rows
     table: Ints
-    groups: Ints
+    groups: Rows
     pool: Ints
     spare: Longs
 
-
-TREE_TYPES: Types = {
-    "nodes": (INT, 2),
-    "table": (INT, 1),
-    "groups": (INT, 2),
-    "pool": (INT, 1),
-    "spare": (LONG, 1),
-}
 
 COUNT, PARENT, TOKEN, TEXT, LENGTH, HEAD, NEXT, PREV, GROUP = range(9)
 NODE_COLUMNS = 9

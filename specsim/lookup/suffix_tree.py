@@ -16,16 +16,16 @@ Two rules keep an append short:
   dangles.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from specsim.core.compiled import Loop, Types, inner
+from specsim.core.compiled import Loop, inner, types_of
 from specsim.lookup.suffix_drafts import (
     MATCH_LEN,
     NO_ROOM,
     ROW,
-    SCRATCH_TYPES,
+    Scratch,
     improve,
     match,
 )
@@ -33,10 +33,8 @@ from specsim.lookup.suffix_nodes import (
     BASE,
     COUNT,
     HEAD,
-    INT,
     KNOWN_LEN,
     LENGTH,
-    LONG,
     NONE,
     NUM_FREE,
     OPEN,
@@ -44,7 +42,6 @@ from specsim.lookup.suffix_nodes import (
     SHARED,
     TEXT,
     TOP_NODE,
-    TREE_TYPES,
     UNKNOWN,
     WINDOW,
     Ints,
@@ -66,9 +63,9 @@ from specsim.lookup.suffix_nodes import (
 class Request(NamedTuple):
     """A request with what both trees know of it; trees and scratch are `Pointers` to theirs."""
 
-    local: Any
+    local: Annotated[Any, Tree]
     """Tree of its own text."""
-    answers: Any
+    answers: Annotated[Any, Tree]
     """Tree of all answers."""
     cursor: Longs
     answer_cursor: Longs
@@ -76,28 +73,15 @@ class Request(NamedTuple):
     """Of prompt and answer."""
     lens: Longs
     """`PROMPT_LEN`, `KNOWN`."""
-    scratch: Any
-
-
-REQUEST_TYPES: Types = {
-    "local": TREE_TYPES,
-    "answers": TREE_TYPES,
-    "cursor": (LONG, 1),
-    "answer_cursor": (LONG, 1),
-    "token_ids": (INT, 1),
-    "lens": (LONG, 1),
-    "scratch": SCRATCH_TYPES,
-}
+    scratch: Annotated[Any, Scratch]
 
 
 class Removal(NamedTuple):
     """A sequence to be forgotten."""
 
-    tree: Any
+    tree: Annotated[Any, Tree]
     cursor: Longs
 
-
-REMOVAL_TYPES: Types = {"tree": TREE_TYPES, "cursor": (LONG, 1)}
 
 _ROOMS = tuple(f"specsim.lookup.suffix_{part}" for part in ("tree", "nodes", "drafts"))
 
@@ -115,7 +99,7 @@ def _fill_table(tree: Tree) -> int:
     return 0
 
 
-fill_table = Loop(_fill_table, TREE_TYPES, name="suffix-tree", rooms=_ROOMS)
+fill_table = Loop(_fill_table, types_of(Tree), name="suffix-tree", rooms=_ROOMS)
 
 
 @inner
@@ -209,7 +193,7 @@ def _learn(request: Request) -> int:
     return 0
 
 
-learn = Loop(_learn, REQUEST_TYPES, name="suffix-tree", rooms=_ROOMS)
+learn = Loop(_learn, types_of(Request), name="suffix-tree", rooms=_ROOMS)
 
 
 def _remove(removal: Removal) -> int:
@@ -241,7 +225,7 @@ def _remove(removal: Removal) -> int:
     return 0
 
 
-remove = Loop(_remove, REMOVAL_TYPES, name="suffix-tree", rooms=_ROOMS)
+remove = Loop(_remove, types_of(Removal), name="suffix-tree", rooms=_ROOMS)
 
 
 def _draft(request: Request) -> int:
@@ -263,4 +247,4 @@ def _draft(request: Request) -> int:
     return best[1]
 
 
-draft = Loop(_draft, REQUEST_TYPES, name="suffix-tree", rooms=_ROOMS)
+draft = Loop(_draft, types_of(Request), name="suffix-tree", rooms=_ROOMS)
