@@ -12,12 +12,12 @@ from specsim.core.errors import CapacityError
 from specsim.core.request import Text
 from specsim.lookup.base import NO_DRAFT, Draft, Lookup
 from specsim.lookup.suffix_drafts import NO_ROOM, Scratch
-from specsim.lookup.suffix_nodes import CURSOR_FIELDS, NODE_COLUMNS, UNKNOWN, Tree
+from specsim.lookup.suffix_nodes import CURSOR_FIELDS, NODE_COLUMNS, UNKNOWN, Arrays
 from specsim.lookup.suffix_tree import (
     LOCAL,
     REMOVED,
     Removal,
-    Request,
+    RequestArrays,
     draft,
     fill_table,
     learn,
@@ -29,8 +29,8 @@ __all__ = ["SuffixLookup", "SuffixTree"]
 Ints = NDArray[np.int32]
 Cursor = NDArray[np.int64]
 
-_TREE_TYPES, _SCRATCH_TYPES = types_of(Tree), types_of(Scratch)
-_REQUEST_TYPES, _REMOVAL_TYPES = types_of(Request), types_of(Removal)
+_TREE_TYPES, _SCRATCH_TYPES = types_of(Arrays), types_of(Scratch)
+_REQUEST_TYPES, _REMOVAL_TYPES = types_of(RequestArrays), types_of(Removal)
 
 _GROWTH = 1.2  # little slack: nodes are most of the memory, and realloc moves them cheaply
 _NODES_PER_TOKEN = 1.3  # of text that repeats itself as much as most
@@ -61,7 +61,7 @@ class SuffixTree:
         self._nodes[0] = 0
         self._spare = np.array([1, 0, 0, 1, 0], dtype=np.int64)
         # All arrays grow in place, so this stays as it is.
-        self._arrays = Tree(self._nodes, self._table, self._groups, self._pool, self._spare)
+        self._arrays = Arrays(self._nodes, self._table, self._groups, self._pool, self._spare)
         self.pointers = Pointers(self._arrays, _TREE_TYPES)
         """What loops see of it."""
 
@@ -232,7 +232,7 @@ class SuffixLookup(Lookup):
                 self._answers.remove_oldest()
             answer_cursor = self._answers.start(text.output_len)
         lens = np.array([text.prompt_len, text.prompt_len], dtype=np.int64)
-        arrays = Request(
+        arrays = RequestArrays(
             tree.pointers,
             self._answers.pointers,
             cursor,

@@ -19,10 +19,10 @@ from specsim.lookup.suffix_nodes import (
     TEXT,
     UNKNOWN,
     WINDOW,
+    Arrays,
     Ints,
     Longs,
     Rows,
-    Tree,
     find_child,
 )
 
@@ -60,7 +60,7 @@ NO_ROOM = -1
 
 
 @inner
-def _match_from_root(tree: Tree, token_ids: Ints, start: int, known_len: int) -> tuple[int, int]:
+def _match_from_root(tree: Arrays, token_ids: Ints, start: int, known_len: int) -> tuple[int, int]:
     """Return where a run of tokens ends: node (none: not in the tree) and tokens into it."""
     nodes, pool = tree.nodes, tree.pool
     node, offset = ROOT, 0
@@ -77,7 +77,7 @@ def _match_from_root(tree: Tree, token_ids: Ints, start: int, known_len: int) ->
 
 
 @inner
-def match(tree: Tree, cursor: Longs, token_ids: Ints, known_len: int, matches: Rows) -> int:
+def match(tree: Arrays, cursor: Longs, token_ids: Ints, known_len: int, matches: Rows) -> int:
     """Note where each suffix of the known text ends in the tree; return the longest length."""
     nodes = tree.nodes
     depth, own_len = len(cursor) - WINDOW, cursor[KNOWN_LEN]
@@ -98,7 +98,7 @@ def match(tree: Tree, cursor: Longs, token_ids: Ints, known_len: int, matches: R
 
 
 @inner
-def _edge_token(tree: Tree, node: int, offset: int) -> int:
+def _edge_token(tree: Arrays, node: int, offset: int) -> int:
     """Return a token of a node, `UNKNOWN` at its end."""
     nodes, pool = tree.nodes, tree.pool
     length = nodes[node, LENGTH]
@@ -109,7 +109,7 @@ def _edge_token(tree: Tree, node: int, offset: int) -> int:
 
 @inner
 def _draft_chain(
-    tree: Tree, scratch: Scratch, match_len: int, budget: int, row: int
+    tree: Arrays, scratch: Scratch, match_len: int, budget: int, row: int
 ) -> tuple[int, np.float32]:
     """Follow the most frequent child; return length and score."""
     nodes, drafts, probs, least = tree.nodes, scratch.drafts, scratch.probs, scratch.least[0]
@@ -177,7 +177,7 @@ def _drop_best(scratch: Scratch, size: int) -> None:
 
 @inner
 def _draft_tree(
-    tree: Tree, scratch: Scratch, match_len: int, budget: int, row: int
+    tree: Arrays, scratch: Scratch, match_len: int, budget: int, row: int
 ) -> tuple[int, np.float32]:
     """Take the most probable token that is left, again and again; return length and score.
 
@@ -218,7 +218,7 @@ def _draft_tree(
 
 @inner
 def improve(
-    tree: Tree, scratch: Scratch, longest: int, best: tuple[int, int, int, np.float32]
+    tree: Arrays, scratch: Scratch, longest: int, best: tuple[int, int, int, np.float32]
 ) -> tuple[int, int, int, np.float32]:
     """Return the best draft of one tree, if it is better than what there is.
 

@@ -1,6 +1,6 @@
 """Nodes of a suffix tree: finding, ordering, splitting and merging them.
 
-A `Tree` is a tuple of arrays:
+A tree is a tuple of arrays, `Arrays`:
 
 - `nodes`, a row per node with the columns below; row 0 is the root and "none" at once.
 - `table`, a hash table of nodes by parent and first token; it holds those that have siblings.
@@ -24,8 +24,8 @@ Rows = Annotated[NDArray[np.int32], 2]
 Longs = Annotated[NDArray[np.int64], 1]
 
 
-class Tree(NamedTuple):
-    """One suffix tree; see above."""
+class Arrays(NamedTuple):
+    """A suffix tree; see above."""
 
     nodes: Rows
     table: Ints
@@ -67,7 +67,7 @@ def _home(parent: int, token: int, size: int) -> int:
 
 
 @inner
-def _slot(tree: Tree, parent: int, token: int) -> int:
+def _slot(tree: Arrays, parent: int, token: int) -> int:
     """Return where a child is in the table, or where it belongs."""
     nodes, table = tree.nodes, tree.table
     slot = _home(parent, token, len(table))
@@ -81,14 +81,14 @@ def _slot(tree: Tree, parent: int, token: int) -> int:
 
 
 @inner
-def enter(tree: Tree, node: int) -> None:
+def enter(tree: Arrays, node: int) -> None:
     """Put a node into the table."""
     nodes, table = tree.nodes, tree.table
     table[_slot(tree, nodes[node, PARENT], nodes[node, TOKEN])] = node
 
 
 @inner
-def _leave(tree: Tree, node: int) -> None:
+def _leave(tree: Arrays, node: int) -> None:
     """Take a node out of the table, and move up those that had to give way to it."""
     nodes, table = tree.nodes, tree.table
     size = len(table)
@@ -114,13 +114,13 @@ def _leave(tree: Tree, node: int) -> None:
 
 
 @inner
-def is_alone(tree: Tree, node: int) -> bool:
+def is_alone(tree: Arrays, node: int) -> bool:
     """Tell whether a node has no siblings; it is its own predecessor then."""
     return bool(tree.nodes[node, PREV] == node)
 
 
 @inner
-def find_child(tree: Tree, parent: int, token: int) -> int:
+def find_child(tree: Arrays, parent: int, token: int) -> int:
     """Return the child that begins with a token, or `NONE`."""
     nodes, table = tree.nodes, tree.table
     head = nodes[parent, HEAD]
@@ -135,7 +135,7 @@ def find_child(tree: Tree, parent: int, token: int) -> int:
 
 
 @inner
-def _join(tree: Tree, node: int, other: int, end: int) -> None:
+def _join(tree: Arrays, node: int, other: int, end: int) -> None:
     """Make a node the first or the last in the group of a neighbour of the same count."""
     nodes, groups, spare = tree.nodes, tree.groups, tree.spare
     group = nodes[other, GROUP]
@@ -153,7 +153,7 @@ def _join(tree: Tree, node: int, other: int, end: int) -> None:
 
 
 @inner
-def _part(tree: Tree, node: int) -> None:
+def _part(tree: Arrays, node: int) -> None:
     """Take a node out of its group, which ends when one is left."""
     nodes, groups, spare = tree.nodes, tree.groups, tree.spare
     group = nodes[node, GROUP]
@@ -172,7 +172,7 @@ def _part(tree: Tree, node: int) -> None:
 
 
 @inner
-def _unlink(tree: Tree, node: int) -> None:
+def _unlink(tree: Arrays, node: int) -> None:
     """Take a node out of the list of its siblings."""
     nodes = tree.nodes
     parent, before, after = nodes[node, PARENT], nodes[node, PREV], nodes[node, NEXT]
@@ -187,7 +187,7 @@ def _unlink(tree: Tree, node: int) -> None:
 
 
 @inner
-def _link_before(tree: Tree, node: int, other: int) -> None:
+def _link_before(tree: Arrays, node: int, other: int) -> None:
     nodes = tree.nodes
     parent, before = nodes[node, PARENT], nodes[other, PREV]
     is_head = nodes[parent, HEAD] == other
@@ -205,7 +205,7 @@ def _link_before(tree: Tree, node: int, other: int) -> None:
 
 
 @inner
-def _link_last(tree: Tree, node: int) -> None:
+def _link_last(tree: Arrays, node: int) -> None:
     nodes = tree.nodes
     parent = nodes[node, PARENT]
     head = nodes[parent, HEAD]
@@ -221,7 +221,7 @@ def _link_last(tree: Tree, node: int) -> None:
 
 
 @inner
-def _replace(tree: Tree, old: int, new: int) -> None:
+def _replace(tree: Arrays, old: int, new: int) -> None:
     """Put a node of the same count and first token in the place of another."""
     nodes, table, groups = tree.nodes, tree.table, tree.groups
     parent, before, after = nodes[old, PARENT], nodes[old, PREV], nodes[old, NEXT]
@@ -248,7 +248,7 @@ def _replace(tree: Tree, old: int, new: int) -> None:
 
 
 @inner
-def increment(tree: Tree, node: int) -> None:
+def increment(tree: Arrays, node: int) -> None:
     """Count one more, and go before the siblings of the old count.
 
     A node that has none before it, and so catches up with the group ahead, goes before that group.
@@ -270,7 +270,7 @@ def increment(tree: Tree, node: int) -> None:
 
 
 @inner
-def decrement(tree: Tree, node: int) -> None:
+def decrement(tree: Arrays, node: int) -> None:
     """Count one less, and go behind the siblings of the old count."""
     nodes, groups = tree.nodes, tree.groups
     count, after = nodes[node, COUNT], nodes[node, NEXT]
@@ -294,7 +294,7 @@ def decrement(tree: Tree, node: int) -> None:
 
 
 @inner
-def _new_node(tree: Tree) -> int:
+def _new_node(tree: Arrays) -> int:
     nodes, spare = tree.nodes, tree.spare
     node = spare[FREE_NODE]
     if node == NONE:
@@ -307,7 +307,7 @@ def _new_node(tree: Tree) -> int:
 
 
 @inner
-def _free_node(tree: Tree, node: int) -> None:
+def _free_node(tree: Arrays, node: int) -> None:
     nodes, spare = tree.nodes, tree.spare
     nodes[node, COUNT] = 0
     nodes[node, NEXT] = spare[FREE_NODE]
@@ -316,7 +316,7 @@ def _free_node(tree: Tree, node: int) -> None:
 
 
 @inner
-def add_leaf(tree: Tree, parent: int, token: int, place: int) -> int:
+def add_leaf(tree: Arrays, parent: int, token: int, place: int) -> int:
     """Return a new, open leaf whose text begins at a place of the pool."""
     nodes = tree.nodes
     node = _new_node(tree)
@@ -336,7 +336,7 @@ def add_leaf(tree: Tree, parent: int, token: int, place: int) -> int:
 
 
 @inner
-def remove_leaf(tree: Tree, node: int) -> None:
+def remove_leaf(tree: Arrays, node: int) -> None:
     """Take a leaf out of the tree; a sibling that is alone now leaves the table."""
     nodes = tree.nodes
     parent = nodes[node, PARENT]
@@ -351,7 +351,7 @@ def remove_leaf(tree: Tree, node: int) -> None:
 
 
 @inner
-def drop_first(tree: Tree, node: int) -> None:
+def drop_first(tree: Arrays, node: int) -> None:
     """Give the first token of an only child to its parent."""
     nodes, pool = tree.nodes, tree.pool
     nodes[node, TEXT] += 1
@@ -361,7 +361,7 @@ def drop_first(tree: Tree, node: int) -> None:
 
 
 @inner
-def split(tree: Tree, node: int) -> int:
+def split(tree: Arrays, node: int) -> int:
     """Return a new node that holds the first token of another and has it as its only child."""
     nodes = tree.nodes
     upper = _new_node(tree)
@@ -379,7 +379,7 @@ def split(tree: Tree, node: int) -> int:
 
 
 @inner
-def merge(tree: Tree, node: int) -> None:
+def merge(tree: Arrays, node: int) -> None:
     """Let the only child of a node take its place and its text."""
     nodes = tree.nodes
     child = nodes[node, HEAD]

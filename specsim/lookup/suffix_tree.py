@@ -44,9 +44,9 @@ from specsim.lookup.suffix_nodes import (
     TOP_NODE,
     UNKNOWN,
     WINDOW,
+    Arrays,
     Ints,
     Longs,
-    Tree,
     add_leaf,
     decrement,
     drop_first,
@@ -60,13 +60,13 @@ from specsim.lookup.suffix_nodes import (
 )
 
 
-class Request(NamedTuple):
+class RequestArrays(NamedTuple):
     """A request with what both trees know of it; trees and scratch are `Pointers` to theirs."""
 
-    local: Annotated[Any, Tree]
-    """Tree of its own text."""
-    answers: Annotated[Any, Tree]
-    """Tree of all answers."""
+    local: Annotated[Any, Arrays]
+    """The tree of its own text."""
+    answers: Annotated[Any, Arrays]
+    """The tree of all answers."""
     cursor: Longs
     answer_cursor: Longs
     token_ids: Ints
@@ -79,7 +79,7 @@ class Request(NamedTuple):
 class Removal(NamedTuple):
     """A sequence to be forgotten."""
 
-    tree: Annotated[Any, Tree]
+    tree: Annotated[Any, Arrays]
     cursor: Longs
 
 
@@ -91,7 +91,7 @@ PROMPT_LEN, KNOWN = range(2)
 LOCAL, ANSWERS = 1, 2  # which tree has to grow
 
 
-def _fill_table(tree: Tree) -> int:
+def _fill_table(tree: Arrays) -> int:
     """Enter all nodes into an empty table."""
     for node in range(1, tree.spare[TOP_NODE]):
         if tree.nodes[node, COUNT] and not is_alone(tree, node):
@@ -99,11 +99,11 @@ def _fill_table(tree: Tree) -> int:
     return 0
 
 
-fill_table = Loop(_fill_table, types_of(Tree), name="suffix-tree", rooms=_ROOMS)
+fill_table = Loop(_fill_table, types_of(Arrays), name="suffix-tree", rooms=_ROOMS)
 
 
 @inner
-def _advance(tree: Tree, node: int, place: int) -> int:
+def _advance(tree: Arrays, node: int, place: int) -> int:
     """Return where a suffix ends that ended at a node, with one more token."""
     nodes, pool = tree.nodes, tree.pool
     child = find_child(tree, node, pool[place])
@@ -137,7 +137,7 @@ def _advance(tree: Tree, node: int, place: int) -> int:
 
 
 @inner
-def _append_token(tree: Tree, cursor: Longs, token: int) -> None:
+def _append_token(tree: Arrays, cursor: Longs, token: int) -> None:
     nodes = tree.nodes
     depth = len(cursor) - WINDOW
     base, known_len, shared = cursor[BASE], cursor[KNOWN_LEN], cursor[SHARED]
@@ -166,7 +166,7 @@ def _append_token(tree: Tree, cursor: Longs, token: int) -> None:
 
 
 @inner
-def _append(tree: Tree, cursor: Longs, token_ids: Ints, start: int, known_len: int) -> bool:
+def _append(tree: Arrays, cursor: Longs, token_ids: Ints, start: int, known_len: int) -> bool:
     """Take in more of a sequence that begins at `start`; tell whether there was room for it all."""
     depth = len(cursor) - WINDOW
     while cursor[BASE] != REMOVED and cursor[KNOWN_LEN] < known_len:
@@ -176,7 +176,7 @@ def _append(tree: Tree, cursor: Longs, token_ids: Ints, start: int, known_len: i
     return True
 
 
-def _learn(request: Request) -> int:
+def _learn(request: RequestArrays) -> int:
     """Take in what is known of a request.
 
     Returns 0, or which tree has no room: its nodes must grow by at least the depth, and the loop
@@ -193,7 +193,7 @@ def _learn(request: Request) -> int:
     return 0
 
 
-learn = Loop(_learn, types_of(Request), name="suffix-tree", rooms=_ROOMS)
+learn = Loop(_learn, types_of(RequestArrays), name="suffix-tree", rooms=_ROOMS)
 
 
 def _remove(removal: Removal) -> int:
@@ -228,7 +228,7 @@ def _remove(removal: Removal) -> int:
 remove = Loop(_remove, types_of(Removal), name="suffix-tree", rooms=_ROOMS)
 
 
-def _draft(request: Request) -> int:
+def _draft(request: RequestArrays) -> int:
     """Make the draft of the highest score; ties go to the local tree, then to the longer match.
 
     Returns its length, or `NO_ROOM`; where it is in `Scratch.drafts`, the length of its match and
@@ -247,4 +247,4 @@ def _draft(request: Request) -> int:
     return best[1]
 
 
-draft = Loop(_draft, types_of(Request), name="suffix-tree", rooms=_ROOMS)
+draft = Loop(_draft, types_of(RequestArrays), name="suffix-tree", rooms=_ROOMS)

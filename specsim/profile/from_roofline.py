@@ -27,7 +27,7 @@ class RooflineOptions:
     """Name in ``profiles/``, or the path of a HuggingFace config.json."""
     gpu: str
     drafts: dict[str, str]
-    """Model of the drafter, by drafting method."""
+    """Model of each proposer that the profile will have costs for."""
     tensor_parallel_size: int = 1
     compute_efficiency: float = 0.7
     memory_efficiency: float = 0.8
@@ -46,7 +46,7 @@ class RooflineProfile:
     """Of each GPU."""
     num_blocks: int
     """KV blocks that fit, vLLM's null block included."""
-    block_size: int
+    block_size: int = BLOCK_SIZE
 
     @classmethod
     def of(cls, options: RooflineOptions) -> "RooflineProfile":
@@ -65,7 +65,7 @@ class RooflineProfile:
         fields["valid_range"]["context_tokens"] = (num_blocks - 1) * BLOCK_SIZE
         target = draft.target
         assert isinstance(target, Roofline)
-        return cls(fields, target, memory, num_blocks, BLOCK_SIZE)
+        return cls(fields, target, memory, num_blocks)
 
     @property
     def capacity(self) -> int:
@@ -80,7 +80,7 @@ class RooflineProfile:
 
 
 def parse_drafts(options: list[str]) -> dict[str, str]:
-    """Return the model by drafting method that each ``--draft METHOD=MODEL`` names.
+    """Return the model of each proposer, from ``--draft METHOD=MODEL``.
 
     Raises:
         ConfigError: One is not of that form, or a method comes twice.

@@ -1,7 +1,7 @@
 """Profiles: measured coefficients of one model on one GPU, with their provenance.
 
 ``profiles/<gpu>/<model>[-tpN].yaml``. A profile says what a step costs: the target's forward pass,
-each drafting method, and the engine's own overhead.
+each proposer, and the engine's own overhead.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ __all__ = ["DraftCost", "Overhead", "Profile", "StepCosts", "ValidRange", "load_
 
 
 class DraftCost(Settings):
-    """What it costs to draft with one method."""
+    """What it costs to draft with one proposer."""
 
     basis: Literal["pass", "draft", "heads"] = "pass"
     """What `latency` is: one forward pass of the drafter, of which a draft of k tokens takes k; a
@@ -169,7 +169,7 @@ class Profile(Settings):
     provenance: Provenance
     target: Annotated[LatencyModel, LATENCY]
     drafts: dict[str, DraftCost] = Field(default_factory=dict)
-    """By drafting method."""
+    """By proposer; of `draft_models`, by the name of each model."""
     overhead: Overhead = Overhead()
     valid_range: ValidRange
     reserved_gib: float = Field(default=0.0, ge=0)

@@ -23,9 +23,8 @@ class Datastore(LookupProposer):
     The corpus is fixed before the run, and nobody checks it against the requests: a trace that is
     both corpus and workload drafts each answer from itself, which no server could. Split it.
 
-    Without token ids it is statistical: it always offers a full draft, and the acceptance
-    model says how much of it survives. It costs host time only, reserves no KV slots, and like
-    vLLM's other host-side drafters it is not scheduled asynchronously.
+    Without token ids it always offers a full draft, and the acceptance model says how much of it
+    survives.
     """
 
     method: Literal["datastore"] = "datastore"

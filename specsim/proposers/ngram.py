@@ -17,10 +17,8 @@ class Ngram(LookupProposer):
     """Drafts what followed the last n tokens where they stood before (Saxena 2023, prompt lookup).
 
     On token ids (acceptance ``token_match``) it is vLLM's: the longest n-gram within the bounds,
-    the earliest one on ties. Without them it is statistical: it finds a match of full
-    length with `match_probability`, independently at every output position, and the acceptance
-    model says how much of it survives. It costs host time only, reserves no KV slots, and vLLM
-    does not schedule asynchronously with it.
+    the earliest one on ties. Without them it finds a match of full length with `match_probability`,
+    independently at every output position, and the acceptance model says how much of it survives.
     """
 
     method: Literal["ngram"] = "ngram"

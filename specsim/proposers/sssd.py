@@ -33,9 +33,8 @@ class Sssd(LookupProposer):
     your own with ``specsim draft-eval --grid``. Like `Datastore`, it trusts that no answer of the
     workload stands in the corpus.
 
-    Without token ids it is statistical: it always offers a full draft, and the acceptance
-    model says how much of it survives. It costs host time only, reserves no KV slots, and like
-    vLLM's other host-side drafters it is not scheduled asynchronously.
+    Without token ids it always offers a full draft, and the acceptance model says how much of it
+    survives.
     """
 
     method: Literal["sssd"] = "sssd"

@@ -18,11 +18,10 @@ class Suffix(LookupProposer):
     """Drafts from suffix trees of this and earlier outputs (Oliaro et al. 2024, "SuffixDecoding").
 
     On token ids (acceptance ``token_match``) it is Arctic Inference's, as vLLM uses it. Without
-    them it is statistical: the length of the pattern that the tree recognises is
-    geometric with mean `mean_match_len`, independently at every output position, and a draft is at
-    most `suffix_decoding_max_spec_factor` times as long (there, MAX_SPEC = factor * match length).
-    The acceptance model says how much of it survives. It costs host time only, reserves no KV
-    slots, and vLLM does not schedule asynchronously with it.
+    them the length of the pattern that the tree recognises is geometric with mean `mean_match_len`,
+    independently at every output position, and a draft is at most `suffix_decoding_max_spec_factor`
+    times as long (there, MAX_SPEC = factor * match length). The acceptance model says how much of
+    it survives.
     """
 
     method: Literal["suffix"] = "suffix"

@@ -218,7 +218,7 @@ def _make_lookup(drafter: Drafter, requests: list[Request]) -> Lookup:
         return lookups[0]
     longest = proposer.num_speculative_tokens
     lens = [min(part.num_speculative_tokens, longest) for part in proposer.parts]
-    return _Hybrid(picker, *lookups, lookup_len=lens[0], fallback_len=lens[1])
+    return _HybridLookup(picker, *lookups, lookup_len=lens[0], fallback_len=lens[1])
 
 
 class _RecordedDrafts(KnownTexts):
@@ -247,7 +247,7 @@ class _RecordedDrafts(KnownTexts):
         return Draft(agreed + [UNRECORDED] * (draft_len - len(agreed)))
 
 
-class _Hybrid(KnownTexts):
+class _HybridLookup(KnownTexts):
     """A lookup, and who drafts where the policy has no use for what it finds."""
 
     def __init__(

@@ -1,9 +1,9 @@
 """Trace: a workload as columns, whatever file it came from, and how its rows are collected."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,9 @@ from specsim.core.request import NO_RECORDS, PrefixIds, Request
 
 __all__ = ["Trace", "TraceBuilder"]
 
-T = TypeVar("T")
+_ARRAYS = ("prompt_lens", "output_lens", "arrived_at", "priorities")
+_LISTS = ("ids", "prompt_token_ids", "output_token_ids", "prefix_ids")
+
 Column = Sequence[NDArray[np.int64]]
 
 
@@ -35,7 +37,7 @@ class Trace:
     prompt_token_ids: Column | None = None
     output_token_ids: Column | None = None
     prefix_ids: Sequence[PrefixIds] | None = None
-    recorded_lens: dict[str, Sequence[bytes]] = field(default_factory=dict)
+    recorded_lens: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     """Per proposer and request: accepted length of a draft at every output position."""
     num_dropped: int = 0
     """Rows left out because they were failed requests (no prompt or no output)."""
@@ -50,48 +52,27 @@ class Trace:
     def take(self, rows: NDArray[np.int64]) -> "Trace":
         """Return the trace with only these rows, in this order; arrivals stay as they are."""
         order = rows.tolist()
-
-        def pick(values: Sequence[T] | None) -> list[T] | None:
-            return None if values is None else [values[row] for row in order]
-
-        return replace(
-            self,
-            prompt_lens=self.prompt_lens[rows],
-            output_lens=self.output_lens[rows],
-            arrived_at=None if self.arrived_at is None else self.arrived_at[rows],
-            priorities=None if self.priorities is None else self.priorities[rows],
-            ids=pick(self.ids),
-            prompt_token_ids=pick(self.prompt_token_ids),
-            output_token_ids=pick(self.output_token_ids),
-            prefix_ids=pick(self.prefix_ids),
-            recorded_lens={
-                name: [record[row] for row in order] for name, record in self.recorded_lens.items()
-            },
-        )
+        taken = {name: column[rows] for name, column in self._present(_ARRAYS).items()}
+        taken |= {name: [c[row] for row in order] for name, c in self._present(_LISTS).items()}
+        records = {name: [r[row] for row in order] for name, r in self.recorded_lens.items()}
+        return replace(self, recorded_lens=records, **taken)
 
     def followed_by(self, other: "Trace") -> "Trace":
         """Return these requests and then another's: the columns that both have, no arrivals."""
+        arrays, lists = self._present(_ARRAYS), self._present(_LISTS)
+        more_arrays, more_lists = other._present(_ARRAYS), other._present(_LISTS)
+        mine, others = self.recorded_lens, other.recorded_lens
+        joined: dict[str, Any] = {
+            name: np.concatenate([arrays[name], more_arrays[name]])
+            for name in arrays.keys() & more_arrays.keys() - {"arrived_at"}
+        }
+        joined |= {name: [*lists[name], *more_lists[name]] for name in lists.keys() & more_lists}
+        records = {name: [*mine[name], *others[name]] for name in sorted(mine.keys() & others)}
+        return Trace(**joined, recorded_lens=records)
 
-        def join(first: Sequence[T] | None, second: Sequence[T] | None) -> list[T] | None:
-            return None if first is None or second is None else [*first, *second]
-
-        shared = self.recorded_lens.keys() & other.recorded_lens.keys()
-        priorities = None
-        if self.priorities is not None and other.priorities is not None:
-            priorities = np.concatenate([self.priorities, other.priorities])
-        return Trace(
-            prompt_lens=np.concatenate([self.prompt_lens, other.prompt_lens]),
-            output_lens=np.concatenate([self.output_lens, other.output_lens]),
-            ids=join(self.ids, other.ids),
-            priorities=priorities,
-            prompt_token_ids=join(self.prompt_token_ids, other.prompt_token_ids),
-            output_token_ids=join(self.output_token_ids, other.output_token_ids),
-            prefix_ids=join(self.prefix_ids, other.prefix_ids),
-            recorded_lens={
-                name: [*self.recorded_lens[name], *other.recorded_lens[name]]
-                for name in sorted(shared)
-            },
-        )
+    def _present(self, names: tuple[str, ...]) -> dict[str, Any]:
+        columns = {name: getattr(self, name) for name in names}
+        return {name: column for name, column in columns.items() if column is not None}
 
     def at_times(self, arrived_at: NDArray[np.float64]) -> "Trace":
         """Return the same requests with other arrival times, seconds, shape (n,)."""
