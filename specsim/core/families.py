@@ -73,7 +73,7 @@ class Family(Generic[M]):
 
     @property
     def any_member(self) -> WithJsonSchema:
-        """A description of the members for a field of one of them: all of them would never end."""
+        """JSON schema for a field inside a member, where spelling all of them out never ends."""
         return WithJsonSchema({"type": "object", "description": f"any member of {self.name}"})
 
     @cached_property

@@ -129,7 +129,7 @@ class ModelShape(Settings):
         return 2 * self.num_hidden_layers * width
 
     def kv_bytes_per_token_and_gpu(self, tensor_parallel_size: int) -> float:
-        """Return the same of one GPU of several, bytes; heads fewer than GPUs are replicated."""
+        """Return it for one GPU of several, bytes; of fewer heads than GPUs, each has one."""
         return self.kv_bytes_per_token / min(tensor_parallel_size, self.num_key_value_heads)
 
 

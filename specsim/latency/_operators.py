@@ -9,7 +9,7 @@ __all__ = ["AttentionOperator", "Operator", "attention_operator", "free_budget",
 
 
 class Operator(NamedTuple):
-    """Matrices that every token is multiplied by, or that of its experts.
+    """Matrices that every token is multiplied with; of experts, those that it visits.
 
     Reads its weights once per step, and per token its inputs; writes its outputs (SSSD, arXiv
     2411.05894, table 1). ``Operator.matmul`` is one matrix.

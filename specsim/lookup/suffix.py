@@ -41,11 +41,11 @@ _MAX_TOKENS = 2**30  # of one tree; at most two nodes each, so that all numbers 
 
 
 class SuffixTree:
-    """Owner of the arrays of one suffix tree; the work on them is in `suffix_tree`.
+    """The arrays of one suffix tree, which grow as needed; `suffix_tree` works on them.
 
     Args:
-        depth: Longest run that it knows, in tokens.
-        num_tokens: Room for so much text at first; it grows as needed.
+        depth: Longest run that it knows, tokens.
+        num_tokens: Room for so much text at first.
     """
 
     def __init__(self, depth: int, num_tokens: int) -> None:
@@ -66,13 +66,7 @@ class SuffixTree:
         """What loops see of it."""
 
     def start(self, num_tokens: int) -> Cursor:
-        """Reserve a slot for a new sequence.
-
-        Args:
-            num_tokens: The most that it will have.
-
-        Returns:
-            Its cursor, of shape (CURSOR_FIELDS + depth,).
+        """Reserve a slot for a sequence of at most so many tokens, and return its cursor.
 
         Raises:
             CapacityError: All sequences together have more tokens than int32 can count.

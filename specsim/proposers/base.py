@@ -150,7 +150,7 @@ class LookupProposer(Proposer):
     is_model = False
 
     @property
-    def finds_always(self) -> bool:
+    def always_finds(self) -> bool:
         """Whether, without token ids, it finds a draft of any length wherever it looks."""
         return True
 
@@ -167,7 +167,7 @@ class LookupProposer(Proposer):
         recorded = [each.offered_lens for each in requests if each.offered_lens is not None]
         if recorded and len(recorded) == len(requests):
             return recorded
-        if self.finds_always:
+        if self.always_finds:
             return None
         counts = [request.output_len + 1 for request in requests]
         uniforms = luck.uniforms([request.index for request in requests], counts)

@@ -70,5 +70,5 @@ class Hybrid(Proposer):
         return self.fallback.lookahead_len(self.fallback.num_speculative_tokens)
 
     def make_lookup(self) -> Lookup | None:
-        """Return that of the lookup."""
+        """Return the token-level mode of the lookup."""
         return self.lookup.make_lookup()

@@ -56,7 +56,7 @@ class Ngram(LookupProposer):
         )
 
     @property
-    def finds_always(self) -> bool:
+    def always_finds(self) -> bool:
         """Whether there always is a match."""
         return self.match_probability == 1.0
 

@@ -78,7 +78,7 @@ class Suffix(LookupProposer):
         )
 
     @property
-    def finds_always(self) -> bool:
+    def always_finds(self) -> bool:
         """Whether matches are long enough for any draft."""
         return self.mean_match_len is None
 

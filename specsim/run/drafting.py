@@ -132,6 +132,7 @@ class Drafting:
         survival_lens = self.survival_lens
         if self._verifies_tokens:  # they are found out as the run goes on
             survival_lens = np.zeros(self.facts.num_outputs, dtype=np.uint8)
+        oracle = Oracle(survival_lens, self.facts.starts)
         server = ServerView(
             max_draft_len=deployment.max_draft_len,
             step_time=costs.step_time,
@@ -143,9 +144,7 @@ class Drafting:
             ),
             drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
             prompt_token_ids=lambda request: _token_ids(self._requests[request]),
-            oracle=Oracle(survival_lens, self.facts.starts)
-            if isinstance(policy, OraclePolicy)
-            else None,
+            oracle=oracle if isinstance(policy, OraclePolicy) else None,
             rng=generator(experiment.seed, "policy", str(replica)),
             tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
             drafts_at_one_cost=costs.drafts_at_one_cost,

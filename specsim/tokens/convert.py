@@ -180,7 +180,7 @@ def _conversation(row: Row, name: str) -> Iterator[_Exchange]:
 
 
 def _joined(turns: list[tuple[str, str]], speaker: str) -> str:
-    """Return the history up to where a speaker begins, each one the start of the next."""
+    """Return the turns as one text that ends where a speaker begins."""
     return "".join(f"{name}:\n{text}\n\n" for name, text in turns) + f"{speaker}:\n"
 
 

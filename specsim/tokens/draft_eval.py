@@ -31,7 +31,7 @@ _NO_EFFECT = frozenset(
 
 
 class Drafter(NamedTuple):
-    """Who drafts, and for a hybrid who picks."""
+    """A proposer, and for a hybrid what picks between its lookup and its fallback."""
 
     proposer: Proposer
     picker: HybridSuffix | None = None

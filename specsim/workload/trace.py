@@ -62,9 +62,9 @@ class Trace:
         arrays, lists = self._present(_ARRAYS), self._present(_LISTS)
         more_arrays, more_lists = other._present(_ARRAYS), other._present(_LISTS)
         mine, others = self.recorded_lens, other.recorded_lens
+        both = (arrays.keys() & more_arrays.keys()) - {"arrived_at"}
         joined: dict[str, Any] = {
-            name: np.concatenate([arrays[name], more_arrays[name]])
-            for name in arrays.keys() & more_arrays.keys() - {"arrived_at"}
+            name: np.concatenate([arrays[name], more_arrays[name]]) for name in both
         }
         joined |= {name: [*lists[name], *more_lists[name]] for name in lists.keys() & more_lists}
         records = {name: [*mine[name], *others[name]] for name in sorted(mine.keys() & others)}
@@ -111,12 +111,7 @@ class Trace:
 
 
 class TraceBuilder:
-    """Collects rows into the columns of a trace, checks them and sorts them by arrival.
-
-    Args:
-        path: Of the file, for error messages.
-        kind: Name of its format.
-    """
+    """Collects the rows of a file of some format into a trace, sorted by arrival."""
 
     def __init__(self, path: Path, kind: str) -> None:
         self._path = path

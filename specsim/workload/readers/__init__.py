@@ -1,14 +1,13 @@
 """Readers: workload files of every format, recognised by their content."""
 
-from abc import abstractmethod
 from pathlib import Path
 from typing import ClassVar
 
 from specsim.core.errors import TraceError
 from specsim.core.families import Family, Member
 from specsim.core.resources import locate
-from specsim.workload.files import TraceFile
-from specsim.workload.trace import Trace
+from specsim.workload.files import Row, TraceFile
+from specsim.workload.trace import Trace, TraceBuilder
 
 __all__ = ["READERS", "Reader", "read_trace"]
 
@@ -29,7 +28,6 @@ class Reader(Member):
         """Return whether the file is of this format, whatever its name."""
         return file.container in self.containers and self.columns <= set(file.columns)
 
-    @abstractmethod
     def read(self, file: TraceFile) -> Trace:
         """Return the workload in a file that `matches`, in order of arrival.
 
@@ -37,6 +35,14 @@ class Reader(Member):
             TraceError: A row breaks the format's rules; the message names file, line, field, value
                 and rule.
         """
+        builder = TraceBuilder(file.path, self.kind)
+        for row in file.rows():
+            self.add(row, builder)
+        return builder.build()
+
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add what a row says; of a format without rows, `read` does everything."""
+        raise NotImplementedError
 
 
 READERS = Family("workload.readers", Reader)

@@ -7,9 +7,9 @@ from typing import Literal, final
 import numpy as np
 
 from specsim.core.errors import TraceError
-from specsim.workload.files import Row, TraceFile
+from specsim.workload.files import Row
 from specsim.workload.readers import Reader
-from specsim.workload.trace import Trace, TraceBuilder
+from specsim.workload.trace import TraceBuilder
 
 __all__ = ["Azure"]
 
@@ -29,12 +29,9 @@ class Azure(Reader):
     containers = ("csv",)
     columns = frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"})
 
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests."""
-        builder = TraceBuilder(file.path, self.kind)
-        for row in file.rows():
-            builder.add(row.integer("ContextTokens"), row.integer("GeneratedTokens"), _seconds(row))
-        return builder.build()
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request."""
+        builder.add(row.integer("ContextTokens"), row.integer("GeneratedTokens"), _seconds(row))
 
 
 def _seconds(row: Row) -> float:

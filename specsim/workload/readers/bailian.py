@@ -2,10 +2,10 @@
 
 from typing import Literal, final
 
-from specsim.workload.files import TraceFile
+from specsim.workload.files import Row
 from specsim.workload.readers import Reader
-from specsim.workload.readers.mooncake import hashed_requests
-from specsim.workload.trace import Trace
+from specsim.workload.readers.mooncake import add_hashed
+from specsim.workload.trace import TraceBuilder
 
 __all__ = ["Bailian"]
 
@@ -22,6 +22,6 @@ class Bailian(Reader):
     containers = ("jsonl",)
     columns = frozenset({"chat_id", "timestamp", "input_length", "output_length", "hash_ids"})
 
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests with their prefix ids."""
-        return hashed_requests(file, self.kind, piece_size=16, seconds_per_unit=1.0)
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request with its prefix ids."""
+        add_hashed(row, builder, piece_size=16, seconds_per_unit=1.0)

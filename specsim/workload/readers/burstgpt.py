@@ -2,9 +2,9 @@
 
 from typing import Literal, final
 
-from specsim.workload.files import TraceFile
+from specsim.workload.files import Row
 from specsim.workload.readers import Reader
-from specsim.workload.trace import Trace, TraceBuilder
+from specsim.workload.trace import TraceBuilder
 
 __all__ = ["BurstGPT"]
 
@@ -21,10 +21,7 @@ class BurstGPT(Reader):
     containers = ("csv",)
     columns = frozenset({"Timestamp", "Request tokens", "Response tokens"})
 
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests that did not fail."""
-        builder = TraceBuilder(file.path, self.kind)
-        for row in file.rows():
-            lens = row.integer("Request tokens"), row.integer("Response tokens")
-            builder.add(*lens, row.number("Timestamp"))
-        return builder.build()
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request, unless it failed."""
+        lens = row.integer("Request tokens"), row.integer("Response tokens")
+        builder.add(*lens, row.number("Timestamp"))

@@ -2,9 +2,9 @@
 
 from typing import Literal, final
 
-from specsim.workload.files import TraceFile
+from specsim.workload.files import Row
 from specsim.workload.readers import Reader
-from specsim.workload.trace import Trace, TraceBuilder
+from specsim.workload.trace import TraceBuilder
 
 __all__ = ["LLMServingSim"]
 
@@ -17,14 +17,11 @@ class LLMServingSim(Reader):
     containers = ("jsonl",)
     columns = frozenset({"input_toks", "output_toks", "arrival_time_ns"})
 
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests."""
-        builder = TraceBuilder(file.path, self.kind)
-        for row in file.rows():
-            lens = row.integer("input_toks"), row.integer("output_toks")
-            if not builder.add(*lens, row.number("arrival_time_ns") * 1e-9):
-                continue
-            for field, column in (("input", "prompt"), ("output", "output")):
-                if f"{field}_tok_ids" in row.values:
-                    builder.put(f"{column}_token_ids", row.token_ids(f"{field}_tok_ids"))
-        return builder.build()
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request."""
+        lens = row.integer("input_toks"), row.integer("output_toks")
+        if not builder.add(*lens, row.number("arrival_time_ns") * 1e-9):
+            return
+        for field, column in (("input", "prompt"), ("output", "output")):
+            if f"{field}_tok_ids" in row.values:
+                builder.put(f"{column}_token_ids", row.token_ids(f"{field}_tok_ids"))

@@ -10,7 +10,7 @@ import numpy as np
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.request import UNRECORDED, PrefixIds
-from specsim.workload.files import Row, TraceFile
+from specsim.workload.files import Row
 from specsim.workload.readers import Reader
 from specsim.workload.trace import Trace, TraceBuilder
 
@@ -32,14 +32,11 @@ class Native(Reader):
     containers = ("parquet", "jsonl")
     columns = frozenset({"prompt_len", "output_len"})
 
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests."""
-        builder = TraceBuilder(file.path, self.kind)
-        for row in file.rows():
-            arrived_at = row.number("arrived_at") if "arrived_at" in row.values else None
-            if builder.add(row.integer("prompt_len"), row.integer("output_len"), arrived_at):
-                _put_optional(builder, row)
-        return builder.build()
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request."""
+        arrived_at = row.number("arrived_at") if "arrived_at" in row.values else None
+        if builder.add(row.integer("prompt_len"), row.integer("output_len"), arrived_at):
+            _put_optional(builder, row)
 
 
 def _put_optional(builder: TraceBuilder, row: Row) -> None:

@@ -2,9 +2,9 @@
 
 from typing import Literal, final
 
-from specsim.workload.files import TraceFile
+from specsim.workload.files import Row
 from specsim.workload.readers import Reader
-from specsim.workload.trace import Trace, TraceBuilder
+from specsim.workload.trace import TraceBuilder
 
 __all__ = ["RealRun"]
 
@@ -20,12 +20,9 @@ class RealRun(Reader):
     containers = ("jsonl",)
     columns = frozenset({"input_toks", "output_toks", "queued_ts"})
 
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests."""
-        builder = TraceBuilder(file.path, self.kind)
-        for row in file.rows():
-            prompt_len = row.integer("input_toks")
-            output_len = 0 if row.values.get("error") else row.integer("output_toks")
-            if builder.add(prompt_len, output_len, row.number("queued_ts")):
-                builder.put("ids", str(row.values.get("request_id", "")))
-        return builder.build()
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request, unless it failed."""
+        prompt_len = row.integer("input_toks")
+        output_len = 0 if row.values.get("error") else row.integer("output_toks")
+        if builder.add(prompt_len, output_len, row.number("queued_ts")):
+            builder.put("ids", str(row.values.get("request_id", "")))

@@ -2,9 +2,9 @@
 
 from typing import Literal, final
 
-from specsim.workload.files import TraceFile
+from specsim.workload.files import Row
 from specsim.workload.readers import Reader
-from specsim.workload.trace import Trace, TraceBuilder
+from specsim.workload.trace import TraceBuilder
 
 __all__ = ["Vidur"]
 
@@ -17,10 +17,7 @@ class Vidur(Reader):
     containers = ("csv",)
     columns = frozenset({"arrived_at", "num_prefill_tokens", "num_decode_tokens"})
 
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests."""
-        builder = TraceBuilder(file.path, self.kind)
-        for row in file.rows():
-            lens = row.integer("num_prefill_tokens"), row.integer("num_decode_tokens")
-            builder.add(*lens, row.number("arrived_at"))
-        return builder.build()
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request."""
+        lens = row.integer("num_prefill_tokens"), row.integer("num_decode_tokens")
+        builder.add(*lens, row.number("arrived_at"))
