@@ -239,7 +239,9 @@ def _lock(path: Path) -> Iterator[None]:
 def _compiled(source: Source) -> bytes:
     """Compile in a process of its own."""
     began = monotonic()
-    say = _Progress(f"specsim: compiling its {source.name} for this machine, once")
+    text = f"specsim: compiling its {source.name} for this machine, once"
+    is_terminal = sys.stderr.isatty()
+    print(f"{text} ...", end="" if is_terminal else "\n", file=sys.stderr, flush=True)
     environment = {**os.environ, IS_COMPILER: "1", "NUMBA_DISABLE_JIT": "0"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
@@ -253,10 +255,10 @@ def _compiled(source: Source) -> bytes:
             data, said = process.communicate(timeout=1.0)
             break
         except subprocess.TimeoutExpired:
-            say.seconds(monotonic() - began)
+            _show_seconds(text, monotonic() - began)
             if monotonic() - began > _LIMIT:
                 process.kill()
-    say.end(monotonic() - began)
+    _show_seconds(text, monotonic() - began, end="\n")
     code = _checked(data)
     if process.returncode or code is None:
         lines = said.decode(errors="replace").strip().splitlines()
@@ -269,20 +271,7 @@ def _command(module: str) -> list[str]:
     return [sys.executable, "-m", "specsim.core.compiler", module]
 
 
-class _Progress:
-    """One line on the terminal that counts seconds, or one line in a log."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._is_terminal = sys.stderr.isatty()
-        print(f"{text} ...", end="" if self._is_terminal else "\n", file=sys.stderr, flush=True)
-
-    def seconds(self, elapsed: float) -> None:
-        """Show how long it has taken so far."""
-        if self._is_terminal:
-            print(f"\r{self._text} ... {elapsed:.0f} s", end="", file=sys.stderr, flush=True)
-
-    def end(self, elapsed: float) -> None:
-        """Close the line."""
-        if self._is_terminal:
-            print(f"\r{self._text} ... {elapsed:.0f} s", file=sys.stderr, flush=True)
+def _show_seconds(text: str, elapsed: float, end: str = "") -> None:
+    """Show on a terminal how long something has taken; a log has said that it began."""
+    if sys.stderr.isatty():
+        print(f"\r{text} ... {elapsed:.0f} s", end=end, file=sys.stderr, flush=True)

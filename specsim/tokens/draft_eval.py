@@ -43,11 +43,10 @@ class DraftCounts(NamedTuple):
     steps: int
     """Verifications, whether or not anything had been drafted."""
     accepted: int
-    """Draft tokens."""
+    """Draft tokens that agreed with the answer."""
     drafted: int
-    """Draft tokens."""
+    """Draft tokens in all."""
     output_tokens: int
-    """Tokens of the answer."""
 
 
 @dataclass(frozen=True)
@@ -89,19 +88,14 @@ class DraftEval:
         """Host time per step, microseconds."""
         return 1e6 * self.step_time / max(1, self.total.steps)
 
-    def drafter_json(self) -> dict[str, Any]:
-        """Return who drafted, as it would be configured."""
-        proposer, picker = self.drafter
-        config = {"proposer": proposer.model_dump(mode="json", exclude_none=True)}
-        if picker is not None:
-            config["policy"] = picker.model_dump(mode="json", exclude_none=True)
-        return config
-
     def totals_as_json(self) -> dict[str, Any]:
         """Return everything that is the same on every machine, all requests together."""
-        total = self.total
+        total, (proposer, picker) = self.total, self.drafter
+        who = {"proposer": proposer.model_dump(mode="json", exclude_none=True)}
+        if picker is not None:
+            who["policy"] = picker.model_dump(mode="json", exclude_none=True)
         return {
-            **self.drafter_json(),
+            **who,
             "requests": len(self.per_request),
             "steps": total.steps,
             "accepted": total.accepted,
