@@ -27,10 +27,12 @@ from specsim.core.request import Text
 from specsim.lookup import Lookup
 from specsim.lookup.ngram import NgramLookup
 from specsim.lookup.suffix import SuffixLookup
-from specsim.lookup.suffix_reference import SuffixReference
 from specsim.tokens.draft_eval import load_texts
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "tests"))
+from suffix_reference import SuffixReference  # noqa: E402
+
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[1] / "shared" / "data"))
 CHAIN = {"max_depth": 24, "max_spec_factor": 1.0, "min_token_prob": 0.1, "max_cached_requests": -1}
 TREE = {**CHAIN, "max_depth": 64, "max_spec_factor": 2.0, "use_tree": True}

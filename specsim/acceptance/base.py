@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +13,15 @@ from specsim.core.families import Member
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 
-__all__ = ["MAX_DRAFT_LEN", "Acceptance", "Oracle", "run_lengths", "runs_below", "split_tables"]
+__all__ = [
+    "MAX_DRAFT_LEN",
+    "Acceptance",
+    "DrawnAcceptance",
+    "Oracle",
+    "run_lengths",
+    "runs_below",
+    "split_rows",
+]
 
 MAX_DRAFT_LEN = 254
 """Longest draft: with the bonus token it still fits into a byte, as in every table of a run."""
@@ -32,45 +41,60 @@ class Acceptance(Member):
     verifies_tokens: ClassVar[bool] = False
     """Whether drafts are compared with recorded answers, so that survival is found out online."""
     confidence_concentration: float = Field(default=1.0, gt=0)
-    """How little the drafter's confidence in a token says about its fate, for policies that look
-    at it; see `specsim.core.draft_luck.DraftLuck.confidence_tables`."""
+    """How little the drafter's confidence in a token says about its survival, for policies that
+    look at it; see `specsim.core.draft_luck.DraftLuck.confidence_tables`."""
 
     @abstractmethod
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes]:
-        """Return the survival tables of some requests.
+        """Return the survival table of each request, shape (output_len,).
 
-        Args:
-            luck: Indexed by request and output position.
-            max_draft_len: Longest draft that will be asked about, at most `MAX_DRAFT_LEN`, in
-                tokens.
-
-        Returns:
-            Element `p`: accepted length of a draft of `max_draft_len` tokens made when `p` output
-            tokens are known; a shorter draft of `k` tokens survives ``min(k, element)`` long. Of
-            shape (request.output_len,).
+        Element `p` is the accepted length of a draft of `max_draft_len` tokens, at most
+        `MAX_DRAFT_LEN`, made when `p` output tokens are known; a shorter draft of `k` tokens
+        survives ``min(k, element)`` long.
 
         Raises:
             TraceError: A request carries no record of what the model needs.
         """
 
     def of_drafter(self, name: str) -> "Acceptance":
-        """Return the acceptance model of one of several drafters.
-
-        Args:
-            name: As in ``speculative_config.models``.
-        """
+        """Return the acceptance model of one of ``speculative_config.models``."""
         return self
 
     def position_rates(self, num_positions: int) -> list[float] | None:
-        """Return the acceptance rate of each position of a draft, if it depends on nothing else.
+        """Return P(draft token j is accepted | all before it were), j from 1, for trees.
 
-        Returns:
-            Element j: P(draft token j + 1 is accepted | all before it were); None if requests or
-            output positions differ. Trees need it.
+        None if requests or output positions differ.
         """
         return None
+
+
+class DrawnAcceptance(Acceptance):
+    """Draws what survives from the luck of each output position; a member says how."""
+
+    def survival_lens(
+        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
+    ) -> list[bytes]:
+        """Return the tables, drawn for all requests at once."""
+        indices = [request.index for request in requests]
+        # The last drafts of an output reach beyond its end.
+        counts = [request.output_len + max_draft_len for request in requests]
+        lens = self.drawn_lens(luck, indices, counts, max_draft_len)
+        rows = split_rows(lens.tobytes(), counts)
+        return [row[: request.output_len] for row, request in zip(rows, requests, strict=True)]
+
+    @abstractmethod
+    def drawn_lens(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.uint8]:
+        """Return how long drafts survive from each position on, end to end.
+
+        Args:
+            indices: Of the requests.
+            counts: Positions of each request: its output, and `max_draft_len` more that no draft
+                starts from, so that what is returned for them does not matter.
+        """
 
 
 class Oracle:
@@ -79,14 +103,14 @@ class Oracle:
     Only policies that say "oracle" in their name receive it.
 
     Args:
-        fates: Survival tables of all requests, end to end. Where drafts are real tokens they are
-            filled in as the drafts are made, always before a policy is asked about them.
+        survival_lens: Survival tables of all requests, end to end. Where drafts are real tokens
+            they are filled in as the drafts are made, always before a policy is asked about them.
         starts: Where the table of each request begins, by its index; its end is where the next
-            begins. Of shape (requests + 1,).
+            begins. Shape (requests + 1,).
     """
 
-    def __init__(self, fates: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
-        self._fates = fates
+    def __init__(self, survival_lens: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
+        self._survival_lens = survival_lens
         self._starts = starts
 
     @classmethod
@@ -95,36 +119,31 @@ class Oracle:
         starts = np.cumsum([0, *map(len, tables)])
         return cls(np.frombuffer(b"".join(tables), dtype=np.uint8), starts)
 
-    def fates(self, requests: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def survival_lens(
+        self, requests: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Return how long a longest draft survives that is made now; 0 beyond the answer's end.
 
         Args:
-            requests: Index of each request, of shape (n,).
-            positions: Output tokens known when the draft is made, of shape (n,).
-
-        Returns:
-            Of shape (n,), in tokens.
+            requests: Index of each request, shape (n,).
+            positions: Output tokens known when the draft is made, shape (n,).
         """
         places = self._starts[requests] + positions
         is_within = places < self._starts[requests + 1]
         lens: NDArray[np.int64] = np.zeros(len(requests), dtype=np.int64)
-        lens[is_within] = self._fates[places[is_within]]
+        lens[is_within] = self._survival_lens[places[is_within]]
         return lens
 
     def useful_lens(
         self, requests: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return how many drafts are worth making where drafting starts now, of shape (n,).
+        """Return how many draft tokens are worth making, given as for `survival_lens`.
 
         As many as will survive, but none beyond the end of the answer, whose last token comes as
         the bonus token.
-
-        Args:
-            requests: Index of each request, of shape (n,).
-            positions: Output tokens known when the draft is made, of shape (n,).
         """
         left_lens = self._starts[requests + 1] - self._starts[requests] - positions - 1
-        useful: NDArray[np.int64] = np.minimum(self.fates(requests, positions), left_lens)
+        useful: NDArray[np.int64] = np.minimum(self.survival_lens(requests, positions), left_lens)
         return np.maximum(useful, 0, out=useful)
 
 
@@ -132,11 +151,8 @@ def run_lengths(successes: NDArray[np.bool_], limit: int) -> NDArray[np.uint8]:
     """Return, for each position, the number of successes in a row from there on, up to a limit.
 
     Args:
-        successes: Of shape (n,).
-        limit: Longer runs are cut to this, at most `MAX_DRAFT_LEN`.
-
-    Returns:
-        Of shape (n,).
+        successes: Shape (n,), as is the result.
+        limit: At most `MAX_DRAFT_LEN`.
     """
     if limit <= _FEW:
         lens = np.zeros(len(successes), dtype=np.uint8)
@@ -156,11 +172,9 @@ def runs_below(values: NDArray[np.float64], limits: Sequence[float]) -> NDArray[
     """Return, for each position, how many values in a row from there on stay below their limits.
 
     Args:
-        values: Of shape (n,).
+        values: Shape (n,), as is the result.
         limits: The first for the value at the position itself, the next for the one after it, ...
-
-    Returns:
-        At most m; 0 at the last m positions, from which the limits reach too far. Of shape (n,).
+            At the last positions, from which they reach too far, the result is 0.
     """
     starts = max(len(values) - len(limits), 0)
     alive = np.ones(starts, dtype=bool)
@@ -171,17 +185,7 @@ def runs_below(values: NDArray[np.float64], limits: Sequence[float]) -> NDArray[
     return lens
 
 
-def split_tables(
-    flat: NDArray[np.uint8], requests: Sequence[Request], *, stride_extra: int
-) -> list[bytes]:
-    """Cut tables that lie end to end into one per request.
-
-    Args:
-        flat: For each request its output positions and `stride_extra` more, which are dropped.
-    """
-    data = flat.tobytes()
-    tables, start = [], 0
-    for request in requests:
-        tables.append(data[start : start + request.output_len])
-        start += request.output_len + stride_extra
-    return tables
+def split_rows(data: bytes, counts: Sequence[int]) -> list[bytes]:
+    """Cut bytes that lie end to end into rows of the given lengths."""
+    ends = accumulate(counts)
+    return [data[end - count : end] for end, count in zip(ends, counts, strict=True)]

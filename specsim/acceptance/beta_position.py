@@ -1,13 +1,12 @@
 """Acceptance that differs from request to request and with the place in the draft."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.acceptance.base import Acceptance, runs_below, split_tables
-from specsim.core.request import Request
+from specsim.acceptance.base import DrawnAcceptance, runs_below
 from specsim.core.rng import Luck
 
 __all__ = ["BetaPosition"]
@@ -16,7 +15,7 @@ Factor = Annotated[float, Field(ge=0, le=1)]
 
 
 @final
-class BetaPosition(Acceptance):
+class BetaPosition(DrawnAcceptance):
     """The j-th token of a draft is accepted with the request's own alpha times the j-th factor.
 
     Alpha is drawn once per request from Beta(a, b). P(token j accepted | all before it were) is
@@ -24,24 +23,19 @@ class BetaPosition(Acceptance):
     """
 
     kind: Literal["beta_position"] = "beta_position"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"a": 6.0, "b": 2.0, "factors": [1.0, 0.9, 0.8]},
-    )
+    examples = ({"a": 6.0, "b": 2.0, "factors": [1.0, 0.9, 0.8]},)
     a: float = Field(gt=0)
     b: float = Field(gt=0)
     factors: tuple[Factor, ...] = Field(min_length=1)
 
-    def survival_lens(
-        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
-    ) -> list[bytes]:
+    def drawn_lens(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.uint8]:
         """Follow every possible draft token by token; position p + j holds the luck of token j."""
         from scipy.special import betaincinv  # noqa: PLC0415 - scipy takes 0.2 s
 
-        indices = [request.index for request in requests]
-        counts = [request.output_len + max_draft_len for request in requests]
         alphas = betaincinv(self.a, self.b, luck.child("request").per_request(indices))
         # Dividing the luck once, not multiplying alpha anew for every token of the draft.
         needed = luck.uniforms(indices, counts) / np.repeat(np.maximum(alphas, 1e-300), counts)
         last = self.factors[-1:] * max(max_draft_len - len(self.factors), 0)
-        lens = runs_below(needed, (self.factors + last)[:max_draft_len])
-        return split_tables(lens, requests, stride_extra=max_draft_len)
+        return runs_below(needed, (self.factors + last)[:max_draft_len])

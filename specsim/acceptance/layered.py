@@ -1,14 +1,12 @@
 """Acceptance that differs between requests, along the output and with the place in the draft."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.acceptance.base import Acceptance, runs_below, split_tables
-from specsim.core.request import Request
+from specsim.acceptance.base import DrawnAcceptance, runs_below
 from specsim.core.rng import Luck
 from specsim.core.settings import Settings
 
@@ -30,7 +28,7 @@ class RegimeLayer(Settings):
 
 
 @final
-class Layered(Acceptance):
+class Layered(DrawnAcceptance):
     """Luck in layers: the request's own, that of short and long regimes, and each token's.
 
     The j-th token of a draft is accepted, given that all before it were, if
@@ -46,7 +44,7 @@ class Layered(Acceptance):
     """
 
     kind: Literal["layered"] = "layered"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "rates": [0.75, 0.65, 0.6],
             "request_spread": 0.4,
@@ -67,12 +65,10 @@ class Layered(Acceptance):
         spreads = [1.0, self.request_spread, *(regime.spread for regime in self.regimes)]
         return np.asarray(_normal_quantiles(np.array(self.rates)) * np.linalg.norm(spreads))
 
-    def survival_lens(
-        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
-    ) -> list[bytes]:
+    def drawn_lens(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.uint8]:
         """Follow every possible draft token by token; position p + j holds the luck of token j."""
-        indices = [request.index for request in requests]
-        counts = [request.output_len + max_draft_len for request in requests]
         own = self.request_spread * _normals(luck.child("request").per_request(indices))
         # A token fails if its own luck falls short of what the other layers leave to it.
         lacking = -_normals(luck.uniforms(indices, counts)) - np.repeat(own, counts)
@@ -83,8 +79,7 @@ class Layered(Acceptance):
             lacking -= self.drift * _log_positions(counts)
         levels = self.levels.tolist()
         levels += levels[-1:] * (max_draft_len - len(levels))
-        lens = runs_below(lacking, levels[:max_draft_len])
-        return split_tables(lens, requests, stride_extra=max_draft_len)
+        return runs_below(lacking, levels[:max_draft_len])
 
 
 def _normals(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,13 +1,12 @@
 """Acceptance that changes along the output."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.acceptance.base import Acceptance, run_lengths, split_tables
-from specsim.core.request import Request
+from specsim.acceptance.base import DrawnAcceptance, run_lengths
 from specsim.core.rng import Luck
 from specsim.core.settings import Settings
 
@@ -24,7 +23,7 @@ class Regime(Settings):
 
 
 @final
-class Markov(Acceptance):
+class Markov(DrawnAcceptance):
     """Regimes with an alpha each take turns along the output, as a hidden Markov chain.
 
     At every output token the regime is drawn anew with probability 1 / regime_len, by the weights,
@@ -34,7 +33,7 @@ class Markov(Acceptance):
     """
 
     kind: Literal["markov"] = "markov"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "regimes": [{"weight": 0.7, "alpha": 0.2}, {"weight": 0.3, "alpha": 0.95}],
             "regime_len": 20.0,
@@ -44,12 +43,10 @@ class Markov(Acceptance):
     regime_len: float = Field(ge=1)
     """Mean number of tokens until the regime is drawn anew."""
 
-    def survival_lens(
-        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
-    ) -> list[bytes]:
+    def drawn_lens(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.uint8]:
         """Return the run of accepted positions from each output position on."""
-        indices = [request.index for request in requests]
-        counts = [request.output_len + max_draft_len for request in requests]
         shares = np.cumsum([regime.weight for regime in self.regimes])
         shares /= shares[-1]
         drawn = luck.child("regime").renewed(indices, counts, self.regime_len)
@@ -57,6 +54,4 @@ class Markov(Acceptance):
         chosen = np.searchsorted(shares[:-1], drawn, side="right")
         alphas = np.array([regime.alpha for regime in self.regimes])[chosen]
         accepted = luck.uniforms(indices, counts) < alphas
-        # A run that leaves a request's positions does so only beyond its output.
-        lens = run_lengths(accepted, max_draft_len)
-        return split_tables(lens, requests, stride_extra=max_draft_len)
+        return run_lengths(accepted, max_draft_len)

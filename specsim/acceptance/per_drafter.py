@@ -1,7 +1,7 @@
 """An acceptance model for each of several drafters."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 from pydantic import Field
 
@@ -19,18 +19,12 @@ class PerDrafter(Acceptance):
     """Which drafts survive depends on who made them: one acceptance model per draft model."""
 
     kind: Literal["per_drafter"] = "per_drafter"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"models": {"small": {"kind": "bernoulli", "alpha": 0.6}}},
-    )
+    examples = ({"models": {"small": {"kind": "bernoulli", "alpha": 0.6}}},)
     models: dict[str, NestedAcceptance] = Field(min_length=1)
     """By name of the drafter, as in ``speculative_config.models``."""
 
     def of_drafter(self, name: str) -> Acceptance:
-        """Return the acceptance model of a drafter.
-
-        Raises:
-            ConfigError: It has none.
-        """
+        """Return the acceptance model of a drafter; a ConfigError if it has none."""
         if name not in self.models:
             raise ConfigError(
                 f"acceptance.models has no '{name}' (it has: {', '.join(self.models)}); give each "
@@ -41,11 +35,7 @@ class PerDrafter(Acceptance):
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes]:
-        """Return the tables of the only drafter.
-
-        Raises:
-            ConfigError: There are several, and nobody said which.
-        """
+        """Return the tables of the only drafter; a ConfigError if there are several."""
         if len(self.models) > 1:
             raise ConfigError(
                 f"acceptance 'per_drafter' has models for {', '.join(self.models)}, but the method "

@@ -1,13 +1,13 @@
 """Acceptance that depends on the place in the draft."""
 
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self, final
+from typing import Annotated, Literal, Self, final
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.acceptance.base import Acceptance, runs_below, split_tables
-from specsim.core.request import Request
+from specsim.acceptance.base import DrawnAcceptance, runs_below
 from specsim.core.rng import Luck
 
 __all__ = ["PerPosition"]
@@ -16,7 +16,7 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 @final
-class PerPosition(Acceptance):
+class PerPosition(DrawnAcceptance):
     """The j-th token of a draft is accepted with its own probability.
 
     Two conventions are in use and must be told apart, so exactly one of the fields is given:
@@ -27,7 +27,7 @@ class PerPosition(Acceptance):
     """
 
     kind: Literal["per_position"] = "per_position"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {"conditional_rates": [0.8, 0.7, 0.6]},
         {"unconditional_rates": [0.8, 0.56, 0.34]},
     )
@@ -59,16 +59,11 @@ class PerPosition(Acceptance):
             for last, now in zip(before, self.unconditional_rates, strict=False)
         ]
 
-    def survival_lens(
-        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
-    ) -> list[bytes]:
+    def drawn_lens(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.uint8]:
         """Follow every possible draft token by token; position p + j holds the luck of token j."""
-        rates = self.rates[:max_draft_len]
-        indices = [request.index for request in requests]
-        counts = [request.output_len + len(rates) for request in requests]
-        # Every position that belongs to an output has all its draft tokens within its own request.
-        lens = runs_below(luck.uniforms(indices, counts), rates)
-        return split_tables(lens, requests, stride_extra=len(rates))
+        return runs_below(luck.uniforms(indices, counts), self.rates[:max_draft_len])
 
     def position_rates(self, num_positions: int) -> list[float]:
         """Return the conditional rates, 0 beyond the last."""

@@ -1,7 +1,7 @@
 """Acceptance that was fitted to data and ships with specsim."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 from pydantic import PrivateAttr
 
@@ -58,7 +58,7 @@ class Preset(Acceptance):
     """
 
     kind: Literal["preset"] = "preset"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"name": "llama-3.1-8b/eagle/gsm8k"},)
+    examples = ({"name": "llama-3.1-8b/eagle/gsm8k"},)
     name: str
     _model: Acceptance = PrivateAttr()
 
@@ -84,10 +84,7 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> AcceptanceFile:
-    """Return the content of a shipped file.
-
-    Args:
-        name: Such as ``llama-3.1-8b/eagle/gsm8k``.
+    """Return the content of a shipped file, such as ``llama-3.1-8b/eagle/gsm8k``.
 
     Raises:
         ConfigError: There is none of that name, or it is malformed.

@@ -1,7 +1,7 @@
 """Acceptance that was recorded."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.acceptance.base import Acceptance
 from specsim.core.errors import TraceError
@@ -20,18 +20,14 @@ class Recorded(Acceptance):
     """
 
     kind: Literal["recorded"] = "recorded"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"proposer": "eagle"},)
+    examples = ({"proposer": "eagle"},)
     proposer: str
     """Whose record: ``eagle`` reads ``acc_eagle``."""
 
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes]:
-        """Return the records, cut to the longest draft.
-
-        Raises:
-            TraceError: A request has no such record.
-        """
+        """Return the records, cut to the longest draft."""
         cut = bytes(min(length, max_draft_len) for length in range(256))
         return [
             self._record(request)[: request.output_len]

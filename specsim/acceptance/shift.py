@@ -1,7 +1,7 @@
 """Acceptance that changes during the run."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 from pydantic import Field
 
@@ -18,7 +18,7 @@ class Shift(Acceptance):
     """Requests from a certain one on follow another model, such as when the traffic changes."""
 
     kind: Literal["shift"] = "shift"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "at_request": 500,
             "before": {"kind": "bernoulli", "alpha": 0.8},

@@ -1,7 +1,7 @@
 """Acceptance by what the model really said."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.acceptance.base import Acceptance
 from specsim.core.request import Request
@@ -16,11 +16,11 @@ class TokenMatch(Acceptance):
 
     Verification is greedy: the longest prefix of the draft that agrees (Leviathan et al. 2023, at
     temperature 0). It needs a workload with token ids, and a method that drafts without a model;
-    then drafts, their lengths and their fates are real ones, found out as the run goes on.
+    then drafts, their lengths and what survives of them are real, found out as the run goes on.
     """
 
     kind: Literal["token_match"] = "token_match"
-    verifies_tokens: ClassVar[bool] = True
+    verifies_tokens = True
 
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int

@@ -49,7 +49,7 @@ def convert(
 ) -> None:
     """Write a workload of any known format in specsim's own."""
     from specsim.workload.readers import read_trace
-    from specsim.workload.writer import write_trace
+    from specsim.workload.readers.native import write_trace
 
     with spinner(f"converting {file.name}"):
         trace = read_trace(file)
@@ -70,7 +70,7 @@ def synth(
     """Make a workload from an arrival process and a length distribution."""
     from specsim.core.settings import validated
     from specsim.workload import WorkloadConfig
-    from specsim.workload.writer import write_trace
+    from specsim.workload.readers.native import write_trace
 
     with validated("trace synth", ConfigError):
         config = WorkloadConfig.model_validate(

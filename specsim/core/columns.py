@@ -5,16 +5,22 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from io import TextIOWrapper
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.errors import ProfileError
+from specsim.core.errors import ProfileError, SpecsimError
 
-__all__ = ["Columns", "find_table", "first_line", "read_columns", "table_header"]
+__all__ = [
+    "Columns",
+    "find_table",
+    "first_line",
+    "opened_parquet",
+    "read_columns",
+    "table_header",
+]
 
 Columns = dict[str, NDArray[np.float64]]
 """Shape (rows,) each, by name."""
@@ -34,14 +40,7 @@ def first_line(path: Path) -> int:
 
 
 def table_header(path: Path) -> list[str]:
-    """Return the names of a table's columns.
-
-    Returns:
-        Empty if the file is.
-
-    Raises:
-        ProfileError: The file cannot be read.
-    """
+    """Return the names of a table's columns, none if it is empty; a ProfileError if unreadable."""
     return next(_rows(path), [])
 
 
@@ -51,12 +50,8 @@ def read_columns(
     """Return columns of a table, found by their header, in any order; others are ignored.
 
     Args:
-        numbers: Columns that hold numbers of at least 0.
-        words: Columns that hold text.
-
-    Returns:
-        dict of ndarray of float, shape (rows,): By the name of the column, of shape (rows,).
-        dict of list of str: Likewise.
+        numbers: Columns that hold numbers of at least 0; the first result.
+        words: Columns that hold text; the second result.
 
     Raises:
         ProfileError: The file cannot be read, lacks a column, has no row, or a value is not a
@@ -107,61 +102,60 @@ def _number(text: str) -> float:
 
 
 def _rows(path: Path) -> Iterator[list[str]]:
+    """Yield the names of a table's columns, then its rows."""
     if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
+        with opened_parquet(path, ProfileError) as file:
+            table = file.read()
+        yield list(table.column_names)
+        for values in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            yield list(map(str, values))
         return
-    if path.suffix == ".jsonl":
-        yield from _json_rows(path)
-        return
+    parse = _json_rows if path.suffix == ".jsonl" else _csv_rows
     try:
-        with _opened(path) as stream:
-            yield from (row for row in csv.reader(stream) if row)
+        yield from parse(path)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ProfileError(f"{path}: cannot be read: {reason}") from error
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[str]]:
-    if path.suffix == ".gz":
-        with gzip.open(path) as stream, TextIOWrapper(stream, "utf-8", newline="") as text:
-            yield text
-    else:
-        with path.open(encoding="utf-8-sig", newline="") as text:
-            yield text
+def opened_parquet(path: Path, error: type[SpecsimError]) -> Iterator[Any]:
+    """Open a Parquet file (`pyarrow.parquet.ParquetFile`) and close it after the block.
 
-
-def _parquet_rows(path: Path) -> Iterator[list[str]]:
+    Args:
+        error: What to raise if it is not whole.
+    """
     import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise ProfileError(f"{path}: is not a complete Parquet file") from error
-    yield list(table.column_names)
-    for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
-        yield [str(value) for value in row]
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (OSError, pa.ArrowInvalid) as problem:
+        raise error(f"{path}: is not a complete Parquet file") from problem
+
+
+def _csv_rows(path: Path) -> Iterator[list[str]]:
+    is_packed = path.suffix == ".gz"
+    encoding = "utf-8" if is_packed else "utf-8-sig"
+    with (gzip.open if is_packed else open)(path, "rt", encoding=encoding, newline="") as stream:
+        yield from (row for row in csv.reader(stream) if row)
 
 
 def _json_rows(path: Path) -> Iterator[list[str]]:
-    """Yield the numbers that stand under the names of the first line's."""
+    """Take as columns what the first line has numbers for."""
     names: list[str] = []
-    try:
-        with path.open(encoding="utf-8") as stream:
-            for line, text in enumerate(stream, start=1):
-                try:
-                    row = json.loads(text)
-                except ValueError as error:
-                    raise ProfileError(
-                        f"{path}, line {line}: is not JSON; it may have been cut off: remove it"
-                    ) from error
-                if not isinstance(row, dict):
-                    raise ProfileError(f"{path}, line {line}: must be a mapping of names to values")
-                if not names:
-                    names = [name for name in row if isinstance(row[name], int | float)]
-                    yield names
-                yield [str(row.get(name, "")) for name in names]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ProfileError(f"{path}: cannot be read: {reason}") from error
+    with path.open(encoding="utf-8") as stream:
+        for line, text in enumerate(stream, start=1):
+            try:
+                row = json.loads(text)
+            except ValueError as error:
+                raise ProfileError(
+                    f"{path}, line {line}: is not JSON; it may have been cut off: remove it"
+                ) from error
+            if not isinstance(row, dict):
+                raise ProfileError(f"{path}, line {line}: must be a mapping of names to values")
+            if not names:
+                names = [name for name in row if isinstance(row[name], int | float)]
+                yield names
+            yield [str(row.get(name, "")) for name in names]

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from specsim.core.compiled import Loop, Types, inner, loops_of, sealed, symbol
+from specsim.core.compiled import Loop, Types, inner, loops_of, symbol
+from specsim.core.machine_code import sealed
 
 __all__ = ["machine_code"]
 

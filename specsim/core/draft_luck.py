@@ -81,15 +81,13 @@ class DraftLuck:
             self._starts, self._levels = confidences.starts, np.stack(confidences[:3])
 
     def path_len(self, request: int, position: int, widths: tuple[int, ...]) -> int:
-        """Return the accepted length of a tree, in tokens.
+        """Return the accepted length of a tree with so many candidates per position, tokens.
 
         Candidates of a position are accepted independently and with one probability, so one of w
         is with 1 - (1 - alpha)^w (Liu et al. 2024, "SmartSpec", section 4.4).
 
         Args:
-            request: Index of the request.
             position: Output tokens known.
-            widths: Candidates per position.
         """
         assert self._candidate_starts is not None
         start, end = self._candidate_starts[request : request + 2].tolist()
@@ -108,22 +106,21 @@ class DraftLuck:
         """Return how sure the drafter is of each token of some drafts.
 
         Args:
-            requests: Index of each request, of shape (n,).
-            positions: Output tokens known, of shape (n,).
-            draft_lens: Of shape (n,).
-            survival_lens: How long a longest draft would survive there, of shape (n,).
+            requests: Index of each request, shape (n,), as of all columns.
+            positions: Output tokens known.
+            survival_lens: How long a longest draft would survive there.
 
         Returns:
-            0 beyond the end of a draft, of shape (n, max(draft_lens)).
+            0 beyond the end of a draft, shape (n, max(draft_lens)).
         """
         offsets = np.arange(draft_lens.max(initial=0))
         failed_at = survival_lens[:, np.newaxis]
-        fates = (offsets >= failed_at).astype(np.int64) + (offsets > failed_at)
+        rows = (offsets >= failed_at).astype(np.int64) + (offsets > failed_at)
         firsts = self._starts[requests] + positions
         left_lens = np.minimum(draft_lens, self._starts[requests + 1] - firsts)
         is_draft = offsets < left_lens[:, np.newaxis]
         places = np.where(is_draft, firsts[:, np.newaxis] + offsets, 0)
-        levels = self._levels[fates, places] * is_draft
+        levels = self._levels[rows, places] * is_draft
         return levels.astype(np.float32) / np.float32(_STEPS - 1)
 
     @staticmethod
@@ -134,7 +131,7 @@ class DraftLuck:
         concentration: float,
         max_draft_len: int,
     ) -> Confidences:
-        """Return the confidences of some requests.
+        """Return the confidences of some requests, of which the survival tables are given.
 
         The drafter is calibrated: a token of confidence c is accepted with probability c, given
         that all before it were. If the confidences of a request follow Beta(s m, s (1 - m)), with
@@ -145,14 +142,9 @@ class DraftLuck:
         are as they always are.
 
         Args:
-            survival_tables: Of these requests.
             luck: Of a stream of its own.
             concentration: s; small: the drafter mostly knows whether it is right; large: it never
                 does.
-            max_draft_len: In tokens.
-
-        Returns:
-            Of these requests, in this order.
         """
         counts = [request.output_len + max_draft_len for request in requests]
         uniforms = luck.uniforms([request.index for request in requests], counts)

@@ -20,7 +20,7 @@ from pkgutil import iter_modules
 from typing import Any, ClassVar, Generic, TypeGuard, TypeVar
 
 import yaml
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
 
 from specsim.core.errors import ConfigError
@@ -71,6 +71,11 @@ class Family(Generic[M]):
             )
         )
 
+    @property
+    def any_member(self) -> WithJsonSchema:
+        """JSON schema for a field inside a member, where spelling all of them out never ends."""
+        return WithJsonSchema({"type": "object", "description": f"any member of {self.name}"})
+
     @cached_property
     def _file_names(self) -> list[str]:
         package = import_module(f"specsim.{self.name}")
@@ -108,10 +113,7 @@ class Family(Generic[M]):
         return {**self.members, **plugins}
 
     def find(self, name: str) -> type[M]:
-        """Return the class behind a name, an alias, an entry point or a path.
-
-        Args:
-            name: Such as ``static`` or ``my_pkg.my_file:MyPolicy``.
+        """Return the class behind a name, an alias, an entry point or a path (``my_file:Mine``).
 
         Raises:
             ConfigError: Nothing of that name; the message names the nearest.
@@ -129,10 +131,7 @@ class Family(Generic[M]):
         return everything[name]
 
     def parse(self, value: object) -> M:
-        """Return the member that a config value describes.
-
-        Args:
-            value: A mapping with the tag and the member's fields, or the short form ``static:k=3``.
+        """Return the member that a mapping, or the short form ``static:k=3``, describes.
 
         Raises:
             ConfigError: The value names no member.

@@ -98,9 +98,6 @@ class Request:
         prefix ids, prompt blocks take theirs. Whatever is known by neither belongs to this
         request alone, so that it can only be hit again after a preemption.
 
-        Args:
-            block_size: In tokens.
-
         Returns:
             Indexed by block number; at least as long as prompt plus output has full blocks.
         """

@@ -25,26 +25,13 @@ def _roots(folder: str) -> list[Path]:
 
 
 def find_resource(folder: str, name: str) -> Path | None:
-    """Return the path of a shipped file, or None.
-
-    Args:
-        folder: ``profiles`` or ``traces``.
-        name: Path inside the folder, with its suffix.
-    """
+    """Return the path of a shipped file in ``profiles`` or ``traces``, or None."""
     found = (root / name for root in _roots(folder))
     return next((path for path in found if path.is_file()), None)
 
 
 def resource_names(folder: str, pattern: str) -> list[str]:
-    """Return the names of all shipped files of a folder that match a pattern, without suffix.
-
-    Args:
-        folder: ``profiles`` or ``traces``.
-        pattern: Such as ``*/*.yaml``.
-
-    Returns:
-        Sorted.
-    """
+    """Return the shipped files that match a pattern, without suffix, sorted."""
     names = {
         path.relative_to(root).with_suffix("").as_posix()
         for root in _roots(folder)
@@ -54,13 +41,9 @@ def resource_names(folder: str, pattern: str) -> list[str]:
 
 
 def locate(path: Path) -> Path:
-    """Return where a path leads: as given, or among the shipped files.
+    """Return a path such as ``traces/chat.parquet`` as given, or among the shipped files.
 
-    Args:
-        path: Such as ``my/trace.csv`` or ``traces/chat.parquet``.
-
-    Returns:
-        As given if that exists or nothing does.
+    As given if that exists or nothing does.
     """
     if path.exists() or path.is_absolute() or len(path.parts) < 2:
         return path

@@ -30,14 +30,7 @@ _SHIFT_1, _SHIFT_2, _SHIFT_3, _SHIFT_4 = map(np.uint64, (30, 27, 31, 11))
 
 
 def splitmix64(x: int) -> int:
-    """Return the SplitMix64 hash of a 64-bit unsigned integer.
-
-    Args:
-        x: Taken modulo 2**64.
-
-    Returns:
-        In [0, 2**64).
-    """
+    """Return the SplitMix64 hash, in [0, 2**64), of an integer modulo 2**64."""
     z = (x + _GOLDEN) & _MASK
     z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
     z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
@@ -45,14 +38,7 @@ def splitmix64(x: int) -> int:
 
 
 def indexed_hash(seed: int, stream: int, request: int, position: int) -> int:
-    """Return the 64-bit hash of one (seed, stream, request, position).
-
-    Args:
-        seed, stream, request, position: Taken modulo 2**64.
-
-    Returns:
-        In [0, 2**64).
-    """
+    """Return the hash, in [0, 2**64), of four integers modulo 2**64."""
     return splitmix64(splitmix64(splitmix64(splitmix64(seed) ^ stream) ^ request) ^ position)
 
 
@@ -61,16 +47,17 @@ def indexed_uniforms(
 ) -> NDArray[np.float64]:
     """Return the uniform numbers of the first positions of several requests, end to end.
 
+    Position `p` of request `r` is a function of (seed, stream, r, p) alone.
+
     Args:
         seed, stream: Taken modulo 2**64.
-        requests: Index of each request, of length n.
-        counts: Positions of each request, of length n.
+        requests: Index of each request.
+        counts: Positions of each request.
 
     Returns:
-        Uniform in [0, 1); position `p` of request `r` is a function of (seed, stream, r, p) alone.
-        Of shape (sum(counts),).
+        In [0, 1), shape (sum(counts),).
     """
-    lengths = np.array(counts)
+    lengths = np.array(counts, dtype=np.int64)
     prefix = splitmix64(splitmix64(seed) ^ stream)
     prefixes = _finalized(np.array(requests, dtype=np.uint64) ^ np.uint64(prefix))
     z = np.arange(lengths.sum(), dtype=np.uint64)
@@ -91,24 +78,12 @@ def _finalized(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def stream_id(*names: str) -> int:
-    """Return the stream number of a purpose, the same in every process and Python version.
-
-    Args:
-        *names: What the stream is for, such as ``"acceptance", "eagle3"``.
-
-    Returns:
-        In [0, 2**64).
-    """
+    """Return the stream number, in [0, 2**64), of a purpose such as ``"acceptance", "eagle3"``."""
     return int.from_bytes(blake2b("/".join(names).encode(), digest_size=8).digest(), "little")
 
 
 def generator(seed: int, *names: str) -> np.random.Generator:
-    """Return a numpy generator for one named purpose.
-
-    Args:
-        seed: The experiment's seed.
-        *names: What it draws; other names give independent streams.
-    """
+    """Return a numpy generator for one named purpose; other names give independent ones."""
     return np.random.Generator(np.random.PCG64([seed, stream_id(*names)]))
 
 
@@ -120,43 +95,24 @@ class Luck:
     stream: int
 
     def uniforms(self, requests: Sequence[int], counts: Sequence[int]) -> NDArray[np.float64]:
-        """Return the numbers of the first positions of several requests, end to end.
-
-        Args:
-            requests: Index of each request, of length n.
-            counts: Positions of each request, of length n.
-
-        Returns:
-            In [0, 1), of shape (sum(counts),).
-        """
+        """Return the numbers of the first positions of several requests: `indexed_uniforms`."""
         return indexed_uniforms(self.seed, self.stream, requests, counts)
 
     def per_request(self, requests: Sequence[int]) -> NDArray[np.float64]:
-        """Return one number for each request.
-
-        Args:
-            requests: Of length n.
-
-        Returns:
-            In [0, 1), of shape (n,).
-        """
+        """Return one number for each request."""
         return self.uniforms(requests, [1] * len(requests))
 
     def renewed(
         self, requests: Sequence[int], counts: Sequence[int], mean_len: float
     ) -> NDArray[np.float64]:
-        """Return numbers that stay for a while along each request, end to end.
+        """Return numbers as `uniforms` does that stay for a while along each request.
 
         At every position the number is drawn anew with probability 1 / mean_len, independently of
         all before, and stays as it was otherwise.
 
         Args:
-            requests: Of length n.
-            counts: Positions of each request, at least 1, of length n.
+            counts: Positions of each request, at least 1.
             mean_len: Mean number of positions until the next draw, at least 1.
-
-        Returns:
-            In [0, 1), of shape (sum(counts),).
         """
         is_drawn = self.child("renewal").uniforms(requests, counts) < 1 / mean_len
         is_drawn[np.cumsum(counts) - counts] = True
@@ -164,9 +120,5 @@ class Luck:
         return np.repeat(drawn, np.diff(np.flatnonzero(np.append(is_drawn, True))))
 
     def child(self, name: str) -> "Luck":
-        """Return luck for another purpose of the same model, independent of this one.
-
-        Args:
-            name: What it decides, such as ``"request"``.
-        """
+        """Return luck for another purpose of the same model, independent of this one."""
         return Luck(self.seed, splitmix64(self.stream ^ stream_id(name)))

@@ -42,14 +42,7 @@ class Settings(BaseModel):
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return a hint that names the closest known word, or lists all of them.
-
-    Args:
-        name: What was asked for.
-
-    Returns:
-        A clause that ends an error message.
-    """
+    """Return a clause for the end of an error message: the closest known word, or all of them."""
     close = get_close_matches(name, known, n=1)
     return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(sorted(known))}"
 
@@ -57,12 +50,8 @@ def nearest(name: str, known: list[str]) -> str:
 def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
     """Return the mapping that a YAML or JSON file holds.
 
-    Args:
-        path: JSON is YAML, so one loader serves both.
-        error: What to raise.
-
     Raises:
-        SpecsimError: Of the given class: the file is missing, empty, not YAML, or not a mapping.
+        SpecsimError: Of the given class: the file is missing, empty, malformed, or no mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -92,12 +81,7 @@ def _where(problem: yaml.YAMLError | json.JSONDecodeError, text: str) -> str:
 
 @contextmanager
 def validated(source: str, error: type[SpecsimError]) -> Iterator[None]:
-    """Turn a pydantic error raised inside the block into a one-line error.
-
-    Args:
-        source: File or command that the values came from.
-        error: What to raise.
-    """
+    """Turn a pydantic error inside the block into one line, with the source of the values."""
     try:
         yield
     except ValidationError as problem:

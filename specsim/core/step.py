@@ -7,6 +7,7 @@
 that a policy is.
 """
 
+from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
@@ -62,67 +63,37 @@ class Tree(NamedTuple):
         return sum(accumulate(self.widths, mul))
 
     def complete_widths(self, num_nodes: int) -> tuple[int, ...]:
-        """Return the widths of the positions of which all candidates are among the first nodes.
-
-        Args:
-            num_nodes: Nodes that were batched, position after position.
-        """
+        """Return the widths of the positions all of whose candidates are among the first nodes."""
         ends = accumulate(accumulate(self.widths, mul))
         return self.widths[: sum(end <= num_nodes for end in ends)]
 
 
+@dataclass(slots=True, eq=False)
 class BatchView:
     """The sequences of a step as a server sees them when it decides how much to draft or verify.
 
     Its columns are arrays of shape (size,), in scheduling order; they are the policy's own copies.
-
-    Args:
-        requests: Index of the request of each sequence.
-        prompt_lens: In tokens.
-        known_lens: Prompt and output tokens that are known when the draft is made: those that the
-            running step's verification accepts are among them, unless the decision precedes it
-            (asynchronous scheduling, and drafts that are verified in the same step).
-        in_prefill: Whether each sequence is still in mid-prefill, so that its draft would be
-            ignored.
-        load: Of the step that is running.
-        now: When the step was scheduled, in seconds.
-        free_slots: Room for drafts: KV blocks that nobody holds, and the sequences' look-ahead
-            slots, in tokens.
-        drafts: What a lookup has found for the next step, at full length. Only for a policy that
-            says `uses_confidences`, and only where drafts are real tokens.
     """
 
-    __slots__ = (
-        "drafts",
-        "free_slots",
-        "in_prefill",
-        "known_lens",
-        "load",
-        "now",
-        "prompt_lens",
-        "requests",
-    )
-
-    def __init__(  # noqa: PLR0913 - four columns and what goes with them
-        self,
-        requests: Ints,
-        prompt_lens: Ints,
-        known_lens: Ints,
-        in_prefill: NDArray[np.bool_],
-        load: StepLoad,
-        *,
-        now: float = 0.0,
-        free_slots: int = 1 << 40,
-        drafts: "DraftView | None" = None,
-    ) -> None:
-        self.requests = requests
-        self.prompt_lens = prompt_lens
-        self.known_lens = known_lens
-        self.in_prefill = in_prefill
-        self.load = load
-        self.now = now
-        self.free_slots = free_slots
-        self.drafts = drafts
+    requests: Ints
+    """Index of the request of each sequence."""
+    prompt_lens: Ints
+    known_lens: Ints
+    """Prompt and output tokens that are known when the draft is made: those that the running step's
+    verification accepts are among them, unless the decision precedes it (asynchronous scheduling,
+    and drafts that are verified in the same step)."""
+    in_prefill: NDArray[np.bool_]
+    """Whether each sequence is still in mid-prefill, so that its draft would be ignored."""
+    load: StepLoad
+    """Of the step that is running."""
+    _: KW_ONLY
+    now: float = 0.0
+    """When the step was scheduled, seconds."""
+    free_slots: int = 1 << 40
+    """Room for drafts: KV blocks that nobody holds, and the sequences' look-ahead slots, tokens."""
+    drafts: "DraftView | None" = None
+    """What a lookup has found for the next step, at full length. Only for a policy that says
+    `uses_confidences`, and only where drafts are real tokens."""
 
     @property
     def size(self) -> int:

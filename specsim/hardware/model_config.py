@@ -45,14 +45,10 @@ def is_model_config(data: dict[str, Any]) -> bool:
 
 
 def shape_fields(data: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the fields of a model's shape that a HuggingFace config describes.
+    """Return the fields of `specsim.hardware.ModelShape` that a HuggingFace config describes.
 
     Args:
-        data: The config.
-        source: Its file.
-
-    Returns:
-        Fields of `specsim.hardware.ModelShape`.
+        source: Its file, for error messages.
 
     Raises:
         ProfileError: A field is missing that has no default, or the model has a part that is not

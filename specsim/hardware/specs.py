@@ -129,7 +129,7 @@ class ModelShape(Settings):
         return 2 * self.num_hidden_layers * width
 
     def kv_bytes_per_token_and_gpu(self, tensor_parallel_size: int) -> float:
-        """Return the same of one GPU of several, bytes; heads fewer than GPUs are replicated."""
+        """Return it for one GPU of several, bytes; of fewer heads than GPUs, each has one."""
         return self.kv_bytes_per_token / min(tensor_parallel_size, self.num_key_value_heads)
 
 
@@ -153,11 +153,7 @@ class MemoryPlan:
     """The drafter's share of one KV block."""
 
     def num_blocks(self) -> int:
-        """Return how many KV blocks fit, vLLM's null block included.
-
-        Raises:
-            CapacityError: Not even two blocks fit.
-        """
+        """Return how many KV blocks fit; see `num_kv_blocks`."""
         return num_kv_blocks(
             memory_bytes=self.usable_bytes,
             taken_bytes=self.weight_bytes + self.draft_weight_bytes + self.reserved_bytes,
@@ -166,14 +162,7 @@ class MemoryPlan:
 
 
 def load_gpu(name: str) -> GpuSpec:
-    """Return the specification of a GPU.
-
-    Args:
-        name: As in ``profiles/<name>.yaml``.
-
-    Raises:
-        ProfileError
-    """
+    """Return the GPU in ``profiles/<name>.yaml``; a ProfileError if there is none."""
     path = find_resource("profiles", f"{name}.yaml")
     if path is None:
         known = resource_names("profiles", "*.yaml")
@@ -186,8 +175,8 @@ def load_model(name: str) -> ModelShape:
     """Return the shape of a model.
 
     Args:
-        name: As in ``profiles/<name>.json``, or the path of a JSON file: such a shape, or a model's
-            HuggingFace ``config.json``.
+        name: As in ``profiles/<name>.json``, or the path of such a file or of a model's HuggingFace
+            ``config.json``.
 
     Raises:
         ProfileError: There is none, or it lacks a field, or has a part that is not modelled.

@@ -21,16 +21,7 @@ from numpy.typing import NDArray
 
 from specsim.core.compiled import inlined, inner
 
-__all__ = [
-    "COEFFICIENTS",
-    "COSTS",
-    "ROOFLINE",
-    "STAIRCASE",
-    "TABLE",
-    "CompiledCosts",
-    "Form",
-    "forward_time",
-]
+__all__ = ["COEFFICIENTS", "COSTS", "CompiledCosts", "Form", "forward_time"]
 
 Form = NDArray[np.float64]
 

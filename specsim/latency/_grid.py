@@ -18,8 +18,7 @@ class Line:
     cannot tilt; below the first it is constant.
 
     Args:
-        points, values: Points at least 0, in any order; of equal points the mean counts. Of shape
-            (n,).
+        points, values: Shape (n,). Points at least 0, in any order; of equal ones the mean counts.
     """
 
     def __init__(self, points: Values, values: Values) -> None:
@@ -89,15 +88,11 @@ class Grid:
 
 
 def grid_of(columns: Sequence[Values], times: Values) -> tuple[list[Values], Values]:
-    """Return axes and a grid of measured times, NaN where nothing was measured.
+    """Return axes and grid of measured times, NaN where nothing was measured.
 
     Args:
-        columns: Coordinates, of shape (rows,).
-        times: Of shape (rows,).
-
-    Returns:
-        list of ndarray of float: The values of each coordinate that occur, rising.
-        ndarray of float: One dimension per coordinate.
+        columns: Coordinates, shape (rows,) each; the values that occur, rising, are the axes.
+        times: Shape (rows,).
     """
     axes = [np.unique(column) for column in columns]
     values = np.full([len(axis) for axis in axes], np.nan)
@@ -107,11 +102,10 @@ def grid_of(columns: Sequence[Values], times: Values) -> tuple[list[Values], Val
 
 
 def fill_along(values: Values, axis: int, points: Values, *, extrapolate: bool) -> Values:
-    """Return a grid with the gaps filled for which an axis has neighbours.
+    """Return a grid with those gaps, which are NaN, filled for which an axis has neighbours.
 
     Args:
-        values: NaN in the gaps.
-        points: Coordinates along it.
+        points: Coordinates along the axis.
         extrapolate: Whether to go on beyond the outermost neighbours as well, with their slope.
     """
 

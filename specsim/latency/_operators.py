@@ -9,7 +9,7 @@ __all__ = ["AttentionOperator", "Operator", "attention_operator", "free_budget",
 
 
 class Operator(NamedTuple):
-    """Matrices that every token is multiplied by, or that of its experts.
+    """Matrices that every token is multiplied with; of experts, those that it visits.
 
     Reads its weights once per step, and per token its inputs; writes its outputs (SSSD, arXiv
     2411.05894, table 1). ``Operator.matmul`` is one matrix.
@@ -35,21 +35,12 @@ class Operator(NamedTuple):
 
     @property
     def missed_share(self) -> float:
-        """Chance that a token leaves an expert out: 1 - k / E."""
-        return 1 - self.experts_per_token / self.num_experts
-
-    def numbers(self, num_tokens: float) -> float:
-        """Return how many numbers move to or from memory in a step of so many tokens.
+        """Chance that a token leaves an expert out: 1 - k / E.
 
         Of E experts, E * (1 - (1 - k/E)^n) are expected to be read if each of n tokens chooses k of
         them, all with the same chance.
         """
-        read_share: float = 1 - self.missed_share**num_tokens
-        return self.weights * read_share + self.activations * num_tokens
-
-    def intensity(self, num_tokens: float) -> float:
-        """Return operations per number moved, the FLOPs:IO of SSSD's table 1."""
-        return self.flops_per_token * num_tokens / self.numbers(num_tokens)
+        return 1 - self.experts_per_token / self.num_experts
 
 
 class AttentionOperator(NamedTuple):
@@ -62,22 +53,13 @@ class AttentionOperator(NamedTuple):
     numbers_per_token: float
     """Per query token: its query, key and value read, its output written."""
 
-    def intensity(self, query_len: float, context_len: float) -> float:
-        """Return operations per number moved of one sequence; every query token sees all keys."""
-        flops = self.flops_per_pair * query_len * (query_len + context_len)
-        read = self.numbers_per_context_token * context_len
-        return flops / (read + self.numbers_per_token * query_len)
-
 
 def matrix_operators(shape: ModelShape, tensor_parallel_size: int = 1) -> list[Operator]:
     """Return the operators with weights, as one of the GPUs runs them.
 
-    Attention is sharded by heads, where there are fewer key-value heads than GPUs these are
-    replicated; MLP and experts by their width, the LM head by its vocabulary. Norms, rotary
+    Attention is sharded by heads (where there are fewer key-value heads than GPUs, these are
+    replicated), MLP and experts by their width, the LM head by its vocabulary. Norms, rotary
     embeddings, activation functions and the router's choice are left out, as in SSSD's table 1.
-
-    Args:
-        tensor_parallel_size: Of which the attention heads are a multiple.
     """
     size, layers, hidden = tensor_parallel_size, shape.num_hidden_layers, shape.hidden_size
     queries = shape.num_attention_heads // size * shape.head_dim
@@ -114,14 +96,12 @@ def free_budget(
 ) -> float | None:
     """Return how many tokens a step can have before computing takes longer than reading weights.
 
-    Up to there, tokens are almost free: batch size times (draft length + 1).
+    Up to there, tokens are almost free. None where moving the tokens alone takes longer than
+    computing on them.
 
     Args:
         operators: Taken together. The budget of one matrix is SSSD's.
         numbers_per_s: Bytes per second over bytes per number.
-
-    Returns:
-        None where moving the tokens alone takes longer than computing on them.
 
     References:
         Marzollo et al. (2024), "SSSD: Simply-Scalable Speculative Decoding", arXiv 2411.05894,

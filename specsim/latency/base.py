@@ -28,27 +28,21 @@ class LatencyModel(Member):
 
     @abstractmethod
     def forward_time(self, load: StepLoad) -> float:
-        """Return how long a forward pass lasts.
+        """Return how long a forward pass lasts, seconds.
+
+        Positive, and not falling with the context or the batched tokens.
 
         Args:
             load: With at least one batched token. Any count may be an array, the result then is
                 one.
-
-        Returns:
-            Positive, and not falling with the context or the batched tokens, in seconds.
         """
 
 
 def one_by_one(forward_time: Callable[[StepLoad], float], load: StepLoad) -> float:
     """Return the times of a load whose counts are arrays, for a model that takes numbers only.
 
-    Args:
-        forward_time: Of that model.
-        load: Without pieces; counts that are numbers hold for all.
-
-    Returns:
-        Typed as the base class types it: a caller who passes arrays knows what comes back, in
-        seconds.
+    Counts that are numbers hold for all; pieces are left out. The result is an array, typed as the
+    base class types it: a caller who passes arrays knows what comes back.
     """
     counts = np.broadcast_arrays(*load[:4])
     rows = zip(*(count.ravel().tolist() for count in counts), strict=True)

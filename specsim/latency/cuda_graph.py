@@ -1,7 +1,7 @@
 """CUDA-graph padding around another latency model."""
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self, final
+from typing import Annotated, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,10 @@ Size = Annotated[int, Field(gt=0)]
 
 
 def default_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Return the batch sizes that vLLM captures graphs for, in tokens.
+    """Return the batch sizes that vLLM captures graphs for, tokens.
 
-    References:
-        vLLM 0.19 and 0.32 ``config/vllm.py``: 1, 2, 4, then every 8 up to 256, then every 16, up to
-        twice max_num_seqs and at most 512.
+    vLLM 0.19 and 0.32 ``config/vllm.py``: 1, 2, 4, then every 8 up to 256, then every 16, up to
+    twice max_num_seqs and at most 512.
     """
     sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
     largest = min(512, 2 * max_num_seqs)
@@ -38,7 +37,7 @@ class CudaGraph(LatencyModel):
     """
 
     kind: Literal["cuda_graph"] = "cuda_graph"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "inner": {"kind": "linear", "alpha_ns": 39.3, "gamma_us": 21.0, "delta_ms": 5.9},
             "max_num_seqs": 256,

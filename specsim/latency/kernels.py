@@ -2,7 +2,7 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Literal, Self, final
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -11,8 +11,7 @@ from specsim.core.columns import find_table
 from specsim.core.errors import ProfileError
 from specsim.core.settings import load_mapping
 from specsim.core.step import StepLoad
-from specsim.latency._attention import Attention
-from specsim.latency._kernel_tables import KernelTables
+from specsim.latency._kernel_tables import Attention, KernelTables
 from specsim.latency.base import LatencyModel, one_by_one
 
 __all__ = ["Kernels"]
@@ -34,7 +33,7 @@ class Kernels(LatencyModel):
     """
 
     kind: Literal["kernels"] = "kernels"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ()
+    examples = ()
     path: Path
     """Folder with the tables."""
     num_layers: int = Field(gt=0)
@@ -112,7 +111,7 @@ class Kernels(LatencyModel):
     def measured_time(
         self, chunk: float, kv_prefill: float, decodes: float, kv_decode: float, skewed: float
     ) -> float:
-        """Return how long a step lasts of which the attention was measured, in seconds.
+        """Return how long a step lasts of which the attention was measured, seconds.
 
         Args:
             chunk, kv_prefill, decodes, kv_decode: A point of ``attention.csv``.

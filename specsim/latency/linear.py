@@ -1,29 +1,59 @@
 """The three-coefficient latency model."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, Self, final
 
 import numpy as np
+from pydantic import Field, model_validator
 
-from specsim.latency._coefficients import Coefficients
+from specsim.core.settings import Settings
+from specsim.core.step import StepLoad
 from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
 
-__all__ = ["Linear"]
+__all__ = ["Coefficients", "Linear"]
 
 
-@final
-class Linear(Coefficients, LatencyModel):
-    """T = alpha * N_context + gamma * N_batched + delta, for steps of every kind.
+class Coefficients(Settings):
+    """T = alpha * N_context + gamma * N_batched + delta.
 
     Loading the KV cache, computing on the batched tokens, and loading the weights. Source: Liu et
     al. (2024), "Optimizing Speculative Decoding for Serving Large Language Models Using Goodput",
     eq. 7.
     """
 
+    alpha_ns: float = Field(ge=0)
+    """Per context token, nanoseconds."""
+    gamma_us: float = Field(ge=0)
+    """Per batched token, microseconds."""
+    delta_ms: float = Field(ge=0)
+    """Per forward pass, milliseconds."""
+
+    @model_validator(mode="after")
+    def _check_positive(self) -> Self:
+        if self.gamma_us == 0 and self.delta_ms == 0:
+            raise ValueError("gamma_us and delta_ms are both 0: a forward pass must take time")
+        return self
+
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        """alpha, gamma and delta, all in seconds."""
+        return self.alpha_ns * 1e-9, self.gamma_us * 1e-6, self.delta_ms * 1e-3
+
+    def forward_time(self, load: StepLoad) -> float:
+        """Return alpha * context tokens + gamma * batched tokens + delta, seconds."""
+        alpha, gamma, delta = self.seconds
+        return alpha * load.context_tokens + gamma * load.batched_tokens + delta
+
+
+@final
+class Linear(Coefficients, LatencyModel):
+    """T = alpha * N_context + gamma * N_batched + delta, for steps of every kind.
+
+    See `Coefficients`: Liu et al. (2024), "SmartSpec", eq. 7.
+    """
+
     kind: Literal["linear"] = "linear"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"alpha_ns": 39.3, "gamma_us": 21.0, "delta_ms": 5.9},
-    )
+    examples = ({"alpha_ns": 39.3, "gamma_us": 21.0, "delta_ms": 5.9},)
 
     def form(self) -> Form:
         """Return the coefficients, the same for steps of every kind."""

@@ -1,7 +1,7 @@
 """Step times from a model's shape and a GPU's data sheet, without any measurement."""
 
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, Self, final
+from typing import Any, Literal, NamedTuple, Self, final
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -35,7 +35,7 @@ class Roofline(LatencyModel):
     """
 
     kind: Literal["roofline"] = "roofline"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {"model": "llama-3.1-8b", "gpu": "h100"},
         {"model": "mixtral-8x7b", "gpu": "a100-80gb", "tensor_parallel_size": 2, "fixed_ms": 1.0},
     )
@@ -95,9 +95,7 @@ class Roofline(LatencyModel):
         """Return how many tokens a step can have before computing takes longer than the weights.
 
         Of all matrices together, at the given efficiencies: batch size times (draft length + 1).
-
-        Returns:
-            None where there is no such limit, in tokens.
+        None where there is no such limit.
         """
         operators = matrix_operators(self._shape, self.tensor_parallel_size)
         return free_budget(operators, self._flops_per_s, self._numbers_per_s)

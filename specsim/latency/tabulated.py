@@ -1,7 +1,7 @@
 """Step times in a table."""
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self, final
+from typing import Annotated, Literal, Self, final
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -61,7 +61,7 @@ class Tabulated(LatencyModel):
     """
 
     kind: Literal["tabulated"] = "tabulated"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "decode": {
                 "context_tokens": [0, 100_000],

@@ -1,13 +1,13 @@
 """The three-coefficient model, once for decode-only steps and once for steps with prefill."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
 from specsim.core.step import StepLoad
-from specsim.latency._coefficients import Coefficients
 from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
+from specsim.latency.linear import Coefficients
 
 __all__ = ["TwoRegime"]
 
@@ -23,7 +23,7 @@ class TwoRegime(LatencyModel):
     """
 
     kind: Literal["two_regime"] = "two_regime"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "decode": {"alpha_ns": 130.0, "gamma_us": 40.0, "delta_ms": 16.0},
             "mixed": {"alpha_ns": 220.0, "gamma_us": 95.0, "delta_ms": 16.0},

@@ -8,17 +8,12 @@ so a lookup is imported when the first run asks for it, by `load`.
 from collections.abc import Callable
 from importlib import import_module
 
-from specsim.lookup.base import Draft, Lookup
+from specsim.lookup.base import Draft, KnownTexts, Lookup
 
-__all__ = ["Draft", "Lookup", "load"]
+__all__ = ["Draft", "KnownTexts", "Lookup", "load"]
 
 
 def load(module: str, name: str) -> Callable[..., Lookup]:
-    """Return a class of this package, imported now.
-
-    Args:
-        module: Such as ``ngram``.
-        name: Such as ``NgramLookup``.
-    """
+    """Return a class of this package, such as ``ngram``, ``NgramLookup``, imported now."""
     lookup: Callable[..., Lookup] = getattr(import_module(f"{__name__}.{module}"), name)
     return lookup

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specsim.core.request import Text
 
-__all__ = ["NO_DRAFT", "Draft", "Lookup"]
+__all__ = ["NO_DRAFT", "Draft", "KnownTexts", "Lookup"]
 
 
 class Draft(NamedTuple):
@@ -35,14 +35,7 @@ class Draft(NamedTuple):
         return Draft(self.token_ids[:max_len], parents, probs, float(sum(probs)), self.match_len)
 
     def accepted_len(self, answer: NDArray[np.int32]) -> int:
-        """Return how much of it greedy verification accepts.
-
-        Args:
-            answer: What the model says next.
-
-        Returns:
-            Of a tree, the length of the path that agrees, in tokens.
-        """
+        """Return how many tokens of it, of a tree along one path, agree with what comes next."""
         if self.parents is not None:
             return self._accepted_path(answer)
         accepted_len = 0
@@ -75,27 +68,15 @@ class Lookup(ABC):
 
     @abstractmethod
     def start(self, request: int, text: Text) -> None:
-        """Take in a new request: its prompt is known.
-
-        Args:
-            request: Its index.
-        """
+        """Take in a new request, by its index: its prompt is known."""
 
     @abstractmethod
     def reveal(self, request: int, known_len: int) -> None:
-        """Learn more of a request's answer.
-
-        Args:
-            known_len: Prompt and answer known so far; never less than before. In tokens.
-        """
+        """Learn more of an answer: so much of prompt and answer is known now, tokens."""
 
     @abstractmethod
     def draft(self, request: int, max_len: int) -> Draft:
-        """Return what may follow the known text of a request.
-
-        Args:
-            max_len: Longest draft, or most nodes of a tree, in tokens.
-        """
+        """Return what may follow the known text: at most so many tokens, or nodes of a tree."""
 
     @abstractmethod
     def end(self, request: int) -> None:
@@ -105,3 +86,29 @@ class Lookup(ABC):
     @abstractmethod
     def memory_bytes(self) -> int:
         """Memory of all text and indices, bytes; what is shared with the workload not counted."""
+
+
+class KnownTexts(Lookup):
+    """A lookup that notes each request's text and how much of it is known, and may need no more."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, Text] = {}
+        self._known_lens: dict[int, int] = {}
+
+    def start(self, request: int, text: Text) -> None:
+        """Note the text; its prompt is known."""
+        self._texts[request] = text
+        self._known_lens[request] = text.prompt_len
+
+    def reveal(self, request: int, known_len: int) -> None:
+        """Note how far it is known."""
+        self._known_lens[request] = known_len
+
+    def end(self, request: int) -> None:
+        """Forget it."""
+        del self._texts[request], self._known_lens[request]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Nothing: two entries per request do not count."""
+        return 0

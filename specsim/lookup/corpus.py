@@ -152,15 +152,9 @@ def _goes_on(corpus: Corpus, place: int, text: NDArray[np.int32], begin: int, en
 def occurrences(
     corpus: Corpus, text: NDArray[np.int32], known_len: int, match_len: int
 ) -> tuple[int, int]:
-    """Return which suffixes begin with the last tokens of a text and go on after them.
+    """Return which suffixes begin with the last `match_len` known tokens of a text and go on.
 
-    Args:
-        text: Of shape (n,).
-        known_len: Only so many are looked at, in tokens.
-        match_len: How many of them to look for, in tokens.
-
-    Returns:
-        Places in ``corpus.suffixes``, from the first to before the last.
+    They are places in ``corpus.suffixes``, from the first to before the last.
     """
     begin = known_len - match_len
     low = _first_place(corpus, text, begin, known_len)
@@ -183,15 +177,9 @@ def occurrences(
 def longest_match(
     corpus: Corpus, text: NDArray[np.int32], known_len: int, max_match_len: int
 ) -> int:
-    """Return how many of the last tokens of a text stand in the corpus and go on there.
+    """Return how many of the last known tokens of a text stand in the corpus and go on there.
 
-    Args:
-        text: Of shape (n,).
-        known_len: Only so many are looked at, in tokens.
-        max_match_len: Longest match that is of interest, in tokens.
-
-    Returns:
-        Found by halving: where n tokens stand, their last n - 1 stand, too.
+    Found by halving: where n tokens stand, their last n - 1 stand, too.
     """
     found, limit = 0, min(max_match_len, known_len)
     while found < limit:

@@ -4,10 +4,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-from specsim.core.request import Text
-from specsim.lookup.base import NO_DRAFT, Draft, Lookup
+from specsim.lookup.base import NO_DRAFT, Draft, KnownTexts
 from specsim.lookup.corpus import Corpus, build_corpus, longest_match, occurrences
 
 __all__ = ["DatastoreLookup"]
@@ -82,7 +80,7 @@ def _draft_tree(
     return tokens, parents, counts
 
 
-class DatastoreLookup(Lookup):
+class DatastoreLookup(KnownTexts):
     """The token-level mode of `specsim.proposers.datastore.Datastore`.
 
     No trie is built: as suffixes are sorted, each of its nodes is a range of them, and the number
@@ -90,8 +88,6 @@ class DatastoreLookup(Lookup):
 
     Args:
         corpus: Sorted by at least ``max_prefix_len + branch_len`` tokens.
-        max_prefix_len: In tokens.
-        branch_len: In tokens.
     """
 
     def __init__(
@@ -103,13 +99,12 @@ class DatastoreLookup(Lookup):
         max_continuations: int,
         use_tree: bool,
     ) -> None:
+        super().__init__()
         self._corpus = corpus
         self._max_prefix_len = max_prefix_len
         self._branch_len = branch_len
         self._max_continuations = max_continuations
         self._use_tree = use_tree
-        self._texts: dict[int, NDArray[np.int32]] = {}
-        self._known_lens: dict[int, int] = {}
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -121,20 +116,11 @@ class DatastoreLookup(Lookup):
         _draft_chain(tiny, low, high, 1, 1)
         _draft_tree(tiny, (low, high), 1, 1, 1)
 
-    def start(self, request: int, text: Text) -> None:
-        """Note where the text lies."""
-        self._texts[request] = text.token_ids
-        self._known_lens[request] = text.prompt_len
-
-    def reveal(self, request: int, known_len: int) -> None:
-        """Note how far it is known."""
-        self._known_lens[request] = known_len
-
     def draft(self, request: int, max_len: int) -> Draft:
         """Return the most frequent continuation of the longest match, or a tree of several."""
         if max_len < 1:
             return NO_DRAFT
-        text, known_len = self._texts[request], self._known_lens[request]
+        text, known_len = self._texts[request].token_ids, self._known_lens[request]
         match_len = longest_match(self._corpus, text, known_len, self._max_prefix_len)
         if not match_len:
             return NO_DRAFT
@@ -150,11 +136,7 @@ class DatastoreLookup(Lookup):
         probs = [count / (high - low) for count in counts]
         return Draft(tokens, parents if self._use_tree else None, probs, sum(probs), match_len)
 
-    def end(self, request: int) -> None:
-        """Forget it."""
-        del self._texts[request], self._known_lens[request]
-
     @property
     def memory_bytes(self) -> int:
-        """The corpus; requests add nothing but two entries each."""
+        """That of the corpus."""
         return self._corpus.nbytes

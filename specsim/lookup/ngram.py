@@ -4,8 +4,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from specsim.core.request import Text
-from specsim.lookup.base import NO_DRAFT, Draft, Lookup
+from specsim.lookup.base import NO_DRAFT, Draft, KnownTexts
 
 __all__ = ["NgramLookup", "find_ngram"]
 
@@ -15,9 +14,8 @@ def find_ngram(token_ids: NDArray[np.int32], known_len: int, shortest: int, long
     """Return where the text continues after the longest n-gram that ends it and stood before.
 
     Args:
-        token_ids: Of shape (n,).
-        known_len: Only so many are looked at, in tokens.
-        shortest, longest: Bounds of n, inclusive, in tokens.
+        known_len: Only so many tokens are looked at.
+        shortest, longest: Bounds of n, inclusive.
 
     Returns:
         Place of the token after the match, the earliest one among matches of equal length; -1 if
@@ -25,7 +23,8 @@ def find_ngram(token_ids: NDArray[np.int32], known_len: int, shortest: int, long
 
     References:
         vLLM 0.32.0 ``v1/spec_decode/ngram_proposer.py``:
-        ``_find_longest_matched_ngram_and_propose_tokens`` decides the same from a table of borders of the reversed text.
+        ``_find_longest_matched_ngram_and_propose_tokens`` decides the same from a table of borders
+        of the reversed text.
     """
     best_len, best_end = shortest - 1, -1
     last = token_ids[known_len - 1] if known_len else 0
@@ -45,44 +44,22 @@ def find_ngram(token_ids: NDArray[np.int32], known_len: int, shortest: int, long
     return best_end
 
 
-class NgramLookup(Lookup):
+class NgramLookup(KnownTexts):
     """The token-level mode of `specsim.proposers.ngram.Ngram`.
 
     It keeps no index: like vLLM it scans the known text, which takes about a nanosecond per token.
-
-    Args:
-        shortest, longest: ``prompt_lookup_min`` and ``prompt_lookup_max``, in tokens.
     """
 
     def __init__(self, *, shortest: int, longest: int) -> None:
+        super().__init__()
         self._shortest = shortest
         self._longest = longest
-        self._texts: dict[int, NDArray[np.int32]] = {}
-        self._known_lens: dict[int, int] = {}
         find_ngram(np.zeros(1, dtype=np.int32), 1, 1, 1)  # compiled before anybody takes the time
-
-    def start(self, request: int, text: Text) -> None:
-        """Note where the text lies."""
-        self._texts[request] = text.token_ids
-        self._known_lens[request] = text.prompt_len
-
-    def reveal(self, request: int, known_len: int) -> None:
-        """Note how far it is known."""
-        self._known_lens[request] = known_len
 
     def draft(self, request: int, max_len: int) -> Draft:
         """Return the tokens after the match, as far as they are known."""
-        token_ids, known_len = self._texts[request], self._known_lens[request]
+        token_ids, known_len = self._texts[request].token_ids, self._known_lens[request]
         start = find_ngram(token_ids, known_len, self._shortest, self._longest)
         if start < 0 or max_len < 1:
             return NO_DRAFT
         return Draft(token_ids[start : min(start + max_len, known_len)].tolist())
-
-    def end(self, request: int) -> None:
-        """Forget it."""
-        del self._texts[request], self._known_lens[request]
-
-    @property
-    def memory_bytes(self) -> int:
-        """Nothing but two entries per request."""
-        return 0

@@ -8,7 +8,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from specsim.core.request import Text
-from specsim.lookup.base import NO_DRAFT, Draft, Lookup
+from specsim.lookup.base import NO_DRAFT, Draft, KnownTexts
 from specsim.lookup.corpus import Corpus, build_corpus, longest_match, occurrences
 
 __all__ = ["SssdLookup", "discounts"]
@@ -26,11 +26,9 @@ def discounts(
         source: Factor of all of them.
         match: Factor per token that the matched prefix is shorter than `longest`.
         depth: Factor per token that the candidate is deeper than the first one.
-        longest: In tokens.
-        branch_len: Greatest depth, in tokens.
 
     Returns:
-        By length of the match, and by depth from 1, of shape (longest + 1, branch_len).
+        By length of the match, and by depth from 1; shape (longest + 1, branch_len).
     """
     by_match = match ** np.arange(longest, -1, -1)
     return np.asarray(source * np.outer(by_match, depth ** np.arange(branch_len)))
@@ -74,10 +72,6 @@ class _Trees(NamedTuple):
     """Shape (1,): nodes in use."""
     weights: NDArray[np.float64]
     """Shape (1 + P, branch_len): discounts, by tree and depth from 1."""
-
-    @property
-    def nbytes(self) -> int:
-        return sum(column.nbytes for column in self)
 
 
 class _Limits(NamedTuple):
@@ -285,7 +279,7 @@ def _fuse_chain(trees: _Trees, max_len: int) -> Nodes:
     return tokens, parents, probs, first
 
 
-class SssdLookup(Lookup):
+class SssdLookup(KnownTexts):
     """The token-level mode of `specsim.proposers.sssd.Sssd`.
 
     Args:
@@ -304,6 +298,7 @@ class SssdLookup(Lookup):
         max_continuations: int,
         use_tree: bool,
     ) -> None:
+        super().__init__()
         self._corpus = corpus or build_corpus([], 1)
         self._corpus_discounts = corpus_discounts
         self._input_len = len(input_discounts) - 1
@@ -315,10 +310,9 @@ class SssdLookup(Lookup):
         size, weights = np.zeros(1, dtype=np.int64), input_discounts.copy()
         self._trees = _Trees(tokens, counts, children, siblings, size, weights)
         self._use_tree = use_tree
-        self._fixed_bytes = self._corpus.nbytes + self._trees.nbytes + corpus_discounts.nbytes
+        fixed = (self._corpus, *self._trees, corpus_discounts)
+        self._fixed_bytes = sum(each.nbytes for each in fixed)
         self._grams_bytes = 0
-        self._texts: dict[int, NDArray[np.int32]] = {}
-        self._known_lens: dict[int, int] = {}
         self._grams: dict[int, _Grams] = {}
         self._warm_up()
 
@@ -333,7 +327,7 @@ class SssdLookup(Lookup):
 
     def start(self, request: int, text: Text) -> None:
         """Index the prompt."""
-        self._texts[request] = text.token_ids
+        super().start(request, text)
         grams = _new_grams(self._input_len, len(text.token_ids))
         self._grams[request] = grams
         self._grams_bytes += grams.nbytes
@@ -342,8 +336,9 @@ class SssdLookup(Lookup):
 
     def reveal(self, request: int, known_len: int) -> None:
         """Index what is new; an n-gram is indexed once something follows it."""
-        _take_in(self._grams[request], self._texts[request], self._known_lens[request], known_len)
-        self._known_lens[request] = known_len
+        token_ids = self._texts[request].token_ids
+        _take_in(self._grams[request], token_ids, self._known_lens[request], known_len)
+        super().reveal(request, known_len)
 
     def draft(self, request: int, max_len: int) -> Draft:
         """Return the fusion of all candidate trees."""
@@ -354,7 +349,7 @@ class SssdLookup(Lookup):
             trees,
             self._corpus,
             self._grams[request],
-            self._texts[request],
+            self._texts[request].token_ids,
             known_len,
             self._limits,
         )
@@ -373,7 +368,7 @@ class SssdLookup(Lookup):
     def end(self, request: int) -> None:
         """Forget it."""
         self._grams_bytes -= self._grams.pop(request).nbytes
-        del self._texts[request], self._known_lens[request]
+        super().end(request)
 
     @property
     def memory_bytes(self) -> int:

@@ -7,25 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.compiled import Pointers
+from specsim.core.compiled import Pointers, types_of
 from specsim.core.errors import CapacityError
 from specsim.core.request import Text
 from specsim.lookup.base import NO_DRAFT, Draft, Lookup
+from specsim.lookup.suffix_drafts import NO_ROOM, Scratch
+from specsim.lookup.suffix_nodes import CURSOR_FIELDS, NODE_COLUMNS, UNKNOWN, Arrays
 from specsim.lookup.suffix_tree import (
-    CURSOR_FIELDS,
     LOCAL,
-    NO_ROOM,
-    NODE_COLUMNS,
-    REMOVAL_TYPES,
     REMOVED,
-    REQUEST_TYPES,
-    SCRATCH_TYPES,
-    TREE_TYPES,
-    UNKNOWN,
     Removal,
-    Request,
-    Scratch,
-    Tree,
+    RequestArrays,
     draft,
     fill_table,
     learn,
@@ -37,6 +29,9 @@ __all__ = ["SuffixLookup", "SuffixTree"]
 Ints = NDArray[np.int32]
 Cursor = NDArray[np.int64]
 
+_TREE_TYPES, _SCRATCH_TYPES = types_of(Arrays), types_of(Scratch)
+_REQUEST_TYPES, _REMOVAL_TYPES = types_of(RequestArrays), types_of(Removal)
+
 _GROWTH = 1.2  # little slack: nodes are most of the memory, and realloc moves them cheaply
 _NODES_PER_TOKEN = 1.3  # of text that repeats itself as much as most
 _SLOTS_PER_NODE = 1.4
@@ -46,11 +41,11 @@ _MAX_TOKENS = 2**30  # of one tree; at most two nodes each, so that all numbers 
 
 
 class SuffixTree:
-    """Owner of the arrays of one suffix tree; the work on them is in `suffix_tree`.
+    """The arrays of one suffix tree, which grow as needed; `suffix_tree` works on them.
 
     Args:
-        depth: Longest run that it knows, in tokens.
-        num_tokens: Room for so much text at first; it grows as needed.
+        depth: Longest run that it knows, tokens.
+        num_tokens: Room for so much text at first.
     """
 
     def __init__(self, depth: int, num_tokens: int) -> None:
@@ -66,18 +61,12 @@ class SuffixTree:
         self._nodes[0] = 0
         self._spare = np.array([1, 0, 0, 1, 0], dtype=np.int64)
         # All arrays grow in place, so this stays as it is.
-        self._arrays = Tree(self._nodes, self._table, self._groups, self._pool, self._spare)
-        self.pointers = Pointers(self._arrays, TREE_TYPES)
+        self._arrays = Arrays(self._nodes, self._table, self._groups, self._pool, self._spare)
+        self.pointers = Pointers(self._arrays, _TREE_TYPES)
         """What loops see of it."""
 
     def start(self, num_tokens: int) -> Cursor:
-        """Reserve a slot for a new sequence.
-
-        Args:
-            num_tokens: The most that it will have.
-
-        Returns:
-            Its cursor, of shape (CURSOR_FIELDS + depth,).
+        """Reserve a slot for a sequence of at most so many tokens, and return its cursor.
 
         Raises:
             CapacityError: All sequences together have more tokens than int32 can count.
@@ -108,7 +97,7 @@ class SuffixTree:
 
     def remove_oldest(self) -> None:
         """Forget the sequence that was started first; whatever its cursor appends is ignored."""
-        remove.bind(Pointers(Removal(self.pointers, self._cursors.popleft()), REMOVAL_TYPES))()
+        remove.bind(Pointers(Removal(self.pointers, self._cursors.popleft()), _REMOVAL_TYPES))()
 
     @property
     def num_sequences(self) -> int:
@@ -222,7 +211,7 @@ class SuffixLookup(Lookup):
             found=np.zeros(2, dtype=np.int64),
             score=np.zeros(1, dtype=np.float32),
         )
-        self._pointers = Pointers(self._scratch, SCRATCH_TYPES)
+        self._pointers = Pointers(self._scratch, _SCRATCH_TYPES)
 
     def start(self, request: int, text: Text) -> None:
         """Make a local tree of the prompt and a place for the answer; the oldest may have to go."""
@@ -237,7 +226,7 @@ class SuffixLookup(Lookup):
                 self._answers.remove_oldest()
             answer_cursor = self._answers.start(text.output_len)
         lens = np.array([text.prompt_len, text.prompt_len], dtype=np.int64)
-        arrays = Request(
+        arrays = RequestArrays(
             tree.pointers,
             self._answers.pointers,
             cursor,
@@ -246,7 +235,7 @@ class SuffixLookup(Lookup):
             lens,
             self._pointers,
         )
-        pointers = Pointers(arrays, REQUEST_TYPES)
+        pointers = Pointers(arrays, _REQUEST_TYPES)
         active = _Active(lens, tree, answer_cursor, learn.bind(pointers), draft.bind(pointers))
         self._active[request] = active
         self._learn(active)

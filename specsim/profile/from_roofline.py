@@ -27,7 +27,7 @@ class RooflineOptions:
     """Name in ``profiles/``, or the path of a HuggingFace config.json."""
     gpu: str
     drafts: dict[str, str]
-    """Model of the drafter, by drafting method."""
+    """Model of each proposer that the profile will have costs for."""
     tensor_parallel_size: int = 1
     compute_efficiency: float = 0.7
     memory_efficiency: float = 0.8
@@ -46,11 +46,11 @@ class RooflineProfile:
     """Of each GPU."""
     num_blocks: int
     """KV blocks that fit, vLLM's null block included."""
-    block_size: int
+    block_size: int = BLOCK_SIZE
 
     @classmethod
     def of(cls, options: RooflineOptions) -> "RooflineProfile":
-        """Make a profile.
+        """Make a profile of a model on a GPU.
 
         Raises:
             ProfileError: A model or GPU is unknown, or lacks a number.
@@ -65,7 +65,7 @@ class RooflineProfile:
         fields["valid_range"]["context_tokens"] = (num_blocks - 1) * BLOCK_SIZE
         target = draft.target
         assert isinstance(target, Roofline)
-        return cls(fields, target, memory, num_blocks, BLOCK_SIZE)
+        return cls(fields, target, memory, num_blocks)
 
     @property
     def capacity(self) -> int:
@@ -73,21 +73,14 @@ class RooflineProfile:
         return (self.num_blocks - 1) * self.block_size
 
     def decode_time(self, batch_size: int, context_len: int) -> float:
-        """Return how long a decode step takes in which nothing is drafted, in seconds.
-
-        Args:
-            context_len: Of each sequence, in tokens.
-        """
+        """Return how long a decode step without drafts takes, seconds; contexts in tokens."""
         return self.roofline.forward_time(
             StepLoad(batch_size * context_len, batch_size, batch_size)
         )
 
 
 def parse_drafts(options: list[str]) -> dict[str, str]:
-    """Return the drafters that ``--draft METHOD=MODEL`` names.
-
-    Returns:
-        Model by drafting method.
+    """Return the model of each proposer, from ``--draft METHOD=MODEL``.
 
     Raises:
         ConfigError: One is not of that form, or a method comes twice.

@@ -1,7 +1,7 @@
 """Profiles: measured coefficients of one model on one GPU, with their provenance.
 
 ``profiles/<gpu>/<model>[-tpN].yaml``. A profile says what a step costs: the target's forward pass,
-each drafting method, and the engine's own overhead.
+each proposer, and the engine's own overhead.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class DraftCost(Settings):
-    """What it costs to draft with one method."""
+    """What it costs to draft with one proposer."""
 
     basis: Literal["pass", "draft", "heads"] = "pass"
     """What `latency` is: one forward pass of the drafter, of which a draft of k tokens takes k; a
@@ -60,32 +60,30 @@ class DraftCost(Settings):
     def draft_time(
         self, load: StepLoad, draft_lens: int | list[int] | Ints, target_time: float
     ) -> float:
-        """Return how long it takes to draft for every sequence of a step, in seconds.
+        """Return how long it takes to draft for every sequence of a step, seconds.
 
-        The first pass reads whatever the target has just read, so that the drafter's own KV cache
-        keeps up, and yields the first draft token; each later pass reads one token of every
-        sequence that is still drafting. vLLM runs the first pass also for drafts of length 0
+        The sum over max(k) passes (Liu et al. 2024, "SmartSpec", eq. 5). The first one reads
+        whatever the target has just read, so that the drafter's own KV cache keeps up, and yields
+        the first draft token; each later one reads one token of every sequence that is still
+        drafting. vLLM runs the first pass also for drafts of length 0
         (``v1/spec_decode/llm_base_proposer.py propose``); a fit to whole drafts says nothing about
         that case and charges nothing.
 
         Args:
-            load: Of the target's forward pass.
-            draft_lens: For every sequence alike, or one per sequence, in tokens.
-            target_time: Of the target's forward pass, in seconds.
-
-        References:
-            Liu et al. (2024), "SmartSpec", eq. 5: the sum over max(k) passes.
+            load: Of the target's forward pass, which takes `target_time` seconds.
+            draft_lens: For every sequence alike, or one per sequence, tokens.
         """
         longest = _longest(draft_lens)
         total = self._host_time(load, draft_lens, target_time) if longest else 0.0
-        if self.latency is None:
+        if self.latency is None or (not longest and self.basis != "pass"):
             return total
-        if self.basis == "draft":
-            return total + (self.latency.forward_time(load) if longest else 0.0)
         if self.basis == "heads":
-            num = load.num_requests
-            return total + (self.latency.forward_time(StepLoad(0, num, num)) if longest else 0.0)
+            return total + self.latency.forward_time(
+                StepLoad(0, load.num_requests, load.num_requests)
+            )
         total += self.latency.forward_time(load)
+        if self.basis == "draft":
+            return total
         context_tokens = load.context_tokens + load.batched_tokens
         for number in range(2, longest + 1):
             rows = (
@@ -179,7 +177,7 @@ class Profile(Settings):
     provenance: Provenance
     target: Annotated[LatencyModel, LATENCY]
     drafts: dict[str, DraftCost] = Field(default_factory=dict)
-    """By drafting method."""
+    """By proposer; of `draft_models`, by the name of each model."""
     overhead: Overhead = Overhead()
     valid_range: ValidRange
     reserved_gib: float = Field(default=0.0, ge=0)
@@ -286,12 +284,9 @@ class StepCosts:
         target_time: float,
         drafter: int = 0,
     ) -> float:
-        """Return the duration of drafting after such a step, seconds.
+        """Return the duration of drafting after such a step, seconds; see `DraftCost.draft_time`.
 
         Args:
-            load: Of the target's forward pass.
-            draft_lens: For every sequence alike, or one per sequence, in tokens.
-            target_time: Of the target's forward pass, in seconds.
             drafter: Which of several.
         """
         if not self.drafts or not load.batched_tokens:
@@ -327,12 +322,10 @@ class StepCosts:
     def step_times(
         self, load: StepLoad, batched_tokens: Ints, draft_lens: int | list[int] | Ints
     ) -> NDArray[np.float64]:
-        """Return what steps take that differ in their batched tokens, seconds, of shape (n,).
+        """Return what steps take that differ in their batched tokens, shape (n,), seconds.
 
         Args:
             load: Everything else about them.
-            batched_tokens: Of shape (n,).
-            draft_lens: For every sequence alike, or one per sequence, in tokens.
         """
         # Latency models take arrays in place of numbers (`LatencyModel.forward_time`).
         loads = load._replace(batched_tokens=batched_tokens)  # type: ignore[arg-type]
@@ -341,10 +334,9 @@ class StepCosts:
 
 
 def load_profile(name: str) -> Profile:
-    """Return a profile by its name or path.
+    """Return a profile by its name, such as ``h100/llama-3.1-8b``, or the path of a YAML file.
 
-    Args:
-        name: Such as ``h100/llama-3.1-8b``, or the path of a YAML file. Paths in it follow it.
+    Relative paths in a file follow it.
 
     Raises:
         ProfileError: There is none, or it is malformed.

@@ -1,7 +1,7 @@
 """A corpus of earlier answers as the drafter."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 from pydantic import Field
 
@@ -23,15 +23,12 @@ class Datastore(LookupProposer):
     The corpus is fixed before the run, and nobody checks it against the requests: a trace that is
     both corpus and workload drafts each answer from itself, which no server could. Split it.
 
-    Without token ids the method is statistical: it always offers a full draft, and the acceptance
-    model says how much of it survives. It costs host time only, reserves no KV slots, and like
-    vLLM's other host-side drafters it is not scheduled asynchronously.
+    Without token ids it always offers a full draft, and the acceptance model says how much of it
+    survives.
     """
 
     method: Literal["datastore"] = "datastore"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"num_speculative_tokens": 5, "corpus": "answers.jsonl.gz"},
-    )
+    examples = ({"num_speculative_tokens": 5, "corpus": "answers.jsonl.gz"},)
     corpus: Path
     """Token trace whose recorded answers are the datastore."""
     corpus_includes_prompts: bool = False
@@ -44,22 +41,10 @@ class Datastore(LookupProposer):
     """Longest path of a draft, tokens; at most `num_speculative_tokens` in all."""
     use_tree: bool = False
     """Draft trees, not chains; vLLM verifies chains."""
-    own_fields: ClassVar[frozenset[str]] = LookupProposer.own_fields | {
-        "corpus",
-        "corpus_includes_prompts",
-        "max_prefix_len",
-        "max_continuations",
-        "branch_len",
-        "use_tree",
-    }
-    drafts_first_token: ClassVar[bool] = False
+    drafts_first_token = False
 
     def make_lookup(self) -> Lookup:
-        """Return the suffix array of the corpus, read and sorted now.
-
-        Raises:
-            TraceError: The corpus cannot be read, or has no token ids.
-        """
+        """Return the suffix array of the corpus, read and sorted now."""
         return load("datastore", "DatastoreLookup")(
             corpus=load("corpus", "read_corpus")(
                 self.corpus,

@@ -1,6 +1,6 @@
 """A small language model as the drafter."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.proposers.base import Proposer
 
@@ -16,4 +16,4 @@ class DraftModel(Proposer):
     """
 
     method: Literal["draft_model"] = "draft_model"
-    draft_slots: ClassVar[int] = 1
+    draft_slots = 1

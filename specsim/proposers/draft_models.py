@@ -1,6 +1,6 @@
 """Several small language models, of which each request gets one."""
 
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Literal, Self, final
 
 from pydantic import Field, model_validator
 
@@ -20,13 +20,10 @@ class DraftModels(Proposer):
     """
 
     method: Literal["draft_models"] = "draft_models"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"models": ["opt-125m", "opt-1.3b"], "num_speculative_tokens": 3},
-    )
+    examples = ({"models": ["opt-125m", "opt-1.3b"], "num_speculative_tokens": 3},)
     models: tuple[str, ...] = Field(min_length=2)
     """Names in the profile's ``drafts``, smallest first."""
-    own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {"models"}
-    draft_slots: ClassVar[int] = 1
+    draft_slots = 1
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

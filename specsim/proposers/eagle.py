@@ -1,6 +1,6 @@
 """EAGLE-type heads as the drafter."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.proposers.base import Proposer
 
@@ -16,4 +16,4 @@ class Eagle(Proposer):
     """
 
     method: Literal["eagle"] = "eagle"
-    drops_last_hit: ClassVar[bool] = True
+    drops_last_hit = True

@@ -1,6 +1,6 @@
 """EAGLE-3 heads as the drafter."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.proposers.base import Proposer
 
@@ -15,4 +15,4 @@ class Eagle3(Proposer):
     """
 
     method: Literal["eagle3"] = "eagle3"
-    drops_last_hit: ClassVar[bool] = True
+    drops_last_hit = True

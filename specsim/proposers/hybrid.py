@@ -1,6 +1,6 @@
 """A lookup with another drafter behind it."""
 
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, Literal, Self, final
 
 from pydantic import model_validator
 
@@ -18,11 +18,11 @@ class Hybrid(Proposer):
     The lookup always drafts. Where the policy has no use for what it found, the fallback drafts,
     and costs what it costs: Oliaro et al. (2024), "SuffixDecoding", section "hybrid". Acceptance is
     ``token_match`` for the lookup and whatever the fallback needs for that, under ``per_drafter``.
-    vLLM has no such method; KV room is reserved as for the fallback.
+    vLLM has nothing of the kind; KV room is reserved as for the fallback.
     """
 
     method: Literal["hybrid"] = "hybrid"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "lookup": {"method": "suffix"},
             "fallback": {"method": "eagle3", "num_speculative_tokens": 3},
@@ -32,10 +32,8 @@ class Hybrid(Proposer):
     """Such as ``{method: suffix}``."""
     fallback: NestedProposer
     """Such as ``{method: eagle3, num_speculative_tokens: 3}``."""
-    own_fields: ClassVar[frozenset[str]] = Proposer.own_fields | {"lookup", "fallback"}
-    supports_async: ClassVar[bool] = False
-    needs_tokens: ClassVar[bool] = True
-    has_fallback: ClassVar[bool] = True
+    supports_async = False
+    has_fallback = True
 
     @model_validator(mode="before")
     @classmethod
@@ -72,5 +70,5 @@ class Hybrid(Proposer):
         return self.fallback.lookahead_len(self.fallback.num_speculative_tokens)
 
     def make_lookup(self) -> Lookup | None:
-        """Return the lookup's."""
+        """Return the token-level mode of the lookup."""
         return self.lookup.make_lookup()

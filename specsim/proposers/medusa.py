@@ -1,6 +1,6 @@
 """Medusa heads as the drafter."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.proposers.base import Proposer
 
@@ -17,7 +17,6 @@ class Medusa(Proposer):
     """
 
     method: Literal["medusa"] = "medusa"
-    supports_async: ClassVar[bool] = False
-    writes_lookahead: ClassVar[bool] = False
-    drafts_trees: ClassVar[bool] = True
-    has_prefill: ClassVar[bool] = False
+    supports_async = False
+    drafts_trees = True
+    has_prefill = False

@@ -1,6 +1,6 @@
 """Multi-token prediction heads as the drafter."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.proposers.base import Proposer
 
@@ -15,4 +15,4 @@ class Mtp(Proposer):
     """
 
     method: Literal["mtp"] = "mtp"
-    drops_last_hit: ClassVar[bool] = True
+    drops_last_hit = True

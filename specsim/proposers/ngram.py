@@ -1,15 +1,13 @@
 """Prompt lookup as the drafter."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.core.request import Request
-from specsim.core.rng import Luck
 from specsim.lookup import Lookup, load
-from specsim.proposers.base import LookupProposer, recorded_offers, split_rows
+from specsim.proposers.base import LookupProposer
 
 __all__ = ["Ngram"]
 
@@ -19,10 +17,8 @@ class Ngram(LookupProposer):
     """Drafts what followed the last n tokens where they stood before (Saxena 2023, prompt lookup).
 
     On token ids (acceptance ``token_match``) it is vLLM's: the longest n-gram within the bounds,
-    the earliest one on ties. Without them the method is statistical: it finds a match of full
-    length with `match_probability`, independently at every output position, and the acceptance
-    model says how much of it survives. It costs host time only, reserves no KV slots, and vLLM
-    does not schedule asynchronously with it.
+    the earliest one on ties. Without them it finds a match of full length with `match_probability`,
+    independently at every output position, and the acceptance model says how much of it survives.
     """
 
     method: Literal["ngram"] = "ngram"
@@ -32,10 +28,9 @@ class Ngram(LookupProposer):
     """Shortest n-gram to match, tokens."""
     match_probability: float = Field(default=1.0, ge=0, le=1)
     """P(there is a match to draft from)."""
-    own_fields: ClassVar[frozenset[str]] = LookupProposer.own_fields | {"match_probability"}
-    statistical_fields: ClassVar[frozenset[str]] = frozenset({"match_probability"})
-    has_confidence: ClassVar[bool] = False
-    drafts_first_token: ClassVar[bool] = False
+    statistical_fields = frozenset({"match_probability"})
+    has_confidence = False
+    drafts_first_token = False
 
     @model_validator(mode="before")
     @classmethod
@@ -60,14 +55,11 @@ class Ngram(LookupProposer):
             shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max
         )
 
-    def start(
-        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
-    ) -> list[bytes] | None:
-        """Return what was found, all or nothing unless recorded; None if always all."""
-        recorded = recorded_offers(requests)
-        if recorded is not None or self.match_probability == 1.0:
-            return recorded
-        counts = [request.output_len + 1 for request in requests]
-        uniforms = luck.uniforms([request.index for request in requests], counts)
-        found = np.where(uniforms < self.match_probability, max_draft_len, 0)
-        return split_rows(found.astype(np.uint8).tobytes(), counts)
+    @property
+    def always_finds(self) -> bool:
+        """Whether there always is a match."""
+        return self.match_probability == 1.0
+
+    def found_lens(self, uniforms: NDArray[np.float64], max_draft_len: int) -> NDArray[np.int64]:
+        """Return a full draft or none."""
+        return np.where(uniforms < self.match_probability, max_draft_len, 0)

@@ -1,7 +1,7 @@
 """SSSD: the request's own text and a datastore as the drafter."""
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, final
+from typing import Annotated, Any, Literal, Self, final
 
 from pydantic import Field, model_validator
 
@@ -33,13 +33,12 @@ class Sssd(LookupProposer):
     your own with ``specsim draft-eval --grid``. Like `Datastore`, it trusts that no answer of the
     workload stands in the corpus.
 
-    Without token ids the method is statistical: it always offers a full draft, and the acceptance
-    model says how much of it survives. It costs host time only, reserves no KV slots, and like
-    vLLM's other host-side drafters it is not scheduled asynchronously.
+    Without token ids it always offers a full draft, and the acceptance model says how much of it
+    survives.
     """
 
     method: Literal["sssd"] = "sssd"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {"num_speculative_tokens": 5, "corpus": "answers.jsonl.gz"},
         {"num_speculative_tokens": 5},
     )
@@ -72,23 +71,7 @@ class Sssd(LookupProposer):
     """Factor per token that the longest match is shorter than `max_prefix_len`."""
     corpus_depth_discount: Factor = 0.7
     """Factor per token that the candidate is deeper than the first one."""
-    own_fields: ClassVar[frozenset[str]] = LookupProposer.own_fields | {
-        "corpus",
-        "corpus_includes_prompts",
-        "use_input",
-        "input_prefix_len",
-        "max_prefix_len",
-        "max_continuations",
-        "branch_len",
-        "use_tree",
-        "input_discount",
-        "input_match_discount",
-        "input_depth_discount",
-        "corpus_discount",
-        "corpus_match_discount",
-        "corpus_depth_discount",
-    }
-    drafts_first_token: ClassVar[bool] = False
+    drafts_first_token = False
 
     @model_validator(mode="after")
     def _check_sources(self) -> Self:
@@ -99,11 +82,7 @@ class Sssd(LookupProposer):
         return self
 
     def make_lookup(self) -> Lookup:
-        """Return the suffix array of the corpus, if any, read and sorted now.
-
-        Raises:
-            TraceError: The corpus cannot be read, or has no token ids.
-        """
+        """Return the suffix array of the corpus, if any, read and sorted now."""
         discounts: Any = load("sssd", "discounts")
         corpus = None
         if self.corpus is not None:

@@ -1,16 +1,14 @@
 """Suffix decoding as the drafter."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
-from specsim.core.request import Request
-from specsim.core.rng import Luck
 from specsim.lookup import Lookup, load
-from specsim.proposers.base import LookupProposer, recorded_offers, split_rows
+from specsim.proposers.base import LookupProposer
 
 __all__ = ["Suffix"]
 
@@ -20,11 +18,10 @@ class Suffix(LookupProposer):
     """Drafts from suffix trees of this and earlier outputs (Oliaro et al. 2024, "SuffixDecoding").
 
     On token ids (acceptance ``token_match``) it is Arctic Inference's, as vLLM uses it. Without
-    them the method is statistical: the length of the pattern that the tree recognises is
-    geometric with mean `mean_match_len`, independently at every output position, and a draft is at
-    most `suffix_decoding_max_spec_factor` times as long (there, MAX_SPEC = factor * match length).
-    The acceptance model says how much of it survives. It costs host time only, reserves no KV
-    slots, and vLLM does not schedule asynchronously with it.
+    them the length of the pattern that the tree recognises is geometric with mean `mean_match_len`,
+    independently at every output position, and a draft is at most `suffix_decoding_max_spec_factor`
+    times as long (there, MAX_SPEC = factor * match length). The acceptance model says how much of
+    it survives.
     """
 
     method: Literal["suffix"] = "suffix"
@@ -44,13 +41,7 @@ class Suffix(LookupProposer):
     """Draft from earlier answers, too."""
     use_local_tree: bool = True
     """Draft from the request's own prompt and answer, too."""
-    own_fields: ClassVar[frozenset[str]] = LookupProposer.own_fields | {
-        "mean_match_len",
-        "use_tree",
-        "use_global_tree",
-        "use_local_tree",
-    }
-    statistical_fields: ClassVar[frozenset[str]] = frozenset({"mean_match_len"})
+    statistical_fields = frozenset({"mean_match_len"})
 
     @model_validator(mode="before")
     @classmethod
@@ -86,16 +77,14 @@ class Suffix(LookupProposer):
             use_local_tree=self.use_local_tree,
         )
 
-    def start(
-        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
-    ) -> list[bytes] | None:
-        """Return the longest draft, by request and output position; None if there is no limit."""
-        recorded = recorded_offers(requests)
-        if recorded is not None or self.mean_match_len is None:
-            return recorded
-        counts = [request.output_len + 1 for request in requests]
-        uniforms = luck.uniforms([request.index for request in requests], counts)
+    @property
+    def always_finds(self) -> bool:
+        """Whether matches are long enough for any draft."""
+        return self.mean_match_len is None
+
+    def found_lens(self, uniforms: NDArray[np.float64], max_draft_len: int) -> NDArray[np.float64]:
+        """Return drafts as long as the matches allow."""
+        assert self.mean_match_len is not None
         longer = self.mean_match_len / (1.0 + self.mean_match_len)  # P(the match goes on)
         match_lens = np.floor(np.log1p(-uniforms) / np.log(longer)) if longer else 0.0 * uniforms
-        offered = np.minimum(self.suffix_decoding_max_spec_factor * match_lens, max_draft_len)
-        return split_rows(offered.astype(np.uint8).tobytes(), counts)
+        return np.minimum(self.suffix_decoding_max_spec_factor * match_lens, max_draft_len)

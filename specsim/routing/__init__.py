@@ -6,4 +6,3 @@ from specsim.routing.base import PromptView, ReplicaView, Router
 __all__ = ["ROUTING", "PromptView", "ReplicaView", "Router"]
 
 ROUTING = Family("routing", Router)
-"""What every router decides: which replica serves a request."""

@@ -43,14 +43,7 @@ class PromptView:
         return self._request.index
 
     def block_keys(self, block_size: int) -> Sequence[BlockKey]:
-        """Return the identity of each full block of the prompt, as the prefix cache has it.
-
-        Args:
-            block_size: In tokens.
-
-        Returns:
-            Equal keys stand for the same tokens after the same prefix.
-        """
+        """Return the identity of each full block of the prompt, as the prefix cache has it."""
         return self._request.block_keys(block_size)[: self._request.prompt_len // block_size]
 
 
@@ -62,25 +55,14 @@ class Router(Member):
     """Whether its choice depends on what the replicas have done since the last one."""
 
     def start(self, seed: int) -> Any:
-        """Return a fresh memory for one run.
-
-        Args:
-            seed: The experiment's, for a router that draws.
-
-        Returns:
-            Whatever `choose` wants to be given.
-        """
+        """Return a fresh memory for `choose` in one run; by default the experiment's seed."""
         return seed
 
     @abstractmethod
     def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Any) -> int:
-        """Return the place of the replica that serves a request.
+        """Return the place, in [0, len(replicas)), of the replica that serves a request.
 
         Args:
-            prompt: Of the request.
             replicas: Those that are up, at least one.
             memory: From `start`; change it in place.
-
-        Returns:
-            In [0, len(replicas)).
         """

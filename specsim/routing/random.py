@@ -1,7 +1,7 @@
 """Any replica."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.core.rng import indexed_hash, stream_id
 from specsim.routing.base import PromptView, ReplicaView, Router
@@ -19,7 +19,7 @@ class Random(Router):
     """
 
     kind: Literal["random"] = "random"
-    looks_at_replicas: ClassVar[bool] = False
+    looks_at_replicas = False
 
     def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: int) -> int:
         """Return the replica that the request's own luck names; `memory` is the seed."""

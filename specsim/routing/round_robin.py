@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from specsim.routing.base import PromptView, ReplicaView, Router
 
@@ -17,7 +17,7 @@ class RoundRobin(Router):
     """
 
     kind: Literal["round_robin"] = "round_robin"
-    looks_at_replicas: ClassVar[bool] = False
+    looks_at_replicas = False
 
     def start(self, seed: int) -> Iterator[int]:
         """Return a counter of requests."""

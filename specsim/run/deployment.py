@@ -42,8 +42,8 @@ class Deployment:
             profile: In place of the one that ``experiment.profile`` names.
 
         Raises:
-            ProfileError: There is no such profile, it is of another model, or does not know the
-                drafting method.
+            ProfileError: There is no such profile, it is of another model, or has no costs of the
+                proposer.
             CapacityError: The model does not fit into the GPU's memory.
             ConfigError: Two limits contradict each other.
         """

@@ -1,4 +1,4 @@
-"""Drafting: the luck of a run, settled before it begins, and who speculates with it."""
+"""Drafting: what survives of every draft of a run, settled before it begins, and who drafts."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -34,7 +34,7 @@ _CHUNK = 128  # requests whose survival tables are made at once, so that they st
 
 
 class Drafting:
-    """The fate of every draft of a run, settled before it begins.
+    """What survives of every draft of a run, settled before it begins.
 
     Args:
         requests: Of the run, by index.
@@ -55,8 +55,8 @@ class Drafting:
             deployment.engine.block_size,
             with_keys=deployment.engine.enable_prefix_caching,
         )
-        self.fates: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
-        """What survives of a draft of each drafter, by output position, end to end."""
+        self.survival_lens: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+        """Accepted length of a draft of each drafter, by output position, end to end."""
         self._verifies_tokens = False
         self._draft_luck: DraftLuck | None = None
         self._proposer_memory: Any = None
@@ -73,7 +73,7 @@ class Drafting:
             self._survival_tables(model, name)
             for model, name in zip(models, proposer.cost_keys, strict=True)
         ]
-        self.fates = np.frombuffer(b"".join(map(b"".join, tables)), dtype=np.uint8)
+        self.survival_lens = np.frombuffer(b"".join(map(b"".join, tables)), dtype=np.uint8)
         if policy.drafts_trees:
             self._draft_luck = self._tree_luck(acceptance, proposer)
         elif policy.uses_confidences and not self._verifies_tokens:
@@ -101,17 +101,9 @@ class Drafting:
         rates = acceptance.position_rates(num_heads)
         assert rates is not None  # the experiment has checked it
         counts = [request.output_len + num_heads for request in self._requests]
-        uniforms = [
-            luck.uniforms(
-                [request.index for request in chunk],
-                [request.output_len + num_heads for request in chunk],
-            )
-            for chunk in _chunks(self._requests)
-        ]
-        starts = np.cumsum([0, *counts])
         return DraftLuck(
-            candidate_luck=np.concatenate(uniforms or [np.zeros(0)]),
-            candidate_starts=starts,
+            candidate_luck=luck.uniforms([request.index for request in self._requests], counts),
+            candidate_starts=np.cumsum([0, *counts]),
             rates=rates,
         )
 
@@ -137,10 +129,10 @@ class Drafting:
         policy, slo, costs = deployment.policy, experiment.slo, deployment.costs
         alone = StepLoad(512, 1, 1)
         target_time = costs.target_time(alone)
-        fates = self.fates
+        survival_lens = self.survival_lens
         if self._verifies_tokens:  # they are found out as the run goes on
-            fates = np.zeros(self.facts.num_outputs, dtype=np.uint8)
-        starts = self.facts.starts
+            survival_lens = np.zeros(self.facts.num_outputs, dtype=np.uint8)
+        oracle = Oracle(survival_lens, self.facts.starts)
         server = ServerView(
             max_draft_len=deployment.max_draft_len,
             step_time=costs.step_time,
@@ -152,7 +144,7 @@ class Drafting:
             ),
             drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
             prompt_token_ids=lambda request: _token_ids(self._requests[request]),
-            oracle=Oracle(fates, starts) if isinstance(policy, OraclePolicy) else None,
+            oracle=oracle if isinstance(policy, OraclePolicy) else None,
             rng=generator(experiment.seed, "policy", str(replica)),
             tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
             drafts_at_one_cost=costs.drafts_at_one_cost,
@@ -161,7 +153,7 @@ class Drafting:
             policy=policy,
             memory=policy.start(server),
             max_draft_len=deployment.max_draft_len,
-            source=self._source(fates),
+            source=self._source(survival_lens),
             requests=self._requests,
             proposer=deployment.proposer,
             proposer_memory=self._proposer_memory,
@@ -175,7 +167,7 @@ class Drafting:
             return None
         return np.frombuffer(b"".join(memory), dtype=np.uint8)
 
-    def _source(self, fates: NDArray[np.uint8]) -> DraftSource | None:
+    def _source(self, survival_lens: NDArray[np.uint8]) -> DraftSource | None:
         """Return who drafts for one replica; replicas share no tree."""
         proposer, acceptance = self._deployment.proposer, self._experiment.acceptance
         if proposer is None or acceptance is None:
@@ -185,8 +177,8 @@ class Drafting:
             assert self._draft_luck is not None
             return TreeDrafts(self._draft_luck)
         if not self._verifies_tokens:
-            return TableDrafts(fates, starts, self._draft_luck)
-        first, *others = [self._lookup(part, acceptance, fates) for part in proposer.parts]
+            return TableDrafts(survival_lens, starts, self._draft_luck)
+        first, *others = [self._lookup(part, acceptance, survival_lens) for part in proposer.parts]
         assert first is not None
         if not others:
             return first
@@ -195,20 +187,20 @@ class Drafting:
             first,
             others[0],
             model_len=min(model_len, self._deployment.max_draft_len),
-            model_fates=self.fates[self.facts.num_outputs :],
-            fates=fates,
+            model_fates=self.survival_lens[self.facts.num_outputs :],
+            fates=survival_lens,
             starts=starts,
         )
 
     def _lookup(
-        self, part: Proposer, acceptance: Acceptance, fates: NDArray[np.uint8]
+        self, part: Proposer, acceptance: Acceptance, survival_lens: NDArray[np.uint8]
     ) -> LookupDrafts | None:
         """Return the lookup of one part of a proposer; None if that is a model."""
         lookup = part.make_lookup()
         if lookup is None or not acceptance.of_drafter(part.cost_keys[0]).verifies_tokens:
             return None
         draft_len = min(part.num_speculative_tokens, self._deployment.max_draft_len)
-        return LookupDrafts(lookup, draft_len, self._requests, fates, self.facts.starts)
+        return LookupDrafts(lookup, draft_len, self._requests, survival_lens, self.facts.starts)
 
 
 def _check_tokens(requests: list[Request], who: str) -> None:

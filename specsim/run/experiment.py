@@ -126,14 +126,7 @@ class Experiment(Settings):
 
     @classmethod
     def parse(cls, data: dict[str, Any], source: str) -> Self:
-        """Return the experiment that a mapping describes.
-
-        Args:
-            source: Where it came from, for error messages.
-
-        Raises:
-            ConfigError
-        """
+        """Return the experiment that a mapping, of a source, describes; a ConfigError if none."""
         with validated(source, ConfigError):
             return cls.model_validate(data)
 
@@ -169,15 +162,7 @@ class Experiment(Settings):
         return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
     def replace(self, source: str = "experiment", /, **changes: object) -> Self:
-        """Return a copy with other values of top-level fields, checked like any other.
-
-        Args:
-            source: Where the values come from, for error messages.
-            **changes: By field.
-
-        Raises:
-            ConfigError
-        """
+        """Return a copy with other values of top-level fields; a ConfigError if one is wrong."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         with validated(source, ConfigError):
             return type(self).model_validate({**fields, **changes})
@@ -195,7 +180,7 @@ def _check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
             )
         if model.verifies_tokens:
             drafter.check_real_drafts()
-    if proposer.needs_tokens and not models[0].verifies_tokens:
+    if proposer.has_fallback and not models[0].verifies_tokens:
         raise ValueError(
             f"method '{proposer.method}' drafts real tokens only; use acceptance token_match (of a "
             "hybrid: per_drafter, with token_match for its lookup) and a workload with token ids"
@@ -208,8 +193,7 @@ def overridden(
     """Return a configuration with some values replaced.
 
     Args:
-        overrides: ``dotted.path=value``, the value in YAML.
-        option: Under which they were given, for error messages.
+        overrides: ``dotted.path=value``, the value in YAML, as given under an option.
 
     Raises:
         ConfigError: An override has no ``=``, or its path leads through something that is not a
@@ -229,15 +213,11 @@ def overridden(
 
 
 def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> None:
-    """Raise if an override of ``--set`` would be ignored.
+    """Raise a ConfigError if an override of ``--set`` would be ignored.
 
     Args:
-        overrides: ``dotted.path=value``.
         replaced: Fields that are replaced after the overrides.
-        by: What replaces them, for the error message.
-
-    Raises:
-        ConfigError: An override is of such a field, or of something inside it.
+        by: What replaces them.
     """
     fields = list(replaced)
     for override in overrides:
@@ -250,11 +230,7 @@ def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> No
 
 
 def set_field(config: dict[str, Any], path: str, value: object, source: str) -> None:
-    """Replace a value of a configuration, in place.
-
-    Args:
-        path: Dotted; mappings on the way are made where they are missing.
-        source: Where the value comes from, for error messages.
+    """Replace a value of a configuration, in place; mappings on its dotted path are made.
 
     Raises:
         ConfigError: The path leads through something that is not a mapping.

@@ -25,7 +25,7 @@ from specsim.results.records import Deliveries, ReplicaRecords, records_of_run
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
-from specsim.workload.arrivals.base import Arrivals
+from specsim.workload.arrivals import Arrivals
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 
 __all__ = ["Run", "simulate"]
@@ -81,7 +81,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         wiring = Wiring(
             facts=drafting.facts,
             records=records[number],
-            fates=drafting.fates if len(drafting.fates) else None,
+            fates=drafting.survival_lens if len(drafting.survival_lens) else None,
             offers=drafting.offers,
             deliveries=deliveries,
             observers=[IntegrityCheck()] if check else [],

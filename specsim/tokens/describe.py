@@ -9,8 +9,13 @@ import numpy as np
 from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.tokens.draft_eval import DraftEval, evaluate_drafts, parse_drafter
-from specsim.tokens.entropy import DEPTH, Entropy, empirical_entropy
-from specsim.tokens.overlap import Overlap, measure_overlaps
+from specsim.tokens.repetition import (
+    DEPTH,
+    Entropy,
+    Overlap,
+    empirical_entropy,
+    measure_overlaps,
+)
 
 __all__ = ["DRAFTERS", "DraftWorth", "TokenDescription", "advice", "describe_tokens"]
 
@@ -44,7 +49,7 @@ class DraftWorth:
 
     @classmethod
     def of(cls, result: DraftEval) -> "DraftWorth":
-        """Return what to keep of a draft evaluation."""
+        """Keep what matters of a draft evaluation."""
         total, proposer = result.total, result.drafter.proposer
         return cls(
             method=proposer.method,
@@ -128,14 +133,11 @@ def _first(requests: list[Request]) -> list[Request]:
 
 
 def advice(drafters: tuple[DraftWorth, ...], overlap: Overlap) -> str:
-    """Return in words which drafter looks worth trying.
+    """Say which drafter looks worth trying, and what this leaves out.
 
     Args:
         drafters: At least one.
         overlap: Of short n-grams, since a draft is found by a few tokens.
-
-    Returns:
-        One sentence or two, and what they leave out.
     """
     best, *others = sorted(drafters, key=lambda drafter: -drafter.tokens_per_step)
     found = (

@@ -16,7 +16,7 @@ import numpy as np
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.request import UNRECORDED, Request, Text
 from specsim.core.settings import validated
-from specsim.lookup import Draft, Lookup
+from specsim.lookup import Draft, KnownTexts, Lookup
 from specsim.policies.hybrid_suffix import HybridSuffix
 from specsim.proposers import PROPOSERS, Proposer
 from specsim.workload.readers import read_trace
@@ -31,7 +31,7 @@ _NO_EFFECT = frozenset(
 
 
 class Drafter(NamedTuple):
-    """Who drafts, and for a hybrid who picks."""
+    """A proposer, and for a hybrid what picks between its lookup and its fallback."""
 
     proposer: Proposer
     picker: HybridSuffix | None = None
@@ -43,11 +43,10 @@ class DraftCounts(NamedTuple):
     steps: int
     """Verifications, whether or not anything had been drafted."""
     accepted: int
-    """Draft tokens."""
+    """Draft tokens that agreed with the answer."""
     drafted: int
-    """Draft tokens."""
+    """Draft tokens in all."""
     output_tokens: int
-    """Tokens of the answer."""
 
 
 @dataclass(frozen=True)
@@ -89,19 +88,14 @@ class DraftEval:
         """Host time per step, microseconds."""
         return 1e6 * self.step_time / max(1, self.total.steps)
 
-    def drafter_json(self) -> dict[str, Any]:
-        """Return who drafted, as it would be configured."""
-        proposer, picker = self.drafter
-        config = {"proposer": proposer.model_dump(mode="json", exclude_none=True)}
-        if picker is not None:
-            config["policy"] = picker.model_dump(mode="json", exclude_none=True)
-        return config
-
     def totals_as_json(self) -> dict[str, Any]:
         """Return everything that is the same on every machine, all requests together."""
-        total = self.total
+        total, (proposer, picker) = self.total, self.drafter
+        who = {"proposer": proposer.model_dump(mode="json", exclude_none=True)}
+        if picker is not None:
+            who["policy"] = picker.model_dump(mode="json", exclude_none=True)
         return {
-            **self.drafter_json(),
+            **who,
             "requests": len(self.per_request),
             "steps": total.steps,
             "accepted": total.accepted,
@@ -124,7 +118,6 @@ def parse_drafter(method: str, options: dict[str, Any], source: str) -> Drafter:
     """Return the drafter that some options describe.
 
     Args:
-        method: Of a proposer.
         options: Fields of the proposer; a prefix that all of a method's fields share may be left
             out (``max_tree_depth`` for ``suffix_decoding_max_tree_depth``). For ``hybrid`` also
             ``tau``.
@@ -158,11 +151,7 @@ def parse_drafter(method: str, options: dict[str, Any], source: str) -> Drafter:
 
 
 def load_texts(path: Path) -> list[Request]:
-    """Return the requests of a token trace.
-
-    Raises:
-        TraceError: It cannot be read, or has no token ids.
-    """
+    """Return the requests of a token trace; a TraceError if it is none."""
     trace = read_trace(path)
     if trace.prompt_token_ids is None or trace.output_token_ids is None:
         raise TraceError(
@@ -223,13 +212,14 @@ def _make_lookup(drafter: Drafter, requests: list[Request]) -> Lookup:
         return lookups[0]
     longest = proposer.num_speculative_tokens
     lens = [min(part.num_speculative_tokens, longest) for part in proposer.parts]
-    return _Hybrid(picker, *lookups, lookup_len=lens[0], fallback_len=lens[1])
+    return _HybridLookup(picker, *lookups, lookup_len=lens[0], fallback_len=lens[1])
 
 
-class _RecordedDrafts(Lookup):
+class _RecordedDrafts(KnownTexts):
     """Stands for a model: so many tokens of its draft agree with the answer as were recorded."""
 
     def __init__(self, proposer: Proposer, requests: list[Request]) -> None:
+        super().__init__()
         name = proposer.method
         for request in requests:
             if name not in request.recorded_lens:
@@ -241,32 +231,17 @@ class _RecordedDrafts(Lookup):
                 )
         self._records = {request.index: request.recorded_lens[name] for request in requests}
         self._max_len = proposer.num_speculative_tokens
-        self._text = Text(np.empty(0, dtype=np.int32), 0)
-        self._known_len = 0
-
-    def start(self, request: int, text: Text) -> None:
-        self._text, self._known_len = text, text.prompt_len
-
-    def reveal(self, request: int, known_len: int) -> None:
-        self._known_len = known_len
 
     def draft(self, request: int, max_len: int) -> Draft:
-        token_ids, prompt_len = self._text
-        record, position = self._records[request], self._known_len - prompt_len
+        (token_ids, prompt_len), known_len = self._texts[request], self._known_lens[request]
+        record, position = self._records[request], known_len - prompt_len
         draft_len = min(max_len, self._max_len)
         accepted_len = min(record[position] if position < len(record) else 0, draft_len)
-        agreed = token_ids[self._known_len : self._known_len + accepted_len].tolist()
+        agreed = token_ids[known_len : known_len + accepted_len].tolist()
         return Draft(agreed + [UNRECORDED] * (draft_len - len(agreed)))
 
-    def end(self, request: int) -> None:
-        pass
 
-    @property
-    def memory_bytes(self) -> int:
-        return 0
-
-
-class _Hybrid(Lookup):
+class _HybridLookup(KnownTexts):
     """A lookup, and who drafts where the policy has no use for what it finds."""
 
     def __init__(
@@ -278,20 +253,19 @@ class _Hybrid(Lookup):
         lookup_len: int,
         fallback_len: int,
     ) -> None:
+        super().__init__()
         self._picker = picker
         self._memory = picker.new_memory(fallback_len)
         self._lookup, self._fallback = lookup, fallback
         self._lookup_len, self._fallback_len = lookup_len, fallback_len
-        self._text = Text(np.empty(0, dtype=np.int32), 0)
-        self._known_len = 0
 
     def start(self, request: int, text: Text) -> None:
-        self._text, self._known_len = text, text.prompt_len
+        super().start(request, text)
         self._lookup.start(request, text)
         self._fallback.start(request, text)
 
     def reveal(self, request: int, known_len: int) -> None:
-        self._known_len = known_len
+        super().reveal(request, known_len)
         self._lookup.reveal(request, known_len)
         self._fallback.reveal(request, known_len)
 
@@ -302,10 +276,12 @@ class _Hybrid(Lookup):
             return draft
         other = self._fallback.draft(request, self._fallback_len)
         # Learnt before the step that will show it, but not asked for until then.
-        self._memory.add(other.accepted_len(self._text.token_ids[self._known_len :]))
+        answer = self._texts[request].token_ids[self._known_lens[request] :]
+        self._memory.add(other.accepted_len(answer))
         return other
 
     def end(self, request: int) -> None:
+        super().end(request)
         self._lookup.end(request)
         self._fallback.end(request)
 

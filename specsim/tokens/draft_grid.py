@@ -32,16 +32,13 @@ class Combination(NamedTuple):
 
 
 def grid_options(grid: Iterable[str]) -> list[dict[str, Any]]:
-    """Return every combination of the values that some options may take.
+    """Return every combination of the values of some options; the last option changes fastest.
 
     Args:
         grid: ``NAME=V1,V2,...`` for each option, the values in YAML.
 
-    Returns:
-        Values by option; that of the last one changes fastest.
-
     Raises:
-        ConfigError: An option has no values, a value twice, or is there twice; or there are too
+        ConfigError: An option has no values, or it or a value of it comes twice; or there are too
             many combinations.
     """
     values: dict[str, list[Any]] = {}
@@ -82,15 +79,11 @@ def evaluate_grid(
     requests: list[Request],
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Combination]:
-    """Replay the requests with each combination.
+    """Replay requests with token ids with each combination, and rank these by tokens per step.
 
     Args:
         drafters: Options of the grid, and the drafter that has them.
-        requests: With token ids.
         on_progress: Told how many combinations are done.
-
-    Returns:
-        Most tokens per step first.
 
     Raises:
         TraceError: A model is to draft whose acceptance was not recorded; or a corpus cannot be

@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 
 from specsim.core.rng import generator
 from specsim.core.settings import Settings
-from specsim.workload.arrivals import ARRIVALS, Arrivals
-from specsim.workload.arrivals.base import OpenArrivals
+from specsim.workload.arrivals import ARRIVALS, Arrivals, OpenArrivals
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 from specsim.workload.arrivals.trace import TraceReplay
 from specsim.workload.lengths import LENGTHS, Lengths
@@ -41,13 +40,10 @@ class WorkloadConfig(Settings):
         return self
 
     def build(self, seed: int) -> Trace:
-        """Return the requests of one run.
+        """Return the requests of one run, with arrival times except for a closed loop.
 
         Args:
             seed: Arrivals and lengths are drawn from streams of their own.
-
-        Returns:
-            With arrival times, except for a closed loop.
 
         Raises:
             TraceError: A file that the workload names cannot be used.

@@ -11,6 +11,10 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.columns import opened_parquet
 from specsim.core.errors import TraceError
 
 __all__ = ["Row", "TraceFile"]
@@ -31,12 +35,8 @@ class Row:
     """Such as ``trace.csv, line 7``."""
     values: dict[str, Any]
 
-    def integer(self, field: str, *, minimum: int) -> int:
-        """Return a field that must be a whole number.
-
-        Raises:
-            TraceError: It is missing, not a whole number, or below the minimum.
-        """
+    def integer(self, field: str, *, minimum: int = 0) -> int:
+        """Return a field; a TraceError unless it is a whole number of at least the minimum."""
         value = self.number(field)
         if value != int(value) or value < minimum:
             raise TraceError(
@@ -46,11 +46,7 @@ class Row:
         return int(value)
 
     def number(self, field: str) -> float:
-        """Return a field that must be a finite number.
-
-        Raises:
-            TraceError: It is missing or not a finite number.
-        """
+        """Return a field; a TraceError unless it is a finite number."""
         value = self.get(field)
         try:
             number = float(value)
@@ -64,11 +60,7 @@ class Row:
         return number
 
     def get(self, field: str) -> Any:
-        """Return a field that must be there.
-
-        Raises:
-            TraceError: It is missing.
-        """
+        """Return a field; a TraceError unless it is there."""
         value = self.values.get(field)
         if value is None:
             raise TraceError(
@@ -77,13 +69,22 @@ class Row:
             )
         return value
 
+    def token_ids(self, field: str) -> NDArray[np.int64]:
+        """Return a field; a TraceError unless it is a list of whole numbers in [0, 2**31)."""
+        values = self.get(field)
+        rule = "whole numbers from 0 to 2**31 - 1; correct or remove the row"
+        if not isinstance(values, list):
+            raise TraceError(f"{self.place}: {field} is not a list of token ids, {rule}")
+        for place, value in enumerate(values):
+            if type(value) is not int or not 0 <= value < 2**31:
+                raise TraceError(
+                    f"{self.place}: {field}[{place}] = {value!r:.60}, but token ids are {rule}"
+                )
+        return np.array(values, dtype=np.int64)
+
 
 class TraceFile:
-    """A workload file, opened as often as needed.
-
-    Raises:
-        TraceError: It cannot be read, or is empty.
-    """
+    """A workload file, opened as often as needed; a TraceError if it is empty or unreadable."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -123,22 +124,14 @@ class TraceFile:
     def columns(self) -> list[str]:
         """Names of the first row's fields; empty if there is no row."""
         if self.container == "parquet":
-            return self._parquet_columns()
+            with opened_parquet(self.path, TraceError) as file:
+                return list(file.schema_arrow.names)
         if self.container == "json":
             document = self.document
             first = document[0] if isinstance(document, list) and document else document
             return list(first) if isinstance(first, dict) else []
         first_row = next(self.rows(), None)
         return list(first_row.values) if first_row else []
-
-    def _parquet_columns(self) -> list[str]:
-        import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB
-        import pyarrow.parquet as pq  # noqa: PLC0415
-
-        try:
-            return list(pq.read_schema(self.path).names)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise TraceError(f"{self.path}: is not a complete Parquet file") from error
 
     @cached_property
     def document(self) -> Any:
@@ -154,17 +147,24 @@ class TraceFile:
             raise TraceError(f"{self.path}: {_TOO_LARGE}") from error
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows of a CSV or JSON-lines file.
-
-        Raises:
-            TraceError: A line cannot be parsed.
-        """
+        """Yield the rows of a file that is no JSON document; a TraceError where one is broken."""
+        if self.container == "parquet":
+            yield from self._parquet_rows()
+            return
         try:
             with self._open() as stream:
                 parse = self._csv_rows if self.container == "csv" else self._json_rows
                 yield from parse(stream)
         except _BROKEN as error:
             raise TraceError(f"{self.path}: ends or breaks in the middle: {error}") from error
+
+    def _parquet_rows(self) -> Iterator[Row]:
+        with opened_parquet(self.path, TraceError) as file:
+            table = file.read()
+        columns = [column.to_pylist() for column in table.columns]
+        for number, values in enumerate(zip(*columns, strict=True)):
+            row = dict(zip(table.column_names, values, strict=True))
+            yield Row(f"{self.path}, row {number}", row)
 
     def _csv_rows(self, stream: IO[str]) -> Iterator[Row]:
         reader = csv.DictReader(stream, restval=None)

@@ -1,17 +1,21 @@
-"""Trace: a workload as columns, whatever file it came from."""
+"""Trace: a workload as columns, whatever file it came from, and how its rows are collected."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.errors import TraceError
 from specsim.core.request import NO_RECORDS, PrefixIds, Request
 
-__all__ = ["Trace"]
+__all__ = ["Trace", "TraceBuilder"]
 
-T = TypeVar("T")
+_ARRAYS = ("prompt_lens", "output_lens", "arrived_at", "priorities")
+_LISTS = ("ids", "prompt_token_ids", "output_token_ids", "prefix_ids")
+
 Column = Sequence[NDArray[np.int64]]
 
 
@@ -33,7 +37,7 @@ class Trace:
     prompt_token_ids: Column | None = None
     output_token_ids: Column | None = None
     prefix_ids: Sequence[PrefixIds] | None = None
-    recorded_lens: dict[str, Sequence[bytes]] = field(default_factory=dict)
+    recorded_lens: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     """Per proposer and request: accepted length of a draft at every output position."""
     num_dropped: int = 0
     """Rows left out because they were failed requests (no prompt or no output)."""
@@ -46,58 +50,29 @@ class Trace:
         return len(self.prompt_lens)
 
     def take(self, rows: NDArray[np.int64]) -> "Trace":
-        """Return the trace with only these rows, in this order; arrivals stay as they are.
-
-        Args:
-            rows: Of shape (m,).
-        """
+        """Return the trace with only these rows, in this order; arrivals stay as they are."""
         order = rows.tolist()
-
-        def pick(values: Sequence[T] | None) -> list[T] | None:
-            return None if values is None else [values[row] for row in order]
-
-        return replace(
-            self,
-            prompt_lens=self.prompt_lens[rows],
-            output_lens=self.output_lens[rows],
-            arrived_at=None if self.arrived_at is None else self.arrived_at[rows],
-            priorities=None if self.priorities is None else self.priorities[rows],
-            ids=pick(self.ids),
-            prompt_token_ids=pick(self.prompt_token_ids),
-            output_token_ids=pick(self.output_token_ids),
-            prefix_ids=pick(self.prefix_ids),
-            recorded_lens={
-                name: [record[row] for row in order] for name, record in self.recorded_lens.items()
-            },
-        )
+        taken = {name: column[rows] for name, column in self._present(_ARRAYS).items()}
+        taken |= {name: [c[row] for row in order] for name, c in self._present(_LISTS).items()}
+        records = {name: [r[row] for row in order] for name, r in self.recorded_lens.items()}
+        return replace(self, recorded_lens=records, **taken)
 
     def followed_by(self, other: "Trace") -> "Trace":
-        """Return these requests and then those of another trace, without arrival times.
+        """Return these requests and then another's: the columns that both have, no arrivals."""
+        arrays, lists = self._present(_ARRAYS), self._present(_LISTS)
+        more_arrays, more_lists = other._present(_ARRAYS), other._present(_LISTS)
+        mine, others = self.recorded_lens, other.recorded_lens
+        both = (arrays.keys() & more_arrays.keys()) - {"arrived_at"}
+        joined: dict[str, Any] = {
+            name: np.concatenate([arrays[name], more_arrays[name]]) for name in both
+        }
+        joined |= {name: [*lists[name], *more_lists[name]] for name in lists.keys() & more_lists}
+        records = {name: [*mine[name], *others[name]] for name in sorted(mine.keys() & others)}
+        return Trace(**joined, recorded_lens=records)
 
-        Returns:
-            With the columns that both have.
-        """
-
-        def join(first: Sequence[T] | None, second: Sequence[T] | None) -> list[T] | None:
-            return None if first is None or second is None else [*first, *second]
-
-        shared = self.recorded_lens.keys() & other.recorded_lens.keys()
-        priorities = None
-        if self.priorities is not None and other.priorities is not None:
-            priorities = np.concatenate([self.priorities, other.priorities])
-        return Trace(
-            prompt_lens=np.concatenate([self.prompt_lens, other.prompt_lens]),
-            output_lens=np.concatenate([self.output_lens, other.output_lens]),
-            ids=join(self.ids, other.ids),
-            priorities=priorities,
-            prompt_token_ids=join(self.prompt_token_ids, other.prompt_token_ids),
-            output_token_ids=join(self.output_token_ids, other.output_token_ids),
-            prefix_ids=join(self.prefix_ids, other.prefix_ids),
-            recorded_lens={
-                name: [*self.recorded_lens[name], *other.recorded_lens[name]]
-                for name in sorted(shared)
-            },
-        )
+    def _present(self, names: tuple[str, ...]) -> dict[str, Any]:
+        columns = {name: getattr(self, name) for name in names}
+        return {name: column for name, column in columns.items() if column is not None}
 
     def at_times(self, arrived_at: NDArray[np.float64]) -> "Trace":
         """Return the same requests with other arrival times, seconds, shape (n,)."""
@@ -133,3 +108,77 @@ class Trace:
                 if records
                 else NO_RECORDS,
             )
+
+
+class TraceBuilder:
+    """Collects the rows of a file of some format into a trace, sorted by arrival."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self._path = path
+        self._kind = kind
+        self._lens: list[tuple[int, int]] = []
+        self._arrivals: list[float] = []
+        self._columns: dict[str, list[Any]] = {}
+        self._recorded_lens: dict[str, list[bytes]] = {}
+        self._num_dropped = 0
+        self.note = ""
+
+    def add(self, prompt_len: int, output_len: int, arrived_at: float | None = None) -> bool:
+        """Add a request, lengths in tokens and arrival in seconds; tell whether it was kept.
+
+        One without prompt or output failed, and is only counted; its other columns are left out.
+        """
+        if prompt_len == 0 or output_len == 0:
+            self._num_dropped += 1
+            return False
+        self._lens.append((prompt_len, output_len))
+        if arrived_at is not None:
+            self._arrivals.append(arrived_at)
+        return True
+
+    def put(self, column: str, value: Any) -> None:
+        """Append to another column of the request that was just added."""
+        self._columns.setdefault(column, []).append(value)
+
+    def put_record(self, proposer: str, accepted_lens: bytes) -> None:
+        """Append the recorded accepted lengths of a proposer to the request just added."""
+        self._recorded_lens.setdefault(proposer, []).append(accepted_lens)
+
+    def build(self) -> Trace:
+        """Return the trace; a TraceError if it has no request, or only some have a column."""
+        if not self._lens:
+            dropped = f"; {self._num_dropped} rows had no prompt or no output"
+            raise TraceError(
+                f"{self._path}: no request in it{dropped if self._num_dropped else ''}; "
+                "a workload has at least one"
+            )
+        lens = np.array(self._lens, dtype=np.int64)
+        for name, column in [*self._columns.items(), *self._recorded_lens.items()]:
+            if len(column) != len(lens):
+                raise TraceError(
+                    f"{self._path}: only {len(column)} of {len(lens)} requests have "
+                    f"'{name}'; all of them must have it, or none"
+                )
+        columns: dict[str, Any] = dict(self._columns)
+        if "priorities" in columns:
+            columns["priorities"] = np.array(columns["priorities"], dtype=np.int64)
+        trace = Trace(
+            prompt_lens=lens[:, 0],
+            output_lens=lens[:, 1],
+            arrived_at=self._zero_based(),
+            recorded_lens=dict(self._recorded_lens),
+            num_dropped=self._num_dropped,
+            format=self._kind,
+            note=self.note,
+            **columns,
+        )
+        if trace.arrived_at is None:
+            return trace
+        order = np.argsort(trace.arrived_at, kind="stable")
+        return trace if np.array_equal(order, np.arange(len(order))) else trace.take(order)
+
+    def _zero_based(self) -> NDArray[np.float64] | None:
+        if not self._arrivals:
+            return None
+        arrivals = np.array(self._arrivals, dtype=np.float64)
+        return arrivals - float(arrivals.min())

@@ -104,5 +104,5 @@ def test_a_missing_record_names_those_that_are_there() -> None:
 def test_the_oracle_reads_the_tables() -> None:
     oracle = Oracle.of([b"\1\2\0\0", b"\3\1\0"])
     requests, positions = np.array([0, 0, 1, 1]), np.array([1, 3, 0, 9])
-    assert oracle.fates(requests, positions).tolist() == [2, 0, 3, 0]
+    assert oracle.survival_lens(requests, positions).tolist() == [2, 0, 3, 0]
     assert oracle.useful_lens(requests, positions).tolist() == [2, 0, 2, 0]  # the end is near

@@ -7,8 +7,7 @@ import pytest
 
 from specsim.core.rng import generator
 from specsim.workload import WorkloadConfig
-from specsim.workload.arrivals import ARRIVALS
-from specsim.workload.arrivals.base import OpenArrivals, RenewalArrivals
+from specsim.workload.arrivals import ARRIVALS, OpenArrivals, RenewalArrivals
 from specsim.workload.lengths import LENGTHS
 
 OPEN = [
@@ -56,7 +55,7 @@ def test_a_duration_ends_the_arrivals(arrivals: OpenArrivals) -> None:
 def test_the_rate_is_met(arrivals: RenewalArrivals) -> None:
     gaps = arrivals.gaps(generator(2, "arrivals"), 100_000)
     standard_error = gaps.std() / len(gaps) ** 0.5
-    assert abs(gaps.mean() - 1 / arrivals.mean_rate) < 4 * standard_error
+    assert abs(gaps.mean() - 1 / arrivals.rate) < 4 * standard_error
 
 
 def test_burstiness_is_the_inverse_squared_variation() -> None:

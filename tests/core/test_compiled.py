@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from specsim.core import compiled
-from specsim.core.compiled import CACHE_VARIABLE, Pointers
+from specsim.core.compiled import Pointers
+from specsim.core.machine_code import CACHE_VARIABLE
 from specsim.core.request import Text
 from specsim.lookup.suffix import SuffixLookup
 
@@ -60,7 +61,7 @@ RESULTS = "(10, 12, 21)"
 SCRIPT = "from tiny_loops.sums import results; print(results())"
 
 NO_NUMBA = """
-import specsim.core.compiled as c
+import specsim.core.machine_code as c
 def version(name):
     raise c.PackageNotFoundError(name)
 c.version = version
@@ -122,7 +123,7 @@ def finished(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
 
 def compilers(text: str) -> str:
     """Return a program's beginning after which the compiler is another command."""
-    return f"import specsim.core.compiled as c; c._command = lambda module: {text}\n"
+    return f"import specsim.core.machine_code as c; c._command = lambda module: {text}\n"
 
 
 def test_the_cache_serves_the_next_run(filled: Path) -> None:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from strategies import Play, plays
+from suffix_reference import SuffixReference
 
 from specsim.core.errors import CapacityError
 from specsim.core.request import Text
 from specsim.lookup import Draft, Lookup, suffix
 from specsim.lookup.suffix import SuffixLookup
-from specsim.lookup.suffix_reference import SuffixReference
 
 ALWAYS = {"max_depth": 8, "max_spec_factor": 4.0, "min_token_prob": 0.0, "max_cached_requests": -1}
 LOOKUPS = pytest.mark.parametrize("lookup", [SuffixLookup, SuffixReference])

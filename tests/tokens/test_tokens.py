@@ -20,8 +20,8 @@ from specsim.core.request import Request, Text
 from specsim.tokens import describe
 from specsim.tokens.describe import DraftWorth, advice, describe_tokens
 from specsim.tokens.draft_eval import load_texts
-from specsim.tokens.entropy import empirical_entropy
-from specsim.tokens.overlap import Overlap, measure_overlaps
+from specsim.tokens.repetition import Overlap, empirical_entropy, measure_overlaps
+from specsim.tokens.tokenizer import SPLIT
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("tiktoken")
@@ -169,13 +169,11 @@ def test_tiktoken_merges_within_the_pieces_of_the_split(cli: Run, tmp_path: Path
     assert row["generated_token_ids"] == [ord("a"), 256]
 
 
-def test_the_split_of_cl100k(tmp_path: Path) -> None:
-    from specsim.tokens import bpe  # noqa: PLC0415 - once tiktoken is known to be there
-
+def test_the_split_of_cl100k() -> None:
     regex = pytest.importorskip("regex")
     text = "We'LL pay 12345 €, \n\n  twice!\n"
     pieces = ["We", "'LL", " pay", " ", "123", "45", " €,", " \n\n", " ", " twice", "!\n"]
-    assert regex.findall(bpe._SPLIT, text) == pieces
+    assert regex.findall(SPLIT, text) == pieces
 
 
 def test_round_trip_into_draft_eval(cli: Run, tmp_path: Path, words: Path) -> None:
@@ -295,15 +293,11 @@ def test_files_that_are_no_tokenizers(refused: Refused, tmp_path: Path, name: st
     assert message in err
 
 
-@pytest.mark.parametrize(
-    ("library", "module"), [("tokenizers", "huggingface"), ("tiktoken", "bpe")]
-)
+@pytest.mark.parametrize("library", ["tokenizers", "tiktoken"])
 def test_a_missing_library_is_said(
-    refused: Refused, tmp_path: Path, words: Path, library: str, module: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    refused: Refused, tmp_path: Path, words: Path, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.delitem(sys.modules, f"specsim.tokens.{module}", raising=False)
     path = words if library == "tokenizers" else ranks_file(tmp_path)
     err = refused("from-text", log(tmp_path, [PAIR]), "--tokenizer", path, "--out", "t.jsonl")
     assert f"needs the library '{library}'" in err

@@ -12,8 +12,8 @@ from conftest import data_folder, needs
 from specsim.core.errors import ConfigError, TraceError
 from specsim.workload.describe import describe
 from specsim.workload.readers import READERS, read_trace
+from specsim.workload.readers.native import write_trace
 from specsim.workload.trace import Trace
-from specsim.workload.writer import write_trace
 
 TOKENS = {"prompt_token_ids": [1, 2, 3], "generated_token_ids": [4, 5]}
 # Format: text of a sample, arrivals, prompt and output lengths, failed rows.

@@ -5,9 +5,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from specsim.core.errors import ProfileError
-from specsim.latency._coefficients import Coefficients
 from specsim.latency.base import LatencyModel
-from specsim.latency.linear import Linear
+from specsim.latency.linear import Coefficients, Linear
 from specsim.latency.two_regime import TwoRegime
 from specsim.reality.profile_fit.points import Points
 

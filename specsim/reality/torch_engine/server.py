@@ -67,7 +67,7 @@ class Server:
         wiring = Wiring(
             facts=drafting.facts,
             records=ReplicaRecords(deployment.max_draft_len),
-            fates=drafting.fates if len(drafting.fates) else None,
+            fates=drafting.survival_lens if len(drafting.survival_lens) else None,
             offers=drafting.offers,
             deliveries=self._deliveries,
             observers=[self],

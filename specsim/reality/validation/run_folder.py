@@ -13,7 +13,6 @@ from specsim.core.errors import ConfigError, TraceError
 from specsim.core.settings import load_mapping
 from specsim.reality.host_speed import HostSpeed
 from specsim.workload.files import Row, TraceFile
-from specsim.workload.readers.base import token_ids
 
 __all__ = ["Measured", "RunFolder", "load_run"]
 
@@ -250,7 +249,7 @@ def _token_ids(row: Row, which: str) -> NDArray[np.int64] | None:
     field = f"{which}_tok_ids"
     if row.values.get(field) is None:
         return None
-    ids = token_ids(row, field)
+    ids = row.token_ids(field)
     wanted = row.integer(f"{which}_toks", minimum=1)
     if len(ids) != wanted:
         raise TraceError(

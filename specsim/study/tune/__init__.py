@@ -82,7 +82,7 @@ class Tuning:
             mode="json",
             exclude_unset=True,
             exclude_none=True,
-            exclude=tuned | proposer.own_fields,
+            exclude=tuned | proposer.own_fields(),
             warnings=False,
         )
         return {"method": proposer.method, **fields}

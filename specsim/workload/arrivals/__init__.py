@@ -1,8 +1,60 @@
 """Arrivals: when requests come."""
 
-from specsim.core.families import Family
-from specsim.workload.arrivals.base import Arrivals, OpenArrivals
+from abc import abstractmethod
 
-__all__ = ["ARRIVALS", "Arrivals", "OpenArrivals"]
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from specsim.core.families import Family, Member
+
+__all__ = ["ARRIVALS", "Arrivals", "OpenArrivals", "RenewalArrivals"]
+
+
+class Arrivals(Member):
+    """When requests come. Extend `OpenArrivals` or `RenewalArrivals`."""
+
+    kind: str
+
+
+class OpenArrivals(Arrivals):
+    """Requests that come whatever happens to those before them."""
+
+    @abstractmethod
+    def times(
+        self, rng: np.random.Generator, *, count: int | None, duration: float | None
+    ) -> NDArray[np.float64]:
+        """Return the arrival times, seconds, from 0 on and not falling, shape (n,).
+
+        Args:
+            count: How many; None: as many as come within the duration.
+            duration: End of the arrivals, seconds; None: after `count` of them. Where both are
+                given, the earlier end holds.
+        """
+
+
+class RenewalArrivals(OpenArrivals):
+    """Arrivals with independent, equally distributed gaps."""
+
+    rate: float = Field(gt=0)
+    """Mean requests per second."""
+
+    @abstractmethod
+    def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+        """Return gaps between arrivals, seconds, shape (count,)."""
+
+    def times(
+        self, rng: np.random.Generator, *, count: int | None, duration: float | None
+    ) -> NDArray[np.float64]:
+        """Return the sums of the gaps."""
+        if duration is None:
+            assert count is not None
+            return np.cumsum(self.gaps(rng, count))
+        expected = int(self.rate * duration * 1.1) + 100
+        times = np.cumsum(self.gaps(rng, expected))
+        while times[-1] < duration:
+            times = np.concatenate([times, times[-1] + np.cumsum(self.gaps(rng, expected))])
+        return times[times < duration][:count]
+
 
 ARRIVALS = Family("workload.arrivals", Arrivals)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
-from specsim.workload.arrivals.base import OpenArrivals
+from specsim.workload.arrivals import OpenArrivals
 
 __all__ = ["Burst"]
 
@@ -20,11 +20,7 @@ class Burst(OpenArrivals):
     def times(
         self, rng: np.random.Generator, *, count: int | None, duration: float | None
     ) -> NDArray[np.float64]:
-        """Return zeros.
-
-        Raises:
-            ConfigError: Only a duration is given.
-        """
+        """Return zeros; a ConfigError if only a duration is given."""
         if count is None:
             raise ConfigError("workload.duration: a burst has none; give num_requests")
         return np.zeros(count)

@@ -1,12 +1,12 @@
 """Clients that wait for their answer."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.workload.arrivals.base import Arrivals
+from specsim.workload.arrivals import Arrivals
 
 __all__ = ["ClosedLoop"]
 
@@ -19,7 +19,7 @@ class ClosedLoop(Arrivals):
     """
 
     kind: Literal["closed_loop"] = "closed_loop"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"concurrency": 16, "think_time": 1.0},)
+    examples = ({"concurrency": 16, "think_time": 1.0},)
     concurrency: int = Field(gt=0)
     """Clients, and so the largest number of requests in the system."""
     think_time: float = Field(default=0.0, ge=0)
@@ -27,13 +27,9 @@ class ClosedLoop(Arrivals):
     think_time_shape: Literal["constant", "exponential"] = "constant"
 
     def think_times(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """Return the time that a client waits before each request.
+        """Return how long a client waits before each request of the run, seconds, shape (count,).
 
-        Args:
-            count: Number of requests of the run.
-
-        Returns:
-            0 for the first request of each client, of shape (count,), in seconds.
+        0 for the first request of each client.
         """
         if self.think_time_shape == "exponential":
             times = rng.exponential(self.think_time, count)

@@ -1,12 +1,12 @@
 """Arrivals at equal distances."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.workload.arrivals.base import OpenArrivals
+from specsim.workload.arrivals import OpenArrivals
 
 __all__ = ["Constant"]
 
@@ -16,7 +16,7 @@ class Constant(OpenArrivals):
     """One request every 1 / rate seconds, the first at 0."""
 
     kind: Literal["constant"] = "constant"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"rate": 8.0},)
+    examples = ({"rate": 8.0},)
     rate: float = Field(gt=0)
     """Requests per second."""
 

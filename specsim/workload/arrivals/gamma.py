@@ -1,12 +1,12 @@
 """Arrivals that are burstier, or smoother, than Poisson."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.workload.arrivals.base import RenewalArrivals
+from specsim.workload.arrivals import RenewalArrivals
 
 __all__ = ["Gamma"]
 
@@ -20,15 +20,8 @@ class Gamma(RenewalArrivals):
     """
 
     kind: Literal["gamma"] = "gamma"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"rate": 8.0, "burstiness": 0.5},)
-    rate: float = Field(gt=0)
-    """Requests per second."""
+    examples = ({"rate": 8.0, "burstiness": 0.5},)
     burstiness: float = Field(gt=0)
-
-    @property
-    def mean_rate(self) -> float:
-        """The rate."""
-        return self.rate
 
     def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         """Return gamma-distributed gaps."""

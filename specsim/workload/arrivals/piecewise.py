@@ -1,12 +1,12 @@
 """Arrivals whose rate changes over time."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self, final
+from typing import Annotated, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.workload.arrivals.base import OpenArrivals
+from specsim.workload.arrivals import OpenArrivals
 
 __all__ = ["Piecewise"]
 
@@ -23,7 +23,7 @@ class Piecewise(OpenArrivals):
     """
 
     kind: Literal["piecewise"] = "piecewise"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"segments": [[40, 1], [40, 16], [40, 48]]},)
+    examples = ({"segments": [[40, 1], [40, 16], [40, 48]]},)
     segments: tuple[tuple[Duration, Rate], ...] = Field(min_length=1)
     """(seconds, requests per second), one after the other; after the last nothing arrives."""
 

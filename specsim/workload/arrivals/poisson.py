@@ -1,12 +1,11 @@
 """Arrivals without memory."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from specsim.workload.arrivals.base import RenewalArrivals
+from specsim.workload.arrivals import RenewalArrivals
 
 __all__ = ["Poisson"]
 
@@ -16,14 +15,7 @@ class Poisson(RenewalArrivals):
     """A Poisson process: independent exponential gaps."""
 
     kind: Literal["poisson"] = "poisson"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"rate": 8.0},)
-    rate: float = Field(gt=0)
-    """Requests per second."""
-
-    @property
-    def mean_rate(self) -> float:
-        """The rate."""
-        return self.rate
+    examples = ({"rate": 8.0},)
 
     def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         """Return exponential gaps."""

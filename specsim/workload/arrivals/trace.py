@@ -1,14 +1,14 @@
 """Arrivals as they were recorded."""
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, final
+from typing import Annotated, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.errors import TraceError
-from specsim.workload.arrivals.base import Arrivals
+from specsim.workload.arrivals import Arrivals
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
@@ -25,7 +25,7 @@ class TraceReplay(Arrivals):
     """
 
     kind: Literal["trace"] = "trace"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"path": "traces/chat.parquet"},)
+    examples = ({"path": "traces/chat.parquet"},)
     path: Path
     """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
     window: tuple[Instant, Instant] | None = None
@@ -48,7 +48,7 @@ class TraceReplay(Arrivals):
 
         Args:
             count: Keep the first so many; None keeps all.
-            duration: Keep the arrivals before this time of the replay; None keeps all. In seconds.
+            duration: Keep the arrivals before this second of the replay; None keeps all.
 
         Raises:
             TraceError: The file has no arrivals, or none in the window.

@@ -1,11 +1,11 @@
 """Lengths that are all the same."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from pydantic import Field
 
-from specsim.workload.lengths.base import Lengths
+from specsim.workload.lengths import Lengths
 from specsim.workload.trace import Trace
 
 __all__ = ["Constant"]
@@ -16,7 +16,7 @@ class Constant(Lengths):
     """Every prompt and every output has the same length."""
 
     kind: Literal["constant"] = "constant"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"prompt": 512, "output": 128},)
+    examples = ({"prompt": 512, "output": 128},)
     prompt: int = Field(ge=1)
     """Tokens."""
     output: int = Field(ge=1)

@@ -1,12 +1,13 @@
 """Lengths of datasets by name."""
 
-from typing import Any, ClassVar, Literal, NamedTuple, Self, final
+from typing import Literal, NamedTuple, Self, final
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import model_validator
 
 from specsim.core.settings import nearest
-from specsim.workload.lengths.base import Lengths, lognormal_parameters, to_tokens
+from specsim.workload.lengths import Lengths, to_tokens
 from specsim.workload.trace import Trace
 
 __all__ = ["DATASETS", "Dataset", "DatasetStatistics"]
@@ -69,7 +70,7 @@ class Dataset(Lengths):
     """
 
     kind: Literal["dataset"] = "dataset"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"name": "sharegpt"},)
+    examples = ({"name": "sharegpt"},)
     name: str
 
     @model_validator(mode="after")
@@ -81,8 +82,14 @@ class Dataset(Lengths):
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return lognormal lengths, prompt and output independent."""
         stats = DATASETS[self.name]
-        prompt = lognormal_parameters(stats.prompt_mean, stats.prompt_std)
-        output = lognormal_parameters(stats.output_mean, stats.output_std)
         return Trace(
-            to_tokens(rng.lognormal(*prompt, count)), to_tokens(rng.lognormal(*output, count))
+            _lognormal(rng, stats.prompt_mean, stats.prompt_std, count),
+            _lognormal(rng, stats.output_mean, stats.output_std, count),
         )
+
+
+def _lognormal(rng: np.random.Generator, mean: float, std: float, count: int) -> NDArray[np.int64]:
+    """Draw lengths of this mean and standard deviation; those of the logarithm follow."""
+    variance = float(np.log1p((std / mean) ** 2))
+    mu, sigma = float(np.log(mean)) - variance / 2, float(np.sqrt(variance))
+    return to_tokens(rng.lognormal(mu, sigma, count))

@@ -1,11 +1,11 @@
 """Lengths drawn from a recording."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
-from specsim.workload.lengths.base import Lengths
+from specsim.workload.lengths import Lengths
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
@@ -21,7 +21,7 @@ class Empirical(Lengths):
     """
 
     kind: Literal["empirical"] = "empirical"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"path": "traces/chat.parquet"},)
+    examples = ({"path": "traces/chat.parquet"},)
     path: Path
     """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
 

@@ -1,13 +1,13 @@
 """Lengths with a long tail."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.settings import Settings
-from specsim.workload.lengths.base import Lengths, to_tokens
+from specsim.workload.lengths import Lengths, to_tokens
 from specsim.workload.trace import Trace
 
 __all__ = ["Lognormal"]
@@ -29,9 +29,7 @@ class Lognormal(Lengths):
     """Lognormal lengths, given by the mean length and the sigma of its logarithm."""
 
     kind: Literal["lognormal"] = "lognormal"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"prompt": {"mean": 1000, "sigma": 0.5}, "output": {"mean": 250, "sigma": 0.5}},
-    )
+    examples = ({"prompt": {"mean": 1000, "sigma": 0.5}, "output": {"mean": 250, "sigma": 0.5}},)
     prompt: _Tail
     output: _Tail
 

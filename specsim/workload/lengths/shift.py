@@ -1,22 +1,16 @@
 """Lengths that change during the run."""
 
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import numpy as np
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
-from specsim.workload.lengths import LENGTHS
-from specsim.workload.lengths.base import Lengths
+from specsim.workload.lengths import LENGTHS, Lengths
 from specsim.workload.trace import Trace
 
 __all__ = ["Shift"]
 
-# Spelling out all members once more would never end: this is one of them.
-_Nested = Annotated[
-    Lengths,
-    LENGTHS,
-    WithJsonSchema({"type": "object", "description": "any member of workload.lengths"}),
-]
+_Nested = Annotated[Lengths, LENGTHS, LENGTHS.any_member]
 
 
 @final
@@ -24,7 +18,7 @@ class Shift(Lengths):
     """The first share of the requests comes from one source, the rest from another."""
 
     kind: Literal["shift"] = "shift"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "at": 0.5,
             "before": {"kind": "dataset", "name": "gsm8k"},

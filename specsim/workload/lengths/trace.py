@@ -1,12 +1,12 @@
 """Requests as they were recorded, without their arrivals."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
 from specsim.core.errors import TraceError
-from specsim.workload.lengths.base import Lengths
+from specsim.workload.lengths import Lengths
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
@@ -18,7 +18,7 @@ class TraceRows(Lengths):
     """The rows of a file in their order, with token ids and recorded acceptance if it has them."""
 
     kind: Literal["trace"] = "trace"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"path": "traces/chat.parquet"},)
+    examples = ({"path": "traces/chat.parquet"},)
     path: Path
     """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
 
@@ -28,11 +28,7 @@ class TraceRows(Lengths):
         return len(read_trace(self.path))
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return the first rows.
-
-        Raises:
-            TraceError: The file has fewer.
-        """
+        """Return the first rows; a TraceError if the file has fewer."""
         trace = read_trace(self.path)
         if count > len(trace):
             raise TraceError(

@@ -1,13 +1,13 @@
 """Lengths around a mean, within bounds."""
 
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.settings import Settings
-from specsim.workload.lengths.base import Lengths, to_tokens
+from specsim.workload.lengths import Lengths, to_tokens
 from specsim.workload.trace import Trace
 
 __all__ = ["TruncatedNormal"]
@@ -43,7 +43,7 @@ class TruncatedNormal(Lengths):
     """Normal lengths, redrawn until they lie within their bounds."""
 
     kind: Literal["truncated_normal"] = "truncated_normal"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {
             "prompt": {"mean": 512, "std": 128, "max": 1024},
             "output": {"mean": 128, "std": 64, "min": 16, "max": 512},

@@ -1,11 +1,11 @@
 """Lengths that are equally likely within bounds."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self, final
+from typing import Annotated, Literal, Self, final
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from specsim.workload.lengths.base import Lengths
+from specsim.workload.lengths import Lengths
 from specsim.workload.trace import Trace
 
 __all__ = ["Uniform"]
@@ -18,7 +18,7 @@ class Uniform(Lengths):
     """Every length between two bounds, both included, is equally likely."""
 
     kind: Literal["uniform"] = "uniform"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"prompt": [256, 768], "output": [64, 192]},)
+    examples = ({"prompt": [256, 768], "output": [64, 192]},)
     prompt: tuple[Bound, Bound]
     """(shortest, longest), tokens."""
     output: tuple[Bound, Bound]

@@ -1,27 +1,55 @@
 """Readers: workload files of every format, recognised by their content."""
 
 from pathlib import Path
+from typing import ClassVar
 
 from specsim.core.errors import TraceError
-from specsim.core.families import Family
+from specsim.core.families import Family, Member
 from specsim.core.resources import locate
-from specsim.workload.files import TraceFile
-from specsim.workload.readers.base import Reader
-from specsim.workload.trace import Trace
+from specsim.workload.files import Row, TraceFile
+from specsim.workload.trace import Trace, TraceBuilder
 
 __all__ = ["READERS", "Reader", "read_trace"]
-
-READERS = Family("workload.readers", Reader)
 
 _TEXT = frozenset({"prompt", "messages", "conversations"})
 """Fields of logs that `specsim.tokens` turns into token traces."""
 
 
-def read_trace(path: Path) -> Trace:
-    """Return the workload in a file.
+class Reader(Member):
+    """One trace format."""
 
-    Args:
-        path: Of any known format, gzip-compressed or not.
+    kind: str
+    containers: ClassVar[tuple[str, ...]] = ()
+    """How its files are written (`TraceFile.container`)."""
+    columns: ClassVar[frozenset[str]] = frozenset()
+    """Those that every file of the format has."""
+
+    def matches(self, file: TraceFile) -> bool:
+        """Return whether the file is of this format, whatever its name."""
+        return file.container in self.containers and self.columns <= set(file.columns)
+
+    def read(self, file: TraceFile) -> Trace:
+        """Return the workload in a file that `matches`, in order of arrival.
+
+        Raises:
+            TraceError: A row breaks the format's rules; the message names file, line, field, value
+                and rule.
+        """
+        builder = TraceBuilder(file.path, self.kind)
+        for row in file.rows():
+            self.add(row, builder)
+        return builder.build()
+
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add what a row says; of a format without rows, `read` does everything."""
+        raise NotImplementedError
+
+
+READERS = Family("workload.readers", Reader)
+
+
+def read_trace(path: Path) -> Trace:
+    """Return the workload in a file of any known format, gzip-compressed or not.
 
     Raises:
         TraceError: The file is missing, empty, of no known format, or breaks its format's rules.

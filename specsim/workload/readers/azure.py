@@ -7,13 +7,14 @@ from typing import Literal, final
 import numpy as np
 
 from specsim.core.errors import TraceError
-from specsim.workload.files import Row, TraceFile
-from specsim.workload.readers.base import Reader, TraceBuilder
-from specsim.workload.trace import Trace
+from specsim.workload.files import Row
+from specsim.workload.readers import Reader
+from specsim.workload.trace import TraceBuilder
 
 __all__ = ["Azure"]
 
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
+_EPOCH = np.datetime64("2023-01-01T00:00:00", "ns")
 
 
 @final
@@ -25,22 +26,12 @@ class Azure(Reader):
     """
 
     kind: Literal["azure"] = "azure"
+    containers = ("csv",)
+    columns = frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"})
 
-    def matches(self, file: TraceFile) -> bool:
-        """Return whether a CSV has the three columns."""
-        wanted = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
-        return file.container == "csv" and wanted <= set(file.columns)
-
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests, in order of arrival."""
-        builder = TraceBuilder(file, self.kind)
-        for row in file.rows():
-            builder.add(
-                row.integer("ContextTokens", minimum=0),
-                row.integer("GeneratedTokens", minimum=0),
-                _seconds(row),
-            )
-        return builder.build()
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request."""
+        builder.add(row.integer("ContextTokens"), row.integer("GeneratedTokens"), _seconds(row))
 
 
 def _seconds(row: Row) -> float:
@@ -58,6 +49,3 @@ def _seconds(row: Row) -> float:
         ) from None
     shift = offset.total_seconds() if offset else 0.0
     return float((clock - _EPOCH) / np.timedelta64(1, "ns")) * 1e-9 - shift
-
-
-_EPOCH = np.datetime64("2023-01-01T00:00:00", "ns")

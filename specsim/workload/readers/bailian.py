@@ -2,9 +2,10 @@
 
 from typing import Literal, final
 
-from specsim.workload.files import TraceFile
-from specsim.workload.readers.base import Reader, TraceBuilder, hashed_requests
-from specsim.workload.trace import Trace
+from specsim.workload.files import Row
+from specsim.workload.readers import Reader
+from specsim.workload.readers.mooncake import add_hashed
+from specsim.workload.trace import TraceBuilder
 
 __all__ = ["Bailian"]
 
@@ -18,13 +19,9 @@ class Bailian(Reader):
     """
 
     kind: Literal["bailian"] = "bailian"
+    containers = ("jsonl",)
+    columns = frozenset({"chat_id", "timestamp", "input_length", "output_length", "hash_ids"})
 
-    def matches(self, file: TraceFile) -> bool:
-        """Return whether JSON lines have hash ids and a conversation."""
-        wanted = {"chat_id", "timestamp", "input_length", "output_length", "hash_ids"}
-        return file.container == "jsonl" and wanted <= set(file.columns)
-
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests with their prefix ids, in order of arrival."""
-        builder = TraceBuilder(file, self.kind)
-        return hashed_requests(file, builder, piece_size=16, seconds_per_unit=1.0)
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request with its prefix ids."""
+        add_hashed(row, builder, piece_size=16, seconds_per_unit=1.0)

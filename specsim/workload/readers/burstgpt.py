@@ -2,9 +2,9 @@
 
 from typing import Literal, final
 
-from specsim.workload.files import TraceFile
-from specsim.workload.readers.base import Reader, TraceBuilder
-from specsim.workload.trace import Trace
+from specsim.workload.files import Row
+from specsim.workload.readers import Reader
+from specsim.workload.trace import TraceBuilder
 
 __all__ = ["BurstGPT"]
 
@@ -18,19 +18,10 @@ class BurstGPT(Reader):
     """
 
     kind: Literal["burstgpt"] = "burstgpt"
+    containers = ("csv",)
+    columns = frozenset({"Timestamp", "Request tokens", "Response tokens"})
 
-    def matches(self, file: TraceFile) -> bool:
-        """Return whether a CSV has the three columns that both versions share."""
-        wanted = {"Timestamp", "Request tokens", "Response tokens"}
-        return file.container == "csv" and wanted <= set(file.columns)
-
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests that did not fail, in order of arrival."""
-        builder = TraceBuilder(file, self.kind)
-        for row in file.rows():
-            builder.add(
-                row.integer("Request tokens", minimum=0),
-                row.integer("Response tokens", minimum=0),
-                row.number("Timestamp"),
-            )
-        return builder.build()
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request, unless it failed."""
+        lens = row.integer("Request tokens"), row.integer("Response tokens")
+        builder.add(*lens, row.number("Timestamp"))

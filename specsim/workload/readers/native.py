@@ -1,19 +1,22 @@
-"""Specsim's own workload format, as Parquet or JSON lines."""
+"""Specsim's own workload format, as Parquet or JSON lines: read and written."""
 
-from collections.abc import Iterator
+import gzip
+import json
+from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
 
-from specsim.core.errors import TraceError
+from specsim.core.atomic import new_file
+from specsim.core.errors import ConfigError, TraceError
 from specsim.core.request import UNRECORDED, PrefixIds
-from specsim.workload.files import Row, TraceFile
-from specsim.workload.readers.base import Reader, TraceBuilder, token_ids
-from specsim.workload.trace import Trace
+from specsim.workload.files import Row
+from specsim.workload.readers import Reader
+from specsim.workload.trace import Trace, TraceBuilder
 
-__all__ = ["ACCEPTED", "Native", "native_columns"]
+__all__ = ["Native", "write_trace"]
 
-ACCEPTED = "accepted_lens_"
+_ACCEPTED = "accepted_lens_"
 
 
 @final
@@ -26,22 +29,14 @@ class Native(Reader):
     """
 
     kind: Literal["native"] = "native"
+    containers = ("parquet", "jsonl")
+    columns = frozenset({"prompt_len", "output_len"})
 
-    def matches(self, file: TraceFile) -> bool:
-        """Return whether Parquet or JSON lines have the two lengths."""
-        wanted = {"prompt_len", "output_len"}
-        return file.container in ("parquet", "jsonl") and wanted <= set(file.columns)
-
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests, in order of arrival."""
-        builder = TraceBuilder(file, self.kind)
-        rows = _parquet_rows(file) if file.container == "parquet" else file.rows()
-        for row in rows:
-            arrived_at = row.number("arrived_at") if "arrived_at" in row.values else None
-            prompt_len = row.integer("prompt_len", minimum=0)
-            if builder.add(prompt_len, row.integer("output_len", minimum=0), arrived_at):
-                _put_optional(builder, row)
-        return builder.build()
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request."""
+        arrived_at = row.number("arrived_at") if "arrived_at" in row.values else None
+        if builder.add(row.integer("prompt_len"), row.integer("output_len"), arrived_at):
+            _put_optional(builder, row)
 
 
 def _put_optional(builder: TraceBuilder, row: Row) -> None:
@@ -53,7 +48,7 @@ def _put_optional(builder: TraceBuilder, row: Row) -> None:
     for field in ("prompt_token_ids", "output_token_ids"):
         if field in values:
             is_unrecorded = field == "prompt_token_ids" and values[field] == [UNRECORDED]
-            ids = np.array([UNRECORDED]) if is_unrecorded else token_ids(row, field)
+            ids = np.array([UNRECORDED]) if is_unrecorded else row.token_ids(field)
             wanted = row.integer(field.replace("_token_ids", "_len"), minimum=1)
             if len(ids) != wanted:
                 raise TraceError(f"{row.place}: {len(ids)} {field} for a length of {wanted}")
@@ -62,9 +57,8 @@ def _put_optional(builder: TraceBuilder, row: Row) -> None:
         piece_size = row.integer("prefix_block_size", minimum=1)
         builder.put("prefix_ids", PrefixIds(tuple(row.get("prefix_hash_ids")), piece_size))
     for field in values:
-        if field.startswith(ACCEPTED):
-            records = builder.recorded_lens.setdefault(field.removeprefix(ACCEPTED), [])
-            records.append(_accepted(row, field))
+        if field.startswith(_ACCEPTED):
+            builder.put_record(field.removeprefix(_ACCEPTED), _accepted(row, field))
 
 
 def _accepted(row: Row, field: str) -> bytes:
@@ -77,22 +71,34 @@ def _accepted(row: Row, field: str) -> bytes:
         ) from None
 
 
-def _parquet_rows(file: TraceFile) -> Iterator[Row]:
-    import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB
-    import pyarrow.parquet as pq  # noqa: PLC0415
+def write_trace(trace: Trace, path: Path) -> None:
+    """Write a workload as ``.parquet``, ``.jsonl`` or ``.jsonl.gz``.
 
-    try:
-        table = pq.read_table(file.path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise TraceError(f"{file.path}: is not a complete Parquet file") from error
-    names = table.column_names
-    columns = [column.to_pylist() for column in table.columns]
-    for number, values in enumerate(zip(*columns, strict=True)):
-        yield Row(f"{file.path}, row {number}", dict(zip(names, values, strict=True)))
+    Raises:
+        ConfigError: Another ending, or a folder that cannot be written to.
+    """
+    columns = _columns(trace)
+    if path.suffix == ".parquet":
+        import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB
+        import pyarrow.parquet as pq  # noqa: PLC0415
+
+        table = pa.table({name: pa.array(column) for name, column in columns.items()})
+        with new_file(path) as temporary:
+            pq.write_table(table, temporary, compression="zstd")
+    elif path.name.endswith((".jsonl", ".jsonl.gz")):
+        lines = "".join(
+            json.dumps(dict(zip(columns, map(_plain, row), strict=True))) + "\n"
+            for row in zip(*columns.values(), strict=True)
+        )
+        data = lines.encode()
+        with new_file(path) as temporary:
+            # mtime 0: the same workload gives the same bytes.
+            temporary.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    else:
+        raise ConfigError(f"{path}: a workload is written as .parquet, .jsonl or .jsonl.gz")
 
 
-def native_columns(trace: Trace) -> dict[str, Any]:
-    """Return the columns of the native format that a trace has."""
+def _columns(trace: Trace) -> dict[str, Any]:
     columns: dict[str, Any] = {
         "id": trace.ids,
         "arrived_at": trace.arrived_at,
@@ -106,5 +112,9 @@ def native_columns(trace: Trace) -> dict[str, Any]:
         columns["prefix_hash_ids"] = [np.array(prefix.hash_ids) for prefix in trace.prefix_ids]
         columns["prefix_block_size"] = [prefix.block_size for prefix in trace.prefix_ids]
     for proposer, records in trace.recorded_lens.items():
-        columns[ACCEPTED + proposer] = [np.frombuffer(r, dtype=np.uint8) for r in records]
+        columns[_ACCEPTED + proposer] = [np.frombuffer(r, dtype=np.uint8) for r in records]
     return {name: column for name, column in columns.items() if column is not None}
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value

@@ -2,9 +2,9 @@
 
 from typing import Literal, final
 
-from specsim.workload.files import TraceFile
-from specsim.workload.readers.base import Reader, TraceBuilder
-from specsim.workload.trace import Trace
+from specsim.workload.files import Row
+from specsim.workload.readers import Reader
+from specsim.workload.trace import TraceBuilder
 
 __all__ = ["RealRun"]
 
@@ -17,21 +17,12 @@ class RealRun(Reader):
     """
 
     kind: Literal["real_run"] = "real_run"
+    containers = ("jsonl",)
+    columns = frozenset({"input_toks", "output_toks", "queued_ts"})
 
-    def matches(self, file: TraceFile) -> bool:
-        """Return whether JSON lines have the engine's time stamps."""
-        wanted = {"input_toks", "output_toks", "queued_ts"}
-        return file.container == "jsonl" and wanted <= set(file.columns)
-
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests, in order of arrival."""
-        builder = TraceBuilder(file, self.kind)
-        for row in file.rows():
-            failed = bool(row.values.get("error"))
-            if builder.add(
-                row.integer("input_toks", minimum=0),
-                0 if failed else row.integer("output_toks", minimum=0),
-                row.number("queued_ts"),
-            ):
-                builder.put("ids", str(row.values.get("request_id", "")))
-        return builder.build()
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request, unless it failed."""
+        prompt_len = row.integer("input_toks")
+        output_len = 0 if row.values.get("error") else row.integer("output_toks")
+        if builder.add(prompt_len, output_len, row.number("queued_ts")):
+            builder.put("ids", str(row.values.get("request_id", "")))

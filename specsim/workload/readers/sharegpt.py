@@ -4,8 +4,8 @@ from typing import Any, Literal, final
 
 from specsim.core.errors import TraceError
 from specsim.workload.files import TraceFile
-from specsim.workload.readers.base import Reader, TraceBuilder
-from specsim.workload.trace import Trace
+from specsim.workload.readers import Reader
+from specsim.workload.trace import Trace, TraceBuilder
 
 __all__ = ["ShareGPT"]
 
@@ -22,32 +22,26 @@ class ShareGPT(Reader):
     """
 
     kind: Literal["sharegpt"] = "sharegpt"
-
-    def matches(self, file: TraceFile) -> bool:
-        """Return whether a JSON list has conversations."""
-        return file.container == "json" and "conversations" in file.columns
+    containers = ("json",)
+    columns = frozenset({"conversations"})
 
     def read(self, file: TraceFile) -> Trace:
-        """Return one request per conversation that has an answer."""
-        builder = TraceBuilder(file, self.kind)
+        """Return one request per conversation that has an answer, in the order of the file."""
+        builder = TraceBuilder(file.path, self.kind)
         builder.note = f"lengths estimated at {CHARACTERS_PER_TOKEN} characters a token"
         for number, entry in enumerate(file.document):
             turns = entry.get("conversations") if isinstance(entry, dict) else None
             if not isinstance(turns, list):
                 raise TraceError(f"{file.path}, entry {number}: has no list 'conversations'")
-            texts = [_text(turn, f"{file.path}, entry {number}") for turn in turns[:2]]
-            prompt, answer = [*texts, "", ""][:2]
-            if builder.add(_tokens(prompt), _tokens(answer)):
+            lens = [_num_tokens(turn, f"{file.path}, entry {number}") for turn in turns[:2]]
+            prompt_len, output_len = [*lens, 0, 0][:2]
+            if builder.add(prompt_len, output_len):
                 builder.put("ids", str(entry.get("id", number)))
         return builder.build()
 
 
-def _text(turn: Any, place: str) -> str:
-    value = turn.get("value") if isinstance(turn, dict) else None
-    if not isinstance(value, str):
+def _num_tokens(turn: Any, place: str) -> int:
+    text = turn.get("value") if isinstance(turn, dict) else None
+    if not isinstance(text, str):
         raise TraceError(f"{place}: a turn has no text 'value'")
-    return value
-
-
-def _tokens(text: str) -> int:
     return -(-len(text) // CHARACTERS_PER_TOKEN)

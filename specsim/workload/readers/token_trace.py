@@ -6,9 +6,9 @@ import numpy as np
 
 from specsim.core.errors import TraceError
 from specsim.core.request import UNRECORDED
-from specsim.workload.files import Row, TraceFile
-from specsim.workload.readers.base import Reader, TraceBuilder, token_ids
-from specsim.workload.trace import Trace
+from specsim.workload.files import Row
+from specsim.workload.readers import Reader
+from specsim.workload.trace import TraceBuilder
 
 __all__ = ["TokenTrace"]
 
@@ -25,31 +25,24 @@ class TokenTrace(Reader):
     """
 
     kind: Literal["token_trace"] = "token_trace"
+    containers = ("jsonl",)
+    columns = frozenset({"prompt_token_ids", "generated_token_ids"})
 
-    def matches(self, file: TraceFile) -> bool:
-        """Return whether JSON lines have token ids."""
-        wanted = {"prompt_token_ids", "generated_token_ids"}
-        return file.container == "jsonl" and wanted <= set(file.columns)
-
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests, in the order of the file."""
-        builder = TraceBuilder(file, self.kind)
-        for row in file.rows():
-            prompt = token_ids(row, "prompt_token_ids")
-            output = token_ids(row, "generated_token_ids")
-            if not len(prompt):
-                prompt = _NO_PROMPT
-                builder.note = "prompts that were not recorded are one token long"
-            if not builder.add(len(prompt), len(output)):
-                continue
-            builder.put("ids", str(row.values.get("id", "")))
-            builder.put("prompt_token_ids", prompt)
-            builder.put("output_token_ids", output)
-            for field in row.values:
-                if field.startswith("acc_"):
-                    records = builder.recorded_lens.setdefault(field.removeprefix("acc_"), [])
-                    records.append(_record(row, field))
-        return builder.build()
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request."""
+        prompt = row.token_ids("prompt_token_ids")
+        output = row.token_ids("generated_token_ids")
+        if not len(prompt):
+            prompt = _NO_PROMPT
+            builder.note = "prompts that were not recorded are one token long"
+        if not builder.add(len(prompt), len(output)):
+            return
+        builder.put("ids", str(row.values.get("id", "")))
+        builder.put("prompt_token_ids", prompt)
+        builder.put("output_token_ids", output)
+        for field in row.values:
+            if field.startswith("acc_"):
+                builder.put_record(field.removeprefix("acc_"), _record(row, field))
 
 
 def _record(row: Row, field: str) -> bytes:

@@ -2,9 +2,9 @@
 
 from typing import Literal, final
 
-from specsim.workload.files import TraceFile
-from specsim.workload.readers.base import Reader, TraceBuilder
-from specsim.workload.trace import Trace
+from specsim.workload.files import Row
+from specsim.workload.readers import Reader
+from specsim.workload.trace import TraceBuilder
 
 __all__ = ["Vidur"]
 
@@ -14,19 +14,10 @@ class Vidur(Reader):
     """Vidur CSV: ``arrived_at,num_prefill_tokens,num_decode_tokens``, seconds and tokens."""
 
     kind: Literal["vidur"] = "vidur"
+    containers = ("csv",)
+    columns = frozenset({"arrived_at", "num_prefill_tokens", "num_decode_tokens"})
 
-    def matches(self, file: TraceFile) -> bool:
-        """Return whether a CSV has the three columns."""
-        wanted = {"arrived_at", "num_prefill_tokens", "num_decode_tokens"}
-        return file.container == "csv" and wanted <= set(file.columns)
-
-    def read(self, file: TraceFile) -> Trace:
-        """Return the requests, in order of arrival."""
-        builder = TraceBuilder(file, self.kind)
-        for row in file.rows():
-            builder.add(
-                row.integer("num_prefill_tokens", minimum=0),
-                row.integer("num_decode_tokens", minimum=0),
-                row.number("arrived_at"),
-            )
-        return builder.build()
+    def add(self, row: Row, builder: TraceBuilder) -> None:
+        """Add a request."""
+        lens = row.integer("num_prefill_tokens"), row.integer("num_decode_tokens")
+        builder.add(*lens, row.number("arrived_at"))

@@ -4,8 +4,8 @@ from typing import Any, Literal, final
 
 from specsim.core.errors import TraceError
 from specsim.workload.files import Row, TraceFile
-from specsim.workload.readers.base import Reader, TraceBuilder
-from specsim.workload.trace import Trace
+from specsim.workload.readers import Reader
+from specsim.workload.trace import Trace, TraceBuilder
 
 __all__ = ["VllmBench"]
 
@@ -19,30 +19,26 @@ class VllmBench(Reader):
     """
 
     kind: Literal["vllm_bench"] = "vllm_bench"
-
-    def matches(self, file: TraceFile) -> bool:
-        """Return whether a JSON object has detailed lengths."""
-        return file.container in ("json", "jsonl") and {"input_lens", "output_lens"} <= set(
-            file.columns
-        )
+    containers = ("json", "jsonl")
+    columns = frozenset({"input_lens", "output_lens"})
 
     def read(self, file: TraceFile) -> Trace:
-        """Return the requests that did not fail, in order of arrival."""
+        """Return the requests that did not fail."""
         document: dict[str, Any] = file.document
-        columns = [document["input_lens"], document["output_lens"]]
+        names = ["input_lens", "output_lens"]
         if document.get("start_times"):
-            columns.append(document["start_times"])
+            names.append("start_times")
+        columns = [document[name] for name in names]
         if any(not isinstance(c, list) or len(c) != len(columns[0]) for c in columns):
             raise TraceError(
                 f"{file.path}: input_lens, output_lens and start_times must be lists of one length"
             )
-        builder = TraceBuilder(file, self.kind)
+        builder = TraceBuilder(file.path, self.kind)
         for number, values in enumerate(zip(*columns, strict=True)):
-            names = ("input_lens", "output_lens", "start_times")
-            row = Row(f"{file.path}, request {number}", dict(zip(names, values, strict=False)))
+            row = Row(f"{file.path}, request {number}", dict(zip(names, values, strict=True)))
             builder.add(
-                row.integer("input_lens", minimum=0),
-                row.integer("output_lens", minimum=0),
-                row.number("start_times") if len(columns) == 3 else None,
+                row.integer("input_lens"),
+                row.integer("output_lens"),
+                row.number("start_times") if len(names) == 3 else None,
             )
         return builder.build()

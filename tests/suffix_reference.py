@@ -1,6 +1,6 @@
 """Suffix decoding as plainly as it can be said: what `specsim.lookup.suffix` must draft.
 
-For tests and for reading; it takes memory for every token of every suffix, and no run uses it.
+It takes memory for every token of every suffix, which no run could afford.
 """
 
 from collections import deque
@@ -194,7 +194,7 @@ class _Active:
 class SuffixReference(Lookup):
     """Drafts what `specsim.lookup.suffix.SuffixLookup` does, and takes the same arguments."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         *,
         max_depth: int,

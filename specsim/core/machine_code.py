@@ -1,0 +1,277 @@
+"""Machine code of compiled loops: made once per machine, kept in a cache folder, and loaded.
+
+numba is asked in a process of its own (`specsim.core.compiler`). So a run neither imports numba,
+which takes longer than many a simulation, nor can a crash of the compiler take it along.
+"""
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from platform import platform, processor
+from tempfile import NamedTemporaryFile, gettempdir
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["CACHE_VARIABLE", "IS_COMPILER", "Source", "loaded", "sealed"]
+
+CACHE_VARIABLE = "SPECSIM_CACHE_DIR"
+"""Environment variable: the folder for compiled code, in place of ``~/.cache/specsim``."""
+
+IS_COMPILER = "SPECSIM_COMPILES"
+"""Environment variable: this process is the compiler."""
+
+_LIMIT = 300.0  # seconds after which a compiler that still runs is taken to hang
+
+
+class FailedError(Exception):
+    """Nothing can be compiled or loaded; says why."""
+
+
+class Source(NamedTuple):
+    """Loops of one module, which are compiled together."""
+
+    module: str
+    name: str
+    """What they are called together."""
+    rooms: tuple[str, ...]
+    """Modules and packages from whose files they are compiled."""
+    symbols: list[str]
+    """Their names in machine code."""
+
+
+def loaded(source: Source) -> dict[str, int]:
+    """Return where each loop lies in this process; nothing if there is no code, which is said."""
+    try:
+        return _linked(_code(source), source.symbols)
+    except FailedError as failure:
+        print(
+            f"specsim: running without compiled code, some fifty times slower: {failure}",
+            file=sys.stderr,
+        )
+        return {}
+
+
+def _linked(code: bytes, names: list[str]) -> dict[str, int]:
+    """Put machine code into this process: a shared library, or an object file for llvmlite."""
+    is_library = code[:4] == b"\x7fELF" and code[16:18] == b"\3\0"
+    found = _from_library(code) if is_library else _from_object(code)
+    try:
+        addresses = {name: found(name) for name in names}
+    except AttributeError as error:
+        raise FailedError("the compiled code lacks an entry") from error
+    if not all(addresses.values()):
+        raise FailedError("the compiled code lacks an entry")
+    return addresses
+
+
+def _from_library(code: bytes) -> Callable[[str], int]:
+    file = os.memfd_create("specsim")
+    try:
+        os.write(file, code)
+        library = ctypes.CDLL(f"/proc/self/fd/{file}")
+    except OSError as error:
+        os.close(file)
+        raise FailedError(f"the compiled code cannot be loaded ({error})") from error
+    # The file stays open: another one under its number would be taken for this library.
+    return lambda name: ctypes.cast(library[name], ctypes.c_void_p).value or 0
+
+
+def _from_object(code: bytes) -> Callable[[str], int]:
+    engine = _execution_engine()
+    import llvmlite.binding as llvm  # noqa: PLC0415 - heavy, and only where code is loaded
+
+    try:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+    except RuntimeError as error:
+        raise FailedError(f"the compiled code cannot be loaded ({error})") from error
+    return lambda name: int(engine.get_function_address(name))
+
+
+@cache
+def _execution_engine() -> Any:
+    try:
+        import llvmlite.binding as llvm  # noqa: PLC0415 - heavy, and only where code is loaded
+    except ImportError as error:
+        raise FailedError(f"llvmlite cannot be imported ({error}); reinstall numba") from error
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine_code = llvm.Target.from_default_triple().create_target_machine(
+        reloc="static", codemodel="large"
+    )
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine_code)
+
+
+def _code(source: Source) -> bytes:
+    """Return the machine code of some loops, from the cache or newly compiled."""
+    digest = _digest(source)
+    folder = _cache_folder()
+    if folder is None:
+        return _compiled(source)
+    path = folder / f"{source.name}-{digest}.code"
+    code = _read(path)
+    if code is not None:
+        return code
+    with _lock(folder / f"{source.name}.lock"):
+        code = _read(path)  # somebody else may have compiled it meanwhile
+        if code is None:
+            code = _compiled(source)
+            _write(path, code)
+    return code
+
+
+def _cache_folder() -> Path | None:
+    """Return the folder that holds compiled code; None if no folder can be written to."""
+    named = os.environ.get(CACHE_VARIABLE)
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    private = Path(gettempdir()) / f"specsim-{getattr(os, 'getuid', int)()}"
+    for folder in [Path(named)] if named else [Path(home) / "specsim", private]:
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Machine code is run as it is found, so the folder must be nobody else's.
+            if os.access(folder, os.W_OK) and _is_ours(folder):
+                return folder
+    return None
+
+
+def _is_ours(folder: Path) -> bool:
+    if not hasattr(os, "getuid"):
+        return True
+    status = folder.stat()
+    return status.st_uid in (os.getuid(), 0) and not status.st_mode & 0o002
+
+
+def _digest(source: Source) -> str:
+    """Return what the code depends on: its sources, the compiler and the processor."""
+    digest = sha256("\0".join([*_machine(), source.module]).encode())
+    own = [Path(__file__).with_name(name) for name in ("compiled.py", "compiler.py")]
+    for path in [*own, *(path for room in source.rooms for path in _sources(room))]:
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+@cache
+def _machine() -> list[str]:
+    try:
+        versions = [version("numba"), version("llvmlite"), sys.version.split()[0], np.__version__]
+    except PackageNotFoundError as error:
+        raise FailedError(f"numba is not installed ({error})") from error
+    return [*versions, platform(), _processor()]
+
+
+def _processor() -> str:
+    """Return what the instructions are that this processor knows."""
+    with suppress(OSError):
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        known = ("model name", "flags", "Features", "CPU part")
+        return "\n".join(line for line in first if line.startswith(known))
+    return processor()
+
+
+def _sources(room: str) -> list[Path]:
+    spec = find_spec(room)
+    assert spec is not None
+    assert spec.origin is not None
+    path = Path(spec.origin)
+    return sorted(path.parent.glob("*.py")) if path.name == "__init__.py" else [path]
+
+
+def _read(path: Path) -> bytes | None:
+    """Return code from the cache; None if it is not there, or not whole."""
+    try:
+        return _checked(path.read_bytes())
+    except OSError:
+        return None
+
+
+def sealed(code: bytes) -> bytes:
+    """Return code with what tells whether it is whole: the linker trusts all that it gets."""
+    return code + sha256(code).digest()
+
+
+def _checked(data: bytes) -> bytes | None:
+    code, seal = data[:-32], data[-32:]
+    return code if code and sha256(code).digest() == seal else None
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Keep code; a cache that is full or read-only costs time, not the run."""
+    try:
+        with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as stream:
+            stream.write(sealed(code))
+        os.replace(stream.name, path)
+    except OSError as error:
+        with suppress(OSError, NameError):
+            os.unlink(stream.name)
+        print(
+            f"specsim: {path.parent} cannot keep the compiled code ({error.strerror}), so it will "
+            f"be compiled again; set {CACHE_VARIABLE} to a folder with some megabytes of room",
+            file=sys.stderr,
+        )
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Let one process compile while the others wait for what it finds."""
+    try:
+        import fcntl  # noqa: PLC0415 - not on Windows
+
+        stream = path.open("a")
+    except (ImportError, OSError):
+        yield
+        return
+    with stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _compiled(source: Source) -> bytes:
+    """Compile in a process of its own."""
+    began = monotonic()
+    text = f"specsim: compiling its {source.name} for this machine, once"
+    is_terminal = sys.stderr.isatty()
+    print(f"{text} ...", end="" if is_terminal else "\n", file=sys.stderr, flush=True)
+    environment = {**os.environ, IS_COMPILER: "1", "NUMBA_DISABLE_JIT": "0"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        process = subprocess.Popen(
+            _command(source.module), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        )
+    except OSError as error:
+        raise FailedError(f"no process can be started to compile it ({error})") from error
+    while True:
+        try:
+            data, said = process.communicate(timeout=1.0)
+            break
+        except subprocess.TimeoutExpired:
+            _show_seconds(text, monotonic() - began)
+            if monotonic() - began > _LIMIT:
+                process.kill()
+    _show_seconds(text, monotonic() - began, end="\n")
+    code = _checked(data)
+    if process.returncode or code is None:
+        lines = said.decode(errors="replace").strip().splitlines()
+        why = lines[-1] if lines else f"it ended with {process.returncode} and made no code"
+        raise FailedError(f"the compiler failed: {why}")
+    return code
+
+
+def _command(module: str) -> list[str]:
+    return [sys.executable, "-m", "specsim.core.compiler", module]
+
+
+def _show_seconds(text: str, elapsed: float, end: str = "") -> None:
+    """Show on a terminal how long something has taken; a log has said that it began."""
+    if sys.stderr.isatty():
+        print(f"\r{text} ... {elapsed:.0f} s", end=end, file=sys.stderr, flush=True)
