@@ -53,8 +53,11 @@ _MOVED = {
             "acceptance_fit", "calibration", "host_speed", "parity", "profile_fit", "validation",
         )
     },
+    "calibration.clock": "reality.clock",
     "calibration.observe": "reality.observe",
+    "calibration.run_writer": "reality.run_writer",
     "calibration.torch_engine": "reality.torch_engine",
+    "calibration.vllm": "reality.vllm.scheduler",
     "catalogue": "cli.families",
     "draft_luck": "core.draft_luck",
     "model_config": "hardware.model_config",

@@ -11,7 +11,8 @@ OLD_AND_NEW = [
     ("specsim.simulate", "specsim.run.simulate"),
     ("specsim.sweep.plan", "specsim.study.sweep.plan"),
     ("specsim.calibration", "specsim.reality.calibration"),
-    ("specsim.calibration.observe.rows", "specsim.reality.observe.rows"),
+    ("specsim.calibration.observe.outcome", "specsim.reality.observe.outcome"),
+    ("specsim.calibration.run_writer", "specsim.reality.run_writer"),
     ("specsim.step", "specsim.core.step"),
 ]
 

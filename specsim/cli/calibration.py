@@ -79,7 +79,7 @@ def calibrate(
     simulation keeps to it by itself. Else it stays a candidate.
     """
     from specsim.core.errors import ConfigError
-    from specsim.reality.calibration.folder import check_folder
+    from specsim.reality.calibration.study import check_folder
 
     if device is Device.CUDA and quick:
         raise ConfigError("--quick: is for --device cpu; leave it out")
@@ -93,10 +93,10 @@ def calibrate(
         return
     if model is None:
         raise ConfigError("--engine vllm: name with --model the folder of a model")
+    from specsim.reality.calibration.study import calibrate as run_calibration
     from specsim.reality.calibration.vllm_plan import plan_for
-    from specsim.reality.calibration.vllm_runs import vllm_python
-    from specsim.reality.calibration.vllm_study import calibrate_vllm
     from specsim.reality.calibration.vllm_subject import VllmSubject
+    from specsim.reality.vllm.runs import vllm_python
     from specsim.show.render.calibration import error_tables
 
     vllm_python()
@@ -108,7 +108,7 @@ def calibrate(
     typer.echo(f"{engine} on {device}, model {model}: about {minutes} minutes", err=True)
     if subject.is_dummy:
         typer.echo("  no weights: vLLM makes them up (load_format dummy)", err=True)
-    found = calibrate_vllm(subject, out, lambda line: typer.echo(f"  {line}", err=True))
+    found = run_calibration(subject, out, lambda line: typer.echo(f"  {line}", err=True))
     show(*error_tables(found))
     _conclude(found, out, "profiles/, calibration.json, plot.png, runs/")
 
@@ -125,15 +125,15 @@ def _torch(
 ) -> None:
     from specsim.core.errors import ConfigError
     from specsim.hardware import find_gpu, load_model
-    from specsim.reality.calibration.plan import CPU, CUDA, QUICK
-    from specsim.reality.calibration.study import Subject
     from specsim.reality.calibration.study import calibrate as run_calibration
+    from specsim.reality.calibration.torch_plan import CPU, CUDA, QUICK
+    from specsim.reality.calibration.torch_subject import TorchSubject
 
     name = model or ("llama-3.1-8b" if device is Device.CUDA else "llama-7m")
     shape = load_model(name)
     plan = QUICK if quick else CPU if device is Device.CPU else CUDA
     try:
-        from specsim.reality.torch_engine.build import build_engine
+        from specsim.reality.torch_engine.engine import build_engine
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -145,7 +145,7 @@ def _torch(
     typer.echo(f"torch on {device}, model {name}: about {plan.minutes} minutes", err=True)
     device_name = built.description["hardware"]["device_name"]
     gpu = "cpu" if device is Device.CPU else find_gpu([device_name], "--device cuda")
-    subject = Subject(built, plan, name, gpu, promise)
+    subject = TorchSubject(built, plan, name, gpu, promise)
     found = run_calibration(subject, out, lambda line: typer.echo(f"  {line}", err=True))
     _conclude(found, out, "profile.yaml, calibration.json, grid.csv, plot.png, runs/")
 

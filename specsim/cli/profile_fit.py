@@ -59,7 +59,7 @@ def fit(
     from specsim.core.atomic import new_file
     from specsim.core.errors import ConfigError
     from specsim.core.settings import nearest
-    from specsim.reality.profile_fit import KINDS, fitted_profile, measured_steps, run_study
+    from specsim.reality.profile_fit import KINDS, fit_and_test, fitted_profile, measured_steps
     from specsim.show.render.profile_fit import study_tables
 
     if kind not in KINDS:
@@ -74,7 +74,7 @@ def fit(
         profile_file = outputs.enter_context(new_file(out)) if out else None
         json_file = outputs.enter_context(new_file(json_out)) if json_out else None
         with spinner(f"fitting to {name}"):
-            points, subject = measured_steps(
+            points, origin = measured_steps(
                 sources,
                 model,
                 gpu,
@@ -83,14 +83,14 @@ def fit(
                 max_num_batched_tokens=max_num_batched_tokens,
             )
             chosen, *others = (
-                run_study(points, each, seed, source, keeps_sum=is_run)
+                fit_and_test(points, each, seed, source, keeps_sum=is_run)
                 for each in (kind, *(each for each in KINDS if each != kind))
             )
         if json_file is not None:
             content = {each.kind: each.to_dict() for each in (chosen, *others)}
             json_file.write_text(json.dumps(content, indent=1) + "\n")
         if profile_file is not None:
-            profile = fitted_profile(chosen, points, subject, source)
+            profile = fitted_profile(chosen, points, origin, source)
             written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
             profile_file.write_text(yaml.safe_dump(written, sort_keys=False, width=100))
     show(*study_tables([chosen, *others], f"{name}, {len(points):,} steps"))

@@ -1,4 +1,4 @@
-"""What a run of a real engine leaves, and what a calibration asks of an engine."""
+"""What a run of an engine of our own leaves, and what a calibration asks of such an engine."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ import numpy as np
 
 from specsim.core.request import Request
 from specsim.profile import Profile
-from specsim.reality.calibration.grid import GridPoint, Sample
-from specsim.reality.calibration.run_writer import RequestRow, RunWriter, StepRow
 from specsim.reality.host_speed import HostSpeed
+from specsim.reality.profile_fit.grid import GridPoint, Sample
+from specsim.reality.run_writer import RequestRow, RunWriter, StepRow
 from specsim.run.experiment import Experiment
 
-__all__ = ["CalibratedEngine", "Served", "Spans"]
+__all__ = ["Served", "Spans", "SteppedEngine"]
 
 
 class Spans(NamedTuple):
@@ -25,10 +25,6 @@ class Spans(NamedTuple):
     draft: float
     overhead: float
     """Scheduling, decisions, and what is between the forward passes."""
-
-    def without(self, slowness: float) -> "Spans":
-        """Return what the step takes on a machine that is not so many times as slow."""
-        return Spans(self.num_requests, *(seconds / slowness for seconds in self[1:]))
 
 
 @dataclass
@@ -48,13 +44,10 @@ class Served:
         return HostSpeed.of(self.probes) if self.probes else None
 
     def slowness(self, usual: float) -> list[float]:
-        """Return of each step how many times as long it took as on the usual machine.
+        """Return of each step how many times as long as usual it took; 1 without probes.
 
         Args:
-            usual: What a probe takes there, in seconds.
-
-        Returns:
-            1 if that was not probed.
+            usual: What a probe takes on the machine that all is expressed for, seconds.
         """
         speed = self.host_speed
         if speed is None:
@@ -74,7 +67,7 @@ class Served:
                 writer.add_probe(at, seconds)
 
 
-class CalibratedEngine(Protocol):
+class SteppedEngine(Protocol):
     """An engine that can be profiled step by step, and that serves experiments."""
 
     @property

@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
-from specsim.reality.calibration.run_writer import RunWriter
 from specsim.reality.observe.client import INTERRUPTED, Client, Options, new_session
-from specsim.reality.observe.load import Sent, send_all
-from specsim.reality.observe.outcome import Observation
-from specsim.reality.observe.rows import request_row
+from specsim.reality.observe.outcome import Observation, request_row
 from specsim.reality.observe.server import (
     Metrics,
     Server,
@@ -23,7 +20,8 @@ from specsim.reality.observe.server import (
     find_server,
     read_metrics,
 )
-from specsim.reality.observe.workload import Prompts, Workload
+from specsim.reality.observe.workload import Prompts, Sent, Workload, send_all
+from specsim.reality.run_writer import RunWriter
 
 __all__ = ["observe"]
 

@@ -8,16 +8,25 @@ to the next shape that was recorded, with spans of a row of the KV cache that no
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specsim.reality.clock import Clock
 from specsim.reality.torch_engine.batch import Batch, Span, make_batch, pack, unpack
-from specsim.reality.torch_engine.timers import Timer
 
-__all__ = ["PassShape", "Record", "Recordings", "batch_sizes", "cuda_graphs"]
+__all__ = [
+    "EventTimer",
+    "HostTimer",
+    "PassShape",
+    "Record",
+    "Recordings",
+    "Timer",
+    "batch_sizes",
+    "cuda_graphs",
+]
 
 Run = Callable[[], Tensor]
 Record = Callable[[Run], Run]
@@ -28,6 +37,50 @@ _VOCABULARY = 64  # token ids that every model has
 _AGREED = 0.5  # of the tokens: in 16 bits another batch size may change some, not most
 
 log = logging.getLogger(__name__)
+
+
+class Timer(Protocol):
+    """Times one thing after the other."""
+
+    def start(self) -> None:
+        """Begin; all that was launched before has ended."""
+
+    def stop(self) -> float:
+        """Return the seconds since then, once all that was launched has ended."""
+
+
+class HostTimer:
+    """By the host's clock: a CPU has ended when a call returns."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._started_at = 0.0
+
+    def start(self) -> None:
+        """Begin."""
+        self._started_at = self._clock.now()
+
+    def stop(self) -> float:
+        """Return the seconds since then."""
+        return self._clock.now() - self._started_at
+
+
+class EventTimer:
+    """By events on a GPU, between which it counts the time itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+        self._started, self._stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def start(self) -> None:
+        """Begin; the GPU is idle."""
+        self._started.record(self._stream)
+
+    def stop(self) -> float:
+        """Return the seconds since then, once all that was launched has ended."""
+        self._stopped.record(self._stream)
+        self._stopped.synchronize()
+        return float(self._started.elapsed_time(self._stopped)) / 1e3
 
 
 class PassShape(NamedTuple):

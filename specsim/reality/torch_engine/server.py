@@ -19,8 +19,8 @@ from specsim.engine.replica import Replica
 from specsim.engine.table import FINISHED, WAITING
 from specsim.engine.view import StepView
 from specsim.reality.calibration.served import Served, Spans
+from specsim.reality.torch_engine.probe import Timing
 from specsim.reality.torch_engine.runner import Row, Runner
-from specsim.reality.torch_engine.timing import Timing
 from specsim.results.records import Deliveries, ReplicaRecords
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting

@@ -34,6 +34,17 @@ class Measured:
     prompt_lens: NDArray[np.int64]
     output_lens: NDArray[np.int64]
 
+    @classmethod
+    def of_simulation(cls, requests: NDArray[Any]) -> "Measured":
+        """Return a simulated run, from its table of requests."""
+        return cls(
+            arrived_at=requests["arrived_at"],
+            first_token_at=requests["first_token_at"],
+            ended_at=requests["ended_at"],
+            prompt_lens=requests["prompt_len"].astype(np.int64),
+            output_lens=requests["output_len"].astype(np.int64),
+        )
+
     def latencies(self) -> dict[str, Seconds]:
         """Return TTFT, TPOT and latency of each request; TPOT is NaN for one token."""
         later = self.output_lens - 1

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from specsim.reality.profile_fit import Study
+from specsim.reality.profile_fit import ModelFit
 from specsim.show.render.tables import new_table
 
 __all__ = ["KINDS", "study_tables"]
@@ -11,7 +11,7 @@ KINDS = {"all": "all steps", "decode": "decode only", "mixed": "with prefill"}
 """Kinds of steps as a reader would say them."""
 
 
-def study_tables(studies: list[Study], title: str) -> list[Table]:
+def study_tables(studies: list[ModelFit], title: str) -> list[Table]:
     """Return the tables of fits of several kinds to the same steps.
 
     Returns:
