@@ -17,9 +17,8 @@ from specsim.core.errors import CapacityError, ProfileError
 from specsim.core.request import Request
 from specsim.profile import Profile, StepCosts, load_profile
 from specsim.reality.calibration.results import CaseResult, Judgement, Load, judged, swaps, tells
-from specsim.reality.calibration.served import Served, Spans
 from specsim.reality.calibration.study import Calibration, calibrate
-from specsim.reality.calibration.torch_plan import QUICK, Plan, acceptance_rates
+from specsim.reality.calibration.torch_plan import QUICK, Plan, Served, Spans, acceptance_rates
 from specsim.reality.calibration.torch_subject import TorchSubject
 from specsim.reality.profile_fit import read_points
 from specsim.reality.profile_fit.grid import GridPoint, Sample, fit_costs, medians

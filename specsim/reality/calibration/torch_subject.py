@@ -13,7 +13,6 @@ from specsim.core.atomic import new_file
 from specsim.core.step import StepLoad
 from specsim.profile import Profile
 from specsim.reality.calibration.results import CaseResult, Load
-from specsim.reality.calibration.served import Served, Spans, SteppedEngine
 from specsim.reality.calibration.study import (
     Calibration,
     Part,
@@ -22,7 +21,14 @@ from specsim.reality.calibration.study import (
     with_status,
     write_profile,
 )
-from specsim.reality.calibration.torch_plan import Case, Plan, acceptance_rates
+from specsim.reality.calibration.torch_plan import (
+    Case,
+    Plan,
+    Served,
+    Spans,
+    SteppedEngine,
+    acceptance_rates,
+)
 from specsim.reality.host_speed import HostSpeed, at_speed
 from specsim.reality.profile_fit.estimate import DISTURBED, robust_fit
 from specsim.reality.profile_fit.grid import Costs, Medians, Sample, fit_costs, medians

@@ -38,16 +38,13 @@ def observe(
     options: Options | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Observation:
-    """Send a workload to a server and record what comes back.
+    """Send a workload to a server and record what comes back, also until an interrupt.
 
     Args:
         url: Such as ``http://127.0.0.1:8000``. A key is taken from ``OPENAI_API_KEY``.
         folder: Gets ``requests.jsonl`` and ``meta.json``, request by request; see `RunWriter`.
         model: By default the only one that the server has.
         on_progress: Told the number of requests that have ended, each time one ends.
-
-    Returns:
-        After an interrupt (SIGINT, SIGTERM) with what there was until then.
 
     Raises:
         ConfigError: An option is wrong, nothing answers at the URL, or not what is asked for.

@@ -52,9 +52,8 @@ class Observation:
     def latencies(self) -> dict[str, NDArray[np.float64]]:
         """Return the latencies of the answered requests, seconds, under vLLM's names.
 
-        Returns:
-            ``ttft`` and ``e2el`` per request, ``tpot`` per request with more than one token,
-            ``itl`` per delivery after the first; all from when the request was sent.
+        ``ttft`` and ``e2el`` per request, ``tpot`` per request with more than one token, ``itl``
+        per delivery after the first; all from when the request was sent.
         """
         answers = [sent.answer for sent in self.answered]
         times = [[time for time, _ in answer.deliveries] for answer in answers]
@@ -83,9 +82,8 @@ class Observation:
     def speculation(self) -> dict[str, float]:
         """Return what speculation achieved, as the server counts it; nothing if there was none.
 
-        Returns:
-            ``acceptance_rate``, accepted over drafted tokens, and ``acceptance_length``, as vLLM
-            has it: 1 + accepted tokens over drafts.
+        ``acceptance_rate`` is accepted over drafted tokens; ``acceptance_length``, as vLLM has it,
+        1 + accepted tokens over drafts.
         """
         drafts, tokens = (self.server_metrics.get(name, 0.0) for name in (_DRAFTS, _DRAFT_TOKENS))
         accepted = self.server_metrics.get(_ACCEPTED, 0.0)
@@ -121,7 +119,6 @@ class Observation:
         """Note what the client's clock, the answers and the server's counters give away.
 
         Args:
-            workload: What was sent.
             before, after: Of the server; None where it did not answer.
         """
         if self.sent and (late := float(np.percentile(self.lateness, 99))) > _LATE:
@@ -158,12 +155,8 @@ class Observation:
 def request_row(sent: Sent, prompt: NDArray[np.int64]) -> RequestRow:
     """Return the row of a request.
 
-    Args:
-        prompt: Of shape (prompt_len,).
-
-    Returns:
-        ``scheduled_ts`` if the server tells how long a request queued; ``accepted`` if it tells the
-        outcome of every draft, and every output token belongs to one of them.
+    With ``scheduled_ts`` if the server tells how long a request queued, and ``accepted`` if it
+    tells the outcome of every draft, and every output token belongs to one of them.
     """
     answer = sent.answer
     times = [time for time, _ in answer.deliveries]
@@ -193,7 +186,7 @@ def request_row(sent: Sent, prompt: NDArray[np.int64]) -> RequestRow:
 
 
 def accepted_drafts(metrics: dict[str, Any], counts: list[int]) -> list[list[int]] | None:
-    """Return what came of each draft, from vLLM's metrics of a request.
+    """Return what came of each draft, from vLLM's metrics of a request; None where it is not known.
 
     vLLM lists the steps that had a draft, not after how many output tokens each of them was. With
     one delivery per step that is known if all steps had one, or if every draft brought something,
@@ -203,9 +196,6 @@ def accepted_drafts(metrics: dict[str, Any], counts: list[int]) -> list[list[int
         metrics: ``metrics`` of the last event, where ``vllm serve --per-request-spec-decode-metrics
             detailed`` puts ``speculative_decoding``.
         counts: Tokens of each delivery.
-
-    Returns:
-        None where it is not known.
     """
     found = metrics.get("speculative_decoding")
     if not isinstance(found, dict) or not counts:

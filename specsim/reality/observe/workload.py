@@ -90,11 +90,9 @@ class Prompts:
     """The first id above the largest random one."""
 
     def of(self, request: Request) -> NDArray[np.int64]:
-        """Return the prompt of a request.
+        """Return the prompt of a request, shape (prompt_len,).
 
-        Returns:
-            As recorded; or random, where requests that share prefix ids share tokens. Of shape
-            (prompt_len,).
+        As recorded; or random, where requests that share prefix ids share tokens.
         """
         recorded = request.prompt_token_ids
         if recorded is not None and not (len(recorded) == 1 and recorded[0] == UNRECORDED):

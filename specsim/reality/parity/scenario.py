@@ -233,13 +233,10 @@ def _request(scenario: Scenario, index: int) -> Request:
 
 
 def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
-    """Run a scenario and return its log.
+    """Run a scenario and return its log: ``scenario``, ``steps`` and ``requests``, as recorded.
 
     Args:
         check: Check all invariants after every step.
-
-    Returns:
-        ``scenario``, ``steps`` and ``requests`` in the format of the recordings.
     """
     spec = scenario.engine.spec
     policy = _policy(spec)

@@ -24,15 +24,14 @@ log = logging.getLogger(__name__)
 
 
 def causal_mask(num_positions: int, num_shared: int, like: Tensor) -> Tensor:
-    """Return which position sees which, as what is added to the scores.
+    """Return which position sees which, as what is added to the scores: 0 or minus infinity.
 
     Args:
         num_shared: Query heads that share keys and values; each position has so many rows.
         like: Of the device and dtype.
 
     Returns:
-        0 where it does, minus infinity where it does not, of shape (num_positions * num_shared,
-        num_positions).
+        Of shape (num_positions * num_shared, num_positions).
     """
     sees = like.new_ones((num_positions, num_positions), dtype=torch.bool).tril()
     mask = like.new_zeros((num_positions, num_positions)).masked_fill(~sees, -torch.inf)
@@ -46,13 +45,10 @@ def attend_each(queries: Tensor, cache: Tensor, batch: Batch, *, mask: Tensor) -
     that keys and values are read once for all of them.
 
     Args:
-        queries: Of shape (tokens, heads, head_dim).
+        queries: Of shape (tokens, heads, head_dim), as is what is returned.
         cache: Keys and values, those of this batch included, of shape (2, slots, slot_len,
             kv_heads, head_dim).
         mask: From `causal_mask`.
-
-    Returns:
-        Of shape (tokens, heads, head_dim).
     """
     found = torch.empty_like(queries)
     kv_heads = cache.shape[3]
@@ -83,11 +79,7 @@ def attend_flash(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
     context that is read, as a simulation has it, and not the longest sequence.
 
     Args:
-        queries: On a GPU, of 16 bits, of shape (tokens, heads, head_dim).
-        cache: Of shape (2, slots, slot_len, kv_heads, head_dim).
-
-    Returns:
-        Of shape (tokens, heads, head_dim).
+        queries, cache: As of `attend_each`; on a GPU, of 16 bits.
     """
     keys, values = cache.flatten(1, 2)
     # The last token of a span sees all its keys: causal masks are aligned to the end.
@@ -110,13 +102,12 @@ def attend_flash(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
 def choose_attention(cache: Tensor, num_heads: int) -> Attend:
     """Return how a device attends best, provided that it attends right.
 
+    On a GPU that has no such kernel, or one that says otherwise, sequences are attended to one by
+    one, with a warning.
+
     Args:
         cache: Of one layer; overwritten. Of shape (2, slots, slot_len, kv_heads, head_dim).
         num_heads: Of queries.
-
-    Returns:
-        Takes queries, cache and batch. On a GPU that has no such kernel, or one that says
-        otherwise, sequences are attended to one by one, with a warning.
     """
     slot_len, kv_heads = cache.shape[2:4]
     each = partial(attend_each, mask=causal_mask(slot_len, num_heads // kv_heads, cache))

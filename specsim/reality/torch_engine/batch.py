@@ -51,24 +51,12 @@ class Batch:
 
 
 def make_batch(spans: Sequence[Span], slot_len: int, device: torch.device) -> Batch:
-    """Lay spans end to end.
-
-    Args:
-        spans: At least one.
-        slot_len: Length of each row of the KV cache, in tokens.
-    """
+    """Lay spans, at least one, end to end."""
     return unpack(torch.from_numpy(pack(spans, slot_len)).to(device), spans)
 
 
 def pack(spans: Sequence[Span], slot_len: int) -> NDArray[np.int64]:
-    """Return all that a batch tells a device, as one array: one transfer.
-
-    Args:
-        slot_len: In tokens.
-
-    Returns:
-        The tensors of a `Batch`, in their order, end to end.
-    """
+    """Return the tensors of a `Batch`, in their order, end to end: one transfer to the device."""
     lens = np.array([len(span.token_ids) for span in spans])
     slots, starts = np.array([span[:2] for span in spans]).T
     ends = np.cumsum(lens)
@@ -96,7 +84,6 @@ def unpack(packed: Tensor, spans: Sequence[Span]) -> Batch:
     """Take apart what `pack` has packed; later changes of the tensor are changes of the batch.
 
     Args:
-        packed: On the device of the model.
         spans: Only how many there are, how long they are and how much they ask for matters.
     """
     num, asked = (
@@ -119,11 +106,7 @@ def unpack(packed: Tensor, spans: Sequence[Span]) -> Batch:
 
 
 class Text:
-    """Prompt, output so far, and behind them the drafts that wait to be verified.
-
-    Args:
-        slot_len: Longest text that the KV cache holds, in tokens.
-    """
+    """Prompt, output so far, and behind them the drafts that wait to be verified."""
 
     def __init__(self, prompt: NDArray[np.int64], slot_len: int) -> None:
         self.token_ids = np.zeros(slot_len + 1, dtype=np.int64)

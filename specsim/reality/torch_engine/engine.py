@@ -19,8 +19,7 @@ from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.hardware import GIB, ModelShape
 from specsim.profile import Profile
-from specsim.reality.calibration.served import Served
-from specsim.reality.calibration.torch_plan import Plan
+from specsim.reality.calibration.torch_plan import Plan, Served
 from specsim.reality.profile_fit.grid import GridPoint, Sample
 from specsim.reality.torch_engine.batch import Span
 from specsim.reality.torch_engine.model import (
@@ -152,11 +151,7 @@ class TorchEngine:
         return float(2 * self._recipe.num_draft_layers * width)
 
     def warm_up(self, max_batched_tokens: int) -> None:
-        """Run a pass of every number of tokens; see `specsim.reality.torch_engine.probe`.
-
-        Args:
-            max_batched_tokens: Of a step.
-        """
+        """Run a pass of every number of tokens; see `keep_kernels`."""
         layer = draft_of(self._weights, 1)  # all have matrices of the same shapes
         model = Llama(self.shape, layer, num_slots=1, slot_len=max_batched_tokens)
         most_asked = self.limits.max_num_seqs * (self.limits.max_draft_len + 1)
@@ -235,9 +230,7 @@ _REPEATS = 20
 def build_engine(
     shape: ModelShape, device_name: str, plan: Plan, *, threads: int, seed: int
 ) -> TorchEngine:
-    """Return an engine with random weights.
-
-    A quarter of the layers make the draft model.
+    """Return an engine with random weights; a quarter of the layers make the draft model.
 
     Args:
         device_name: ``cpu`` or ``cuda``.

@@ -141,11 +141,7 @@ def draft_of(weights: Weights, num_layers: int) -> Weights:
 
 
 def check_shape(shape: ModelShape) -> None:
-    """Refuse a model that this engine would run as something else.
-
-    Raises:
-        ConfigError: It has a part that Llama has not.
-    """
+    """Refuse a model that has a part that Llama has not, with a ConfigError."""
     unknown = {
         "experts": shape.num_experts > 0,
         "an MLP without gate": not shape.has_gated_mlp,
@@ -164,8 +160,7 @@ class Llama:
 
     Args:
         shape: Of its layers; how many there are the weights know.
-        num_slots: Sequences that the cache holds.
-        slot_len: Of each of them, in tokens.
+        num_slots, slot_len: Sequences that the cache holds, and tokens of each.
 
     Raises:
         CapacityError: The cache does not fit into memory.
@@ -200,14 +195,10 @@ class Llama:
             self.recordings.add(shapes, record, timer)
 
     def next_tokens(self, spans: list[Span]) -> list[int]:
-        """Read some spans and return the most likely successors that are asked for.
+        """Read spans, at least one, and return the most likely successors that are asked for.
 
-        Args:
-            spans: At least one.
-
-        Returns:
-            As many as each span asks for, end to end. They are on the host, so all work is done;
-            where none is asked for, a GPU may still be at it.
+        End to end, and on the host, so all work is done; where none is asked for, a GPU may still
+        be at it.
         """
         with torch.inference_mode():
             found = self.recordings.next_tokens(spans)

@@ -66,13 +66,10 @@ class Probe:
         return self._usual / _SHARE
 
     def run(self) -> tuple[float, float]:
-        """Do it, and let the clock stand still for it; again if the CPU was taken away meanwhile.
-
-        Some times at most: a machine may also be that slow.
+        """Do it while the clock stands still; some times again, if the CPU was taken away.
 
         Returns:
-            float, seconds: When it was done, by the clock, in seconds.
-            float, seconds: How long it took, in seconds.
+            When it was done, by the clock, and how long it took, seconds.
         """
         at = self._clock.now()
         for _ in range(_TRIES):
@@ -96,7 +93,13 @@ _NUM_KERNELS = "8192"  # four matrix shapes times as many tokens as the steps of
 
 
 def keep_kernels() -> None:
-    """Have oneDNN keep enough of them; call this before the first matrix is multiplied."""
+    """Have oneDNN keep all kernels; call this before the first matrix is multiplied.
+
+    oneDNN, which multiplies matrices on a CPU, compiles a kernel for every number of tokens. That
+    takes some milliseconds each time, as long as the step itself; a server that has run for a
+    while has them all. So every number of tokens is run once before anything is measured, and the
+    kernels are kept.
+    """
     os.environ.setdefault(_CAPACITY, _NUM_KERNELS)
 
 

@@ -105,7 +105,6 @@ class Recordings:
 
     Args:
         run: Takes a batch, returns the successors that it asks for; shape (asked,).
-        slot_len: In tokens.
         spare_slot: Row of the KV cache that no sequence has.
     """
 
@@ -139,13 +138,9 @@ class Recordings:
                 fewest[kind] = shape.num_spans
 
     def next_tokens(self, spans: Sequence[Span]) -> Tensor | None:
-        """Read some spans.
+        """Read some spans, at least one, and return the successors that are asked for, end to end.
 
-        Args:
-            spans: At least one.
-
-        Returns:
-            The successors that are asked for, end to end; None if no recording is of that shape.
+        None if no recording is of that shape.
         """
         kinds = {(len(span.token_ids), len(span.asked)) for span in spans}
         if len(kinds) > 1:
@@ -206,8 +201,7 @@ def batch_sizes(most: int) -> list[int]:
 def cuda_graphs(device: torch.device) -> Record:
     """Return what records CUDA graphs that share their memory, as only one runs at a time.
 
-    Returns:
-        Raises RuntimeError if something cannot be recorded.
+    It raises RuntimeError if something cannot be recorded.
     """
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 

@@ -33,12 +33,7 @@ class Row(NamedTuple):
 
 
 class Runner:
-    """Executes the steps that a scheduler plans.
-
-    Args:
-        num_slots: Rows of their KV caches.
-        slot_len: In tokens.
-    """
+    """Executes the steps that a scheduler plans."""
 
     def __init__(
         self, target: Llama, draft: Llama, *, num_slots: int, slot_len: int, timer: Timer
@@ -80,9 +75,6 @@ class Runner:
     def verify(self, rows: list[Row]) -> list[int]:
         """Run the target over what a step schedules.
 
-        Args:
-            rows: At least one.
-
         Returns:
             Of each row's drafts, how many are what the target would have said itself, in tokens.
         """
@@ -111,7 +103,7 @@ class Runner:
         """Write down what a step emitted: accepted drafts, which stand there, and what follows.
 
         Args:
-            accepted_lens: Of each row of the last `verify`, in tokens.
+            accepted_lens: Of each row of the last `verify`.
         """
         for (row, text), said, accepted_len in zip(
             self._rows, self._successors, accepted_lens, strict=True
@@ -126,8 +118,8 @@ class Runner:
         whole batch: for prompts half read and answers that have ended, too.
 
         Args:
-            accepted_lens: Of each row of the last `verify`, in tokens.
-            asked_lens: Length of each draft, in tokens.
+            accepted_lens: Of each row of the last `verify`.
+            asked_lens: Length of each draft.
         """
         self._timer.start()
         longest = max(asked_lens, default=0)
@@ -178,7 +170,9 @@ def _agreed_len(row: Row, text: Text, said: list[int]) -> int:
 
 
 def measure(runner: Runner, point: GridPoint, vocab_size: int) -> Sample:
-    """Run one step and time both models, as the server does.
+    """Run one step of a grid and time both models, as the server does.
+
+    The step is made up: the same work as in a run, without the waiting.
 
     Args:
         runner: With as many free slots as the step has sequences.

@@ -290,13 +290,10 @@ class DraftCounts:
 
 
 def speculative_config(run: RunFolder, notes: list[str]) -> dict[str, Any] | None:
-    """Return how a measured run speculated, as the engine's configuration takes it.
+    """Return how a measured run speculated, as the engine's configuration takes it; None if not.
 
     Args:
         notes: Told of options that are left out.
-
-    Returns:
-        None if it did not.
 
     Raises:
         ConfigError: The options are not a mapping with a known method, or nothing accepted is

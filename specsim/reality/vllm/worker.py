@@ -73,7 +73,6 @@ def serve(
 
     Args:
         arrivals: In seconds.
-        output_lens: In tokens.
         probe: Done between steps, while the clock of the run stands still.
     """
     scheduler = engine.engine_core.engine_core.scheduler
