@@ -19,7 +19,7 @@ from small_engine import CPU, PROFILE, SHAPE, answers, experiment, make_engine, 
 
 from specsim.core.request import Request
 from specsim.reality.calibration.torch_plan import Served
-from specsim.reality.torch_engine.batch import Span, make_batch
+from specsim.reality.torch_engine.attention import Span, make_batch
 from specsim.reality.validation import load_run
 from specsim.run.simulate import simulate
 

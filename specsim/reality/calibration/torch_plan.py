@@ -1,7 +1,7 @@
 """An engine of our own under calibration: what is asked of it, what is run, what a run leaves."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -270,18 +270,15 @@ QUICK = Plan(
 )
 """A small model on two CPU cores."""
 
-CPU = Plan(
-    grid=Grid(
-        num_decodes=(1, 2, 4, 8, 16),
-        draft_lens=(0, 1, 3, 5),
+CPU = replace(
+    QUICK,
+    grid=replace(
+        QUICK.grid,
         context_lens=(32, 128, 256, 384),
         chunk_lens=(16, 64, 128, 224),
-        chunk_decodes=(0, 4, 10),
-        max_batched_tokens=256,
         rounds=8,
     ),
     loads=(Load("low", 0.25, 20.0), Load("medium", 0.6, 20.0), Load("saturated", 2.0, 7.0)),
-    max_num_seqs=16,
     max_model_len=512,
     prompt_lens=(16, 256),
     output_lens=(16, 160),

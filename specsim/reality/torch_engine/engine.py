@@ -21,7 +21,7 @@ from specsim.hardware import GIB, ModelShape
 from specsim.profile import Profile
 from specsim.reality.calibration.torch_plan import Plan, Served
 from specsim.reality.profile_fit.grid import GridPoint, Sample
-from specsim.reality.torch_engine.batch import Span
+from specsim.reality.torch_engine.attention import Span
 from specsim.reality.torch_engine.model import (
     Llama,
     Recipe,

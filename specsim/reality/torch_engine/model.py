@@ -10,8 +10,13 @@ from torch.nn import functional
 
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.hardware import ModelShape
-from specsim.reality.torch_engine.attention import attend_flash, choose_attention
-from specsim.reality.torch_engine.batch import Batch, Span, make_batch
+from specsim.reality.torch_engine.attention import (
+    Batch,
+    Span,
+    attend_flash,
+    choose_attention,
+    make_batch,
+)
 from specsim.reality.torch_engine.recordings import PassShape, Record, Recordings, Timer
 
 __all__ = [

@@ -16,7 +16,7 @@ import torch
 
 from specsim.hardware import ModelShape
 from specsim.reality.clock import STALL, Clock, MachineClock
-from specsim.reality.torch_engine.batch import Span
+from specsim.reality.torch_engine.attention import Span
 from specsim.reality.torch_engine.model import Llama, Recipe, random_weights
 from specsim.reality.torch_engine.recordings import EventTimer, HostTimer, Timer
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specsim.reality.clock import Clock
-from specsim.reality.torch_engine.batch import Batch, Span, make_batch, pack, unpack
+from specsim.reality.torch_engine.attention import Batch, Span, make_batch, pack, unpack
 
 __all__ = [
     "EventTimer",
