@@ -53,7 +53,9 @@ _MOVED = {
             "acceptance_fit", "calibration", "host_speed", "parity", "profile_fit", "validation",
         )
     },
+    "calibration.clock": "reality.clock",
     "calibration.observe": "reality.observe",
+    "calibration.run_writer": "reality.run_writer",
     "calibration.torch_engine": "reality.torch_engine",
     "catalogue": "show.render.catalogue",
     "results.steps": "results.folder",
@@ -64,6 +66,7 @@ _MOVED = {
     "render.gate": "show.render.studies",
     "render.profile_show": "show.render.profiles",
     "render.run": "show.render.runs",
+    "calibration.vllm": "reality.vllm.scheduler",
     "draft_luck": "core.draft_luck",
     "processes": "study.runner",
     "model_config": "hardware.model_config",

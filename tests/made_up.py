@@ -8,7 +8,7 @@ from deliveries import of_request
 from specsim.core.request import Request
 from specsim.engine.incidents import Slowdown
 from specsim.profile import Profile
-from specsim.reality.calibration.run_writer import RequestRow, StepRow
+from specsim.reality.run_writer import RequestRow, StepRow
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary

@@ -6,9 +6,9 @@ import torch
 
 from specsim.hardware import ModelShape
 from specsim.profile import Profile
-from specsim.reality.calibration.served import Served
+from specsim.reality.calibration.torch_plan import Served
 from specsim.reality.torch_engine.engine import Limits, TorchEngine
-from specsim.reality.torch_engine.weights import Recipe
+from specsim.reality.torch_engine.model import Recipe
 from specsim.run.experiment import Experiment
 
 CPU = torch.device("cpu")

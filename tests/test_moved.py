@@ -4,6 +4,7 @@ import subprocess
 import sys
 import warnings
 from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 
@@ -11,7 +12,8 @@ OLD_AND_NEW = [
     ("specsim.simulate", "specsim.run.simulate"),
     ("specsim.sweep.plan", "specsim.study.sweep.plan"),
     ("specsim.calibration", "specsim.reality.calibration"),
-    ("specsim.calibration.observe.rows", "specsim.reality.observe.rows"),
+    ("specsim.calibration.observe.outcome", "specsim.reality.observe.outcome"),
+    ("specsim.calibration.run_writer", "specsim.reality.run_writer"),
     ("specsim.step", "specsim.core.step"),
     ("specsim.results.steps", "specsim.results.folder"),
     ("specsim.plots.timeline", "specsim.show.plots.runs"),
@@ -29,6 +31,14 @@ def test_an_old_name_gives_the_same_module_and_a_warning(old: str, new: str) -> 
     assert f"{old} is now {new}" in {str(warning.message) for warning in warned}
     assert module.__spec__ is not None
     assert module.__spec__.name == module.__name__ == new
+
+
+def test_the_recorder_that_vllm_is_given_is_found_under_its_old_name() -> None:
+    with pytest.warns(DeprecationWarning, match="is now specsim.reality.vllm.scheduler"):
+        spec = find_spec("specsim.calibration.vllm")  # without vLLM it cannot be imported
+    assert spec is not None
+    assert spec.origin == "specsim.reality.vllm.scheduler"
+    assert find_spec(spec.origin) is not None
 
 
 def test_a_name_that_never_was_is_unknown() -> None:

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from specsim.reality.calibration.results import Judgement
+    from specsim.reality.calibration.study import Subject
 
 __all__ = ["calibrate"]
 
@@ -80,7 +81,9 @@ def calibrate(
     if, besides, every case tells something: its real runs repeat within the stated error, or the
     simulation keeps to it by itself. Else it stays a candidate.
     """
-    from specsim.reality.calibration.folder import check_folder
+    from specsim.reality.calibration.study import calibrate as run_calibration
+    from specsim.reality.calibration.study import check_folder
+    from specsim.show.render.reality import error_tables
 
     if device is Device.CUDA and quick:
         raise ConfigError("--quick: is for --device cpu; leave it out")
@@ -89,51 +92,40 @@ def calibrate(
     if engine is EngineName.TORCH and draft_model is not None:
         raise ConfigError("--draft-model: is for --engine vllm; leave it out")
     check_folder(out)
+    given: Any = {"quick": quick, "threads": threads, "seed": seed, "stated_error": stated_error}
     if engine is EngineName.TORCH:
-        _torch(out, device, model, quick=quick, promise=stated_error, threads=threads, seed=seed)
-        return
-    if model is None:
+        subject = _torch_subject(device, model, **given)
+    elif model is None:
         raise ConfigError("--engine vllm: name with --model the folder of a model")
-    from specsim.reality.calibration.vllm_plan import plan_for
-    from specsim.reality.calibration.vllm_runs import vllm_python
-    from specsim.reality.calibration.vllm_study import calibrate_vllm
-    from specsim.reality.calibration.vllm_subject import VllmSubject
-    from specsim.show.render.reality import error_tables
-
-    vllm_python()
-    plan = plan_for(device.value, quick=quick, threads=threads)
-    subject = VllmSubject.of(
-        Path(model), draft_model, plan, device.value, stated_error=stated_error, seed=seed
-    )
-    minutes = plan.minutes(len(subject.speculations))
-    typer.echo(f"{engine} on {device}, model {model}: about {minutes} minutes", err=True)
-    if subject.is_dummy:
-        typer.echo("  no weights: vLLM makes them up (load_format dummy)", err=True)
-    found = calibrate_vllm(subject, out, lambda line: typer.echo(f"  {line}", err=True))
-    show(*error_tables(found))
-    _conclude(found, out, "profiles/, calibration.json, plot.png, runs/")
+    else:
+        subject = _vllm_subject(device, model, draft_model, **given)
+    found = run_calibration(subject, out, lambda line: typer.echo(f"  {line}", err=True))
+    if engine is EngineName.VLLM:
+        show(*error_tables(found))
+        files = "profiles/, calibration.json, plot.png, runs/"
+    else:
+        files = "profile.yaml, calibration.json, grid.csv, plot.png, runs/"
+    _conclude(found, out, files)
 
 
-def _torch(
-    out: Path,
+def _torch_subject(
     device: Device,
     model: str | None,
     *,
     quick: bool,
-    promise: float,
     threads: int,
     seed: int,
-) -> None:
+    stated_error: float,
+) -> "Subject":
     from specsim.hardware import find_gpu, load_model
-    from specsim.reality.calibration.plan import CPU, CUDA, QUICK
-    from specsim.reality.calibration.study import Subject
-    from specsim.reality.calibration.study import calibrate as run_calibration
+    from specsim.reality.calibration.torch_plan import CPU, CUDA, QUICK
+    from specsim.reality.calibration.torch_subject import TorchSubject
 
     name = model or ("llama-3.1-8b" if device is Device.CUDA else "llama-7m")
     shape = load_model(name)
     plan = QUICK if quick else CPU if device is Device.CPU else CUDA
     try:
-        from specsim.reality.torch_engine.build import build_engine
+        from specsim.reality.torch_engine.engine import build_engine
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -145,9 +137,33 @@ def _torch(
     typer.echo(f"torch on {device}, model {name}: about {plan.minutes} minutes", err=True)
     device_name = built.description["hardware"]["device_name"]
     gpu = "cpu" if device is Device.CPU else find_gpu([device_name], "--device cuda")
-    subject = Subject(built, plan, name, gpu, promise)
-    found = run_calibration(subject, out, lambda line: typer.echo(f"  {line}", err=True))
-    _conclude(found, out, "profile.yaml, calibration.json, grid.csv, plot.png, runs/")
+    return TorchSubject(built, plan, name, gpu, stated_error)
+
+
+def _vllm_subject(
+    device: Device,
+    model: str,
+    draft_model: Path | None,
+    *,
+    quick: bool,
+    threads: int,
+    seed: int,
+    stated_error: float,
+) -> "Subject":
+    from specsim.reality.calibration.vllm_plan import plan_for
+    from specsim.reality.calibration.vllm_subject import VllmSubject
+    from specsim.reality.vllm.runs import vllm_python
+
+    vllm_python()
+    plan = plan_for(device.value, quick=quick, threads=threads)
+    subject = VllmSubject.of(
+        Path(model), draft_model, plan, device.value, stated_error=stated_error, seed=seed
+    )
+    minutes = plan.minutes(len(subject.speculations))
+    typer.echo(f"vllm on {device}, model {model}: about {minutes} minutes", err=True)
+    if subject.is_dummy:
+        typer.echo("  no weights: vLLM makes them up (load_format dummy)", err=True)
+    return subject
 
 
 def _conclude(found: "Judgement", out: Path, files: str) -> None:

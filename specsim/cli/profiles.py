@@ -61,7 +61,7 @@ def fit(
     import yaml
 
     from specsim.core.settings import nearest
-    from specsim.reality.profile_fit import KINDS, fitted_profile, measured_steps, run_study
+    from specsim.reality.profile_fit import KINDS, fit_and_test, fitted_profile, measured_steps
     from specsim.show.render.profiles import study_tables
 
     if kind not in KINDS:
@@ -74,7 +74,7 @@ def fit(
     name = ", ".join(each.name for each in sources)
     with output_file(out) as profile_file, output_file(json_out) as json_file:
         with spinner(f"fitting to {name}"):
-            points, subject = measured_steps(
+            points, origin = measured_steps(
                 sources,
                 model,
                 gpu,
@@ -83,12 +83,12 @@ def fit(
                 max_num_batched_tokens=max_num_batched_tokens,
             )
             chosen, *others = (
-                run_study(points, each, seed, source, keeps_sum=is_run)
+                fit_and_test(points, each, seed, source, keeps_sum=is_run)
                 for each in (kind, *(each for each in KINDS if each != kind))
             )
         write_json(json_file, {each.kind: each.to_dict() for each in (chosen, *others)})
         if profile_file is not None:
-            profile = fitted_profile(chosen, points, subject, source)
+            profile = fitted_profile(chosen, points, origin, source)
             written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
             profile_file.write_text(yaml.safe_dump(written, sort_keys=False, width=100))
     show(*study_tables([chosen, *others], f"{name}, {len(points):,} steps"))

@@ -259,25 +259,21 @@ def fit(
 
     import yaml
 
-    from specsim.reality.acceptance_fit import FitRun, fields, load_records, run_study
+    from specsim.reality.acceptance_fit import fields, fit_acceptance, load_records
     from specsim.show.render.traces import distances_table
 
     with output_file(json_out) as json_file, output_file(preset) as preset_file:
         with spinner(f"fitting to {file.name}"):
             records = load_records(file, proposer, max_output_len)
-            study = run_study(records, k, split_seed, kind)
-        done = FitRun(proposer, k, max_output_len, split_seed, records, study)
-        write_json(json_file, done.as_json())
+            done = fit_acceptance(records, k, split_seed, kind)
+        write_json(json_file, done.to_dict())
         if preset_file is not None:
-            written = done.as_preset(source)
-            content = written.model_dump(mode="json", exclude_none=True)
-            content["acceptance"] = fields(written.acceptance)  # nothing that was not fitted
-            content["validation"]["acceptance"] = fields(written.validation.acceptance)
+            content = done.to_preset(source)
             preset_file.write_text(yaml.safe_dump(content, sort_keys=False, width=100))
-    rows = {kind: asdict(each.held_out) for kind, each in study.candidates.items()}
-    title = f"{file.name}, {proposer}, k = {k}: {study.num_fitted} requests fitted"
-    show(distances_table({"the other half of the data": asdict(study.halves), **rows}, title))
-    typer.echo(done.left_out)
-    typer.echo(f"\nclosest: {study.best}")
-    typer.echo(f"{study.chosen_kind}, fitted to all {len(records.tables)} requests:\n")
-    typer.echo(yaml.safe_dump({"acceptance": fields(study.chosen)}, sort_keys=False), nl=False)
+    rows = {kind: asdict(each.held_out) for kind, each in done.candidates.items()}
+    title = f"{file.name}, {proposer}, k = {k}: {done.num_fitted} requests fitted"
+    show(distances_table({"the other half of the data": asdict(done.halves), **rows}, title))
+    typer.echo(records.left_out)
+    typer.echo(f"\nclosest: {done.best}")
+    typer.echo(f"{done.chosen_kind}, fitted to all {len(records.tables)} requests:\n")
+    typer.echo(yaml.safe_dump({"acceptance": fields(done.chosen)}, sort_keys=False), nl=False)

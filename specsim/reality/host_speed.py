@@ -7,6 +7,7 @@ measurement stands still. How long that took says how slow the machine was aroun
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isinf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 
 from specsim.core.columns import first_line, read_columns
 from specsim.core.errors import ProfileError
+from specsim.engine.incidents import Slowdown
+from specsim.run.experiment import Experiment
 
-__all__ = ["HostSpeed", "Window"]
+__all__ = ["HostSpeed", "Window", "at_speed"]
 
 _FILE_NAME = "host_speed.jsonl"
 _WINDOW = 0.25  # seconds; one probe of two milliseconds says little by itself
@@ -51,14 +54,11 @@ class HostSpeed:
 
     @classmethod
     def of_run(cls, folder: Path) -> "HostSpeed | None":
-        """Read what a run folder says, ``host_speed.jsonl``.
+        """Read ``host_speed.jsonl`` of a run folder; None if it has none.
 
         Args:
             folder: Its file has lines with ``at`` and ``seconds``; ``at`` on the clock of
                 ``steps.jsonl``.
-
-        Returns:
-            None if there is no such file.
 
         Raises:
             ProfileError: There is no line, a value is not a number of at least 0, or a probe took
@@ -81,15 +81,14 @@ class HostSpeed:
         return float(np.concatenate([each.seconds for each in measured]).mean())
 
     def slowness(self, instants: Seconds, usual: float) -> Seconds:
-        """Return how slow the machine was around some instants.
+        """Return how many times as long as usual everything took around some instants.
+
+        The mean over a quarter of a second, or what the nearest probe says where there was none in
+        it.
 
         Args:
             instants: Of shape (m,).
             usual: What a probe takes on the machine that all is expressed for, in seconds.
-
-        Returns:
-            How many times as long as usual everything took: the mean over a quarter of a second, or
-            what the nearest probe says where there was none in it, of shape (m,).
         """
         sums = np.concatenate([[0.0], np.cumsum(self.seconds)])
         first = np.searchsorted(self.at, instants - _WINDOW / 2)
@@ -101,14 +100,10 @@ class HostSpeed:
         return found
 
     def windows(self, usual: float, start: float) -> list[Window]:
-        """Return the speed of the machine from some instant on.
+        """Return the speed from an instant on, which is to be time 0; the last has no end.
 
         Args:
-            usual: In seconds.
-            start: What is to be time 0.
-
-        Returns:
-            One after the other; the last has no end.
+            usual, start: In seconds.
         """
         count = max(1, int(np.ceil((self.at[-1] - start) / _WINDOW)))
         starts: Seconds = _WINDOW * np.arange(count, dtype=np.float64)
@@ -125,3 +120,25 @@ def _nearest(values: Seconds, wanted: Seconds) -> NDArray[np.intp]:
         np.abs(values[before] - wanted) <= np.abs(values[after] - wanted), before, after
     )
     return found
+
+
+def at_speed(experiment: Experiment, speed: HostSpeed, usual: float, start: float) -> Experiment:
+    """Return an experiment in which everything takes as much longer as on a measured machine.
+
+    It is given to a simulation as arrivals are; policies are not told.
+
+    Args:
+        experiment: Of one replica.
+        usual: What a probe took on the machine that the costs of the experiment are of, in seconds.
+        start: The experiment's time 0 on the clock of `speed`, in seconds.
+    """
+    slowdowns = tuple(
+        Slowdown(
+            replica=0,
+            at=window.start,
+            until=None if isinf(window.end) else window.end,
+            factor=window.slowness,
+        )
+        for window in speed.windows(usual, start)
+    )
+    return experiment.model_copy(update={"incidents": slowdowns})

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import ROOT, Run, tiny_config
 
-from specsim.reality.acceptance_fit import simulated, study
+from specsim.reality.acceptance_fit import fits, study
 from specsim.results.export import RESULT_FILES
 from specsim.study.tune.check import Check
 
@@ -255,8 +255,8 @@ def write_tokens(path: Path, count: int = 12) -> None:
 
 @pytest.fixture
 def quick_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated, "_POSITIONS", 3000)
-    monkeypatch.setattr(simulated, "_MAX_TRIALS", 10)
+    monkeypatch.setattr(fits, "_POSITIONS", 3000)
+    monkeypatch.setattr(fits, "_MAX_TRIALS", 10)
     monkeypatch.setattr(study, "_POSITIONS", 10_000)
 
 

@@ -19,16 +19,16 @@ from specsim.core.request import Request
 from specsim.core.rng import Luck
 from specsim.reality.acceptance_fit import (
     FITS,
+    Decoded,
     Distances,
     Records,
-    Replay,
     Twin,
+    decode,
+    fits,
     load_records,
-    replay,
-    simulated,
     split_halves,
 )
-from specsim.reality.acceptance_fit.distance import discrepancy, kolmogorov_smirnov
+from specsim.reality.acceptance_fit.decoding import discrepancy, kolmogorov_smirnov
 
 DATA = data_folder() / "tokens"
 DATASETS = ("cnn", "gsm8k", "instructcoder", "sharegpt")
@@ -36,7 +36,7 @@ DATASETS = ("cnn", "gsm8k", "instructcoder", "sharegpt")
 
 def test_replay_by_hand() -> None:
     # Steps of the first request at 1 (accepts 2), 4 (0), 5 (limit 3); of the second at 1 and 2.
-    done = replay([bytes([9, 2, 9, 9, 0, 7, 9]), bytes([9, 0, 1])], 3)
+    done = decode([bytes([9, 2, 9, 9, 0, 7, 9]), bytes([9, 0, 1])], 3)
     assert done.accepted_lens.tolist() == [2, 0, 3, 0, 1]
     assert done.num_steps.tolist() == [3, 2]
     assert done.tokens_per_step.tolist() == [2.0, 1.0]
@@ -48,9 +48,9 @@ def test_replay_by_hand() -> None:
 
 
 def test_windows_stay_within_a_request() -> None:
-    done = replay([bytes([0] * 10), bytes([0] * 9), bytes([0] * 8)], 2)
+    done = decode([bytes([0] * 10), bytes([0] * 9), bytes([0] * 8)], 2)
     assert len(done.window_sums) == 2 + 1 + 0
-    sums = replay([bytes([0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 2, 0, 0])], 2).window_sums
+    sums = decode([bytes([0, 1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 2, 0, 0])], 2).window_sums
     assert sums.tolist() == [3, 4]
 
 
@@ -62,15 +62,15 @@ def test_kolmogorov_smirnov_is_that_of_scipy(size: int) -> None:
     assert kolmogorov_smirnov(first, second[:0]) == 1.0
 
 
-def made_by(model: dict[str, Any], count: int = 300, output_len: int = 200) -> Replay:
+def made_by(model: dict[str, Any], count: int = 300, output_len: int = 200) -> Decoded:
     requests = [Request(index=i, prompt_len=1, output_len=output_len) for i in range(count)]
-    return replay(ACCEPTANCE.parse(model).survival_lens(requests, Luck(3, 4), 4), 4)
+    return decode(ACCEPTANCE.parse(model).survival_lens(requests, Luck(3, 4), 4), 4)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated, "_POSITIONS", 1)  # the requests of the data, once
-    monkeypatch.setattr(simulated, "_MAX_TRIALS", 120)
+    monkeypatch.setattr(fits, "_POSITIONS", 1)  # the requests of the data, once
+    monkeypatch.setattr(fits, "_MAX_TRIALS", 120)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_simulation_recovers_the_layers(quick: None) -> None:
     spreads = [regime["spread"] for regime in found["regimes"]]
     assert np.linalg.norm(spreads) == pytest.approx(1.0, abs=0.3)
     assert found["drift"] == pytest.approx(0.2, abs=0.1)
-    again = Distances.between(Twin(data, 200_000, "test").replay(fitted), data)
+    again = Distances.between(Twin(data, 200_000, "test").decode(fitted), data)
     assert max(again.per_step, again.per_window, abs(again.steps_error)) < 0.05
     assert again.per_request < 0.1
 
@@ -134,15 +134,15 @@ def test_the_loss_of_a_simulation_forgets_what_was_tried_before(
         losses.extend(map(loss, (one, other, other + steps, one, other, one)))
         return one
 
-    monkeypatch.setattr(simulated, "_closest", instead_of_a_search)
+    monkeypatch.setattr(fits, "_closest", instead_of_a_search)
     fitted = FITS[kind](data)
     assert losses[0] == losses[3] == losses[5] != losses[1] == losses[4]
-    found = Twin(data, 1, "fit").replay(fitted)
+    found = Twin(data, 1, "fit").decode(fitted)
     assert discrepancy(found, data) == losses[0]  # of the very model that is returned
 
 
 def test_halves_share_nothing_and_depend_on_the_seed_alone() -> None:
-    records = Records(Path("made"), [bytes([0, n]) for n in range(31)], 0, 0)
+    records = Records(Path("made"), "eagle", 1500, [bytes([0, n]) for n in range(31)], 0, 0)
     first, second = split_halves(records, 5)
     assert (len(first), len(second)) == (16, 15)
     assert sorted(first + second) == records.tables
@@ -207,9 +207,9 @@ def held_out(proposer: str, dataset: str) -> tuple[Distances, Distances]:
     records = load_records(DATA / f"llama31_8b_{dataset}.jsonl.gz", proposer, 1500)
     said = load_preset(f"llama-3.1-8b/{proposer}/{dataset}").validation
     _, half = split_halves(records, said.split_seed)
-    data = replay(half, 5)
+    data = decode(half, 5)
     assert len(half) == said.num_held_out
-    model = Twin(data, 1_000_000, "measure").replay(said.acceptance)
+    model = Twin(data, 1_000_000, "measure").decode(said.acceptance)
     return Distances(**said.held_out), Distances.between(model, data)
 
 

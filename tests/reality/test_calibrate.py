@@ -16,14 +16,12 @@ from made_up import TRUTH, Host, request_rows, step_rows
 from specsim.core.errors import CapacityError, ProfileError
 from specsim.core.request import Request
 from specsim.profile import Profile, StepCosts, load_profile
-from specsim.reality.calibration.cases import acceptance_rates
-from specsim.reality.calibration.fitting import fit_costs, medians
-from specsim.reality.calibration.grid import GridPoint, Sample
-from specsim.reality.calibration.plan import QUICK, Load, Plan
-from specsim.reality.calibration.results import CaseResult, Judgement, judged, swaps, tells
-from specsim.reality.calibration.served import Served, Spans
-from specsim.reality.calibration.study import Calibration, Subject, calibrate
+from specsim.reality.calibration.results import CaseResult, Judgement, Load, judged, swaps, tells
+from specsim.reality.calibration.study import Calibration, calibrate
+from specsim.reality.calibration.torch_plan import QUICK, Plan, Served, Spans, acceptance_rates
+from specsim.reality.calibration.torch_subject import TorchSubject
 from specsim.reality.profile_fit import read_points
+from specsim.reality.profile_fit.grid import GridPoint, Sample, fit_costs, medians
 from specsim.reality.validation import Measured, load_run
 from specsim.run.experiment import Experiment
 from specsim.show.plots.reality import plot_calibration
@@ -96,7 +94,7 @@ def calibrated(
     folder: Path, engine: MadeUpEngine, plan: Plan = PLAN, stated_error: float = 0.03
 ) -> Calibration:
     return calibrate(
-        Subject(engine, plan, "llama-7m", "cpu", stated_error), folder, lambda line: None
+        TorchSubject(engine, plan, "llama-7m", "cpu", stated_error), folder, lambda line: None
     )
 
 
@@ -112,7 +110,7 @@ def test_a_known_engine_is_found_again(exact: tuple[Calibration, Path]) -> None:
     for each in found.results:
         if each.case.is_synthetic:
             assert each.mean_error < 0.01
-    assert found.in_situ == pytest.approx((1, 1), abs=0.01)
+    assert found.findings["in_situ"] == pytest.approx({"target": 1, "draft": 1}, abs=0.01)
     assert not found.failed
     assert not found.swaps
     assert found.profile.provenance.status == "validated"
@@ -123,7 +121,7 @@ def test_a_known_engine_is_found_again(exact: tuple[Calibration, Path]) -> None:
 
 def test_runs_settle_the_level_of_costs(tmp_path: Path) -> None:
     found = calibrated(tmp_path / "out", MadeUpEngine(grid_level=0.8))
-    assert found.in_situ == pytest.approx((1.25, 1.25), abs=0.01)
+    assert found.findings["in_situ"] == pytest.approx({"target": 1.25, "draft": 1.25}, abs=0.01)
     for each in found.results:
         if each.case.is_synthetic:
             assert each.mean_error < 0.01

@@ -13,14 +13,14 @@ from made_up import Host, request_rows, step_rows
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.profile import load_profile
-from specsim.reality.calibration import vllm_study, vllm_subject
-from specsim.reality.calibration.plan import Load
-from specsim.reality.calibration.run_writer import RunWriter
+from specsim.reality.calibration import vllm_subject
+from specsim.reality.calibration.results import Load
+from specsim.reality.calibration.study import Calibration, calibrate
 from specsim.reality.calibration.vllm_plan import COMPARED, ORDER, load_of, plan_for
-from specsim.reality.calibration.vllm_runs import VllmRun
-from specsim.reality.calibration.vllm_study import VllmCalibration, calibrate_vllm
 from specsim.reality.calibration.vllm_subject import VllmSubject
+from specsim.reality.run_writer import RunWriter
 from specsim.reality.validation import load_run
+from specsim.reality.vllm.runs import VllmRun
 from specsim.run.experiment import Experiment
 from specsim.show.render.reality import calibration_tables, calibration_verdict, error_tables
 
@@ -124,23 +124,23 @@ def calibrated(
     *,
     has_draft: bool = True,
     draft_lens: tuple[int, ...] = (1,),
-) -> VllmCalibration:
+) -> Calibration:
     monkeypatch.setattr(vllm_subject, "_DRAFT_LENS", draft_lens)
-    monkeypatch.setattr(vllm_study, "record_runs", fake.record_runs)
+    monkeypatch.setattr(vllm_subject, "record_runs", fake.record_runs)
     draft = model(folder / "draft", num_hidden_layers=1) if has_draft else None
     plan = replace(plan_for("cpu"), loads=tuple(Load(n, s, 2.0) for n, s in SHARES.items()))
     subject = VllmSubject.of(model(folder / "model"), draft, plan, "cpu", stated_error=0.05)
-    return calibrate_vllm(subject, folder / "out", lambda line: None)
+    return calibrate(subject, folder / "out", lambda line: None)
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[VllmCalibration, Path]:
+def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Calibration, Path]:
     folder = tmp_path_factory.mktemp("vllm")
     with pytest.MonkeyPatch.context() as patch:
         return calibrated(folder, FakeVllm({}), patch, draft_lens=(1, 3, 5)), folder / "out"
 
 
-def test_a_known_vllm_is_found_again(exact: tuple[VllmCalibration, Path]) -> None:
+def test_a_known_vllm_is_found_again(exact: tuple[Calibration, Path]) -> None:
     found, folder = exact
     assert [each.case.policy for each in found.results[:4]] == [
         "off",
@@ -151,15 +151,15 @@ def test_a_known_vllm_is_found_again(exact: tuple[VllmCalibration, Path]) -> Non
     assert all(each.mean_error < 0.03 for each in found.results)
     assert all(each.mean_spread < 1e-6 for each in found.results)  # the same requests again
     assert found.is_validated
-    for engine in found.engines:
-        profile = load_profile(str(folder / "profiles" / f"{engine.speculation.name}.yaml"))
+    for engine in found.parts:
+        profile = load_profile(str(folder / "profiles" / f"{engine.name}.yaml"))
         assert profile == engine.profile
         assert profile.provenance.status == "validated"
     assert json.loads((folder / "meta.json").read_text())["complete"] is True
     assert json.loads((folder / "calibration.json").read_text())["complete"] is True
 
 
-def test_the_folder_holds_all_runs(exact: tuple[VllmCalibration, Path]) -> None:
+def test_the_folder_holds_all_runs(exact: tuple[Calibration, Path]) -> None:
     _, folder = exact
     assert {path.name for path in (folder / "runs" / "draft-3").iterdir()} == set(ORDER)
     assert len(load_run(folder / "runs" / "off" / "low").runs) == 2
@@ -173,7 +173,7 @@ def test_what_is_compared_stands_between_what_is_fitted() -> None:
         assert {load_of(each) for each in beside} == {"fit-low", "fit-high"}
 
 
-def test_it_is_told(exact: tuple[VllmCalibration, Path]) -> None:
+def test_it_is_told(exact: tuple[Calibration, Path]) -> None:
     found, _ = exact
     assert [table.row_count for table in error_tables(found)] == [16, 16]
     assert calibration_tables(found)[0].row_count == len(found.results)
@@ -186,7 +186,7 @@ def test_a_vllm_that_changes_leaves_candidates(
     slow = FakeVllm(dict.fromkeys(("high", "high-2"), Host((1.3,), tells=False)))
     found = calibrated(tmp_path, slow, monkeypatch)
     assert {each.case.load.name for each in found.failed} == {"high"}
-    assert {each.profile.provenance.status for each in found.engines} == {"candidate"}
+    assert {each.profile.provenance.status for each in found.parts} == {"candidate"}
     assert all(each.statistic("latency", "mean").error < -0.1 for each in found.failed)
 
 
@@ -196,7 +196,7 @@ def test_a_machine_that_changes_its_speed_and_tells_is_replayed_with_it(
     hosts = {name: Host((0.85, 1.15)) for name in ORDER if name.startswith("fit")}
     slow = FakeVllm({**hosts, "low": Host((1.5, 1.1)), "low-2": Host((1.0, 0.8))})
     found = calibrated(tmp_path, slow, monkeypatch)
-    for engine in found.engines:
+    for engine in found.parts:
         first = engine.replays[0]
         assert (first.name, first.slowness) == ("low", pytest.approx(1.3, abs=0.1))
         assert first.validation.mean_error > 0.15
@@ -211,8 +211,8 @@ def test_lookup_that_finds_nothing_is_left_out(
     found = calibrated(tmp_path, FakeVllm({}, drafts=False), monkeypatch, has_draft=False)
     assert "drafted nothing" in found.left_out["ngram-3"]
     assert not found.is_validated
-    assert [each.speculation.name for each in found.engines] == ["off"]
-    assert found.engines[0].profile.provenance.status == "validated"
+    assert [each.name for each in found.parts] == ["off"]
+    assert found.parts[0].profile.provenance.status == "validated"
     assert not (tmp_path / "out" / "profiles" / "ngram-3.yaml").exists()
     assert any(line.startswith("left out: ngram-3") for line in calibration_verdict(found))
 

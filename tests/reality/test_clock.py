@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from specsim.reality.calibration import clock as module
-from specsim.reality.calibration.clock import Clock, MachineClock
+from specsim.reality import clock as module
+from specsim.reality.clock import Clock, MachineClock
 
 
 @pytest.fixture

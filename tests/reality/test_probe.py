@@ -12,9 +12,9 @@ pytestmark = pytest.mark.extras
 import torch
 from small_engine import SHAPE
 
-from specsim.reality.calibration import probe as module
-from specsim.reality.calibration.clock import MachineClock
-from specsim.reality.calibration.probe import Probe
+from specsim.reality.clock import MachineClock
+from specsim.reality.torch_engine import probe as module
+from specsim.reality.torch_engine.probe import Probe
 
 
 def test_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:

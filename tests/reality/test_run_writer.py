@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specsim.core.errors import ConfigError
-from specsim.reality.calibration.run_writer import RequestRow, RunWriter, StepRow, add_repetition
+from specsim.reality.run_writer import RequestRow, RunWriter, StepRow, add_repetition
 from specsim.reality.validation import load_run
 
 META = {"engine_kwargs": {"max_num_seqs": 4}, "engine": "a test"}
@@ -90,7 +90,7 @@ def test_a_kill_leaves_every_row(tmp_path: Path) -> None:
     code = (
         "import os, signal, json, sys\n"
         "from pathlib import Path\n"
-        "from specsim.reality.calibration.run_writer import RunWriter\n"
+        "from specsim.reality.run_writer import RunWriter\n"
         "run = RunWriter(Path(sys.argv[1]), {})\n"
         "for _ in range(100): run.add_step(json.loads(sys.argv[2]))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -124,8 +124,8 @@ def test_a_repetition_stands_beside_the_first(tmp_path: Path) -> None:
 def test_it_imports_nothing_but_the_standard_library() -> None:
     code = (
         "import sys\n"
-        "import specsim.reality.calibration.run_writer, specsim.reality.calibration.vllm_recorder\n"
-        "import specsim.reality.calibration.vllm_runs\n"
+        "import specsim.reality.run_writer, specsim.reality.vllm.recorder\n"
+        "import specsim.reality.vllm.runs\n"
         "own = {name.split('.')[0] for name in sys.modules} - {'specsim'}\n"
         "print(sorted(own & {'numpy', 'pydantic', 'numba', 'simpy', 'yaml', 'pyarrow'}))\n"
     )

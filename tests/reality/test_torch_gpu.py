@@ -24,12 +24,14 @@ from torch.nn import functional
 
 from specsim.reality.torch_engine import attention
 from specsim.reality.torch_engine.attention import (
+    Batch,
+    Span,
     attend_each,
     attend_flash,
     causal_mask,
     choose_attention,
+    make_batch,
 )
-from specsim.reality.torch_engine.batch import Batch, Span, make_batch
 from specsim.reality.torch_engine.engine import TorchEngine
 from specsim.reality.torch_engine.recordings import PassShape, Recordings, Run, batch_sizes
 

@@ -12,8 +12,8 @@ from test_validate import made_up, write_requests
 
 from specsim.core.errors import ConfigError
 from specsim.reality.validation import Replaced, compose, validate
+from specsim.reality.validation.compose import RECORD
 from specsim.reality.validation.run_folder import load_run
-from specsim.reality.validation.speculation import RECORD
 
 PROFILE = Replaced(profile="h100/llama-3.1-8b")
 LONGEST = 3

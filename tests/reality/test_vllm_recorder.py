@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from specsim.reality.calibration.clock import MachineClock
-from specsim.reality.calibration.vllm_recorder import Recorder
+from specsim.reality.clock import MachineClock
 from specsim.reality.host_speed import HostSpeed
 from specsim.reality.validation import load_run
+from specsim.reality.vllm.recorder import Recorder
 
 
 class FakeRequest(SimpleNamespace):
@@ -180,7 +180,7 @@ def test_a_step_lasts_until_the_next_but_not_through_idle_time(tmp_path: Path) -
 
 
 def test_a_probe_stops_the_clock(tmp_path: Path) -> None:
-    """What `specsim.reality.calibration.vllm` does with it; see also tests/vllm/run.py."""
+    """What `specsim.reality.vllm.scheduler` does with it; see also tests/vllm/run.py."""
     clock = MachineClock()
     recorder = Recorder(tmp_path / "run", {"engine_kwargs": {}}, is_async=False, clock=clock)
     recorder.probed(3.5, 0.25)

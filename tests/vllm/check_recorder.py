@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from specsim.reality.calibration.vllm import (
+from specsim.reality.vllm.scheduler import (
     FOLDER_VARIABLE,
     RecordingAsyncScheduler,
     RecordingScheduler,

@@ -22,13 +22,10 @@ from statistics import median
 from typing import Any
 
 from specsim.cli.terminal import show
-from specsim.reality.calibration.plan import Load
-from specsim.reality.calibration.results import Judgement
+from specsim.reality.calibration.results import Judgement, Load
 from specsim.reality.calibration.vllm_plan import COMPARED, ORDER, Speculation, VllmPlan, load_of
-from specsim.reality.calibration.vllm_replay import EngineResult, replay_engine
-from specsim.reality.calibration.vllm_runs import VllmRun, vllm_python
-from specsim.reality.calibration.vllm_study import engine_runs, record_engine
-from specsim.reality.calibration.vllm_subject import VllmSubject
+from specsim.reality.calibration.vllm_subject import VllmPart, VllmSubject
+from specsim.reality.vllm.runs import VllmRun, vllm_python
 from specsim.show.render.reality import error_tables
 
 HERE = Path(__file__).parent
@@ -96,7 +93,7 @@ def expect(condition: object, otherwise: str) -> None:
         sys.exit(f"FAILED: {otherwise}")
 
 
-def check_commands(out: Path, engine: EngineResult, model: Path) -> None:
+def check_commands(out: Path, engine: VllmPart, model: Path) -> None:
     """Fail unless the commands that a user has say of a run what was found here."""
     first, fitted = engine.replays[0], [out / name for name in ORDER if name not in COMPARED]
     profile, report = out.with_suffix(".yaml"), out.with_suffix(".json")
@@ -113,7 +110,7 @@ def check_commands(out: Path, engine: EngineResult, model: Path) -> None:
     )
 
 
-def summary(case: str, engine: EngineResult, out: Path) -> list[dict[str, Any]]:
+def summary(case: str, engine: VllmPart, out: Path) -> list[dict[str, Any]]:
     """Return what became of each run that was compared."""
     rows = []
     for replayed in engine.replays:
@@ -169,11 +166,11 @@ def main() -> None:
         out = given.out / case
         if not given.compare_only:
             print(f"{case}: recording", flush=True)
-            record_engine(subject, speculation, out, RATES)
-        for run in engine_runs(subject, out, RATES):
+            subject.record(speculation, out, RATES)
+        for run in PLAN.runs(out, RATES, subject.shape.vocab_size, subject.seed):
             check_log(run)
         profile = given.out / f"{case}-profile.yaml"
-        engine = replay_engine(subject, speculation, out, RATES, profile)
+        engine = subject.replay(speculation, out, RATES, profile)
         check_commands(out, engine, model)
         show(*error_tables(Judgement(subject.stated_error, engine.results)))
         rows += summary(case, engine, out)

@@ -63,7 +63,7 @@ class Server:
             "--max-model-len": 2048, "--max-num-seqs": 16, "--host": "127.0.0.1", "--port": port,
             "--speculative-config": json.dumps(SPECULATIVE),
             "--per-request-spec-decode-metrics": "detailed",
-            "--scheduler-cls": "specsim.reality.calibration.vllm.recording_scheduler",
+            "--scheduler-cls": "specsim.reality.vllm.scheduler.recording_scheduler",
         }  # fmt: skip
         flags = ["--skip-tokenizer-init", "--enforce-eager", "--enable-per-request-metrics"]
         # The command `vllm serve` of the CPU build asks for the version of a package named vllm,

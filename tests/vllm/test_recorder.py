@@ -47,7 +47,7 @@ def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
     flags = "--load-format dummy --skip-tokenizer-init --enforce-eager --max-num-seqs 4"
     flags += f" --served-model-name tiny --host 127.0.0.1 --port {port} --max-model-len 2048"
     flags += " --dtype float32 --block-size 32"
-    flags += " --scheduler-cls specsim.reality.calibration.vllm.recording_scheduler"
+    flags += " --scheduler-cls specsim.reality.vllm.scheduler.recording_scheduler"
     variables = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "HF_HUB_OFFLINE": "1",

@@ -7,14 +7,62 @@ from typing import Any
 
 import numpy as np
 
-from specsim.reality.calibration.cases import Label
 from specsim.reality.validation import Measured, Statistic
 from specsim.reality.validation.compare import compare_runs
 
-__all__ = ["JUDGED", "CaseResult", "Judgement", "Swap", "judged", "swaps", "tells"]
+__all__ = [
+    "JUDGED",
+    "CaseResult",
+    "Judgement",
+    "Label",
+    "Load",
+    "Swap",
+    "judged",
+    "swaps",
+    "tells",
+]
 
 JUDGED = ("tpot", "latency")
 """Metrics whose mean has to keep to the stated error."""
+_FEWEST = 20
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much traffic a run gets."""
+
+    name: str
+    share: float
+    """Arrival rate as a share of what the server gets done without speculation when it is never
+    idle."""
+    seconds: float
+    """For so long requests arrive."""
+
+    def num_requests(self, rate: float) -> int:
+        """Return how many requests that makes; a few at least."""
+        return max(_FEWEST, round(self.seconds * rate))
+
+
+@dataclass(frozen=True)
+class Label:
+    """What tells one case from another."""
+
+    acceptance: str
+    """``synthetic``, ``real``, or ``recorded`` where the simulation is given the real run's."""
+    load: Load
+    policy: str
+    rate: float
+    """Requests per second."""
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether acceptance is decided by luck that the simulation shares."""
+        return self.acceptance == "synthetic"
+
+    @property
+    def name(self) -> str:
+        """For folders and tables."""
+        return f"{self.acceptance}-{self.load.name}-{self.policy.replace(':', '-')}"
 
 
 @dataclass(frozen=True)
@@ -43,11 +91,10 @@ class CaseResult:
         slowness: list[float],
         at_speed: list[Measured],
     ) -> "CaseResult":
-        """Compare the repetitions of a run with their simulations.
+        """Compare the repetitions of a run with their simulations, one of each kind for each.
 
         Args:
-            simulated: One for each repetition.
-            at_speed: One for each repetition, told how fast the machine was.
+            at_speed: Told how fast the machine was.
         """
         return cls(case, runs, _means(runs, simulated), slowness, _means(runs, at_speed))
 
@@ -89,17 +136,7 @@ class CaseResult:
             "slowness": self.slowness,
             "error_at_speed": {metric: self.mean_at_speed(metric).error for metric in JUDGED},
             "mean_abs_error_at_speed": self.mean_error_at_speed,
-            "statistics": [
-                {
-                    "metric": each.metric,
-                    "statistic": each.name,
-                    "measured_ms": each.measured * 1e3,
-                    "simulated_ms": each.simulated * 1e3,
-                    "error": each.error,
-                    "spread": each.spread,
-                }
-                for each in self.statistics
-            ],
+            "statistics": [each.to_dict() for each in self.statistics],
         }
 
 
@@ -117,13 +154,10 @@ def _means(runs: list[Measured], simulated: list[Measured]) -> list[Statistic]:
 
 
 def judged(result: CaseResult, stated_error: float) -> bool:
-    """Return whether mean TPOT and mean latency keep to the stated error.
+    """Return whether mean TPOT and mean latency keep to the stated error, a share.
 
     Or to twice the spread of the real repetitions, where that is larger: nothing can be predicted
     better than it repeats. The simulation is told how fast the machine was, where that was probed.
-
-    Args:
-        stated_error: As a share.
     """
     means = [result.mean_at_speed(metric) for metric in JUDGED]
     return all(abs(each.error) <= max(stated_error, 2 * (each.spread or 0.0)) for each in means)
@@ -135,9 +169,6 @@ def tells(result: CaseResult, stated_error: float) -> bool:
     Either the real repetitions lie apart by no more than that; if not, keeping to twice their
     spread shows nothing. Or what set them apart is known: a simulation that is told how fast the
     machine was keeps to the stated error by itself.
-
-    Args:
-        stated_error: As a share.
     """
     spreads = [result.statistic(metric, "mean").spread for metric in JUDGED]
     if all((spread or 0.0) <= stated_error for spread in spreads):

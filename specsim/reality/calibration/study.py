@@ -1,63 +1,131 @@
-"""A calibration from beginning to end: measure, fit, run for real, simulate, judge."""
+"""A calibration from beginning to end, whatever the engine: measure, fit, simulate, judge."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
+import yaml
 
 from specsim.core.atomic import new_file
-from specsim.core.request import Request
+from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.version import __version__
 from specsim.profile import Profile
-from specsim.reality.calibration.at_speed import at_speed
-from specsim.reality.calibration.cases import Case, acceptance_rates, capacity, make_case
-from specsim.reality.calibration.fitted_profile import with_status
-from specsim.reality.calibration.fitting import Medians
-from specsim.reality.calibration.folder import check_folder, write_json, write_profile
-from specsim.reality.calibration.in_situ import Levels
-from specsim.reality.calibration.plan import Plan
-from specsim.reality.calibration.results import CaseResult, Judgement
-from specsim.reality.calibration.session import Session, Subject
-from specsim.reality.host_speed import HostSpeed
-from specsim.reality.validation import Measured, load_run
-from specsim.run.experiment import Experiment
-from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
+from specsim.reality.calibration.results import CaseResult, Judgement, Load, judged, tells
 
-__all__ = ["Calibration", "Subject", "calibrate"]
+__all__ = [
+    "Calibration",
+    "Part",
+    "Started",
+    "Subject",
+    "Tell",
+    "calibrate",
+    "check_folder",
+    "with_status",
+    "write_profile",
+]
 
 Tell = Callable[[str], None]
+
+
+class Started(NamedTuple):
+    """What is known of an engine before the first case."""
+
+    capacity: float
+    """Requests per second without speculation, when it is never idle."""
+    meta: dict[str, Any]
+    """What it adds to ``meta.json``."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Cases of which one profile is, and how well it says what they measured."""
+
+    name: str
+    """Empty where it is the only one."""
+    profile: Profile
+    results: list[CaseResult]
+
+
+class Subject(Protocol):
+    """An engine that is calibrated, and how; verbs in the order in which they are called."""
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What it is, for ``meta.json``."""
+
+    @property
+    def loads(self) -> Sequence[Load]:
+        """All of them, lightest first."""
+
+    @property
+    def stated_error(self) -> float:
+        """What its profiles promise, of mean TPOT and mean latency, as a share."""
+
+    @property
+    def profiles(self) -> Mapping[str, str]:
+        """Per part of the calibration the file of its profile; without speculation first."""
+
+    def start(self, folder: Path, tell: Tell) -> Started:
+        """Measure all that comes before the cases; the folder is that of the calibration."""
+
+    def run(self, part: str, rates: dict[str, float], tell: Tell) -> None:
+        """Run and record the cases of one part, at so many requests per second of each load."""
+
+    def compare(self, part: str) -> Part:
+        """Fit a profile, a candidate, to what was measured, and simulate the same cases."""
+
+    def findings(self, found: "Calibration") -> dict[str, Any]:
+        """Return what else goes into ``calibration.json``, as plain values."""
 
 
 @dataclass
 class Calibration(Judgement):
     """What came of it."""
 
-    profile: Profile
-    measured: Medians
+    capacity: float
+    """Requests per second without speculation, when the engine is never idle."""
     rates: dict[str, float]
     """Requests per second of every load."""
-    acceptance_rates: list[float]
-    """Per position of a draft, as measured while profiling."""
-    in_situ: Levels
-    """What steps cost in the profiling runs, beside the grid; the profile is of the former, at the
-    mean speed of the machine in all runs."""
+    parts: list[Part] = field(default_factory=list)
+    findings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def profile(self) -> Profile:
+        """That of the first part, which may be the only one."""
+        return self.parts[0].profile
+
+    @property
+    def statuses(self) -> dict[str, str]:
+        """Of each part's profile."""
+        return {each.name: str(each.profile.provenance.status) for each in self.parts}
+
+    @property
+    def status(self) -> str:
+        """Of the profile, or of each."""
+        return ", ".join(f"{name} {status}".strip() for name, status in self.statuses.items())
+
+    def validates(self, part: Part) -> bool:
+        """Return whether one part keeps to the stated error, and its k to their order.
+
+        And every case says something about it.
+        """
+        policies = {each.case.policy for each in part.results}
+        return all(
+            judged(each, self.stated_error) and tells(each, self.stated_error)
+            for each in part.results
+        ) and not any({swap.faster, swap.slower} & policies for swap in self.swaps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         return {
             "specsim_version": __version__,
-            "status": self.profile.provenance.status,
+            "status": self.statuses if self.parts[0].name else self.status,
             "stated_error": self.stated_error,
             "failed": [each.case.name for each in self.failed],
             "swaps": [vars(each) for each in self.swaps],
-            "drift": self.measured.drift,
-            "slowness_of_rounds": self.measured.levels.tolist(),
-            "in_situ": self.in_situ._asdict(),
-            "rates": self.rates,
-            "acceptance_rates": self.acceptance_rates,
+            **self.findings,
             "cases": [each.to_dict() for each in self.results],
         }
 
@@ -76,111 +144,85 @@ def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
             stays.
     """
     check_folder(folder)
-    meta = {**subject.engine.description, "specsim_version": __version__}
-    write_json(folder / "meta.json", {**meta, "complete": False})
-    session, plan = Session(subject, folder), subject.plan
-    tell(f"measuring {len(plan.grid.points)} kinds of step, {plan.grid.rounds} times each")
-    session.measure_grid()
-    session.run_profiling()
-    first = session.profile()
-    write_profile(first, folder / "profile.yaml")
-    full = capacity(plan, first)
-    rates = {load.name: load.share * full for load in plan.loads}
-    accepted = acceptance_rates(
-        (row for _, served in session.profiling for row in served.requests), plan.max_draft_len
-    )
-    cases = _cases(plan, rates, accepted)
-    lasts = plan.repetitions * sum(
-        _simulated(case.experiment, case.requests, first).ended_at.max() for case in cases
-    )
-    tell(
-        f"without speculation it serves {full:.1f} requests/s when it is never idle; now "
-        f"{len(cases)} cases, {plan.repetitions} times each: {lasts / 60:.1f} minutes"
-    )
-    session.run_cases(cases, first, tell)
-    tell("simulating the same runs")
-    found = _judged(session, cases, subject, rates, accepted)
-    _write_grid(found.measured, folder / "grid.csv")
-    write_profile(found.profile, folder / "profile.yaml")
-    write_json(folder / "calibration.json", found.to_dict())
-    write_json(folder / "meta.json", {**meta, "complete": True})
+    meta = {**subject.description, "specsim_version": __version__}
+    _write_json(folder / "meta.json", {**meta, "complete": False})
+    capacity, more = subject.start(folder, tell)
+    meta |= more
+    _write_json(folder / "meta.json", {**meta, "complete": False})
+    rates = {load.name: load.share * capacity for load in subject.loads}
+    found = Calibration(subject.stated_error, [], capacity, rates)
+    for name in subject.profiles:
+        subject.run(name, rates, tell)
+        try:
+            part = subject.compare(name)
+        except SpecsimError as error:
+            if not found.parts:
+                raise
+            found.left_out[name] = str(error)
+            tell(f"{name} is left out: {error}")
+            continue
+        found.parts.append(part)
+        found.results += part.results
+        if len(subject.profiles) > 1:
+            _write_results(found, subject, folder, complete=False)
+    _conclude(found, subject, folder)
+    _write_results(found, subject, folder, complete=True)
+    _write_json(folder / "meta.json", {**meta, "complete": True})
     return found
 
 
-def _judged(
-    session: Session,
-    cases: list[Case],
-    subject: Subject,
-    rates: dict[str, float],
-    accepted: list[float],
-) -> Calibration:
-    """Simulate every case by all that was measured meanwhile, and compare."""
-    profile = session.profile()
-    results = [_compared(session, case, profile) for case in cases]
-    found = Calibration(
-        profile=profile,
-        measured=session.measured,
-        rates=rates,
-        acceptance_rates=accepted,
-        in_situ=session.levels,
-        stated_error=subject.stated_error,
-        results=results,
-    )
-    found.profile = with_status(
-        profile, is_validated=found.is_validated, stated_error=subject.stated_error
-    )
-    return found
-
-
-def _compared(session: Session, case: Case, profile: Profile) -> CaseResult:
-    runs = load_run(session.run_folder(case)).runs
-    untold = [_simulated(case.experiment, case.requests, profile)] * len(runs)
-    speeds, usual = session.speeds(case), session.usual
-    told = [
-        _simulated(at_speed(case.experiment, speed, usual, 0.0), case.requests, profile)
-        for speed in speeds
-    ]
-    slowness = [HostSpeed.usual([speed]) / usual for speed in speeds]
-    return CaseResult.of(case, runs, untold, slowness, told or untold)
-
-
-def _cases(plan: Plan, rates: dict[str, float], accepted: list[float]) -> list[Case]:
-    return [
-        make_case(
-            plan,
-            load,
-            rates[load.name],
-            policy,
-            accepted if is_real else plan.synthetic_rates,
-            is_real=is_real,
+def _conclude(found: Calibration, subject: Subject, folder: Path) -> None:
+    """Say in each profile what became of it, and put the cases in order."""
+    for place, part in enumerate(found.parts):
+        profile = with_status(
+            part.profile, is_validated=found.validates(part), stated_error=found.stated_error
         )
-        for is_real in (False, True)
-        for load in plan.loads
-        if not is_real or load.name in plan.real_loads
-        for policy in plan.policies
-    ]
-
-
-def _simulated(experiment: Experiment, requests: list[Request], profile: Profile) -> Measured:
-    run = simulate(experiment, requests=requests, profile=profile, keeps_steps=False)
-    tables = Summary(run).tables.requests
-    return Measured(
-        arrived_at=tables["arrived_at"],
-        first_token_at=tables["first_token_at"],
-        ended_at=tables["ended_at"],
-        prompt_lens=tables["prompt_len"].astype(np.int64),
-        output_lens=tables["output_len"].astype(np.int64),
+        write_profile(profile, folder / subject.profiles[part.name])
+        found.parts[place] = replace(part, profile=profile)
+    names = [load.name for load in subject.loads]
+    kinds = list(dict.fromkeys(each.case.acceptance for each in found.results))
+    found.results.sort(
+        key=lambda each: (kinds.index(each.case.acceptance), names.index(each.case.load.name))
     )
 
 
-def _write_grid(measured: Medians, path: Path) -> None:
-    """Write the grid as a table that ``specsim profile fit`` reads."""
-    names = "context_tokens,batched_tokens,num_requests,prefill_tokens,seconds"
-    lines = [f"{names},draft_len,draft_seconds"]
-    for point, target, draft in zip(
-        measured.points, measured.target_seconds, measured.draft_seconds, strict=True
-    ):
-        load = ",".join(map(str, point.load[:4]))
-        lines.append(f"{load},{target:.6f},{point.draft_len},{draft:.6f}")
+def _write_results(found: Calibration, subject: Subject, folder: Path, *, complete: bool) -> None:
+    found.findings = subject.findings(found)
+    ending = {"complete": complete} if len(subject.profiles) > 1 else {}
+    _write_json(folder / "calibration.json", {**found.to_dict(), **ending})
+
+
+def with_status(profile: Profile, *, is_validated: bool, stated_error: float) -> Profile:
+    """Return a profile that says whether it has kept what it promises."""
+    update = {
+        "status": "validated" if is_validated else "candidate",
+        "stated_error": stated_error,
+    }
+    provenance = profile.provenance.model_copy(update=update)
+    return profile.model_copy(update={"provenance": provenance})
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that results would get lost in.
+
+    Raises:
+        ConfigError: It holds something.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: is there already and not empty; name a new folder (--out)")
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
     with new_file(path) as temporary:
-        temporary.write_text("\n".join(lines) + "\n")
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a profile as YAML, as `load_profile` reads it.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    with new_file(path) as temporary:
+        temporary.write_text(yaml.safe_dump(written, sort_keys=False, width=100))

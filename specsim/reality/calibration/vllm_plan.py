@@ -7,10 +7,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from specsim.reality.calibration.plan import Load
-from specsim.reality.calibration.vllm_runs import VllmRun
+from specsim.reality.calibration.results import Load
+from specsim.reality.vllm.runs import VllmRun
 
-__all__ = ["COMPARED", "ORDER", "Speculation", "VllmPlan", "load_of", "plan_for"]
+__all__ = ["COMPARED", "FITTED", "ORDER", "Speculation", "VllmPlan", "load_of", "plan_for"]
 
 ORDER = (
     "fit-low",
@@ -25,7 +25,8 @@ ORDER = (
 )
 """Runs of one engine. A machine may drift, so each run that is compared stands between two that are
 fitted to, one of either load."""
-COMPARED = tuple(name for name in ORDER if not name.startswith("fit"))
+FITTED = tuple(name for name in ORDER if name.startswith("fit"))
+COMPARED = tuple(name for name in ORDER if name not in FITTED)
 
 
 def load_of(run: str) -> str:
@@ -89,25 +90,35 @@ class VllmPlan:
         """Return a load by its name."""
         return next(load for load in self.loads if load.name == name)
 
-    def minutes(self, num_cases: int) -> int:
-        """Return about how long it takes to measure so many cases; small machines take longer."""
+    def minutes(self, num_parts: int) -> int:
+        """Return about how long it takes to measure so many engines; small machines take longer."""
         serving = sum(self.load(load_of(name)).seconds for name in ORDER)
         # Answers end after the last arrival, and the fits take a moment, too.
-        per_case = self.start_seconds + 1.2 * serving + 10.0
-        return ceil((2 * self.start_seconds + num_cases * per_case) / 60)
+        per_part = self.start_seconds + 1.2 * serving + 10.0
+        return ceil((2 * self.start_seconds + num_parts * per_part) / 60)
 
-    def run(self, folder: Path, name: str, rate: float, vocab_size: int, seed: int) -> VllmRun:
-        """Return Poisson arrivals of made-up requests.
+    def runs(
+        self, folder: Path, rates: Mapping[str, float], vocab_size: int, seed: int
+    ) -> list[VllmRun]:
+        """Return what one engine is asked to serve, in the order of `ORDER`.
+
+        Made-up requests, arriving by a Poisson process; a repetition has those of the first run.
 
         Args:
-            folder: Where the run is to be written; it gets a folder of its own in there.
-            name: Of a run; its repetitions are the same requests.
-            rate: Requests per second.
-            vocab_size: Of the model.
+            folder: Each run gets a folder of its own in there.
+            rates: Requests per second of every load.
         """
-        load = self.load(load_of(name))
-        seed += 1 + self.loads.index(load)
-        return self._requests(folder / name, rate, load.num_requests(rate), vocab_size, seed)
+        loads = {name: self.load(load_of(name)) for name in ORDER}
+        return [
+            self._requests(
+                folder / name,
+                rates[load.name],
+                load.num_requests(rates[load.name]),
+                vocab_size,
+                seed + 1 + self.loads.index(load),
+            )
+            for name, load in loads.items()
+        ]
 
     def rush(self, folder: Path, vocab_size: int, seed: int) -> VllmRun:
         """Return requests that all come at once, twice as many as are served at a time."""
@@ -129,13 +140,7 @@ class VllmPlan:
 
 
 def plan_for(device: str, *, quick: bool = False, threads: int = 1) -> VllmPlan:
-    """Return the plan for a device.
-
-    Args:
-        device: ``cpu`` or ``cuda``.
-        quick: Fewer requests; on a CPU.
-        threads: On a CPU.
-    """
+    """Return the plan for a device, ``cpu`` or ``cuda``; quick and threads are for a CPU."""
     seconds = 6.0 if quick else 20.0 if device == "cpu" else 40.0
     shares = {"fit-low": 0.2, "low": 0.35, "fit-high": 0.7, "high": 0.55}
     loads = tuple(Load(name, share, seconds) for name, share in shares.items())

@@ -1,26 +1,72 @@
-"""What is calibrated on a local vLLM: model folders, looked at before vLLM is started."""
+"""Calibration of a local vLLM: an engine for each speculation, recorded, fitted and replayed."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from specsim.core.errors import ConfigError
+from specsim.core.errors import ConfigError, SpecsimError
 from specsim.hardware import GIB, ModelShape, find_gpu, load_model
-from specsim.reality.calibration.vllm_plan import Speculation, VllmPlan
+from specsim.profile import Profile
+from specsim.reality.calibration.results import CaseResult, Label, Load
+from specsim.reality.calibration.study import (
+    Calibration,
+    Part,
+    Started,
+    Tell,
+    with_status,
+    write_profile,
+)
+from specsim.reality.calibration.vllm_plan import (
+    COMPARED,
+    FITTED,
+    ORDER,
+    Speculation,
+    VllmPlan,
+    load_of,
+)
+from specsim.reality.host_speed import HostSpeed, at_speed
+from specsim.reality.profile_fit import fit_and_test, fitted_profile, measured_steps
+from specsim.reality.run_writer import add_repetition
+from specsim.reality.validation import Replaced, Validation, compose, load_run, replay
+from specsim.reality.vllm.runs import VllmRun, record_runs
 
-__all__ = ["VllmSubject", "check_draft", "check_model", "has_weights"]
+__all__ = ["Replayed", "VllmPart", "VllmSubject"]
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _DRAFT_LENS = (1, 3, 5)
 _NGRAM_LEN = 3
 _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # GiB
+_OFF = Speculation("off")
+_TIMEOUT = 1800.0  # seconds of one engine at least, starting and compiling included
 
 
 @dataclass(frozen=True)
+class Replayed:
+    """One run that the profile has not seen."""
+
+    name: str
+    validation: Validation
+    at_speed: Validation
+    """The simulation is told how fast the machine was, where that was probed."""
+    slowness: float | None
+    """Mean of the machine's during the run, relative to that during the runs that are fitted to."""
+
+
+@dataclass(frozen=True)
+class VllmPart(Part):
+    """One engine."""
+
+    replays: list[Replayed]
+    """In the order of their measurement."""
+
+
+@dataclass
 class VllmSubject:
-    """What is calibrated, and what it has to keep to."""
+    """Models that are calibrated, and with which speculation."""
 
     model: Path
     """Folder with ``config.json``."""
@@ -29,19 +75,15 @@ class VllmSubject:
     device: str
     """``cpu`` or ``cuda``."""
     stated_error: float
-    """Of mean TPOT and mean latency, as a share."""
     seed: int = 0
     is_dummy: bool = False
     """Whether vLLM makes up the weights."""
+    _folder: Path = field(default=Path(), init=False)
+    _rates: Mapping[str, float] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(
-        cls,
-        model: Path,
-        draft: Path | None,
-        plan: VllmPlan,
-        device: str,
-        **others: Any,
+        cls, model: Path, draft: Path | None, plan: VllmPlan, device: str, **others: Any
     ) -> "VllmSubject":
         """Return what a model is calibrated with: no speculation and, if given, a draft model.
 
@@ -54,15 +96,19 @@ class VllmSubject:
         Raises:
             SpecsimError: A folder is not that of a model, or the models do not go together.
         """
-        check_model(model, "--model", plan)
-        kinds = [Speculation("off")]
+        shape = _checked_shape(model, "--model", plan)
         if draft is None:
-            kinds.append(Speculation.ngram(_NGRAM_LEN))
+            kinds = [Speculation.ngram(_NGRAM_LEN)]
         else:
-            check_draft(draft, model, plan)
-            kinds += [Speculation.draft_model(draft, length) for length in _DRAFT_LENS]
-        is_dummy = not all(has_weights(each) for each in (model, draft or model))
-        return cls(model, plan, tuple(kinds), device, is_dummy=is_dummy, **others)
+            vocab_size = _checked_shape(draft, "--draft-model", plan).vocab_size
+            if vocab_size != shape.vocab_size:
+                raise ConfigError(
+                    f"--draft-model {draft}: vocab_size = {vocab_size}, but {model} has "
+                    f"{shape.vocab_size}; give a draft model with the same tokens"
+                )
+            kinds = [Speculation.draft_model(draft, length) for length in _DRAFT_LENS]
+        is_dummy = not all(_has_weights(each) for each in (model, draft or model))
+        return cls(model, plan, (_OFF, *kinds), device, is_dummy=is_dummy, **others)
 
     @property
     def shape(self) -> ModelShape:
@@ -78,10 +124,131 @@ class VllmSubject:
             kwargs["speculative_config"] = dict(speculation.config)
         return kwargs
 
-    def environment(self, speculation: Speculation) -> dict[str, str]:
+    @property
+    def description(self) -> dict[str, Any]:
+        """What is started without speculation."""
+        return {
+            "engine": "vllm",
+            "model": str(self.model),
+            "engine_kwargs": self.engine_kwargs(_OFF),
+        }
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """Those of the plan."""
+        return self.plan.loads
+
+    @property
+    def profiles(self) -> dict[str, str]:
+        """One for each speculation."""
+        return {each.name: f"profiles/{each.name}.yaml" for each in self.speculations}
+
+    def start(self, folder: Path, tell: Tell) -> Started:
+        """Measure how much an engine that is never idle gets done, and see what it runs on."""
+        self._folder = folder
+        run = self.plan.rush(folder / "capacity", self.shape.vocab_size, self.seed)
+        self._record(_OFF, [run])
+        recorded = load_run(run.folder)
+        hardware = recorded.section("hardware")
+        self._gpu(hardware)  # before much more is measured
+        [measured] = recorded.runs
+        seconds = float(measured.ended_at.max() - measured.arrived_at.min())
+        capacity = len(run.prompts) / seconds
+        tell(f"without speculation it serves {capacity:.2f} requests/s when it is never idle")
+        return Started(capacity, {"hardware": hardware})
+
+    def run(self, part: str, rates: dict[str, float], tell: Tell) -> None:
+        """Start the engine of one speculation and record all loads on it."""
+        tell(f"{part}: {len(ORDER)} runs")
+        self._rates = rates
+        self.record(self._speculation(part), self._folder / "runs" / part, rates)
+
+    def compare(self, part: str) -> VllmPart:
+        """Fit a profile to some runs of one engine, and replay those that it has not seen."""
+        runs, profile = self._folder / "runs" / part, self._folder / self.profiles[part]
+        try:
+            return self.replay(self._speculation(part), runs, self._rates, profile)
+        except SpecsimError:
+            profile.unlink(missing_ok=True)  # nothing says how good it is
+            raise
+
+    def findings(self, found: Calibration) -> dict[str, Any]:
+        """Return what was left out, and how much was asked for."""
+        return {"left_out": found.left_out, "capacity": found.capacity, "rates": found.rates}
+
+    def record(self, speculation: Speculation, folder: Path, rates: Mapping[str, float]) -> None:
+        """Measure all loads on one engine.
+
+        Args:
+            folder: Gets a run folder for each of `ORDER`; that of a first run also holds the
+                requests of its repetition.
+            rates: Requests per second of every load.
+
+        Raises:
+            ConfigError: vLLM failed, or did not record everything.
+        """
+        self._record(speculation, self.plan.runs(folder, rates, self.shape.vocab_size, self.seed))
+        for name in COMPARED:
+            if (first := load_of(name)) != name:
+                add_repetition(folder / first, folder / name)
+
+    def replay(
+        self, speculation: Speculation, folder: Path, rates: Mapping[str, float], path: Path
+    ) -> VllmPart:
+        """Fit a profile to the runs of one engine, and replay those that are compared.
+
+        Args:
+            folder: With a run folder for each of `ORDER`.
+            rates: Requests per second of every load.
+            path: The profile is written here, as a candidate.
+
+        Raises:
+            SpecsimError: A run cannot be read, fitted or simulated, or nothing was drafted in one.
+        """
+        fitted = [folder / name for name in FITTED]
+        profile = self._fitted(fitted)
+        write_profile(profile, path)
+        speeds = [speed for each in fitted if (speed := HostSpeed.of_run(each)) is not None]
+        usual = HostSpeed.usual(speeds) if speeds else None
+        replays = [_replayed(folder / name, speculation, path, usual) for name in COMPARED]
+        results = []
+        for load in dict.fromkeys(load_of(name) for name in COMPARED):
+            mine = [each for each in replays if load_of(each.name) == load]
+            results.append(
+                CaseResult.of(
+                    Label("recorded", self.plan.load(load), speculation.policy, rates[load]),
+                    [each.validation.measured for each in mine],
+                    [each.validation.simulated for each in mine],
+                    [each.slowness for each in mine if each.slowness is not None],
+                    [each.at_speed.simulated for each in mine],
+                )
+            )
+        return VllmPart(speculation.name, profile, results, replays)
+
+    def _speculation(self, part: str) -> Speculation:
+        return next(each for each in self.speculations if each.name == part)
+
+    def _record(self, speculation: Speculation, runs: list[VllmRun]) -> None:
+        arriving = sum(run.arrivals[-1] for run in runs)
+        record_runs(
+            runs,
+            self.engine_kwargs(speculation),
+            environment=self._environment(speculation),
+            probes=self.device == "cpu",
+            timeout_s=_TIMEOUT + 10 * arriving,
+        )
+        for run in runs:
+            meta = _meta(run.folder)
+            ended = len(load_run(run.folder).rows)
+            if not meta.get("complete") or ended != len(run.prompts):
+                raise ConfigError(
+                    f"{run.folder}: {ended} of {len(run.prompts)} requests were recorded to their "
+                    "end; look for vLLM's error and measure again"
+                )
+
+    def _environment(self, speculation: Speculation) -> dict[str, str]:
         """Return further environment variables: on a CPU, memory for just the blocks."""
-        variables = dict(self.plan.environment)
-        engine = self.plan.engine
+        variables, engine = dict(self.plan.environment), self.plan.engine
         if self.device == "cpu" and _CACHE_VARIABLE not in variables:
             shapes = [self.shape]
             if speculation.config is not None and "model" in speculation.config:
@@ -91,37 +258,69 @@ class VllmSubject:
             variables[_CACHE_VARIABLE] = str(ceil(taken / GIB))
         return variables
 
-    def gpu(self, hardware: Mapping[str, Any]) -> str:
-        """Return what a profile calls the device that vLLM ran on.
-
-        Args:
-            hardware: As in ``meta.json`` of a run.
-
-        Raises:
-            SpecsimError: It is another kind of device than was asked for, or one that is not known.
-        """
+    def _gpu(self, hardware: Mapping[str, Any]) -> str:
+        """Return what a profile calls the device that vLLM ran on; refuse another kind of it."""
         found = str(hardware.get("device_name"))
         if (found == "cpu") != (self.device == "cpu"):
             other = "cpu" if found == "cpu" else "cuda"
             raise ConfigError(f"--device {self.device}: vLLM runs on {found}; say --device {other}")
         return "cpu" if found == "cpu" else find_gpu([found], "--device cuda")
 
+    def _fitted(self, runs: Sequence[Path]) -> Profile:
+        """Return a profile of measured runs; a candidate."""
+        meta = _meta(runs[0])
+        names = ", ".join(run.name for run in runs)
+        points, origin = measured_steps(
+            runs,
+            str(self.model / "config.json"),
+            self._gpu(meta.get("hardware", {})),
+            1,
+            max_num_seqs=int(self.plan.engine["max_num_seqs"]),
+            max_num_batched_tokens=int(self.plan.engine["max_num_batched_tokens"]),
+        )
+        fit = fit_and_test(points, "two_regime", 0, names, keeps_sum=True)
+        profile = fitted_profile(fit, points, origin, f"specsim calibrate: {names}")
+        provenance = profile.provenance.model_copy(
+            update={
+                "engine": f"vLLM {meta.get('vllm_version')}",
+                "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            }
+        )
+        profile = profile.model_copy(update={"provenance": provenance})
+        return with_status(profile, is_validated=False, stated_error=self.stated_error)
 
-def has_weights(folder: Path) -> bool:
-    """Return whether a folder holds weights."""
+
+def _replayed(
+    folder: Path, speculation: Speculation, profile: Path, usual: float | None
+) -> Replayed:
+    run = load_run(folder)
+    if speculation.config is not None and not any(run.accepted):
+        raise ConfigError(
+            f"{run.path}: vLLM drafted nothing: prompt lookup found nothing that repeats; "
+            "give a --draft-model"
+        )
+    composed = compose(run, Replaced(profile=str(profile)))
+    validation, speed = replay(run, composed), run.host_speed
+    if speed is None or usual is None:
+        return Replayed(folder.name, validation, validation, None)
+    told = at_speed(composed.experiment, speed, usual, run.started_at)
+    slowness = HostSpeed.usual([speed]) / usual
+    return Replayed(
+        folder.name, validation, replay(run, replace(composed, experiment=told)), slowness
+    )
+
+
+def _meta(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "meta.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _has_weights(folder: Path) -> bool:
     return any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
 
 
-def check_model(folder: Path, option: str, plan: VllmPlan) -> ModelShape:
-    """Return the shape of a model in a folder.
-
-    Args:
-        option: Who names it, for the error message.
-        plan: Its longest request has to fit.
-
-    Raises:
-        SpecsimError: It is none, or its context is too short.
-    """
+def _checked_shape(folder: Path, option: str, plan: VllmPlan) -> ModelShape:
+    """Return the shape of a model in a folder that an option names, if its context is enough."""
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(
@@ -136,18 +335,3 @@ def check_model(folder: Path, option: str, plan: VllmPlan) -> ModelShape:
             f"{longest} tokens of the longest request; calibrate a model with more"
         )
     return shape
-
-
-def check_draft(folder: Path, model: Path, plan: VllmPlan) -> None:
-    """Refuse a draft model that cannot draft for a model.
-
-    Raises:
-        SpecsimError: It is none, or has other tokens.
-    """
-    draft = check_model(folder, "--draft-model", plan)
-    size = load_model(str(model / "config.json")).vocab_size
-    if draft.vocab_size != size:
-        raise ConfigError(
-            f"--draft-model {folder}: vocab_size = {draft.vocab_size}, but {model} has {size}; "
-            "give a draft model with the same tokens"
-        )

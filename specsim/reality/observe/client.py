@@ -106,12 +106,7 @@ class Client:
         self._body = body
 
     def encode(self, prompt: NDArray[np.int64], output_len: int, *, priority: int = 0) -> bytes:
-        """Return the body of a request for an answer of exactly this length.
-
-        Args:
-            prompt: Of shape (prompt_len,).
-            output_len: In tokens.
-        """
+        """Return the body of a request for an answer of exactly this length."""
         fields: dict[str, Any] = {
             "model": self._model,
             "prompt": prompt.tolist(),
@@ -127,11 +122,7 @@ class Client:
         return json.dumps(fields, separators=(",", ":")).encode()
 
     async def ask(self, body: bytes) -> Answer:
-        """Send a request and read its answer to the end.
-
-        Returns:
-            With an error, and what came before it, if anything went wrong.
-        """
+        """Send a request and read its answer to the end, or as far as it comes before an error."""
         answer = Answer(monotonic())
         headers = {"Content-Type": "application/json"}
         try:

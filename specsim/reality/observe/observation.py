@@ -6,16 +6,14 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
-from specsim.reality.calibration.run_writer import RunWriter
 from specsim.reality.observe.client import INTERRUPTED, Client, Options, new_session
-from specsim.reality.observe.load import Sent, send_all
-from specsim.reality.observe.outcome import Observation
-from specsim.reality.observe.rows import request_row
+from specsim.reality.observe.outcome import Observation, request_row
 from specsim.reality.observe.server import (
     Metrics,
     Server,
@@ -23,7 +21,8 @@ from specsim.reality.observe.server import (
     find_server,
     read_metrics,
 )
-from specsim.reality.observe.workload import Prompts, Workload
+from specsim.reality.observe.workload import Prompts, Sent, Workload, send_all
+from specsim.reality.run_writer import RunWriter
 
 __all__ = ["observe"]
 
@@ -40,16 +39,13 @@ def observe(
     options: Options | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Observation:
-    """Send a workload to a server and record what comes back.
+    """Send a workload to a server and record what comes back, also until an interrupt.
 
     Args:
         url: Such as ``http://127.0.0.1:8000``. A key is taken from ``OPENAI_API_KEY``.
         folder: Gets ``requests.jsonl`` and ``meta.json``, request by request; see `RunWriter`.
         model: By default the only one that the server has.
         on_progress: Told the number of requests that have ended, each time one ends.
-
-    Returns:
-        After an interrupt (SIGINT, SIGTERM) with what there was until then.
 
     Raises:
         ConfigError: An option is wrong, nothing answers at the URL, or not what is asked for.
@@ -61,29 +57,26 @@ def observe(
     return asyncio.run(run.go(base_url(url), model))
 
 
+@dataclass(frozen=True)
 class _Run:
     """One run, from finding the server to closing the folder."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        folder: Path,
-        options: Options,
-        on_progress: Callable[[int], None] | None,
-    ) -> None:
-        self._workload = workload
-        self._folder = folder
-        self._options = options
-        self._on_progress = on_progress
-        self._prompts = Prompts(workload.seed, options.low_id, options.high_id)
+    workload: Workload
+    folder: Path
+    options: Options
+    on_progress: Callable[[int], None] | None
+
+    @property
+    def prompts(self) -> Prompts:
+        return Prompts(self.workload.seed, self.options.low_id, self.options.high_id)
 
     async def go(self, url: str, model: str | None) -> Observation:
         """Return what came of the run."""
-        async with new_session(os.environ.get("OPENAI_API_KEY"), self._options.timeout) as session:
+        async with new_session(os.environ.get("OPENAI_API_KEY"), self.options.timeout) as session:
             server = await find_server(session, url, model)
-            client = Client(session, server, self._options.body)
-            requests = self._workload.requests
-            prompts = [self._prompts.of(request) for request in requests]
+            client = Client(session, server, self.options.body)
+            requests = self.workload.requests
+            prompts = [self.prompts.of(request) for request in requests]
             bodies = [
                 client.encode(prompt, request.output_len, priority=request.priority)
                 for request, prompt in zip(requests, prompts, strict=True)
@@ -91,21 +84,21 @@ class _Run:
             await self._warm_up(client)
             before = await read_metrics(session, url)
             found = Observation(server, len(requests))
-            writer = RunWriter(self._folder, self._meta(server, before, found.notes))
+            writer = RunWriter(self.folder, self._meta(server, before, found.notes))
 
             def ended(sent: Sent) -> None:
                 found.sent.append(sent)
                 writer.add_request(request_row(sent, prompts[sent.index]))
-                if self._on_progress is not None:
-                    self._on_progress(len(found.sent))
+                if self.on_progress is not None:
+                    self.on_progress(len(found.sent))
 
             gc.collect()
             gc.freeze()  # what is there stays: collecting around it would make the client late
             try:
                 found.is_interrupted = await _until_interrupt(
-                    send_all(client, self._workload, bodies, ended)
+                    send_all(client, self.workload, bodies, ended)
                 )
-                found.check(self._workload, before, await read_metrics(session, url))
+                found.check(self.workload, before, await read_metrics(session, url))
                 writer.update_meta(**found.to_dict())
                 writer.close(complete=len(found.sent) == len(requests) and not found.is_interrupted)
             finally:
@@ -114,9 +107,9 @@ class _Run:
         return found
 
     async def _warm_up(self, client: Client) -> None:
-        first = self._workload.requests[0]
-        for number in range(self._options.num_warm_up):
-            prompt = self._prompts.warm_up(number, first.prompt_len)
+        first = self.workload.requests[0]
+        for number in range(self.options.num_warm_up):
+            prompt = self.prompts.warm_up(number, first.prompt_len)
             length = min(first.output_len, _WARM_UP_LEN)
             answer = await client.ask(client.encode(prompt, length))
             if answer.error == INTERRUPTED:
@@ -129,10 +122,10 @@ class _Run:
 
     def _meta(self, server: Server, before: Metrics | None, notes: list[str]) -> dict[str, Any]:
         cache = before.cache_config if before is not None else {}
-        engine, kv_cache = _engine_kwargs(self._workload.engine_kwargs, cache, notes)
+        engine, kv_cache = _engine_kwargs(self.workload.engine_kwargs, cache, notes)
         if server.max_model_len is not None:
             engine.setdefault("max_model_len", server.max_model_len)
-        options = self._options
+        options = self.options
         return {
             "source": "specsim observe",
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -141,7 +134,7 @@ class _Run:
             **({"vllm_version": server.version} if server.version else {"engine": "unknown"}),
             "engine_kwargs": engine,
             "kv_cache": kv_cache,
-            "seed": self._workload.seed,
+            "seed": self.workload.seed,
             "random_ids": [options.low_id, options.high_id],
             "request_body": options.body,
             "num_warm_up": options.num_warm_up,

@@ -42,11 +42,7 @@ class Metrics:
     """vLLM's ``cache_config_info``, as text."""
 
     def since(self, before: "Metrics") -> dict[str, float]:
-        """Return by how much each counter has grown.
-
-        Returns:
-            Empty if the server was restarted in between, so that a counter fell.
-        """
+        """Return by how much each counter has grown; {} if one fell: it was restarted."""
         grown = {
             name: value - before.values.get(name, 0.0)
             for name, value in self.values.items()
@@ -67,10 +63,7 @@ class Server:
 
 
 def base_url(url: str) -> str:
-    """Return the address of a server without the path of its API.
-
-    Args:
-        url: Such as ``http://127.0.0.1:8000``, with ``/v1`` or without.
+    """Return the address of a server without the path of its API, such as ``/v1``.
 
     Raises:
         ConfigError: It is no http or https URL.
@@ -94,7 +87,6 @@ async def find_server(session: aiohttp.ClientSession, url: str, model: str | Non
     """Return the server at an address, checked to be of the kind that is asked.
 
     Args:
-        url: As `base_url` returns it.
         model: By default the only one that the server has.
 
     Raises:
@@ -148,11 +140,7 @@ async def _version(session: aiohttp.ClientSession, url: str) -> str | None:
 
 
 async def read_metrics(session: aiohttp.ClientSession, url: str) -> Metrics | None:
-    """Return a server's metrics.
-
-    Returns:
-        None if it does not answer, or has no such page.
-    """
+    """Return a server's metrics; None if it does not answer, or has no such page."""
     try:
         async with session.get(f"{url}/metrics", timeout=_TIMEOUT) as response:
             text = await response.text(errors="replace")
@@ -164,8 +152,7 @@ async def read_metrics(session: aiohttp.ClientSession, url: str) -> Metrics | No
 def parse_metrics(text: str) -> Metrics:
     """Return the engine's metrics in a page of Prometheus text.
 
-    Args:
-        text: Of it, only names with a colon, which servers of language models use for their own.
+    They are those with a colon, which servers of language models use for their own.
     """
     values: dict[str, float] = {}
     cache_config: dict[str, str] = {}

@@ -8,8 +8,7 @@ Source of the recordings: vLLM 0.32.0 ``v1/core/sched/scheduler.py`` and ``async
 """
 
 from specsim.reality.parity.log import Difference, compare_logs, load_log
-from specsim.reality.parity.run import run_scenario
-from specsim.reality.parity.scenario import Scenario, load_scenario
+from specsim.reality.parity.scenario import Scenario, load_scenario, run_scenario
 
 __all__ = [
     "Difference",

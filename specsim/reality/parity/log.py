@@ -33,11 +33,7 @@ def load_log(path: Path) -> dict[str, Any]:
 
 
 class LogWriter:
-    """Writes what happens in the format of the recordings (its fields are explained there).
-
-    Args:
-        requests: Of the run, by index.
-    """
+    """Writes what happens in the format of the recordings (its fields are explained there)."""
 
     def __init__(self, requests: list[Request]) -> None:
         self.steps: list[dict[str, Any]] = []
@@ -170,12 +166,7 @@ class Difference:
 
 
 def compare_logs(ours: dict[str, Any], theirs: dict[str, Any]) -> Difference | None:
-    """Return the first difference between our log and a recorded one, or None.
-
-    Args:
-        ours: From `run_scenario`.
-        theirs: A recorded log.
-    """
+    """Return the first difference between our log and a recorded one, or None."""
     for number, (our_step, their_step) in enumerate(
         zip(ours["steps"], theirs["steps"], strict=False)
     ):

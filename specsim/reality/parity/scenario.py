@@ -1,15 +1,40 @@
 """Scenarios: what is scripted around the scheduler, as recorded from the real vLLM 0.32.0."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, final
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.acceptance.base import Acceptance
+from specsim.acceptance.bernoulli import Bernoulli
 from specsim.core.errors import TraceError
+from specsim.core.request import Request
+from specsim.core.rng import Luck, indexed_hash
 from specsim.core.settings import Settings, load_mapping, validated
+from specsim.core.step import Ints, StepLoad
 from specsim.engine.config import EngineConfig
+from specsim.engine.facts import Facts
+from specsim.engine.integrity import IntegrityCheck
+from specsim.engine.python_verbs import Wiring
+from specsim.engine.replica import Replica
+from specsim.engine.speculation import Speculation
+from specsim.latency._form import COEFFICIENTS, Form
+from specsim.latency.base import LatencyModel
+from specsim.policies.base import Policy, ServerView
+from specsim.policies.off import Off
+from specsim.policies.schedule import Schedule
+from specsim.policies.static import Static
+from specsim.profile import Overhead, StepCosts
+from specsim.proposers import PROPOSERS
+from specsim.proposers.base import Proposer
+from specsim.reality.parity.log import LogWriter
+from specsim.results.records import ReplicaRecords
+from specsim.run.draft_sources import TableDrafts
 
-__all__ = ["Scenario", "load_scenario"]
+__all__ = ["Scenario", "load_scenario", "run_scenario"]
 
 
 class SpecScript(Settings):
@@ -103,3 +128,170 @@ def load_scenario(path: Path) -> Scenario:
     """
     with validated(str(path), TraceError):
         return Scenario.model_validate(load_mapping(path, TraceError))
+
+
+_ACCEPTANCE, _DRAFTS, _OUTPUT_TOKENS, _PROMPT_TOKENS = 1, 2, 3, 4  # streams of the recordings
+
+
+def _costs(cost: CostScript) -> StepCosts:
+    """Return step times in whole nanoseconds: base, per token, per context and batched token."""
+    per_token = cost.per_token_ns + cost.per_ctx_ns
+    target = _Scripted(per_context=cost.per_ctx_ns, per_token=per_token, base=cost.base_ns)
+    return StepCosts(target, (), Overhead())
+
+
+@final
+class _Scripted(LatencyModel):
+    """Three coefficients in the unit of the clock, exact as long as they are whole."""
+
+    kind: str = "scripted"
+    per_context: int
+    per_token: int
+    base: int
+
+    def forward_time(self, load: StepLoad) -> float:
+        per_context = self.per_context * load.context_tokens
+        return per_context + self.per_token * load.batched_tokens + self.base
+
+    def form(self) -> Form:
+        coefficients = (self.per_context, self.per_token, self.base)
+        return np.array([COEFFICIENTS, *coefficients, *coefficients], dtype=np.float64)
+
+
+@final
+class _ScriptedAcceptance(Acceptance):
+    """Bernoulli with a probability of its own for some requests."""
+
+    kind: str = "scripted"
+    alphas: tuple[float, ...]
+
+    def survival_lens(
+        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
+    ) -> list[bytes]:
+        models = (Bernoulli(alpha=alpha) for alpha in self.alphas)
+        return [
+            model.survival_lens([request], luck, max_draft_len)[0]
+            for request, model in zip(requests, models, strict=True)
+        ]
+
+
+class _ScriptedNgram(Proposer):
+    """An n-gram drafter whose number of drafts is scripted."""
+
+    method: str = "scripted_ngram"
+    p_zero: float
+    seed: int
+
+    def start(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> int:
+        return self.seed
+
+    def offered_len(self, request: int, position: int, draft_len: int, memory: Any) -> int:
+        v = (indexed_hash(self.seed, _DRAFTS, request, position) >> 11) * 2.0**-53
+        if v < self.p_zero or not draft_len:
+            return 0
+        return min(draft_len, 1 + int((v - self.p_zero) / (1 - self.p_zero) * draft_len))
+
+
+def _no_time(load: StepLoad, draft_lens: int | list[int] | Ints) -> float:
+    return 0.0
+
+
+def _no_times(
+    load: StepLoad, batched_tokens: Ints, draft_lens: int | list[int] | Ints
+) -> NDArray[np.float64]:
+    return np.zeros(len(batched_tokens))
+
+
+def _policy(spec: SpecScript | None) -> Policy:
+    if spec is None:
+        return Off()
+    if spec.per_batch_size is not None:
+        return Schedule(ranges=spec.per_batch_size)
+    return Static()
+
+
+def _token_ids(seed: int, stream: int, request: int, count: int) -> NDArray[np.int64]:
+    ids = [indexed_hash(seed, stream, request, position) % 2**30 for position in range(count)]
+    return 1_000_000 + np.array(ids, dtype=np.int64)
+
+
+def _request(scenario: Scenario, index: int) -> Request:
+    row = scenario.requests[index]
+    prompt = row.prompt_token_ids
+    return Request(
+        index=index,
+        id=row.id,
+        arrived_at=row.arrival_ns,
+        prompt_len=row.prompt_len,
+        output_len=row.max_tokens,
+        priority=row.priority,
+        prompt_token_ids=_token_ids(scenario.seed, _PROMPT_TOKENS, index, row.prompt_len)
+        if prompt is None
+        else np.array(prompt, dtype=np.int64),
+        output_token_ids=_token_ids(scenario.seed, _OUTPUT_TOKENS, index, row.max_tokens),
+    )
+
+
+def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
+    """Run a scenario and return its log: ``scenario``, ``steps`` and ``requests``, as recorded.
+
+    Args:
+        check: Check all invariants after every step.
+    """
+    spec = scenario.engine.spec
+    policy = _policy(spec)
+    proposer: Proposer | None = None
+    if spec is not None:
+        proposer = PROPOSERS.parse({"method": spec.method, "num_speculative_tokens": spec.k})
+    max_draft_len = policy.max_draft_len(spec.k if spec else 0)
+    setup = scenario.engine.to_config().setup(
+        proposer,
+        max_draft_len,
+        is_dynamic=policy.is_dynamic,
+        is_async=scenario.engine.async_scheduling,
+    )
+    if proposer is not None and scenario.drafts.mode == "ngram":
+        proposer = _ScriptedNgram(
+            num_speculative_tokens=max_draft_len,
+            p_zero=scenario.drafts.p_zero,
+            seed=scenario.seed,
+        )
+    requests = [_request(scenario, index) for index in range(len(scenario.requests))]
+    facts = Facts.of(
+        requests, setup.block_sizes[0], with_keys=scenario.engine.enable_prefix_caching
+    )
+    luck = Luck(scenario.seed, _ACCEPTANCE)
+    fates = _fates(scenario, requests, luck, max_draft_len)
+    speculation = Speculation(
+        policy=policy,
+        memory=policy.start(ServerView(max_draft_len, _no_time, _no_times)),
+        max_draft_len=max_draft_len,
+        source=TableDrafts(fates, facts.starts) if proposer else None,
+        proposer=proposer,
+        proposer_memory=proposer.start(requests, luck, max_draft_len) if proposer else None,
+    )
+    log = LogWriter(requests)
+    wiring = Wiring(
+        facts=facts,
+        records=ReplicaRecords(max_draft_len),
+        fates=fates,
+        observers=[log, IntegrityCheck()] if check else [log],
+    )
+    replica = Replica(setup, _costs(scenario.cost), speculation, wiring)
+    for request in requests:
+        replica.submit(request.index, request.arrived_at)
+    replica.finish()
+    return {
+        "scenario": scenario.name,
+        "steps": log.steps,
+        "requests": [log.ended[index] for index in sorted(log.ended)],
+    }
+
+
+def _fates(
+    scenario: Scenario, requests: list[Request], luck: Luck, max_draft_len: int
+) -> NDArray[np.uint8]:
+    alphas = (scenario.acceptance.alpha if r.alpha is None else r.alpha for r in scenario.requests)
+    acceptance = _ScriptedAcceptance(alphas=tuple(alphas))
+    tables = acceptance.survival_lens(requests, luck, max_draft_len)
+    return np.frombuffer(b"".join(tables), dtype=np.uint8)

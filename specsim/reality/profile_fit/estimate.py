@@ -1,4 +1,9 @@
-"""Robust regression with coefficients that are not negative."""
+"""Robust regression of step times, how far it is off, and the profile that comes of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,20 +13,33 @@ from specsim.core.errors import ProfileError
 from specsim.latency.base import LatencyModel
 from specsim.latency.linear import Coefficients, Linear
 from specsim.latency.two_regime import TwoRegime
-from specsim.reality.profile_fit.points import Points
+from specsim.profile import Profile
+from specsim.reality.profile_fit.points import Origin, Points
 
-__all__ = ["KINDS", "MIN_POINTS", "fit_model", "robust_fit"]
+__all__ = [
+    "DISTURBED",
+    "KINDS",
+    "Comparison",
+    "Error",
+    "ModelFit",
+    "fit_and_test",
+    "fit_model",
+    "fitted_profile",
+    "robust_fit",
+]
 
 KINDS = ("two_regime", "linear")
-MIN_POINTS = 6
-"""Twice as many as there are coefficients."""
-
+DISTURBED = 3.0
+"""How many times its usual duration a step may take and still count in a sum."""
+_MIN_POINTS = 6  # twice as many as there are coefficients
 _HUBER = 1.345  # standard deviations; 95 % efficient where the errors are normal (Huber 1981)
 _ROUNDS = 20
-_DISTURBED = 3.0
-"""How many times its usual duration a step may take and still count in the sum."""
+_MOST_COLLINEAR = 1e6  # largest over smallest singular value
 _UNITS = np.array([1e-9, 1e-6, 1e-3])
 """Of alpha_ns, gamma_us and delta_ms, seconds."""
+_HELD_OUT = 0.2
+_SIZES = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
+_REPEATS = 10
 
 
 def fit_model(points: Points, kind: str, source: str, *, keeps_sum: bool = False) -> LatencyModel:
@@ -51,33 +69,28 @@ def fit_model(points: Points, kind: str, source: str, *, keeps_sum: bool = False
 
 
 def _coefficients(points: Points, what: str, keeps_sum: bool) -> dict[str, float]:
-    if len(points) < MIN_POINTS:
+    if len(points) < _MIN_POINTS:
         raise ProfileError(
             f"{what}: {len(points)} are too few to fit 3 coefficients; measure at least "
-            f"{MIN_POINTS}, or fit kind linear if one kind of step is missing"
+            f"{_MIN_POINTS}, or fit kind linear if one kind of step is missing"
         )
     columns = np.column_stack([points.context_tokens, points.batched_tokens, np.ones(len(points))])
-    _check_rank(columns, what)
+    scaled = columns / np.maximum(columns.max(axis=0), 1e-300)
+    if np.linalg.cond(scaled) > _MOST_COLLINEAR:
+        raise ProfileError(
+            f"{what}: context tokens, batched tokens and a constant are collinear, so their costs "
+            "cannot be told apart; measure the same batch with other context lengths"
+        )
     found = robust_fit(columns * _UNITS, points.seconds)
     if keeps_sum:
         predicted = columns * _UNITS @ found
-        usual = points.seconds < _DISTURBED * predicted
+        usual = points.seconds < DISTURBED * predicted
         found *= points.seconds[usual].sum() / predicted[usual].sum()
     if found[1] == 0 and found[2] == 0:
         raise ProfileError(
             f"{what}: their times depend on nothing but the context; measure steps of other sizes"
         )
     return dict(zip(("alpha_ns", "gamma_us", "delta_ms"), found.tolist(), strict=True))
-
-
-def _check_rank(columns: NDArray[np.float64], what: str) -> None:
-    scaled = columns / np.maximum(columns.max(axis=0), 1e-300)
-    values = np.linalg.svd(scaled, compute_uv=False)
-    if values[-1] < 1e-6 * values[0]:
-        raise ProfileError(
-            f"{what}: context tokens, batched tokens and a constant are collinear, so their costs "
-            "cannot be told apart; measure the same batch with other context lengths"
-        )
 
 
 def robust_fit(columns: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -99,3 +112,188 @@ def robust_fit(columns: NDArray[np.float64], seconds: NDArray[np.float64]) -> ND
         limit = max(_HUBER * 1.4826 * float(np.median(errors)), 1e-9 * float(seconds.max()))
         weights = limit / np.maximum(errors, limit)
     return np.asarray(found)
+
+
+@dataclass(frozen=True)
+class Error:
+    """Sizes of the relative errors of single steps."""
+
+    median: float
+    mean: float
+    p90: float
+    worst: float
+
+    @classmethod
+    def of(cls, model: LatencyModel, points: Points) -> "Error":
+        """Return the errors of a model on some steps."""
+        predicted = np.asarray(model.forward_time(points.load))
+        shares = np.abs(predicted / points.seconds - 1)
+        return cls(
+            median=float(np.median(shares)),
+            mean=float(shares.mean()),
+            p90=float(np.percentile(shares, 90)),
+            worst=float(shares.max()),
+        )
+
+    @classmethod
+    def by_kind(cls, model: LatencyModel, points: Points) -> "dict[str, Error]":
+        """Return the errors on ``all`` steps, and on each kind (decode, mixed) that occurs."""
+        kinds = {"decode": ~points.mixed, "mixed": points.mixed}
+        found = {name: points.take(rows) for name, rows in kinds.items() if rows.any()}
+        return {name: cls.of(model, some) for name, some in {"all": points, **found}.items()}
+
+
+@dataclass(frozen=True)
+class ModelFit:
+    """A fit to all points, and how such a fit does on a fifth of them that it has not seen."""
+
+    kind: str
+    model: LatencyModel
+    num_points: int
+    num_mixed: int
+    held_out: dict[str, Error]
+    """From `Error.by_kind`."""
+    learning_curve: list[tuple[int, float]]
+    """Points fitted, and the median error on the held-out steps; the median of 10 draws."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "model": self.model.model_dump(mode="json"),
+            "num_points": self.num_points,
+            "num_mixed": self.num_mixed,
+            "held_out": {name: vars(error) for name, error in self.held_out.items()},
+            "learning_curve": [
+                {"points": size, "median_error": error} for size, error in self.learning_curve
+            ],
+        }
+
+
+def fit_and_test(
+    points: Points, kind: str, seed: int, source: str, *, keeps_sum: bool = False
+) -> ModelFit:
+    """Fit a latency model to steps, and test such a fit on steps that are held out.
+
+    Args:
+        kind, source, keeps_sum: As of `fit_model`.
+        seed: Of the division into fitted and held-out steps.
+
+    Raises:
+        ProfileError: The points are too few, or collinear.
+    """
+    fit = partial(fit_model, kind=kind, keeps_sum=keeps_sum)
+    model = fit(points, source=source)
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(points))
+    cut = max(1, int(_HELD_OUT * len(points)))
+    held_out, rest = points.take(order[:cut]), points.take(order[cut:])
+    errors = Error.by_kind(fit(rest, source=f"{source} (four fifths of it)"), held_out)
+    curve = []
+    for size in (*(size for size in _SIZES if size < len(rest)), len(rest)):
+        draws = [
+            found
+            for _ in range(_REPEATS if size < len(rest) else 1)
+            if (found := _draw(rest, size, fit, rng, held_out)) is not None
+        ]
+        if draws:
+            curve.append((size, float(np.median(draws))))
+    return ModelFit(kind, model, len(points), int(points.mixed.sum()), errors, curve)
+
+
+def _draw(
+    points: Points,
+    size: int,
+    fit: Callable[..., LatencyModel],
+    rng: np.random.Generator,
+    held_out: Points,
+) -> float | None:
+    """Return the error of a fit to so many points; None if they determine none."""
+    # Half of either kind, as far as there are that many: in a table one may be rare.
+    decode, mixed = (rng.permutation(np.flatnonzero(points.mixed == each)) for each in (0, 1))
+    num_decode = min(len(decode), max(size // 2, size - len(mixed)))
+    rows = np.concatenate([decode[:num_decode], mixed[: size - num_decode]])
+    try:
+        return Error.of(fit(points.take(rows), source=""), held_out).median
+    except ProfileError:
+        return None
+
+
+def fitted_profile(fit: ModelFit, points: Points, origin: Origin, source: str) -> Profile:
+    """Return the profile of a fit.
+
+    Its overhead is 0: it is hidden under asynchronous scheduling, and part of the measured times
+    otherwise. So is drafting, if the steps are those of runs with speculation: its cost is 0, and
+    the target's coefficients are those of a step with drafts of that one length. A run of one
+    length cannot tell the two apart.
+
+    Args:
+        points: That were fitted.
+        source: Where they come from.
+    """
+    error = fit.held_out["all"]
+    drafts: dict[str, dict[str, Any]] = {}
+    notes = ""
+    if origin.speculation is not None:
+        method, longest = origin.speculation
+        drafts = {method: {}}
+        notes = (
+            f"; a step with {method}, {longest} draft tokens, drafting included: of other draft "
+            "lengths it says nothing"
+        )
+    return Profile.model_validate(
+        {
+            "model": origin.model,
+            "gpu": origin.gpu,
+            "tensor_parallel_size": origin.tensor_parallel_size,
+            "provenance": {
+                "engine": "as in the source",
+                "source": source,
+                "date": "as in the source",
+                "notes": f"{fit.kind} fitted by `specsim profile fit` to {fit.num_points} "
+                f"steps ({fit.num_mixed} with prefill); error of a held-out step: median "
+                f"{error.median:.2%}, 90th percentile {error.p90:.2%}{notes}",
+            },
+            "target": fit.model,
+            "drafts": drafts,
+            "valid_range": {
+                "context_tokens": max(1, int(points.context_tokens.max())),
+                "batched_tokens": int(points.batched_tokens.max()),
+            },
+            "reserved_gib": origin.reserved_gib,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a profile says of the target's forward pass, and what was measured."""
+
+    points: Points
+    predicted: NDArray[np.float64]
+    """Seconds, one per point; without drafting and the engine's overhead."""
+    errors: dict[str, Error]
+    """From `Error.by_kind`."""
+    num_outside: int
+    """Steps beyond the profile's valid range."""
+
+    @classmethod
+    def of(cls, profile: Profile, points: Points, source: str) -> "Comparison":
+        """Compare a profile with steps from a source, named for the error message.
+
+        Raises:
+            ProfileError: There is no step to compare with.
+        """
+        if not len(points):
+            raise ProfileError(
+                f"{source}: has no step with tokens that could run; measure some, or allow larger "
+                "steps"
+            )
+        valid = profile.valid_range
+        outside = points.context_tokens > valid.context_tokens
+        outside |= points.batched_tokens > valid.batched_tokens
+        return cls(
+            points=points,
+            predicted=np.asarray(profile.target.forward_time(points.load)),
+            errors=Error.by_kind(profile.target, points),
+            num_outside=int(outside.sum()),
+        )

@@ -1,19 +1,31 @@
-"""Attention over a KV cache in which every sequence has a row of its own."""
+"""Batches of spans of tokens, and attention over a KV cache where every sequence has a row."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from specsim.reality.torch_engine.batch import Batch, Span, make_batch
+__all__ = [
+    "Attend",
+    "Batch",
+    "Span",
+    "attend_each",
+    "attend_flash",
+    "causal_mask",
+    "choose_attention",
+    "make_batch",
+    "pack",
+    "unpack",
+]
 
-__all__ = ["Attend", "attend_each", "attend_flash", "causal_mask", "choose_attention"]
 
-Attend = Callable[[Tensor, Tensor, Batch], Tensor]
 _AGREES = 0.05  # of a token's norm; bfloat16 keeps eight bits
 _CHECKED = ((600, 1, 4, 1), (1, 1, 1, 1), (4, 4, 4))
 """Lengths of spans: a step with prefill, one that decodes, one that verifies."""
@@ -23,16 +35,112 @@ _flash = torch.ops.aten._flash_attention_forward
 log = logging.getLogger(__name__)
 
 
+class Span(NamedTuple):
+    """Consecutive tokens of one sequence."""
+
+    slot: int
+    """Row of the KV cache that the sequence has."""
+    start: int
+    """Position of the first token; all before it are in the cache."""
+    token_ids: NDArray[np.int64]
+    asked: range
+    """Places in the span of the tokens whose successors are asked for."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Several spans, end to end."""
+
+    spans: Sequence[Span]
+    token_ids: Tensor
+    """Shape (tokens,)."""
+    positions: Tensor
+    """Shape (tokens,)."""
+    cache_rows: Tensor
+    """Shape (tokens,): slot times slot length plus position."""
+    logit_rows: Tensor
+    """Shape (logits,): the tokens whose successors are asked for."""
+    query_starts: Tensor
+    """Of the spans in the batch, and the end of the last, shape (spans + 1,), int32."""
+    key_starts: Tensor
+    """Of their sequences in the cache, and an unused 0, shape (spans + 1,), int32."""
+    key_lens: Tensor
+    """Of their sequences, these spans included, shape (spans,), int32."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest span."""
+        return max(len(span.token_ids) for span in self.spans)
+
+
+def make_batch(spans: Sequence[Span], slot_len: int, device: torch.device) -> Batch:
+    """Lay spans, at least one, end to end."""
+    return unpack(torch.from_numpy(pack(spans, slot_len)).to(device), spans)
+
+
+def pack(spans: Sequence[Span], slot_len: int) -> NDArray[np.int64]:
+    """Return the tensors of a `Batch`, in their order, end to end: one transfer to the device."""
+    lens = np.array([len(span.token_ids) for span in spans])
+    slots, starts = np.array([span[:2] for span in spans]).T
+    ends = np.cumsum(lens)
+    offsets = np.arange(ends[-1]) - np.repeat(ends - lens, lens)
+    positions = np.repeat(starts, lens) + offsets
+    return np.concatenate(
+        [
+            *(span.token_ids for span in spans),
+            positions,
+            np.repeat(slots * slot_len, lens) + positions,
+            *(
+                np.arange(span.asked.start, span.asked.stop) + first
+                for span, first in zip(spans, ends - lens, strict=True)
+            ),
+            [0],
+            ends,
+            slots * slot_len,
+            [0],
+            starts + lens,
+        ]
+    )
+
+
+def unpack(packed: Tensor, spans: Sequence[Span]) -> Batch:
+    """Take apart what `pack` has packed; later changes of the tensor are changes of the batch.
+
+    Args:
+        spans: Only how many there are, how long they are and how much they ask for matters.
+    """
+    num, asked = (
+        sum(len(each) for each in column)
+        for column in ((span.token_ids for span in spans), (span.asked for span in spans))
+    )
+    tokens, rest = packed[: 3 * num].view(3, num), packed[3 * num :]
+    reads = rest[asked:].int()
+    edge = len(spans) + 1
+    return Batch(
+        spans,
+        tokens[0],
+        tokens[1],
+        tokens[2],
+        rest[:asked],
+        reads[:edge],
+        reads[edge : 2 * edge],
+        reads[2 * edge :],
+    )
+
+
+Attend = Callable[[Tensor, Tensor, Batch], Tensor]
+"""Takes queries, cache and batch."""
+
+
 def causal_mask(num_positions: int, num_shared: int, like: Tensor) -> Tensor:
-    """Return which position sees which, as what is added to the scores.
+    """Return which position sees which, as what is added to the scores: 0 or minus infinity.
 
     Args:
         num_shared: Query heads that share keys and values; each position has so many rows.
         like: Of the device and dtype.
 
     Returns:
-        0 where it does, minus infinity where it does not, of shape (num_positions * num_shared,
-        num_positions).
+        Of shape (num_positions * num_shared, num_positions).
     """
     sees = like.new_ones((num_positions, num_positions), dtype=torch.bool).tril()
     mask = like.new_zeros((num_positions, num_positions)).masked_fill(~sees, -torch.inf)
@@ -46,13 +154,10 @@ def attend_each(queries: Tensor, cache: Tensor, batch: Batch, *, mask: Tensor) -
     that keys and values are read once for all of them.
 
     Args:
-        queries: Of shape (tokens, heads, head_dim).
+        queries: Of shape (tokens, heads, head_dim), as is what is returned.
         cache: Keys and values, those of this batch included, of shape (2, slots, slot_len,
             kv_heads, head_dim).
         mask: From `causal_mask`.
-
-    Returns:
-        Of shape (tokens, heads, head_dim).
     """
     found = torch.empty_like(queries)
     kv_heads = cache.shape[3]
@@ -83,11 +188,7 @@ def attend_flash(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
     context that is read, as a simulation has it, and not the longest sequence.
 
     Args:
-        queries: On a GPU, of 16 bits, of shape (tokens, heads, head_dim).
-        cache: Of shape (2, slots, slot_len, kv_heads, head_dim).
-
-    Returns:
-        Of shape (tokens, heads, head_dim).
+        queries, cache: As of `attend_each`; on a GPU, of 16 bits.
     """
     keys, values = cache.flatten(1, 2)
     # The last token of a span sees all its keys: causal masks are aligned to the end.
@@ -110,13 +211,12 @@ def attend_flash(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
 def choose_attention(cache: Tensor, num_heads: int) -> Attend:
     """Return how a device attends best, provided that it attends right.
 
+    On a GPU that has no such kernel, or one that says otherwise, sequences are attended to one by
+    one, with a warning.
+
     Args:
         cache: Of one layer; overwritten. Of shape (2, slots, slot_len, kv_heads, head_dim).
         num_heads: Of queries.
-
-    Returns:
-        Takes queries, cache and batch. On a GPU that has no such kernel, or one that says
-        otherwise, sequences are attended to one by one, with a warning.
     """
     slot_len, kv_heads = cache.shape[2:4]
     each = partial(attend_each, mask=causal_mask(slot_len, num_heads // kv_heads, cache))

@@ -6,37 +6,44 @@ import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
+from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.request import Request
 from specsim.core.rng import generator
-from specsim.hardware import ModelShape
+from specsim.hardware import GIB, ModelShape
 from specsim.profile import Profile
-from specsim.reality.calibration.grid import GridPoint, Sample
-from specsim.reality.calibration.served import Served
-from specsim.reality.torch_engine.batch import Span
-from specsim.reality.torch_engine.memory import out_of_memory
-from specsim.reality.torch_engine.model import Llama
+from specsim.reality.calibration.torch_plan import Plan, Served
+from specsim.reality.profile_fit.grid import GridPoint, Sample
+from specsim.reality.torch_engine.attention import Span
+from specsim.reality.torch_engine.model import (
+    Llama,
+    Recipe,
+    check_shape,
+    draft_of,
+    out_of_memory,
+    random_weights,
+)
+from specsim.reality.torch_engine.probe import Timing, keep_kernels
 from specsim.reality.torch_engine.recordings import (
     PassShape,
     Record,
     batch_sizes,
     cuda_graphs,
 )
-from specsim.reality.torch_engine.runner import Runner
+from specsim.reality.torch_engine.runner import Runner, measure
 from specsim.reality.torch_engine.server import Server
-from specsim.reality.torch_engine.steps import measure
-from specsim.reality.torch_engine.timing import Timing
-from specsim.reality.torch_engine.weights import Recipe, draft_of, random_weights
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
 
-__all__ = ["Limits", "TorchEngine"]
+__all__ = ["Limits", "TorchEngine", "build_engine"]
 
 log = logging.getLogger(__name__)
 
@@ -144,11 +151,7 @@ class TorchEngine:
         return float(2 * self._recipe.num_draft_layers * width)
 
     def warm_up(self, max_batched_tokens: int) -> None:
-        """Run a pass of every number of tokens; see `specsim.reality.calibration.onednn`.
-
-        Args:
-            max_batched_tokens: Of a step.
-        """
+        """Run a pass of every number of tokens; see `keep_kernels`."""
         layer = draft_of(self._weights, 1)  # all have matrices of the same shapes
         model = Llama(self.shape, layer, num_slots=1, slot_len=max_batched_tokens)
         most_asked = self.limits.max_num_seqs * (self.limits.max_draft_len + 1)
@@ -219,3 +222,66 @@ def _device_name(device: torch.device) -> str:
         return platform.processor()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
+
+
+_REPEATS = 20
+
+
+def build_engine(
+    shape: ModelShape, device_name: str, plan: Plan, *, threads: int, seed: int
+) -> TorchEngine:
+    """Return an engine with random weights; a quarter of the layers make the draft model.
+
+    Args:
+        device_name: ``cpu`` or ``cuda``.
+        plan: What it has to have room for.
+        threads: Of a CPU.
+        seed: Of weights and prompts.
+
+    Raises:
+        ConfigError: There is no such device, or the engine does not know a part of the model.
+        CapacityError: The model does not fit.
+    """
+    check_shape(shape)
+    if device_name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "--device cuda: PyTorch sees no GPU here; install a CUDA build of it on a machine with "
+            "one, or use --device cpu"
+        )
+    keep_kernels()
+    torch.set_num_threads(threads)
+    device = torch.device(device_name)
+    dtype = torch.bfloat16 if device_name == "cuda" else _faster_dtype(shape)
+    limits = Limits(plan.max_num_seqs, plan.max_model_len, plan.max_draft_len)
+    recipe = Recipe(num_draft_layers=max(1, shape.num_hidden_layers // 4), seed=seed)
+    if device_name == "cpu":
+        _check_memory(shape, dtype)
+    engine = TorchEngine(shape, device, dtype, limits, recipe)
+    if device_name == "cpu":
+        engine.warm_up(plan.grid.max_batched_tokens)
+    return engine
+
+
+def _check_memory(shape: ModelShape, dtype: torch.dtype) -> None:
+    """Refuse what Linux would promise to hold and then end the process for."""
+    needed = shape.num_parameters * dtype.itemsize
+    left = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > left:
+        raise CapacityError(
+            f"--model {shape.name}: its weights take {needed / GIB:.1f} GiB and this machine has "
+            f"{left / GIB:.1f} GiB left; choose a smaller model"
+        )
+
+
+def _faster_dtype(shape: ModelShape) -> torch.dtype:
+    """Return what this CPU multiplies the weights by 16 tokens faster in; some have no bfloat16."""
+    times = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        weights = torch.ones(shape.intermediate_size, shape.hidden_size, dtype=dtype)
+        tokens = torch.ones(16, shape.hidden_size, dtype=dtype)
+        for repeat in range(_REPEATS):
+            if repeat == _REPEATS // 4:
+                started_at = perf_counter()
+            functional.linear(tokens, weights)
+        times[dtype] = perf_counter() - started_at
+    return min(times, key=lambda dtype: times[dtype])

@@ -8,16 +8,25 @@ to the next shape that was recorded, with spans of a row of the KV cache that no
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specsim.reality.torch_engine.batch import Batch, Span, make_batch, pack, unpack
-from specsim.reality.torch_engine.timers import Timer
+from specsim.reality.clock import Clock
+from specsim.reality.torch_engine.attention import Batch, Span, make_batch, pack, unpack
 
-__all__ = ["PassShape", "Record", "Recordings", "batch_sizes", "cuda_graphs"]
+__all__ = [
+    "EventTimer",
+    "HostTimer",
+    "PassShape",
+    "Record",
+    "Recordings",
+    "Timer",
+    "batch_sizes",
+    "cuda_graphs",
+]
 
 Run = Callable[[], Tensor]
 Record = Callable[[Run], Run]
@@ -28,6 +37,50 @@ _VOCABULARY = 64  # token ids that every model has
 _AGREED = 0.5  # of the tokens: in 16 bits another batch size may change some, not most
 
 log = logging.getLogger(__name__)
+
+
+class Timer(Protocol):
+    """Times one thing after the other."""
+
+    def start(self) -> None:
+        """Begin; all that was launched before has ended."""
+
+    def stop(self) -> float:
+        """Return the seconds since then, once all that was launched has ended."""
+
+
+class HostTimer:
+    """By the host's clock: a CPU has ended when a call returns."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._started_at = 0.0
+
+    def start(self) -> None:
+        """Begin."""
+        self._started_at = self._clock.now()
+
+    def stop(self) -> float:
+        """Return the seconds since then."""
+        return self._clock.now() - self._started_at
+
+
+class EventTimer:
+    """By events on a GPU, between which it counts the time itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+        self._started, self._stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def start(self) -> None:
+        """Begin; the GPU is idle."""
+        self._started.record(self._stream)
+
+    def stop(self) -> float:
+        """Return the seconds since then, once all that was launched has ended."""
+        self._stopped.record(self._stream)
+        self._stopped.synchronize()
+        return float(self._started.elapsed_time(self._stopped)) / 1e3
 
 
 class PassShape(NamedTuple):
@@ -52,7 +105,6 @@ class Recordings:
 
     Args:
         run: Takes a batch, returns the successors that it asks for; shape (asked,).
-        slot_len: In tokens.
         spare_slot: Row of the KV cache that no sequence has.
     """
 
@@ -86,13 +138,9 @@ class Recordings:
                 fewest[kind] = shape.num_spans
 
     def next_tokens(self, spans: Sequence[Span]) -> Tensor | None:
-        """Read some spans.
+        """Read some spans, at least one, and return the successors that are asked for, end to end.
 
-        Args:
-            spans: At least one.
-
-        Returns:
-            The successors that are asked for, end to end; None if no recording is of that shape.
+        None if no recording is of that shape.
         """
         kinds = {(len(span.token_ids), len(span.asked)) for span in spans}
         if len(kinds) > 1:
@@ -153,8 +201,7 @@ def batch_sizes(most: int) -> list[int]:
 def cuda_graphs(device: torch.device) -> Record:
     """Return what records CUDA graphs that share their memory, as only one runs at a time.
 
-    Returns:
-        Raises RuntimeError if something cannot be recorded.
+    It raises RuntimeError if something cannot be recorded.
     """
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 

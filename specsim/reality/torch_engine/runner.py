@@ -5,12 +5,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.reality.torch_engine.batch import Span
+from specsim.core.rng import generator
+from specsim.reality.profile_fit.grid import GridPoint, Sample
+from specsim.reality.torch_engine.attention import Span
 from specsim.reality.torch_engine.model import Llama
-from specsim.reality.torch_engine.text import Text
-from specsim.reality.torch_engine.timers import Timer
+from specsim.reality.torch_engine.recordings import Timer
 
-__all__ = ["Row", "Runner"]
+__all__ = ["Row", "Runner", "measure"]
 
 
 class Row(NamedTuple):
@@ -31,13 +32,29 @@ class Row(NamedTuple):
     """Whether its drafts are dummies, which are never accepted."""
 
 
-class Runner:
-    """Executes the steps that a scheduler plans.
+class Text:
+    """Prompt, output so far, and behind them the drafts that wait to be verified."""
 
-    Args:
-        num_slots: Rows of their KV caches.
-        slot_len: In tokens.
-    """
+    def __init__(self, prompt: NDArray[np.int64], slot_len: int) -> None:
+        self.token_ids = np.zeros(slot_len + 1, dtype=np.int64)
+        self.token_ids[: len(prompt)] = prompt
+        self.slot: int | None = None
+        """Row of the KV caches; None while it does not run."""
+        self.draft_read_len = 0
+        """Tokens in the draft model's KV cache."""
+
+    def span(self, start: int, end: int, asked: range) -> Span:
+        """Return the tokens from one position up to another, to be read."""
+        assert self.slot is not None
+        return Span(self.slot, start, self.token_ids[start:end], asked)
+
+    def write(self, position: int, token_ids: list[int]) -> None:
+        """Put tokens at a position, over whatever stood there."""
+        self.token_ids[position : position + len(token_ids)] = token_ids
+
+
+class Runner:
+    """Executes the steps that a scheduler plans."""
 
     def __init__(
         self, target: Llama, draft: Llama, *, num_slots: int, slot_len: int, timer: Timer
@@ -79,9 +96,6 @@ class Runner:
     def verify(self, rows: list[Row]) -> list[int]:
         """Run the target over what a step schedules.
 
-        Args:
-            rows: At least one.
-
         Returns:
             Of each row's drafts, how many are what the target would have said itself, in tokens.
         """
@@ -110,7 +124,7 @@ class Runner:
         """Write down what a step emitted: accepted drafts, which stand there, and what follows.
 
         Args:
-            accepted_lens: Of each row of the last `verify`, in tokens.
+            accepted_lens: Of each row of the last `verify`.
         """
         for (row, text), said, accepted_len in zip(
             self._rows, self._successors, accepted_lens, strict=True
@@ -125,8 +139,8 @@ class Runner:
         whole batch: for prompts half read and answers that have ended, too.
 
         Args:
-            accepted_lens: Of each row of the last `verify`, in tokens.
-            asked_lens: Length of each draft, in tokens.
+            accepted_lens: Of each row of the last `verify`.
+            asked_lens: Length of each draft.
         """
         self._timer.start()
         longest = max(asked_lens, default=0)
@@ -174,3 +188,48 @@ def _agreed_len(row: Row, text: Text, said: list[int]) -> int:
     drafts = text.token_ids[row.end - row.draft_len : row.end].tolist()
     pairs = enumerate(zip(drafts, said, strict=False))
     return next((place for place, (drafted, real) in pairs if drafted != real), row.draft_len)
+
+
+def measure(runner: Runner, point: GridPoint, vocab_size: int) -> Sample:
+    """Run one step of a grid and time both models, as the server does.
+
+    The step is made up: the same work as in a run, without the waiting.
+
+    Args:
+        runner: With as many free slots as the step has sequences.
+        vocab_size: Tokens are drawn from it.
+    """
+    rows = _rows(point)
+    for row in rows:
+        text = generator(0, "grid", str(row.request)).integers(0, vocab_size, row.end)
+        runner.add(row.request, text)
+    for row in rows[: point.num_decodes]:
+        runner.assume_read(row.request, row.known_len)
+    runner.verify(rows)
+    nothing = [0] * len(rows)
+    runner.accept(nothing)
+    runner.draft(nothing, [point.draft_len] * len(rows))
+    for row in rows:
+        runner.end(row.request, row.end, row.end)
+    return Sample(point, runner.target_time, runner.draft_time)
+
+
+def _rows(point: GridPoint) -> list[Row]:
+    # The last known token of each answer is read now, and the drafts behind it.
+    start, known_len = point.context_len, point.context_len + 1
+    rows = [
+        Row(
+            request=number,
+            start=start,
+            end=known_len + point.draft_len,
+            known_len=known_len,
+            draft_len=point.draft_len,
+            is_partial=False,
+            is_padded=False,
+        )
+        for number in range(point.num_decodes)
+    ]
+    if point.chunk_len:
+        end = point.chunk_len
+        rows.append(Row(point.num_decodes, 0, end, end, 0, is_partial=False, is_padded=False))
+    return rows

@@ -18,9 +18,9 @@ from specsim.engine.python_verbs import PythonVerbs, Wiring
 from specsim.engine.replica import Replica
 from specsim.engine.table import FINISHED, WAITING
 from specsim.engine.view import StepView
-from specsim.reality.calibration.served import Served, Spans
+from specsim.reality.calibration.torch_plan import Served, Spans
+from specsim.reality.torch_engine.probe import Timing
 from specsim.reality.torch_engine.runner import Row, Runner
-from specsim.reality.torch_engine.timing import Timing
 from specsim.results.records import Deliveries, ReplicaRecords
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
@@ -89,12 +89,7 @@ class Server:
         requests: list[Request],
         prompt: Callable[[Request], NDArray[np.int64]],
     ) -> Served:
-        """Serve requests as they arrive, until the last has its answer.
-
-        Args:
-            requests: In order of arrival, seconds after the call; those of `drafting`.
-            prompt: Returns the prompt's token ids.
-        """
+        """Serve the requests of `drafting` as they arrive, in seconds after the call."""
         self._requests = requests
         self._prompts = [prompt(request) for request in requests]  # not while the clock runs
         replica = self._replica

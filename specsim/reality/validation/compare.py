@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.version import __version__
-from specsim.reality.validation.compose import Replaced, Replay, compose
+from specsim.reality.validation.compose import DraftCounts, Replaced, Replay, compose
 from specsim.reality.validation.run_folder import Measured, RunFolder, load_run
-from specsim.reality.validation.speculation import DraftCounts
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
@@ -37,6 +36,17 @@ class Statistic:
     def error(self) -> float:
         """Simulated against measured, as a share of the measured; NaN if that is 0."""
         return (self.simulated - self.measured) / self.measured if self.measured else float("nan")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values: milliseconds, and shares of 1."""
+        return {
+            "metric": self.metric,
+            "statistic": self.name,
+            "measured_ms": self.measured * 1e3,
+            "simulated_ms": self.simulated * 1e3,
+            "error": self.error,
+            "spread": self.spread,
+        }
 
 
 @dataclass(frozen=True)
@@ -97,17 +107,7 @@ class Validation:
             "num_requests": len(self.measured.arrived_at),
             "num_runs": self.num_runs,
             "mean_abs_error": self.mean_error,
-            "statistics": [
-                {
-                    "metric": each.metric,
-                    "statistic": each.name,
-                    "measured_ms": each.measured * 1e3,
-                    "simulated_ms": each.simulated * 1e3,
-                    "error": each.error,
-                    "spread": each.spread,
-                }
-                for each in self.statistics
-            ],
+            "statistics": [each.to_dict() for each in self.statistics],
             "request_mape": self.request_errors(),
             "throughput": self.throughput(),
             "simulation": self.details,
@@ -115,20 +115,17 @@ class Validation:
         }
 
 
-def validate(
-    folder: Path, replaced: Replaced | None = None, *, run: RunFolder | None = None
-) -> Validation:
+def validate(folder: Path, replaced: Replaced | None = None) -> Validation:
     """Replay a measured run and compare.
 
     Args:
         folder: With ``requests.jsonl``; see `load_run`.
         replaced: What to use in place of what the folder says.
-        run: The folder, where it has been read already.
 
     Raises:
         SpecsimError: The folder cannot be read, or the run cannot be simulated.
     """
-    run = run or load_run(folder)
+    run = load_run(folder)
     return replay(run, compose(run, replaced or Replaced()))
 
 
@@ -142,13 +139,7 @@ def replay(run: RunFolder, composed: Replay) -> Validation:
     )
     summary = Summary(simulation)
     requests = summary.tables.requests
-    simulated = Measured(
-        arrived_at=requests["arrived_at"],
-        first_token_at=requests["first_token_at"],
-        ended_at=requests["ended_at"],
-        prompt_lens=requests["prompt_len"].astype(np.int64),
-        output_lens=requests["output_len"].astype(np.int64),
-    )
+    simulated = Measured.of_simulation(requests)
     engine = simulation.deployment.engine
     return Validation(
         folder=run.path,
@@ -187,11 +178,10 @@ def _draft_counts(run: RunFolder, summary: Summary) -> dict[str, dict[str, int]]
 def compare_runs(runs: list[Measured], simulated: Measured) -> list[Statistic]:
     """Return all statistics of a measured run, of its repetitions and of a simulated run.
 
+    Those that no request defines are left out.
+
     Args:
         runs: The first is compared with.
-
-    Returns:
-        Without those that no request defines.
     """
     ours = _statistics(simulated)
     measured = [_statistics(run) for run in runs]

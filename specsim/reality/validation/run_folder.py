@@ -33,6 +33,17 @@ class Measured:
     prompt_lens: NDArray[np.int64]
     output_lens: NDArray[np.int64]
 
+    @classmethod
+    def of_simulation(cls, requests: NDArray[Any]) -> "Measured":
+        """Return a simulated run, from its table of requests."""
+        return cls(
+            arrived_at=requests["arrived_at"],
+            first_token_at=requests["first_token_at"],
+            ended_at=requests["ended_at"],
+            prompt_lens=requests["prompt_len"].astype(np.int64),
+            output_lens=requests["output_len"].astype(np.int64),
+        )
+
     def latencies(self) -> dict[str, Seconds]:
         """Return TTFT, TPOT and latency of each request; TPOT is NaN for one token."""
         later = self.output_lens - 1
@@ -120,21 +131,18 @@ def load_run(path: Path) -> RunFolder:
         raise ConfigError(f"{path}: has no requests.jsonl, one line per request with its times")
     meta_path = path / "meta.json"
     meta = load_mapping(meta_path, ConfigError) if meta_path.exists() else {}
-    first, *others = [_read(file) for file in files]
-    rows = first.rows
+    (rows, num_failed), *others = [_read(file) for file in files]
     numbers = [row.number for row in rows]
     by_name = len(set(numbers)) == len(numbers) and min(numbers) >= 0
-    has_tokens = all(row.prompt_ids is not None for row in rows)
+    known_ids = [(row.prompt_ids, row.output_ids) for row in rows if row.prompt_ids is not None]
     return RunFolder(
         path=path,
-        runs=[first.measured, *(table.measured for table in others)],
+        runs=[_measured(each) for each in (rows, *(other for other, _ in others))],
         rows=numbers if by_name else [row.place for row in rows],
         meta=meta,
         accepted=[row.accepted for row in rows],
-        token_ids=[(_known(row.prompt_ids), row.output_ids) for row in rows]
-        if has_tokens
-        else None,
-        num_failed=first.num_failed,
+        token_ids=known_ids if len(known_ids) == len(rows) else None,
+        num_failed=num_failed,
         started_at=rows[0].queued,
     )
 
@@ -156,26 +164,19 @@ class _Row(NamedTuple):
     output_ids: NDArray[np.int64] | None
 
 
-class _Table(NamedTuple):
-    """A file of requests, in order of arrival."""
-
-    rows: list[_Row]
-    num_failed: int
-
-    @property
-    def measured(self) -> Measured:
-        rows = self.rows
-        start = rows[0].queued
-        return Measured(
-            arrived_at=np.array([row.queued for row in rows]) - start,
-            first_token_at=np.array([row.first for row in rows]) - start,
-            ended_at=np.array([row.last for row in rows]) - start,
-            prompt_lens=np.array([row.prompt_len for row in rows], dtype=np.int64),
-            output_lens=np.array([row.output_len for row in rows], dtype=np.int64),
-        )
+def _measured(rows: list[_Row]) -> Measured:
+    start = rows[0].queued
+    return Measured(
+        arrived_at=np.array([row.queued for row in rows]) - start,
+        first_token_at=np.array([row.first for row in rows]) - start,
+        ended_at=np.array([row.last for row in rows]) - start,
+        prompt_lens=np.array([row.prompt_len for row in rows], dtype=np.int64),
+        output_lens=np.array([row.output_len for row in rows], dtype=np.int64),
+    )
 
 
-def _read(path: Path) -> _Table:
+def _read(path: Path) -> tuple[list[_Row], int]:
+    """Return the requests of a file that got their answers, by arrival, and how many did not."""
     # A run that was cut off may hold a request twice, as it arrived and as it ended; see RunWriter.
     last: dict[str | int, tuple[int, Row]] = {}
     for place, row in enumerate(TraceFile(path).rows()):
@@ -188,7 +189,7 @@ def _read(path: Path) -> _Table:
         failed = f" that ended well ({num_failed} failed)" if num_failed else ""
         raise TraceError(f"{path}: no request in it{failed}; a run has at least one")
     rows.sort(key=lambda row: row.queued)  # stable: of equals the one that stands first
-    return _Table(rows, num_failed)
+    return rows, num_failed
 
 
 def _row(place: int, row: Row) -> _Row:
@@ -256,9 +257,4 @@ def _token_ids(row: Row, which: str) -> NDArray[np.int64] | None:
             f"{row.place}: {field} holds {len(ids)} tokens, but {which}_toks = {wanted}; correct "
             "or remove the row"
         )
-    return ids
-
-
-def _known(ids: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    assert ids is not None  # the caller has looked
     return ids

@@ -12,7 +12,7 @@ from specsim.show.render.tables import new_table
 
 if TYPE_CHECKING:
     from specsim.profile.from_roofline import RooflineProfile
-    from specsim.reality.profile_fit import Comparison, Study
+    from specsim.reality.profile_fit import Comparison
 
 __all__ = ["comparison_table", "overview_tables", "roofline_table", "study_tables"]
 
@@ -153,7 +153,7 @@ def _flat(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def study_tables(studies: list["Study"], title: str) -> list[Table]:
+def study_tables(studies: list["ModelFit"], title: str) -> list[Table]:
     """Return the tables of fits of several kinds to the same steps.
 
     Returns:

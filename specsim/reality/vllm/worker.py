@@ -1,4 +1,4 @@
-"""Runs workloads on vLLM, in vLLM's own Python; see `specsim.reality.calibration.vllm_runs`."""
+"""Runs workloads on vLLM, in vLLM's own Python; see `specsim.reality.vllm.runs.record_runs`."""
 
 import json
 import os
@@ -15,10 +15,9 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must be with
 from vllm import EngineArgs, LLMEngine, SamplingParams
 
 from specsim.hardware import load_model
-from specsim.reality.calibration.clock import MachineClock
-from specsim.reality.calibration.onednn import keep_kernels
-from specsim.reality.calibration.probe import Probe
-from specsim.reality.calibration.vllm import FOLDER_VARIABLE
+from specsim.reality.clock import MachineClock
+from specsim.reality.torch_engine.probe import Probe, keep_kernels
+from specsim.reality.vllm.scheduler import FOLDER_VARIABLE
 
 _WARM_UP_REQUESTS = 6
 _WARM_UP_TOKENS = 24
@@ -32,7 +31,7 @@ def main(path: Path) -> None:
     scratch = Path(tempfile.mkdtemp(prefix="specsim-warm-up-"))
     os.environ[FOLDER_VARIABLE] = str(scratch / "run")
     fixed = {
-        "scheduler_cls": "specsim.reality.calibration.vllm.recording_scheduler",
+        "scheduler_cls": "specsim.reality.vllm.scheduler.recording_scheduler",
         "disable_log_stats": True,
         "skip_tokenizer_init": True,
     }
@@ -45,7 +44,7 @@ def main(path: Path) -> None:
             scheduler.clock = MachineClock()
             shape = load_model(f"{spec['engine_kwargs']['model']}/config.json")
             probe = Probe(scheduler.clock, shape, engine.model_config.dtype)
-        longest = max((run for run in spec["runs"]), key=lambda run: len(run["prompts"]))
+        longest = max(spec["runs"], key=lambda run: len(run["prompts"]))
         serve(
             engine,
             [0.02 * number for number in range(_WARM_UP_REQUESTS)],
@@ -74,7 +73,6 @@ def serve(
 
     Args:
         arrivals: In seconds.
-        output_lens: In tokens.
         probe: Done between steps, while the clock of the run stands still.
     """
     scheduler = engine.engine_core.engine_core.scheduler
@@ -97,9 +95,7 @@ def serve(
 
 
 def run_every_size(engine: Any, prompts: list[list[int]]) -> None:
-    """Run a step of every number of tokens that is possible; see `onednn`.
-
-    And of every number of sequences.
+    """Run a step of every possible number of tokens, and of sequences; see `keep_kernels`.
 
     Args:
         prompts: Where tokens are taken from.

@@ -79,7 +79,7 @@ class RunWriter:
     """Writes a run while it goes on: whatever has been added survives even a kill.
 
     Each row is handed to the operating system at once, ``meta.json`` is replaced as a whole, and
-    its ``complete`` is false until `close`.
+    its ``complete`` is false until `close`. What cannot be written is a ConfigError.
 
     Args:
         folder: Made if missing; must not hold a run yet.
@@ -101,7 +101,7 @@ class RunWriter:
             raise ConfigError(
                 f"{folder}: holds a run already ({found[0].name}); name another folder or remove it"
             )
-        self._write_meta(complete=False)
+        self.mark(complete=False)
 
     def add_request(self, row: RequestRow) -> None:
         """Write what a request met; the order does not matter.
@@ -125,9 +125,6 @@ class RunWriter:
 
         Args:
             at: On the clock of the steps.
-
-        Raises:
-            ConfigError: It cannot be written.
         """
         self._write(_HOST_SPEED, f'{{"at":{at!r},"seconds":{seconds!r}}}\n')
 
@@ -141,20 +138,19 @@ class RunWriter:
     def update_meta(self, **fields: Any) -> None:
         """Add to ``meta.json``, or replace there, what is known only later."""
         self._meta |= fields
-        self._write_meta(complete=False)
+        self.mark(complete=False)
 
     def mark(self, *, complete: bool) -> None:
         """Say in ``meta.json`` whether what has been written until now is all there is."""
-        self._write_meta(complete=complete)
+        with new_file(self._folder / _META) as temporary:
+            text = json.dumps({**self._meta, "complete": complete}, indent=1)
+            temporary.write_text(text + "\n", encoding="utf-8")
 
     def close(self, *, complete: bool = True) -> None:
         """Put the requests in order of arrival and mark the run complete, or not.
 
         Args:
             complete: Whether the recording ended when it was meant to, with no row missing.
-
-        Raises:
-            ConfigError: Something cannot be written.
         """
         if self._is_closed:
             return
@@ -170,7 +166,7 @@ class RunWriter:
             with new_file(path) as temporary:
                 text = "".join(line for _, line in sorted(last.values()))
                 temporary.write_text(text, encoding="utf-8")
-        self._write_meta(complete=complete)
+        self.mark(complete=complete)
 
     def __enter__(self) -> Self:
         return self
@@ -193,21 +189,13 @@ class RunWriter:
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
-    def _write_meta(self, *, complete: bool) -> None:
-        with new_file(self._folder / _META) as temporary:
-            text = json.dumps({**self._meta, "complete": complete}, indent=1)
-            temporary.write_text(text + "\n", encoding="utf-8")
-
 
 def add_repetition(folder: Path, repeated: Path) -> Path:
-    """Put the requests of a repeated run beside those of the first.
+    """Put the requests of a repeated run beside those of the first; return the new file.
 
     Args:
         folder: Of the first run.
         repeated: Of the same workload on the same engine.
-
-    Returns:
-        Of the new file, ``requests-2.jsonl`` or later.
 
     Raises:
         ConfigError: The repeated run has no requests, or the folder cannot be written to.

@@ -18,7 +18,6 @@ __all__ = ["PYTHON_VARIABLE", "VllmRun", "record_runs", "vllm_python"]
 PYTHON_VARIABLE = "SPECSIM_VLLM_PYTHON"
 """Environment variable: the Python that has vLLM, if it is not this one."""
 _ROOT = Path(__file__).parents[3]
-_LAST_LINES = 1
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,6 @@ def record_runs(
     runs: Sequence[VllmRun],
     engine_kwargs: Mapping[str, Any],
     *,
-    python: str | None = None,
     environment: Mapping[str, str] | None = None,
     probes: bool = False,
     timeout_s: float = 3600.0,
@@ -72,7 +70,6 @@ def record_runs(
     Args:
         engine_kwargs: Of ``vllm.LLM``: ``model``, ``max_num_seqs``, ``speculative_config``, ...
             plain values.
-        python: The Python that has vLLM; by default `vllm_python`.
         environment: Further environment variables, such as ``OMP_NUM_THREADS``.
         probes: Whether the speed of the CPU is probed meanwhile, into each folder's
             ``host_speed.jsonl``.
@@ -85,15 +82,7 @@ def record_runs(
     spec = {
         "engine_kwargs": dict(engine_kwargs),
         "probes": probes,
-        "runs": [
-            {
-                "folder": str(run.folder.resolve()),
-                "arrivals": [float(value) for value in run.arrivals],
-                "prompts": [[int(token) for token in prompt] for prompt in run.prompts],
-                "output_lens": [int(value) for value in run.output_lens],
-            }
-            for run in runs
-        ],
+        "runs": [{**vars(run), "folder": str(run.folder.resolve())} for run in runs],
     }
     with TemporaryDirectory(prefix="specsim-vllm-") as scratch:
         path, log = Path(scratch) / "spec.json", Path(scratch) / "log.txt"
@@ -101,12 +90,7 @@ def record_runs(
         variables = {**os.environ, **(environment or {})}
         known = variables.get("PYTHONPATH")
         variables["PYTHONPATH"] = f"{_ROOT}{os.pathsep}{known}" if known else str(_ROOT)
-        command = [
-            python or vllm_python(),
-            "-m",
-            "specsim.reality.calibration.vllm_worker",
-            str(path),
-        ]
+        command = [vllm_python(), "-m", "specsim.reality.vllm.worker", str(path)]
         with log.open("w") as stream:
             try:
                 done = subprocess.run(

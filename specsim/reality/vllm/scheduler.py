@@ -1,7 +1,7 @@
 """The recorder for vLLM: schedulers of its own that also write down what they do.
 
     SPECSIM_RECORD_DIR=run vllm serve MODEL \
-        --scheduler-cls specsim.reality.calibration.vllm.recording_scheduler
+        --scheduler-cls specsim.reality.vllm.scheduler.recording_scheduler
 
 or offline ``LLM(..., scheduler_cls=...)`` with the same name. Decisions are vLLM's;
 what is recorded is read from what its public methods take and return (vLLM 0.32.0
@@ -11,17 +11,19 @@ what is recorded is read from what its public methods take and return (vLLM 0.32
 import atexit
 import logging
 import os
+import platform
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import vllm
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from specsim.core.errors import ConfigError
-from specsim.reality.calibration.clock import Clock
-from specsim.reality.calibration.vllm_meta import run_meta
-from specsim.reality.calibration.vllm_recorder import Recorder
+from specsim.reality.clock import Clock
+from specsim.reality.vllm.recorder import Recorder
 
 __all__ = [
     "FOLDER_VARIABLE",
@@ -35,6 +37,28 @@ FOLDER_VARIABLE = "SPECSIM_RECORD_DIR"
 """Environment variable: where the run is written."""
 TOKENS_VARIABLE = "SPECSIM_RECORD_TOKENS"
 """Environment variable: set to 1, token ids are written too, for prefix hits."""
+
+_OF_SCHEDULER = (
+    "max_num_seqs",
+    "max_num_active_seqs",
+    "max_num_batched_tokens",
+    "max_num_scheduled_tokens",
+    "enable_chunked_prefill",
+    "async_scheduling",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "scheduler_reserve_full_isl",
+    "watermark",
+)
+_OF_SPECULATION = (
+    "method",
+    "num_speculative_tokens",
+    "num_speculative_tokens_per_batch_size",
+    "model",
+    "prompt_lookup_min",
+    "prompt_lookup_max",
+)
+_OF_LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
 
 _log = logging.getLogger("vllm.specsim")  # vLLM shows what is logged below its own name
 
@@ -50,7 +74,7 @@ class _Recording:
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         folder = _folder(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
-        self._meta = run_meta(vllm_config, vllm.__version__)
+        self._meta = _run_meta(vllm_config)
         self.clock = Clock()
         self.recorder = None
         self.start_run(folder)
@@ -133,9 +157,6 @@ class RecordingAsyncScheduler(_Recording, AsyncScheduler):  # type: ignore[misc]
 def recording_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> _Recording:
     """Return the scheduler that vLLM would have chosen, recorded: for ``--scheduler-cls``.
 
-    Args:
-        *args, **kwargs: As vLLM's own schedulers take them.
-
     Raises:
         ConfigError: ``SPECSIM_RECORD_DIR`` is not set, or names a folder that holds a run already.
     """
@@ -153,3 +174,44 @@ def _folder(vllm_config: Any) -> Path:
         )
     replica = vllm_config.parallel_config.data_parallel_index
     return Path(f"{named}-replica-{replica}" if replica else named)
+
+
+def _run_meta(config: Any) -> dict[str, Any]:
+    """Return ``meta.json`` of a run: the options of an engine, as they were resolved.
+
+    Args:
+        config: Of an engine that has found out how many KV blocks it has.
+    """
+    cache, model, parallel = config.cache_config, config.model_config, config.parallel_config
+    engine = {name: getattr(config.scheduler_config, name) for name in _OF_SCHEDULER}
+    engine |= {
+        "model": str(model.model),
+        "max_model_len": model.max_model_len,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "enforce_eager": model.enforce_eager,
+        "scheduling_policy": str(config.scheduler_config.policy),
+        "enable_prefix_caching": bool(cache.enable_prefix_caching),
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+    }
+    if config.speculative_config is not None:
+        engine["speculative_config"] = _speculation(config.speculative_config)
+    sizes = config.compilation_config.cudagraph_capture_sizes
+    return {
+        "vllm_version": vllm.__version__,
+        "engine_kwargs": engine,
+        "kv_cache": {"num_gpu_blocks": cache.num_gpu_blocks, "block_size": cache.block_size},
+        "resolved_config": {"compilation_config": {"cudagraph_capture_sizes": list(sizes or [])}},
+        "hardware": {
+            "device_name": current_platform.get_device_name(),
+            "machine": platform.machine(),
+            "num_cpus": os.cpu_count(),
+        },
+        "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _speculation(speculative_config: Any) -> dict[str, Any]:
+    fields = {name: getattr(speculative_config, name, None) for name in _OF_SPECULATION}
+    if fields["method"] != "ngram":
+        fields |= dict.fromkeys(_OF_LOOKUP)
+    return {name: value for name, value in fields.items() if value is not None}

@@ -7,18 +7,20 @@ and by 3 to 6 % with a matrix product and 120 scalings in its place, which such 
 1.6 times as much as.
 """
 
+import os
 from time import perf_counter, sleep
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from specsim.hardware import ModelShape
-from specsim.reality.calibration.clock import STALL, MachineClock
-from specsim.reality.torch_engine.batch import Span
-from specsim.reality.torch_engine.model import Llama
-from specsim.reality.torch_engine.weights import Recipe, random_weights
+from specsim.reality.clock import STALL, Clock, MachineClock
+from specsim.reality.torch_engine.attention import Span
+from specsim.reality.torch_engine.model import Llama, Recipe, random_weights
+from specsim.reality.torch_engine.recordings import EventTimer, HostTimer, Timer
 
-__all__ = ["Probe"]
+__all__ = ["Probe", "Timing", "keep_kernels"]
 
 _KEPT = (
     "hidden_size",
@@ -64,13 +66,10 @@ class Probe:
         return self._usual / _SHARE
 
     def run(self) -> tuple[float, float]:
-        """Do it, and let the clock stand still for it; again if the CPU was taken away meanwhile.
-
-        Some times at most: a machine may also be that slow.
+        """Do it while the clock stands still; some times again, if the CPU was taken away.
 
         Returns:
-            float, seconds: When it was done, by the clock, in seconds.
-            float, seconds: How long it took, in seconds.
+            When it was done, by the clock, and how long it took, seconds.
         """
         at = self._clock.now()
         for _ in range(_TRIES):
@@ -87,3 +86,37 @@ class Probe:
         started_at = perf_counter()
         self._model.next_tokens([self._span])
         return perf_counter() - started_at
+
+
+_CAPACITY = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"  # 1024 unless told
+_NUM_KERNELS = "8192"  # four matrix shapes times as many tokens as the steps of our plans have
+
+
+def keep_kernels() -> None:
+    """Have oneDNN keep all kernels; call this before the first matrix is multiplied.
+
+    oneDNN, which multiplies matrices on a CPU, compiles a kernel for every number of tokens. That
+    takes some milliseconds each time, as long as the step itself; a server that has run for a
+    while has them all. So every number of tokens is run once before anything is measured, and the
+    kernels are kept.
+    """
+    os.environ.setdefault(_CAPACITY, _NUM_KERNELS)
+
+
+class Timing(NamedTuple):
+    """Clocks, and how fast the machine is."""
+
+    clock: Clock
+    """Of runs."""
+    timer: Timer
+    """Of the models."""
+    probe: Probe | None
+    """Of the speed of a CPU, by that clock."""
+
+    @classmethod
+    def of(cls, device: torch.device, shape: ModelShape, dtype: torch.dtype) -> "Timing":
+        """Return what suits a device and the model that it runs."""
+        if device.type == "cpu":
+            clock = MachineClock()
+            return cls(clock, HostTimer(clock), Probe(clock, shape, dtype))
+        return cls(Clock(), EventTimer(device), None)

@@ -1,4 +1,4 @@
-"""From measured steps of a grid to the costs in a profile.
+"""A designed grid of steps: which are measured, in which order, and the costs that fit them.
 
     T_target = f(batched tokens) + alpha * context tokens + rho * sequences
 
@@ -8,8 +8,10 @@ so that three coefficients (SmartSpec, eq. 7) would be wrong by 10 % and more at
 an engine that attends sequence by sequence pays for each of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +20,83 @@ from specsim.core.errors import ProfileError
 from specsim.core.step import StepLoad
 from specsim.latency.tabulated import Table, Tabulated
 from specsim.profile import DraftCost
-from specsim.reality.calibration.grid import GridPoint, Sample
 from specsim.reality.host_speed import HostSpeed
-from specsim.reality.profile_fit import robust_fit
+from specsim.reality.profile_fit.estimate import DISTURBED, robust_fit
 
-__all__ = ["Costs", "Medians", "fit_costs", "medians"]
+__all__ = ["Costs", "Grid", "GridPoint", "Medians", "Sample", "fit_costs", "medians"]
 
 Seconds = NDArray[np.float64]
 
-_DISTURBED = 3.0
-"""How many times its median a step may take and still count."""
+
+class GridPoint(NamedTuple):
+    """A step: some sequences that decode, perhaps a prompt that is read, and a draft at its end."""
+
+    num_decodes: int
+    draft_len: int
+    """Drafts of every decode, verified and made anew, tokens."""
+    context_len: int
+    """Of every decode, tokens."""
+    chunk_len: int = 0
+    """Prompt tokens that are read beside them; 0 in a decode-only step."""
+
+    @property
+    def load(self) -> StepLoad:
+        """The size of the target's forward pass."""
+        return StepLoad(
+            self.num_decodes * self.context_len,
+            self.num_decodes * (self.draft_len + 1) + self.chunk_len,
+            self.num_decodes + (self.chunk_len > 0),
+            self.chunk_len,
+        )
+
+
+class Sample(NamedTuple):
+    """A step that was measured."""
+
+    point: GridPoint
+    target_seconds: float
+    draft_seconds: float
+    probed_at: float = 0.0
+    """When the machine's speed was probed, shortly before, on one clock for all samples."""
+    probe_seconds: float = 0.0
+    """How long that took; 0 if it was not."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All combinations that a server with these limits can run."""
+
+    num_decodes: tuple[int, ...]
+    draft_lens: tuple[int, ...]
+    context_lens: tuple[int, ...]
+    chunk_lens: tuple[int, ...]
+    """Of steps with prefill."""
+    chunk_decodes: tuple[int, ...]
+    """Decodes beside a chunk."""
+    max_batched_tokens: int
+    rounds: int
+    """How often every point is measured before the first case is run."""
+
+    @property
+    def points(self) -> list[GridPoint]:
+        """Decode-only steps, then those with prefill; without repetitions."""
+        middle = self.context_lens[len(self.context_lens) // 2]
+        decodes = product(self.num_decodes, self.draft_lens, self.context_lens)
+        mixed = product(self.chunk_lens, self.chunk_decodes, self.draft_lens)
+        points = [GridPoint(*each) for each in decodes]
+        points += [GridPoint(num, draft, middle, chunk) for chunk, num, draft in mixed]
+        fitting = (each for each in points if each.load.batched_tokens <= self.max_batched_tokens)
+        return list(dict.fromkeys(fitting))
+
+    def schedule(self, seed: int) -> Iterator[list[GridPoint]]:
+        """Yield rounds without end, each with all points in an order of its own.
+
+        So that a machine that gets slower meanwhile does so for all points alike.
+        """
+        rng = np.random.default_rng(seed)
+        points = self.points
+        while True:
+            yield [points[place] for place in rng.permutation(len(points))]
 
 
 @dataclass(frozen=True)
@@ -47,12 +116,23 @@ class Medians:
     """How long all points together took in each round, shape (rounds,); about 1."""
 
     def scaled(self, target: float, draft: float) -> "Medians":
-        """Return the same points, all costing so many times as much."""
+        """Return the same points, costing so many times as much."""
         return replace(
             self,
             target_seconds=self.target_seconds * target,
             draft_seconds=self.draft_seconds * draft,
         )
+
+    def table(self) -> str:
+        """Return the grid as CSV that ``specsim profile fit`` reads."""
+        names = "context_tokens,batched_tokens,num_requests,prefill_tokens,seconds"
+        lines = [f"{names},draft_len,draft_seconds"]
+        for point, target, draft in zip(
+            self.points, self.target_seconds, self.draft_seconds, strict=True
+        ):
+            load = ",".join(map(str, point.load[:4]))
+            lines.append(f"{load},{target:.6f},{point.draft_len},{draft:.6f}")
+        return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True)
@@ -84,8 +164,7 @@ def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
         [[sample[1:] for sample in sorted(each, key=lambda s: s.point)] for each in rounds]
     )
     probed_at, probes = tables[:, :, 2].ravel(), tables[:, :, 3].ravel()
-    mean_probe = float(probes.mean())
-    if mean_probe:
+    if mean_probe := float(probes.mean()):
         speed = HostSpeed.of(zip(probed_at, probes, strict=True))
         slowness = speed.slowness(probed_at, mean_probe)
         tables[:, :, :2] /= slowness.reshape(len(rounds), -1, 1)
@@ -96,7 +175,7 @@ def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
     levels = np.median((times / np.median(times, axis=0)).reshape(len(rounds), -1), axis=1)
     middle = np.median(times / levels[:, None, None], axis=0)
     # But a run lasts as long as the sum of its steps, slow ones included: means settle the level.
-    usual = times < _DISTURBED * middle * levels[:, None, None]
+    usual = times < DISTURBED * middle * levels[:, None, None]
     usual &= (levels < 2)[:, None, None]
     middle *= np.sum(times * usual, axis=(0, 1)) / np.sum(middle * usual, axis=(0, 1))
     halves = [half for half in np.array_split(levels, 2) if len(half)]
@@ -127,19 +206,18 @@ def _fit_target(loads: list[StepLoad], seconds: Seconds) -> tuple[Tabulated, flo
     context, batched, requests, prefill = counts.T
     kinds = [(prefill > 0) == mixed for mixed in (False, True)]
     knots = [_knots(batched[rows]) for rows in kinds]
-    blocks = []
-    for rows, axis in zip(kinds, knots, strict=True):
-        ramps = _ramps(batched, axis)
-        blocks.append(np.column_stack([np.ones(len(loads)), ramps, context]) * rows[:, None])
+    blocks = [
+        _cost_columns(batched, context, axis) * rows[:, None]
+        for rows, axis in zip(kinds, knots, strict=True)
+    ]
     columns = np.column_stack([*blocks, requests])
     found = _relative_fit(columns, seconds)
-    tables, start = [], 0
-    for rows, axis in zip(kinds, knots, strict=True):
-        part = found[start : start + len(axis) + 1]
-        start += len(axis) + 1
-        tables.append(_table(axis, part, int(context[rows].max())))
-    target = Tabulated(decode=tables[0], mixed=tables[1])
-    return target, float(found[-1]) * 1e6, columns @ found
+    parts = np.split(found[:-1], [blocks[0].shape[1]])
+    decode, mixed = (
+        _table(axis, part, int(context[rows].max()))
+        for rows, axis, part in zip(kinds, knots, parts, strict=True)
+    )
+    return Tabulated(decode=decode, mixed=mixed), float(found[-1]) * 1e6, columns @ found
 
 
 def _knots(batched: NDArray[np.float64]) -> list[int]:
@@ -149,10 +227,13 @@ def _knots(batched: NDArray[np.float64]) -> list[int]:
     return [low, *powers, high]
 
 
-def _ramps(batched: NDArray[np.float64], knots: list[int]) -> NDArray[np.float64]:
-    """Return how far each number of tokens reaches into each interval, shape (n, intervals)."""
+def _cost_columns(
+    batched: NDArray[np.float64], context: NDArray[np.float64], knots: list[int]
+) -> NDArray[np.float64]:
+    """Return what each coefficient of a `_table` is multiplied by, shape (n, coefficients)."""
     edges = np.array(knots, dtype=np.float64)
-    return np.clip(batched[:, None] - edges[:-1], 0, np.diff(edges))
+    ramps = np.clip(batched[:, None] - edges[:-1], 0, np.diff(edges))
+    return np.column_stack([np.ones(len(batched)), ramps, context])
 
 
 def _table(knots: list[int], found: NDArray[np.float64], most_context: int) -> Table:
@@ -177,9 +258,8 @@ def _fit_draft(measured: Medians) -> tuple[DraftCost, Seconds]:
     passes = [_passes(point) for point in points]
     context, batched = (np.concatenate([each[:, row] for each in passes]) for row in (0, 1))
     knots = _knots(batched)
-    of_pass = np.column_stack([np.ones(len(batched)), _ramps(batched, knots), context])
     starts = np.cumsum([0, *(len(each) for each in passes[:-1])])
-    columns = np.add.reduceat(of_pass, starts)
+    columns = np.add.reduceat(_cost_columns(batched, context, knots), starts)
     drafted = np.array([point.draft_len * point.load.num_requests for point in points])
     per_draft = np.column_stack([drafted, drafted > 0])
     found = _relative_fit(np.column_stack([columns, per_draft]), measured.draft_seconds)

@@ -9,8 +9,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from specsim.reality.calibration.clock import Clock
-from specsim.reality.calibration.run_writer import RequestRow, RunWriter, StepRow
+from specsim.reality.clock import Clock
+from specsim.reality.run_writer import RequestRow, RunWriter, StepRow
 
 __all__ = ["Recorder"]
 
@@ -47,6 +47,8 @@ class _Step:
 
 class Recorder:
     """Records one run.
+
+    Each method raises ConfigError if something cannot be written.
 
     Args:
         meta: Of the engine.
@@ -89,11 +91,7 @@ class Recorder:
         self._step_time = 0.0
 
     def arrived(self, request: Any) -> None:
-        """Note a request that has been queued.
-
-        Raises:
-            ConfigError: Its row cannot be written.
-        """
+        """Note a request that has been queued."""
         if request.request_id in self._live:
             return  # more input for a session that is known
         if self._is_settled:
@@ -109,14 +107,7 @@ class Recorder:
         self._write_request(live, None, "had not ended when the recording did")
 
     def scheduled(self, scheduler: Any, output: Any, started_at: float) -> None:
-        """Note a step that has been scheduled.
-
-        Args:
-            started_at: When it was asked to.
-
-        Raises:
-            ConfigError: A row cannot be written.
-        """
+        """Note a step that has been scheduled; it was asked for at `started_at`."""
         begun = time.perf_counter()
         if self._open is not None:
             self._write(self._open, started_at)
@@ -187,11 +178,7 @@ class Recorder:
         self._own_time += time.perf_counter() - begun
 
     def updated(self, scheduler: Any) -> None:
-        """Note that the output of the oldest step has been taken in.
-
-        Raises:
-            ConfigError: A row cannot be written.
-        """
+        """Note that the output of the oldest step has been taken in."""
         now, begun = self._clock.now(), time.perf_counter()
         if self._ends_foreign_step:
             self._ended_at = now
@@ -219,29 +206,17 @@ class Recorder:
             self._end(request_id, self._clock.now())
 
     def probed(self, at: float, seconds: float) -> None:
-        """Note a probe of the machine's speed.
-
-        Raises:
-            ConfigError: Its row cannot be written.
-        """
+        """Note a probe of the machine's speed."""
         self._writer.add_probe(at, seconds)
 
     def settle(self) -> None:
-        """Mark the run complete as far as it has come, since the engine may be killed any moment.
-
-        Raises:
-            ConfigError: Something cannot be written.
-        """
+        """Mark the run complete as far as it has come: the engine may be killed any moment."""
         self._write_totals()
         self._is_settled = not self._live
         self._writer.mark(complete=self._is_settled)
 
     def close(self) -> None:
-        """Write whatever has not been written; complete is a run in which every request has ended.
-
-        Raises:
-            ConfigError: Something cannot be written.
-        """
+        """Write what has not been written; complete is a run whose requests have all ended."""
         is_complete = not self._live
         for request_id in list(self._live):
             self._end(request_id, self._clock.now(), "the engine stopped before it had ended")

@@ -55,11 +55,7 @@ class MachineClock(Clock):
         return instant - self._stood_still
 
     def resume(self, at: float) -> None:
-        """Go on from an instant of before, as if nothing had happened since.
-
-        Args:
-            at: By this clock.
-        """
+        """Go on from an instant of before, by this clock, as if nothing had happened since."""
         self._cpu, self._stolen = _stolen()
         self._seen = time.monotonic()
         self._stood_still = self._seen - at

@@ -1,0 +1,312 @@
+"""An engine of our own under calibration: what is asked of it, what is run, what a run leaves."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from specsim.core.request import Request
+from specsim.profile import Profile
+from specsim.reality.calibration.results import Label, Load
+from specsim.reality.host_speed import HostSpeed
+from specsim.reality.profile_fit.grid import Grid, GridPoint, Sample
+from specsim.reality.run_writer import RequestRow, RunWriter, StepRow
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+
+__all__ = [
+    "CPU",
+    "CUDA",
+    "QUICK",
+    "Case",
+    "Plan",
+    "Served",
+    "Spans",
+    "SteppedEngine",
+    "acceptance_rates",
+]
+
+_PRIOR = 0.5  # of a rate that was never tried; counts for one trial
+_AT_ONCE = 1e6  # requests per second
+
+
+@dataclass(frozen=True)
+class Case(Label):
+    """An experiment that is run on the real engine and simulated, one and the same."""
+
+    experiment: Experiment
+    """As it is simulated; where acceptance is real, with the rates that were expected of it."""
+    requests: list[Request]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One calibration."""
+
+    grid: Grid
+    loads: tuple[Load, ...]
+    max_num_seqs: int
+    max_model_len: int
+    prompt_lens: tuple[int, int]
+    """Least and most, drawn uniformly; likewise `output_lens`."""
+    output_lens: tuple[int, int]
+    repetitions: int
+    """How often each real run is made; their spread is the noise floor."""
+    minutes: int
+    """About how long it takes: a slower machine gets fewer requests, not more time."""
+    cases_per_round: int
+    """After so many cases the grid is measured once more: a machine that gets slower meanwhile does
+    so for what is fitted, too."""
+    real_loads: tuple[str, ...]
+    """Loads at which acceptance is real, too; synthetic it is at all of them."""
+    max_draft_len: int = 5
+    policies: tuple[str, ...] = ("off", "static:k=1", "static:k=3", "static:k=5", "goodput")
+    synthetic_rates: tuple[float, ...] = (0.75, 0.7, 0.65, 0.6, 0.55)
+    """P(draft token j accepted | all before it were) where acceptance is synthetic."""
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """The engine's options, in vLLM's names."""
+        # Twice what all sequences can hold, so that no load runs out of blocks.
+        tokens = 2 * self.max_num_seqs * (self.max_model_len + self.max_draft_len)
+        return {
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.grid.max_batched_tokens,
+            "max_model_len": self.max_model_len,
+            "block_size": 16,
+            "num_gpu_blocks": tokens // 16,
+            "enable_prefix_caching": False,
+            "async_scheduling": False,
+        }
+
+    def cases(self, loads: dict[str, float], real_rates: Sequence[float]) -> list[Case]:
+        """Return all cases.
+
+        Args:
+            loads: Requests per second of each.
+            real_rates: Acceptance of each position of a draft, if all before it were accepted, as
+                it is expected where the models decide.
+        """
+        kinds = (  # with seeds of requests that nothing was fitted to
+            ("synthetic", self.synthetic_rates, 1),
+            ("real", real_rates, 2),
+        )
+        cases = []
+        for kind, rates, seed in kinds:
+            for load in self.loads:
+                if kind == "real" and load.name not in self.real_loads:
+                    continue
+                rate = loads[load.name]
+                num_requests = load.num_requests(rate)
+                for policy in self.policies:
+                    made = self._experiment(rate, num_requests, policy, rates, seed)
+                    cases.append(Case(kind, load, policy, rate, *made))
+        return cases
+
+    def profiling_case(self, policy: str, num_requests: int) -> Case:
+        """Return a run in which all requests come at once, for what the grid does not show."""
+        made = self._experiment(_AT_ONCE, num_requests, policy, self.synthetic_rates, 0)
+        return Case("real", Load("profiling", 0.0, 0.0), policy, _AT_ONCE, *made)
+
+    def capacity(self, profile: Profile) -> float:
+        """Return the requests per second that a server which is never idle gets done, simulated.
+
+        Without speculation.
+        """
+        num_requests = 20 * self.max_num_seqs  # so many that filling and emptying count for little
+        case = self.profiling_case("off", num_requests)
+        run = simulate(case.experiment, requests=case.requests, profile=profile, keeps_steps=False)
+        return float(Summary(run).data["request_throughput"])
+
+    def _experiment(
+        self, rate: float, num_requests: int, policy: str, rates: Sequence[float], seed: int
+    ) -> tuple[Experiment, list[Request]]:
+        engine: dict[str, Any] = dict(self.engine)
+        if policy != "off":
+            # A fixed k is vLLM's num_speculative_tokens, so that `specsim validate` reads it so.
+            fixed = policy.partition("static:k=")[2]
+            engine["speculative_config"] = {
+                "method": "draft_model",
+                "num_speculative_tokens": int(fixed) if fixed else self.max_draft_len,
+            }
+        experiment = Experiment.parse(
+            {
+                "workload": {
+                    "arrivals": {"kind": "poisson", "rate": rate},
+                    "lengths": {
+                        "kind": "uniform",
+                        "prompt": list(self.prompt_lens),
+                        "output": list(self.output_lens),
+                    },
+                    "num_requests": num_requests,
+                },
+                "engine": engine,
+                "policy": policy,
+                "acceptance": {"kind": "per_position", "conditional_rates": list(rates)},
+                "profile": "profile.yaml",
+                "seed": seed,
+            },
+            "calibration",
+        )
+        return experiment, list(experiment.workload.build(seed).requests())
+
+
+def acceptance_rates(rows: Iterable[RequestRow], max_draft_len: int) -> list[float]:
+    """Return how often each position of a draft was accepted if all before it were.
+
+    Args:
+        rows: With ``accepted``.
+    """
+    tried, accepted = [1.0] * max_draft_len, [_PRIOR] * max_draft_len
+    for row in rows:
+        for _, draft_len, accepted_len in row.get("accepted", ()):
+            for place in range(min(draft_len, accepted_len + 1)):
+                tried[place] += 1
+                accepted[place] += place < accepted_len
+    return [hits / trials for hits, trials in zip(accepted, tried, strict=True)]
+
+
+class Spans(NamedTuple):
+    """Where the time of one step went, seconds."""
+
+    num_requests: int
+    target: float
+    draft: float
+    overhead: float
+    """Scheduling, decisions, and what is between the forward passes."""
+
+
+@dataclass
+class Served:
+    """What came of a run; rows in the order in which they came about."""
+
+    requests: list[RequestRow] = field(default_factory=list)
+    steps: list[StepRow] = field(default_factory=list)
+    spans: list[Spans] = field(default_factory=list)
+    probes: list[tuple[float, float]] = field(default_factory=list)
+    """When the machine's speed was probed, the run's clock standing still, and how long that took,
+    seconds; empty if the engine does not probe."""
+
+    @property
+    def host_speed(self) -> HostSpeed | None:
+        """What the probes say; None without."""
+        return HostSpeed.of(self.probes) if self.probes else None
+
+    def slowness(self, usual: float) -> list[float]:
+        """Return of each step how many times as long as usual it took; 1 without probes.
+
+        Args:
+            usual: What a probe takes on the machine that all is expressed for, seconds.
+        """
+        speed = self.host_speed
+        if speed is None:
+            return [1.0] * len(self.steps)
+        middles = np.array([step["started_at"] + step["seconds"] / 2 for step in self.steps])
+        found: list[float] = speed.slowness(middles, usual).tolist()
+        return found
+
+    def write(self, folder: Path, meta: dict[str, Any]) -> None:
+        """Write the run's folder; see `RunWriter`."""
+        with RunWriter(folder, meta) as writer:
+            for request in self.requests:
+                writer.add_request(request)
+            for step in self.steps:
+                writer.add_step(step)
+            for at, seconds in self.probes:
+                writer.add_probe(at, seconds)
+
+
+class SteppedEngine(Protocol):
+    """An engine that can be profiled step by step, and that serves experiments."""
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What it is and what it runs on, for ``meta.json``."""
+
+    @property
+    def drafter_gib(self) -> float:
+        """Memory of the draft model's own weights, GiB."""
+
+    @property
+    def drafter_kv_bytes(self) -> float:
+        """Memory of the draft model's KV cache, bytes per token."""
+
+    def measure(self, points: Iterable[GridPoint]) -> Iterator[Sample]:
+        """Run steps of given sizes, one after the other, and time them."""
+
+    def serve(
+        self,
+        experiment: Experiment,
+        profile: Profile,
+        requests: list[Request],
+        *,
+        is_synthetic: bool,
+    ) -> Served:
+        """Serve what `specsim.run.simulate.simulate` simulates, from the same arguments."""
+
+
+QUICK = Plan(
+    grid=Grid(
+        num_decodes=(1, 2, 4, 8, 16),
+        draft_lens=(0, 1, 3, 5),
+        context_lens=(32, 96, 192),
+        chunk_lens=(16, 64, 128, 192),
+        chunk_decodes=(0, 4, 10),
+        max_batched_tokens=256,
+        rounds=4,
+    ),
+    loads=(Load("low", 0.25, 3.0), Load("medium", 0.6, 3.0), Load("saturated", 2.0, 1.0)),
+    max_num_seqs=16,
+    max_model_len=256,
+    prompt_lens=(16, 128),
+    output_lens=(16, 96),
+    repetitions=4,
+    minutes=8,
+    cases_per_round=4,
+    real_loads=("medium",),
+)
+"""A small model on two CPU cores."""
+
+CPU = replace(
+    QUICK,
+    grid=replace(
+        QUICK.grid,
+        context_lens=(32, 128, 256, 384),
+        chunk_lens=(16, 64, 128, 224),
+        rounds=8,
+    ),
+    loads=(Load("low", 0.25, 20.0), Load("medium", 0.6, 20.0), Load("saturated", 2.0, 7.0)),
+    max_model_len=512,
+    prompt_lens=(16, 256),
+    output_lens=(16, 160),
+    repetitions=3,
+    minutes=50,
+    cases_per_round=2,
+    real_loads=("low", "medium", "saturated"),
+)
+"""The same with more of everything."""
+
+CUDA = Plan(
+    grid=Grid(
+        num_decodes=(1, 2, 4, 8, 16, 32, 64),
+        draft_lens=(0, 1, 3, 5),
+        context_lens=(128, 512, 1024, 1800),
+        chunk_lens=(64, 256, 1024, 1800),
+        chunk_decodes=(0, 8, 32),
+        max_batched_tokens=2048,
+        rounds=5,
+    ),
+    loads=(Load("low", 0.25, 60.0), Load("medium", 0.6, 60.0), Load("saturated", 2.0, 20.0)),
+    max_num_seqs=64,
+    max_model_len=2048,
+    prompt_lens=(64, 1024),
+    output_lens=(32, 512),
+    repetitions=2,
+    minutes=60,
+    cases_per_round=5,
+    real_loads=("low", "medium", "saturated"),
+)
+"""A model of some billion weights on one GPU; not yet run on one."""

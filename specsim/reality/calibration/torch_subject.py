@@ -1,0 +1,305 @@
+"""Calibration of an engine of our own: steps of a grid are timed, then whole runs are served."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from specsim.core.atomic import new_file
+from specsim.core.step import StepLoad
+from specsim.profile import Profile
+from specsim.reality.calibration.results import CaseResult, Load
+from specsim.reality.calibration.study import (
+    Calibration,
+    Part,
+    Started,
+    Tell,
+    with_status,
+    write_profile,
+)
+from specsim.reality.calibration.torch_plan import (
+    Case,
+    Plan,
+    Served,
+    Spans,
+    SteppedEngine,
+    acceptance_rates,
+)
+from specsim.reality.host_speed import HostSpeed, at_speed
+from specsim.reality.profile_fit.estimate import DISTURBED, robust_fit
+from specsim.reality.profile_fit.grid import Costs, Medians, Sample, fit_costs, medians
+from specsim.reality.run_writer import StepRow, add_repetition
+from specsim.reality.validation import Measured, load_run
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+
+__all__ = ["TorchSubject"]
+
+_PROFILING = (("off", 2.0), ("static:k=5", 6.0), ("static:k=1", 1.0))
+"""Policies that run before the cases, and requests per slot of the engine."""
+
+
+class _Levels(NamedTuple):
+    """How many times as much something costs in runs as in the grid.
+
+    Between two steps of a run a server schedules, counts and writes down, and the caches hold less
+    of the models afterwards. So a grid settles how the costs of steps compare, and runs settle
+    their level.
+    """
+
+    target: float
+    draft: float
+
+
+@dataclass
+class TorchSubject:
+    """An engine that is calibrated; everything that is measured is kept here."""
+
+    engine: SteppedEngine
+    plan: Plan
+    model: str
+    """As in ``profiles/``, or the path of a config."""
+    gpu: str
+    stated_error: float
+    profiles: ClassVar[dict[str, str]] = {"": "profile.yaml"}
+
+    def __post_init__(self) -> None:
+        self._folder = Path()
+        self._schedule = self.plan.grid.schedule(seed=0)
+        self._rounds: list[list[Sample]] = []
+        self._profiling: list[tuple[Case, Served]] = []
+        """Runs for what a grid does not show: overhead, and how often drafts are accepted."""
+        self._cases: list[Case] = []
+        self._speeds: dict[str, list[HostSpeed]] = {}
+        """Per case, of each repetition, if it was probed."""
+        self._capacity = 0.0
+        self._accepted: list[float] = []
+        """Rates per position of a draft, as measured while profiling."""
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """That of the engine."""
+        return self.engine.description
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """Those of the plan."""
+        return self.plan.loads
+
+    def start(self, folder: Path, tell: Tell) -> Started:
+        """Warm the engine up, measure the first rounds of the grid and some runs."""
+        self._folder, plan = folder, self.plan
+        grid = plan.grid
+        tell(f"measuring {len(grid.points)} kinds of step, {grid.rounds} times each")
+        list(self.engine.measure(grid.points))  # not counted
+        for _ in range(grid.rounds):
+            self._measure_round()
+        profile = self._profile()
+        for policy, per_slot in _PROFILING:
+            case = plan.profiling_case(policy, int(per_slot * plan.max_num_seqs))
+            served = self._serve(case, profile, is_synthetic=False)
+            served.write(folder / "profiling" / case.name, self._meta(case))
+            self._profiling.append((case, served))
+        profile = self._profile()
+        write_profile(profile, folder / "profile.yaml")
+        rows = (row for _, served in self._profiling for row in served.requests)
+        self._accepted = acceptance_rates(rows, plan.max_draft_len)
+        self._capacity = plan.capacity(profile)
+        return Started(self._capacity, {})
+
+    def run(self, part: str, rates: dict[str, float], tell: Tell) -> None:
+        """Run every case some times, all of them one after the other, and the grid between them."""
+        plan, profile = self.plan, self._profile()
+        self._cases = plan.cases(rates, self._accepted)
+        lasts = plan.repetitions * sum(
+            _simulated(case, case.experiment, profile).ended_at.max() for case in self._cases
+        )
+        tell(
+            f"without speculation it serves {self._capacity:.1f} requests/s when it is never idle; "
+            f"now {len(self._cases)} cases, {plan.repetitions} times each: {lasts / 60:.1f} minutes"
+        )
+        for number in range(plan.repetitions):
+            for place, case in enumerate(self._cases):
+                served = self._serve(case, profile, is_synthetic=case.is_synthetic)
+                self._write(case, served, is_first=number == 0)
+                if (speed := served.host_speed) is not None:
+                    self._speeds.setdefault(case.name, []).append(speed)
+                if place % plan.cases_per_round == 0:
+                    self._measure_round()
+            tell(f"repetition {number + 1} of {plan.repetitions} done")
+        tell("simulating the same runs")
+
+    def compare(self, part: str) -> Part:
+        """Simulate every case by all that was measured meanwhile."""
+        profile = self._profile()
+        results = [self._compared(case, profile) for case in self._cases]
+        with new_file(self._folder / "grid.csv") as temporary:
+            temporary.write_text(medians(self._rounds).table())
+        return Part(part, profile, results)
+
+    def findings(self, found: Calibration) -> dict[str, Any]:
+        """Return what the grid and the runs for profiling showed."""
+        measured = medians(self._rounds)
+        return {
+            "drift": measured.drift,
+            "slowness_of_rounds": measured.levels.tolist(),
+            "in_situ": self._levels(measured)._asdict(),
+            "rates": found.rates,
+            "acceptance_rates": self._accepted,
+        }
+
+    def _measure_round(self) -> None:
+        [points] = islice(self._schedule, 1)
+        self._rounds.append(list(self.engine.measure(points)))
+
+    def _serve(self, case: Case, profile: Profile, *, is_synthetic: bool) -> Served:
+        return self.engine.serve(case.experiment, profile, case.requests, is_synthetic=is_synthetic)
+
+    def _write(self, case: Case, served: Served, *, is_first: bool) -> None:
+        folder, meta = self._folder / "runs" / case.name, self._meta(case)
+        if is_first:
+            served.write(folder, meta)
+            return
+        with TemporaryDirectory(dir=self._folder, prefix=".repetition-") as scratch:
+            served.write(Path(scratch), meta)
+            add_repetition(folder, Path(scratch))
+
+    def _meta(self, case: Case) -> dict[str, Any]:
+        engine, acceptance = case.experiment.engine, case.experiment.acceptance
+        assert acceptance is not None
+        return {
+            **self.engine.description,
+            "engine_kwargs": engine.model_dump(
+                mode="json", exclude_none=True, exclude_defaults=True
+            ),
+            "kv_cache": {
+                "num_gpu_blocks": engine.num_gpu_blocks,
+                "block_size": engine.block_size,
+            },
+            "policy": case.experiment.effective_policy.model_dump(mode="json", exclude_none=True),
+            "acceptance": acceptance.model_dump(mode="json", exclude_none=True)
+            if case.is_synthetic
+            else "real",
+        }
+
+    def _usual(self) -> float:
+        """Return what a probe took in all runs, on average, seconds; 0 if the engine has none.
+
+        The machine that the profile is of. In the grid, between other work, the same probe on the
+        same machine takes less.
+        """
+        profiling = [served.host_speed for _, served in self._profiling]
+        cases = [speed for each in self._speeds.values() for speed in each]
+        known = [speed for speed in (*profiling, *cases) if speed is not None]
+        return HostSpeed.usual(known) if known else 0.0
+
+    def _steps(self) -> list[tuple[StepRow, Spans, float]]:
+        """Return all steps of the profiling runs, and how slow the machine was."""
+        usual = self._usual()
+        return [
+            each
+            for _, served in self._profiling
+            for each in zip(served.steps, served.spans, served.slowness(usual), strict=True)
+        ]
+
+    def _levels(self, measured: Medians) -> _Levels:
+        """Return what steps cost in the profiling runs on the usual machine, beside the grid."""
+        costs = fit_costs(measured)
+        targets, drafts = [], []
+        for row, spans, slowness in self._steps():
+            load = StepLoad(
+                row["context_tokens"],
+                row["batched_tokens"],
+                row["num_requests"],
+                row["prefill_tokens"],
+            )
+            requests = costs.request_us * load.num_requests / 1e6
+            target = costs.target.forward_time(load) + requests
+            draft = costs.draft.draft_time(load, row.get("made_drafts", 0), target)
+            targets.append((spans.target, slowness * target))
+            drafts.append((spans.draft, slowness * draft))
+        return _Levels(_level(targets), _level(drafts))
+
+    def _profile(self) -> Profile:
+        """Return what all that has been measured so far says; a candidate."""
+        measured = medians(self._rounds)
+        costs = fit_costs(measured.scaled(*self._levels(measured)))
+        loads = [point.load for point in measured.points]
+        draft = costs.draft.model_copy(
+            update={
+                "weights_gib": self.engine.drafter_gib,
+                "kv_bytes_per_token": self.engine.drafter_kv_bytes,
+            }
+        )
+        description = self.engine.description
+        profile = Profile.model_validate(
+            {
+                "model": self.model,
+                "gpu": self.gpu,
+                "provenance": {
+                    "engine": f"{description['engine']}, {description['dtype']}",
+                    "source": "specsim calibrate",
+                    "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+                    "notes": _notes(description["hardware"], measured, costs),
+                },
+                "target": costs.target,
+                "drafts": {"draft_model": draft},
+                "overhead": self._overhead(costs),
+                "valid_range": {
+                    "context_tokens": max(load.context_tokens for load in loads),
+                    "batched_tokens": max(load.batched_tokens for load in loads),
+                },
+            }
+        )
+        return with_status(profile, is_validated=False, stated_error=self.stated_error)
+
+    def _overhead(self, costs: Costs) -> dict[str, float]:
+        """Return what the engine spends outside its forward passes, as measured in real steps."""
+        spans = [(each, slowness) for _, each, slowness in self._steps()]
+        if not spans:
+            return {"request_us": costs.request_us}
+        columns = np.array([(1.0, each.num_requests) for each, _ in spans])
+        seconds = np.array([each.overhead / slowness for each, slowness in spans])
+        step, request = robust_fit(columns, seconds).tolist()
+        return {"step_ms": step * 1e3, "request_us": costs.request_us + request * 1e6}
+
+    def _compared(self, case: Case, profile: Profile) -> CaseResult:
+        runs = load_run(self._folder / "runs" / case.name).runs
+        untold = [_simulated(case, case.experiment, profile)] * len(runs)
+        speeds, usual = self._speeds.get(case.name, []), self._usual()
+        told = [
+            _simulated(case, at_speed(case.experiment, speed, usual, 0.0), profile)
+            for speed in speeds
+        ]
+        slowness = [HostSpeed.usual([speed]) / usual for speed in speeds]
+        return CaseResult.of(case, runs, untold, slowness, told or untold)
+
+
+def _level(pairs: list[tuple[float, float]]) -> float:
+    """Return how many times as long as predicted something took; 1 of what no step has."""
+    found = np.array([(real, ours) for real, ours in pairs if real > 0 and ours > 0])
+    if not len(found):
+        return 1.0
+    ratios = found[:, 0] / found[:, 1]
+    real, ours = found[ratios < DISTURBED * np.median(ratios)].sum(axis=0)
+    return float(real / ours)
+
+
+def _notes(hardware: dict[str, Any], measured: Medians, costs: Costs) -> str:
+    target, draft = np.abs(costs.target_errors), np.abs(costs.draft_errors)
+    return (
+        f"on {hardware['device_name']}, {hardware['threads']} thread(s); error of a fitted step: "
+        f"target median {np.median(target):.1%}, 90th percentile {np.percentile(target, 90):.1%}; "
+        f"draft {np.median(draft):.1%}, {np.percentile(draft, 90):.1%}; drift while measuring "
+        f"{measured.drift:+.1%}"
+    )
+
+
+def _simulated(case: Case, experiment: Experiment, profile: Profile) -> Measured:
+    run = simulate(experiment, requests=case.requests, profile=profile, keeps_steps=False)
+    return Measured.of_simulation(Summary(run).tables.requests)
