@@ -12,7 +12,7 @@ from specsim.show.render.tables import new_table
 
 if TYPE_CHECKING:
     from specsim.profile.from_roofline import RooflineProfile
-    from specsim.reality.profile_fit import Comparison
+    from specsim.reality.profile_fit import Comparison, ModelFit
 
 __all__ = ["comparison_table", "overview_tables", "roofline_table", "study_tables"]
 
