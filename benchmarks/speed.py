@@ -56,6 +56,8 @@ def measured(command: list[str], root: Path = HERE.parent) -> tuple[float, float
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
+# -P: that of the checkout, not the one in the working directory
+SPECSIM = [sys.executable, "-P", "-m", "specsim"]
 SILENT = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
 Row = dict[str, float]
 
@@ -63,7 +65,7 @@ Row = dict[str, float]
 def run(case: Case, root: Path) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         settings = [*ENGINES[case.engine], POLICIES[case.policy]]
-        command = [sys.executable, "-m", "specsim", "run", str(HERE / f"{case.workload}.yaml")]
+        command = [*SPECSIM, "run", str(HERE / f"{case.workload}.yaml")]
         command += [word for setting in settings for word in ("--set", setting)]
         cpu, memory = measured([*command, *case.options, "--out", folder], root)
         with (Path(folder) / "summary.json").open() as stream:
@@ -78,7 +80,7 @@ def medians(rows: list[Row]) -> Row:
 
 def main() -> None:
     roots = [HERE.parent, *map(Path, sys.argv[2:])]
-    startup = [measured([sys.executable, "-m", "specsim", "--version"]) for _ in range(RUNS)]
+    startup = [measured([*SPECSIM, "--version"]) for _ in range(RUNS)]
     print(f"specsim --version: {statistics.median(cpu for cpu, _ in startup):.3f} s")
     run(CASES[0], HERE.parent)  # compiles, once on a machine
     samples: dict[Case, list[list[Row]]] = {}
