@@ -62,14 +62,22 @@ class Family(Generic[M]):
 
     @cached_property
     def members(self) -> dict[str, type[M]]:
-        """Members that specsim ships, by name, in the order of their names."""
-        return dict(
-            sorted(
-                (self.name_of(member), member)
-                for file_name in self._file_names
-                for member in self._members_in(file_name)
-            )
-        )
+        """Members that specsim ships, by name, in the order of their names.
+
+        Raises:
+            ConfigError: Two have the same name.
+        """
+        found: dict[str, type[M]] = {}
+        for file_name in self._file_names:
+            for member in self._members_in(file_name):
+                name = self.name_of(member)
+                if name in found:
+                    raise ConfigError(
+                        f"{member.__module__}: {self.tag} '{name}' is that of "
+                        f"{found[name].__module__}; give it another"
+                    )
+                found[name] = member
+        return dict(sorted(found.items()))
 
     @property
     def any_member(self) -> WithJsonSchema:

@@ -8,7 +8,7 @@ import yaml
 
 from specsim.core.errors import ConfigError
 from specsim.core.families import Family
-from specsim.policies import POLICIES
+from specsim.policies import POLICIES, Policy
 from specsim.proposers import PROPOSERS
 from specsim.show.render.catalogue import FAMILIES
 
@@ -125,3 +125,10 @@ def test_a_class_from_elsewhere_is_named_by_its_path(own_module: str) -> None:
 def test_a_bad_path_is_a_clear_error(own_module: str, path: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot load|is not a Policy"):
         POLICIES.parse(path.format(own_module))
+
+
+def test_two_members_of_one_name_are_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = Family[Policy]("policies", Policy)
+    monkeypatch.setattr(Family, "name_of", lambda self, member: "static")
+    with pytest.raises(ConfigError, match=r"kind 'static' is that of specsim\.policies\.\w+; give"):
+        _ = family.members

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from conftest import ROOT
 from digest_cases import Case, all_cases
-from digests import rounded, run
+from digests import REQUEST_COLUMNS, STEP_COLUMNS, rounded, run
 
 from specsim.acceptance import ACCEPTANCE
 from specsim.latency import LATENCY
 from specsim.policies import POLICIES
 from specsim.proposers import PROPOSERS
+from specsim.results.step_log import STEP_FIELDS
+from specsim.results.tables import TABLE_FIELDS
 from specsim.routing import ROUTING
 
 DIGESTS = Path(__file__).parent / "digests.json"
@@ -141,3 +143,8 @@ def test_they_are_of_every_sort(cases: dict[str, Case]) -> None:
     assert not {name for name in LATENCY.members if f"kind: {name}\n" not in profiles}
     for word in ("failure", "slowdown", "prefill_first", "priority", "closed_loop"):
         assert f'"{word}"' in text
+
+
+def test_they_are_of_every_column() -> None:
+    assert TABLE_FIELDS.names == REQUEST_COLUMNS
+    assert STEP_FIELDS.names == STEP_COLUMNS
