@@ -16,15 +16,6 @@ from specsim.reality.acceptance_fit.study import (
 )
 
 __all__ = [
-    "FITS",
-    "AcceptanceFit",
-    "Decoded",
-    "Distances",
-    "Records",
-    "Twin",
-    "decode",
-    "fields",
-    "fit_acceptance",
-    "load_records",
-    "split_halves",
-]
+    "FITS", "AcceptanceFit", "Decoded", "Distances", "Records", "Twin", "decode", "fields",
+    "fit_acceptance", "load_records", "split_halves",
+]  # fmt: skip

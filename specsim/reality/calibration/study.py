@@ -15,16 +15,9 @@ from specsim.profile import Profile
 from specsim.reality.calibration.results import CaseResult, Judgement, Load, judged, tells
 
 __all__ = [
-    "Calibration",
-    "Part",
-    "Started",
-    "Subject",
-    "Tell",
-    "calibrate",
-    "check_folder",
-    "with_status",
-    "write_profile",
-]
+    "Calibration", "Part", "Started", "Subject", "Tell", "calibrate", "check_folder",
+    "with_status", "write_profile",
+]  # fmt: skip
 
 Tell = Callable[[str], None]
 

@@ -152,7 +152,7 @@ class VllmSubject:
         hardware = recorded.section("hardware")
         self._gpu(hardware)  # before much more is measured
         [measured] = recorded.runs
-        seconds = float(measured.ended_at.max() - measured.arrived_at.min())
+        seconds = float(measured["ended_at"].max() - measured["arrived_at"].min())
         capacity = len(run.prompts) / seconds
         tell(f"without speculation it serves {capacity:.2f} requests/s when it is never idle")
         return Started(capacity, {"hardware": hardware})

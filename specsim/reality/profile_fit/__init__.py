@@ -18,16 +18,6 @@ from specsim.reality.profile_fit.points import (
 )
 
 __all__ = [
-    "KINDS",
-    "Comparison",
-    "ModelFit",
-    "Points",
-    "fit_and_test",
-    "fit_model",
-    "fitted_profile",
-    "kernel_folder",
-    "kernel_points",
-    "kernels_of",
-    "measured_steps",
-    "read_points",
-]
+    "KINDS", "Comparison", "ModelFit", "Points", "fit_and_test", "fit_model", "fitted_profile",
+    "kernel_folder", "kernel_points", "kernels_of", "measured_steps", "read_points",
+]  # fmt: skip

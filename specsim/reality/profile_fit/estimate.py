@@ -17,16 +17,9 @@ from specsim.profile import Profile
 from specsim.reality.profile_fit.points import Origin, Points
 
 __all__ = [
-    "DISTURBED",
-    "KINDS",
-    "Comparison",
-    "Error",
-    "ModelFit",
-    "fit_and_test",
-    "fit_model",
-    "fitted_profile",
-    "robust_fit",
-]
+    "DISTURBED", "KINDS", "Comparison", "Error", "ModelFit", "fit_and_test", "fit_model",
+    "fitted_profile", "robust_fit",
+]  # fmt: skip
 
 KINDS = ("two_regime", "linear")
 DISTURBED = 3.0

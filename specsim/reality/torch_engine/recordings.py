@@ -18,15 +18,9 @@ from specsim.reality.clock import Clock
 from specsim.reality.torch_engine.attention import Batch, Span, make_batch, pack, unpack
 
 __all__ = [
-    "EventTimer",
-    "HostTimer",
-    "PassShape",
-    "Record",
-    "Recordings",
-    "Timer",
-    "batch_sizes",
+    "EventTimer", "HostTimer", "PassShape", "Record", "Recordings", "Timer", "batch_sizes",
     "cuda_graphs",
-]
+]  # fmt: skip
 
 Run = Callable[[], Tensor]
 Record = Callable[[Run], Run]

@@ -9,20 +9,9 @@ from specsim.reality.validation.compare import (
     validate,
 )
 from specsim.reality.validation.compose import Replaced, Replay, compose, composed_profile
-from specsim.reality.validation.run_folder import Measured, RunFolder, load_run
+from specsim.reality.validation.run_folder import RunFolder, load_run
 
 __all__ = [
-    "METRICS",
-    "STATISTICS",
-    "Measured",
-    "Replaced",
-    "Replay",
-    "RunFolder",
-    "Statistic",
-    "Validation",
-    "compose",
-    "composed_profile",
-    "load_run",
-    "replay",
-    "validate",
-]
+    "METRICS", "STATISTICS", "Replaced", "Replay", "RunFolder", "Statistic", "Validation",
+    "compose", "composed_profile", "load_run", "replay", "validate",
+]  # fmt: skip

@@ -14,45 +14,7 @@ from specsim.core.settings import load_mapping
 from specsim.reality.host_speed import HostSpeed
 from specsim.workload.files import Row, TraceFile
 
-__all__ = ["Measured", "RunFolder", "load_run"]
-
-Seconds = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What was measured of each request, in order of arrival; times in seconds.
-
-    One of them is a run; a simulated run has the same form.
-    """
-
-    arrived_at: Seconds
-    """Shape (n,), after the first arrival."""
-    first_token_at: Seconds
-    ended_at: Seconds
-    prompt_lens: NDArray[np.int64]
-    output_lens: NDArray[np.int64]
-
-    @classmethod
-    def of_simulation(cls, requests: NDArray[Any]) -> "Measured":
-        """Return a simulated run, from its table of requests."""
-        return cls(
-            arrived_at=requests["arrived_at"],
-            first_token_at=requests["first_token_at"],
-            ended_at=requests["ended_at"],
-            prompt_lens=requests["prompt_len"].astype(np.int64),
-            output_lens=requests["output_len"].astype(np.int64),
-        )
-
-    def latencies(self) -> dict[str, Seconds]:
-        """Return TTFT, TPOT and latency of each request; TPOT is NaN for one token."""
-        later = self.output_lens - 1
-        decode_time = self.ended_at - self.first_token_at
-        return {
-            "ttft": self.first_token_at - self.arrived_at,
-            "tpot": np.where(later > 0, decode_time / np.maximum(later, 1), np.nan),
-            "latency": self.ended_at - self.arrived_at,
-        }
+__all__ = ["RunFolder", "load_run"]
 
 
 @dataclass(frozen=True)
@@ -60,8 +22,9 @@ class RunFolder:
     """A folder with a measured run, or with several repetitions of it."""
 
     path: Path
-    runs: list[Measured]
-    """The first is what a simulation is compared with."""
+    runs: list[dict[str, NDArray[Any]]]
+    """Columns of their requests, in order of arrival, named as those of a simulated run; times in
+    seconds after the first arrival. The first is what a simulation is compared with."""
     rows: list[int]
     """Of each request of the first run, its number in the workload."""
     meta: dict[str, Any]
@@ -137,7 +100,7 @@ def load_run(path: Path) -> RunFolder:
     known_ids = [(row.prompt_ids, row.output_ids) for row in rows if row.prompt_ids is not None]
     return RunFolder(
         path=path,
-        runs=[_measured(each) for each in (rows, *(other for other, _ in others))],
+        runs=[_columns(each) for each in (rows, *(other for other, _ in others))],
         rows=numbers if by_name else [row.place for row in rows],
         meta=meta,
         accepted=[row.accepted for row in rows],
@@ -164,15 +127,15 @@ class _Row(NamedTuple):
     output_ids: NDArray[np.int64] | None
 
 
-def _measured(rows: list[_Row]) -> Measured:
+def _columns(rows: list[_Row]) -> dict[str, NDArray[Any]]:
     start = rows[0].queued
-    return Measured(
-        arrived_at=np.array([row.queued for row in rows]) - start,
-        first_token_at=np.array([row.first for row in rows]) - start,
-        ended_at=np.array([row.last for row in rows]) - start,
-        prompt_lens=np.array([row.prompt_len for row in rows], dtype=np.int64),
-        output_lens=np.array([row.output_len for row in rows], dtype=np.int64),
-    )
+    return {
+        "arrived_at": np.array([row.queued for row in rows]) - start,
+        "first_token_at": np.array([row.first for row in rows]) - start,
+        "ended_at": np.array([row.last for row in rows]) - start,
+        "prompt_len": np.array([row.prompt_len for row in rows], dtype=np.int64),
+        "output_len": np.array([row.output_len for row in rows], dtype=np.int64),
+    }
 
 
 def _read(path: Path) -> tuple[list[_Row], int]:

@@ -19,14 +19,8 @@ from specsim.study.paired import replicated
 from specsim.study.runner import LocalProcesses, Runner
 
 __all__ = [
-    "Comparison",
-    "GateResults",
-    "Judgement",
-    "Suite",
-    "check_same_suite",
-    "judge",
-    "run_suite",
-]
+    "Comparison", "GateResults", "Judgement", "Suite", "check_same_suite", "judge", "run_suite",
+]  # fmt: skip
 
 Task = tuple[str, Experiment, tuple[str, ...]]
 """A scenario, its experiment with the seed, and the metrics to keep."""

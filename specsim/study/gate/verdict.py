@@ -25,14 +25,9 @@ from specsim.study.inputs import Input, inputs_of
 from specsim.study.paired import mean_and_half_width, student_t
 
 __all__ = [
-    "Comparison",
-    "Judgement",
-    "Verdict",
-    "check_same_suite",
-    "github_annotations",
-    "judge",
+    "Comparison", "Judgement", "Verdict", "check_same_suite", "github_annotations", "judge",
     "write_junit",
-]
+]  # fmt: skip
 
 Verdict = Literal["same", "within", "better", "uncertain", "worse"]
 

@@ -19,16 +19,9 @@ from specsim.study.sweep.plan import Point, Sweep, labels
 from specsim.workload import WorkloadConfig
 
 __all__ = [
-    "Backend",
-    "LocalProcesses",
-    "Point",
-    "Sweep",
-    "SweepFolder",
-    "flat_metrics",
-    "labels",
-    "run_point",
-    "run_sweep",
-]
+    "Backend", "LocalProcesses", "Point", "Sweep", "SweepFolder", "flat_metrics", "labels",
+    "run_point", "run_sweep",
+]  # fmt: skip
 
 
 def run_sweep(

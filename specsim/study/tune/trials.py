@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from specsim.results.metrics import latency
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.loads import Trial, steady_window
@@ -56,10 +57,9 @@ def _measure(trial: Trial) -> Measurement:
     start, end = steady_window(requests, trial.experiment.workload.arrivals)
     is_steady = (steps["ended_at"] > start) & (steps["ended_at"] <= end)
     fifth = len(requests) // 5
-    latency = (requests["ended_at"] - requests["arrived_at"])[2 * fifth : len(requests) - fifth]
     return Measurement(
         time_per_token=float((end - start) / steps["output_tokens"][is_steady].sum()),
-        e2e_latency=float(latency.mean()),
+        e2e_latency=float(latency(requests[2 * fifth : len(requests) - fifth]).mean()),
         mean_batch_size=float(steps["num_requests"][is_steady].mean()),
         mean_output_len=float(requests["output_len"].mean()),
         context_tokens=int(steps["context_tokens"].max()),
