@@ -29,7 +29,7 @@ from specsim.reality.validation import (
     load_run,
     replay,
 )
-from specsim.reality.validation.compare import compare_runs
+from specsim.reality.validation.validation import compare_runs
 from specsim.results.metrics import Requests, latency
 from specsim.show.plots.reality import plot_validation
 

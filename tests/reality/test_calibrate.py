@@ -16,8 +16,8 @@ from made_up import TRUTH, Host, request_rows, step_rows
 from specsim.core.errors import CapacityError, ProfileError
 from specsim.core.request import Request
 from specsim.profile import Profile, StepCosts, load_profile
+from specsim.reality.calibration.calibrate import Calibration, calibrate
 from specsim.reality.calibration.results import CaseResult, Judgement, Load, judged, swaps, tells
-from specsim.reality.calibration.study import Calibration, calibrate
 from specsim.reality.calibration.torch_plan import QUICK, Plan, Served, Spans, acceptance_rates
 from specsim.reality.calibration.torch_subject import TorchSubject
 from specsim.reality.profile_fit import read_points

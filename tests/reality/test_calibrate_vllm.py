@@ -14,8 +14,8 @@ from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.profile import load_profile
 from specsim.reality.calibration import vllm_subject
+from specsim.reality.calibration.calibrate import Calibration, calibrate
 from specsim.reality.calibration.results import Load
-from specsim.reality.calibration.study import Calibration, calibrate
 from specsim.reality.calibration.vllm_plan import COMPARED, ORDER, load_of, plan_for
 from specsim.reality.calibration.vllm_subject import VllmSubject
 from specsim.reality.run_writer import RunWriter

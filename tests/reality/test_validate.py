@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError, TraceError
 from specsim.reality.validation import Replaced, load_run, validate
-from specsim.reality.validation.compare import compare_runs
+from specsim.reality.validation.validation import compare_runs
 from specsim.results.metrics import Requests, latency
 
 REAL = data_folder() / "real-runs"

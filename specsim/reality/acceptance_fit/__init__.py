@@ -6,7 +6,7 @@ Read `decoding` (what decoding a record step by step gives, and how far two such
 
 from specsim.reality.acceptance_fit.decoding import Decoded, Distances, Twin, decode
 from specsim.reality.acceptance_fit.fits import FITS
-from specsim.reality.acceptance_fit.study import (
+from specsim.reality.acceptance_fit.halves import (
     AcceptanceFit,
     Records,
     fields,

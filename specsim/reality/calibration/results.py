@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from specsim.reality.validation import Statistic
-from specsim.reality.validation.compare import compare_runs, spread
+from specsim.reality.validation.validation import compare_runs, spread
 from specsim.results.metrics import Requests
 
 __all__ = [

@@ -12,8 +12,7 @@ import numpy as np
 from specsim.core.atomic import new_file
 from specsim.core.step import StepLoad
 from specsim.profile import Profile
-from specsim.reality.calibration.results import CaseResult, Load
-from specsim.reality.calibration.study import (
+from specsim.reality.calibration.calibrate import (
     Calibration,
     Part,
     Started,
@@ -21,6 +20,7 @@ from specsim.reality.calibration.study import (
     with_status,
     write_profile,
 )
+from specsim.reality.calibration.results import CaseResult, Load
 from specsim.reality.calibration.torch_plan import (
     Case,
     Plan,

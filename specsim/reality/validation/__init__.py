@@ -1,6 +1,8 @@
 """Validation: measured runs of real engines, replayed."""
 
-from specsim.reality.validation.compare import (
+from specsim.reality.validation.compose import Replaced, Replay, compose, composed_profile
+from specsim.reality.validation.run_folder import RunFolder, load_run
+from specsim.reality.validation.validation import (
     METRICS,
     STATISTICS,
     Statistic,
@@ -8,8 +10,6 @@ from specsim.reality.validation.compare import (
     replay,
     validate,
 )
-from specsim.reality.validation.compose import Replaced, Replay, compose, composed_profile
-from specsim.reality.validation.run_folder import RunFolder, load_run
 
 __all__ = [
     "METRICS", "STATISTICS", "Replaced", "Replay", "RunFolder", "Statistic", "Validation",

@@ -26,7 +26,7 @@ from specsim.run.experiment import Experiment
 from specsim.workload.readers import read_trace
 
 __all__ = [
-    "RECORD", "DraftCounts", "Replaced", "Replay", "compose", "composed_profile", "replayed",
+    "RECORD", "DraftTotals", "Replaced", "Replay", "compose", "composed_profile", "replayed",
     "speculative_config",
 ]  # fmt: skip
 
@@ -271,7 +271,7 @@ def _request(
 
 
 @dataclass(frozen=True)
-class DraftCounts:
+class DraftTotals:
     """What became of all drafts of a run."""
 
     num_drafts: int
@@ -279,7 +279,7 @@ class DraftCounts:
     accepted_tokens: int
 
     @classmethod
-    def of(cls, accepted: Sequence[Entries]) -> "DraftCounts":
+    def of(cls, accepted: Sequence[Entries]) -> "DraftTotals":
         """Count what a measured run verified."""
         entries = list(chain.from_iterable(accepted))
         return cls(len(entries), sum(row[1] for row in entries), sum(row[2] for row in entries))

@@ -14,12 +14,18 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.gate.baseline import GateResults, ScenarioResults
 from specsim.study.gate.suite import Suite, Tolerances
-from specsim.study.gate.verdict import Comparison, Judgement, check_same_suite, judge
+from specsim.study.gate.verdict import GateVerdict, MetricChange, check_same_suite, judge
 from specsim.study.paired import replicated
 from specsim.study.runner import LocalProcesses, Runner
 
 __all__ = [
-    "Comparison", "GateResults", "Judgement", "Suite", "check_same_suite", "judge", "run_suite",
+    "GateResults",
+    "GateVerdict",
+    "MetricChange",
+    "Suite",
+    "check_same_suite",
+    "judge",
+    "run_suite",
 ]  # fmt: skip
 
 Task = tuple[str, Experiment, tuple[str, ...]]

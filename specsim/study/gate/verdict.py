@@ -25,7 +25,12 @@ from specsim.study.inputs import Input, inputs_of
 from specsim.study.paired import mean_and_half_width, student_t
 
 __all__ = [
-    "Comparison", "Judgement", "Verdict", "check_same_suite", "github_annotations", "judge",
+    "GateVerdict",
+    "MetricChange",
+    "Verdict",
+    "check_same_suite",
+    "github_annotations",
+    "judge",
     "write_junit",
 ]  # fmt: skip
 
@@ -39,7 +44,7 @@ _REMEDY = "write the baseline anew with `specsim gate --update`"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MetricChange:
     """One metric of one scenario."""
 
     scenario: str
@@ -92,16 +97,16 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class GateVerdict:
     """All comparisons of a gate."""
 
-    comparisons: list[Comparison]
+    comparisons: list[MetricChange]
     is_paired: bool
     """Whether both sides have the same seeds in every scenario."""
     notes: list[str]
     """What else differs between the two sides."""
 
-    def of_verdict(self, verdict: Verdict) -> list[Comparison]:
+    def of_verdict(self, verdict: Verdict) -> list[MetricChange]:
         """Return the comparisons that came out like this."""
         return [each for each in self.comparisons if each.verdict == verdict]
 
@@ -120,7 +125,7 @@ class Judgement:
         }
 
 
-def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -> Judgement:
+def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -> GateVerdict:
     """Compare the results of two revisions in the metrics that have tolerances.
 
     Raises:
@@ -142,7 +147,7 @@ def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -
     for text, names in scenarios_of.items():
         everywhere = len(names) == len(baseline.scenarios)
         notes.append(text if everywhere else f"{', '.join(names)}: {text}")
-    return Judgement(
+    return GateVerdict(
         comparisons,
         all(old.seeds == current.scenarios[name].seeds for name, old in baseline.scenarios.items()),
         notes,
@@ -237,7 +242,7 @@ def _compare(
     tolerance: float,
     sides: tuple[ScenarioResults, ScenarioResults],
     error: float,
-) -> Comparison:
+) -> MetricChange:
     for side in sides:
         if metric not in side.metrics:
             raise ConfigError(
@@ -255,7 +260,7 @@ def _compare(
     if half_width is not None:
         half_width = _share(half_width, scale)
     is_same = is_paired and before == after
-    return Comparison(
+    return MetricChange(
         scenario=name,
         metric=metric,
         baseline=scale,
@@ -297,7 +302,7 @@ def _welch(
     return change, student_t(freedom, error) * sum(parts) ** 0.5
 
 
-def write_junit(judgement: Judgement, path: Path) -> None:
+def write_junit(judgement: GateVerdict, path: Path) -> None:
     """Write a judgement as JUnit XML: a suite per scenario, a case per metric."""
     root = Xml.Element("testsuites", name="specsim gate")
     for scenario, group in groupby(judgement.comparisons, key=lambda each: each.scenario):
@@ -321,7 +326,7 @@ def write_junit(judgement: Judgement, path: Path) -> None:
     Xml.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 
 
-def github_annotations(judgement: Judgement) -> list[str]:
+def github_annotations(judgement: GateVerdict) -> list[str]:
     """Return workflow commands: an error per regression, a warning per doubt."""
     lines = []
     for verdict, command in (("worse", "error"), ("uncertain", "warning")):

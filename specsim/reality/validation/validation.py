@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.version import __version__
-from specsim.reality.validation.compose import DraftCounts, Replaced, Replay, compose
+from specsim.reality.validation.compose import DraftTotals, Replaced, Replay, compose
 from specsim.reality.validation.run_folder import RunFolder, load_run
 from specsim.results.metrics import Requests, latency, tpot, ttft
 from specsim.run.simulate import simulate
@@ -171,8 +171,8 @@ def _draft_counts(run: RunFolder, summary: Summary) -> dict[str, dict[str, int]]
         return {}
     requests = summary.tables.requests
     names = ("drafts", "draft_tokens", "accepted_tokens")
-    simulated = DraftCounts(*(int(requests[name].sum()) for name in names))
-    measured = DraftCounts.of(run.accepted)
+    simulated = DraftTotals(*(int(requests[name].sum()) for name in names))
+    measured = DraftTotals.of(run.accepted)
     return {"measured_drafts": vars(measured), "simulated_drafts": vars(simulated)}
 
 

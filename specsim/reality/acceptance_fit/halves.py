@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specsim.acceptance.base import Acceptance
-from specsim.acceptance.preset import AcceptanceFile, Provenance, Validation
+from specsim.acceptance.preset import AcceptanceFile, FitProvenance, FitValidation
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.rng import Luck, stream_id
 from specsim.core.settings import nearest
@@ -137,7 +137,7 @@ class AcceptanceFit:
         records, candidate = self.records, self.candidates[self.chosen_kind]
         file = AcceptanceFile(
             acceptance=self.chosen,
-            provenance=Provenance(
+            provenance=FitProvenance(
                 source=source,
                 fitted_to=(
                     f"acc_{records.proposer} of all {len(records.tables)} requests in "
@@ -149,7 +149,7 @@ class AcceptanceFit:
                     f"--split-seed {self.split_seed} --kind {self.chosen_kind}"
                 ),
             ),
-            validation=Validation(
+            validation=FitValidation(
                 acceptance=candidate.model,
                 split_seed=self.split_seed,
                 num_fitted=self.num_fitted,
