@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from specsim.reality.validation import Statistic
-from specsim.reality.validation.validation import compare_runs, spread
+from specsim.reality.validation.validation import compare_runs, mean_error, spread
 from specsim.results.metrics import Requests
 
 __all__ = [
@@ -102,12 +102,12 @@ class CaseResult:
     @property
     def mean_error(self) -> float:
         """Mean size of the errors of all statistics."""
-        return float(np.nanmean([abs(each.error) for each in self.statistics]))
+        return mean_error(self.statistics)
 
     @property
     def mean_error_at_speed(self) -> float:
         """The same, where the simulation is told how slow the machine was."""
-        return float(np.nanmean([abs(each.error) for each in self.at_speed]))
+        return mean_error(self.at_speed)
 
     @property
     def mean_spread(self) -> float:

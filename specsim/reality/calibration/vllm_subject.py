@@ -1,6 +1,5 @@
 """Calibration of a local vLLM: an engine for each speculation, recorded, fitted and replayed."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.settings import load_mapping
 from specsim.hardware import GIB, ModelShape, find_gpu, load_model
 from specsim.profile import Profile
 from specsim.reality.calibration.calibrate import (
@@ -240,9 +240,9 @@ class VllmSubject:
             timeout_s=_TIMEOUT + 10 * arriving,
         )
         for run in runs:
-            meta = _meta(run.folder)
-            ended = len(load_run(run.folder).rows)
-            if not meta.get("complete") or ended != len(run.prompts):
+            recorded = load_run(run.folder)
+            ended = len(recorded.rows)
+            if not recorded.meta.get("complete") or ended != len(run.prompts):
                 raise ConfigError(
                     f"{run.folder}: {ended} of {len(run.prompts)} requests were recorded to their "
                     "end; look for vLLM's error and measure again"
@@ -270,7 +270,7 @@ class VllmSubject:
 
     def _fitted(self, runs: Sequence[Path]) -> Profile:
         """Return a profile of measured runs; a candidate."""
-        meta = _meta(runs[0])
+        meta = load_mapping(runs[0] / "meta.json", ConfigError)
         names = ", ".join(run.name for run in runs)
         points, origin = measured_steps(
             runs,
@@ -310,11 +310,6 @@ def _replayed(
     return Replayed(
         folder.name, validation, replay(run, replace(composed, experiment=told)), slowness
     )
-
-
-def _meta(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "meta.json").read_text(encoding="utf-8"))
-    return found
 
 
 def _has_weights(folder: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from specsim.run.experiment import Experiment
 from specsim.workload.readers import read_trace
 
 __all__ = [
-    "RECORD", "DraftTotals", "Replaced", "Replay", "compose", "composed_profile", "replayed",
+    "RECORD", "Replaced", "Replay", "compose", "composed_profile", "replayed",
     "speculative_config",
 ]  # fmt: skip
 
@@ -268,21 +267,6 @@ def _request(
         prompt_token_ids=prompt_token_ids,
         output_token_ids=output_token_ids,
     )
-
-
-@dataclass(frozen=True)
-class DraftTotals:
-    """What became of all drafts of a run."""
-
-    num_drafts: int
-    draft_tokens: int
-    accepted_tokens: int
-
-    @classmethod
-    def of(cls, accepted: Sequence[Entries]) -> "DraftTotals":
-        """Count what a measured run verified."""
-        entries = list(chain.from_iterable(accepted))
-        return cls(len(entries), sum(row[1] for row in entries), sum(row[2] for row in entries))
 
 
 def speculative_config(run: RunFolder, notes: list[str]) -> dict[str, Any] | None:

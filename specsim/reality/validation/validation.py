@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.version import __version__
-from specsim.reality.validation.compose import DraftTotals, Replaced, Replay, compose
+from specsim.reality.validation.compose import Replaced, Replay, compose
 from specsim.reality.validation.run_folder import RunFolder, load_run
 from specsim.results.metrics import Requests, latency, tpot, ttft
 from specsim.run.simulate import simulate
@@ -68,7 +68,7 @@ class Validation:
     @property
     def mean_error(self) -> float:
         """Mean of the errors' sizes over all statistics that are defined."""
-        return float(np.nanmean([abs(each.error) for each in self.statistics]))
+        return mean_error(self.statistics)
 
     @property
     def worst(self) -> Statistic:
@@ -169,11 +169,15 @@ def _draft_counts(run: RunFolder, summary: Summary) -> dict[str, dict[str, int]]
     """Return how many drafts were verified, in how many tokens, and accepted; {} without any."""
     if not any(run.accepted):
         return {}
-    requests = summary.tables.requests
-    names = ("drafts", "draft_tokens", "accepted_tokens")
-    simulated = DraftTotals(*(int(requests[name].sum()) for name in names))
-    measured = DraftTotals.of(run.accepted)
-    return {"measured_drafts": vars(measured), "simulated_drafts": vars(simulated)}
+    drafts = [draft for each in run.accepted for draft in each]
+    sums = [len(drafts), sum(draft[1] for draft in drafts), sum(draft[2] for draft in drafts)]
+    columns = ("drafts", "draft_tokens", "accepted_tokens")
+    simulated = [int(summary.tables.requests[name].sum()) for name in columns]
+    names = ("num_drafts", "draft_tokens", "accepted_tokens")
+    return {
+        "measured_drafts": dict(zip(names, sums, strict=True)),
+        "simulated_drafts": dict(zip(names, simulated, strict=True)),
+    }
 
 
 def compare_runs(runs: Sequence[Requests], simulated: Requests) -> list[Statistic]:
@@ -205,6 +209,11 @@ def _statistics(run: Requests) -> dict[tuple[str, str], float]:
 
 def _statistic(values: NDArray[np.float64], name: str) -> float:
     return float(values.mean() if name == "mean" else np.percentile(values, int(name[1:])))
+
+
+def mean_error(statistics: Sequence[Statistic]) -> float:
+    """Return the mean of the errors' sizes over all statistics that are defined."""
+    return float(np.nanmean([abs(each.error) for each in statistics]))
 
 
 def spread(values: Sequence[float]) -> float | None:
