@@ -185,9 +185,6 @@ class VllmSubject:
             folder: Gets a run folder for each of `ORDER`; that of a first run also holds the
                 requests of its repetition.
             rates: Requests per second of every load.
-
-        Raises:
-            ConfigError: vLLM failed, or did not record everything.
         """
         self._record(speculation, self.plan.runs(folder, rates, self.shape.vocab_size, self.seed))
         for name in COMPARED:

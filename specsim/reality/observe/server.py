@@ -57,11 +57,7 @@ class Server:
 
 
 def base_url(url: str) -> str:
-    """Return the address of a server without the path of its API, such as ``/v1``.
-
-    Raises:
-        ConfigError: It is no http or https URL.
-    """
+    """Return the address of a server without the path of its API, such as ``/v1``."""
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -73,11 +73,7 @@ class LoadProbe:
 
 
 def measure(task: Task) -> LoadProbe:
-    """Run a simulation and return what is kept of it.
-
-    Raises:
-        SpecsimError: It cannot be run.
-    """
+    """Run a simulation and return what is kept of it."""
     trial = task.trial
     run = simulate(
         trial.experiment, requests=trial.requests(), profile=task.profile, keeps_steps=False

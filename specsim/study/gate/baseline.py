@@ -119,11 +119,7 @@ def baseline_file(path: Path) -> Iterator[Path]:
 
 
 def checked_date(text: str) -> str:
-    """Return an ISO date.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """Return an ISO date."""
     try:
         return datetime.date.fromisoformat(text).isoformat()
     except ValueError as error:

@@ -155,11 +155,7 @@ def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -
 
 
 def check_same_suite(baseline: GateResults, suite: Suite) -> None:
-    """Raise, before anything is run, unless a suite has the scenarios and seeds of a baseline.
-
-    Raises:
-        ConfigError: It has others, or what they read has changed.
-    """
+    """Raise, before anything is run, unless a suite has the scenarios and seeds of a baseline."""
     _check_names(set(baseline.scenarios), set(suite.scenarios))
     for name, old in baseline.scenarios.items():
         experiment = suite.experiment(name)

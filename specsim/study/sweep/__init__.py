@@ -43,9 +43,6 @@ def run_sweep(
 
     Returns:
         The records of all points, in their order, without what is only drawn.
-
-    Raises:
-        ConfigError: The folder cannot be written to.
     """
     # What failed is tried again: its cause may have been removed.
     ended = {record["point"] for record in folder.numbers() if record["error"] is None}

@@ -48,11 +48,7 @@ class SweepPoint:
     """Of the experiment, as in its YAML file."""
 
     def experiment(self) -> Experiment:
-        """Return the experiment.
-
-        Raises:
-            ConfigError: These values do not go together.
-        """
+        """Return the experiment."""
         return Experiment.parse(self.config, f"point {self.number}")
 
 
