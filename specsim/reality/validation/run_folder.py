@@ -16,6 +16,9 @@ from specsim.workload.files import Row, TraceFile
 
 __all__ = ["RunFolder", "load_run"]
 
+_TIMES = ("arrived_at", "first_token_at", "ended_at")
+_LENS = ("prompt_len", "output_len")
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -106,7 +109,7 @@ def load_run(path: Path) -> RunFolder:
         accepted=[row.accepted for row in rows],
         token_ids=known_ids if len(known_ids) == len(rows) else None,
         num_failed=num_failed,
-        started_at=rows[0].queued,
+        started_at=rows[0].arrived_at,
     )
 
 
@@ -117,9 +120,9 @@ class _Row(NamedTuple):
     """Its row in the file, from 0."""
     number: int
     """In the workload, as the row says; -1 if it does not."""
-    queued: float
-    first: float
-    last: float
+    arrived_at: float
+    first_token_at: float
+    ended_at: float
     prompt_len: int
     output_len: int
     accepted: list[tuple[int, int, int]]
@@ -128,13 +131,10 @@ class _Row(NamedTuple):
 
 
 def _columns(rows: list[_Row]) -> dict[str, NDArray[Any]]:
-    start = rows[0].queued
+    times = {name: np.array([getattr(row, name) for row in rows]) for name in _TIMES}
     return {
-        "arrived_at": np.array([row.queued for row in rows]) - start,
-        "first_token_at": np.array([row.first for row in rows]) - start,
-        "ended_at": np.array([row.last for row in rows]) - start,
-        "prompt_len": np.array([row.prompt_len for row in rows], dtype=np.int64),
-        "output_len": np.array([row.output_len for row in rows], dtype=np.int64),
+        **{name: values - rows[0].arrived_at for name, values in times.items()},
+        **{name: np.array([getattr(row, name) for row in rows], np.int64) for name in _LENS},
     }
 
 
@@ -151,7 +151,7 @@ def _read(path: Path) -> tuple[list[_Row], int]:
     if not rows:
         failed = f" that ended well ({num_failed} failed)" if num_failed else ""
         raise TraceError(f"{path}: no request in it{failed}; a run has at least one")
-    rows.sort(key=lambda row: row.queued)  # stable: of equals the one that stands first
+    rows.sort(key=lambda row: row.arrived_at)  # stable: of equals the one that stands first
     return rows, num_failed
 
 
