@@ -152,7 +152,7 @@ def _vllm_subject(
 ) -> "Subject":
     from specsim.reality.calibration.vllm_plan import plan_for
     from specsim.reality.calibration.vllm_subject import VllmSubject
-    from specsim.reality.vllm.runs import vllm_python
+    from specsim.reality.vllm.launch import vllm_python
 
     vllm_python()
     plan = plan_for(device.value, quick=quick, threads=threads)

@@ -20,7 +20,7 @@ from specsim.reality.calibration.vllm_plan import COMPARED, ORDER, load_of, plan
 from specsim.reality.calibration.vllm_subject import VllmSubject
 from specsim.reality.run_writer import RunWriter
 from specsim.reality.validation import load_run
-from specsim.reality.vllm.runs import VllmRun
+from specsim.reality.vllm.launch import VllmRun
 from specsim.run.experiment import Experiment
 from specsim.show.render.reality import calibration_tables, calibration_verdict, error_tables
 

@@ -31,7 +31,7 @@ from specsim.reality.calibration.vllm_plan import (
     load_of,
 )
 from specsim.reality.calibration.vllm_subject import VllmPart, VllmSubject
-from specsim.reality.vllm.runs import VllmRun, vllm_python
+from specsim.reality.vllm.launch import VllmRun, vllm_python
 from specsim.show.render.reality import error_tables
 
 HERE = Path(__file__).parent

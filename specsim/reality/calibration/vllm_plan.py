@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.reality.calibration.results import Load
-from specsim.reality.vllm.runs import VllmRun
+from specsim.reality.vllm.launch import VllmRun
 
 __all__ = ["COMPARED", "FITTED", "ORDER", "VllmPlan", "VllmSpeculation", "load_of", "plan_for"]
 
