@@ -18,16 +18,7 @@ from specsim.reality.profile_fit.points import (
 )
 
 __all__ = [
-    "KINDS",
-    "ModelFit",
-    "Points",
-    "ProfileErrors",
-    "fit_and_test",
-    "fit_model",
-    "fitted_profile",
-    "kernel_folder",
-    "kernel_points",
-    "kernels_of",
-    "measured_steps",
+    "KINDS", "ModelFit", "Points", "ProfileErrors", "fit_and_test", "fit_model",
+    "fitted_profile", "kernel_folder", "kernel_points", "kernels_of", "measured_steps",
     "read_points",
 ]  # fmt: skip

@@ -17,15 +17,8 @@ from specsim.profile import Profile
 from specsim.reality.profile_fit.points import Origin, Points
 
 __all__ = [
-    "DISTURBED",
-    "KINDS",
-    "Error",
-    "ModelFit",
-    "ProfileErrors",
-    "fit_and_test",
-    "fit_model",
-    "fitted_profile",
-    "robust_fit",
+    "DISTURBED", "KINDS", "Error", "ModelFit", "ProfileErrors", "fit_and_test", "fit_model",
+    "fitted_profile", "robust_fit",
 ]  # fmt: skip
 
 KINDS = ("two_regime", "linear")

@@ -20,12 +20,7 @@ from specsim.study.paired import replicated
 from specsim.study.runner import LocalProcesses, Runner
 
 __all__ = [
-    "GateResults",
-    "GateVerdict",
-    "MetricChange",
-    "Suite",
-    "check_same_suite",
-    "judge",
+    "GateResults", "GateVerdict", "MetricChange", "Suite", "check_same_suite", "judge",
     "run_suite",
 ]  # fmt: skip
 

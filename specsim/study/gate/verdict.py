@@ -25,12 +25,7 @@ from specsim.study.inputs import Input, inputs_of
 from specsim.study.paired import mean_and_half_width, student_t
 
 __all__ = [
-    "GateVerdict",
-    "MetricChange",
-    "Verdict",
-    "check_same_suite",
-    "github_annotations",
-    "judge",
+    "GateVerdict", "MetricChange", "Verdict", "check_same_suite", "github_annotations", "judge",
     "write_junit",
 ]  # fmt: skip
 

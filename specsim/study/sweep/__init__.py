@@ -19,15 +19,8 @@ from specsim.study.sweep.plan import Sweep, SweepPoint, labels
 from specsim.workload import WorkloadConfig
 
 __all__ = [
-    "Backend",
-    "LocalProcesses",
-    "Sweep",
-    "SweepFolder",
-    "SweepPoint",
-    "flat_metrics",
-    "labels",
-    "run_point",
-    "run_sweep",
+    "Backend", "LocalProcesses", "Sweep", "SweepFolder", "SweepPoint", "flat_metrics", "labels",
+    "run_point", "run_sweep",
 ]  # fmt: skip
 
 
