@@ -7,7 +7,7 @@ import torch
 from specsim.hardware import ModelShape
 from specsim.profile import Profile
 from specsim.reality.calibration.torch_plan import Served
-from specsim.reality.torch_engine.engine import Limits, TorchEngine
+from specsim.reality.torch_engine.engine import CacheRoom, TorchEngine
 from specsim.reality.torch_engine.model import Recipe
 from specsim.run.experiment import Experiment
 
@@ -39,7 +39,7 @@ PROFILE = Profile.model_validate(
 
 def make_engine(deep_scale: float = 0.15) -> TorchEngine:
     return TorchEngine(
-        SHAPE, CPU, torch.float32, Limits(4, 160, 5), Recipe(2, deep_scale=deep_scale)
+        SHAPE, CPU, torch.float32, CacheRoom(4, 160, 5), Recipe(2, deep_scale=deep_scale)
     )
 
 

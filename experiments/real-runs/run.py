@@ -21,7 +21,6 @@ from specsim.latency.base import LatencyModel
 from specsim.profile import Profile
 from specsim.reality.profile_fit import fit_model, kernel_folder, kernel_points, kernels_of
 from specsim.reality.validation import (
-    Measured,
     Replaced,
     Replay,
     RunFolder,
@@ -30,7 +29,8 @@ from specsim.reality.validation import (
     load_run,
     replay,
 )
-from specsim.reality.validation.compare import compare_runs
+from specsim.reality.validation.validation import compare_runs
+from specsim.results.metrics import Requests, latency
 from specsim.show.plots.reality import plot_validation
 
 HERE = Path(__file__).parent
@@ -54,8 +54,9 @@ def linear_forms(run: RunFolder, profile: Profile) -> dict[str, LatencyModel]:
     return {kind: fit_model(points, kind, run.path.name) for kind in ("two_regime", "linear")}
 
 
-def rows_of(run: Measured, rows: slice) -> Measured:
-    return Measured(*(getattr(run, name)[rows] for name in Measured.__dataclass_fields__))
+def rows_of(run: Requests, rows: slice) -> Requests:
+    names = ("arrived_at", "first_token_at", "ended_at", "prompt_len", "output_len")
+    return {name: run[name][rows] for name in names}
 
 
 def shifted(model: LatencyModel, constant_ms: float) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def with_constant(run: RunFolder, base: Replay, model: LatencyModel) -> tuple[fl
     def excess(constant_ms: float) -> float:
         found = replay(run, with_target(base, shifted(model, constant_ms)))
         real, ours = rows_of(found.measured, first), rows_of(found.simulated, first)
-        return float(ours.latencies()["latency"].mean() - real.latencies()["latency"].mean())
+        return float(latency(ours).mean() - latency(real).mean())
 
     constant_ms = brentq(excess, -12.0, 12.0, xtol=1e-3)
     return constant_ms, replay(run, with_target(base, shifted(model, constant_ms)))

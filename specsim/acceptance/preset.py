@@ -13,10 +13,12 @@ from specsim.core.resources import find_resource, resource_names
 from specsim.core.rng import Luck
 from specsim.core.settings import Settings, load_mapping, nearest, validated
 
-__all__ = ["AcceptanceFile", "Preset", "Provenance", "Validation", "load_preset", "preset_names"]
+__all__ = [
+    "AcceptanceFile", "FitProvenance", "FitValidation", "Preset", "load_preset", "preset_names",
+]  # fmt: skip
 
 
-class Provenance(Settings):
+class FitProvenance(Settings):
     """Where the parameters come from."""
 
     source: str
@@ -27,7 +29,7 @@ class Provenance(Settings):
     """What makes them again."""
 
 
-class Validation(Settings):
+class FitValidation(Settings):
     """How the same kind of model does on one half of the requests, fitted to the other."""
 
     acceptance: Annotated[Acceptance, ACCEPTANCE]
@@ -45,8 +47,8 @@ class AcceptanceFile(Settings):
     """A file below profiles/acceptance: a model, where it comes from, and how well it fits."""
 
     acceptance: Annotated[Acceptance, ACCEPTANCE]
-    provenance: Provenance
-    validation: Validation
+    provenance: FitProvenance
+    validation: FitValidation
 
 
 @final

@@ -11,8 +11,8 @@ from specsim.cli.terminal import show
 from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from specsim.reality.calibration.calibrate import Subject
     from specsim.reality.calibration.results import Judgement
-    from specsim.reality.calibration.study import Subject
 
 __all__ = ["calibrate"]
 
@@ -81,8 +81,8 @@ def calibrate(
     if, besides, every case tells something: its real runs repeat within the stated error, or the
     simulation keeps to it by itself. Else it stays a candidate.
     """
-    from specsim.reality.calibration.study import calibrate as run_calibration
-    from specsim.reality.calibration.study import check_folder
+    from specsim.reality.calibration.calibrate import calibrate as run_calibration
+    from specsim.reality.calibration.calibrate import check_folder
     from specsim.show.render.reality import error_tables
 
     if device is Device.CUDA and quick:
@@ -152,7 +152,7 @@ def _vllm_subject(
 ) -> "Subject":
     from specsim.reality.calibration.vllm_plan import plan_for
     from specsim.reality.calibration.vllm_subject import VllmSubject
-    from specsim.reality.vllm.runs import vllm_python
+    from specsim.reality.vllm.launch import vllm_python
 
     vllm_python()
     plan = plan_for(device.value, quick=quick, threads=threads)

@@ -124,7 +124,7 @@ def show_profile(
     the profile was fitted to, that is no proof: `profile fit` prints the error of held-out ones.
     """
     from specsim.profile import load_profile
-    from specsim.reality.profile_fit import Comparison, measured_steps
+    from specsim.reality.profile_fit import ProfileErrors, measured_steps
     from specsim.show.profile_overview import Overview
     from specsim.show.render.profiles import comparison_table, overview_tables
 
@@ -146,7 +146,7 @@ def show_profile(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
             )
-            comparison = Comparison.of(known, points, str(steps))
+            comparison = ProfileErrors.of(known, points, str(steps))
         tables.append(comparison_table(comparison, steps.name))
     if plot is not None:
         from specsim.show.plots.profiles import plot_comparison, plot_step_times

@@ -12,13 +12,13 @@ from specsim.latency._form import TABLE, Form
 from specsim.latency._grid import Grid
 from specsim.latency.base import LatencyModel, one_by_one
 
-__all__ = ["Table", "Tabulated"]
+__all__ = ["Tabulated", "TimeTable"]
 
 Tokens = Annotated[int, Field(ge=0)]
 Milliseconds = Annotated[float, Field(gt=0)]
 
 
-class Table(Settings):
+class TimeTable(Settings):
     """Times on a grid of context tokens and batched tokens."""
 
     context_tokens: tuple[Tokens, ...] = Field(min_length=1)
@@ -70,9 +70,9 @@ class Tabulated(LatencyModel):
             },
         },
     )
-    decode: Table
+    decode: TimeTable
     """Of steps without prefill."""
-    mixed: Table | None = None
+    mixed: TimeTable | None = None
     """Of steps with prefill; by default the same."""
 
     def forward_time(self, load: StepLoad) -> float:

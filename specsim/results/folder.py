@@ -18,7 +18,7 @@ from specsim.results.records import STEP_FIELDS
 from specsim.results.tables import TABLE_FIELDS
 
 __all__ = [
-    "ResultsFolder", "StepsTable", "Table", "check_same_run", "load_requests", "load_steps",
+    "ResultsFolder", "RunTable", "StepsTable", "check_same_run", "load_requests", "load_steps",
     "own_block",
 ]  # fmt: skip
 
@@ -28,7 +28,7 @@ _REMEDY = "give a folder that `specsim run --out` wrote"
 
 
 @dataclass(frozen=True)
-class Table:
+class RunTable:
     """A table of a run."""
 
     columns: dict[str, NDArray[Any]]
@@ -43,7 +43,7 @@ class Table:
         return len(next(iter(self.columns.values())))
 
 
-class StepsTable(Table):
+class StepsTable(RunTable):
     """The steps of some replicas of a run, replica after replica, in the order of the clock.
 
     Its columns are ``replica`` and those of `specsim.results.records.STEP_FIELDS`;
@@ -123,7 +123,7 @@ class ResultsFolder:
         return load_mapping(self.path / "config.yaml", ConfigError)
 
     @cached_property
-    def requests(self) -> Table:
+    def requests(self) -> RunTable:
         """The requests of all replicas, in order of their number."""
         table = load_requests(self.path)
         self._check_origin(table)
@@ -136,7 +136,7 @@ class ResultsFolder:
         self._check_origin(table)
         return table
 
-    def _check_origin(self, table: Table) -> None:
+    def _check_origin(self, table: RunTable) -> None:
         names = "its tables and summary.json"
         check_same_run(self.path, names, table.provenance, self.provenance)
 
@@ -168,7 +168,7 @@ def check_same_run(folder: Path, names: str, first: object, second: object) -> N
         )
 
 
-def load_requests(folder: Path) -> Table:
+def load_requests(folder: Path) -> RunTable:
     """Return the requests of a run, with the columns of `specsim.results.tables.TABLE_FIELDS`.
 
     Args:
@@ -188,7 +188,7 @@ def load_requests(folder: Path) -> Table:
             f"{stored.path}: row {int(wrong.argmax()) + 1}: its times must be in the order of "
             f"{', '.join(_TIMES)}; run the experiment again"
         )
-    return Table(columns, stored.provenance)
+    return RunTable(columns, stored.provenance)
 
 
 def load_steps(folder: Path) -> StepsTable:

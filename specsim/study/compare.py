@@ -191,20 +191,12 @@ def compare(
         tasks.append([(run, None if number else kept_in) for number, run in enumerate(runs)])
     with Runner(LocalProcesses(workers), on_progress) as runner:
         groups = dict(zip(policies, runner.run(_run_one, tasks), strict=True))
-    baseline = [summary["mean_e2el_ms"] for summary in groups["off"]]
-    return Comparison(
-        [
-            PolicyResult(
-                label,
-                policies[label],
-                group,
-                speed_up(baseline, [summary["mean_e2el_ms"] for summary in group]),
-            )
-            for label, group in groups.items()
-        ],
-        replications,
-        notes,
-    )
+    latencies = {label: [each["mean_e2el_ms"] for each in groups[label]] for label in policies}
+    results = [
+        PolicyResult(label, policy, groups[label], speed_up(latencies["off"], latencies[label]))
+        for label, policy in policies.items()
+    ]
+    return Comparison(results, replications, notes)
 
 
 def _on_one_engine(

@@ -102,11 +102,7 @@ def _file_digest(path: Path, version: tuple[int, int]) -> str:
 
 
 def load_with_base(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, with its base, which may be the path of an experiment.
-
-    Raises:
-        ConfigError: One of the two cannot be read.
-    """
+    """Return the mapping in a YAML file, with its base, which may be the path of an experiment."""
     data: dict[str, Any] = following(load_mapping(path, ConfigError), path.parent)
     if isinstance(data.get("base"), str):
         base = path.parent / data["base"]

@@ -13,14 +13,8 @@ import numpy as np
 from specsim.run.experiment import Experiment
 
 __all__ = [
-    "Regret",
-    "SpeedUp",
-    "mean_and_half_width",
-    "regret",
-    "replicated",
-    "speed_up",
-    "student_t",
-]
+    "Regret", "SpeedUp", "mean_and_half_width", "regret", "replicated", "speed_up", "student_t",
+]  # fmt: skip
 
 _T_95 = (
     12.706204736174694, 4.302652729749462, 3.1824463052837078, 2.7764451051977934,

@@ -2,8 +2,9 @@
 
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -21,7 +22,7 @@ _PATIENCE = 5.0  # seconds
 _ATTEMPTS = 3  # as often as a task is run whose worker or node is lost
 
 
-class RayCluster:
+class RayCluster(AbstractContextManager["RayCluster"]):
     """Workers of a Ray cluster; its nodes need specsim and the files that the tasks name.
 
     Args:
@@ -50,10 +51,6 @@ class RayCluster:
                 "leave it out to use this machine"
             ) from error
         self._workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-
-    def __enter__(self) -> Self:
-        """Start nothing: the cluster runs already."""
-        return self
 
     def __exit__(self, *error: object) -> None:
         """Leave the cluster, and end it if it was started here."""

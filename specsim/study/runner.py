@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain, count, islice, takewhile
 from multiprocessing import forkserver
@@ -52,7 +53,7 @@ class Backend(Protocol):
         """
 
 
-class LocalProcesses:
+class LocalProcesses(AbstractContextManager["LocalProcesses"]):
     """Processes of this machine.
 
     Workers are forked from a server that has imported the simulator once, where the platform has
@@ -66,10 +67,6 @@ class LocalProcesses:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._pool: ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> Self:
-        """Start nothing yet: processes are made when they are needed."""
-        return self
 
     def __exit__(self, *error: object) -> None:
         """End all processes; after an error, without what they have not begun."""

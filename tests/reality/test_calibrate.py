@@ -16,13 +16,14 @@ from made_up import TRUTH, Host, request_rows, step_rows
 from specsim.core.errors import CapacityError, ProfileError
 from specsim.core.request import Request
 from specsim.profile import Profile, StepCosts, load_profile
+from specsim.reality.calibration.calibrate import Calibration, calibrate
 from specsim.reality.calibration.results import CaseResult, Judgement, Load, judged, swaps, tells
-from specsim.reality.calibration.study import Calibration, calibrate
 from specsim.reality.calibration.torch_plan import QUICK, Plan, Served, Spans, acceptance_rates
 from specsim.reality.calibration.torch_subject import TorchSubject
 from specsim.reality.profile_fit import read_points
 from specsim.reality.profile_fit.grid import GridPoint, Sample, fit_costs, medians
-from specsim.reality.validation import Measured, load_run
+from specsim.reality.validation import load_run
+from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
 from specsim.show.plots.reality import plot_calibration
 from specsim.show.render.reality import calibration_tables, calibration_verdict
@@ -209,9 +210,9 @@ def result(
 ) -> CaseResult:
     case = replace(found.results[0].case, policy=policy)
 
-    def run(seconds: float) -> Measured:
-        one = np.ones(1)
-        return Measured(0 * one, 0.1 * one, seconds * one, one.astype(int), 11 * one.astype(int))
+    def run(seconds: float) -> Requests:
+        times = {"arrived_at": 0.0, "first_token_at": 0.1, "ended_at": seconds, "output_len": 11}
+        return {name: np.array([value]) for name, value in times.items()}
 
     untold = [run(simulated)] * len(measured)
     at_speed = untold if told is None else [run(seconds) for seconds in told]

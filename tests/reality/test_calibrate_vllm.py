@@ -14,13 +14,13 @@ from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.profile import load_profile
 from specsim.reality.calibration import vllm_subject
+from specsim.reality.calibration.calibrate import Calibration, calibrate
 from specsim.reality.calibration.results import Load
-from specsim.reality.calibration.study import Calibration, calibrate
 from specsim.reality.calibration.vllm_plan import COMPARED, ORDER, load_of, plan_for
 from specsim.reality.calibration.vllm_subject import VllmSubject
 from specsim.reality.run_writer import RunWriter
 from specsim.reality.validation import load_run
-from specsim.reality.vllm.runs import VllmRun
+from specsim.reality.vllm.launch import VllmRun
 from specsim.run.experiment import Experiment
 from specsim.show.render.reality import calibration_tables, calibration_verdict, error_tables
 

@@ -159,8 +159,8 @@ def test_a_run_folder_can_be_read(tmp_path: Path) -> None:
     served.write(tmp_path / "run", make_engine().description)
     run = load_run(tmp_path / "run")
     assert run.meta["complete"] is True
-    assert len(run.runs[0].arrived_at) == 9
-    assert (run.runs[0].first_token_at >= run.runs[0].arrived_at).all()
+    assert len(run.runs[0]["arrived_at"]) == 9
+    assert (run.runs[0]["first_token_at"] >= run.runs[0]["arrived_at"]).all()
     for row in served.requests:
         assert sum(num for _, num in row["deliveries"]) == row["output_toks"]
     starts = [row["started_at"] for row in served.steps]

@@ -10,10 +10,12 @@ import pytest
 import yaml
 from conftest import Run, data_folder, needs
 from kernel_folder import make_kernel_folder
+from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError, TraceError
-from specsim.reality.validation import Measured, Replaced, load_run, validate
-from specsim.reality.validation.compare import compare_runs
+from specsim.reality.validation import Replaced, load_run, validate
+from specsim.reality.validation.validation import compare_runs
+from specsim.results.metrics import Requests, latency
 
 REAL = data_folder() / "real-runs"
 META = {
@@ -32,25 +34,31 @@ META = {
 }
 
 
-def write_requests(folder: Path, run: Measured, name: str = "requests.jsonl") -> None:
+def write_requests(folder: Path, run: Requests, name: str = "requests.jsonl") -> None:
     with (folder / name).open("w") as stream:
-        for index in range(len(run.arrived_at)):
+        for index in range(len(run["arrived_at"])):
             row = {
                 "request_id": f"bench-{index}",
-                "input_toks": int(run.prompt_lens[index]),
-                "output_toks": int(run.output_lens[index]),
-                "queued_ts": 1000.0 + float(run.arrived_at[index]),
-                "first_token_ts": 1000.0 + float(run.first_token_at[index]),
-                "last_token_ts": 1000.0 + float(run.ended_at[index]),
+                "input_toks": int(run["prompt_len"][index]),
+                "output_toks": int(run["output_len"][index]),
+                "queued_ts": 1000.0 + float(run["arrived_at"][index]),
+                "first_token_ts": 1000.0 + float(run["first_token_at"][index]),
+                "last_token_ts": 1000.0 + float(run["ended_at"][index]),
             }
             stream.write(json.dumps(row) + "\n")
 
 
-def made_up(count: int = 40) -> Measured:
+def made_up(count: int = 40) -> dict[str, NDArray[Any]]:
     rng = np.random.default_rng(1)
     arrived_at = np.cumsum(rng.exponential(0.01, count)) - 0.0
     prompt_lens, output_lens = rng.integers(1, 400, count), rng.integers(1, 60, count)
-    return Measured(arrived_at, arrived_at + 0.1, arrived_at + 1.0, prompt_lens, output_lens)
+    return {
+        "arrived_at": arrived_at,
+        "first_token_at": arrived_at + 0.1,
+        "ended_at": arrived_at + 1.0,
+        "prompt_len": prompt_lens,
+        "output_len": output_lens,
+    }
 
 
 @pytest.fixture
@@ -119,9 +127,7 @@ def test_a_profile_may_be_named(folder: Path, cli: Run) -> None:
 
 def test_repetitions_show_how_far_the_real_runs_lie_apart(folder: Path, cli: Run) -> None:
     run = load_run(folder).runs[0]
-    later = Measured(
-        run.arrived_at, run.first_token_at, run.ended_at + 1, run.prompt_lens, run.output_lens
-    )
+    later = {**run, "ended_at": run["ended_at"] + 1}
     write_requests(folder, later, "requests-2.jsonl")
     code, output, _ = cli("validate", folder)
     assert code == 0
@@ -132,7 +138,7 @@ def test_repetitions_show_how_far_the_real_runs_lie_apart(folder: Path, cli: Run
 
 
 def test_token_ids_beside_the_folder_are_found_and_hit(folder: Path) -> None:
-    prompts = [list(range(n)) for n in load_run(folder).runs[0].prompt_lens]
+    prompts = [list(range(n)) for n in load_run(folder).runs[0]["prompt_len"]]
     rows = [
         {"input_toks": len(p), "output_toks": 5, "arrival_time_ns": 0, "input_tok_ids": p}
         for p in prompts
@@ -150,15 +156,13 @@ def test_data_parallel_replicas_take_the_least_loaded(folder: Path) -> None:
     change(folder, engine_kwargs={**META["engine_kwargs"], "data_parallel_size": 2})  # type: ignore[dict-item]
     found = validate(folder)
     assert found.details["replicas"] == 2
-    assert (
-        found.simulated.latencies()["latency"].mean() < slow.simulated.latencies()["latency"].mean()
-    )
+    assert latency(found.simulated).mean() < latency(slow.simulated).mean()
 
 
 def test_two_gpus_pay_for_their_all_reduces(folder: Path) -> None:
-    one = validate(folder).simulated.ended_at
+    one = validate(folder).simulated["ended_at"]
     change(folder, engine_kwargs={**META["engine_kwargs"], "tensor_parallel_size": 2})  # type: ignore[dict-item]
-    assert (validate(folder).simulated.ended_at > one).all()
+    assert (validate(folder).simulated["ended_at"] > one).all()
 
 
 def test_a_model_may_be_given_as_its_config(folder: Path) -> None:
@@ -178,7 +182,7 @@ def test_a_model_may_be_given_as_its_config(folder: Path) -> None:
         "rope_theta": 10000.0,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    assert validate(folder).simulated.ended_at.max() < load_run(folder).runs[0].ended_at.max()
+    assert validate(folder).simulated["ended_at"].max() < load_run(folder).runs[0]["ended_at"].max()
     del config["num_hidden_layers"]
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ProfileError, match=r"'num_hidden_layers'.* is missing"):
@@ -200,9 +204,7 @@ def test_requests_without_a_name_are_as_many_as_rows(folder: Path, request_id: o
 
 def test_one_token_has_no_tpot() -> None:
     run = made_up(3)
-    single = Measured(
-        run.arrived_at, run.first_token_at, run.ended_at, run.prompt_lens, np.array([1, 1, 1])
-    )
+    single = {**run, "output_len": np.array([1, 1, 1])}
     assert {each.metric for each in compare_runs([single], single)} == {"ttft", "latency"}
 
 

@@ -49,7 +49,7 @@ def run_of(folder: Path, *, finds: float = 1.0, **speculative_config: Any) -> Pa
     folder.mkdir(exist_ok=True)
     write_requests(folder, made_up())
     rng = np.random.default_rng(7)
-    output_lens = load_run(folder).runs[0].output_lens.tolist()
+    output_lens = load_run(folder).runs[0]["output_len"].tolist()
     accepted = [walk(rng, output_len, finds=finds) for output_len in output_lens]
     add_accepted(folder, accepted, **speculative_config)
     write_requests(folder, validate(folder, PROFILE).simulated)
@@ -102,14 +102,14 @@ def test_requests_with_an_error_are_left_out_with_a_note(tmp_path: Path) -> None
     rows[3] |= {"error": "server died", "last_token_ts": None, "first_token_ts": None}
     path.write_text("\n".join(map(json.dumps, rows)))
     found = validate(folder, PROFILE)
-    assert len(found.measured.arrived_at) == len(rows) - 1
+    assert len(found.measured["arrived_at"]) == len(rows) - 1
     assert "1 requests that ended with an error are left out" in found.notes
 
 
 def fates(folder: Path, entries: Entries, config: dict[str, Any]) -> tuple[bytes, bytes | None]:
     """Return how long drafts survive in a run of one request of 12 tokens, and which are found."""
     run = made_up(1)
-    run.output_lens[:] = 12
+    run["output_len"][:] = 12
     write_requests(folder, run)
     add_accepted(folder, [entries], **config)
     request = compose(load_run(folder), PROFILE).requests[0]

@@ -235,7 +235,7 @@ def test_a_kill_loses_no_request(tmp_path: Path) -> None:
         engine.add(name, 2)
     engine.update(engine.schedule({"a": 2}), {"a": 1}, ended="a")
     run = load_run(engine.folder)  # as it is, without a close
-    assert (len(run.runs[0].arrived_at), run.num_failed) == (1, 1)
+    assert (len(run.runs[0]["arrived_at"]), run.num_failed) == (1, 1)
     assert run.meta["complete"] is False
     engine.recorder.close()
 

@@ -10,7 +10,7 @@ from kernel_folder import make_kernel_folder, write_csv
 
 from specsim.hardware import GIB
 from specsim.profile import load_profile
-from specsim.reality.profile_fit import Comparison, Points, measured_steps
+from specsim.reality.profile_fit import Points, ProfileErrors, measured_steps
 from specsim.show.profile_overview import Overview
 
 H100 = "h100/llama-3.1-8b"
@@ -127,10 +127,10 @@ def test_kernel_tables_agree_with_themselves(
     points, _ = measured_steps(
         *([folder], profile.model, profile.gpu, 1), max_num_seqs=256, max_num_batched_tokens=2048
     )
-    errors = Comparison.of(profile, points, "test").errors
+    errors = ProfileErrors.of(profile, points, "test").errors
     assert errors["decode"].worst < 1e-6
     # Of chunk and decodes together a step knows the mean length only: exact where there is one.
-    alone = Comparison.of(profile, points.take(points.num_requests == 1), "test").errors
+    alone = ProfileErrors.of(profile, points.take(points.num_requests == 1), "test").errors
     assert alone["mixed"].worst < 1e-6
 
 

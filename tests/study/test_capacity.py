@@ -22,7 +22,7 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.capacity import Choices, Goal, Prices, find_capacity, find_hardware, parse_slo
 from specsim.study.capacity.findings import Offer, pareto_front
-from specsim.study.capacity.probe import Measured, Probe
+from specsim.study.capacity.load_probe import LoadProbe
 from specsim.study.capacity.search import Bracket, largest_sustained
 
 
@@ -237,8 +237,8 @@ def test_a_run_that_is_too_short_to_tell_proves_nothing(cli: Run, tmp_path: Path
 
 def test_of_the_front_none_is_both_cheaper_and_faster() -> None:
     def offer(cost: float | None, latency: float) -> Offer:
-        measured = Measured(1.0, False, False, 1.0, 1.0, {"mean_e2el_ms": latency})
-        return Offer("h", "p", Probe(1.0, [measured]), 1.0, 1.0, cost)
+        probe = LoadProbe(1.0, 1.0, False, False, 1.0, 1.0, {"mean_e2el_ms": latency})
+        return Offer("h", "p", probe, 1.0, 1.0, cost)
 
     given = [offer(3, 10), offer(1, 30), offer(2, 40), offer(1, 35), offer(4, 10), offer(None, 1)]
     assert pareto_front(given) == [given[1], given[0]]

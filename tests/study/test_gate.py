@@ -16,7 +16,7 @@ from conftest import ROOT, Run, tiny_config
 from scipy.stats import ttest_ind
 
 from specsim.core.errors import ConfigError
-from specsim.study.gate import GateResults, Judgement, Suite, judge, run_suite
+from specsim.study.gate import GateResults, GateVerdict, Suite, judge, run_suite
 from specsim.study.gate.baseline import ScenarioResults
 from specsim.study.gate.suite import DEFAULT_TOLERANCES
 from specsim.study.gate.verdict import github_annotations
@@ -187,7 +187,7 @@ def results(values: list[float], seeds: list[int] | None = None, **config: Any) 
     )
 
 
-def verdict_of(before: list[float], after: list[float], **options: Any) -> tuple[str, Judgement]:
+def verdict_of(before: list[float], after: list[float], **options: Any) -> tuple[str, GateVerdict]:
     metric = options.pop("metric", "mean_tpot_ms")
     judgement = judge(results(before), results(after, **options), {metric: 0.02})
     return judgement.comparisons[0].verdict, judgement

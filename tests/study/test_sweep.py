@@ -87,7 +87,7 @@ def test_a_sweep_writes_its_points_and_one_table(cli: Run, tmp_path: Path) -> No
     assert 0 < max(record["timeline"]["kv_usage"]) < 1
     total = sum(record["breakdown"].values())
     assert record["breakdown"]["target_s"] / (total - record["breakdown"]["idle_s"]) > 0.5
-    assert len(SweepFolder.open(tmp_path / "done").records()) == 4
+    assert len(SweepFolder.open(tmp_path / "done").numbers()) == 4
 
 
 def test_all_combinations_meet_the_same_requests(cli: Run, tmp_path: Path) -> None:

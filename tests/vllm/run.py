@@ -23,9 +23,15 @@ from typing import Any
 
 from specsim.cli.terminal import show
 from specsim.reality.calibration.results import Judgement, Load
-from specsim.reality.calibration.vllm_plan import COMPARED, ORDER, Speculation, VllmPlan, load_of
+from specsim.reality.calibration.vllm_plan import (
+    COMPARED,
+    ORDER,
+    VllmPlan,
+    VllmSpeculation,
+    load_of,
+)
 from specsim.reality.calibration.vllm_subject import VllmPart, VllmSubject
-from specsim.reality.vllm.runs import VllmRun, vllm_python
+from specsim.reality.vllm.launch import VllmRun, vllm_python
 from specsim.show.render.reality import error_tables
 
 HERE = Path(__file__).parent
@@ -50,11 +56,11 @@ PLAN = VllmPlan(
 )
 
 
-def cases(models: Path) -> dict[str, tuple[Path, Speculation]]:
+def cases(models: Path) -> dict[str, tuple[Path, VllmSpeculation]]:
     """Return per case the model and how it speculates."""
-    drafts = [Speculation.draft_model(models / "draft", k) for k in (1, 3, 5)]
-    found = {each.name: (models / "target", each) for each in (Speculation("off"), *drafts)}
-    lookup = Speculation.ngram(3)
+    drafts = [VllmSpeculation.draft_model(models / "draft", k) for k in (1, 3, 5)]
+    found = {each.name: (models / "target", each) for each in (VllmSpeculation("off"), *drafts)}
+    lookup = VllmSpeculation.ngram(3)
     return {**found, lookup.name: (models / "repeating", lookup)}
 
 

@@ -155,7 +155,7 @@ def test_what_is_recorded_is_what_vllm_counts(cli: Run, server: Server) -> None:
     assert meta["vllm_version"].startswith("0.")
     assert meta["kv_cache"]["num_gpu_blocks"] > 0
     run = load_run(Path("run"))
-    assert len(run.runs[0].arrived_at) == NUM
+    assert len(run.runs[0]["arrived_at"]) == NUM
 
 
 def test_the_client_sees_what_the_engine_records(cli: Run, server: Server) -> None:

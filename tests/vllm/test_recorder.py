@@ -114,7 +114,7 @@ def test_a_signal_loses_no_step_and_no_request(tmp_path: Path, sent: signal.Sign
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     assert len(steps) > 20
     run = load_run(folder)
-    assert run.runs[0].output_lens.tolist() == [5]
+    assert run.runs[0]["output_len"].tolist() == [5]
     assert run.num_failed == NUM
     # By default vLLM kills its engine right after the SIGTERM (--shutdown-timeout 0).
     assert run.meta["complete"] is False

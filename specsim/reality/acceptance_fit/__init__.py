@@ -6,7 +6,7 @@ Read `decoding` (what decoding a record step by step gives, and how far two such
 
 from specsim.reality.acceptance_fit.decoding import Decoded, Distances, Twin, decode
 from specsim.reality.acceptance_fit.fits import FITS
-from specsim.reality.acceptance_fit.study import (
+from specsim.reality.acceptance_fit.halves import (
     AcceptanceFit,
     Records,
     fields,
@@ -16,15 +16,6 @@ from specsim.reality.acceptance_fit.study import (
 )
 
 __all__ = [
-    "FITS",
-    "AcceptanceFit",
-    "Decoded",
-    "Distances",
-    "Records",
-    "Twin",
-    "decode",
-    "fields",
-    "fit_acceptance",
-    "load_records",
-    "split_halves",
-]
+    "FITS", "AcceptanceFit", "Decoded", "Distances", "Records", "Twin", "decode", "fields",
+    "fit_acceptance", "load_records", "split_halves",
+]  # fmt: skip

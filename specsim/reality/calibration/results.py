@@ -7,20 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from specsim.reality.validation import Measured, Statistic
-from specsim.reality.validation.compare import compare_runs
+from specsim.reality.validation import Statistic
+from specsim.reality.validation.validation import compare_runs, mean_error, spread
+from specsim.results.metrics import Requests
 
 __all__ = [
-    "JUDGED",
-    "CaseResult",
-    "Judgement",
-    "Label",
-    "Load",
-    "Swap",
-    "judged",
-    "swaps",
-    "tells",
-]
+    "JUDGED", "CaseResult", "Judgement", "Label", "Load", "Swap", "judged", "swaps", "tells",
+]  # fmt: skip
 
 JUDGED = ("tpot", "latency")
 """Metrics whose mean has to keep to the stated error."""
@@ -70,7 +63,7 @@ class CaseResult:
     """One case: real runs and their simulation."""
 
     case: Label
-    runs: list[Measured]
+    runs: Sequence[Requests]
     """The repetitions."""
     statistics: list[Statistic]
     """``measured`` is the mean of the repetitions' statistics, ``simulated`` that of their
@@ -86,10 +79,10 @@ class CaseResult:
     def of(
         cls,
         case: Label,
-        runs: list[Measured],
-        simulated: list[Measured],
+        runs: Sequence[Requests],
+        simulated: Sequence[Requests],
         slowness: list[float],
-        at_speed: list[Measured],
+        at_speed: Sequence[Requests],
     ) -> "CaseResult":
         """Compare the repetitions of a run with their simulations, one of each kind for each.
 
@@ -109,12 +102,12 @@ class CaseResult:
     @property
     def mean_error(self) -> float:
         """Mean size of the errors of all statistics."""
-        return float(np.nanmean([abs(each.error) for each in self.statistics]))
+        return mean_error(self.statistics)
 
     @property
     def mean_error_at_speed(self) -> float:
         """The same, where the simulation is told how slow the machine was."""
-        return float(np.nanmean([abs(each.error) for each in self.at_speed]))
+        return mean_error(self.at_speed)
 
     @property
     def mean_spread(self) -> float:
@@ -129,7 +122,7 @@ class CaseResult:
             "load": self.case.load.name,
             "policy": self.case.policy,
             "rate": self.case.rate,
-            "num_requests": len(self.runs[0].arrived_at),
+            "num_requests": len(self.runs[0]["arrived_at"]),
             "num_runs": len(self.runs),
             "mean_abs_error": self.mean_error,
             "mean_spread": self.mean_spread,
@@ -140,16 +133,15 @@ class CaseResult:
         }
 
 
-def _means(runs: list[Measured], simulated: list[Measured]) -> list[Statistic]:
+def _means(runs: Sequence[Requests], simulated: Sequence[Requests]) -> list[Statistic]:
     """Return every statistic, averaged over the repetitions, and how far these lie apart."""
     tables = [compare_runs([run], ours) for run, ours in zip(runs, simulated, strict=True)]
     statistics = []
     for row in zip(*tables, strict=True):
-        values = np.array([each.measured for each in row])
-        mean = float(values.mean())
-        spread = float(np.abs(values - mean).max() / mean) if len(runs) > 1 else None
+        values = [each.measured for each in row]
         ours = float(np.mean([each.simulated for each in row]))
-        statistics.append(Statistic(row[0].metric, row[0].name, mean, ours, spread))
+        mean = float(np.mean(values))
+        statistics.append(Statistic(row[0].metric, row[0].name, mean, ours, spread(values)))
     return statistics
 
 

@@ -11,23 +11,16 @@ from specsim.core.request import Request
 from specsim.profile import Profile
 from specsim.reality.calibration.results import Label, Load
 from specsim.reality.host_speed import HostSpeed
-from specsim.reality.profile_fit.grid import Grid, GridPoint, Sample
+from specsim.reality.profile_fit.grid import GridPoint, Sample, StepGrid
 from specsim.reality.run_writer import RequestRow, RunWriter, StepRow
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
 __all__ = [
-    "CPU",
-    "CUDA",
-    "QUICK",
-    "Case",
-    "Plan",
-    "Served",
-    "Spans",
-    "SteppedEngine",
+    "CPU", "CUDA", "QUICK", "Case", "Plan", "Served", "Spans", "SteppedEngine",
     "acceptance_rates",
-]
+]  # fmt: skip
 
 _PRIOR = 0.5  # of a rate that was never tried; counts for one trial
 _AT_ONCE = 1e6  # requests per second
@@ -46,7 +39,7 @@ class Case(Label):
 class Plan:
     """One calibration."""
 
-    grid: Grid
+    grid: StepGrid
     loads: tuple[Load, ...]
     max_num_seqs: int
     max_model_len: int
@@ -249,7 +242,7 @@ class SteppedEngine(Protocol):
 
 
 QUICK = Plan(
-    grid=Grid(
+    grid=StepGrid(
         num_decodes=(1, 2, 4, 8, 16),
         draft_lens=(0, 1, 3, 5),
         context_lens=(32, 96, 192),
@@ -290,7 +283,7 @@ CPU = replace(
 """The same with more of everything."""
 
 CUDA = Plan(
-    grid=Grid(
+    grid=StepGrid(
         num_decodes=(1, 2, 4, 8, 16, 32, 64),
         draft_lens=(0, 1, 3, 5),
         context_lens=(128, 512, 1024, 1800),

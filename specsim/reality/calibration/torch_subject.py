@@ -12,8 +12,7 @@ import numpy as np
 from specsim.core.atomic import new_file
 from specsim.core.step import StepLoad
 from specsim.profile import Profile
-from specsim.reality.calibration.results import CaseResult, Load
-from specsim.reality.calibration.study import (
+from specsim.reality.calibration.calibrate import (
     Calibration,
     Part,
     Started,
@@ -21,6 +20,7 @@ from specsim.reality.calibration.study import (
     with_status,
     write_profile,
 )
+from specsim.reality.calibration.results import CaseResult, Load
 from specsim.reality.calibration.torch_plan import (
     Case,
     Plan,
@@ -33,7 +33,8 @@ from specsim.reality.host_speed import HostSpeed, at_speed
 from specsim.reality.profile_fit.estimate import DISTURBED, robust_fit
 from specsim.reality.profile_fit.grid import Costs, Medians, Sample, fit_costs, medians
 from specsim.reality.run_writer import StepRow, add_repetition
-from specsim.reality.validation import Measured, load_run
+from specsim.reality.validation import load_run
+from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -117,7 +118,7 @@ class TorchSubject:
         plan, profile = self.plan, self._profile()
         self._cases = plan.cases(rates, self._accepted)
         lasts = plan.repetitions * sum(
-            _simulated(case, case.experiment, profile).ended_at.max() for case in self._cases
+            _simulated(case, case.experiment, profile)["ended_at"].max() for case in self._cases
         )
         tell(
             f"without speculation it serves {self._capacity:.1f} requests/s when it is never idle; "
@@ -300,6 +301,6 @@ def _notes(hardware: dict[str, Any], measured: Medians, costs: Costs) -> str:
     )
 
 
-def _simulated(case: Case, experiment: Experiment, profile: Profile) -> Measured:
+def _simulated(case: Case, experiment: Experiment, profile: Profile) -> Requests:
     run = simulate(experiment, requests=case.requests, profile=profile, keeps_steps=False)
-    return Measured.of_simulation(Summary(run).tables.requests)
+    return Summary(run).tables.requests

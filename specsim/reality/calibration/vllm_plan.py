@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from specsim.reality.calibration.results import Load
-from specsim.reality.vllm.runs import VllmRun
+from specsim.reality.vllm.launch import VllmRun
 
-__all__ = ["COMPARED", "FITTED", "ORDER", "Speculation", "VllmPlan", "load_of", "plan_for"]
+__all__ = ["COMPARED", "FITTED", "ORDER", "VllmPlan", "VllmSpeculation", "load_of", "plan_for"]
 
 ORDER = (
     "fit-low",
@@ -35,7 +35,7 @@ def load_of(run: str) -> str:
 
 
 @dataclass(frozen=True)
-class Speculation:
+class VllmSpeculation:
     """How an engine speculates."""
 
     name: str
@@ -50,7 +50,7 @@ class Speculation:
         return f"static:k={self.draft_len}" if self.config else "off"
 
     @classmethod
-    def draft_model(cls, folder: Path, draft_len: int) -> "Speculation":
+    def draft_model(cls, folder: Path, draft_len: int) -> "VllmSpeculation":
         """Return speculation by a draft model."""
         config = {
             "method": "draft_model",
@@ -60,7 +60,7 @@ class Speculation:
         return cls(f"draft-{draft_len}", draft_len, config)
 
     @classmethod
-    def ngram(cls, draft_len: int) -> "Speculation":
+    def ngram(cls, draft_len: int) -> "VllmSpeculation":
         """Return speculation by prompt lookup."""
         config = {
             "method": "ngram",

@@ -1,6 +1,5 @@
 """Calibration of a local vLLM: an engine for each speculation, recorded, fitted and replayed."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -9,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.settings import load_mapping
 from specsim.hardware import GIB, ModelShape, find_gpu, load_model
 from specsim.profile import Profile
-from specsim.reality.calibration.results import CaseResult, Label, Load
-from specsim.reality.calibration.study import (
+from specsim.reality.calibration.calibrate import (
     Calibration,
     Part,
     Started,
@@ -20,19 +19,20 @@ from specsim.reality.calibration.study import (
     with_status,
     write_profile,
 )
+from specsim.reality.calibration.results import CaseResult, Label, Load
 from specsim.reality.calibration.vllm_plan import (
     COMPARED,
     FITTED,
     ORDER,
-    Speculation,
     VllmPlan,
+    VllmSpeculation,
     load_of,
 )
 from specsim.reality.host_speed import HostSpeed, at_speed
 from specsim.reality.profile_fit import fit_and_test, fitted_profile, measured_steps
 from specsim.reality.run_writer import add_repetition
 from specsim.reality.validation import Replaced, Validation, compose, load_run, replay
-from specsim.reality.vllm.runs import VllmRun, record_runs
+from specsim.reality.vllm.launch import VllmRun, record_runs
 
 __all__ = ["Replayed", "VllmPart", "VllmSubject"]
 
@@ -40,7 +40,7 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _DRAFT_LENS = (1, 3, 5)
 _NGRAM_LEN = 3
 _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # GiB
-_OFF = Speculation("off")
+_OFF = VllmSpeculation("off")
 _TIMEOUT = 1800.0  # seconds of one engine at least, starting and compiling included
 
 
@@ -71,7 +71,7 @@ class VllmSubject:
     model: Path
     """Folder with ``config.json``."""
     plan: VllmPlan
-    speculations: tuple[Speculation, ...]
+    speculations: tuple[VllmSpeculation, ...]
     device: str
     """``cpu`` or ``cuda``."""
     stated_error: float
@@ -98,7 +98,7 @@ class VllmSubject:
         """
         shape = _checked_shape(model, "--model", plan)
         if draft is None:
-            kinds = [Speculation.ngram(_NGRAM_LEN)]
+            kinds = [VllmSpeculation.ngram(_NGRAM_LEN)]
         else:
             vocab_size = _checked_shape(draft, "--draft-model", plan).vocab_size
             if vocab_size != shape.vocab_size:
@@ -106,7 +106,7 @@ class VllmSubject:
                     f"--draft-model {draft}: vocab_size = {vocab_size}, but {model} has "
                     f"{shape.vocab_size}; give a draft model with the same tokens"
                 )
-            kinds = [Speculation.draft_model(draft, length) for length in _DRAFT_LENS]
+            kinds = [VllmSpeculation.draft_model(draft, length) for length in _DRAFT_LENS]
         is_dummy = not all(_has_weights(each) for each in (model, draft or model))
         return cls(model, plan, (_OFF, *kinds), device, is_dummy=is_dummy, **others)
 
@@ -115,7 +115,7 @@ class VllmSubject:
         """Of the model."""
         return load_model(str(self.model / "config.json"))
 
-    def engine_kwargs(self, speculation: Speculation) -> dict[str, Any]:
+    def engine_kwargs(self, speculation: VllmSpeculation) -> dict[str, Any]:
         """Return the options of ``vllm.LLM``."""
         kwargs = {"model": str(self.model.resolve()), "seed": self.seed, **self.plan.engine}
         if self.is_dummy:
@@ -152,7 +152,7 @@ class VllmSubject:
         hardware = recorded.section("hardware")
         self._gpu(hardware)  # before much more is measured
         [measured] = recorded.runs
-        seconds = float(measured.ended_at.max() - measured.arrived_at.min())
+        seconds = float(measured["ended_at"].max() - measured["arrived_at"].min())
         capacity = len(run.prompts) / seconds
         tell(f"without speculation it serves {capacity:.2f} requests/s when it is never idle")
         return Started(capacity, {"hardware": hardware})
@@ -176,16 +176,15 @@ class VllmSubject:
         """Return what was left out, and how much was asked for."""
         return {"left_out": found.left_out, "capacity": found.capacity, "rates": found.rates}
 
-    def record(self, speculation: Speculation, folder: Path, rates: Mapping[str, float]) -> None:
+    def record(
+        self, speculation: VllmSpeculation, folder: Path, rates: Mapping[str, float]
+    ) -> None:
         """Measure all loads on one engine.
 
         Args:
             folder: Gets a run folder for each of `ORDER`; that of a first run also holds the
                 requests of its repetition.
             rates: Requests per second of every load.
-
-        Raises:
-            ConfigError: vLLM failed, or did not record everything.
         """
         self._record(speculation, self.plan.runs(folder, rates, self.shape.vocab_size, self.seed))
         for name in COMPARED:
@@ -193,7 +192,7 @@ class VllmSubject:
                 add_repetition(folder / first, folder / name)
 
     def replay(
-        self, speculation: Speculation, folder: Path, rates: Mapping[str, float], path: Path
+        self, speculation: VllmSpeculation, folder: Path, rates: Mapping[str, float], path: Path
     ) -> VllmPart:
         """Fit a profile to the runs of one engine, and replay those that are compared.
 
@@ -225,10 +224,10 @@ class VllmSubject:
             )
         return VllmPart(speculation.name, profile, results, replays)
 
-    def _speculation(self, part: str) -> Speculation:
+    def _speculation(self, part: str) -> VllmSpeculation:
         return next(each for each in self.speculations if each.name == part)
 
-    def _record(self, speculation: Speculation, runs: list[VllmRun]) -> None:
+    def _record(self, speculation: VllmSpeculation, runs: list[VllmRun]) -> None:
         arriving = sum(run.arrivals[-1] for run in runs)
         record_runs(
             runs,
@@ -238,15 +237,15 @@ class VllmSubject:
             timeout_s=_TIMEOUT + 10 * arriving,
         )
         for run in runs:
-            meta = _meta(run.folder)
-            ended = len(load_run(run.folder).rows)
-            if not meta.get("complete") or ended != len(run.prompts):
+            recorded = load_run(run.folder)
+            ended = len(recorded.rows)
+            if not recorded.meta.get("complete") or ended != len(run.prompts):
                 raise ConfigError(
                     f"{run.folder}: {ended} of {len(run.prompts)} requests were recorded to their "
                     "end; look for vLLM's error and measure again"
                 )
 
-    def _environment(self, speculation: Speculation) -> dict[str, str]:
+    def _environment(self, speculation: VllmSpeculation) -> dict[str, str]:
         """Return further environment variables: on a CPU, memory for just the blocks."""
         variables, engine = dict(self.plan.environment), self.plan.engine
         if self.device == "cpu" and _CACHE_VARIABLE not in variables:
@@ -268,7 +267,7 @@ class VllmSubject:
 
     def _fitted(self, runs: Sequence[Path]) -> Profile:
         """Return a profile of measured runs; a candidate."""
-        meta = _meta(runs[0])
+        meta = load_mapping(runs[0] / "meta.json", ConfigError)
         names = ", ".join(run.name for run in runs)
         points, origin = measured_steps(
             runs,
@@ -291,7 +290,7 @@ class VllmSubject:
 
 
 def _replayed(
-    folder: Path, speculation: Speculation, profile: Path, usual: float | None
+    folder: Path, speculation: VllmSpeculation, profile: Path, usual: float | None
 ) -> Replayed:
     run = load_run(folder)
     if speculation.config is not None and not any(run.accepted):
@@ -308,11 +307,6 @@ def _replayed(
     return Replayed(
         folder.name, validation, replay(run, replace(composed, experiment=told)), slowness
     )
-
-
-def _meta(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "meta.json").read_text(encoding="utf-8"))
-    return found
 
 
 def _has_weights(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from specsim.reality.observe.server import Metrics, Server
 from specsim.reality.observe.workload import Sent, Workload
 from specsim.reality.run_writer import RequestRow
+from specsim.results.metrics import latency, tpot, ttft
 
 __all__ = ["Observation", "accepted_drafts", "request_row"]
 
@@ -52,22 +53,22 @@ class Observation:
     def latencies(self) -> dict[str, NDArray[np.float64]]:
         """Return the latencies of the answered requests, seconds, under vLLM's names.
 
-        ``ttft`` and ``e2el`` per request, ``tpot`` per request with more than one token, ``itl``
-        per delivery after the first; all from when the request was sent.
+        ``ttft``, ``tpot`` and ``e2el`` per request, ``itl`` per delivery after the first; all from
+        when the request was sent.
         """
         answers = [sent.answer for sent in self.answered]
         times = [[time for time, _ in answer.deliveries] for answer in answers]
-        several = [
-            (stamps[-1] - stamps[0]) / (answer.num_tokens - 1)
-            for answer, stamps in zip(answers, times, strict=True)
-            if answer.num_tokens > 1
-        ]
-        starts = [answer.sent_at for answer in answers]
+        requests = {
+            "arrived_at": np.array([answer.sent_at for answer in answers]),
+            "first_token_at": np.array([stamps[0] for stamps in times]),
+            "ended_at": np.array([stamps[-1] for stamps in times]),
+            "output_len": np.array([answer.num_tokens for answer in answers]),
+        }
         return {
-            "ttft": np.array([t[0] - start for t, start in zip(times, starts, strict=True)]),
-            "tpot": np.array(several),
-            "itl": np.concatenate([np.diff(t) for t in times]) if times else np.zeros(0),
-            "e2el": np.array([t[-1] - start for t, start in zip(times, starts, strict=True)]),
+            "ttft": ttft(requests),
+            "tpot": tpot(requests),
+            "itl": np.concatenate([np.diff(stamps) for stamps in times]) if times else np.zeros(0),
+            "e2el": latency(requests),
         }
 
     @property

@@ -15,14 +15,8 @@ import aiohttp
 from specsim.core.errors import ConfigError
 
 __all__ = [
-    "Metrics",
-    "Server",
-    "base_url",
-    "find_server",
-    "one_line",
-    "parse_metrics",
-    "read_metrics",
-]
+    "Metrics", "Server", "base_url", "find_server", "one_line", "parse_metrics", "read_metrics",
+]  # fmt: skip
 
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
@@ -63,11 +57,7 @@ class Server:
 
 
 def base_url(url: str) -> str:
-    """Return the address of a server without the path of its API, such as ``/v1``.
-
-    Raises:
-        ConfigError: It is no http or https URL.
-    """
+    """Return the address of a server without the path of its API, such as ``/v1``."""
     try:
         parts = urlsplit(url)
         port = parts.port

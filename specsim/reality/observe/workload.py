@@ -53,9 +53,6 @@ def load_workload(path: Path, overrides: list[str]) -> Workload:
         path: YAML with ``workload`` and, optionally, ``engine`` and ``seed``; or a whole
             experiment.
         overrides: As of ``specsim run``, such as ``workload.arrivals.rate=4``.
-
-    Raises:
-        SpecsimError: The file, or one that it names, cannot be used.
     """
     data = overridden(load_mapping(path, ConfigError), overrides)
     if "workload" not in data:

@@ -11,10 +11,5 @@ from specsim.reality.parity.log import Difference, compare_logs, load_log
 from specsim.reality.parity.scenario import Scenario, load_scenario, run_scenario
 
 __all__ = [
-    "Difference",
-    "Scenario",
-    "compare_logs",
-    "load_log",
-    "load_scenario",
-    "run_scenario",
-]
+    "Difference", "Scenario", "compare_logs", "load_log", "load_scenario", "run_scenario",
+]  # fmt: skip

@@ -2,8 +2,8 @@
 
 from specsim.reality.profile_fit.estimate import (
     KINDS,
-    Comparison,
     ModelFit,
+    ProfileErrors,
     fit_and_test,
     fit_model,
     fitted_profile,
@@ -18,16 +18,7 @@ from specsim.reality.profile_fit.points import (
 )
 
 __all__ = [
-    "KINDS",
-    "Comparison",
-    "ModelFit",
-    "Points",
-    "fit_and_test",
-    "fit_model",
-    "fitted_profile",
-    "kernel_folder",
-    "kernel_points",
-    "kernels_of",
-    "measured_steps",
+    "KINDS", "ModelFit", "Points", "ProfileErrors", "fit_and_test", "fit_model",
+    "fitted_profile", "kernel_folder", "kernel_points", "kernels_of", "measured_steps",
     "read_points",
-]
+]  # fmt: skip

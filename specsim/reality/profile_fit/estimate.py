@@ -17,16 +17,9 @@ from specsim.profile import Profile
 from specsim.reality.profile_fit.points import Origin, Points
 
 __all__ = [
-    "DISTURBED",
-    "KINDS",
-    "Comparison",
-    "Error",
-    "ModelFit",
-    "fit_and_test",
-    "fit_model",
-    "fitted_profile",
-    "robust_fit",
-]
+    "DISTURBED", "KINDS", "Error", "ModelFit", "ProfileErrors", "fit_and_test", "fit_model",
+    "fitted_profile", "robust_fit",
+]  # fmt: skip
 
 KINDS = ("two_regime", "linear")
 DISTURBED = 3.0
@@ -265,7 +258,7 @@ def fitted_profile(fit: ModelFit, points: Points, origin: Origin, source: str) -
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ProfileErrors:
     """What a profile says of the target's forward pass, and what was measured."""
 
     points: Points
@@ -277,7 +270,7 @@ class Comparison:
     """Steps beyond the profile's valid range."""
 
     @classmethod
-    def of(cls, profile: Profile, points: Points, source: str) -> "Comparison":
+    def of(cls, profile: Profile, points: Points, source: str) -> "ProfileErrors":
         """Compare a profile with steps from a source, named for the error message.
 
         Raises:

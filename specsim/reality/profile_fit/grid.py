@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError
 from specsim.core.step import StepLoad
-from specsim.latency.tabulated import Table, Tabulated
+from specsim.latency.tabulated import Tabulated, TimeTable
 from specsim.profile import DraftCost
 from specsim.reality.host_speed import HostSpeed
 from specsim.reality.profile_fit.estimate import DISTURBED, robust_fit
 
-__all__ = ["Costs", "Grid", "GridPoint", "Medians", "Sample", "fit_costs", "medians"]
+__all__ = ["Costs", "GridPoint", "Medians", "Sample", "StepGrid", "fit_costs", "medians"]
 
 Seconds = NDArray[np.float64]
 
@@ -63,7 +63,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Grid:
+class StepGrid:
     """All combinations that a server with these limits can run."""
 
     num_decodes: tuple[int, ...]
@@ -236,12 +236,12 @@ def _cost_columns(
     return np.column_stack([np.ones(len(batched)), ramps, context])
 
 
-def _table(knots: list[int], found: NDArray[np.float64], most_context: int) -> Table:
+def _table(knots: list[int], found: NDArray[np.float64], most_context: int) -> TimeTable:
     """Return constant, slopes and context coefficient as a table of two rows."""
     constant, slopes, alpha = found[0], found[1:-1], found[-1]
     times = constant + np.concatenate([[0.0], np.cumsum(slopes * np.diff(knots))])
     rows = (times, times + alpha * most_context)
-    return Table(
+    return TimeTable(
         context_tokens=(0, most_context),
         batched_tokens=tuple(knots),
         times_ms=tuple(tuple(np.round(row * 1e3, 6).tolist()) for row in rows),

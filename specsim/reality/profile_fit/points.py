@@ -16,15 +16,9 @@ from specsim.latency.kernels import Kernels
 from specsim.reality.host_speed import HostSpeed
 
 __all__ = [
-    "Origin",
-    "Points",
-    "StepLimits",
-    "kernel_folder",
-    "kernel_points",
-    "kernels_of",
-    "measured_steps",
-    "read_points",
-]
+    "Origin", "Points", "StepLimits", "kernel_folder", "kernel_points", "kernels_of",
+    "measured_steps", "read_points",
+]  # fmt: skip
 
 _NAMES = {
     "context_tokens": ("context_tokens",),

@@ -13,17 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 __all__ = [
-    "Attend",
-    "Batch",
-    "Span",
-    "attend_each",
-    "attend_flash",
-    "causal_mask",
-    "choose_attention",
-    "make_batch",
-    "pack",
-    "unpack",
-]
+    "Attend", "Batch", "Span", "attend_each", "attend_flash", "causal_mask", "choose_attention",
+    "make_batch", "pack", "unpack",
+]  # fmt: skip
 
 
 _AGREES = 0.05  # of a token's norm; bfloat16 keeps eight bits

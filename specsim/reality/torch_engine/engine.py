@@ -30,6 +30,7 @@ from specsim.reality.torch_engine.model import (
     out_of_memory,
     random_weights,
 )
+from specsim.reality.torch_engine.model_runner import ModelRunner, measure
 from specsim.reality.torch_engine.probe import Timing, keep_kernels
 from specsim.reality.torch_engine.recordings import (
     PassShape,
@@ -37,19 +38,18 @@ from specsim.reality.torch_engine.recordings import (
     batch_sizes,
     cuda_graphs,
 )
-from specsim.reality.torch_engine.runner import Runner, measure
-from specsim.reality.torch_engine.server import Server
+from specsim.reality.torch_engine.wall_clock_server import WallClockServer
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
 
-__all__ = ["Limits", "TorchEngine", "build_engine"]
+__all__ = ["CacheRoom", "TorchEngine", "build_engine"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Limits:
+class CacheRoom:
     """What the KV caches have room for."""
 
     max_num_seqs: int
@@ -93,7 +93,7 @@ class TorchEngine:
         shape: ModelShape,
         device: torch.device,
         dtype: torch.dtype,
-        limits: Limits,
+        limits: CacheRoom,
         recipe: Recipe,
     ) -> None:
         self.shape, self.device, self.limits = shape, device, limits
@@ -184,7 +184,7 @@ class TorchEngine:
                 luck as in a simulation of the same seed. Otherwise as the target says.
         """
         deployment = Deployment.of(experiment, profile)
-        server = Server(
+        server = WallClockServer(
             self._runner(),
             deployment,
             Drafting(experiment, deployment, requests),
@@ -203,8 +203,8 @@ class TorchEngine:
                 sample = measure(runner, point, self.shape.vocab_size)
             yield sample._replace(probed_at=probed_at, probe_seconds=seconds)
 
-    def _runner(self) -> Runner:
-        return Runner(
+    def _runner(self) -> ModelRunner:
+        return ModelRunner(
             self.target,
             self.draft,
             num_slots=self.limits.max_num_seqs,
@@ -252,7 +252,7 @@ def build_engine(
     torch.set_num_threads(threads)
     device = torch.device(device_name)
     dtype = torch.bfloat16 if device_name == "cuda" else _faster_dtype(shape)
-    limits = Limits(plan.max_num_seqs, plan.max_model_len, plan.max_draft_len)
+    limits = CacheRoom(plan.max_num_seqs, plan.max_model_len, plan.max_draft_len)
     recipe = Recipe(num_draft_layers=max(1, shape.num_hidden_layers // 4), seed=seed)
     if device_name == "cpu":
         _check_memory(shape, dtype)

@@ -18,15 +18,9 @@ from specsim.reality.clock import Clock
 from specsim.reality.torch_engine.attention import Batch, Span, make_batch, pack, unpack
 
 __all__ = [
-    "EventTimer",
-    "HostTimer",
-    "PassShape",
-    "Record",
-    "Recordings",
-    "Timer",
-    "batch_sizes",
+    "EventTimer", "HostTimer", "PassShape", "Record", "Recordings", "Timer", "batch_sizes",
     "cuda_graphs",
-]
+]  # fmt: skip
 
 Run = Callable[[], Tensor]
 Record = Callable[[Run], Run]
@@ -93,7 +87,7 @@ class PassShape(NamedTuple):
     """Successors that are asked for, of each span."""
 
 
-class _Recording(NamedTuple):
+class _RecordedPass(NamedTuple):
     shape: PassShape
     inputs: Tensor
     """As `pack` makes them."""
@@ -113,7 +107,7 @@ class Recordings:
     ) -> None:
         self._run = run
         self._slot_len, self._spare_slot, self._device = slot_len, spare_slot, device
-        self._kept: dict[tuple[int, int], list[_Recording]] = {}
+        self._kept: dict[tuple[int, int], list[_RecordedPass]] = {}
 
     @property
     def num_kept(self) -> int:
@@ -149,22 +143,22 @@ class Recordings:
         place = bisect_left(mine, len(spans), key=lambda each: each.shape.num_spans)
         return self._replayed(mine[place], spans) if place < len(mine) else None
 
-    def _recorded(self, shape: PassShape, record: Record) -> _Recording:
+    def _recorded(self, shape: PassShape, record: Record) -> _RecordedPass:
         spans = self._filling(shape, shape.num_spans)
         inputs = torch.from_numpy(pack(spans, self._slot_len)).to(self._device)
-        return _Recording(shape, inputs, record(lambda: self._run(unpack(inputs, spans))))
+        return _RecordedPass(shape, inputs, record(lambda: self._run(unpack(inputs, spans))))
 
     def _filling(self, shape: PassShape, num: int) -> list[Span]:
         nothing = np.zeros(shape.span_len, np.int64)
         return [Span(self._spare_slot, 0, nothing, range(shape.num_asked))] * num
 
-    def _replayed(self, recording: _Recording, spans: Sequence[Span]) -> Tensor:
+    def _replayed(self, recording: _RecordedPass, spans: Sequence[Span]) -> Tensor:
         shape = recording.shape
         filled = [*spans, *self._filling(shape, shape.num_spans - len(spans))]
         recording.inputs.copy_(torch.from_numpy(pack(filled, self._slot_len)))
         return recording.run()[: len(spans) * shape.num_asked]
 
-    def _is_better(self, recording: _Recording, num_spans: int, timer: Timer) -> bool:
+    def _is_better(self, recording: _RecordedPass, num_spans: int, timer: Timer) -> bool:
         shape = recording.shape
         _, span_len, num_asked = shape
         rng = np.random.default_rng(0)

@@ -1,6 +1,8 @@
 """Validation: measured runs of real engines, replayed."""
 
-from specsim.reality.validation.compare import (
+from specsim.reality.validation.compose import Replaced, Replay, compose, composed_profile
+from specsim.reality.validation.run_folder import RunFolder, load_run
+from specsim.reality.validation.validation import (
     METRICS,
     STATISTICS,
     Statistic,
@@ -8,21 +10,8 @@ from specsim.reality.validation.compare import (
     replay,
     validate,
 )
-from specsim.reality.validation.compose import Replaced, Replay, compose, composed_profile
-from specsim.reality.validation.run_folder import Measured, RunFolder, load_run
 
 __all__ = [
-    "METRICS",
-    "STATISTICS",
-    "Measured",
-    "Replaced",
-    "Replay",
-    "RunFolder",
-    "Statistic",
-    "Validation",
-    "compose",
-    "composed_profile",
-    "load_run",
-    "replay",
-    "validate",
-]
+    "METRICS", "STATISTICS", "Replaced", "Replay", "RunFolder", "Statistic", "Validation",
+    "compose", "composed_profile", "load_run", "replay", "validate",
+]  # fmt: skip

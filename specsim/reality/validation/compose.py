@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,15 @@ from specsim.latency.kernels import Kernels
 from specsim.profile import Profile, load_profile
 from specsim.proposers import PROPOSERS
 from specsim.reality.profile_fit import kernels_of
-from specsim.reality.validation.run_folder import Measured, RunFolder
+from specsim.reality.validation.run_folder import RunFolder
+from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
 from specsim.workload.readers import read_trace
 
 __all__ = [
-    "RECORD",
-    "DraftCounts",
-    "Replaced",
-    "Replay",
-    "compose",
-    "composed_profile",
-    "replayed",
+    "RECORD", "Replaced", "Replay", "compose", "composed_profile", "replayed",
     "speculative_config",
-]
+]  # fmt: skip
 
 RECORD = "run"
 """Name of the record that `replayed` adds to each request; acceptance ``recorded`` reads it."""
@@ -231,7 +225,7 @@ def _requests(run: RunFolder, tokens: Path | None, notes: list[str]) -> list[Req
         return [_request(measured, index, *ids) for index, ids in enumerate(run.token_ids)]
     if path is None:
         notes.append("no token ids: prefixes are not shared between requests")
-        return [_request(measured, index) for index in range(len(measured.arrived_at))]
+        return [_request(measured, index) for index in range(len(run.rows))]
     trace = read_trace(path)
     prompts, outputs = trace.prompt_token_ids, trace.output_token_ids
     if prompts is None:
@@ -239,13 +233,14 @@ def _requests(run: RunFolder, tokens: Path | None, notes: list[str]) -> list[Req
     notes.append(f"token ids: {path}")
     requests = []
     for index, row in enumerate(run.rows):
-        if row >= len(prompts) or len(prompts[row]) != measured.prompt_lens[index]:
+        prompt_len = int(measured["prompt_len"][index])
+        if row >= len(prompts) or len(prompts[row]) != prompt_len:
             found = f"has {len(prompts[row])} prompt tokens" if row < len(prompts) else "is missing"
             raise TraceError(
-                f"{path}: request {row} {found}, but {measured.prompt_lens[index]} were measured; "
+                f"{path}: request {row} {found}, but {prompt_len} were measured; "
                 "name the workload of this very run (--tokens)"
             )
-        output_len = int(measured.output_lens[index])
+        output_len = int(measured["output_len"][index])
         known = outputs is not None and len(outputs[row]) >= output_len
         requests.append(
             _request(
@@ -259,34 +254,19 @@ def _requests(run: RunFolder, tokens: Path | None, notes: list[str]) -> list[Req
 
 
 def _request(
-    measured: Measured,
+    measured: Requests,
     index: int,
     prompt_token_ids: NDArray[np.int64] | None = None,
     output_token_ids: NDArray[np.int64] | None = None,
 ) -> Request:
     return Request(
         index=index,
-        prompt_len=int(measured.prompt_lens[index]),
-        output_len=int(measured.output_lens[index]),
-        arrived_at=float(measured.arrived_at[index]),
+        prompt_len=int(measured["prompt_len"][index]),
+        output_len=int(measured["output_len"][index]),
+        arrived_at=float(measured["arrived_at"][index]),
         prompt_token_ids=prompt_token_ids,
         output_token_ids=output_token_ids,
     )
-
-
-@dataclass(frozen=True)
-class DraftCounts:
-    """What became of all drafts of a run."""
-
-    num_drafts: int
-    draft_tokens: int
-    accepted_tokens: int
-
-    @classmethod
-    def of(cls, accepted: Sequence[Entries]) -> "DraftCounts":
-        """Count what a measured run verified."""
-        entries = list(chain.from_iterable(accepted))
-        return cls(len(entries), sum(row[1] for row in entries), sum(row[2] for row in entries))
 
 
 def speculative_config(run: RunFolder, notes: list[str]) -> dict[str, Any] | None:
@@ -308,7 +288,7 @@ def speculative_config(run: RunFolder, notes: list[str]) -> dict[str, Any] | Non
     if not any(run.accepted):
         raise ConfigError(
             f"{place}: what was accepted is not recorded (requests.jsonl has no 'accepted'); "
-            "record the run with specsim.reality.calibration.vllm, or measure one without "
+            "record the run with specsim.reality.vllm, or measure one without "
             "speculation"
         )
     known = PROPOSERS.find(given["method"]).model_fields.keys() - {"disable_mqa_scorer"}

@@ -14,45 +14,10 @@ from specsim.core.settings import load_mapping
 from specsim.reality.host_speed import HostSpeed
 from specsim.workload.files import Row, TraceFile
 
-__all__ = ["Measured", "RunFolder", "load_run"]
+__all__ = ["RunFolder", "load_run"]
 
-Seconds = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What was measured of each request, in order of arrival; times in seconds.
-
-    One of them is a run; a simulated run has the same form.
-    """
-
-    arrived_at: Seconds
-    """Shape (n,), after the first arrival."""
-    first_token_at: Seconds
-    ended_at: Seconds
-    prompt_lens: NDArray[np.int64]
-    output_lens: NDArray[np.int64]
-
-    @classmethod
-    def of_simulation(cls, requests: NDArray[Any]) -> "Measured":
-        """Return a simulated run, from its table of requests."""
-        return cls(
-            arrived_at=requests["arrived_at"],
-            first_token_at=requests["first_token_at"],
-            ended_at=requests["ended_at"],
-            prompt_lens=requests["prompt_len"].astype(np.int64),
-            output_lens=requests["output_len"].astype(np.int64),
-        )
-
-    def latencies(self) -> dict[str, Seconds]:
-        """Return TTFT, TPOT and latency of each request; TPOT is NaN for one token."""
-        later = self.output_lens - 1
-        decode_time = self.ended_at - self.first_token_at
-        return {
-            "ttft": self.first_token_at - self.arrived_at,
-            "tpot": np.where(later > 0, decode_time / np.maximum(later, 1), np.nan),
-            "latency": self.ended_at - self.arrived_at,
-        }
+_TIMES = ("arrived_at", "first_token_at", "ended_at")
+_LENS = ("prompt_len", "output_len")
 
 
 @dataclass(frozen=True)
@@ -60,8 +25,9 @@ class RunFolder:
     """A folder with a measured run, or with several repetitions of it."""
 
     path: Path
-    runs: list[Measured]
-    """The first is what a simulation is compared with."""
+    runs: list[dict[str, NDArray[Any]]]
+    """Columns of their requests, in order of arrival, named as those of a simulated run; times in
+    seconds after the first arrival. The first is what a simulation is compared with."""
     rows: list[int]
     """Of each request of the first run, its number in the workload."""
     meta: dict[str, Any]
@@ -137,13 +103,13 @@ def load_run(path: Path) -> RunFolder:
     known_ids = [(row.prompt_ids, row.output_ids) for row in rows if row.prompt_ids is not None]
     return RunFolder(
         path=path,
-        runs=[_measured(each) for each in (rows, *(other for other, _ in others))],
+        runs=[_columns(each) for each in (rows, *(other for other, _ in others))],
         rows=numbers if by_name else [row.place for row in rows],
         meta=meta,
         accepted=[row.accepted for row in rows],
         token_ids=known_ids if len(known_ids) == len(rows) else None,
         num_failed=num_failed,
-        started_at=rows[0].queued,
+        started_at=rows[0].arrived_at,
     )
 
 
@@ -154,9 +120,9 @@ class _Row(NamedTuple):
     """Its row in the file, from 0."""
     number: int
     """In the workload, as the row says; -1 if it does not."""
-    queued: float
-    first: float
-    last: float
+    arrived_at: float
+    first_token_at: float
+    ended_at: float
     prompt_len: int
     output_len: int
     accepted: list[tuple[int, int, int]]
@@ -164,15 +130,12 @@ class _Row(NamedTuple):
     output_ids: NDArray[np.int64] | None
 
 
-def _measured(rows: list[_Row]) -> Measured:
-    start = rows[0].queued
-    return Measured(
-        arrived_at=np.array([row.queued for row in rows]) - start,
-        first_token_at=np.array([row.first for row in rows]) - start,
-        ended_at=np.array([row.last for row in rows]) - start,
-        prompt_lens=np.array([row.prompt_len for row in rows], dtype=np.int64),
-        output_lens=np.array([row.output_len for row in rows], dtype=np.int64),
-    )
+def _columns(rows: list[_Row]) -> dict[str, NDArray[Any]]:
+    times = {name: np.array([getattr(row, name) for row in rows]) for name in _TIMES}
+    return {
+        **{name: values - rows[0].arrived_at for name, values in times.items()},
+        **{name: np.array([getattr(row, name) for row in rows], np.int64) for name in _LENS},
+    }
 
 
 def _read(path: Path) -> tuple[list[_Row], int]:
@@ -188,7 +151,7 @@ def _read(path: Path) -> tuple[list[_Row], int]:
     if not rows:
         failed = f" that ended well ({num_failed} failed)" if num_failed else ""
         raise TraceError(f"{path}: no request in it{failed}; a run has at least one")
-    rows.sort(key=lambda row: row.queued)  # stable: of equals the one that stands first
+    rows.sort(key=lambda row: row.arrived_at)  # stable: of equals the one that stands first
     return rows, num_failed
 
 

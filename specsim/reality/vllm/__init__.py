@@ -1,5 +1,5 @@
 """vLLM: recorded from within its own process, and started to be recorded.
 
-The modules `recorder`, `scheduler` and `runs` import nothing but the standard library and vLLM, so
-this file imports nothing.
+The modules `recorder`, `scheduler` and `launch` import nothing but the standard library and vLLM,
+so this file imports nothing.
 """

@@ -6,6 +6,7 @@ copy of a list can spare, and ``meta.json`` says in the end how long all of it t
 
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +19,27 @@ _FAILURES = ("abort", "error")
 """How a request can end that did not get its answer, by vLLM's ``FinishReason``."""
 
 
+@dataclass(slots=True)
 class _Live:
     """A request that has not ended."""
 
-    __slots__ = ("accepted", "first_token_at", "number", "queued_at", "request", "scheduled_at")
-
-    def __init__(self, number: int, request: Any, queued_at: float) -> None:
-        self.number = number
-        self.request = request
-        self.queued_at = queued_at
-        self.scheduled_at: float | None = None
-        self.first_token_at: float | None = None
-        self.accepted: list[tuple[int, int, int]] = []
+    number: int
+    request: Any
+    queued_at: float
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    accepted: list[tuple[int, int, int]] = field(default_factory=list)
 
 
+@dataclass(slots=True)
 class _Step:
     """A step that has been scheduled."""
 
-    __slots__ = ("first_tokens", "output", "row")
-
-    def __init__(self, output: Any, row: StepRow, first_tokens: list[_Live]) -> None:
-        self.output = output
-        """What the scheduler said of it, which comes back when it has ended."""
-        self.row = row
-        self.first_tokens = first_tokens
-        """Requests that get their first token from it."""
+    output: Any
+    """What the scheduler said of it, which comes back when it has ended."""
+    row: StepRow
+    first_tokens: list[_Live]
+    """Requests that get their first token from it."""
 
 
 class Recorder:

@@ -26,12 +26,9 @@ from specsim.reality.clock import Clock
 from specsim.reality.vllm.recorder import Recorder
 
 __all__ = [
-    "FOLDER_VARIABLE",
-    "TOKENS_VARIABLE",
-    "RecordingAsyncScheduler",
-    "RecordingScheduler",
+    "FOLDER_VARIABLE", "TOKENS_VARIABLE", "RecordingAsyncScheduler", "RecordingScheduler",
     "recording_scheduler",
-]
+]  # fmt: skip
 
 FOLDER_VARIABLE = "SPECSIM_RECORD_DIR"
 """Environment variable: where the run is written."""
@@ -81,11 +78,7 @@ class _Recording:
         atexit.register(self.stop_run)  # an offline engine may end without a shutdown
 
     def start_run(self, folder: Path) -> None:
-        """Stop what is being recorded, if anything, and record into a new folder from now on.
-
-        Raises:
-            ConfigError: The folder holds a run already, or cannot be written to.
-        """
+        """Stop what is being recorded, if anything, and record into a new folder from now on."""
         self.stop_run()
         is_async = isinstance(self, AsyncScheduler)
         has_tokens = os.environ.get(TOKENS_VARIABLE) == "1"
@@ -95,33 +88,27 @@ class _Recording:
 
     def add_request(self, request: Any) -> None:
         super().add_request(request)  # type: ignore[misc]
-        if self.recorder is not None:
-            self._guard(self.recorder.arrived, request)
+        self._record("arrived", request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         now = self.clock.now()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        if self.recorder is not None:
-            self._guard(self.recorder.scheduled, self, output, now)
+        self._record("scheduled", self, output, now)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        if self.recorder is None:
-            return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         # Before vLLM does: it cuts tokens off in place, and moves the positions on.
-        self._guard(self.recorder.verified, self, scheduler_output, model_runner_output)
+        self._record("verified", self, scheduler_output, model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        if self.recorder is not None:
-            self._guard(self.recorder.updated, self)
+        self._record("updated", self)
         return outputs
 
     def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
         ended = super().finish_requests(request_ids, *args, **kwargs)  # type: ignore[misc]
-        if self.recorder is not None:
-            self._guard(self.recorder.ended, [request.request_id for request in ended])
-        if self.recorder is not None and request_ids is None:
+        self._record("ended", [request.request_id for request in ended])
+        if request_ids is None:
             # All of them: after a SIGTERM, and then the engine is killed before its `shutdown`.
-            self._guard(self.recorder.settle)
+            self._record("settle")
         return ended
 
     def shutdown(self) -> None:
@@ -130,13 +117,15 @@ class _Recording:
 
     def stop_run(self) -> None:
         """Stop recording: the run folder is whole, and nothing is recorded until `start_run`."""
-        if self.recorder is not None:
-            self._guard(self.recorder.close)
+        self._record("close")
         self.recorder = None
 
-    def _guard(self, record: Any, *args: Any) -> None:
+    def _record(self, what: str, *args: Any) -> None:
+        """Tell the recorder, if there is one; see its method of that name."""
+        if self.recorder is None:
+            return
         try:
-            record(*args)
+            getattr(self.recorder, what)(*args)
         except Exception as error:  # whatever it is: the server must go on
             self.recorder = None
             _log.error(

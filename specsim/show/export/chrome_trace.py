@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.results.folder import ResultsFolder, StepsTable, Table
+from specsim.results.folder import ResultsFolder, RunTable, StepsTable
 
 __all__ = ["Window", "write_chrome_trace"]
 
@@ -145,7 +145,7 @@ def _counter(pid: int, name: str, at: int, values: dict[str, float]) -> Event:
     return {"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": at / 1e3, "args": values}
 
 
-def _request_events(requests: Table, replica: int, window: Window) -> Iterator[Event]:
+def _request_events(requests: RunTable, replica: int, window: Window) -> Iterator[Event]:
     pid = replica + 1
     is_mine = requests["replica"] == replica
     is_mine &= (requests["ended_at"] >= window[0]) & (requests["arrived_at"] < window[1])

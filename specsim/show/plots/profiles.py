@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from specsim.reality.profile_fit import Comparison
+from specsim.reality.profile_fit import ProfileErrors
 from specsim.show.plots.figures import make_log, panels, save
 from specsim.show.profile_overview import Overview
 
@@ -17,7 +17,7 @@ _CONTEXT_LEN = 512  # tokens of each sequence
 _DRAFT_LENS = (0, 3, 5)
 
 
-def plot_comparison(comparison: Comparison, path: Path, title: str) -> None:
+def plot_comparison(comparison: ProfileErrors, path: Path, title: str) -> None:
     """Draw predicted over measured step times."""
     figure, axis = plt.subplots(figsize=(6, 6), constrained_layout=True)
     figure.suptitle(title)

@@ -8,7 +8,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from specsim.reality.calibration.results import JUDGED, Judgement
-from specsim.reality.validation import METRICS, Measured, Validation
+from specsim.reality.validation import METRICS, Validation
+from specsim.results.metrics import Requests
 from specsim.show.plots.figures import label_distribution, save
 
 __all__ = ["plot_calibration", "plot_validation"]
@@ -61,11 +62,11 @@ def plot_validation(simulations: dict[str, Validation], path: Path, title: str) 
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), constrained_layout=True)
     figure.suptitle(title)
     first = next(iter(simulations.values()))
-    runs: dict[str, Measured] = {"measured": first.measured}
+    runs: dict[str, Requests] = {"measured": first.measured}
     runs |= {label: found.simulated for label, found in simulations.items()}
-    for axis, metric in zip(axes.flat, METRICS, strict=False):
+    for axis, (metric, of) in zip(axes.flat, METRICS.items(), strict=False):
         for label, run in runs.items():
-            values = run.latencies()[metric]
+            values = of(run)
             values = np.sort(values[np.isfinite(values)])
             shares = np.arange(1, len(values) + 1) / max(len(values), 1)
             axis.plot(values, shares, label=label, **(_REAL if label == "measured" else _OURS))

@@ -12,7 +12,7 @@ from specsim.show.render.tables import new_table
 
 if TYPE_CHECKING:
     from specsim.profile.from_roofline import RooflineProfile
-    from specsim.reality.profile_fit import Comparison, ModelFit
+    from specsim.reality.profile_fit import ModelFit, ProfileErrors
 
 __all__ = ["comparison_table", "overview_tables", "roofline_table", "study_tables"]
 
@@ -36,7 +36,7 @@ def overview_tables(overview: Overview, title: str) -> list[Table]:
     return [*tables, _decodes(overview), _prefills(overview)]
 
 
-def comparison_table(comparison: "Comparison", title: str) -> Table:
+def comparison_table(comparison: "ProfileErrors", title: str) -> Table:
     """Return the errors of a profile on measured steps, by kind."""
     columns = ["steps", "number", "mean", "median", "90th percentile", "worst"]
     table = new_table(f"{title}: error of the target's forward pass", columns)

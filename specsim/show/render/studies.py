@@ -10,7 +10,7 @@ from specsim.show.render.tables import interval, new_table
 
 if TYPE_CHECKING:
     from specsim.study.capacity import Capacity, Found
-    from specsim.study.gate.verdict import Comparison, Judgement
+    from specsim.study.gate.verdict import GateVerdict, MetricChange
     from specsim.study.paired import SpeedUp
     from specsim.study.tune import Tuning
     from specsim.study.tune.batch import BatchTuning
@@ -207,7 +207,7 @@ _MARKS = {"same": "=", "within": "", "better": " better", "uncertain": " ?", "wo
 _STYLES = {"worse": "bold red", "better": "green", "uncertain": "yellow"}
 
 
-def gate_table(judgement: "Judgement", title: str) -> Table:
+def gate_table(judgement: "GateVerdict", title: str) -> Table:
     """Return a table of how much worse each metric of each scenario got, in percent."""
     cells = {(each.scenario, each.metric): each for each in judgement.comparisons}
     scenarios, metrics = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
@@ -219,7 +219,7 @@ def gate_table(judgement: "Judgement", title: str) -> Table:
     return table
 
 
-def _worsening(comparison: "Comparison") -> str:
+def _worsening(comparison: "MetricChange") -> str:
     mark, style = _MARKS[comparison.verdict], _STYLES.get(comparison.verdict)
     if comparison.verdict == "same":
         return mark
@@ -227,7 +227,7 @@ def _worsening(comparison: "Comparison") -> str:
     return f"[{style}]{text}[/]" if style else text
 
 
-def gate_verdict(judgement: "Judgement") -> list[str]:
+def gate_verdict(judgement: "GateVerdict") -> list[str]:
     """Return the verdict in words: what got worse, and what may have."""
     worse, doubtful = judgement.of_verdict("worse"), judgement.of_verdict("uncertain")
     lines = [f"worse: {each.scenario}: {each.text}" for each in worse]

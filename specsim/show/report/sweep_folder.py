@@ -35,7 +35,7 @@ def load_sweep(folder: Path) -> Study:
         )
     sweep = found.sweep
     grid = _Grid(sweep)
-    records = found.records()
+    records = list(found.records())
     if not records:
         raise ConfigError(
             f"{folder}: none of its {sweep.num_points} points has ended yet; wait for the first, "

@@ -19,7 +19,7 @@ from specsim.study.capacity.choices import (
     parse_slo,
 )
 from specsim.study.capacity.findings import Capacity, Found
-from specsim.study.capacity.probe import Probe, Task, measure
+from specsim.study.capacity.load_probe import LoadProbe, Task, measure
 from specsim.study.capacity.search import explore
 from specsim.study.loads import Loads, Trial, check_steady
 from specsim.study.runner import LocalProcesses, Runner
@@ -27,16 +27,9 @@ from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 
 __all__ = [
-    "Capacity",
-    "Choices",
-    "Found",
-    "Goal",
-    "Hardware",
-    "Prices",
-    "find_capacity",
-    "find_hardware",
-    "parse_slo",
-]
+    "Capacity", "Choices", "Found", "Goal", "Hardware", "Prices", "find_capacity",
+    "find_hardware", "parse_slo",
+]  # fmt: skip
 
 _START_CLIENTS = 16
 _FINEST, _COARSEST = 0.01, 0.05  # shares of the arrivals by which a growing backlog is told
@@ -57,16 +50,17 @@ class _Candidate:
         # A closed loop has to be full for most of the run.
         count = self.goal.num_requests
         count = max(count, 6 * int(load)) if self.goal.is_closed else count
-        return self._tasks(self.loads.trials(self.policy, load, count))
+        return self._tasks(load, self.loads.trials(self.policy, load, count))
 
     def at_once(self) -> list[Task]:
         """Return the simulations of all requests at once, which show the saturated server."""
         count = self.goal.num_requests
-        return self._tasks(self.loads.closed_trials(self.policy, count, count))
+        return self._tasks(count, self.loads.closed_trials(self.policy, count, count))
 
-    def _tasks(self, trials: list[Trial]) -> list[Task]:
+    def _tasks(self, load: float, trials: list[Trial]) -> list[Task]:
         share = min(max(self.goal.tolerance, _FINEST), _COARSEST)
-        return [Task(trial, self.hardware.profile, self.goal.slo, share) for trial in trials]
+        profile, slo = self.hardware.profile, self.goal.slo
+        return [Task(load, trial, profile, slo, share) for trial in trials]
 
 
 def find_capacity(
@@ -140,7 +134,7 @@ def _search(candidates: list[_Candidate], runner: Runner, prices: Prices) -> lis
     starts = [float(_START_CLIENTS)] * len(candidates)
     if not candidates[0].goal.is_closed:
         groups = runner.run(measure, [candidate.at_once() for candidate in candidates])
-        starts = [Probe(0.0, group).requests_per_second for group in groups]
+        starts = [LoadProbe.over(group).requests_per_second for group in groups]
     searches = [explore(start, c.goal) for start, c in zip(starts, candidates, strict=True)]
     asked: dict[int, float] = {number: next(search) for number, search in enumerate(searches)}
     ended: dict[int, Found] = {}
@@ -148,9 +142,9 @@ def _search(candidates: list[_Candidate], runner: Runner, prices: Prices) -> lis
         groups = runner.run(
             measure, [candidates[number].at(load) for number, load in asked.items()]
         )
-        for (number, load), group in zip(list(asked.items()), groups, strict=True):
+        for number, group in zip(list(asked), groups, strict=True):
             try:
-                asked[number] = searches[number].send(Probe(load, group))
+                asked[number] = searches[number].send(LoadProbe.over(group))
             except StopIteration as stop:
                 del asked[number]
                 own = candidates[number]
@@ -174,21 +168,20 @@ def _notes(found: list[Found], prices: Prices) -> list[str]:
             notes.append("measured and roofline profiles differ by more than their GPUs do")
     if unpriced:
         notes.append(f"no price of {', '.join(unpriced)}: add it by --prices FILE")
-    short = [f"{f.hardware.label} {f.policy}" for f in found if f.is_limited_by_length]
-    if short:
-        notes.append(
-            f"{', '.join(short)}: runs were too short to tell whether more is sustained; raise "
-            "--num-requests"
-        )
-    hopeless = [f"{f.hardware.label} {f.policy}" for f in found if f.at_capacity is None]
-    if hopeless:
-        notes.append(
-            f"{', '.join(hopeless)}: keeps the limits at no load that was tried; raise them or "
-            "lower --attainment"
-        )
-    endless = [f"{f.hardware.label} {f.policy}" for f in found if f.bracket.exceeded is None]
-    if endless:
-        notes.append(
-            f"{', '.join(endless)}: no load was too high; raise --num-requests or lower the limits"
-        )
+    for those, advice in (
+        (
+            [each for each in found if each.is_limited_by_length],
+            "runs were too short to tell whether more is sustained; raise --num-requests",
+        ),
+        (
+            [each for each in found if each.at_capacity is None],
+            "keeps the limits at no load that was tried; raise them or lower --attainment",
+        ),
+        (
+            [each for each in found if each.bracket.exceeded is None],
+            "no load was too high; raise --num-requests or lower the limits",
+        ),
+    ):
+        if those:
+            notes.append(f"{', '.join(f'{f.hardware.label} {f.policy}' for f in those)}: {advice}")
     return notes

@@ -14,7 +14,7 @@ from specsim.core.version import __version__
 from specsim.results.export import write_parquet
 from specsim.run.experiment import Experiment
 from specsim.study.capacity.choices import Goal, Hardware, Prices
-from specsim.study.capacity.probe import Probe
+from specsim.study.capacity.load_probe import LoadProbe
 from specsim.study.capacity.search import SHARES, Bracket
 
 __all__ = ["Capacity", "Found", "Offer", "pareto_front"]
@@ -26,7 +26,7 @@ class Offer:
 
     hardware: str
     policy: str
-    probe: Probe
+    probe: LoadProbe
     rate: float
     """Requests per second."""
     gpu_hours: float
@@ -42,14 +42,14 @@ class Found:
     hardware: Hardware
     policy: str
     bracket: Bracket
-    probes: list[Probe]
+    probes: list[LoadProbe]
     """All loads that were tried, rising."""
     price: float | None
     """Per GPU and hour."""
     goal: Goal
 
     @cached_property
-    def at_capacity(self) -> Probe | None:
+    def at_capacity(self) -> LoadProbe | None:
         """The largest sustained load; None if there is none."""
         return next((p for p in self.probes if p.load == self.bracket.sustained), None)
 
@@ -68,11 +68,11 @@ class Found:
             return None
         return self.rate_of(self.at_capacity)
 
-    def rate_of(self, probe: Probe) -> float:
+    def rate_of(self, probe: LoadProbe) -> float:
         """Return the requests per second of a load."""
         return probe.requests_per_second if self.goal.is_closed else probe.load
 
-    def offer(self, probe: Probe) -> Offer:
+    def offer(self, probe: LoadProbe) -> Offer:
         """Return what a load costs."""
         tokens_per_hour = self.rate_of(probe) * probe.mean_output_len * 3600
         gpu_hours = self.hardware.gpus_per_replica * 1e6 / tokens_per_hour
@@ -210,7 +210,7 @@ def _result(found: Found) -> dict[str, Any]:
     }
 
 
-def _row(found: Found, probe: Probe) -> dict[str, Any]:
+def _row(found: Found, probe: LoadProbe) -> dict[str, Any]:
     return {
         "hardware": found.hardware.label,
         "policy": found.policy,
@@ -223,7 +223,7 @@ def _row(found: Found, probe: Probe) -> dict[str, Any]:
     }
 
 
-def _at_load(probe: Probe) -> dict[str, Any]:
+def _at_load(probe: LoadProbe) -> dict[str, Any]:
     return {
         "attainment": probe.attainment,
         "mean_output_len": probe.mean_output_len,

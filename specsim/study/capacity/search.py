@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from specsim.study.capacity.choices import Goal
-from specsim.study.capacity.probe import Probe
+from specsim.study.capacity.load_probe import LoadProbe
 
 __all__ = ["SHARES", "Bracket", "explore", "largest_sustained"]
 
@@ -77,7 +77,9 @@ def _possible(load: float, is_whole: bool) -> float:
     return float(max(1, round(load))) if is_whole else load
 
 
-def explore(start: float, goal: Goal) -> Generator[float, Probe, tuple[Bracket, list[Probe]]]:
+def explore(
+    start: float, goal: Goal
+) -> Generator[float, LoadProbe, tuple[Bracket, list[LoadProbe]]]:
     """Look for the capacity of one replica, and at some loads below it.
 
     Args:
@@ -87,10 +89,9 @@ def explore(start: float, goal: Goal) -> Generator[float, Probe, tuple[Bracket, 
         A load to try; to be answered by its probe.
 
     Returns:
-        Bracket
-        list of Probe: All loads that were tried, rising.
+        The bracket, and all loads that were tried, rising.
     """
-    probes: dict[float, Probe] = {}
+    probes: dict[float, LoadProbe] = {}
     search = largest_sustained(start, goal.tolerance, is_whole=goal.is_closed)
     load = next(search)
     while True:
@@ -101,9 +102,7 @@ def explore(start: float, goal: Goal) -> Generator[float, Probe, tuple[Bracket, 
             bracket: Bracket = stop.value
             break
     for share in SHARES if bracket.sustained else ():
-        load = share * (bracket.sustained or 0.0)
-        if goal.is_closed:
-            load = float(max(1, round(load)))
+        load = _possible(share * (bracket.sustained or 0.0), goal.is_closed)
         if load not in probes:
             probes[load] = yield load
     return bracket, [probes[load] for load in sorted(probes)]

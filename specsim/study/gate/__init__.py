@@ -12,21 +12,17 @@ from specsim.core.version import __version__
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
-from specsim.study.gate.baseline import GateResults, ScenarioResults
+from specsim.study.gate.baseline import GateResults, ScenarioResults, without_seed
 from specsim.study.gate.suite import Suite, Tolerances
-from specsim.study.gate.verdict import Comparison, Judgement, check_same_suite, judge
+from specsim.study.gate.verdict import GateVerdict, MetricChange, check_same_suite, judge
+from specsim.study.inputs import inputs_of
 from specsim.study.paired import replicated
 from specsim.study.runner import LocalProcesses, Runner
 
 __all__ = [
-    "Comparison",
-    "GateResults",
-    "Judgement",
-    "Suite",
-    "check_same_suite",
-    "judge",
+    "GateResults", "GateVerdict", "MetricChange", "Suite", "check_same_suite", "judge",
     "run_suite",
-]
+]  # fmt: skip
 
 Task = tuple[str, Experiment, tuple[str, ...]]
 """A scenario, its experiment with the seed, and the metrics to keep."""
@@ -60,8 +56,12 @@ def run_suite(
     with Runner(LocalProcesses(workers), on_progress) as runner:
         found = runner.run(_run_one, tasks)
     scenarios = {
-        name: ScenarioResults.of(
-            experiment, suite.seeds(name), {m: [row[m] for row in rows] for m in metrics}
+        name: ScenarioResults(
+            config_hash=experiment.hash,
+            config=without_seed(experiment),
+            inputs=inputs_of(experiment),
+            seeds=suite.seeds(name),
+            metrics={metric: [row[metric] for row in rows] for metric in metrics},
         )
         for (name, experiment), rows in zip(experiments.items(), found, strict=True)
     }

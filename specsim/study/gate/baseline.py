@@ -14,7 +14,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.run.experiment import Experiment
 from specsim.study.gate.suite import Name, Tolerances, check_metrics
-from specsim.study.inputs import Input, inputs_of
+from specsim.study.inputs import Input
 
 __all__ = ["GateResults", "ScenarioResults", "baseline_file", "checked_date", "without_seed"]
 
@@ -34,17 +34,6 @@ class ScenarioResults(Settings):
     seeds: list[int] = Field(min_length=1)
     metrics: dict[str, list[float]]
     """By name, one value per seed."""
-
-    @classmethod
-    def of(cls, experiment: Experiment, seeds: list[int], metrics: dict[str, list[float]]) -> Self:
-        """Return what an experiment came to."""
-        return cls(
-            config_hash=experiment.hash,
-            config=without_seed(experiment),
-            inputs=inputs_of(experiment),
-            seeds=seeds,
-            metrics=metrics,
-        )
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -119,11 +108,7 @@ def baseline_file(path: Path) -> Iterator[Path]:
 
 
 def checked_date(text: str) -> str:
-    """Return an ISO date.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """Return an ISO date."""
     try:
         return datetime.date.fromisoformat(text).isoformat()
     except ValueError as error:

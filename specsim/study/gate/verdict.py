@@ -25,14 +25,9 @@ from specsim.study.inputs import Input, inputs_of
 from specsim.study.paired import mean_and_half_width, student_t
 
 __all__ = [
-    "Comparison",
-    "Judgement",
-    "Verdict",
-    "check_same_suite",
-    "github_annotations",
-    "judge",
+    "GateVerdict", "MetricChange", "Verdict", "check_same_suite", "github_annotations", "judge",
     "write_junit",
-]
+]  # fmt: skip
 
 Verdict = Literal["same", "within", "better", "uncertain", "worse"]
 
@@ -44,7 +39,7 @@ _REMEDY = "write the baseline anew with `specsim gate --update`"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MetricChange:
     """One metric of one scenario."""
 
     scenario: str
@@ -97,16 +92,16 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class GateVerdict:
     """All comparisons of a gate."""
 
-    comparisons: list[Comparison]
+    comparisons: list[MetricChange]
     is_paired: bool
     """Whether both sides have the same seeds in every scenario."""
     notes: list[str]
     """What else differs between the two sides."""
 
-    def of_verdict(self, verdict: Verdict) -> list[Comparison]:
+    def of_verdict(self, verdict: Verdict) -> list[MetricChange]:
         """Return the comparisons that came out like this."""
         return [each for each in self.comparisons if each.verdict == verdict]
 
@@ -125,7 +120,7 @@ class Judgement:
         }
 
 
-def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -> Judgement:
+def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -> GateVerdict:
     """Compare the results of two revisions in the metrics that have tolerances.
 
     Raises:
@@ -147,7 +142,7 @@ def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -
     for text, names in scenarios_of.items():
         everywhere = len(names) == len(baseline.scenarios)
         notes.append(text if everywhere else f"{', '.join(names)}: {text}")
-    return Judgement(
+    return GateVerdict(
         comparisons,
         all(old.seeds == current.scenarios[name].seeds for name, old in baseline.scenarios.items()),
         notes,
@@ -155,11 +150,7 @@ def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -
 
 
 def check_same_suite(baseline: GateResults, suite: Suite) -> None:
-    """Raise, before anything is run, unless a suite has the scenarios and seeds of a baseline.
-
-    Raises:
-        ConfigError: It has others, or what they read has changed.
-    """
+    """Raise, before anything is run, unless a suite has the scenarios and seeds of a baseline."""
     _check_names(set(baseline.scenarios), set(suite.scenarios))
     for name, old in baseline.scenarios.items():
         experiment = suite.experiment(name)
@@ -242,7 +233,7 @@ def _compare(
     tolerance: float,
     sides: tuple[ScenarioResults, ScenarioResults],
     error: float,
-) -> Comparison:
+) -> MetricChange:
     for side in sides:
         if metric not in side.metrics:
             raise ConfigError(
@@ -260,7 +251,7 @@ def _compare(
     if half_width is not None:
         half_width = _share(half_width, scale)
     is_same = is_paired and before == after
-    return Comparison(
+    return MetricChange(
         scenario=name,
         metric=metric,
         baseline=scale,
@@ -302,7 +293,7 @@ def _welch(
     return change, student_t(freedom, error) * sum(parts) ** 0.5
 
 
-def write_junit(judgement: Judgement, path: Path) -> None:
+def write_junit(judgement: GateVerdict, path: Path) -> None:
     """Write a judgement as JUnit XML: a suite per scenario, a case per metric."""
     root = Xml.Element("testsuites", name="specsim gate")
     for scenario, group in groupby(judgement.comparisons, key=lambda each: each.scenario):
@@ -326,7 +317,7 @@ def write_junit(judgement: Judgement, path: Path) -> None:
     Xml.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 
 
-def github_annotations(judgement: Judgement) -> list[str]:
+def github_annotations(judgement: GateVerdict) -> list[str]:
     """Return workflow commands: an error per regression, a warning per doubt."""
     lines = []
     for verdict, command in (("worse", "error"), ("uncertain", "warning")):

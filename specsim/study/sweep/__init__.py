@@ -15,20 +15,13 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.runner import Backend, Job, LocalProcesses, Runner
 from specsim.study.sweep.folder import SweepFolder
-from specsim.study.sweep.plan import Point, Sweep, labels
+from specsim.study.sweep.plan import Sweep, SweepPoint, labels
 from specsim.workload import WorkloadConfig
 
 __all__ = [
-    "Backend",
-    "LocalProcesses",
-    "Point",
-    "Sweep",
-    "SweepFolder",
-    "flat_metrics",
-    "labels",
-    "run_point",
-    "run_sweep",
-]
+    "Backend", "LocalProcesses", "Sweep", "SweepFolder", "SweepPoint", "flat_metrics", "labels",
+    "run_point", "run_sweep",
+]  # fmt: skip
 
 
 def run_sweep(
@@ -43,9 +36,6 @@ def run_sweep(
 
     Returns:
         The records of all points, in their order, without what is only drawn.
-
-    Raises:
-        ConfigError: The folder cannot be written to.
     """
     # What failed is tried again: its cause may have been removed.
     ended = {record["point"] for record in folder.numbers() if record["error"] is None}
@@ -56,7 +46,7 @@ def run_sweep(
     return folder.finish()
 
 
-def run_point(point: Point) -> dict[str, Any]:
+def run_point(point: SweepPoint) -> dict[str, Any]:
     """Run a point and return its record, as it stands in ``points/<number>.json``.
 
     A point that cannot be run has a record as well, with its error.
@@ -83,7 +73,7 @@ def _requests(workload: str, seed: int) -> list[Request]:
     return list(WorkloadConfig.model_validate_json(workload).build(seed).requests())
 
 
-def _failed(point: Point, why: str) -> dict[str, Any]:
+def _failed(point: SweepPoint, why: str) -> dict[str, Any]:
     """Return the record of a point that could not be run, with the first line of the reason."""
     try:
         config_hash = point.experiment().hash
@@ -99,7 +89,7 @@ def _failed(point: Point, why: str) -> dict[str, Any]:
     }
 
 
-def _header(point: Point, error: str | None, config_hash: str | None) -> dict[str, Any]:
+def _header(point: SweepPoint, error: str | None, config_hash: str | None) -> dict[str, Any]:
     return {
         "point": point.number,
         "axes": point.axes,

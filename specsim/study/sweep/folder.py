@@ -122,36 +122,21 @@ class SweepFolder:
         return self.path / "points" / f"{number:05}.json"
 
     def write(self, record: dict[str, Any]) -> None:
-        """Keep the record of a point that has ended.
-
-        Raises:
-            ConfigError: The folder cannot be written to.
-        """
+        """Keep the record of a point that has ended."""
         with new_file(self.record_path(record["point"])) as temporary:
             temporary.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="ascii")
 
-    def records(self) -> list[dict[str, Any]]:
-        """Return the records of all points that have ended, in their order.
-
-        Raises:
-            ConfigError: One of the files is not a record.
-        """
-        return list(self._records())
-
-    def _records(self) -> Iterator[dict[str, Any]]:
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records of all points that have ended, in their order."""
         for number in range(self.sweep.num_points):
             if (path := self.record_path(number)).exists():
                 yield _record(path, number)
 
     def numbers(self) -> list[dict[str, Any]]:
-        """Return the records of all points that have ended without what is only drawn.
-
-        Raises:
-            ConfigError: One of the files is not a record.
-        """
+        """Return the same records without what is only drawn."""
         return [
             {name: value for name, value in record.items() if name not in _DRAWN}
-            for record in self._records()
+            for record in self.records()
         ]
 
     def finish(self) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from specsim.core.settings import Settings, validated
 from specsim.run.experiment import Experiment, check_used, overridden, set_field
 from specsim.study.inputs import load_with_base
 
-__all__ = ["Axis", "Point", "Sweep", "labels"]
+__all__ = ["Axis", "Sweep", "SweepPoint", "labels"]
 
 Axis = dict[str, list[Any]]
 """Values by dotted field name, equally many of each field."""
@@ -33,7 +33,7 @@ _SPACED = ("linspace", "logspace")
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One run of a sweep."""
 
     number: int
@@ -48,11 +48,7 @@ class Point:
     """Of the experiment, as in its YAML file."""
 
     def experiment(self) -> Experiment:
-        """Return the experiment.
-
-        Raises:
-            ConfigError: These values do not go together.
-        """
+        """Return the experiment."""
         return Experiment.parse(self.config, f"point {self.number}")
 
 
@@ -173,7 +169,7 @@ class Sweep(Settings):
         """Number of runs."""
         return prod(map(len, self._rows)) * self.replications
 
-    def points(self) -> Iterator[Point]:
+    def points(self) -> Iterator[SweepPoint]:
         """Yield all runs in their order."""
         known = {f: labels(values) for axis in self.axes for f, values in axis.items()}
         numbers = count()
@@ -181,7 +177,7 @@ class Sweep(Settings):
             config = self._config(combination, "axes")
             for replication in range(self.replications):
                 seed = self.seed + replication
-                yield Point(
+                yield SweepPoint(
                     number=next(numbers),
                     axes={field: value for _, row in combination for field, value in row.items()},
                     labels={f: known[f][place] for place, row in combination for f in row},

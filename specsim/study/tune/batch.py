@@ -88,11 +88,7 @@ class BatchTuning:
 
 
 def tune_batches(loads: Loads, trials: Trials) -> BatchTuning:
-    """Find the best k of every batch size.
-
-    Raises:
-        SpecsimError: The experiment cannot be run.
-    """
+    """Find the best k of every batch size."""
     max_num_seqs, largest = _largest_batch(loads)
     sizes = sorted({*(2**i for i in range(largest.bit_length()) if 2**i < largest), largest})
     points = _try_all(loads, trials, sizes)
@@ -119,18 +115,14 @@ def _largest_batch(loads: Loads) -> tuple[int, int]:
 
 def _try_all(loads: Loads, trials: Trials, sizes: list[int]) -> list[BatchPoint]:
     ks = range(loads.experiment.max_draft_len + 1)
-    measured = iter(
-        trials.measure(
-            loads.closed_trials(Schedule(ranges=((1, size, k),)), size, _count(size))
-            for size in sizes
-            for k in ks
-        )
-    )
-    return [BatchPoint(size, [next(measured) for _ in ks]) for size in sizes]
-
-
-def _count(size: int) -> int:
-    return _UNMEASURED_ROUNDS * size + max(_MIN_MEASURED, size)
+    groups = {}
+    for size in sizes:
+        count = _UNMEASURED_ROUNDS * size + max(_MIN_MEASURED, size)
+        for k in ks:
+            policy = Schedule(ranges=((1, size, k),))
+            groups[size, k] = loads.closed_trials(policy, size, count)
+    measured = trials.measure(groups)
+    return [BatchPoint(size, [measured[size, k] for k in ks]) for size in sizes]
 
 
 def best_k(log_times: NDArray[np.float64]) -> int:

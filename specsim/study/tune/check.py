@@ -1,6 +1,7 @@
 """What the schedule gains over the best fixed k, and how much of the oracle's gain that is."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +13,17 @@ from specsim.study.loads import fixed_policy
 from specsim.study.paired import SpeedUp, speed_up
 from specsim.study.tune.batch import BatchTuning
 from specsim.study.tune.crossover import LoadSeries
-from specsim.study.tune.trials import Measurement, Trials
+from specsim.study.tune.trials import Measurement, Trials, latency_ratio
 
 __all__ = ["Check", "LoadCheck", "check_schedule"]
 
 _SHARES = {"low": 1 / 8, "medium": 1 / 2, "high": 7 / 8}
 """Loads to check at beside the experiment's own, as shares of the highest throughput."""
 _NEAR = 1.25  # ratio of two loads that need not both be checked
+
+
+_Measured = dict[tuple[str, int | str], list[Measurement]]
+"""By the name of a load and a k, or what else a policy is called."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +49,17 @@ class LoadCheck:
 
     def speed_up(self, group: list[Measurement]) -> SpeedUp:
         """Return a policy's speed-up over no speculation."""
-        return _speed_up(self.fixed[0], group)
+        return latency_ratio(self.fixed[0], group)
 
     @property
     def oracle_over_schedule(self) -> SpeedUp:
         """Speed-up of the oracle over the schedule, under synchronous scheduling."""
-        return _speed_up(self.synchronous["schedule"], self.synchronous["oracle"])
+        return latency_ratio(self.synchronous["schedule"], self.synchronous["oracle"])
 
     @property
     def over_best_fixed(self) -> SpeedUp:
         """Speed-up of the schedule over the k that is best at this load."""
-        return _speed_up(self.fixed[self.best_fixed], self.schedule)
+        return latency_ratio(self.fixed[self.best_fixed], self.schedule)
 
 
 @dataclass(frozen=True)
@@ -89,45 +94,49 @@ class Check:
 
 
 def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> Check:
-    """Simulate a schedule against every fixed k and the oracle.
-
-    Raises:
-        SpecsimError: The experiment cannot be run.
-    """
-    loads, schedule = series.loads, Schedule(ranges=batches.ranges)
+    """Simulate a schedule against every fixed k and the oracle."""
+    schedule, ks = Schedule(ranges=batches.ranges), range(series.loads.experiment.max_draft_len + 1)
     named = _named_loads(series)
-
-    def measure(policies: list[Policy], *, synchronous: bool) -> dict[str, list[list[Measurement]]]:
-        return _by_load(series, trials, named, policies, synchronous=synchronous)
-
-    ks = range(loads.experiment.max_draft_len + 1)
-    measured = measure([*map(fixed_policy, ks), schedule], synchronous=False)
     # A load that nothing sustains would outweigh all others.
-    names = [name for name, load in named.items() if load <= series.capacity]
-    fixed_latencies = [_overall([measured[name][k] for name in names]) for k in ks]
-    best = int(np.argmin([np.log(values).mean() for values in fixed_latencies]))
-    synchronous = measure([fixed_policy(best), schedule, OracleGoodput()], synchronous=True)
-    reference, tuned, oracle = (
-        _overall([synchronous[name][place] for name in names]) for place in range(3)
-    )
+    sustained = [name for name, load in named.items() if load <= series.capacity]
+
+    def measure(policies: dict[Any, Policy], *, synchronous: bool) -> _Measured:
+        return trials.measure(
+            {
+                (name, label): series.loads.trials(
+                    policy, load, series.count(load), synchronous=synchronous
+                )
+                for name, load in named.items()
+                for label, policy in policies.items()
+            }
+        )
+
+    def overall(measured: _Measured, label: int | str) -> list[float]:
+        """Return the geometric mean over loads of each replication's latency."""
+        logs = _logs([measured[name, label] for name in sustained])
+        means: list[float] = np.exp(logs.mean(axis=0)).tolist()
+        return means
+
+    own = measure({**{k: fixed_policy(k) for k in ks}, "schedule": schedule}, synchronous=False)
+    best = int(np.argmin([np.log(overall(own, k)).mean() for k in ks]))
+    policies = {"fixed": fixed_policy(best), "schedule": schedule, "oracle": OracleGoodput()}
+    same = measure(policies, synchronous=True)
     return Check(
         loads=[
             LoadCheck(
                 name,
                 load,
                 load > series.capacity,
-                measured[name][:-1],
-                measured[name][-1],
-                dict(zip(("fixed", "schedule", "oracle"), synchronous[name], strict=True)),
+                [own[name, k] for k in ks],
+                own[name, "schedule"],
+                {label: same[name, label] for label in policies},
             )
             for name, load in sorted(named.items(), key=lambda item: item[1])
         ],
         best_fixed=best,
-        over_best_fixed=speed_up(
-            fixed_latencies[best], _overall([measured[name][-1] for name in names])
-        ),
-        synchronous_over_best_fixed=speed_up(reference, tuned),
-        oracle_over_best_fixed=speed_up(reference, oracle),
+        over_best_fixed=speed_up(overall(own, best), overall(own, "schedule")),
+        synchronous_over_best_fixed=speed_up(overall(same, "fixed"), overall(same, "schedule")),
+        oracle_over_best_fixed=speed_up(overall(same, "fixed"), overall(same, "oracle")),
     )
 
 
@@ -141,33 +150,5 @@ def _named_loads(series: LoadSeries) -> dict[str, float]:
     return {"own": own, **apart}
 
 
-def _by_load(
-    series: LoadSeries,
-    trials: Trials,
-    named: dict[str, float],
-    policies: list[Policy],
-    *,
-    synchronous: bool,
-) -> dict[str, list[list[Measurement]]]:
-    measured = iter(
-        trials.measure(
-            series.loads.trials(policy, load, series.count(load), synchronous=synchronous)
-            for load in named.values()
-            for policy in policies
-        )
-    )
-    return {name: [next(measured) for _ in policies] for name in named}
-
-
 def _logs(groups: list[list[Measurement]]) -> NDArray[np.float64]:
     return np.log([[m.e2e_latency for m in group] for group in groups])
-
-
-def _overall(groups: list[list[Measurement]]) -> list[float]:
-    """Return the geometric mean over loads of each replication's latency."""
-    means: list[float] = np.exp(_logs(groups).mean(axis=0)).tolist()
-    return means
-
-
-def _speed_up(baseline: list[Measurement], candidate: list[Measurement]) -> SpeedUp:
-    return speed_up([m.e2e_latency for m in baseline], [m.e2e_latency for m in candidate])

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 
 from specsim.study.loads import Loads, fixed_policy
-from specsim.study.paired import SpeedUp, speed_up
+from specsim.study.paired import SpeedUp
 from specsim.study.tune.batch import BatchTuning
-from specsim.study.tune.trials import Measurement, Trials
+from specsim.study.tune.trials import Trials, latency_ratio
 
 __all__ = ["Crossover", "LoadCurve", "LoadSeries", "find_crossovers"]
 
@@ -109,11 +109,7 @@ def find_crossovers(series: LoadSeries, trials: Trials) -> tuple[list[Crossover]
     """Find the crossover load of every k.
 
     Returns:
-        list of Crossover: By k, from 1.
-        list of LoadCurve: What they rest on.
-
-    Raises:
-        SpecsimError: The experiment cannot be run.
+        By k from 1: the crossovers, and what they rest on.
     """
     ks = range(1, series.loads.experiment.max_draft_len + 1)
     wanted = {k: series.start(k) for k in ks}
@@ -131,18 +127,21 @@ def _measured(series: LoadSeries, trials: Trials, wanted: dict[int, set[float]])
     pairs = [(k, load) for k, some in wanted.items() for load in some]
     everything = sorted({*pairs, *((0, load) for _, load in pairs)})
     measured = trials.measure(
-        series.loads.trials(fixed_policy(k), load, series.count(load)) for k, load in everything
+        {
+            (k, load): series.loads.trials(fixed_policy(k), load, series.count(load))
+            for k, load in everything
+        }
     )
-    by_place = dict(zip(everything, measured, strict=True))
     return [
-        LoadCurve(k, [_point(load, by_place[0, load], by_place[k, load]) for load in sorted(some)])
+        LoadCurve(
+            k,
+            [
+                LoadPoint(load, latency_ratio(measured[0, load], measured[k, load]))
+                for load in sorted(some)
+            ],
+        )
         for k, some in wanted.items()
     ]
-
-
-def _point(load: float, off: list[Measurement], fixed: list[Measurement]) -> LoadPoint:
-    latencies = ([m.e2e_latency for m in group] for group in (off, fixed))
-    return LoadPoint(load, speed_up(*latencies))
 
 
 def _next_load(series: LoadSeries, curve: LoadCurve) -> float | None:

@@ -1,14 +1,19 @@
 """Trials: the simulations that a tuning asks for, each run once, and what is kept of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from specsim.results.metrics import latency
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.loads import Trial, steady_window
+from specsim.study.paired import SpeedUp, speed_up
 from specsim.study.runner import LocalProcesses, Runner
 
-__all__ = ["Measurement", "Trials"]
+__all__ = ["Measurement", "Trials", "latency_ratio"]
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -37,17 +42,18 @@ class Trials(Runner):
         super().__init__(LocalProcesses(workers), on_progress)
         self._known: dict[tuple[str, int], Measurement] = {}
 
-    def measure(self, groups: Iterable[list[Trial]]) -> list[list[Measurement]]:
-        """Return the measurements of each group of trials, in their order.
-
-        Raises:
-            SpecsimError: A trial cannot be run.
-        """
-        keyed = [[(trial.key, trial) for trial in group] for group in groups]
-        new = {key: trial for group in keyed for key, trial in group if key not in self._known}
+    def measure(self, groups: dict[K, list[Trial]]) -> dict[K, list[Measurement]]:
+        """Return the measurements of each group of trials, such as those of one k at one load."""
+        new = {trial.key: trial for group in groups.values() for trial in group}
+        new = {key: trial for key, trial in new.items() if key not in self._known}
         [measured] = self.run(_measure, [list(new.values())])
         self._known |= zip(new, measured, strict=True)
-        return [[self._known[key] for key, _ in group] for group in keyed]
+        return {name: [self._known[trial.key] for trial in group] for name, group in groups.items()}
+
+
+def latency_ratio(baseline: list[Measurement], candidate: list[Measurement]) -> SpeedUp:
+    """Return the speed-up of the mean latency, paired by replication."""
+    return speed_up([m.e2e_latency for m in baseline], [m.e2e_latency for m in candidate])
 
 
 def _measure(trial: Trial) -> Measurement:
@@ -56,10 +62,9 @@ def _measure(trial: Trial) -> Measurement:
     start, end = steady_window(requests, trial.experiment.workload.arrivals)
     is_steady = (steps["ended_at"] > start) & (steps["ended_at"] <= end)
     fifth = len(requests) // 5
-    latency = (requests["ended_at"] - requests["arrived_at"])[2 * fifth : len(requests) - fifth]
     return Measurement(
         time_per_token=float((end - start) / steps["output_tokens"][is_steady].sum()),
-        e2e_latency=float(latency.mean()),
+        e2e_latency=float(latency(requests[2 * fifth : len(requests) - fifth]).mean()),
         mean_batch_size=float(steps["num_requests"][is_steady].mean()),
         mean_output_len=float(requests["output_len"].mean()),
         context_tokens=int(steps["context_tokens"].max()),

@@ -1,5 +1,6 @@
 """A measured run against its simulation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.version import __version__
-from specsim.reality.validation.compose import DraftCounts, Replaced, Replay, compose
-from specsim.reality.validation.run_folder import Measured, RunFolder, load_run
+from specsim.reality.validation.compose import Replaced, Replay, compose
+from specsim.reality.validation.run_folder import RunFolder, load_run
+from specsim.results.metrics import Requests, latency, tpot, ttft
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
 __all__ = ["METRICS", "STATISTICS", "Statistic", "Validation", "compare_runs", "replay", "validate"]
 
-METRICS = ("ttft", "tpot", "latency")
+METRICS = {"ttft": ttft, "tpot": tpot, "latency": latency}
+"""Latencies that are compared, each a function of a table of requests."""
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 _NUM_BINS = 20
 
@@ -54,8 +57,8 @@ class Validation:
     """A measured run against its simulation."""
 
     folder: Path
-    measured: Measured
-    simulated: Measured
+    measured: Requests
+    simulated: Requests
     statistics: list[Statistic]
     details: dict[str, Any]
     """Of the simulation: KV blocks, prefix hits, preemptions."""
@@ -65,7 +68,7 @@ class Validation:
     @property
     def mean_error(self) -> float:
         """Mean of the errors' sizes over all statistics that are defined."""
-        return float(np.nanmean([abs(each.error) for each in self.statistics]))
+        return mean_error(self.statistics)
 
     @property
     def worst(self) -> Statistic:
@@ -74,12 +77,11 @@ class Validation:
 
     def request_errors(self) -> dict[str, float]:
         """Return per latency the mean size of the relative error of single requests (MAPE)."""
-        measured, simulated = self.measured.latencies(), self.simulated.latencies()
         errors = {}
-        for metric in METRICS:
-            real = measured[metric]
+        for metric, of in METRICS.items():
+            real, ours = of(self.measured), of(self.simulated)
             known = np.isfinite(real) & (real > 0)
-            difference = np.abs(simulated[metric][known] - real[known]) / real[known]
+            difference = np.abs(ours[known] - real[known]) / real[known]
             errors[metric] = float(difference.mean()) if known.any() else float("nan")
         return errors
 
@@ -88,7 +90,7 @@ class Validation:
 
         The tokens of a request count as delivered evenly between its first and its last.
         """
-        end = max(self.measured.ended_at.max(), self.simulated.ended_at.max())
+        end = max(run["ended_at"].max() for run in (self.measured, self.simulated))
         edges = np.linspace(0.0, end, _NUM_BINS + 1)
         series = [_tokens_until(run, edges) for run in (self.measured, self.simulated)]
         rates = [np.diff(tokens) / np.diff(edges) for tokens in series]
@@ -104,7 +106,7 @@ class Validation:
         return {
             "specsim_version": __version__,
             "folder": str(self.folder),
-            "num_requests": len(self.measured.arrived_at),
+            "num_requests": len(self.measured["arrived_at"]),
             "num_runs": self.num_runs,
             "mean_abs_error": self.mean_error,
             "statistics": [each.to_dict() for each in self.statistics],
@@ -139,13 +141,12 @@ def replay(run: RunFolder, composed: Replay) -> Validation:
     )
     summary = Summary(simulation)
     requests = summary.tables.requests
-    simulated = Measured.of_simulation(requests)
     engine = simulation.deployment.engine
     return Validation(
         folder=run.path,
         measured=run.runs[0],
-        simulated=simulated,
-        statistics=compare_runs(run.runs, simulated),
+        simulated=requests,
+        statistics=compare_runs(run.runs, requests),
         details={
             "profile": composed.experiment.profile,
             "replicas": composed.experiment.replicas,
@@ -168,14 +169,18 @@ def _draft_counts(run: RunFolder, summary: Summary) -> dict[str, dict[str, int]]
     """Return how many drafts were verified, in how many tokens, and accepted; {} without any."""
     if not any(run.accepted):
         return {}
-    requests = summary.tables.requests
-    names = ("drafts", "draft_tokens", "accepted_tokens")
-    simulated = DraftCounts(*(int(requests[name].sum()) for name in names))
-    measured = DraftCounts.of(run.accepted)
-    return {"measured_drafts": vars(measured), "simulated_drafts": vars(simulated)}
+    drafts = [draft for each in run.accepted for draft in each]
+    sums = [len(drafts), sum(draft[1] for draft in drafts), sum(draft[2] for draft in drafts)]
+    columns = ("drafts", "draft_tokens", "accepted_tokens")
+    simulated = [int(summary.tables.requests[name].sum()) for name in columns]
+    names = ("num_drafts", "draft_tokens", "accepted_tokens")
+    return {
+        "measured_drafts": dict(zip(names, sums, strict=True)),
+        "simulated_drafts": dict(zip(names, simulated, strict=True)),
+    }
 
 
-def compare_runs(runs: list[Measured], simulated: Measured) -> list[Statistic]:
+def compare_runs(runs: Sequence[Requests], simulated: Requests) -> list[Statistic]:
     """Return all statistics of a measured run, of its repetitions and of a simulated run.
 
     Those that no request defines are left out.
@@ -186,15 +191,16 @@ def compare_runs(runs: list[Measured], simulated: Measured) -> list[Statistic]:
     ours = _statistics(simulated)
     measured = [_statistics(run) for run in runs]
     return [
-        Statistic(metric, name, values[0], ours[metric, name], _spread(values))
+        Statistic(metric, name, values[0], ours[metric, name], spread(values))
         for metric, name in measured[0]
         if not np.isnan((values := [each[metric, name] for each in measured])[0])
     ]
 
 
-def _statistics(run: Measured) -> dict[tuple[str, str], float]:
+def _statistics(run: Requests) -> dict[tuple[str, str], float]:
     found = {}
-    for metric, values in run.latencies().items():
+    for metric, of in METRICS.items():
+        values = of(run)
         known = values[np.isfinite(values)]
         for name in STATISTICS:
             found[metric, name] = _statistic(known, name) if len(known) else float("nan")
@@ -205,19 +211,23 @@ def _statistic(values: NDArray[np.float64], name: str) -> float:
     return float(values.mean() if name == "mean" else np.percentile(values, int(name[1:])))
 
 
-def _spread(values: list[float]) -> float | None:
+def mean_error(statistics: Sequence[Statistic]) -> float:
+    """Return the mean of the errors' sizes over all statistics that are defined."""
+    return float(np.nanmean([abs(each.error) for each in statistics]))
+
+
+def spread(values: Sequence[float]) -> float | None:
     if len(values) < 2:
         return None
     mean = float(np.mean(values))
     return float(np.max(np.abs(np.array(values) - mean))) / mean if mean else None
 
 
-def _tokens_until(run: Measured, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+def _tokens_until(run: Requests, edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how many tokens were delivered until each instant, shape (n,)."""
     total = np.zeros(len(edges))
-    for first, last, tokens in zip(
-        run.first_token_at.tolist(), run.ended_at.tolist(), run.output_lens.tolist(), strict=True
-    ):
+    columns = (run[name].tolist() for name in ("first_token_at", "ended_at", "output_len"))
+    for first, last, tokens in zip(*columns, strict=True):
         span = max(last - first, 1e-9)
         total += 1.0 * (edges >= first) + (tokens - 1) * np.clip((edges - first) / span, 0, 1)
     return total

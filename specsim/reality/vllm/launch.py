@@ -35,11 +35,7 @@ class VllmRun:
 
 
 def vllm_python() -> str:
-    """Return the Python that has vLLM: this one, or what ``SPECSIM_VLLM_PYTHON`` names.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Return the Python that has vLLM: this one, or what ``SPECSIM_VLLM_PYTHON`` names."""
     named = os.environ.get(PYTHON_VARIABLE)
     if named:
         if not Path(named).is_file():

@@ -1,4 +1,4 @@
-"""Server: specsim's engine and policies on the wall clock, with a real model under them."""
+"""The engine and policies of a simulation on the wall clock, with a real model under them."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -19,18 +19,18 @@ from specsim.engine.replica import Replica
 from specsim.engine.table import FINISHED, WAITING
 from specsim.engine.view import StepView
 from specsim.reality.calibration.torch_plan import Served, Spans
+from specsim.reality.torch_engine.model_runner import ModelRunner, PassRow
 from specsim.reality.torch_engine.probe import Timing
-from specsim.reality.torch_engine.runner import Row, Runner
 from specsim.results.records import Deliveries, ReplicaRecords
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 
-__all__ = ["Server"]
+__all__ = ["WallClockServer"]
 
 _SPIN = 1e-3  # seconds before an arrival in which the clock is watched; sleeping is not that exact
 
 
-class Server:
+class WallClockServer:
     """One run of one engine; steps are scheduled one after the other.
 
     The engine is that of a simulation. Where it would compute how long something takes, the server
@@ -46,7 +46,7 @@ class Server:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: ModelRunner,
         deployment: Deployment,
         drafting: Drafting,
         *,
@@ -240,7 +240,7 @@ class Server:
         )
 
 
-def _rows(step: StepView) -> list[Row]:
+def _rows(step: StepView) -> list[PassRow]:
     """Return what the sequences of a step read, drafts that were trimmed left out."""
     trimmed_lens = step["draft_len"] - step["verified_len"]
     columns = (
@@ -252,7 +252,7 @@ def _rows(step: StepView) -> list[Row]:
         step["is_partial"] == 1,
         step["is_padded"] == 1,
     )
-    return [Row(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    return [PassRow(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 @contextmanager

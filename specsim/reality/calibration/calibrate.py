@@ -15,16 +15,9 @@ from specsim.profile import Profile
 from specsim.reality.calibration.results import CaseResult, Judgement, Load, judged, tells
 
 __all__ = [
-    "Calibration",
-    "Part",
-    "Started",
-    "Subject",
-    "Tell",
-    "calibrate",
-    "check_folder",
-    "with_status",
-    "write_profile",
-]
+    "Calibration", "Part", "Started", "Subject", "Tell", "calibrate", "check_folder",
+    "with_status", "write_profile",
+]  # fmt: skip
 
 Tell = Callable[[str], None]
 
@@ -203,11 +196,7 @@ def with_status(profile: Profile, *, is_validated: bool, stated_error: float) ->
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that results would get lost in.
-
-    Raises:
-        ConfigError: It holds something.
-    """
+    """Refuse a folder that results would get lost in."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is there already and not empty; name a new folder (--out)")
 
@@ -218,11 +207,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a profile as YAML, as `load_profile` reads it.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Write a profile as YAML, as `load_profile` reads it."""
     written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     with new_file(path) as temporary:
         temporary.write_text(yaml.safe_dump(written, sort_keys=False, width=100))

@@ -1,4 +1,4 @@
-"""Runner: the target verifies, the draft model drafts, each over its own KV cache."""
+"""ModelRunner: the target verifies, the draft model drafts, each over its own KV cache."""
 
 from typing import NamedTuple
 
@@ -11,10 +11,10 @@ from specsim.reality.torch_engine.attention import Span
 from specsim.reality.torch_engine.model import Llama
 from specsim.reality.torch_engine.recordings import Timer
 
-__all__ = ["Row", "Runner", "measure"]
+__all__ = ["ModelRunner", "PassRow", "measure"]
 
 
-class Row(NamedTuple):
+class PassRow(NamedTuple):
     """What one request reads in a step. All lengths are tokens."""
 
     request: int
@@ -32,7 +32,7 @@ class Row(NamedTuple):
     """Whether its drafts are dummies, which are never accepted."""
 
 
-class Text:
+class RequestText:
     """Prompt, output so far, and behind them the drafts that wait to be verified."""
 
     def __init__(self, prompt: NDArray[np.int64], slot_len: int) -> None:
@@ -53,7 +53,7 @@ class Text:
         self.token_ids[position : position + len(token_ids)] = token_ids
 
 
-class Runner:
+class ModelRunner:
     """Executes the steps that a scheduler plans."""
 
     def __init__(
@@ -67,13 +67,13 @@ class Runner:
         """Seconds of the last `draft`."""
         self._slot_len = slot_len
         self._free_slots = list(range(num_slots))[::-1]
-        self._texts: dict[int, Text] = {}
-        self._rows: list[tuple[Row, Text]] = []
+        self._texts: dict[int, RequestText] = {}
+        self._rows: list[tuple[PassRow, RequestText]] = []
         self._successors: list[list[int]] = []
 
     def add(self, request: int, prompt: NDArray[np.int64]) -> None:
         """Take in a request's prompt."""
-        self._texts[request] = Text(prompt, self._slot_len)
+        self._texts[request] = RequestText(prompt, self._slot_len)
 
     def assume_read(self, request: int, length: int) -> None:
         """Take the draft model to have read so many tokens, for a step that was made up."""
@@ -93,7 +93,7 @@ class Runner:
         text.slot = None
         text.draft_read_len = 0
 
-    def verify(self, rows: list[Row]) -> list[int]:
+    def verify(self, rows: list[PassRow]) -> list[int]:
         """Run the target over what a step schedules.
 
         Returns:
@@ -113,7 +113,7 @@ class Runner:
         self.target_time = self._timer.stop()
         return agreed_lens
 
-    def _running_text(self, request: int) -> Text:
+    def _running_text(self, request: int) -> RequestText:
         """Return the text of a request, which has a row of the KV caches from now on."""
         text = self._texts[request]
         if text.slot is None:
@@ -173,24 +173,24 @@ class Runner:
         self.draft_time = self._timer.stop()
 
 
-def _drafted_span(text: Text, position: int, token: int) -> Span:
+def _drafted_span(text: RequestText, position: int, token: int) -> Span:
     assert text.slot is not None
     return Span(text.slot, position, np.array([token]), range(1))
 
 
-def _target_span(row: Row, text: Text) -> Span:
+def _target_span(row: PassRow, text: RequestText) -> Span:
     num = row.end - row.start
     asked = range(0) if row.is_partial else range(num - row.draft_len - 1, num)
     return text.span(row.start, row.end, asked)
 
 
-def _agreed_len(row: Row, text: Text, said: list[int]) -> int:
+def _agreed_len(row: PassRow, text: RequestText, said: list[int]) -> int:
     drafts = text.token_ids[row.end - row.draft_len : row.end].tolist()
     pairs = enumerate(zip(drafts, said, strict=False))
     return next((place for place, (drafted, real) in pairs if drafted != real), row.draft_len)
 
 
-def measure(runner: Runner, point: GridPoint, vocab_size: int) -> Sample:
+def measure(runner: ModelRunner, point: GridPoint, vocab_size: int) -> Sample:
     """Run one step of a grid and time both models, as the server does.
 
     The step is made up: the same work as in a run, without the waiting.
@@ -214,11 +214,11 @@ def measure(runner: Runner, point: GridPoint, vocab_size: int) -> Sample:
     return Sample(point, runner.target_time, runner.draft_time)
 
 
-def _rows(point: GridPoint) -> list[Row]:
+def _rows(point: GridPoint) -> list[PassRow]:
     # The last known token of each answer is read now, and the drafts behind it.
     start, known_len = point.context_len, point.context_len + 1
     rows = [
-        Row(
+        PassRow(
             request=number,
             start=start,
             end=known_len + point.draft_len,
@@ -231,5 +231,5 @@ def _rows(point: GridPoint) -> list[Row]:
     ]
     if point.chunk_len:
         end = point.chunk_len
-        rows.append(Row(point.num_decodes, 0, end, end, 0, is_partial=False, is_padded=False))
+        rows.append(PassRow(point.num_decodes, 0, end, end, 0, is_partial=False, is_padded=False))
     return rows

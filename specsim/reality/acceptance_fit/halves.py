@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specsim.acceptance.base import Acceptance
-from specsim.acceptance.preset import AcceptanceFile, Provenance, Validation
+from specsim.acceptance.preset import AcceptanceFile, FitProvenance, FitValidation
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.rng import Luck, stream_id
 from specsim.core.settings import nearest
@@ -16,13 +16,8 @@ from specsim.reality.acceptance_fit.fits import FITS
 from specsim.workload.readers import read_trace
 
 __all__ = [
-    "AcceptanceFit",
-    "Records",
-    "fields",
-    "fit_acceptance",
-    "load_records",
-    "split_halves",
-]
+    "AcceptanceFit", "Records", "fields", "fit_acceptance", "load_records", "split_halves",
+]  # fmt: skip
 
 _POSITIONS = 1_000_000  # output positions simulated to measure a model: its own noise vanishes
 
@@ -142,7 +137,7 @@ class AcceptanceFit:
         records, candidate = self.records, self.candidates[self.chosen_kind]
         file = AcceptanceFile(
             acceptance=self.chosen,
-            provenance=Provenance(
+            provenance=FitProvenance(
                 source=source,
                 fitted_to=(
                     f"acc_{records.proposer} of all {len(records.tables)} requests in "
@@ -154,7 +149,7 @@ class AcceptanceFit:
                     f"--split-seed {self.split_seed} --kind {self.chosen_kind}"
                 ),
             ),
-            validation=Validation(
+            validation=FitValidation(
                 acceptance=candidate.model,
                 split_seed=self.split_seed,
                 num_fitted=self.num_fitted,
