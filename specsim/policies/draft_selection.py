@@ -8,16 +8,15 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.step import BatchView, Ints, StepOutcome
-from specsim.policies._estimate import AlphaPerRequest, PerRequest, best_windows
-from specsim.policies.base import Policy, ServerView
+from specsim.policies._desk import PerRequest
+from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating, best_windows
+from specsim.policies.base import ServerView
 
 __all__ = ["DraftSelection"]
 
 
 @dataclass(slots=True)
-class _Memory:
-    server: ServerView
-    alphas: AlphaPerRequest
+class _Memory(Estimating[AlphaPerRequest]):
     drafters: PerRequest
     prompt_lens: PerRequest
     accepted: PerRequest
@@ -29,7 +28,7 @@ class _Memory:
 
 
 @final
-class DraftSelection(Policy):
+class DraftSelection(EstimatesAlpha):
     """Predict alpha of each draft model from the prompt; take the larger where it is faster.
 
     "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 5. The first
@@ -107,7 +106,7 @@ class DraftSelection(Policy):
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
         """Return the best window of each request with its own draft model."""
         alphas = np.minimum(memory.alphas.alphas(batch.requests), self.alpha_max)
-        drafters = memory.drafters.up_to(batch.requests)[batch.requests]
+        drafters = memory.drafters.of(batch.requests)
         lens = np.zeros(batch.size, dtype=np.int64)
         for drafter, pass_time in enumerate(memory.server.pass_times):
             own = drafters == drafter
@@ -117,16 +116,12 @@ class DraftSelection(Policy):
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Learn what was accepted, and what verification takes."""
-        memory.alphas.add(outcome)
+        super().observe(outcome, memory)
         memory.verify_time = outcome.target_time + outcome.overhead_time
         requests, accepted = outcome.requests, outcome.accepted_lens
         cut_short = accepted < outcome.draft_lens
         memory.accepted.up_to(requests)[requests] += accepted
         memory.trials.up_to(requests)[requests] += accepted + cut_short
-
-    def alpha_estimate(self, memory: _Memory) -> float:
-        """Return the rate of all requests together."""
-        return memory.alphas.alpha
 
 
 def _features(prompt_lens: NDArray[np.float64]) -> NDArray[np.float64]:
