@@ -42,18 +42,6 @@ def expected_len(alpha: float, draft_len: int) -> float:
     return float((1.0 - alpha ** (draft_len + 1)) / (1.0 - alpha))
 
 
-def count_trials(outcome: StepOutcome) -> tuple[int, int]:
-    """Return how many draft tokens of a step were accepted, and how many drafts were cut short.
-
-    A rejected token ends a draft, so a step tries each of its drafts once more than it accepts,
-    unless it accepts all of it: the maximum-likelihood alpha is accepted / (accepted + cut short)
-    (on-the-fly, eq. 2).
-    """
-    accepted_lens = outcome.accepted_lens
-    cut_short = (accepted_lens != outcome.draft_lens).sum()  # k = 0 tries nothing
-    return int(accepted_lens.sum()), int(cut_short)
-
-
 PRIOR_TRIALS = 5.0
 """Trials that a prior counts for in an estimate over all requests."""
 
@@ -61,8 +49,11 @@ PRIOR_TRIALS = 5.0
 class AlphaWindow:
     """The acceptance rate over the last steps, all requests together.
 
-    The prior counts for a few trials, so that one unlucky draft does not end speculation; and
-    steps that drafted nothing push old evidence out of the window, so that it is tried again.
+    A rejected token ends a draft, so a step tries each of its drafts once more than it accepts,
+    unless it accepts all of it: the maximum-likelihood alpha is accepted / (accepted + cut short)
+    (on-the-fly, eq. 2). The prior counts for a few trials, so that one unlucky draft does not end
+    speculation; and steps that drafted nothing push old evidence out of the window, so that it is
+    tried again.
 
     Args:
         window: Steps.
@@ -77,7 +68,8 @@ class AlphaWindow:
 
     def add(self, outcome: StepOutcome) -> None:
         """Take a step in."""
-        accepted, cut_short = count_trials(outcome)
+        accepted = int(outcome.accepted_lens.sum())
+        cut_short = int((outcome.accepted_lens != outcome.draft_lens).sum())  # k = 0 tries nothing
         old_accepted, old_cut_short = self._trials.popleft()
         self._trials.append((accepted, cut_short))
         self._accepted += accepted - old_accepted
@@ -112,11 +104,7 @@ class Fading(NamedTuple):
 
 @loop_on(Fading)
 def add_fading(desk: Fading) -> int:
-    """Let the counts of a step's requests fade, and add what became of their drafts.
-
-    A rejected token ends a draft, so a step tries each of its drafts once more than it accepts,
-    unless it accepts all of it.
-    """
+    """Let the counts of a step's requests fade, and add what became of their drafts."""
     counts, requests = desk.counts, desk.requests
     accepted_lens, draft_lens, keep = desk.accepted_lens, desk.draft_lens, desk.rates[0]
     all_accepted = 0

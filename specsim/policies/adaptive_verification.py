@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specsim.core.step import BatchView, DraftView
 from specsim.policies._budget import best_spending, largest
@@ -102,14 +101,12 @@ class AdaptiveVerification(Policy):
         desk.confidences[: num * longest] = confidences.ravel()
         desk.sizes[0], desk.sizes[1] = num, longest
         survival = desk.survival[: memory.desk.runs[0]()]
-        budget = self._budget(batch, survival, memory)
-        if budget >= len(survival):
-            return draft_lens
-        return largest(desk.fresh[: num * longest], budget, num)
-
-    def _budget(self, batch: BatchView, survival: NDArray[np.float64], memory: _Memory) -> int:
         server, most = memory.server, len(survival)
         load = batch.load._replace(batched_tokens=batch.load.batched_tokens - most)
         emitted_before = batch.size - int(np.count_nonzero(batch.in_prefill))
-        drafts = server.max_draft_len
-        return best_spending(survival, server.step_times, load, drafts, emitted_before, most)[0]
+        budget, *_ = best_spending(
+            survival, server.step_times, load, server.max_draft_len, emitted_before, most
+        )
+        if budget >= most:
+            return draft_lens
+        return largest(desk.fresh[: num * longest], budget, num)

@@ -1,6 +1,6 @@
 """The step controller that also looks at which tokens come."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from itertools import chain
 from struct import pack
 from typing import ClassVar, Literal, NamedTuple, final
@@ -143,34 +143,36 @@ class SeenTokens:
 
     Args:
         longest: Draft length that a request begins with, and that it does not exceed, in tokens.
+        prompt_token_ids: Prompt of a request.
     """
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, longest: int, prompt_token_ids: Callable[[int], Iterable[int]]) -> None:
         self.lens = PerRequest(longest, dtype=np.int64)
         self._longest = longest
+        self._prompt_token_ids = prompt_token_ids
         self._table = np.full(1024, -1, dtype=np.int64)
         self._has_prompt = PerRequest(False, dtype=np.bool_)
         self.num_entries = 0
         """Tokens remembered, of all requests."""
         self._desk = self._new_desk()
 
-    def add(self, outcome: StepOutcome, server: ServerView) -> None:
+    def add(self, outcome: StepOutcome) -> None:
         """Count each request up or down, and remember its tokens."""
         requests, ids = outcome.requests, outcome.token_ids
         num = len(requests)
         counts, tokens = _packed(list(map(len, ids))), _packed(list(chain.from_iterable(ids)))
-        self._add_prompts(requests, server)
+        self._add_prompts(requests)
         desk = self._put(requests, tokens, counts)
         desk.draft_lens[:num] = outcome.draft_lens
         desk.accepted_lens[:num] = outcome.accepted_lens
         self.num_entries += self._desk.runs[1]()
 
-    def _add_prompts(self, requests: Ints, server: ServerView) -> None:
+    def _add_prompts(self, requests: Ints) -> None:
         has_prompt = self._has_prompt.up_to(requests)
         is_known = has_prompt[requests]
         if not is_known.all():
             for request in requests[~is_known]:
-                ids = np.fromiter(server.prompt_token_ids(int(request)), dtype=np.int64)
+                ids = np.fromiter(self._prompt_token_ids(int(request)), dtype=np.int64)
                 self.enter(np.array([request]), ids, np.array([len(ids)]))
                 has_prompt[request] = True
 
@@ -205,12 +207,6 @@ def _packed(numbers: list[int]) -> Ints:
     return np.frombuffer(pack(f"{len(numbers)}q", *numbers), dtype=np.int64)
 
 
-@dataclass(slots=True)
-class _Memory:
-    server: ServerView
-    seen: SeenTokens
-
-
 @final
 class CachedStepController(Policy):
     """Per request: longer drafts while the answer repeats tokens that it has seen before.
@@ -226,14 +222,14 @@ class CachedStepController(Policy):
     kind: Literal["cached_step_controller"] = "cached_step_controller"
     uses_tokens: ClassVar[bool] = True
 
-    def start(self, server: ServerView) -> _Memory:
+    def start(self, server: ServerView) -> SeenTokens:
         """Return empty caches."""
-        return _Memory(server, SeenTokens(server.max_draft_len))
+        return SeenTokens(server.max_draft_len, server.prompt_token_ids)
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
+    def draft_lens(self, batch: BatchView, memory: SeenTokens) -> Ints:
         """Return the counter of each request."""
-        return memory.seen.lens.of(batch.requests)
+        return memory.lens.of(batch.requests)
 
-    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
+    def observe(self, outcome: StepOutcome, memory: SeenTokens) -> None:
         """Count each request up or down, and remember its tokens."""
-        memory.seen.add(outcome, memory.server)
+        memory.add(outcome)
