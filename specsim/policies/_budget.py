@@ -1,32 +1,20 @@
 """How to spend verification on a batch: the lengths of highest estimated goodput."""
 
 from collections.abc import Callable
-from threading import local
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.step import Ints, StepLoad
+from specsim.policies._desk import Desk, LocalDesk
 from specsim.policies._estimate import expected_len
-from specsim.policies._kernels import Desk, Spending
+from specsim.policies._spending import Spending
 from specsim.policies._times import Lens, StepTimes, TimesOf, spending_desk
 from specsim.policies.base import ServerView
 
 __all__ = ["best_common_len", "best_lens", "best_spending", "largest"]
 
-
-class _LocalDesk(local):
-    """A desk for times that Python works out, one for every thread."""
-
-    def __init__(self) -> None:
-        self.desk = spending_desk()
-
-
-_LOCAL = _LocalDesk()
-
-
-def _desk_of(step_times: TimesOf) -> Desk[Spending]:
-    return step_times.desk if isinstance(step_times, StepTimes) else _LOCAL.desk
+_DESK = spending_desk(LocalDesk)  # for times that Python works out
 
 
 def best_lens(  # noqa: PLR0913
@@ -46,18 +34,12 @@ def best_lens(  # noqa: PLR0913
     load and S_ij the probability that the first j drafts of sequence i are all accepted. Rows of
     zeros may stand for sequences that the load leaves out.
 
-    Why a sort finds the optimum. Fix the longest draft v and the budget B = sum_i k_i: T is then a
-    constant, and the sum of gains is to be maximised. S_ij does not rise with j, so the B largest
-    gains with j <= v, ties taken by smaller j, are a legal choice: whenever (i, j + 1) is among
-    them, so is (i, j). No choice of B gains can sum to more. Prefix sums of the sorted gains give
-    every budget. A choice whose longest draft turns out shorter than v is charged for v here, never
-    less than it costs, and is found again, rightly charged, at the smaller v. So the maximum over v
-    and B is exact wherever T depends on the batch through B and max k only, and does not fall with
-    max k.
-
-    O(n V (V + log n V)) for n sequences and longest draft V, if one sort serves every v; the few
-    sorts made here are faster than picking the gains of each v out of one. Where a longer draft
-    takes no more time than one token, one sort is all there is.
+    Fix the longest draft v and the budget B = sum_i k_i: the B largest gains S_ij with j <= v are a
+    legal choice, and none is better (proof: `goodput_exact`). One sort gives every budget. The
+    maximum over v and B is exact wherever T depends on the batch through B and max k only, and does
+    not fall with max k. The few sorts made here, one for each v, are faster than picking the gains
+    of each v out of one; where a longer draft takes no more time than one token, one sort is all
+    there is.
 
     Args:
         survival: Rows non-increasing, of shape (at least n, V).
@@ -94,10 +76,8 @@ def best_lens(  # noqa: PLR0913
     may_skip = one_cost and shortest == 0 and step_time is not None
     if may_skip and step_time is not None and not isinstance(step_times, StepTimes):
         best_goodput = emitted_before / step_time(load, 0)
-    limits = range(longest, longest + 1)
-    if not one_cost:
-        limits = _limits(step_times, start, most, range(shortest, longest + 1), one_cost)
-    for limit in limits:
+    all_limits = range(shortest, longest + 1)
+    for limit in _limits(step_times, start, most, all_limits, one_cost):
         places, goodput, last, undrafted = best_spending(
             gains[: limit * num],
             step_times,
@@ -112,8 +92,11 @@ def best_lens(  # noqa: PLR0913
             best_limit, budget, best_goodput, least = limit, places, goodput, last
     if not budget:
         return np.zeros(num, dtype=np.int64) if floor is None else floor.copy()
-    rest = gains[: best_limit * num] if best_limit < longest else None
-    return _with_largest(_desk_of(step_times), rest, least, budget, floor, num)
+    owner = step_times.desk if isinstance(step_times, StepTimes) else _DESK
+    if best_limit < longest:  # else all gains were the last to be looked at
+        _put(owner, gains[: best_limit * num])
+    owner.fit(num).found[1] = least
+    return _taken(owner, budget, num, floor)
 
 
 def _limits(
@@ -121,6 +104,8 @@ def _limits(
 ) -> range:
     """Return which longest drafts are worth trying where no draft may cost less than any."""
     shortest, longest = limits[0], limits[-1]
+    if one_cost:
+        return limits[-1:]
     if one_cost is None:
         tokens = np.arange(load.batched_tokens, load.batched_tokens + most + 1)
         times = step_times(load, tokens, longest)
@@ -151,40 +136,16 @@ def best_spending(
         desk.sizes[4] = False
     else:
         tokens = np.arange(load.batched_tokens, load.batched_tokens + most + 1)
-        times = step_times(load, tokens, drafts)
-        owner = _LOCAL.desk
-        desk = owner.fit(room)
+        times = step_times(load, tokens, drafts)  # which may use the desk, too
+        owner, desk = _DESK, _DESK.fit(room)
         desk.times[: most + 1] = times
         desk.sizes[4], desk.sizes[5] = True, 0
         desk.found[2] = -1.0
-    desk.gains[:num] = gains
+    _put(owner, gains)
     desk.found[0] = emitted_before
-    desk.sizes[0], desk.sizes[1] = num, most + 1
+    desk.sizes[1] = most + 1
     number = owner.runs[0]()
     return (number, *desk.found.tolist())
-
-
-def _with_largest(
-    owner: Desk[Spending],
-    gains: NDArray[np.float64] | None,
-    least: float,
-    budget: int,
-    floor: Ints | None,
-    num: int,
-) -> Ints:
-    """Return a floor with the largest gains on top, down to the least one.
-
-    Without gains it is those that the desk has been used for last.
-    """
-    desk = owner.fit(num, owner.lasting)
-    if gains is not None:
-        desk.gains[: len(gains)] = gains
-        desk.sizes[0] = len(gains)
-    desk.counts[:num] = 0 if floor is None else floor
-    desk.found[1] = least
-    desk.sizes[2], desk.sizes[3] = num, budget
-    owner.runs[1]()
-    return desk.counts[:num].copy()
 
 
 def largest(gains: NDArray[np.float64], budget: int, num: int) -> Ints:
@@ -195,12 +156,24 @@ def largest(gains: NDArray[np.float64], budget: int, num: int) -> Ints:
     """
     if not budget:
         return np.zeros(num, dtype=np.int64)
-    size, owner = len(gains), _LOCAL.desk
+    _put(_DESK, gains).sizes[3] = budget
+    _DESK.runs[2]()
+    return _taken(_DESK, budget, num)
+
+
+def _put(owner: Desk[Spending], gains: NDArray[np.float64]) -> Spending:
+    size = len(gains)
     desk = owner.fit(size)
     desk.gains[:size] = gains
-    desk.counts[:num] = 0
-    desk.sizes[0], desk.sizes[2], desk.sizes[3] = size, num, budget
-    owner.runs[2]()
+    desk.sizes[0] = size
+    return desk
+
+
+def _taken(owner: Desk[Spending], budget: int, num: int, floor: Ints | None = None) -> Ints:
+    """Return a floor with the largest gains of the desk on top, down to the least one there."""
+    desk = owner.fit(num)
+    desk.counts[:num] = 0 if floor is None else floor
+    desk.sizes[2], desk.sizes[3] = num, budget
     owner.runs[1]()
     return desk.counts[:num].copy()
 

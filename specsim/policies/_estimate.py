@@ -1,28 +1,31 @@
 """What adaptive policies share: what a draft is worth, and how likely its tokens are accepted."""
 
 from collections import deque
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.step import BatchView, Ints, StepOutcome
-from specsim.policies._kernels import (
+from specsim.core.step import BatchView, StepOutcome
+from specsim.policies._desk import (
     Desk,
-    Fading,
+    Flags,
+    FloatRows,
+    Floats,
+    Ints,
     LocalDesk,
-    Windows,
-    add_fading,
-    best_places,
-    blank,
-    survivals,
+    PerRequest,
+    loop_on,
 )
+from specsim.policies.base import Policy, ServerView
 
 __all__ = [
     "PRIOR_TRIALS",
     "AlphaPerRequest",
     "AlphaWindow",
-    "PerRequest",
+    "EstimatesAlpha",
+    "Estimating",
     "best_windows",
     "expected_len",
 ]
@@ -39,18 +42,6 @@ def expected_len(alpha: float, draft_len: int) -> float:
     return float((1.0 - alpha ** (draft_len + 1)) / (1.0 - alpha))
 
 
-def count_trials(outcome: StepOutcome) -> tuple[int, int]:
-    """Return how many draft tokens of a step were accepted, and how many drafts were cut short.
-
-    A rejected token ends a draft, so a step tries each of its drafts once more than it accepts,
-    unless it accepts all of it: the maximum-likelihood alpha is accepted / (accepted + cut short)
-    (on-the-fly, eq. 2).
-    """
-    accepted_lens = outcome.accepted_lens
-    cut_short = (accepted_lens != outcome.draft_lens).sum()  # k = 0 tries nothing
-    return int(accepted_lens.sum()), int(cut_short)
-
-
 PRIOR_TRIALS = 5.0
 """Trials that a prior counts for in an estimate over all requests."""
 
@@ -58,8 +49,11 @@ PRIOR_TRIALS = 5.0
 class AlphaWindow:
     """The acceptance rate over the last steps, all requests together.
 
-    The prior counts for a few trials, so that one unlucky draft does not end speculation; and
-    steps that drafted nothing push old evidence out of the window, so that it is tried again.
+    A rejected token ends a draft, so a step tries each of its drafts once more than it accepts,
+    unless it accepts all of it: the maximum-likelihood alpha is accepted / (accepted + cut short)
+    (on-the-fly, eq. 2). The prior counts for a few trials, so that one unlucky draft does not end
+    speculation; and steps that drafted nothing push old evidence out of the window, so that it is
+    tried again.
 
     Args:
         window: Steps.
@@ -74,7 +68,8 @@ class AlphaWindow:
 
     def add(self, outcome: StepOutcome) -> None:
         """Take a step in."""
-        accepted, cut_short = count_trials(outcome)
+        accepted = int(outcome.accepted_lens.sum())
+        cut_short = int((outcome.accepted_lens != outcome.draft_lens).sum())  # k = 0 tries nothing
         old_accepted, old_cut_short = self._trials.popleft()
         self._trials.append((accepted, cut_short))
         self._accepted += accepted - old_accepted
@@ -87,27 +82,64 @@ class AlphaWindow:
         return (self._accepted + PRIOR_TRIALS * self._prior) / (trials + PRIOR_TRIALS)
 
 
-class PerRequest:
-    """A number, or a row of numbers, for every request, in an array that grows.
+class Fading(NamedTuple):
+    """Counts that fade, and the step that is added to them."""
 
-    Args:
-        initial: Value of a request that nothing is known of.
-        *shape: Of its row, if it is one.
-    """
+    counts: FloatRows
+    """Accepted tokens and trials of each request, shape (requests, 2)."""
+    totals: Floats
+    """The same of all requests."""
+    rates: Floats
+    """Share that stays; accepted tokens and trials that every request is given besides."""
+    requests: Ints
+    accepted_lens: Ints
+    draft_lens: Ints
+    in_prefill: Flags
+    """Whose drafts would be ignored."""
+    powers: Floats
+    """Shape (longest, n): the rate of each request to the power of 1, 2, ..."""
+    sizes: Ints
+    """n, longest."""
 
-    def __init__(self, initial: float, *shape: int, dtype: type = np.float64) -> None:
-        self._initial = initial
-        self._values: NDArray[Any] = np.full((1024, *shape), initial, dtype=dtype)
 
-    def up_to(self, requests: Ints) -> NDArray[Any]:
-        """Return the values of all requests, at least of these; good until it is asked again."""
-        needed = int(np.maximum.reduce(requests)) + 1 if len(requests) else 0
-        if needed > len(self._values):
-            size = max(needed - len(self._values), len(self._values))
-            shape = (size, *self._values.shape[1:])
-            more = np.full(shape, self._initial, dtype=self._values.dtype)
-            self._values = np.concatenate([self._values, more])
-        return self._values
+@loop_on(Fading)
+def add_fading(desk: Fading) -> int:
+    """Let the counts of a step's requests fade, and add what became of their drafts."""
+    counts, requests = desk.counts, desk.requests
+    accepted_lens, draft_lens, keep = desk.accepted_lens, desk.draft_lens, desk.rates[0]
+    all_accepted = 0
+    all_trials = 0
+    for row in range(desk.sizes[0]):
+        request = requests[row]
+        accepted = accepted_lens[row]
+        trials = accepted
+        if accepted < draft_lens[row]:
+            trials += 1
+        counts[request, 0] = keep * counts[request, 0] + accepted
+        counts[request, 1] = keep * counts[request, 1] + trials
+        all_accepted += accepted
+        all_trials += trials
+    desk.totals[0] = keep * desk.totals[0] + all_accepted
+    desk.totals[1] = keep * desk.totals[1] + all_trials
+    return 0
+
+
+@loop_on(Fading)
+def survivals(desk: Fading) -> int:
+    """Work out how likely the first tokens of some drafts are accepted; 0 in mid-prefill."""
+    counts, requests, powers = desk.counts, desk.requests, desk.powers
+    accepted, trials = desk.rates[1], desk.rates[2]
+    num, longest = desk.sizes[0], desk.sizes[1]
+    for row in range(num):
+        request = requests[row]
+        rate = 0.0
+        if not desk.in_prefill[row]:
+            rate = (counts[request, 0] + accepted) / (counts[request, 1] + trials)
+        powers[row] = rate
+    for place in range(1, longest):
+        for row in range(num):
+            powers[place * num + row] = powers[(place - 1) * num + row] * powers[row]
+    return 0
 
 
 class AlphaPerRequest:
@@ -123,27 +155,20 @@ class AlphaPerRequest:
     """
 
     def __init__(self, window: float, prior: float, prior_trials: float) -> None:
-        self._keep = 1.0 - 1.0 / window
         self._prior = prior
         self._prior_trials = prior_trials
         self._counts = PerRequest(0.0, 2)
         """Accepted tokens, trials."""
         self._totals = np.zeros(2)
         """The same of all requests."""
-        self._desk = Desk(self._arrays, add_fading, survivals)
-
-    def _arrays(self, room: int, counts: NDArray[np.float64]) -> Fading:
-        rates = np.array([self._keep, 0.0, self._prior_trials])
-        return blank(Fading, room, counts=counts, totals=self._totals, rates=rates)
+        rates = np.array([1.0 - 1.0 / window, 0.0, prior_trials])
+        self._desk = Desk(
+            Fading, add_fading, survivals, counts=self._counts, totals=self._totals, rates=rates
+        )
 
     def add(self, outcome: StepOutcome) -> None:
         """Take a step in."""
-        requests, num = outcome.requests, len(outcome.requests)
-        desk = self._desk.fit(num, self._counts.up_to(requests))
-        desk.requests[:num] = requests
-        desk.accepted_lens[:num] = outcome.accepted_lens
-        desk.draft_lens[:num] = outcome.draft_lens
-        desk.sizes[0] = num
+        self._desk.put(outcome)
         self._desk.runs[0]()
 
     @property
@@ -155,7 +180,7 @@ class AlphaPerRequest:
 
     def alphas(self, requests: Ints) -> NDArray[np.float64]:
         """Return the rate of each of some requests."""
-        accepted, trials = self._counts.up_to(requests)[requests].T
+        accepted, trials = self._counts.of(requests).T
         weight = self._prior_trials
         rates: NDArray[np.float64] = (accepted + weight * self.alpha) / (trials + weight)
         return rates
@@ -167,13 +192,69 @@ class AlphaPerRequest:
         mid-prefill. Good until it is asked again.
         """
         num, size = batch.size, longest * batch.size
-        desk = self._desk.fit(max(num, size), self._counts.up_to(batch.requests))
-        desk.requests[:num] = batch.requests
+        desk = self._desk.fit(max(num, size), batch.requests)
         desk.in_prefill[:num] = batch.in_prefill
         desk.rates[1] = self._prior_trials * self.alpha
         desk.sizes[0], desk.sizes[1] = num, longest
         self._desk.runs[1]()
         return desk.powers[:size].reshape(longest, num).T
+
+
+Alphas = TypeVar("Alphas", AlphaWindow, AlphaPerRequest)
+
+
+@dataclass(slots=True)
+class Estimating(Generic[Alphas]):
+    """Memory of a policy that estimates acceptance rates."""
+
+    server: ServerView
+    alphas: Alphas
+
+
+class EstimatesAlpha(Policy):
+    """Base of the policies with such a memory."""
+
+    def observe(self, outcome: StepOutcome, memory: Any) -> None:
+        """Learn from what was accepted."""
+        memory.alphas.add(outcome)
+
+    def alpha_estimate(self, memory: Any) -> float:
+        """Return the rate of all requests together."""
+        alpha: float = memory.alphas.alpha
+        return alpha
+
+
+class Windows(NamedTuple):
+    """Rates, and what windows of 0, 1, ... tokens take."""
+
+    alphas: Floats
+    times: Floats
+    best: Ints
+    """Filled in."""
+    sizes: Ints
+    """Rates, times."""
+
+
+@loop_on(Windows)
+def best_places(desk: Windows) -> int:
+    """Find the first k that maximises (1 - alpha^(k + 1)) / time_k for each alpha."""
+    alphas, times = desk.alphas, desk.times
+    for row in range(desk.sizes[0]):
+        alpha = alphas[row]
+        power = alpha
+        place = 0
+        rate = (1.0 - power) / times[0]
+        for k in range(1, desk.sizes[1]):
+            power = power * alpha
+            other = (1.0 - power) / times[k]
+            if other > rate:
+                place = k
+                rate = other
+        desk.best[row] = place
+    return 0
+
+
+_WINDOWS = LocalDesk(Windows, best_places)
 
 
 def best_windows(
@@ -190,10 +271,3 @@ def best_windows(
     desk.sizes[0], desk.sizes[1] = num, longest + 1
     _WINDOWS.runs[0]()  # without 1 - alpha, which changes no argmax
     return desk.best[:num].copy()
-
-
-def _windows(room: int, _: None) -> Windows:
-    return blank(Windows, room)
-
-
-_WINDOWS = LocalDesk(_windows, best_places)

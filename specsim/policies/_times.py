@@ -7,12 +7,11 @@ from numpy.typing import NDArray
 
 from specsim.core.step import Ints, StepLoad
 from specsim.latency import COSTS
-from specsim.policies._kernels import (
+from specsim.policies._desk import Desk
+from specsim.policies._spending import (
     BUCKETS,
-    Desk,
     Spending,
     best_budget,
-    blank,
     find_least,
     take_largest,
     time_lens,
@@ -24,29 +23,27 @@ __all__ = ["Lens", "StepTimes", "TimesOf", "quick_step_times", "spending_desk"]
 
 Lens = int | list[int] | Ints
 TimesOf = Callable[[StepLoad, Ints, Lens], NDArray[np.float64]]
-Costs = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
-_NO_FORM = np.zeros(7)
-
-
-def spending_desk() -> Desk[Spending]:
-    """Return a desk to spend gains on; what lasts there are the costs of steps, if any."""
-    return Desk(_spending, best_budget, take_largest, find_least, time_steps, time_lens)
+_NO_FORM, _NO_COSTS = np.zeros(7), np.zeros(len(COSTS))
 
 
-def _spending(room: int, costs: Costs | None) -> Spending:
-    target, drafter, numbers = costs or (_NO_FORM, _NO_FORM, np.zeros(len(COSTS)))
-    # One more: what is not kept is written down and overwritten.
-    return blank(
+def spending_desk(
+    kind: type[Desk[Spending]] = Desk,
+    target: NDArray[np.float64] = _NO_FORM,
+    drafter: NDArray[np.float64] | None = None,
+    costs: NDArray[np.float64] = _NO_COSTS,
+) -> Desk[Spending]:
+    """Return a desk to spend gains on, with what steps cost, if loops are to compute it."""
+    return kind(
         Spending,
-        room + 1,
-        ends=np.zeros(BUCKETS, dtype=np.int64),
-        found=np.zeros(3),
+        *(best_budget, take_largest, find_least, time_steps, time_lens),
         target=target,
-        drafter=drafter,
-        costs=numbers,
-        load=np.zeros(6, dtype=np.int64),
-        rows=np.zeros(256, dtype=np.int64),
+        drafter=_NO_FORM if drafter is None else drafter,
+        costs=costs,
+        ends=BUCKETS,
+        found=3,
+        load=6,
+        rows=256,
     )
 
 
@@ -54,12 +51,11 @@ class StepTimes:
     """`StepCosts.step_times`, the same to the bit, for costs that loops compute by themselves.
 
     Args:
-        costs: Forms of the target and of the drafter, and the numbers of `specsim.latency.COSTS`.
+        desk: From `spending_desk`, with those costs.
     """
 
-    def __init__(self, costs: Costs) -> None:
-        self._costs = costs
-        self.desk = spending_desk()
+    def __init__(self, desk: Desk[Spending]) -> None:
+        self.desk = desk
 
     def fit(self, num: int, load: StepLoad, draft_lens: Lens) -> Spending:
         """Return the desk with room for so many numbers and a step that is to be timed."""
@@ -68,7 +64,7 @@ class StepTimes:
             longest, drafted = draft_lens, draft_lens * load.num_requests
         else:
             size = len(draft_lens)
-        desk = self.desk.fit(max(num, size), self._costs)
+        desk = self.desk.fit(max(num, size))
         if size:
             desk.counts[:size] = draft_lens
         elif longest:
@@ -83,7 +79,7 @@ class StepTimes:
         The load is that of such a step without drafts and prefills.
         """
         num = load.num_requests
-        desk = self.desk.fit(num_lens, self._costs)
+        desk = self.desk.fit(num_lens)
         desk.rows[:num_lens] = num
         desk.load[:] = (load.context_tokens, num, num, 0, 0, 0)
         desk.sizes[1] = num_lens
@@ -109,5 +105,4 @@ def quick_step_times(costs: StepCosts) -> TimesOf:
     if compiled.target is None or not compiled.drafts or costs.expands_batch:
         return costs.step_times
     numbers = np.array([compiled.constants.get(name, 0.0) for name in COSTS])
-    drafter = _NO_FORM if compiled.drafter is None else compiled.drafter
-    return StepTimes((compiled.target, drafter, numbers))
+    return StepTimes(spending_desk(Desk, compiled.target, compiled.drafter, numbers))

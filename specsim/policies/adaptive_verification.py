@@ -1,25 +1,66 @@
 """vLLM's adaptive verification: the surest drafts of the whole batch, as many as pay."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specsim.core.step import BatchView, DraftView, Ints
+from specsim.core.step import BatchView, DraftView
 from specsim.policies._budget import best_spending, largest
-from specsim.policies._estimate import PerRequest
-from specsim.policies._kernels import Desk, Stale, blank, stale_survival
+from specsim.policies._desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
 from specsim.policies.base import Policy, ServerView
 
 __all__ = ["AdaptiveVerification"]
 
 
+class Stale(NamedTuple):
+    """Confidences of this step, and of the last drafts."""
+
+    stale: FloatRows
+    """Of each request's last draft; those of this one take their place."""
+    requests: Ints
+    draft_lens: Ints
+    confidences: Floats
+    """Shape (n, longest)."""
+    survival: Floats
+    """Of the drafts of all sequences, in no particular order; filled in."""
+    fresh: Floats
+    """Shape (longest, n): the same by this step's confidences, -1 beyond the end of a draft."""
+    sizes: Ints
+    """n, longest."""
+
+
+@loop_on(Stale)
+def stale_survival(desk: Stale) -> int:
+    """Work out how likely drafts are accepted, and were if one believed the last confidences.
+
+    Returns how many tokens they have. Fresh products are as exact as what drafters state: single
+    precision.
+    """
+    stale, fresh, num, longest = desk.stale, desk.fresh, desk.sizes[0], desk.sizes[1]
+    index = 0
+    for row in range(num):
+        request = desk.requests[row]
+        draft_len = desk.draft_lens[row]
+        product = 1.0
+        stated = 1.0
+        for place in range(longest):
+            if place >= draft_len:
+                fresh[place * num + row] = -1.0
+                continue
+            confidence = desk.confidences[row * longest + place]
+            product = product * stale[request, place]
+            stale[request, place] = confidence
+            desk.survival[index] = product
+            index += 1
+            stated = float(np.float32(stated * confidence))
+            fresh[place * num + row] = stated
+    return index
+
+
 @dataclass(slots=True)
 class _Memory:
     server: ServerView
-    stale: PerRequest
-    """Confidences of each request's last draft; 1 for new requests."""
     desk: Desk[Stale]
 
 
@@ -44,7 +85,8 @@ class AdaptiveVerification(Policy):
 
     def start(self, server: ServerView) -> _Memory:
         """Return confidence 1 for all."""
-        return _Memory(server, PerRequest(1.0, server.max_draft_len), Desk(_stale, stale_survival))
+        stale = PerRequest(1.0, server.max_draft_len)
+        return _Memory(server, Desk(Stale, stale_survival, stale=stale))
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
         """Return the longest draft."""
@@ -54,24 +96,17 @@ class AdaptiveVerification(Policy):
         """Return how many drafts of each request are among the B surest of the batch."""
         draft_lens, confidences = drafts.draft_lens, drafts.confidences
         num, longest = confidences.shape
-        desk = memory.desk.fit(max(num, num * longest), memory.stale.up_to(batch.requests))
-        desk.requests[:num] = batch.requests
+        desk = memory.desk.fit(max(num, num * longest), batch.requests)
         desk.draft_lens[:num] = draft_lens
         desk.confidences[: num * longest] = confidences.ravel()
         desk.sizes[0], desk.sizes[1] = num, longest
         survival = desk.survival[: memory.desk.runs[0]()]
-        budget = self._budget(batch, survival, memory)
-        if budget >= len(survival):
-            return draft_lens
-        return largest(desk.fresh[: num * longest], budget, num)
-
-    def _budget(self, batch: BatchView, survival: NDArray[np.float64], memory: _Memory) -> int:
         server, most = memory.server, len(survival)
         load = batch.load._replace(batched_tokens=batch.load.batched_tokens - most)
         emitted_before = batch.size - int(np.count_nonzero(batch.in_prefill))
-        drafts = server.max_draft_len
-        return best_spending(survival, server.step_times, load, drafts, emitted_before, most)[0]
-
-
-def _stale(room: int, stale: NDArray[np.float64]) -> Stale:
-    return blank(Stale, room, stale=stale)
+        budget, *_ = best_spending(
+            survival, server.step_times, load, server.max_draft_len, emitted_before, most
+        )
+        if budget >= most:
+            return draft_lens
+        return largest(desk.fresh[: num * longest], budget, num)

@@ -59,7 +59,7 @@ class Policy(Member):
     """Decides, at every step, how many tokens to draft for each sequence.
 
     A policy itself never changes. One that remembers returns its memory from `start`, and the
-    engine hands it back at every call, so that no run leaks into the next.
+    engine hands it back at every call as `memory`, so that no run leaks into the next.
     """
 
     kind: str
@@ -84,11 +84,8 @@ class Policy(Member):
 
         The engine is set up for it: look-ahead slots, padding, and whether it speculates at all.
 
-        Args:
-            num_speculative_tokens: The configured limit.
-
         Raises:
-            ValueError: It would exceed the limit.
+            ValueError: It would exceed the configured limit.
         """
         return num_speculative_tokens
 
@@ -106,11 +103,7 @@ class Policy(Member):
         return None
 
     def start(self, server: ServerView) -> Any:
-        """Return a fresh memory for one replica of one run.
-
-        Returns:
-            Whatever `draft_lens` and `observe` want to be given.
-        """
+        """Return a fresh memory for one replica of one run."""
         return server
 
     def check_proposer(self, proposer: Proposer) -> None:
@@ -129,41 +122,40 @@ class Policy(Member):
             )
         if proposer.has_fallback:
             return
-        if len(proposer.cost_keys) > 1 and not self.selects_drafter:
-            raise ValueError(
-                f"policy '{self.kind}' drives one drafter, method '{proposer.method}' has "
-                f"{len(proposer.cost_keys)}; use policy draft_selection, or another method"
-            )
-        if self.selects_drafter and len(proposer.cost_keys) < 2:
-            raise ValueError(
-                f"policy '{self.kind}' chooses between drafters, method '{proposer.method}' has "
-                "one; use method draft_models, or another policy"
-            )
-        if self.drafts_trees and not proposer.drafts_trees:
-            raise ValueError(
-                f"policy '{self.kind}' drafts trees, which method '{proposer.method}' cannot; use "
-                "method medusa, or another policy"
-            )
-        if self.draft_threshold is not None and not self.uses_confidences:
-            raise ValueError(
-                f"policy '{self.kind}' has a draft_threshold, so it must set uses_confidences"
-            )
-        if self.uses_confidences and not proposer.has_confidence:
-            raise ValueError(
-                f"policy '{self.kind}' needs the confidence of each draft token, which method "
-                f"'{proposer.method}' does not know; use a draft model or head, or another policy"
-            )
+        num_drafters, method = len(proposer.cost_keys), f"method '{proposer.method}'"
+        refusals = (
+            (
+                num_drafters > 1 and not self.selects_drafter,
+                f"drives one drafter, {method} has {num_drafters}; use policy draft_selection, or "
+                "another method",
+            ),
+            (
+                num_drafters < 2 and self.selects_drafter,
+                f"chooses between drafters, {method} has one; use method draft_models, or another "
+                "policy",
+            ),
+            (
+                self.drafts_trees and not proposer.drafts_trees,
+                f"drafts trees, which {method} cannot; use method medusa, or another policy",
+            ),
+            (
+                self.draft_threshold is not None and not self.uses_confidences,
+                "has a draft_threshold, so it must set uses_confidences",
+            ),
+            (
+                self.uses_confidences and not proposer.has_confidence,
+                f"needs the confidence of each draft token, which {method} does not know; use a "
+                "draft model or head, or another policy",
+            ),
+        )
+        for is_refused, why in refusals:
+            if is_refused:
+                raise ValueError(f"policy '{self.kind}' {why}")
 
     def choose_drafter(self, request: int, prompt_len: int, memory: Any) -> int:
-        """Return which of several drafters serves a request; asked when it arrives.
+        """Return the place in ``speculative_config.models`` of the drafter of a request.
 
-        Args:
-            request: Its index.
-            prompt_len: In tokens.
-            memory: From `start`.
-
-        Returns:
-            Place in ``speculative_config.models``.
+        Asked when it arrives, if the policy `selects_drafter`.
         """
         return 0
 
@@ -172,26 +164,17 @@ class Policy(Member):
     ) -> NDArray[np.bool_] | list[bool]:
         """Return whether each of the lookup's drafts is used; else the fallback drafts.
 
-        Only asked if `picks_source`.
-
-        Args:
-            scores: Accepted length that the lookup expects of each of its drafts of a step, of
-                shape (n,), in tokens.
-            memory: From `start`.
+        Only asked if `picks_source`. Scores are the accepted lengths that the lookup expects of its
+        drafts of a step, in tokens.
         """
         return np.ones(len(scores), dtype=bool)
 
     @abstractmethod
     def draft_lens(self, batch: BatchView, memory: Any) -> int | Ints | list[int] | Tree:
-        """Return how many tokens to draft at the end of a step.
+        """Return how many tokens to draft at the end of a step, to be verified in the next.
 
         Called once a step, after scheduling, where vLLM decides it
-        (``v1/core/sched/scheduler.py schedule``); the drafts are verified in the sequences' next
-        step.
-
-        Args:
-            batch: The step's sequences, as a server sees them.
-            memory: From `start`.
+        (``v1/core/sched/scheduler.py schedule``).
 
         Returns:
             Tokens for every sequence alike, or one length per sequence in the batch's order, or
@@ -201,30 +184,17 @@ class Policy(Member):
     def lens_by_size(self, largest: int, memory: Any) -> NDArray[np.int64] | None:
         """Return the draft length by the number of sequences of a step, if nothing else counts.
 
-        The engine then looks it up instead of calling `draft_lens`.
-
-        Args:
-            largest: Sequences that a step can have.
-            memory: From `start`.
-
-        Returns:
-            Of shape (largest + 1,), in tokens.
+        The engine then looks it up, in an array of shape (largest + 1,), instead of calling
+        `draft_lens`.
         """
         return None
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: Any) -> Ints | list[int]:
-        """Return how many drafts of each sequence the step is to verify; the rest is dropped.
+        """Return how many drafts of each sequence to verify in a step; the rest is dropped.
 
         Called after scheduling and before the forward pass, which gets shorter by what is
         dropped: there vLLM trims (0.32.0 ``v1/worker/gpu/model_runner.py``), and there SmartSpec
         has its verification length (Liu et al. 2024, algorithm 3, line 13).
-
-        Args:
-            batch: The step that is about to be executed.
-            memory: From `start`.
-
-        Returns:
-            At most as many as were drafted, in tokens.
         """
         return drafts.draft_lens
 
@@ -237,10 +207,6 @@ class Policy(Member):
         """Return whether the drafter leaves out the prefill of the requests admitted in a step.
 
         Such a request is never drafted for (SmartSpec, section 5; TurboSpec, listing 1).
-
-        Args:
-            batch: The step that admits them.
-            memory: From `start`.
         """
         return False
 
@@ -250,14 +216,9 @@ class Policy(Member):
         return type(self).skips_draft_prefill is not Policy.skips_draft_prefill
 
     def alpha_estimate(self, memory: Any) -> float:
-        """Return the acceptance rate that the policy believes in, for timelines.
+        """Return the acceptance rate of all requests that it believes in, for timelines.
 
-        Args:
-            memory: From `start`.
-
-        Returns:
-            P(a draft token is accepted | all before it were), over all requests; NaN if it has no
-            such estimate.
+        P(a draft token is accepted | all before it were); NaN if it has no such estimate.
         """
         return nan
 
@@ -267,11 +228,7 @@ class Policy(Member):
         return type(self).alpha_estimate is not Policy.alpha_estimate
 
     def observe(self, outcome: StepOutcome, memory: Any) -> None:
-        """Learn from a step that has ended.
-
-        Args:
-            memory: From `start`; change it in place.
-        """
+        """Learn from a step that has ended: change the memory in place."""
 
     @property
     def observes(self) -> bool:

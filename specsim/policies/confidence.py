@@ -1,15 +1,51 @@
 """Draft while the drafter is sure, then verify by goodput."""
 
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 from pydantic import Field
 
-from specsim.core.step import BatchView, DraftView, Ints
-from specsim.policies._kernels import LocalDesk, Stated, blank, cut_to_size
+from specsim.core.step import BatchView, DraftView
+from specsim.policies._desk import Ints, LocalDesk, Singles, loop_on
 from specsim.policies.base import Policy, ServerView
 
 __all__ = ["Confidence"]
+
+
+class Stated(NamedTuple):
+    """What a drafter says of its drafts."""
+
+    draft_lens: Ints
+    survival: Singles
+    """Shape (n, longest): of each token, if all before it were accepted; made that of all."""
+    budgets: Ints
+    """Tokens of the drafts when cut to 0, 1, ..., longest; filled in."""
+    sizes: Ints
+    """n, longest."""
+
+
+@loop_on(Stated)
+def cut_to_size(desk: Stated) -> int:
+    """Work out how likely drafts survive, and how many tokens they have when cut."""
+    survival, budgets, num, longest = desk.survival, desk.budgets, desk.sizes[0], desk.sizes[1]
+    for place in range(longest + 1):
+        budgets[place] = 0
+    for row in range(num):
+        budgets[desk.draft_lens[row]] += 1
+        first = row * longest
+        for index in range(first + 1, first + longest):
+            survival[index] = survival[index - 1] * survival[index]
+    longer = num
+    tokens = 0
+    for place in range(longest + 1):
+        ending = budgets[place]
+        budgets[place] = tokens
+        longer -= ending
+        tokens += longer
+    return 0
+
+
+_DESK = LocalDesk(Stated, cut_to_size)
 
 
 @final
@@ -41,7 +77,7 @@ class Confidence(Policy):
         """Return what the verification length of highest goodput leaves of each draft."""
         draft_lens, confidences = drafts.draft_lens, drafts.confidences
         (num, longest), size = confidences.shape, confidences.size
-        desk = _DESK.fit(max(num, size) + 1)
+        desk = _DESK.fit(max(num, size))
         desk.draft_lens[:num] = draft_lens
         desk.survival[:size] = confidences.ravel()
         desk.sizes[:2] = num, longest
@@ -54,10 +90,3 @@ class Confidence(Policy):
         times = memory.step_times(batch.load, tokens, longest)
         verified: Ints = np.minimum(draft_lens, int((emitted / times).argmax()))
         return verified
-
-
-def _stated(room: int, _: None) -> Stated:
-    return blank(Stated, room)
-
-
-_DESK = LocalDesk(_stated, cut_to_size)

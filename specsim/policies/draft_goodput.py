@@ -1,16 +1,25 @@
 """Goodput by what the drafter itself says of each token."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
+from specsim.core.compiled import inner
+from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.policies._budget import best_lens
-from specsim.policies._estimate import PerRequest
-from specsim.policies._kernels import Calibrating, Desk, blank, calibrated_gains, tally
+from specsim.policies._desk import (
+    Desk,
+    FloatRows,
+    Floats,
+    IntRows,
+    Ints,
+    PerRequest,
+    loop_on,
+    part_sum,
+)
 from specsim.policies._times import Lens
 from specsim.policies.base import Policy, ServerView
 
@@ -27,6 +36,100 @@ _DEPTH_KINDS = np.digitize(np.arange(1, 257), _DEPTH_CLASSES)
 _PRIOR_TRIALS = 20.0  # that a bin's prior counts for
 
 
+class Calibrating(NamedTuple):
+    """Stated probabilities, and what came of their like."""
+
+    bins: IntRows
+    """Of each token of each request's last draft, shape (requests, at least longest)."""
+    len_kinds: Ints
+    """By the length of a draft; a token is of the sum of this"""
+    place_kinds: Ints
+    """and this, by its place in it."""
+    rates: Floats
+    """What was observed of each bin: all kinds of the lowest stated probability, and so on; filled
+    in."""
+    counts: FloatRows
+    """Accepted tokens and verified ones, fading, shape (2, bins)."""
+    constants: Floats
+    """Share of the counts that stays; trials that a bin's prior counts for."""
+    seen: FloatRows
+    """Accepted tokens and verified ones of a step, shape (2, bins)."""
+    requests: Ints
+    draft_lens: Ints
+    accepted_lens: Ints
+    confidences: Floats
+    """Shape (n, longest): of each token, if all before it were accepted."""
+    gains: Floats
+    """Shape (longest, n); filled in."""
+    sizes: Ints
+    """n, longest, whether the drafts are new; kinds."""
+
+
+@inner
+def _observe_rates(desk: Calibrating) -> None:
+    """Work out the rate of each bin, shrunk to that of its level, shrunk to what was stated."""
+    counts, rates, weight = desk.counts, desk.rates, desk.constants[1]
+    num_kinds = desk.sizes[3]
+    num_levels = len(rates) // num_kinds
+    for level in range(num_levels):
+        first = level * num_kinds
+        accepted = part_sum(counts, 0, first, num_kinds)
+        trials = part_sum(counts, 1, first, num_kinds)
+        alike = (accepted + weight * ((level + 0.5) / num_levels)) / (trials + weight)
+        for kind in range(num_kinds):
+            trials = counts[1, first + kind] + weight
+            rates[first + kind] = (counts[0, first + kind] + weight * alike) / trials
+
+
+@loop_on(Calibrating)
+def calibrated_gains(desk: Calibrating) -> int:
+    """Work out how likely each token of some drafts is accepted, by what was observed of its like.
+
+    Bins of new tokens are noted. Gains do not rise along a draft, and are 0 beyond its end.
+    """
+    _observe_rates(desk)
+    bins, rates, gains = desk.bins, desk.rates, desk.gains
+    num, longest, are_new = desk.sizes[0], desk.sizes[1], desk.sizes[2]
+    num_kinds = desk.sizes[3]
+    num_levels = len(rates) // num_kinds
+    for row in range(num):
+        request = desk.requests[row]
+        stated = 1.0
+        lowest = 2.0
+        for place in range(longest):
+            if are_new:
+                stated = stated * desk.confidences[row * longest + place]
+                level = int(min(stated * num_levels, num_levels - 1.0))
+                kind = desk.len_kinds[desk.draft_lens[row]] + desk.place_kinds[place]
+                bins[request, place] = level * num_kinds + kind
+            rate = rates[bins[request, place]]
+            if rate < lowest:
+                lowest = rate
+            gains[place * num + row] = lowest if place < desk.draft_lens[row] else 0.0
+    return 0
+
+
+@loop_on(Calibrating)
+def tally(desk: Calibrating) -> int:
+    """Count the tokens of a step that were verified and accepted, by their bins."""
+    bins, seen, counts = desk.bins, desk.seen, desk.counts
+    longest, num_bins, keep = bins.shape[1], seen.shape[1], desk.constants[0]
+    for kind in range(2):
+        for index in range(num_bins):
+            seen[kind, index] = 0.0
+    for row in range(desk.sizes[0]):
+        request = desk.requests[row]
+        for place in range(min(desk.draft_lens[row], longest)):
+            bin_ = bins[request, place]
+            seen[1, bin_] += 1.0
+            if place < desk.accepted_lens[row]:
+                seen[0, bin_] += 1.0
+    for kind in range(2):
+        for index in range(num_bins):
+            counts[kind, index] = keep * counts[kind, index] + seen[kind, index]
+    return 0
+
+
 class _Calibration:
     """What came of the tokens that the drafter gave a probability of 0-5 %, 5-10 %, ...
 
@@ -37,12 +140,21 @@ class _Calibration:
     """
 
     def __init__(self, window: int, longest: int) -> None:
-        self._constants = np.array([1.0 - 1.0 / window, _PRIOR_TRIALS])
+        num_bins = _STATED * _KINDS
         self.bins = PerRequest(0, longest, dtype=np.int64)
         """Of each token of each request's last draft."""
-        self._counts = np.zeros((2, _STATED * _KINDS))
-        """Accepted tokens and trials."""
-        self._desk = Desk(self._calibrating, calibrated_gains, tally)
+        self._desk = Desk(
+            Calibrating,
+            calibrated_gains,
+            tally,
+            bins=self.bins,
+            len_kinds=_LEN_KINDS,
+            place_kinds=_DEPTH_KINDS,
+            rates=num_bins,
+            counts=np.zeros((2, num_bins)),
+            constants=np.array([1.0 - 1.0 / window, _PRIOR_TRIALS]),
+            seen=(2, num_bins),
+        )
 
     def gains(self, requests: Ints, drafts: DraftView, *, are_new: bool) -> Gains:
         """Return the observed rates of the like of some drafts; see `_Memory.gains`.
@@ -51,38 +163,18 @@ class _Calibration:
         """
         num, longest = drafts.confidences.shape
         size = num * longest
-        desk = self._desk.fit(max(num, size), self.bins.up_to(requests))
-        desk.requests[:num] = requests
+        desk = self._desk.fit(max(num, size), requests)
         desk.draft_lens[:num] = drafts.draft_lens
         if are_new:
             desk.confidences[:size] = drafts.confidences.ravel()
-        desk.sizes[0], desk.sizes[1], desk.sizes[2] = num, longest, are_new
+        desk.sizes[:4] = num, longest, are_new, _KINDS
         self._desk.runs[0]()
         return desk.gains[:size].reshape(longest, num).T
 
     def add(self, outcome: StepOutcome) -> None:
         """Take in the fate of the tokens of a step."""
-        num = len(outcome.requests)
-        desk = self._desk.fit(num, self.bins.up_to(outcome.requests))
-        desk.requests[:num] = outcome.requests
-        desk.draft_lens[:num] = outcome.draft_lens
-        desk.accepted_lens[:num] = outcome.accepted_lens
-        desk.sizes[0] = num
+        self._desk.put(outcome)
         self._desk.runs[1]()
-
-    def _calibrating(self, room: int, bins: Ints) -> Calibrating:
-        return blank(
-            Calibrating,
-            room,
-            bins=bins,
-            len_kinds=_LEN_KINDS,
-            place_kinds=_DEPTH_KINDS,
-            rates=np.zeros(_STATED * _KINDS),
-            counts=self._counts,
-            constants=self._constants,
-            seen=np.zeros((2, _STATED * _KINDS)),
-            sizes=np.array([0, 0, 0, _KINDS]),
-        )
 
 
 @dataclass(slots=True)

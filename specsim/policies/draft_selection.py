@@ -8,20 +8,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.step import BatchView, Ints, StepOutcome
-from specsim.policies._estimate import AlphaPerRequest, PerRequest, best_windows
-from specsim.policies.base import Policy, ServerView
+from specsim.policies._desk import PerRequest
+from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating, best_windows
+from specsim.policies.base import ServerView
 
 __all__ = ["DraftSelection"]
 
 
 @dataclass(slots=True)
-class _Memory:
-    server: ServerView
-    alphas: AlphaPerRequest
-    drafters: PerRequest
-    prompt_lens: PerRequest
-    accepted: PerRequest
-    trials: PerRequest
+class _Memory(Estimating[AlphaPerRequest]):
+    history: PerRequest
+    """Drafter, prompt length, accepted draft tokens and trials."""
     verify_time: float
     num_arrived: int = 0
     weights: NDArray[np.float64] | None = None
@@ -29,7 +26,7 @@ class _Memory:
 
 
 @final
-class DraftSelection(Policy):
+class DraftSelection(EstimatesAlpha):
     """Predict alpha of each draft model from the prompt; take the larger where it is faster.
 
     "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 5. The first
@@ -58,17 +55,13 @@ class DraftSelection(Policy):
         return _Memory(
             server,
             AlphaPerRequest(self.window, self.prior, prior_trials=1.0),
-            drafters=PerRequest(0),
-            prompt_lens=PerRequest(1),
-            accepted=PerRequest(0),
-            trials=PerRequest(0),
+            history=PerRequest(0.0, 4),
             verify_time=server.verify_time,
         )
 
     def choose_drafter(self, request: int, prompt_len: int, memory: _Memory) -> int:
         """Return the draft model of a request that has just arrived."""
         num_drafters = len(memory.server.pass_times)
-        own = np.array([request])
         if memory.num_arrived >= self.num_probes * num_drafters and memory.weights is None:
             memory.weights = self._fitted(memory)
         if memory.weights is None:
@@ -77,15 +70,12 @@ class DraftSelection(Policy):
             alphas = _features(np.array([prompt_len])) @ memory.weights
             chosen = self._fastest(np.clip(alphas[0], 0.0, self.alpha_max), memory)
         memory.num_arrived += 1
-        memory.drafters.up_to(own)[own] = chosen
-        memory.prompt_lens.up_to(own)[own] = prompt_len
+        memory.history.up_to(np.array([request]))[request, :2] = chosen, prompt_len
         return chosen
 
     def _fitted(self, memory: _Memory) -> NDArray[np.float64] | None:
         """Return the weights, or None while some model has been seen on too few requests."""
-        nobody: Ints = np.zeros(0, dtype=np.int64)
-        tables = (memory.trials, memory.accepted, memory.drafters, memory.prompt_lens)
-        trials, accepted, drafters, prompt_lens = (table.up_to(nobody) for table in tables)
+        drafters, prompt_lens, accepted, trials = memory.history.values.T
         (seen,) = (trials > 0).nonzero()
         columns = []
         for drafter in range(len(memory.server.pass_times)):
@@ -107,7 +97,7 @@ class DraftSelection(Policy):
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
         """Return the best window of each request with its own draft model."""
         alphas = np.minimum(memory.alphas.alphas(batch.requests), self.alpha_max)
-        drafters = memory.drafters.up_to(batch.requests)[batch.requests]
+        drafters = memory.history.of(batch.requests)[:, 0]
         lens = np.zeros(batch.size, dtype=np.int64)
         for drafter, pass_time in enumerate(memory.server.pass_times):
             own = drafters == drafter
@@ -117,16 +107,13 @@ class DraftSelection(Policy):
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Learn what was accepted, and what verification takes."""
-        memory.alphas.add(outcome)
+        super().observe(outcome, memory)
         memory.verify_time = outcome.target_time + outcome.overhead_time
         requests, accepted = outcome.requests, outcome.accepted_lens
         cut_short = accepted < outcome.draft_lens
-        memory.accepted.up_to(requests)[requests] += accepted
-        memory.trials.up_to(requests)[requests] += accepted + cut_short
-
-    def alpha_estimate(self, memory: _Memory) -> float:
-        """Return the rate of all requests together."""
-        return memory.alphas.alpha
+        history = memory.history.up_to(requests)
+        history[requests, 2] += accepted
+        history[requests, 3] += accepted + cut_short
 
 
 def _features(prompt_lens: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,26 +1,22 @@
 """SmartSpec: the draft length of highest estimated goodput."""
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
 from pydantic import Field
 
-from specsim.core.step import BatchView, Ints, StepOutcome
+from specsim.core.step import BatchView, Ints
 from specsim.policies._budget import best_common_len, best_lens
-from specsim.policies._estimate import AlphaPerRequest, AlphaWindow
-from specsim.policies.base import Policy, ServerView
+from specsim.policies._estimate import AlphaPerRequest, AlphaWindow, EstimatesAlpha, Estimating
+from specsim.policies.base import ServerView
 
 __all__ = ["Goodput"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    server: ServerView
-    alphas: AlphaWindow | AlphaPerRequest
+_Memory = Estimating[AlphaWindow] | Estimating[AlphaPerRequest]
 
 
 @final
-class Goodput(Policy):
+class Goodput(EstimatesAlpha):
     """Estimated emitted tokens over estimated step time, maximised over k = 0..V.
 
     Liu et al. (2024), "Optimizing Speculative Decoding for Serving Large Language Models Using
@@ -47,8 +43,8 @@ class Goodput(Policy):
     def start(self, server: ServerView) -> _Memory:
         """Return the prior."""
         if self.granularity == "step":
-            return _Memory(server, AlphaWindow(self.window, self.prior))
-        return _Memory(server, AlphaPerRequest(self.window, self.prior, prior_trials=5.0))
+            return Estimating(server, AlphaWindow(self.window, self.prior))
+        return Estimating(server, AlphaPerRequest(self.window, self.prior, prior_trials=5.0))
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return the length of highest goodput for the step that will verify it."""
@@ -63,11 +59,3 @@ class Goodput(Policy):
                 step_time=server.step_time,
             )
         return best_common_len(server, load, alphas.alpha, batch.free_slots)
-
-    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Move the average."""
-        memory.alphas.add(outcome)
-
-    def alpha_estimate(self, memory: _Memory) -> float:
-        """Return the moving average."""
-        return memory.alphas.alpha

@@ -1,26 +1,19 @@
 """The exact optimum of estimated goodput over a length per request."""
 
-from dataclasses import dataclass
 from typing import Literal, final
 
 from pydantic import Field
 
-from specsim.core.step import BatchView, Ints, StepOutcome
+from specsim.core.step import BatchView, Ints
 from specsim.policies._budget import best_lens
-from specsim.policies._estimate import AlphaPerRequest
-from specsim.policies.base import Policy, ServerView
+from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating
+from specsim.policies.base import ServerView
 
 __all__ = ["GoodputExact"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    server: ServerView
-    alphas: AlphaPerRequest
-
-
 @final
-class GoodputExact(Policy):
+class GoodputExact(EstimatesAlpha):
     """The k_1..k_n that maximise sum_i l(alpha_i, k_i) / T(N_context, n + sum_i k_i, max_i k_i).
 
     SmartSpec (Liu et al. 2024, section 5) shies away from lengths per request, whose enumeration
@@ -50,11 +43,11 @@ class GoodputExact(Policy):
     prior_trials: float = Field(default=20.0, gt=0)
     """Trials that the rate of all requests counts for in the rate of one."""
 
-    def start(self, server: ServerView) -> _Memory:
+    def start(self, server: ServerView) -> Estimating[AlphaPerRequest]:
         """Return the prior."""
-        return _Memory(server, AlphaPerRequest(self.window, self.prior, self.prior_trials))
+        return Estimating(server, AlphaPerRequest(self.window, self.prior, self.prior_trials))
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
+    def draft_lens(self, batch: BatchView, memory: Estimating[AlphaPerRequest]) -> Ints:
         """Return the best lengths for the step that will verify them."""
         server = memory.server
         return best_lens(
@@ -65,11 +58,3 @@ class GoodputExact(Policy):
             one_cost=server.drafts_at_one_cost,
             step_time=server.step_time,
         )
-
-    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Learn from what was accepted."""
-        memory.alphas.add(outcome)
-
-    def alpha_estimate(self, memory: _Memory) -> float:
-        """Return the rate of all requests together."""
-        return memory.alphas.alpha

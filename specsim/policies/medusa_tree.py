@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import count, product
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, NamedTuple, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,16 @@ from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.core.step import BatchView, StepOutcome, Tree
+from specsim.policies._desk import (
+    FloatRows,
+    Floats,
+    IntRows,
+    Ints,
+    LocalDesk,
+    loop_on,
+    part_sum,
+)
 from specsim.policies._estimate import PRIOR_TRIALS
-from specsim.policies._kernels import Branching, Grouping, LocalDesk, blank, group, tree_lens
 from specsim.policies.base import Policy, ServerView
 
 __all__ = ["MedusaTree", "TreeLens"]
@@ -155,6 +163,45 @@ def _complete_widths(tree: Tree, nodes: int) -> tuple[int, ...]:
     return tree.complete_widths(nodes)
 
 
+class Grouping(NamedTuple):
+    """Drafts of a step, of which many are alike."""
+
+    shapes: Ints
+    """Number of each one's tree."""
+    draft_lens: Ints
+    accepted_lens: Ints
+    keys: Ints
+    """Of each kind of draft, as they come; filled in."""
+    found: Ints
+    """The place of the first of each kind; filled in."""
+    times: Ints
+    """How often it occurs; filled in."""
+    sizes: Ints
+    """Number of drafts."""
+
+
+@loop_on(Grouping)
+def group(desk: Grouping) -> int:
+    """Count how often each kind of draft occurs; return how many there are. They should be few."""
+    keys, found, times = desk.keys, desk.found, desk.times
+    num_found = 0
+    for index in range(desk.sizes[0]):
+        key = desk.shapes[index] << 32 | desk.draft_lens[index] << 16 | desk.accepted_lens[index]
+        place = 0
+        while place < num_found and keys[place] != key:
+            place += 1
+        if place == num_found:
+            keys[place] = key
+            found[place] = index
+            times[place] = 0
+            num_found += 1
+        times[place] += 1
+    return num_found
+
+
+_DESK = LocalDesk(Grouping, group)
+
+
 def _kinds(outcome: StepOutcome) -> Iterator[tuple[Tree | None, int, int, int]]:
     """Yield each (tree, nodes, accepted length) of a step, as they come, and how often it did."""
     trees, num = outcome.trees or [], len(outcome.draft_lens)
@@ -172,11 +219,31 @@ def _kinds(outcome: StepOutcome) -> Iterator[tuple[Tree | None, int, int, int]]:
         yield trees[first], key >> 16 & 0xFFFF, key & 0xFFFF, often
 
 
-def _grouping(room: int, _: None) -> Grouping:
-    return blank(Grouping, room)
+class Branching(NamedTuple):
+    """Trees, and how likely one of so many candidates is accepted."""
+
+    widths: IntRows
+    """Shape (trees, heads): candidates per head; 0 where a tree has ended."""
+    rates: Floats
+    """By the number of candidates."""
+    reached: FloatRows
+    """Shape (1, heads): of one tree."""
+    emitted: Floats
+    """Of each tree; filled in."""
 
 
-_DESK = LocalDesk(_grouping, group)
+@loop_on(Branching)
+def tree_lens(desk: Branching) -> int:
+    """Work out what each tree emits on average, bonus token included."""
+    widths, reached = desk.widths, desk.reached
+    num_heads = widths.shape[1]
+    for tree in range(widths.shape[0]):
+        chance = 1.0
+        for head in range(num_heads):
+            chance *= desk.rates[widths[tree, head]]
+            reached[0, head] = chance
+        desk.emitted[tree] = 1.0 + part_sum(reached, 0, 0, num_heads)
+    return 0
 
 
 class TreeLens:

@@ -1,19 +1,72 @@
 """A Q-learning agent over draft lengths."""
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.core.step import BatchView, Ints, StepOutcome
-from specsim.policies._estimate import PerRequest
-from specsim.policies._kernels import Desk, Learning, blank, count_visits
+from specsim.core.step import BatchView, StepOutcome
+from specsim.policies._desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
 from specsim.policies.base import Policy, ServerView
 
 __all__ = ["QLearning"]
+
+
+class Learning(NamedTuple):
+    """What was done in a step, and what it was worth.
+
+    Tables are by previous and next draft length, one row after the other.
+    """
+
+    visits: Ints
+    """How often each was ever done."""
+    verified: Ints
+    """Length of each request's last verified draft."""
+    requests: Ints
+    draft_lens: Ints
+    accepted_lens: Ints
+    later: Floats
+    """By length, what may follow it."""
+    sums: Floats
+    """What was gained in the step; 0 between steps."""
+    times: Ints
+    """How often each was done in it; 0 between steps."""
+    seen: Ints
+    """Places of what was done in it, rising; filled in."""
+    found: FloatRows
+    """Shape (3, places): of what was done, visits, times and mean gain; filled in."""
+    sizes: Ints
+    """Drafts; how many are not empty, filled in."""
+
+
+@loop_on(Learning)
+def count_visits(desk: Learning) -> int:
+    """Count what was done, and average what it gained; return how many different things."""
+    visits, sums, times, found = desk.visits, desk.sums, desk.times, desk.found
+    desk.sizes[1] = 0
+    for row in range(desk.sizes[0]):
+        action = desk.draft_lens[row]
+        if action:
+            request = desk.requests[row]
+            place = desk.verified[request] * len(desk.later) + action
+            desk.verified[request] = action
+            sums[place] += desk.accepted_lens[row] / action + desk.later[action]
+            times[place] += 1
+            desk.sizes[1] += 1
+    num = 0
+    for place in range(len(times)):
+        if times[place]:
+            visits[place] += times[place]
+            desk.seen[num] = place
+            found[0, num] = visits[place]
+            found[1, num] = times[place]
+            found[2, num] = sums[place] / times[place]
+            sums[place] = 0.0
+            times[place] = 0
+            num += 1
+    return num
 
 
 @dataclass(slots=True)
@@ -21,8 +74,6 @@ class _Memory:
     rng: np.random.Generator
     values: NDArray[np.float64]
     """Shape (k_max + 1, k_max + 1): by previous and next draft length."""
-    verified: PerRequest
-    """Length of each request's last verified draft."""
     desk: Desk[Learning]
     chosen: PerRequest
     """Length of the draft chosen last; under asynchronous scheduling it is still under way."""
@@ -52,14 +103,20 @@ class QLearning(Policy):
     def start(self, server: ServerView) -> _Memory:
         """Return an empty table."""
         longest = server.max_draft_len
-        visits = np.zeros((longest + 1) ** 2, dtype=np.int64)
-        return _Memory(
-            server.rng,
-            np.zeros((longest + 1, longest + 1)),
+        size = (longest + 1) ** 2
+        desk = Desk(
+            Learning,
+            count_visits,
+            visits=np.zeros(size, dtype=np.int64),
             verified=PerRequest(longest, dtype=np.int64),
-            desk=Desk(partial(_learning, visits, longest + 1), count_visits),
-            chosen=PerRequest(longest, dtype=np.int64),
+            later=longest + 1,
+            sums=size,
+            times=size,
+            seen=size,
+            found=(3, size),
         )
+        values = np.zeros((longest + 1, longest + 1))
+        return _Memory(server.rng, values, desk, PerRequest(longest, dtype=np.int64))
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
         """Return the best known length for each request's last, or a random one."""
@@ -75,13 +132,8 @@ class QLearning(Policy):
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Move the value of what was done towards its reward and what may follow."""
-        num = len(outcome.requests)
-        desk = memory.desk.fit(num, memory.verified.up_to(outcome.requests))
-        desk.requests[:num] = outcome.requests
-        desk.draft_lens[:num] = outcome.draft_lens
-        desk.accepted_lens[:num] = outcome.accepted_lens
+        desk = memory.desk.put(outcome)
         desk.later[:] = self.discount * np.maximum.reduce(memory.values[:, 1:], axis=1)
-        desk.sizes[0] = num
         num_seen = memory.desk.runs[0]()
         memory.num_drafts += int(desk.sizes[1])
         seen, (visits, times, gained) = desk.seen[:num_seen], desk.found[:, :num_seen]
@@ -89,15 +141,3 @@ class QLearning(Policy):
         # Powers are numpy's: compiled code has others in the last bit.
         weight = 1.0 - (1.0 - visits**-self.decay) ** times
         values[seen] += weight * (gained - values[seen])
-
-
-def _learning(visits: Ints, size: int, room: int, verified: Ints) -> Learning:
-    return blank(
-        Learning,
-        max(room, size * size),
-        visits=visits,
-        verified=verified,
-        later=np.zeros(size),
-        times=np.zeros_like(visits),
-        found=np.zeros((3, size * size)),
-    )

@@ -1,33 +1,74 @@
 """Verification first for those who are about to be late."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.core.step import BatchView, Ints, StepOutcome
+from specsim.core.step import BatchView
 from specsim.policies._budget import best_lens
-from specsim.policies._estimate import AlphaPerRequest, PerRequest
-from specsim.policies._kernels import Desk, Late, blank, lens_on_time
-from specsim.policies.base import Policy, ServerView
+from specsim.policies._desk import Desk, Floats, Ints, PerRequest, loop_on
+from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating
+from specsim.policies.base import ServerView
 
 __all__ = ["SloAware"]
 
 
-@dataclass(slots=True)
-class _Memory:
-    server: ServerView
-    tpot: float
-    alphas: AlphaPerRequest
-    first_token_at: PerRequest
+class Late(NamedTuple):
+    """Requests that have to be on time."""
+
+    first_token_at: Floats
     """When the step was scheduled that showed each request's first token, seconds; NaN before."""
+    requests: Ints
+    output_lens: Ints
+    gains: Floats
+    """Shape (longest, n): how likely each token of the drafts is accepted."""
+    clock: Floats
+    """When the step was scheduled, what it takes, and the limit on time per token."""
+    needed: Ints
+    """Filled in."""
+    sizes: Ints
+    """n, longest."""
+
+
+@loop_on(Late)
+def lens_on_time(desk: Late) -> int:
+    """Find the shortest drafts that are expected to bring late requests back on time."""
+    first_token_at, output_lens, needed = desk.first_token_at, desk.output_lens, desk.needed
+    now, step_time, tpot = desk.clock[0], desk.clock[1], desk.clock[2]
+    num, longest = desk.sizes[0], desk.sizes[1]
+    for row in range(num):
+        request = desk.requests[row]
+        first = first_token_at[request]
+        if first != first:  # noqa: PLR0124 - not a number
+            first = now
+            if output_lens[row] > 0:
+                first_token_at[request] = now
+        # The next step ends two steps from now, the first token came one step after `first`.
+        due = (now - first + step_time) / tpot
+        wanted = due - (output_lens[row] - 1)  # tokens after the first, by the next step's end
+        needed[row] = 0
+        if wanted > 1.0:
+            gained = 0.0
+            too_short = 0
+            for place in range(longest):
+                gained += desk.gains[place * num + row]
+                if 1.0 + gained < wanted - 1e-9:
+                    too_short += 1
+            needed[row] = min(too_short + 1, longest)
+    return 0
+
+
+@dataclass(slots=True)
+class _Memory(Estimating[AlphaPerRequest]):
+    tpot: float
     desk: Desk[Late]
 
 
 @final
-class SloAware(Policy):
+class SloAware(EstimatesAlpha):
     """Drafts first for requests that would miss their TPOT limit, then where goodput gains most.
 
     Li et al. (2025), "AdaServe", arXiv 2501.12162: a request that has decoded for time t needs
@@ -52,7 +93,8 @@ class SloAware(Policy):
         if self.tpot_ms is not None:
             tpot = self.tpot_ms * 1e-3
         alphas = AlphaPerRequest(self.window, self.prior, prior_trials=20.0)
-        return _Memory(server, tpot, alphas, PerRequest(np.nan), Desk(_late, lens_on_time))
+        desk = Desk(Late, lens_on_time, first_token_at=PerRequest(np.nan), clock=3)
+        return _Memory(server, alphas, tpot, desk)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
         """Return what each request needs to be on time, and what pays on top."""
@@ -76,23 +118,10 @@ class SloAware(Policy):
     ) -> Ints:
         """Return the shortest drafts that are expected to bring late requests back on time."""
         num, longest = gains.shape
-        desk = memory.desk.fit(max(num, num * longest), memory.first_token_at.up_to(batch.requests))
-        desk.requests[:num] = batch.requests
+        desk = memory.desk.fit(max(num, num * longest), batch.requests)
         desk.output_lens[:num] = batch.output_lens
         desk.gains[: num * longest] = gains.T.ravel()
         desk.clock[:] = batch.now, step_time, memory.tpot
         desk.sizes[0], desk.sizes[1] = num, longest
         memory.desk.runs[0]()
         return desk.needed[:num].copy()
-
-    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Learn from what was accepted."""
-        memory.alphas.add(outcome)
-
-    def alpha_estimate(self, memory: _Memory) -> float:
-        """Return the rate of all requests together."""
-        return memory.alphas.alpha
-
-
-def _late(room: int, first_token_at: NDArray[np.float64]) -> Late:
-    return blank(Late, room, first_token_at=first_token_at, clock=np.zeros(3))

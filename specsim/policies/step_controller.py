@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from specsim.core.step import BatchView, Ints, StepOutcome
-from specsim.policies._estimate import PerRequest
+from specsim.policies._desk import PerRequest
 from specsim.policies.base import Policy, ServerView
 
 __all__ = ["StepController"]
@@ -42,8 +42,7 @@ class StepController(Policy):
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
         """Return the counter of each request."""
-        lens: Ints = memory.lens.up_to(batch.requests)[batch.requests]
-        return lens
+        return memory.lens.of(batch.requests)
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Count each request up or down."""

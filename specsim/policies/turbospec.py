@@ -7,25 +7,23 @@ from typing import Literal, final
 import numpy as np
 from pydantic import Field
 
-from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
+from specsim.core.step import BatchView, DraftView, Ints
 from specsim.policies._budget import best_common_len
-from specsim.policies._estimate import AlphaWindow
-from specsim.policies.base import Policy, ServerView
+from specsim.policies._estimate import AlphaWindow, EstimatesAlpha, Estimating
+from specsim.policies.base import ServerView
 
 __all__ = ["TurboSpec"]
 
 
 @dataclass(slots=True)
-class _Memory:
-    server: ServerView
-    alphas: AlphaWindow
+class _Memory(Estimating[AlphaWindow]):
     disable_size: float = inf
     """Batch size at which nothing was proposed any more."""
     num_skips: int = 0
 
 
 @final
-class TurboSpec(Policy):
+class TurboSpec(EstimatesAlpha):
     """Proposed length and verification length by goodput, each where it is free to move.
 
     Liu et al. (2025), "TurboSpec", arXiv 2406.14066v3, section 4.2, listings 1 and 2. A draft model
@@ -94,11 +92,3 @@ class TurboSpec(Policy):
         if memory.num_skips % self.reset_steps == 0:
             memory.disable_size = inf
         return True
-
-    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Move the average."""
-        memory.alphas.add(outcome)
-
-    def alpha_estimate(self, memory: _Memory) -> float:
-        """Return the moving average."""
-        return memory.alphas.alpha

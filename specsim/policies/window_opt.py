@@ -7,16 +7,14 @@ import numpy as np
 from pydantic import Field
 
 from specsim.core.step import BatchView, Ints, StepOutcome
-from specsim.policies._estimate import AlphaPerRequest, best_windows
-from specsim.policies.base import Policy, ServerView
+from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating, best_windows
+from specsim.policies.base import ServerView
 
 __all__ = ["WindowOpt"]
 
 
 @dataclass(slots=True)
-class _Memory:
-    max_draft_len: int
-    alphas: AlphaPerRequest
+class _Memory(Estimating[AlphaPerRequest]):
     draft_pass_time: float = 0.0
     """a: seconds per drafted token, last seen."""
     verify_time: float = 0.0
@@ -24,7 +22,7 @@ class _Memory:
 
 
 @final
-class WindowOpt(Policy):
+class WindowOpt(EstimatesAlpha):
     """Per request, the k that maximises l(alpha, k) / (k a + b), all three observed online.
 
     alpha: maximum likelihood over the request's last drafts, accepted / (accepted + drafts with a
@@ -43,25 +41,20 @@ class WindowOpt(Policy):
 
     def start(self, server: ServerView) -> _Memory:
         """Return the prior, and no time seen."""
-        return _Memory(server.max_draft_len, AlphaPerRequest(self.window, self.prior, 1.0))
+        return _Memory(server, AlphaPerRequest(self.window, self.prior, 1.0))
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return the best length of each request; the longest until times have been seen."""
         if memory.draft_pass_time == 0.0 or memory.verify_time == 0.0:
-            return memory.max_draft_len
+            return memory.server.max_draft_len
         alphas = np.minimum(memory.alphas.alphas(batch.requests), self.alpha_max)
-        return best_windows(
-            alphas, memory.max_draft_len, memory.draft_pass_time, memory.verify_time
-        )
+        longest = memory.server.max_draft_len
+        return best_windows(alphas, longest, memory.draft_pass_time, memory.verify_time)
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Learn alpha from the drafts, a and b from the clock."""
-        memory.alphas.add(outcome)
+        super().observe(outcome, memory)
         memory.verify_time = outcome.target_time + outcome.overhead_time
         longest = int(outcome.draft_lens.max(initial=0))
         if longest:
             memory.draft_pass_time = outcome.draft_time / longest
-
-    def alpha_estimate(self, memory: _Memory) -> float:
-        """Return the rate of all requests together."""
-        return memory.alphas.alpha

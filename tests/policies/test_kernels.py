@@ -97,7 +97,7 @@ def test_the_largest_go_first_and_of_equals_the_earlier(kind: str, budget: int) 
 
 def test_a_table_of_tokens_is_a_set_for_every_request() -> None:
     rng = np.random.default_rng(3)
-    seen, sets = SeenTokens(8), [set[int]() for _ in range(9)]
+    seen, sets = SeenTokens(8, lambda request: []), [set[int]() for _ in range(9)]
     for _ in range(60):
         requests = rng.permutation(9)[:5]
         counts = rng.integers(1, 9, 5)

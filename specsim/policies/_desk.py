@@ -1,0 +1,169 @@
+"""Desks: the arrays that the inner loops of policies work on.
+
+Where numpy has no quick way, a loop is a plain function over arrays (`specsim.core.compiled`): it
+allocates nothing, raises nothing and adds up in the order that the text says, so that it returns
+the same bits, compiled or not. What it is to know of a step is copied to a desk, where other arrays
+last. Tables of a step, such as a gain for each token of each draft, are one row after the other;
+`sizes` says how many of it all there are.
+"""
+
+from collections.abc import Callable
+from threading import local
+from typing import Annotated, Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.compiled import Loop, Pointers, inner, types_of
+from specsim.core.step import StepOutcome
+
+__all__ = [
+    "Desk",
+    "Flags",
+    "FloatRows",
+    "Floats",
+    "IntRows",
+    "Ints",
+    "LocalDesk",
+    "PerRequest",
+    "Singles",
+    "loop_on",
+    "part_sum",
+]
+
+Ints = Annotated[NDArray[np.int64], 1]
+Floats = Annotated[NDArray[np.float64], 1]
+Flags = Annotated[NDArray[np.bool_], 1]
+Singles = Annotated[NDArray[np.float32], 1]
+IntRows = Annotated[NDArray[np.int64], 2]
+FloatRows = Annotated[NDArray[np.float64], 2]
+Arrays = TypeVar("Arrays")
+
+
+def loop_on(arrays: type, *rooms: str) -> Callable[[Callable[[Any], int]], Loop]:
+    """Make a function a loop on such arrays; `rooms` besides its module and this one."""
+
+    def loop(function: Callable[[Any], int]) -> Loop:
+        module = function.__module__
+        name = f"policies-{module.rpartition('.')[2].strip('_')}"
+        return Loop(function, types_of(arrays), name=name, rooms=(module, __name__, *rooms))
+
+    return loop
+
+
+class PerRequest:
+    """A number, or a row of numbers, for every request, in an array that grows.
+
+    Args:
+        initial: Value of a request that nothing is known of.
+        *shape: Of its row, if it is one.
+    """
+
+    def __init__(self, initial: float, *shape: int, dtype: type = np.float64) -> None:
+        self._initial = initial
+        self.values: NDArray[Any] = np.full((1024, *shape), initial, dtype=dtype)
+
+    def up_to(self, requests: Ints) -> NDArray[Any]:
+        """Return the values of all requests, at least of these; good until it is asked again."""
+        needed = int(np.maximum.reduce(requests)) + 1 if len(requests) else 0
+        if needed > len(self.values):
+            size = max(needed - len(self.values), len(self.values))
+            shape = (size, *self.values.shape[1:])
+            more = np.full(shape, self._initial, dtype=self.values.dtype)
+            self.values = np.concatenate([self.values, more])
+        return self.values
+
+    def of(self, requests: Ints) -> NDArray[Any]:
+        """Return the values of some requests, a copy."""
+        values: NDArray[Any] = self.up_to(requests)[requests]
+        return values
+
+
+class Desk(Generic[Arrays]):
+    """A tuple of arrays, made anew where a step needs more room, and the loops on it.
+
+    Args:
+        kind: The tuple.
+        *loops: Those on it.
+        **given: Fields that are not zeros with room for a step: arrays that last, one `PerRequest`
+            at most, or the shape of zeros of another size.
+    """
+
+    runs: list[Callable[[], int]]
+    """The loops on the arrays that `fit` returned last."""
+
+    def __init__(
+        self,
+        kind: type[Arrays],
+        *loops: Loop,
+        **given: NDArray[Any] | PerRequest | int | tuple[int, ...],
+    ) -> None:
+        self._kind: Any = kind
+        self._loops, self._given = loops, given
+        self._lasting: Any = next((v for v in given.values() if isinstance(v, PerRequest)), None)
+        self._values: NDArray[Any] | None = None
+        self._room = -1
+        self._arrays: Any
+
+    def fit(self, num: int, requests: Ints | None = None) -> Arrays:
+        """Return arrays with room for one more than so many numbers, and a step's requests."""
+        values = self._values if requests is None else self._lasting.up_to(requests)
+        if num > self._room or values is not self._values:
+            self._make(num, values)
+        if requests is not None:
+            self._arrays.requests[: len(requests)] = requests
+        arrays: Arrays = self._arrays
+        return arrays
+
+    def put(self, outcome: StepOutcome) -> Arrays:
+        """Return arrays with what became of a step's drafts."""
+        num = len(outcome.requests)
+        self.fit(num, outcome.requests)
+        desk = self._arrays
+        desk.draft_lens[:num] = outcome.draft_lens
+        desk.accepted_lens[:num] = outcome.accepted_lens
+        desk.sizes[0] = num
+        arrays: Arrays = desk
+        return arrays
+
+    def _make(self, num: int, values: NDArray[Any] | None) -> None:
+        if num > self._room:
+            self._room = num + num // 2
+        self._values = values
+        made = {}
+        for field, (kind, _) in self._loops[0].types.items():
+            given = self._given.get(field, max(self._room + 1, 8))
+            if isinstance(given, PerRequest):
+                given = given.values
+            made[field] = given if isinstance(given, np.ndarray) else np.zeros(given, kind)
+        self._arrays = self._kind(**made)
+        pointers = Pointers(self._arrays, self._loops[0].types)
+        self.runs = [loop.bind(pointers) for loop in self._loops]
+
+
+class LocalDesk(Desk[Arrays], local):
+    """A desk of which every thread has its own; what lasts there is only read."""
+
+
+@inner
+def _strided_sum(table: FloatRows, row: int, first: int, end: int, stride: int) -> float:
+    total = 0.0
+    for index in range(first, end, stride):
+        total += table[row, index]
+    return total
+
+
+@inner
+def part_sum(table: FloatRows, row: int, first: int, size: int) -> float:
+    """Add up part of a row as numpy does up to 128: by eights, these in pairs, then the rest."""
+    if size < 8:
+        return _strided_sum(table, row, first, first + size, 1)
+    end = first + size - size % 8
+    a = _strided_sum(table, row, first, end, 8) + _strided_sum(table, row, first + 1, end, 8)
+    b = _strided_sum(table, row, first + 2, end, 8) + _strided_sum(table, row, first + 3, end, 8)
+    c = _strided_sum(table, row, first + 4, end, 8) + _strided_sum(table, row, first + 5, end, 8)
+    d = _strided_sum(table, row, first + 6, end, 8) + _strided_sum(table, row, first + 7, end, 8)
+    total = (a + b) + (c + d)
+    for index in range(end, first + size):
+        total += table[row, index]
+    return total

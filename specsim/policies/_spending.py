@@ -1,0 +1,297 @@
+"""What steps take, and how many of the largest gains make goodput highest: the loops."""
+
+from typing import NamedTuple
+
+from specsim.core.compiled import inner
+from specsim.latency import COEFFICIENTS, forward_time
+from specsim.policies._desk import Floats, Ints, loop_on
+
+__all__ = [
+    "BUCKETS",
+    "Spending",
+    "best_budget",
+    "find_least",
+    "take_largest",
+    "time_lens",
+    "time_steps",
+]
+
+_OVERHEAD_STEP, _OVERHEAD_REQUEST, _HAS_DRAFTER, _HAS_LATENCY, _BASIS = range(5)
+_TARGET_SHARE, _TOKEN, _STEP, _REQUEST = range(5, 9)  # places in `CompiledCosts.numbers`
+
+
+class Spending(NamedTuple):
+    """Gains, and what it takes to have them."""
+
+    gains: Floats
+    """Shape (longest, n): of the first token of every sequence, then of the second and so on; at
+    most 1, and all negative ones equal."""
+    kept: Floats
+    """Those that may be worth it."""
+    places: Ints
+    """Buckets, or batched tokens."""
+    ends: Ints
+    """Shape (BUCKETS,)."""
+    falling: Floats
+    """Gains, the largest first."""
+    times: Floats
+    """Of a step that spends 0, 1, ... of them."""
+    found: Floats
+    """What is emitted in any case, then the highest goodput; the last gain that is spent; goodput
+    if nothing were even drafted, where times are not given."""
+    counts: Ints
+    """Of each sequence: what it drafts, or is to verify."""
+    sizes: Ints
+    """Gains, times, sequences, gains to be taken; whether the times are given; how many `counts`
+    say what is drafted."""
+    target: Floats
+    """Form of the target's forward pass."""
+    drafter: Floats
+    """Form of the drafter's."""
+    costs: Floats
+    """What else a step costs, in the order of `specsim.latency.COSTS`."""
+    load: Ints
+    """Context, batched tokens without drafts, sequences and prefill tokens of a step; then the
+    longest draft that it makes, and tokens of all that it makes."""
+    rows: Ints
+    """Sequences that draft a first token, a second and so on."""
+
+
+@inner
+def _step_time(desk: Spending, batched_tokens: int, longest: int) -> float:
+    """Return what a step of so many tokens takes; to the bit as `StepCosts.step_time`."""
+    costs, load = desk.costs, desk.load
+    context_tokens, num, prefill_tokens = load[0], load[2], load[3]
+    target_time = forward_time(desk.target, context_tokens, batched_tokens, num, prefill_tokens)
+    total: float = target_time + (costs[_OVERHEAD_STEP] + costs[_OVERHEAD_REQUEST] * num)
+    if not costs[_HAS_DRAFTER]:
+        return total
+    draft_time: float = 0.0
+    if longest:
+        draft_time = costs[_TARGET_SHARE] * target_time + costs[_TOKEN] * load[5]
+        draft_time = draft_time + costs[_STEP] + costs[_REQUEST] * num
+    if not costs[_HAS_LATENCY]:
+        return total + draft_time
+    if costs[_BASIS] == 0.0:
+        draft_time += forward_time(
+            desk.drafter, context_tokens, batched_tokens, num, prefill_tokens
+        )
+        context_tokens += batched_tokens
+        for place in range(1, longest):
+            rows = desk.rows[place]
+            draft_time += forward_time(desk.drafter, context_tokens, rows, rows, 0)
+            context_tokens += rows
+    elif longest:
+        if costs[_BASIS] == 1.0:
+            draft_time += forward_time(
+                desk.drafter, context_tokens, batched_tokens, num, prefill_tokens
+            )
+        else:
+            draft_time += forward_time(desk.drafter, 0, num, num, 0)
+    return total + draft_time
+
+
+@inner
+def _add_drafts(desk: Spending) -> None:
+    """Work out what a step drafts altogether, if it was said what each sequence does."""
+    load, rows, counts, num = desk.load, desk.rows, desk.counts, desk.sizes[5]
+    for row in range(num):
+        load[4] = max(load[4], counts[row])
+        load[5] += counts[row]
+    if num and desk.costs[_BASIS] == 0.0:
+        for place in range(load[4]):
+            rows[place] = 0
+            for row in range(num):
+                rows[place] += 1 if counts[row] > place else 0
+
+
+@loop_on(Spending, "specsim.latency._form")
+def time_steps(desk: Spending) -> int:
+    """Work out what steps take that batch so many tokens each."""
+    _add_drafts(desk)
+    for index in range(desk.sizes[1]):
+        desk.times[index] = _step_time(desk, desk.places[index], desk.load[4])
+    return 0
+
+
+@loop_on(Spending, "specsim.latency._form")
+def time_lens(desk: Spending) -> int:
+    """Work out what a step takes that verifies 0, 1, ... drafts of every sequence."""
+    num = desk.load[2]
+    for k in range(desk.sizes[1]):
+        desk.load[5] = k * num
+        desk.times[k] = _step_time(desk, num * (1 + k), k)
+    return 0
+
+
+# The largest gains
+
+
+BUCKETS = 2048
+"""Of equal width, that gains are dealt out to before they are sorted."""
+_ALL = -2.0  # less than any gain
+
+
+@inner
+def _worthless(desk: Spending) -> float:
+    """Return what a gain has to be larger than to be worth its token.
+
+    A token that takes gamma or more raises no goodput above R if it gains less than R gamma, and R
+    is at least what nothing spent yields, or all that is worth it by that. The margins are far
+    wider than what rounding does to sums of gains.
+    """
+    target, last = desk.target, desk.sizes[1] - 1
+    is_given = desk.sizes[4]
+    if is_given or target[0] != COEFFICIENTS or desk.drafter[0] != COEFFICIENTS:
+        return _ALL
+    gamma = target[5] if desk.load[3] else target[2]
+    tokens, longest = desk.load[1], desk.load[4]
+    share = 0.999 * gamma - 1e-9 * _step_time(desk, tokens + last, longest)
+    emitted: float = desk.found[0]
+    least: float = emitted / _step_time(desk, tokens, longest) * share
+    if least <= 0.0:
+        return _ALL
+    spent = 0
+    for index in range(desk.sizes[0]):
+        is_worth = 1 if desk.gains[index] > least else 0
+        emitted += desk.gains[index] * is_worth
+        spent += is_worth
+    if spent <= last:
+        least = max(least, emitted / _step_time(desk, tokens + spent, longest) * share)
+    return least
+
+
+@inner
+def _deal_out(desk: Spending, least: float) -> int:
+    """Deal the gains above `least` out to buckets, falling, and count each; return how many.
+
+    The buckets are narrower than what lies between two tokens of most drafts.
+    """
+    gains, kept, places, ends = desk.gains, desk.kept, desk.places, desk.ends
+    last = len(ends) - 1.0
+    scale = last / (1.0 - min(max(least, 0.0), 0.999))
+    for bucket in range(len(ends)):
+        ends[bucket] = 0
+    num = 0
+    for index in range(desk.sizes[0]):
+        value = gains[index]
+        is_kept = 1 if value > least else 0  # without a jump that could not be foretold
+        bucket = int(max(min((1.0 - value) * scale, last), 0.0))
+        kept[num] = value
+        places[num] = bucket
+        ends[bucket] += is_kept
+        num += is_kept
+    return num
+
+
+@inner
+def _sort(falling: Floats, num: int) -> None:
+    """Sort what is nearly sorted by insertion; if it is not, first from afar (Shell)."""
+    moves_left = 8 * num
+    gap = 1
+    while gap:
+        for index in range(gap, num):
+            value = falling[index]
+            before = index - gap
+            while before >= 0 and falling[before] < value:
+                falling[before + gap] = falling[before]
+                before -= gap
+            falling[before + gap] = value
+            moves_left -= (index - before) // gap - 1
+            if gap == 1 and moves_left < 0:
+                moves_left = 1 << 60
+                while gap < num // 9:
+                    gap = 3 * gap + 1
+                gap = 3 * gap + 1
+                break
+        gap //= 3
+
+
+@inner
+def _sort_falling(desk: Spending, least: float) -> int:
+    """Sort the gains above `least`, the largest first; return how many there are."""
+    num = _deal_out(desk, least)
+    kept, places, ends, falling = desk.kept, desk.places, desk.ends, desk.falling
+    total = 0
+    for bucket in range(len(ends)):
+        count = ends[bucket]
+        ends[bucket] = total
+        total += count
+    for index in range(num):
+        bucket = places[index]
+        falling[ends[bucket]] = kept[index]
+        ends[bucket] += 1
+    _sort(falling, num)
+    return num
+
+
+@loop_on(Spending, "specsim.latency._form")
+def best_budget(desk: Spending) -> int:
+    """Return how many of the largest gains make goodput highest; of equal choices the fewest."""
+    _add_drafts(desk)
+    num = min(_sort_falling(desk, _worthless(desk)), desk.sizes[1] - 1)
+    falling, times, found = desk.falling, desk.times, desk.found
+    emitted_before, tokens, is_given = found[0], desk.load[1], desk.sizes[4]
+    longest = desk.load[4]
+    gained = 0.0
+    best = 0
+    best_rate = -1.0
+    for budget in range(num + 1):
+        if budget:
+            gained += falling[budget - 1]
+        time = times[budget] if is_given else _step_time(desk, tokens + budget, longest)
+        rate = (gained + emitted_before) / time
+        if rate > best_rate:
+            best = budget
+            best_rate = rate
+    found[0] = best_rate
+    found[1] = falling[best - 1] if best else 2.0
+    if not is_given:
+        found[2] = emitted_before / _step_time(desk, tokens, 0)
+    return best
+
+
+@loop_on(Spending, "specsim.latency._form")
+def find_least(desk: Spending) -> int:
+    """Find the smallest of the so many largest gains, at least one; `found`'s second number."""
+    num, left = _deal_out(desk, _ALL), desk.sizes[3]
+    bucket = 0
+    while desk.ends[bucket] < left:
+        left -= desk.ends[bucket]
+        bucket += 1
+    size = 0
+    for index in range(num):
+        if desk.places[index] == bucket:
+            desk.falling[size] = desk.kept[index]
+            size += 1
+    _sort(desk.falling, size)
+    desk.found[1] = desk.falling[left - 1]
+    return 0
+
+
+@loop_on(Spending, "specsim.latency._form")
+def take_largest(desk: Spending) -> int:
+    """Add to each sequence's count how many of the largest gains fall on it.
+
+    The smallest gain among them is `found`'s second number; of equals the earlier goes first.
+    """
+    gains, counts, least = desk.gains, desk.counts, desk.found[1]
+    num, budget = desk.sizes[2], desk.sizes[3]
+    for row in range(num):
+        budget += counts[row]
+    for first in range(0, desk.sizes[0], num):
+        for row in range(num):
+            counts[row] += 1 if gains[first + row] > least else 0
+    for row in range(num):
+        budget -= counts[row]
+    row = 0
+    for index in range(desk.sizes[0]):
+        if budget <= 0:
+            break
+        if gains[index] == least:
+            counts[row] += 1
+            budget -= 1
+        row += 1
+        if row == num:
+            row = 0
+    return 0
