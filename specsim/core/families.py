@@ -24,7 +24,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import Settings, nearest
+from specsim.core.settings import Settings, nearest, parse_yaml
 
 __all__ = ["Family", "Member"]
 
@@ -167,7 +167,7 @@ class Family(Generic[M]):
         for option in filter(None, _NEXT_OPTION.split(form["options"] or "")):
             key, equals, raw = option.partition("=")
             try:
-                fields[key.strip()] = yaml.safe_load(raw)
+                fields[key.strip()] = parse_yaml(raw)
             except yaml.YAMLError:
                 equals = ""
             if not equals:

@@ -5,7 +5,7 @@ name the nearest known field, NaN and infinity are no numbers.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,12 +14,16 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
+from yaml.constructor import ConstructorError
 
 from specsim.core.errors import SpecsimError
 
-__all__ = ["Settings", "explain", "load_mapping", "nearest", "validated"]
+__all__ = ["Settings", "explain", "load_mapping", "nearest", "parse_yaml", "validated"]
 
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times as fast
+_FASTEST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times as fast
+_YAML: Any = type("_Yaml", (_FASTEST,), {})
+"""As PyYAML's, but no value of it is a ValueError, and no key stands twice."""
+_KINDS = {list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
 
 
 class Settings(BaseModel):
@@ -47,6 +51,39 @@ def nearest(name: str, known: list[str]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(sorted(known))}"
 
 
+def parse_yaml(text: str) -> Any:
+    """Return the value that a text in YAML holds; a yaml.YAMLError if it is none."""
+    return yaml.load(text, _YAML)
+
+
+def _scalar(kind: str) -> Callable[[Any, yaml.ScalarNode], Any]:
+    construct = getattr(_FASTEST, f"construct_yaml_{kind}")
+
+    def checked(loader: Any, node: yaml.ScalarNode) -> Any:
+        try:
+            return construct(loader, node)
+        except ValueError as problem:
+            what = f"{_short(node.value)} is no {kind}: {problem}"
+            raise ConstructorError(None, None, what, node.start_mark) from problem
+
+    return checked
+
+
+def _mapping(loader: Any, node: yaml.MappingNode) -> Any:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.value in seen:
+            problem = f"the key '{key.value}' stands here twice; leave one"
+            raise ConstructorError(None, None, problem, key.start_mark)
+        seen.add(str(key.value))
+    return loader.construct_yaml_map(node)
+
+
+_YAML.add_constructor("tag:yaml.org,2002:map", _mapping)
+for _kind in ("int", "float", "timestamp"):
+    _YAML.add_constructor(f"tag:yaml.org,2002:{_kind}", _scalar(_kind))
+
+
 def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
     """Return the mapping that a YAML or JSON file holds.
 
@@ -55,7 +92,7 @@ def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.load(text, _YAML)
+        data = json.loads(text) if path.suffix == ".json" else parse_yaml(text)
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror}") from problem
     except UnicodeDecodeError as problem:
@@ -63,7 +100,9 @@ def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
     except (yaml.YAMLError, json.JSONDecodeError) as problem:
         raise error(f"{path}: {_where(problem, text)}") from problem
     if not isinstance(data, dict):
-        found = "is empty" if data is None else f"holds a {type(data).__name__}"
+        found = (
+            "is empty" if data is None else f"holds {_KINDS.get(type(data), type(data).__name__)}"
+        )
         raise error(f"{path}: {found}; a mapping of fields is expected")
     return data
 
@@ -97,6 +136,10 @@ def explain(problem: ValidationError) -> str:
         text = f"'{field}' is missing"
     elif kind in ("family", "unknown_field", "value_error"):
         text = f"{field + ': ' if field else ''}{first['msg'].removeprefix('Value error, ')}"
+    elif kind in ("model_type", "dict_type"):
+        text = f"{field} = {_short(given)}: should be a mapping of fields"
+    elif kind == "int_parsing":
+        text = f"{field} = {_short(given)}: should be an integer, in digits alone"
     else:
         text = f"{field} = {_short(given)}: {first['msg'].removeprefix('Input ').lower()}"
     return text + (f" (and {len(rest)} more)" if rest else "")

@@ -17,7 +17,7 @@ from specsim.acceptance import ACCEPTANCE, Acceptance
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
 from specsim.core.resources import following
-from specsim.core.settings import Settings, load_mapping, validated
+from specsim.core.settings import Settings, load_mapping, parse_yaml, validated
 from specsim.engine.config import EngineConfig
 from specsim.engine.incidents import Incident, check_incidents
 from specsim.policies import POLICIES, Policy
@@ -205,7 +205,7 @@ def overridden(
         if not equals or not path:
             raise ConfigError(f"{option} {override}: expected field.name=value")
         try:
-            value = yaml.safe_load(text)
+            value = parse_yaml(text)
         except yaml.YAMLError as error:
             raise ConfigError(f"{option} {override}: the value is not YAML") from error
         set_field(result, path, value, f"{option} {override}")

@@ -6,16 +6,18 @@ that fail the first in that order is the one whose error is raised.
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain, count, islice, takewhile
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
-from threading import Thread
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from threading import Thread, current_thread, main_thread
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from specsim.core.errors import SpecsimError
 
@@ -66,12 +68,12 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool: _Pool | None = None
 
     def __exit__(self, *error: object) -> None:
         """End all processes; after an error, without what they have not begun."""
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=any(error))
+            self._pool.__exit__(*(error or (None, None, None)))
             self._pool = None
 
     def stream(self, job: Job[T, R], tasks: Iterable[T]) -> Iterator[tuple[int, R]]:
@@ -94,12 +96,13 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         self, job: Job[T, R], numbered: Iterator[tuple[int, T]], lost: list[tuple[int, T]]
     ) -> Iterator[tuple[int, R]]:
         """Run tasks until they are all done, or until a process dies and some are lost."""
-        self._pool = self._pool or _pool(self._workers)
+        self._pool = self._pool or _Pool(self._workers)
         under_way: dict[Future[R], tuple[int, T]] = {}
         while True:
             # Each process has its next task at hand; more would be lost if one died.
-            for number, task in islice(numbered, 2 * self._workers - len(under_way)):
-                under_way[self._pool.submit(job.run, task)] = number, task
+            with _ctrl_c_put_off():
+                for number, task in islice(numbered, 2 * self._workers - len(under_way)):
+                    under_way[self._pool.submit(job.run, task)] = number, task
             if not under_way:
                 return
             ended, _ = wait(under_way, return_when=FIRST_COMPLETED)
@@ -117,7 +120,7 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
 
 
 def _run_alone(job: Job[T, R], task: T) -> R:
-    with _pool(1) as pool:
+    with _Pool(1) as pool:
         try:
             return pool.submit(job.run, task).result()
         except BrokenProcessPool:
@@ -201,13 +204,54 @@ def _as_error(task: object, why: str) -> SpecsimError:
 
 def warm_up(workers: int) -> None:
     """Start importing the simulator for several workers, while this process does so for itself."""
-    if workers > 1 and _context().get_start_method() == "forkserver":
+    if workers > 1:
+        _start_server()
+
+
+def _start_server() -> None:
+    """Start what forks workers; Ctrl-C, which a terminal sends to all processes, is not for it."""
+    if _context().get_start_method() != "forkserver":
+        return
+    if current_thread() is not main_thread():  # others may not say what a signal does
         forkserver.ensure_running()
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which it inherits
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
-    """Return a pool whose processes end with the program, however that ends."""
-    return ProcessPoolExecutor(workers, mp_context=_context(), initializer=_end_with_parent)
+@contextmanager
+def _ctrl_c_put_off() -> Iterator[None]:
+    """Let the block end before Ctrl-C is heard: a process half started would complain."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if heard:
+        signal.raise_signal(signal.SIGINT)
+
+
+class _Pool(ProcessPoolExecutor):
+    """A pool whose processes end with the program, however that ends, or when Ctrl-C comes."""
+
+    def __init__(self, workers: int) -> None:
+        _start_server()
+        context = _context()
+        end, self._hold = context.Pipe(duplex=False)
+        super().__init__(workers, mp_context=context, initializer=_end_with_parent, initargs=(end,))
+
+    def __exit__(self, *error: Any) -> None:
+        """Wait for what is under way, and run what is not if there was no error."""
+        if isinstance(error[1], KeyboardInterrupt):
+            self._hold.close()  # all processes exit
+        self.shutdown(cancel_futures=any(error))
 
 
 def _context() -> BaseContext:
@@ -218,13 +262,15 @@ def _context() -> BaseContext:
     return context
 
 
-def _end_with_parent() -> None:
-    """Make this process end as soon as the one that asked for it is gone, even if it was killed."""
+def _end_with_parent(end: Connection) -> None:
+    """Make this process exit as soon as the one that asked for it closes `end`, or was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that one decides, and says what there is to say
     parent = multiprocessing.parent_process()
     assert parent is not None
+    sentinel = parent.sentinel
 
     def wait_for_end() -> None:
-        parent.join()
+        connection.wait([sentinel, end])
         os._exit(1)
 
     Thread(target=wait_for_end, daemon=True).start()

@@ -9,6 +9,7 @@ import yaml
 
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
+from specsim.core.settings import parse_yaml
 from specsim.tokens.draft_eval import Drafter, evaluate_drafts
 
 __all__ = ["Combination", "evaluate_grid", "grid_options"]
@@ -61,7 +62,7 @@ def _grid_values(text: str) -> tuple[str, list[Any]]:
     if not equals or not name:
         raise ConfigError(f"--grid {text}: expected NAME=V1,V2,...")
     try:
-        values = yaml.safe_load(f"[{listed}]") if listed.strip() else []
+        values = parse_yaml(f"[{listed}]") if listed.strip() else []
     except yaml.YAMLError as error:
         raise ConfigError(f"--grid {text}: the values are not YAML, separated by commas") from error
     if not isinstance(values, list) or not values:

@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +58,38 @@ def test_a_task_that_kills_its_process_is_an_error_and_the_others_go_on() -> Non
         with pytest.raises(SpecsimError, match="a simulation was lost: its process was killed"):
             runner.run(deadly, [[1, 2], [3]])
         assert runner.run(squared, [[2]]) == [[4]]
+
+
+@pytest.mark.parametrize("moment", ["while the server imports", "while a task is under way"])
+def test_ctrl_c_ends_all_processes_at_once_and_silently(moment: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"  # a file, for workers import the function by its name
+    script.write_text(
+        "import os, signal, sys, threading, time\n"
+        "from specsim.study.runner import LocalProcesses, Runner, warm_up\n"
+        "def work(number):\n"
+        "    open(f'begun-{number}', 'w').close()\n"
+        "    time.sleep(60)\n"
+        "def interrupt():\n"
+        "    while sys.argv[1].endswith('way') and not os.path.exists('begun-0'):\n"
+        "        time.sleep(0.01)\n"
+        "    time.sleep(0.2)\n"
+        "    os.killpg(0, signal.SIGINT)  # as a terminal does\n"
+        "if __name__ == '__main__':\n"
+        "    warm_up(2)\n"
+        "    threading.Thread(target=interrupt).start()\n"
+        "    try:\n"
+        "        with Runner(LocalProcesses(2)) as runner:\n"
+        "            runner.run(work, [[0, 1, 2]])\n"
+        "    except KeyboardInterrupt:\n"
+        "        sys.exit(130)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script, moment],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=tmp_path,
+        start_new_session=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
