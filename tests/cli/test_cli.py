@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import ROOT, Run, tiny_config
 
-from specsim.reality.acceptance_fit import fits, study
+from specsim.reality.acceptance_fit import fits, halves
 from specsim.results.export import RESULT_FILES
 from specsim.study.tune.check import Check
 
@@ -257,7 +257,7 @@ def write_tokens(path: Path, count: int = 12) -> None:
 def quick_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fits, "_POSITIONS", 3000)
     monkeypatch.setattr(fits, "_MAX_TRIALS", 10)
-    monkeypatch.setattr(study, "_POSITIONS", 10_000)
+    monkeypatch.setattr(halves, "_POSITIONS", 10_000)
 
 
 def test_acceptance_fit_prints_distances_and_what_an_experiment_takes(
