@@ -23,6 +23,12 @@ def main() -> None:
             raise
         sys.stderr.write(f"error: out of memory: {error}; simulate fewer requests at a time\n")
         sys.exit(2)
+    except OSError as error:  # of files the commands say more; this is standard output
+        if "--debug" in sys.argv:
+            raise
+        sys.stderr.write(f"error: {error.filename or 'output'}: {error.strerror or error}\n")
+        sys.stdout = None  # what it still holds would fail again
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-__all__ = ["progress", "show", "spinner", "warn"]
+__all__ = ["keep_numbers_whole", "progress", "show", "spinner", "warn"]
 
 _SLOW = 1.0  # seconds after which a progress bar appears
 _FILE_WIDTH = 160
@@ -55,12 +55,31 @@ def spinner(description: str) -> Iterator[None]:
 def show(*tables: Any, to_stderr: bool = False) -> None:
     """Print tables to standard output, or where that is for another program, to standard error."""
     from rich.console import Console
+    from rich.table import Table
 
     # Into a file or pipe nothing has to fit, and nothing is cut.
     stream = sys.stderr if to_stderr else sys.stdout
     console = Console(width=None if stream.isatty() else _FILE_WIDTH, stderr=to_stderr)
     for table in tables:
-        console.print(table)
+        if isinstance(table, Table):
+            keep_numbers_whole(table, console)
+        console.print(table, crop=False)
+
+
+def keep_numbers_whole(table: Any, console: Any) -> None:
+    """Break no number in two: on a narrow terminal padding goes first, then the edge is passed."""
+    from rich.measure import Measurement
+
+    wide = console.options.update(width=_FILE_WIDTH)
+    whole = [column for column in table.columns if column.justify == "right" or column.no_wrap]
+    for column in whole:
+        widths = [Measurement.get(console, wide, cell).minimum for cell in column.cells]
+        column.min_width = max(widths, default=0)
+    if whole and Measurement.get(console, wide, table).minimum > console.width:
+        table.padding = 0
+        narrowest = sum(column.min_width or 1 for column in table.columns) + len(table.columns) + 1
+        if narrowest > console.width:
+            table.width = narrowest
 
 
 def warn(warnings: list[str]) -> None:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import ROOT, Run, tiny_config
+from rich.console import Console
 
+from specsim.cli.terminal import keep_numbers_whole
 from specsim.reality.acceptance_fit import fits, halves
 from specsim.results.export import RESULT_FILES
+from specsim.show.render.tables import new_table
 from specsim.study.tune.check import Check
 
 
@@ -372,6 +376,12 @@ BAD: dict[str, tuple[dict[str, Any], str | None, str]] = {
         None,
         "workload.arrivals.rate = nan",
     ),
+    "no end in sight": (
+        {"workload": {**tiny_config()["workload"],
+                      "arrivals": {"kind": "poisson", "rate": 1e-300}}},
+        None,
+        "s, and clocks here go up to 1e+09 s (30 years); raise the rate",
+    ),
     "alpha 1.2": ({"acceptance": {"kind": "bernoulli", "alpha": 1.2}}, None, "acceptance.alpha ="),
     "prompt longer than max_model_len": (
         {"workload": {**tiny_config()["workload"],
@@ -458,6 +468,28 @@ def test_a_broken_invariant_is_found_by_check(
 def test_debug_shows_the_traceback(cli: Run) -> None:
     with pytest.raises(ValueError, match="cannot be read"):
         cli("--debug", "run", "nowhere.yaml")
+
+
+def test_output_that_cannot_be_written_is_one_line(experiment: Callable[..., Path]) -> None:
+    command = [sys.executable, "-m", "specsim", "run", str(experiment())]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: output: No space left on device\n")
+
+
+def test_a_narrow_terminal_breaks_no_number() -> None:
+    cells = ["1,116.27", "20,789.31", "1.506 - 1.625"]
+    for width in (80, 40, 20):
+        table = new_table("title", ["row", "TTFT mean, ms", "max_num_batched_tokens", "x", ""], [
+            ["E2E latency mean, ms", *cells, ""]
+        ])  # fmt: skip
+        console = Console(width=width, file=StringIO())
+        keep_numbers_whole(table, console)
+        console.print(table, crop=False)
+        assert isinstance(console.file, StringIO)
+        lines = console.file.getvalue().splitlines()
+        assert all(any(word in line for line in lines) for cell in cells for word in cell.split())
+        assert max(map(len, lines)) <= max(width, 51)
 
 
 def test_the_module_runs_by_itself() -> None:

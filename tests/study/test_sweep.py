@@ -210,6 +210,7 @@ def removed(name: str) -> Callable[[Path], None]:
         (edited("sweep.yaml", "0.1.0", "0.0.9"), ["--resume"], "begun by specsim 0.0.9"),
         (edited("sweep.yaml", "_format: 1", "_format: 9"), ["--resume"], "sweep_format = 9"),
         (edited("sweep.yaml", "llama-3.1-8b: ", "llama-3.1-8b: x"), ["--resume"], "has changed"),
+        (edited("sweep.yaml", "sweep_format: 1", ""), [], "not written by `specsim sweep`"),
         (edited("sweep.yaml", "axes", "axis"), ["--resume"], "did you mean 'axes'"),
         (removed("sweep.yaml"), ["--resume"], "holds points of no sweep"),
         (edited("points/00001.json", "{", ""), ["--resume"], "remove the file and --resume"),

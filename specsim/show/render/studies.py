@@ -110,19 +110,20 @@ def tuning_tables(tuning: "Tuning", title: str) -> list[Table]:
 def _batch_table(batches: "BatchTuning", title: str) -> Table:
     ks = range(1, len(batches.points[0].measurements))
     columns = ["batch", *(f"k={k}" for k in ks), "best k", "over next best", "95 % interval"]
-    table = new_table(title, [*columns, ""])
+    rows = []
     for point in batches.points:
         gain = point.gain_over(point.best_k, point.next_best_k)
         is_tie = point.best_k != point.fastest_k
-        table.add_row(
+        row = [
             f"{point.batch_size:,}",
             *(f"{point.gains[k].mean:.3f}" for k in ks),
             str(point.best_k),
             f"{gain.mean:.3f} (k={point.next_best_k})",
             interval(gain),
             f"tied with k={point.fastest_k}" if is_tie else "",
-        )
-    return table
+        ]
+        rows.append(row)
+    return new_table(title, [*columns, ""], rows)
 
 
 def _crossover(crossover: "Crossover") -> tuple[str, str]:
@@ -145,9 +146,8 @@ def _check_table(check: "Check", title: str) -> Table:
     ks = range(1, len(check.loads[0].fixed))
     fixed = [f"k={k}" for k in ks]
     columns = ["load", *fixed, "schedule", "over best k", "95 % interval", "oracle*", ""]
-    table = new_table(title, ["", *columns])
-    for load in check.loads:
-        table.add_row(
+    rows = [
+        [
             load.name,
             _load(load.load),
             *(f"{load.speed_up(load.fixed[k]).mean:.3f}" for k in ks),
@@ -156,7 +156,10 @@ def _check_table(check: "Check", title: str) -> Table:
             interval(load.over_best_fixed),
             f"{load.oracle_over_schedule.mean:.3f}",
             "SATURATED" if load.is_saturated else "",
-        )
+        ]
+        for load in check.loads
+    ]
+    table = new_table(title, ["", *columns], rows)
     table.caption = "* over the schedule, both without asynchronous scheduling"
     table.caption_justify = "left"
     return table

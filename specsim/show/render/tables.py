@@ -13,13 +13,20 @@ __all__ = ["add_wide_rows", "interval", "new_table", "percent"]
 
 
 def new_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]] = ()) -> Table:
-    """Return a table: the first column names the rows, the others hold numbers."""
+    """Return a table: the first column names the rows, the others hold numbers.
+
+    A last column without a name holds remarks; where there are none it is left out.
+    """
     table = Table(title=escape(title), title_justify="left", header_style="bold")
     first, *others = columns
+    cells = [list(row) for row in rows]
+    if cells and others and not others[-1] and not any(row[-1] for row in cells):
+        others.pop()
+        cells = [row[:-1] for row in cells]
     table.add_column(first, no_wrap=True)
     for column in others:
         table.add_column(escape(column), justify="right", overflow="fold")
-    for row in rows:
+    for row in cells:
         table.add_row(*row)
     return table
 

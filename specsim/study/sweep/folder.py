@@ -65,11 +65,11 @@ class SweepFolder:
             with new_file(plan) as temporary:
                 temporary.write_text(folder._as_yaml(), encoding="utf-8")
             return folder
+        found = cls.open(path)
         if not resume:
             raise ConfigError(
                 f"{path}: holds a sweep already; go on with it by --resume or name another folder"
             )
-        found = cls.open(path)
         if found.specsim_version != __version__:
             raise ConfigError(
                 f"{plan}: was begun by specsim {found.specsim_version}, and this is {__version__}, "
@@ -101,6 +101,11 @@ class SweepFolder:
             )
         data = load_mapping(plan, ConfigError)
         header = {name: data.pop(name, None) for name in _HEADER}
+        if header["sweep_format"] is None:
+            raise ConfigError(
+                f"{plan}: was not written by `specsim sweep`, which keeps its own sweep.yaml in a "
+                "folder of results; name another folder"
+            )
         if header["sweep_format"] != _FORMAT:
             raise ConfigError(
                 f"{plan}: sweep_format = {header['sweep_format']}, but specsim {__version__} reads "
