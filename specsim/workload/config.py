@@ -2,11 +2,8 @@
 
 from typing import Annotated, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.core.errors import ConfigError
 from specsim.core.rng import generator
 from specsim.core.settings import Settings
 from specsim.workload.arrivals import ARRIVALS, Arrivals, OpenArrivals
@@ -16,9 +13,6 @@ from specsim.workload.lengths import LENGTHS, Lengths
 from specsim.workload.trace import Trace
 
 __all__ = ["WorkloadConfig"]
-
-_LONGEST = 1e9
-"""Seconds; numbers that large are still 0.1 us apart."""
 
 
 class WorkloadConfig(Settings):
@@ -52,7 +46,6 @@ class WorkloadConfig(Settings):
             seed: Arrivals and lengths are drawn from streams of their own.
 
         Raises:
-            ConfigError: The last request would come too late for any clock.
             TraceError: A file that the workload names cannot be used.
         """
         if isinstance(self.arrivals, TraceReplay):
@@ -66,22 +59,10 @@ class WorkloadConfig(Settings):
             times = self.arrivals.times(
                 generator(seed, "arrivals"), count=count, duration=self.duration
             )
-            return self._bodies(seed, len(times)).at_times(_in_time(times))
+            return self._bodies(seed, len(times)).at_times(times)
         assert count is not None
         return self._bodies(seed, count)
 
     def _bodies(self, seed: int, count: int) -> Trace:
         assert self.lengths is not None
         return self.lengths.draw(generator(seed, "lengths"), count)
-
-
-def _in_time(arrived_at: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return arrival times if steps of milliseconds can be added to them."""
-    last = float(arrived_at.max(initial=0.0))
-    if not last <= _LONGEST:
-        raise ConfigError(
-            f"workload.arrivals: the last of {len(arrived_at):,} requests would come after "
-            f"{last:.3g} s, and clocks here go up to {_LONGEST:.0e} s (30 years); raise the rate "
-            "or take fewer requests"
-        )
-    return arrived_at
