@@ -47,12 +47,8 @@ def is_model_config(data: dict[str, Any]) -> bool:
 def shape_fields(data: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the fields of `specsim.hardware.ModelShape` that a HuggingFace config describes.
 
-    Args:
-        source: Its file, for error messages.
-
-    Raises:
-        ProfileError: A field is missing that has no default, or the model has a part that is not
-            modelled.
+    A field that is missing and has no default, or a part of the model that is not modelled, is a
+    ProfileError that names `source`.
     """
     return _Config(data, source).fields()
 

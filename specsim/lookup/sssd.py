@@ -22,13 +22,8 @@ def discounts(
 ) -> NDArray[np.float64]:
     """Return the factors that dampen the pseudo-probabilities of one source.
 
-    Args:
-        source: Factor of all of them.
-        match: Factor per token that the matched prefix is shorter than `longest`.
-        depth: Factor per token that the candidate is deeper than the first one.
-
-    Returns:
-        By length of the match, and by depth from 1; shape (longest + 1, branch_len).
+    By length of the match and by depth from 1, shape (longest + 1, branch_len): `source`, times
+    `match` per token of a prefix shorter than `longest`, times `depth` per token after the first.
     """
     by_match = match ** np.arange(longest, -1, -1)
     return np.asarray(source * np.outer(by_match, depth ** np.arange(branch_len)))

@@ -6,13 +6,13 @@ from typing import Literal, final
 from specsim.core.rng import indexed_hash, stream_id
 from specsim.routing.base import PromptView, ReplicaView, Router
 
-__all__ = ["Random"]
+__all__ = ["RandomRouter"]
 
 _STREAM = stream_id("routing")
 
 
 @final
-class Random(Router):
+class RandomRouter(Router):
     """Each request goes to any replica, all equally likely, whatever they are doing.
 
     Where it goes is settled by the seed and the request's number, so that no policy shifts it.

@@ -132,15 +132,10 @@ class Experiment(Settings):
 
     @classmethod
     def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
-        """Return the experiment in a YAML file.
+        """Return the experiment in a YAML file, with overrides such as ``policy=static:k=3``.
 
-        Args:
-            path: Relative paths in it follow it.
-            overrides: Such as ``policy.k=3`` or ``policy=static:k=3``; values are YAML, and
-                relative paths in them follow the working directory.
-
-        Raises:
-            ConfigError: The file cannot be read, or a value in it or in an override is wrong.
+        Relative paths follow the file, and in overrides the working directory. What cannot be read
+        or is wrong is a ConfigError.
         """
         data = following(load_mapping(path, ConfigError), path.parent)
         return cls.parse(overridden(data, overrides), str(path))

@@ -127,12 +127,8 @@ Attend = Callable[[Tensor, Tensor, Batch], Tensor]
 def causal_mask(num_positions: int, num_shared: int, like: Tensor) -> Tensor:
     """Return which position sees which, as what is added to the scores: 0 or minus infinity.
 
-    Args:
-        num_shared: Query heads that share keys and values; each position has so many rows.
-        like: Of the device and dtype.
-
-    Returns:
-        Of shape (num_positions * num_shared, num_positions).
+    Shape (num_positions * num_shared, num_positions): a row per query head that shares the keys,
+    with the device and dtype of `like`.
     """
     sees = like.new_ones((num_positions, num_positions), dtype=torch.bool).tril()
     mask = like.new_zeros((num_positions, num_positions)).masked_fill(~sees, -torch.inf)

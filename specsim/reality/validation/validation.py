@@ -118,15 +118,7 @@ class Validation:
 
 
 def validate(folder: Path, replaced: Replaced | None = None) -> Validation:
-    """Replay a measured run and compare.
-
-    Args:
-        folder: With ``requests.jsonl``; see `load_run`.
-        replaced: What to use in place of what the folder says.
-
-    Raises:
-        SpecsimError: The folder cannot be read, or the run cannot be simulated.
-    """
+    """Replay the measured run in a folder, with what is `replaced`, and compare; see `load_run`."""
     run = load_run(folder)
     return replay(run, compose(run, replaced or Replaced()))
 

@@ -8,11 +8,11 @@ from pydantic import Field
 from specsim.workload.lengths import Lengths
 from specsim.workload.trace import Trace
 
-__all__ = ["Constant"]
+__all__ = ["ConstantLengths"]
 
 
 @final
-class Constant(Lengths):
+class ConstantLengths(Lengths):
     """Every prompt and every output has the same length."""
 
     kind: Literal["constant"] = "constant"

@@ -8,13 +8,13 @@ from pydantic import Field
 from specsim.workload.lengths import LENGTHS, Lengths
 from specsim.workload.trace import Trace
 
-__all__ = ["Shift"]
+__all__ = ["ShiftedLengths"]
 
 _Nested = Annotated[Lengths, LENGTHS, LENGTHS.any_member]
 
 
 @final
-class Shift(Lengths):
+class ShiftedLengths(Lengths):
     """The first share of the requests comes from one source, the rest from another."""
 
     kind: Literal["shift"] = "shift"
