@@ -4,8 +4,6 @@ import sys
 
 from specsim.core.errors import SpecsimError
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command line; an error of specsim is one line and exit code 2."""

@@ -13,16 +13,6 @@ from specsim.core.families import Member
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 
-__all__ = [
-    "MAX_DRAFT_LEN",
-    "Acceptance",
-    "DrawnAcceptance",
-    "Oracle",
-    "run_lengths",
-    "runs_below",
-    "split_rows",
-]
-
 MAX_DRAFT_LEN = 254
 """Longest draft: with the bonus token it still fits into a byte, as in every table of a run."""
 

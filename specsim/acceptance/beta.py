@@ -9,8 +9,6 @@ from pydantic import Field
 from specsim.acceptance.base import DrawnAcceptance, run_lengths
 from specsim.core.rng import Luck
 
-__all__ = ["Beta"]
-
 
 @final
 class Beta(DrawnAcceptance):

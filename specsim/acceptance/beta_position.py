@@ -9,8 +9,6 @@ from pydantic import Field
 from specsim.acceptance.base import DrawnAcceptance, runs_below
 from specsim.core.rng import Luck
 
-__all__ = ["BetaPosition"]
-
 Factor = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -10,8 +10,6 @@ from specsim.acceptance.base import DrawnAcceptance, runs_below
 from specsim.core.rng import Luck
 from specsim.core.settings import Settings
 
-__all__ = ["REFERENCE_POSITION", "Layered", "RegimeLayer"]
-
 REFERENCE_POSITION = 100
 """Output position at which `Layered.rates` hold."""
 

@@ -10,8 +10,6 @@ from specsim.acceptance.base import DrawnAcceptance, run_lengths
 from specsim.core.rng import Luck
 from specsim.core.settings import Settings
 
-__all__ = ["Markov", "Regime"]
-
 
 class Regime(Settings):
     """A stretch of the output that is easy or hard to draft."""

@@ -11,8 +11,6 @@ from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 
-__all__ = ["PerDrafter"]
-
 
 @final
 class PerDrafter(Acceptance):

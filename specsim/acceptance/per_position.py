@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from specsim.acceptance.base import DrawnAcceptance, runs_below
 from specsim.core.rng import Luck
 
-__all__ = ["PerPosition"]
-
 Rate = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -13,10 +13,6 @@ from specsim.core.resources import find_resource, resource_names
 from specsim.core.rng import Luck
 from specsim.core.settings import Settings, load_mapping, nearest, validated
 
-__all__ = [
-    "AcceptanceFile", "FitProvenance", "FitValidation", "Preset", "load_preset", "preset_names",
-]  # fmt: skip
-
 
 class FitProvenance(Settings):
     """Where the parameters come from."""

@@ -8,8 +8,6 @@ from specsim.core.errors import TraceError
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 
-__all__ = ["Recorded"]
-
 
 @final
 class Recorded(Acceptance):

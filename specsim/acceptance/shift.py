@@ -10,8 +10,6 @@ from specsim.acceptance.base import Acceptance
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 
-__all__ = ["Shift"]
-
 
 @final
 class Shift(Acceptance):

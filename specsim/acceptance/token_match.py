@@ -7,8 +7,6 @@ from specsim.acceptance.base import Acceptance
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 
-__all__ = ["TokenMatch"]
-
 
 @final
 class TokenMatch(Acceptance):

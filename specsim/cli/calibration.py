@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from specsim.reality.calibration.calibrate import Subject
     from specsim.reality.calibration.results import Judgement
 
-__all__ = ["calibrate"]
-
 
 class EngineName(StrEnum):
     """Which engine is measured."""

@@ -8,8 +8,6 @@ import typer
 from specsim.cli.terminal import show
 from specsim.core.errors import ConfigError
 
-__all__ = ["list_members", "schema"]
-
 
 def list_members(
     family: Annotated[str | None, typer.Argument(help="Show only this family.")] = None,

@@ -16,8 +16,6 @@ from specsim.cli.terminal import show, spinner, warn
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
 
-__all__ = ["breakdown", "export", "plot", "report", "timeline"]
-
 
 def _check_distinct(folders: list[Path]) -> None:
     known: set[Path] = set()

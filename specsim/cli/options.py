@@ -14,11 +14,6 @@ from specsim.cli.terminal import warn
 from specsim.core.atomic import new_file, new_folder
 from specsim.core.errors import ConfigError
 
-__all__ = [
-    "ALL_CORES", "Config", "Out", "Overrides", "Seed", "Workers", "all_overrides", "can_draw",
-    "need", "output_file", "results_folder", "write_json",
-]  # fmt: skip
-
 Config = Annotated[Path, typer.Argument(help="The experiment, a YAML file.", show_default=False)]
 Overrides = Annotated[
     list[str] | None,

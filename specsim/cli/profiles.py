@@ -9,8 +9,6 @@ from specsim.cli.options import need, output_file, write_json
 from specsim.cli.terminal import show, spinner
 from specsim.core.errors import ConfigError
 
-__all__ = ["profile_app"]
-
 profile_app = typer.Typer(help="Make and inspect profiles of models on GPUs.", no_args_is_help=True)
 
 MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Of a folder, leave larger batches out.")]

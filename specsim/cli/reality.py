@@ -21,8 +21,6 @@ from specsim.cli.terminal import progress, show, spinner, warn
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
 
-__all__ = ["acceptance_app", "observe", "parity", "validate"]
-
 _KINDS_SHOWN = 8
 
 

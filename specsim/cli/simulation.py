@@ -26,8 +26,6 @@ from specsim.core.errors import ConfigError
 if TYPE_CHECKING:
     from specsim.study.sweep import Backend
 
-__all__ = ["ManyPolicies", "compare", "run", "sweep"]
-
 
 class ManyPolicies(TyperCommand):
     """Lets ``--policies a b c`` mean ``--policies a --policies b --policies c``."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from specsim.policies import Policy
     from specsim.study.gate import GateResults, Suite
 
-__all__ = ["capacity", "gate", "tune"]
-
 _NUM_REQUESTS = 1000
 
 

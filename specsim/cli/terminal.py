@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-__all__ = ["keep_numbers_whole", "progress", "show", "spinner", "warn"]
-
 _SLOW = 1.0  # seconds after which a progress bar appears
 _FILE_WIDTH = 160
 

@@ -10,8 +10,6 @@ from specsim.cli.options import output_file, write_json
 from specsim.cli.terminal import progress, show, spinner, warn
 from specsim.core.errors import ConfigError
 
-__all__ = ["draft_eval", "tokens_app", "trace_app"]
-
 trace_app = typer.Typer(
     help="Look at workloads, convert them and make new ones.", no_args_is_help=True
 )

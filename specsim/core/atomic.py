@@ -10,8 +10,6 @@ from tempfile import mkdtemp
 
 from specsim.core.errors import ConfigError
 
-__all__ = ["check_replaceable", "new_file", "new_folder"]
-
 _MARK = b"specsim_version"
 """What nearly every JSON file and every table of results holds."""
 _UNMARKED = ("config.yaml", "plot.png", "report.png", "timeline.png", "timeline.parquet")

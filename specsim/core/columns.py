@@ -13,15 +13,6 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError, SpecsimError
 
-__all__ = [
-    "Columns",
-    "find_table",
-    "first_line",
-    "opened_parquet",
-    "read_columns",
-    "table_header",
-]
-
 Columns = dict[str, NDArray[np.float64]]
 """Shape (rows,) each, by name."""
 

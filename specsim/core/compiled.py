@@ -20,8 +20,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from specsim.core.machine_code import IS_COMPILER, Source, loaded
 
-__all__ = ["Loop", "Pointers", "Types", "as_records", "inlined", "inner", "types_of"]
-
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 
 Function = TypeVar("Function", bound=Callable[..., Any])

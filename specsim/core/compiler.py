@@ -24,8 +24,6 @@ import numpy as np
 from specsim.core.compiled import Loop, Types, inner, loops_of, symbol
 from specsim.core.machine_code import sealed
 
-__all__ = ["machine_code"]
-
 _OF_PYTHON = ("Py", "_Py", "NRT_", "numba_")  # what numba's code refers to where it would raise
 
 

@@ -15,8 +15,6 @@ from specsim.core.request import Request
 from specsim.core.rng import Luck
 from specsim.core.step import Ints
 
-__all__ = ["Confidences", "DraftLuck"]
-
 _LEVELS = 64  # of a request's mean acceptance
 _STEPS = 256  # of a quantile, and of a confidence
 

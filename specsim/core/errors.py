@@ -13,15 +13,6 @@ Each message names the file and line or the field, the value, the rule and what 
 The command line prints it and exits with code 2.
 """
 
-__all__ = [
-    "CapacityError",
-    "ConfigError",
-    "InvariantError",
-    "ProfileError",
-    "SpecsimError",
-    "TraceError",
-]
-
 
 class SpecsimError(Exception):
     """Base of every error that specsim raises on purpose."""

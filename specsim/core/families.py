@@ -26,8 +26,6 @@ from pydantic_core import PydanticCustomError, core_schema
 from specsim.core.errors import ConfigError
 from specsim.core.settings import Settings, nearest, parse_yaml
 
-__all__ = ["Family", "Member"]
-
 M = TypeVar("M", bound="Member")
 
 # A name, or a path and a class; then fields.

@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["CACHE_VARIABLE", "IS_COMPILER", "Source", "loaded", "sealed"]
-
 CACHE_VARIABLE = "SPECSIM_CACHE_DIR"
 """Environment variable: the folder for compiled code, in place of ``~/.cache/specsim``."""
 

@@ -14,8 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NO_RECORDS", "UNRECORDED", "BlockKey", "PrefixIds", "Request", "Text"]
-
 UNRECORDED = -1
 """Stands, alone, for the token ids of a prompt that was not recorded; no token has this id."""
 

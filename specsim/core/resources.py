@@ -9,8 +9,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["find_resource", "following", "locate", "resource_names"]
-
 _PATH_FIELDS = ("path", "corpus")
 """Fields of settings that name a file or a folder."""
 _FILE_SUFFIXES = {"profile": (".yaml", ".yml"), "model": (".json",)}

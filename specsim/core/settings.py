@@ -18,8 +18,6 @@ from yaml.constructor import ConstructorError
 
 from specsim.core.errors import SpecsimError
 
-__all__ = ["Settings", "explain", "load_mapping", "nearest", "parse_yaml", "validated"]
-
 _FASTEST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times as fast
 _YAML: Any = type("_Yaml", (_FASTEST,), {})
 """As PyYAML's, but no value of it is a ValueError, and no key stands twice."""

@@ -15,9 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BatchView", "DraftView", "Ints", "Pieces", "StepLoad", "StepOutcome", "Tree"]
-
-
 Ints = NDArray[np.int64]
 
 _NONE: Ints = np.zeros(0, dtype=np.int64)

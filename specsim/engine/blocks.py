@@ -11,8 +11,6 @@ end. Equal content may live in several blocks; the one published first is found.
 from specsim.core.compiled import inner
 from specsim.engine.table import NO_BLOCK, NO_KEY, Table
 
-__all__ = ["block_key", "cached_block", "hold", "publish_block", "release_block", "take_block"]
-
 _LOW = (1 << 32) - 1
 _SPREAD = 40503  # odd; keys of one request lie side by side, those of two far apart
 

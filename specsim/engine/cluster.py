@@ -20,14 +20,6 @@ from specsim.engine.incidents import Failure, Slowdown
 from specsim.engine.replica import Departure, Replica
 from specsim.routing.base import PromptView, Router
 
-__all__ = [
-    "ClosedLoopClients",
-    "Cluster",
-    "EventClock",
-    "replay",
-    "schedule_incidents",
-]
-
 MakeReplica = Callable[[int, float], Replica]
 
 

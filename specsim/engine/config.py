@@ -10,8 +10,6 @@ from specsim.engine.setup import Setup
 from specsim.profile.memory import BLOCK_SIZE, GPU_MEMORY_UTILIZATION
 from specsim.proposers import PROPOSERS, Proposer
 
-__all__ = ["EngineConfig"]
-
 Count = Annotated[int, Field(gt=0)]
 
 

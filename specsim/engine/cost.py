@@ -9,8 +9,6 @@ from specsim.core.compiled import inner
 from specsim.engine.table import Table
 from specsim.latency._form import forward_time
 
-__all__ = ["charge_drafts", "charge_forward"]
-
 _OVERHEAD_STEP, _OVERHEAD_REQUEST, _HAS_DRAFTER, _HAS_LATENCY, _BASIS = range(5)
 _TARGET_SHARE, _TOKEN, _STEP, _REQUEST = range(5, 9)
 

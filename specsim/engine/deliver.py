@@ -7,8 +7,6 @@ from specsim.engine.kv import publish, release
 from specsim.engine.table import FINISHED, FREE, WAITING, Table
 from specsim.engine.waiting import close_gaps, leave_queue
 
-__all__ = ["deliver", "has_room", "land"]
-
 
 @inner
 def has_room(table: Table) -> bool:

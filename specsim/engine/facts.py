@@ -10,8 +10,6 @@ from specsim.core.request import BlockKey, Request
 from specsim.core.step import Ints
 from specsim.engine.table import TABLE_TYPES
 
-__all__ = ["Facts"]
-
 
 @dataclass(frozen=True)
 class Facts:

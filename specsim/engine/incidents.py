@@ -8,8 +8,6 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from specsim.core.settings import Settings
 
-__all__ = ["Failure", "Incident", "Replicas", "Slowdown", "check_incidents"]
-
 
 class Replicas(Protocol):
     """What incidents happen to; see `specsim.engine.cluster.Cluster`."""

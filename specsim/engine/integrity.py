@@ -10,8 +10,6 @@ from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.table import FINISHED, NO_BLOCK, NO_KEY, RUNNING, WAITING, Table
 from specsim.engine.view import StepView
 
-__all__ = ["IntegrityCheck", "check_integrity", "free_order"]
-
 _THOROUGH = 100  # blocks of a pool that is small enough to be looked at whole in every step
 
 

@@ -18,8 +18,6 @@ from specsim.engine.blocks import (
 )
 from specsim.engine.table import NEVER, NO_BLOCK, NO_KEY, Table
 
-__all__ = ["admit_blocks", "cached_prefix", "extend", "publish", "release"]
-
 
 @inner
 def cached_prefix(table: Table, row: int) -> int:

@@ -21,12 +21,6 @@ from specsim.engine.schedule import schedule, take_in
 from specsim.engine.table import TABLE_TYPES, Table
 from specsim.engine.verify import verify
 
-__all__ = [
-    "ASK", "BEGIN", "CHARGE_DRAFTS", "CHARGE_FORWARD", "CHECK", "DELIVERED", "FULL", "GROW",
-    "LANDED", "LAUNCHED", "OBSERVE", "OFFER", "ORDERS", "SCHEDULED", "TAKE_IN", "TRIM", "VERBS",
-    "VERIFY", "WAIT", "WAITS", "advance",
-]  # fmt: skip
-
 VERBS = 18
 (
     TAKE_IN,  # queue what has arrived

@@ -32,8 +32,6 @@ from specsim.engine.view import StepView
 from specsim.profile import StepCosts
 from specsim.results.records import Deliveries, ReplicaRecords
 
-__all__ = ["Observer", "PythonVerbs", "Wiring"]
-
 
 class Observer(Protocol):
     """Whoever watches a replica: invariant checks, the parity log."""

@@ -17,8 +17,6 @@ from specsim.engine.table import FREE, NEVER, NO_ROW, RUNNING, WAITING, Table
 from specsim.latency._form import COSTS
 from specsim.profile import StepCosts
 
-__all__ = ["Departure", "Replica"]
-
 Record = NDArray[np.void]
 
 _AS_IN_A_QUEUE = {  # what a sequence has lost when its replica fails

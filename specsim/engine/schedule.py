@@ -13,8 +13,6 @@ from specsim.engine.kv import admit_blocks, cached_prefix, extend, publish, rele
 from specsim.engine.table import NEVER, NO_ROW, RUNNING, Table
 from specsim.engine.waiting import close_gaps, enqueue, first_waiting, leave_queue, put_back
 
-__all__ = ["begin", "schedule", "take_in"]
-
 
 @inner
 def take_in(table: Table) -> bool:

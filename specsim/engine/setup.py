@@ -12,8 +12,6 @@ from specsim.engine.order import BEGIN, LANDED, LAUNCHED, ORDERS, TAKE_IN, VERBS
 from specsim.engine.table import NO_BLOCK, NO_KEY, NO_ROW, TABLE_TYPES, Table
 from specsim.latency._form import COSTS
 
-__all__ = ["Setup", "linked_rows", "zeros"]
-
 _ROWS = 256  # of sequences, arrivals and gaps to begin with
 _RESULTS = 1024  # steps and requests that are held back at most
 

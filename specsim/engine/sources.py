@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from specsim.core.step import Ints, StepLoad, Tree
 from specsim.engine.view import StepView
 
-__all__ = ["Confidences", "DraftSource", "PicksLookup", "drafter_loads"]
-
 Confidences = NDArray[np.float32]
 PicksLookup = Callable[[NDArray[np.float64]], "NDArray[np.bool_] | list[bool]"]
 

@@ -19,8 +19,6 @@ from specsim.engine.view import StepView
 from specsim.policies.base import Policy
 from specsim.proposers.base import Proposer, offers_by_table
 
-__all__ = ["Speculation"]
-
 _NO_CONFIDENCES: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
 _NOBODY: Ints = np.zeros(0, dtype=np.int64)
 

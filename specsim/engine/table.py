@@ -27,19 +27,8 @@ from typing import (
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.results.records import (
-    GAP_FIELDS,
-    REQUEST_FIELDS,
-    SECOND_FIELDS,
-    STEP_FIELDS,
-    TOTAL_FIELDS,
-)
-
-__all__ = [
-    "FINISHED", "FREE", "NEVER", "NO_BLOCK", "NO_KEY", "NO_ROW", "RUNNING", "TABLE_TYPES",
-    "WAITING", "Arrival", "Block", "Entry", "Fact", "Group", "Holding", "Limits", "Sequence",
-    "State", "Step", "Table",
-]  # fmt: skip
+from specsim.results.records import GAP_FIELDS, REQUEST_FIELDS, SECOND_FIELDS, TOTAL_FIELDS
+from specsim.results.step_log import STEP_FIELDS
 
 NEVER = 1 << 62
 """A length that no sequence reaches."""

@@ -3,8 +3,6 @@
 from specsim.core.compiled import inner
 from specsim.engine.table import Table
 
-__all__ = ["verify"]
-
 
 @inner
 def verify(table: Table) -> None:

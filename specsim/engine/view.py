@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from specsim.core.step import Ints, Pieces, StepLoad
 from specsim.engine.table import FINISHED, Table
 
-__all__ = ["StepView"]
-
 
 class StepView:
     """The step at a place of the ring; views of the table, gone when the verb is done."""

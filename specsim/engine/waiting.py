@@ -8,8 +8,6 @@ preempted sequence has no privilege.
 from specsim.core.compiled import inner
 from specsim.engine.table import NO_ROW, RUNNING, WAITING, Table
 
-__all__ = ["close_gaps", "enqueue", "first_waiting", "leave_queue", "put_back"]
-
 
 @inner
 def first_waiting(table: Table) -> int:

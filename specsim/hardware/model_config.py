@@ -4,8 +4,6 @@ from typing import Any
 
 from specsim.core.errors import ProfileError
 
-__all__ = ["is_model_config", "shape_fields"]
-
 # Other names of the same thing: BLOOM, OPT, Mixtral, DeepSeek, newer transformers.
 _ALIASES = {
     "num_hidden_layers": ("n_layer",),

@@ -17,18 +17,6 @@ from specsim.core.resources import find_resource, resource_names
 from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.hardware.model_config import is_model_config, shape_fields
 
-__all__ = [
-    "GIB",
-    "GpuSpec",
-    "MemoryPlan",
-    "ModelShape",
-    "find_gpu",
-    "find_model",
-    "load_gpu",
-    "load_model",
-    "num_kv_blocks",
-]
-
 GIB = 1 << 30
 _BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 

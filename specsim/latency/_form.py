@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from specsim.core.compiled import inlined, inner
 
-__all__ = ["COEFFICIENTS", "COSTS", "CompiledCosts", "Form", "forward_time"]
-
 Form = NDArray[np.float64]
 
 COEFFICIENTS, TABLE, ROOFLINE, STAIRCASE = 0.0, 1.0, 2.0, 3.0

@@ -6,8 +6,6 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Grid", "Line", "fill_along", "grid_of"]
-
 Values = NDArray[np.float64]
 
 

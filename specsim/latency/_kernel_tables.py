@@ -11,8 +11,6 @@ from specsim.core.errors import ProfileError
 from specsim.core.step import Pieces
 from specsim.latency._grid import Grid, Line, fill_along, grid_of
 
-__all__ = ["Attention", "KernelTables"]
-
 _ONCE = ("embedding", "final_layernorm")
 _TWICE = ("layernorm",)
 _ATTENTION_LAYERS = ("qkv_proj", "rotary_emb", "o_proj")

@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 from specsim.hardware import ModelShape
 
-__all__ = ["AttentionOperator", "Operator", "attention_operator", "free_budget", "matrix_operators"]
-
 
 class Operator(NamedTuple):
     """Matrices that every token is multiplied with; of experts, those that it visits.

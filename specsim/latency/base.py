@@ -9,8 +9,6 @@ from specsim.core.families import Member
 from specsim.core.step import StepLoad
 from specsim.latency._form import Form
 
-__all__ = ["LatencyModel", "one_by_one"]
-
 
 class LatencyModel(Member):
     """Duration of one forward pass of one model on one kind of GPU."""

@@ -12,8 +12,6 @@ from specsim.latency import NestedLatency
 from specsim.latency._form import STAIRCASE, Form
 from specsim.latency.base import LatencyModel
 
-__all__ = ["CudaGraph", "default_capture_sizes"]
-
 Size = Annotated[int, Field(gt=0)]
 
 

@@ -14,8 +14,6 @@ from specsim.core.step import StepLoad
 from specsim.latency._kernel_tables import Attention, KernelTables
 from specsim.latency.base import LatencyModel, one_by_one
 
-__all__ = ["Kernels"]
-
 
 @final
 class Kernels(LatencyModel):

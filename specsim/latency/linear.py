@@ -10,8 +10,6 @@ from specsim.core.step import StepLoad
 from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
 
-__all__ = ["Coefficients", "Linear"]
-
 
 class Coefficients(Settings):
     """T = alpha * N_context + gamma * N_batched + delta.

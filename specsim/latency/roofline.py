@@ -13,8 +13,6 @@ from specsim.latency._form import ROOFLINE, Form
 from specsim.latency._operators import attention_operator, free_budget, matrix_operators
 from specsim.latency.base import LatencyModel
 
-__all__ = ["Roofline"]
-
 
 @final
 class Roofline(LatencyModel):

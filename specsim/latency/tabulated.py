@@ -12,8 +12,6 @@ from specsim.latency._form import TABLE, Form
 from specsim.latency._grid import Grid
 from specsim.latency.base import LatencyModel, one_by_one
 
-__all__ = ["Tabulated", "TimeTable"]
-
 Tokens = Annotated[int, Field(ge=0)]
 Milliseconds = Annotated[float, Field(gt=0)]
 

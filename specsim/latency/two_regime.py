@@ -9,8 +9,6 @@ from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
 from specsim.latency.linear import Coefficients
 
-__all__ = ["TwoRegime"]
-
 
 @final
 class TwoRegime(LatencyModel):

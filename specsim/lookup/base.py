@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from specsim.core.request import Text
 
-__all__ = ["NO_DRAFT", "Draft", "KnownTexts", "Lookup"]
-
 
 class Draft(NamedTuple):
     """What a lookup proposes: a chain of tokens, or a tree of them."""

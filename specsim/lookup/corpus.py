@@ -13,8 +13,6 @@ from specsim.core.errors import TraceError
 from specsim.core.resources import locate
 from specsim.workload.readers import read_trace
 
-__all__ = ["Corpus", "build_corpus", "longest_match", "occurrences", "read_corpus"]
-
 
 class Corpus(NamedTuple):
     """Texts end to end, each followed by a border, and their suffixes in order."""

@@ -8,8 +8,6 @@ from numba import njit
 from specsim.lookup.base import NO_DRAFT, Draft, KnownTexts
 from specsim.lookup.corpus import Corpus, build_corpus, longest_match, occurrences
 
-__all__ = ["DatastoreLookup"]
-
 Nodes = tuple[list[int], list[int], list[int]]  # tokens, parents, occurrences
 
 

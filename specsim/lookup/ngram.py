@@ -6,8 +6,6 @@ from numpy.typing import NDArray
 
 from specsim.lookup.base import NO_DRAFT, Draft, KnownTexts
 
-__all__ = ["NgramLookup", "find_ngram"]
-
 
 @njit(cache=True)
 def find_ngram(token_ids: NDArray[np.int32], known_len: int, shortest: int, longest: int) -> int:

@@ -11,8 +11,6 @@ from specsim.core.request import Text
 from specsim.lookup.base import NO_DRAFT, Draft, KnownTexts
 from specsim.lookup.corpus import Corpus, build_corpus, longest_match, occurrences
 
-__all__ = ["SssdLookup", "discounts"]
-
 Nodes = tuple[list[int], list[int], list[float], int]
 """Tokens, parents and probabilities of a draft, and the tree that its first token came from."""
 

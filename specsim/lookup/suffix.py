@@ -24,8 +24,6 @@ from specsim.lookup.suffix_tree import (
     remove,
 )
 
-__all__ = ["SuffixLookup", "SuffixTree"]
-
 Ints = NDArray[np.int32]
 Cursor = NDArray[np.int64]
 

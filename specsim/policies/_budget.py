@@ -12,8 +12,6 @@ from specsim.policies._spending import Spending
 from specsim.policies._times import Lens, StepTimes, TimesOf, spending_desk
 from specsim.policies.base import ServerView
 
-__all__ = ["best_common_len", "best_lens", "best_spending", "largest"]
-
 _DESK = spending_desk(LocalDesk)  # for times that Python works out
 
 

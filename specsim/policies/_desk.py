@@ -17,20 +17,6 @@ from numpy.typing import NDArray
 from specsim.core.compiled import Loop, Pointers, inner, types_of
 from specsim.core.step import StepOutcome
 
-__all__ = [
-    "Desk",
-    "Flags",
-    "FloatRows",
-    "Floats",
-    "IntRows",
-    "Ints",
-    "LocalDesk",
-    "PerRequest",
-    "Singles",
-    "loop_on",
-    "part_sum",
-]
-
 Ints = Annotated[NDArray[np.int64], 1]
 Floats = Annotated[NDArray[np.float64], 1]
 Flags = Annotated[NDArray[np.bool_], 1]

@@ -20,16 +20,6 @@ from specsim.policies._desk import (
 )
 from specsim.policies.base import Policy, ServerView
 
-__all__ = [
-    "PRIOR_TRIALS",
-    "AlphaPerRequest",
-    "AlphaWindow",
-    "EstimatesAlpha",
-    "Estimating",
-    "best_windows",
-    "expected_len",
-]
-
 
 def expected_len(alpha: float, draft_len: int) -> float:
     """Return the tokens that a draft emits on average, bonus token included.

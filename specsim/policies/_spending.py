@@ -6,16 +6,6 @@ from specsim.core.compiled import inner
 from specsim.latency import COEFFICIENTS, forward_time
 from specsim.policies._desk import Floats, Ints, loop_on
 
-__all__ = [
-    "BUCKETS",
-    "Spending",
-    "best_budget",
-    "find_least",
-    "take_largest",
-    "time_lens",
-    "time_steps",
-]
-
 _OVERHEAD_STEP, _OVERHEAD_REQUEST, _HAS_DRAFTER, _HAS_LATENCY, _BASIS = range(5)
 _TARGET_SHARE, _TOKEN, _STEP, _REQUEST = range(5, 9)  # places in `CompiledCosts.numbers`
 

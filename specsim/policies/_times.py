@@ -19,8 +19,6 @@ from specsim.policies._spending import (
 )
 from specsim.profile import StepCosts
 
-__all__ = ["Lens", "StepTimes", "TimesOf", "quick_step_times", "spending_desk"]
-
 Lens = int | list[int] | Ints
 TimesOf = Callable[[StepLoad, Ints, Lens], NDArray[np.float64]]
 

@@ -9,8 +9,6 @@ from pydantic import Field
 from specsim.core.step import BatchView, StepOutcome
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["AcceptanceTarget"]
-
 
 @dataclass(slots=True)
 class _Memory:

@@ -10,8 +10,6 @@ from specsim.policies._budget import best_spending, largest
 from specsim.policies._desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["AdaptiveVerification"]
-
 
 class Stale(NamedTuple):
     """Confidences of this step, and of the last drafts."""

@@ -10,8 +10,6 @@ from pydantic import Field
 from specsim.core.step import BatchView, StepOutcome
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["Bandit"]
-
 
 @dataclass(slots=True)
 class _Memory:

@@ -19,8 +19,6 @@ from specsim.core.families import Member
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 from specsim.proposers.base import Proposer
 
-__all__ = ["OraclePolicy", "Policy", "ServerView"]
-
 
 def _no_token_ids(request: int) -> Iterable[int]:
     return ()

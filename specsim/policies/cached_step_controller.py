@@ -12,8 +12,6 @@ from specsim.core.step import BatchView, StepOutcome
 from specsim.policies._desk import Desk, Ints, PerRequest, loop_on
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["CachedStepController", "SeenTokens"]
-
 
 @inner
 def _hashed(table: Ints, key: int) -> int:

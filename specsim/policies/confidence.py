@@ -9,8 +9,6 @@ from specsim.core.step import BatchView, DraftView
 from specsim.policies._desk import Ints, LocalDesk, Singles, loop_on
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["Confidence"]
-
 
 class Stated(NamedTuple):
     """What a drafter says of its drafts."""

@@ -23,8 +23,6 @@ from specsim.policies._desk import (
 from specsim.policies._times import Lens
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["DraftGoodput"]
-
 Gains = NDArray[np.float64]
 
 _STATED = 20  # bins of equal width

@@ -12,8 +12,6 @@ from specsim.policies._desk import PerRequest
 from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating, best_windows
 from specsim.policies.base import ServerView
 
-__all__ = ["DraftSelection"]
-
 
 @dataclass(slots=True)
 class _Memory(Estimating[AlphaPerRequest]):

@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from specsim.core.step import BatchView, StepOutcome
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["EmaTiers"]
-
 
 @dataclass(slots=True)
 class _Memory:

@@ -9,9 +9,6 @@ from specsim.policies._budget import best_common_len, best_lens
 from specsim.policies._estimate import AlphaPerRequest, AlphaWindow, EstimatesAlpha, Estimating
 from specsim.policies.base import ServerView
 
-__all__ = ["Goodput"]
-
-
 _Memory = Estimating[AlphaWindow] | Estimating[AlphaPerRequest]
 
 

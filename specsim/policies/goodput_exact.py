@@ -9,8 +9,6 @@ from specsim.policies._budget import best_lens
 from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating
 from specsim.policies.base import ServerView
 
-__all__ = ["GoodputExact"]
-
 
 @final
 class GoodputExact(EstimatesAlpha):

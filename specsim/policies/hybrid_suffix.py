@@ -11,8 +11,6 @@ from specsim.core.step import BatchView, StepOutcome
 from specsim.policies._estimate import PRIOR_TRIALS, expected_len
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["HybridMemory", "HybridSuffix"]
-
 _PRIOR_ALPHA = 0.7
 
 

@@ -24,8 +24,6 @@ from specsim.policies._desk import (
 from specsim.policies._estimate import PRIOR_TRIALS
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["MedusaTree", "TreeLens"]
-
 
 @dataclass(slots=True)
 class _Memory:

@@ -5,8 +5,6 @@ from typing import Any, Literal, final
 from specsim.core.step import BatchView
 from specsim.policies.base import Policy
 
-__all__ = ["Off"]
-
 
 @final
 class Off(Policy):

@@ -7,8 +7,6 @@ import numpy as np
 from specsim.core.step import BatchView, Ints
 from specsim.policies.base import OraclePolicy, ServerView
 
-__all__ = ["OracleGoodput"]
-
 
 @final
 class OracleGoodput(OraclePolicy):

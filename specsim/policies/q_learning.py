@@ -11,8 +11,6 @@ from specsim.core.step import BatchView, StepOutcome
 from specsim.policies._desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["QLearning"]
-
 
 class Learning(NamedTuple):
     """What was done in a step, and what it was worth.

@@ -5,8 +5,6 @@ from typing import Literal, final
 from specsim.core.step import BatchView, Ints
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["Random"]
-
 
 @final
 class Random(Policy):

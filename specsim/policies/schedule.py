@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from specsim.core.step import BatchView
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["Schedule"]
-
 
 @final
 class Schedule(Policy):

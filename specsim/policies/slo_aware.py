@@ -13,8 +13,6 @@ from specsim.policies._desk import Desk, Floats, Ints, PerRequest, loop_on
 from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating
 from specsim.policies.base import ServerView
 
-__all__ = ["SloAware"]
-
 
 class Late(NamedTuple):
     """Requests that have to be on time."""

@@ -7,8 +7,6 @@ from pydantic import Field
 from specsim.core.step import BatchView
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["Static"]
-
 
 @final
 class Static(Policy):

@@ -10,8 +10,6 @@ from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.policies._desk import PerRequest
 from specsim.policies.base import Policy, ServerView
 
-__all__ = ["StepController"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Memory:

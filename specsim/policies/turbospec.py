@@ -12,8 +12,6 @@ from specsim.policies._budget import best_common_len
 from specsim.policies._estimate import AlphaWindow, EstimatesAlpha, Estimating
 from specsim.policies.base import ServerView
 
-__all__ = ["TurboSpec"]
-
 
 @dataclass(slots=True)
 class _Memory(Estimating[AlphaWindow]):

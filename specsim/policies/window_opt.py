@@ -10,8 +10,6 @@ from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating, best_windows
 from specsim.policies.base import ServerView
 
-__all__ = ["WindowOpt"]
-
 
 @dataclass(slots=True)
 class _Memory(Estimating[AlphaPerRequest]):

@@ -13,8 +13,6 @@ from specsim.latency.roofline import Roofline
 from specsim.profile.memory import BLOCK_SIZE, memory_plan
 from specsim.profile.profile import Profile
 
-__all__ = ["RooflineOptions", "RooflineProfile", "parse_drafts"]
-
 # Of vLLM's max_num_batched_tokens, the largest default: a roofline was not fitted on any range.
 _MAX_BATCHED_TOKENS = 16384
 

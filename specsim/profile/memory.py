@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape
 from specsim.profile.profile import DraftCost, Profile
 
-__all__ = ["BLOCK_SIZE", "GPU_MEMORY_UTILIZATION", "memory_plan"]
-
 BLOCK_SIZE = 16
 GPU_MEMORY_UTILIZATION = 0.92
 

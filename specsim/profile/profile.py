@@ -20,16 +20,6 @@ from specsim.latency import LATENCY
 from specsim.latency._form import CompiledCosts
 from specsim.latency.base import LatencyModel
 
-__all__ = [
-    "DraftCost",
-    "Overhead",
-    "Profile",
-    "StepCosts",
-    "ValidRange",
-    "find_profile",
-    "load_profile",
-]
-
 
 class DraftCost(Settings):
     """What it costs to draft with one proposer."""

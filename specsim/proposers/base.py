@@ -13,8 +13,6 @@ from specsim.core.request import Request
 from specsim.core.rng import Luck
 from specsim.lookup import Lookup
 
-__all__ = ["LookupProposer", "Proposer", "offers_by_table"]
-
 DraftLen = Annotated[int, Field(ge=1, le=MAX_DRAFT_LEN)]
 
 _VLLM_FIELDS = frozenset(

@@ -6,8 +6,6 @@ from pydantic import Field, model_validator
 
 from specsim.proposers.base import Proposer
 
-__all__ = ["DraftModels"]
-
 
 @final
 class DraftModels(Proposer):

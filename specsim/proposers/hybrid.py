@@ -8,8 +8,6 @@ from specsim.lookup import Lookup
 from specsim.proposers import PROPOSERS, NestedProposer
 from specsim.proposers.base import Proposer
 
-__all__ = ["Hybrid"]
-
 
 @final
 class Hybrid(Proposer):

@@ -4,8 +4,6 @@ from typing import Literal, final
 
 from specsim.proposers.base import Proposer
 
-__all__ = ["Mtp"]
-
 
 @final
 class Mtp(Proposer):

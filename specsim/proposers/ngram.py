@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 from specsim.lookup import Lookup, load
 from specsim.proposers.base import LookupProposer
 
-__all__ = ["Ngram"]
-
 
 @final
 class Ngram(LookupProposer):

@@ -9,8 +9,6 @@ from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.lookup import Lookup, load
 from specsim.proposers.base import LookupProposer
 
-__all__ = ["Sssd"]
-
 Factor = Annotated[float, Field(gt=0, le=1)]
 
 

@@ -10,8 +10,6 @@ from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.lookup import Lookup, load
 from specsim.proposers.base import LookupProposer
 
-__all__ = ["Suffix"]
-
 
 @final
 class Suffix(LookupProposer):

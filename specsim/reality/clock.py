@@ -9,8 +9,6 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["STALL", "Clock", "MachineClock"]
-
 STALL = 0.02
 """Seconds; what is taken in smaller pieces makes a machine slow, which probes see."""
 _PAID_BACK = 0.9

@@ -19,8 +19,6 @@ from specsim.core.errors import ProfileError
 from specsim.engine.incidents import Slowdown
 from specsim.run.experiment import Experiment
 
-__all__ = ["HostSpeed", "Window", "at_speed"]
-
 _FILE_NAME = "host_speed.jsonl"
 _WINDOW = 0.25  # seconds; one probe of two milliseconds says little by itself
 

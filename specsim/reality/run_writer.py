@@ -14,8 +14,6 @@ from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
 
-__all__ = ["RequestRow", "RunWriter", "StepRow", "add_repetition"]
-
 _REQUESTS, _STEPS, _META = "requests.jsonl", "steps.jsonl", "meta.json"
 _HOST_SPEED = "host_speed.jsonl"
 

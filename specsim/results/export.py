@@ -17,11 +17,6 @@ from specsim.results.records import Deliveries
 from specsim.results.step_log import STEP_FIELDS, StepLog
 from specsim.results.tables import RunTables
 
-__all__ = [
-    "RESULT_FILES", "ROWS_PER_GROUP", "structured_columns", "write_groups", "write_parquet",
-    "write_steps", "write_summary",
-]  # fmt: skip
-
 RESULT_FILES = ("summary.json", "requests.parquet", "steps.parquet", "config.yaml")
 """What the results folder of a run holds; nothing else may be written over it."""
 

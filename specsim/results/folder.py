@@ -14,13 +14,8 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
-from specsim.results.records import STEP_FIELDS
+from specsim.results.step_log import STEP_FIELDS
 from specsim.results.tables import TABLE_FIELDS
-
-__all__ = [
-    "ResultsFolder", "RunTable", "StepsTable", "check_same_run", "load_requests", "load_steps",
-    "own_block",
-]  # fmt: skip
 
 _PROVENANCE = ("config_hash", "seed", "specsim_version")
 _TIMES = ("arrived_at", "scheduled_at", "first_token_at", "ended_at")
@@ -46,7 +41,7 @@ class RunTable:
 class StepsTable(RunTable):
     """The steps of some replicas of a run, replica after replica, in the order of the clock.
 
-    Its columns are ``replica`` and those of `specsim.results.records.STEP_FIELDS`;
+    Its columns are ``replica`` and those of `specsim.results.step_log.STEP_FIELDS`;
     ``alpha_estimate`` is nan where the policy had none.
     """
 

@@ -19,12 +19,6 @@ from specsim.results.slo import Slo
 from specsim.results.tables import RunTables
 from specsim.results.weighted import WeightedSample
 
-__all__ = [
-    "PERCENTILES", "SHOWN", "TITLES", "Requests", "decode_time", "distributions", "is_unstable",
-    "keeps_limits", "latencies", "latency", "latency_statistics", "queue_time", "short",
-    "speculation_metrics", "throughput_metrics", "time_shares", "token_latencies", "tpot", "ttft",
-]  # fmt: skip
-
 PERCENTILES = (50, 90, 95, 99)
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E latency"}

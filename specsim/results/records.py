@@ -10,12 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import SpecsimError
-from specsim.results.step_log import STEP_FIELDS, STEPS_NOT_KEPT, StepLog
-
-__all__ = [
-    "GAP_FIELDS", "REQUEST_FIELDS", "SECOND_FIELDS", "STEP_FIELDS", "TOTAL_FIELDS", "Deliveries",
-    "ReplicaRecords", "records_of_run",
-]  # fmt: skip
+from specsim.results.step_log import STEPS_NOT_KEPT, StepLog
 
 REQUEST_FIELDS = np.dtype(
     [

@@ -6,8 +6,6 @@ from pydantic import Field, model_validator
 
 from specsim.core.settings import Settings
 
-__all__ = ["Slo"]
-
 
 class Slo(Settings):
     """Limits that a request must keep, all of them, to count as good."""

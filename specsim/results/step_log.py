@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
 
-__all__ = ["STEPS_NOT_KEPT", "STEP_FIELDS", "StepLog"]
-
 STEPS_NOT_KEPT = "the steps of this run were not kept; simulate(..., keeps_steps=True) keeps them"
 """Error of whoever asks for them all the same."""
 

@@ -11,8 +11,6 @@ from specsim.results.records import REQUEST_FIELDS, TOTAL_FIELDS, Deliveries, Re
 from specsim.results.step_log import STEPS_NOT_KEPT, StepLog
 from specsim.results.weighted import sorted_gaps
 
-__all__ = ["TABLE_FIELDS", "RunTables", "assemble"]
-
 TABLE_FIELDS = np.dtype(
     [
         ("request", "<i8"),
@@ -67,7 +65,7 @@ class RunTables:
 
     @property
     def steps(self) -> NDArray[np.void]:
-        """Structured, `specsim.results.records.STEP_FIELDS`, replica after replica."""
+        """Structured, `specsim.results.step_log.STEP_FIELDS`, replica after replica."""
         return self._all_steps[1]
 
     @property

@@ -19,11 +19,6 @@ from specsim.results.export import write_parquet
 from specsim.results.folder import StepsTable
 from specsim.results.metrics import short
 
-__all__ = [
-    "PARTS", "TimeRow", "TimeUse", "Timeline", "integrals", "over_time", "time_use", "timeline",
-    "write_timelines",
-]  # fmt: skip
-
 _YIELDS = ("drafts", "draft_tokens", "accepted_tokens", "output_tokens", "deliveries")
 
 

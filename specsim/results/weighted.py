@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from specsim.results.records import GAP_FIELDS
 
-__all__ = ["WeightedSample", "sorted_gaps"]
-
 _BLOCK = 4096
 """Rows between two cumulative counts, and rows that are multiplied at once."""
 

@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Protocol
 from specsim.core.families import Member
 from specsim.core.request import BlockKey, Request
 
-__all__ = ["PromptView", "ReplicaView", "Router"]
-
 
 class ReplicaView(Protocol):
     """What a router may know of a replica; read when it is asked.

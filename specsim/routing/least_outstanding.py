@@ -7,8 +7,6 @@ from pydantic import Field
 
 from specsim.routing.base import PromptView, ReplicaView, Router
 
-__all__ = ["LeastOutstanding"]
-
 
 @final
 class LeastOutstanding(Router):

@@ -5,8 +5,6 @@ from typing import Any, Literal, final
 
 from specsim.routing.base import PromptView, ReplicaView, Router
 
-__all__ = ["LeastOutstandingTokens"]
-
 
 @final
 class LeastOutstandingTokens(Router):

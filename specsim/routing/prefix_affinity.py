@@ -9,8 +9,6 @@ from pydantic import Field
 from specsim.core.request import BlockKey
 from specsim.routing.base import PromptView, ReplicaView, Router
 
-__all__ = ["PrefixAffinity"]
-
 Seen = OrderedDict[BlockKey, None]
 """Blocks of prompts that a replica was sent, the one sent longest ago first."""
 

@@ -6,8 +6,6 @@ from typing import Literal, final
 from specsim.core.rng import indexed_hash, stream_id
 from specsim.routing.base import PromptView, ReplicaView, Router
 
-__all__ = ["RandomRouter"]
-
 _STREAM = stream_id("routing")
 
 

@@ -6,8 +6,6 @@ from typing import Literal, final
 
 from specsim.routing.base import PromptView, ReplicaView, Router
 
-__all__ = ["RoundRobin"]
-
 
 @final
 class RoundRobin(Router):

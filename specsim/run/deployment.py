@@ -15,8 +15,6 @@ from specsim.profile import DraftCost, Profile, StepCosts, load_profile, memory_
 from specsim.proposers import Proposer
 from specsim.run.experiment import Experiment
 
-__all__ = ["Deployment"]
-
 
 @dataclass(frozen=True)
 class Deployment:

@@ -18,8 +18,6 @@ from specsim.engine.sources import Confidences, DraftSource, PicksLookup
 from specsim.engine.view import StepView
 from specsim.lookup.base import Draft, Lookup
 
-__all__ = ["HybridDrafts", "LookupDrafts", "TableDrafts", "TreeDrafts"]
-
 Fates = NDArray[np.uint8]
 _NO_CONFIDENCES: Confidences = np.empty((0, 0), dtype=np.float32)
 

@@ -28,8 +28,6 @@ from specsim.run.draft_sources import (
 )
 from specsim.run.experiment import Experiment
 
-__all__ = ["Drafting"]
-
 _CHUNK = 128  # requests whose survival tables are made at once, so that they stay in the cache
 
 

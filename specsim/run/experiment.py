@@ -30,8 +30,6 @@ from specsim.routing import ROUTING, Router
 from specsim.routing.round_robin import RoundRobin
 from specsim.workload import WorkloadConfig
 
-__all__ = ["Experiment", "overridden", "set_field"]
-
 
 class Experiment(Settings):
     """One run: a workload, an engine, a policy, an acceptance model and a profile."""

@@ -2,9 +2,6 @@
 
 from specsim.profile import Profile
 from specsim.run.experiment import Experiment
-from specsim.run.summary import Summary
-
-__all__ = ["Experiment", "Profile", "Summary"]
 
 # Else each worker would build them for itself: see `Settings`.
 Experiment.model_rebuild()

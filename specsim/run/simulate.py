@@ -28,8 +28,6 @@ from specsim.run.experiment import Experiment
 from specsim.workload.arrivals import Arrivals
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 
-__all__ = ["Run", "simulate"]
-
 
 @dataclass(frozen=True)
 class Run:

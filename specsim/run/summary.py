@@ -32,8 +32,6 @@ from specsim.results.metrics import (
 from specsim.results.tables import RunTables, assemble
 from specsim.run.simulate import Run
 
-__all__ = ["Summary"]
-
 _EPOCH = "19700101-000000"
 """Stands in vLLM's field ``date``: the same run gives the same bytes on every day."""
 

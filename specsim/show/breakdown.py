@@ -13,8 +13,6 @@ from specsim.results.timeline import TimeUse, integrals, time_use
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 
-__all__ = ["Breakdown", "KVUse", "break_down"]
-
 
 @dataclass(frozen=True)
 class KVUse:

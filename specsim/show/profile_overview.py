@@ -8,8 +8,6 @@ from specsim.engine.config import EngineConfig
 from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.profile import Profile, StepCosts, memory_plan
 
-__all__ = ["Overview", "StepTime"]
-
 
 @dataclass(frozen=True)
 class StepTime:

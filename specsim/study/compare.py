@@ -23,8 +23,6 @@ from specsim.run.summary import Summary
 from specsim.study.paired import Regret, SpeedUp, regret, replicated, speed_up
 from specsim.study.runner import LocalProcesses, Runner
 
-__all__ = ["Comparison", "PolicyResult", "Standing", "compare", "folder_name", "parse_policies"]
-
 
 @dataclass(frozen=True)
 class PolicyResult:

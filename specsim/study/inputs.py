@@ -17,8 +17,6 @@ from specsim.core.settings import Settings, load_mapping
 from specsim.profile import find_profile, load_profile
 from specsim.run.experiment import Experiment
 
-__all__ = ["Input", "inputs_of", "load_with_base"]
-
 
 class Input(Settings):
     """A file or folder that a run reads."""

@@ -22,8 +22,6 @@ from specsim.workload.lengths import Lengths
 from specsim.workload.lengths.trace import TraceRows
 from specsim.workload.trace import Trace
 
-__all__ = ["Loads", "Recording", "Trial", "check_steady", "fixed_policy", "steady_window"]
-
 _SAMPLE = 2000  # requests from which the mean length is estimated where they are drawn
 
 

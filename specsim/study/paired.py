@@ -12,10 +12,6 @@ import numpy as np
 
 from specsim.run.experiment import Experiment
 
-__all__ = [
-    "Regret", "SpeedUp", "mean_and_half_width", "regret", "replicated", "speed_up", "student_t",
-]  # fmt: skip
-
 _T_95 = (
     12.706204736174694, 4.302652729749462, 3.1824463052837078, 2.7764451051977934,
     2.5705818356363146, 2.4469118511449786, 2.364624251592784, 2.306004135204166, 2.262157162798205,

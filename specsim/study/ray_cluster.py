@@ -13,8 +13,6 @@ from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
 from specsim.study.runner import Job
 
-__all__ = ["RayCluster"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -21,8 +21,6 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from specsim.core.errors import SpecsimError
 
-__all__ = ["Backend", "Job", "LocalProcesses", "Runner", "warm_up"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -18,8 +18,6 @@ from specsim.core.errors import ConfigError, TraceError
 from specsim.tokens.tokenizer import Tokenizer
 from specsim.workload.files import Row, TraceFile
 
-__all__ = ["TokenCounts", "write_token_trace"]
-
 _BATCH = 256  # exchanges that are tokenized together: enough to keep all cores busy
 
 _ANSWER_FIELDS = ("output", "response", "completion", "answer", "generated_text")

@@ -17,8 +17,6 @@ from specsim.tokens.repetition import (
     measure_overlaps,
 )
 
-__all__ = ["DRAFTERS", "DraftWorth", "TokenDescription", "advice", "describe_tokens"]
-
 DRAFTERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("ngram", {"num_speculative_tokens": 5}),
     ("suffix", {}),

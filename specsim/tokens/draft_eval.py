@@ -21,9 +21,6 @@ from specsim.policies.hybrid_suffix import HybridSuffix
 from specsim.proposers import PROPOSERS, Proposer
 from specsim.workload.readers import read_trace
 
-__all__ = ["DraftCounts", "DraftEval", "Drafter", "evaluate_drafts", "load_texts", "parse_drafter"]
-
-
 _NO_EFFECT = frozenset(
     {"disable_mqa_scorer", "method", "model", "num_speculative_tokens_per_batch_size"}
 )

@@ -12,8 +12,6 @@ from specsim.core.request import Request
 from specsim.core.settings import parse_yaml
 from specsim.tokens.draft_eval import Drafter, evaluate_drafts
 
-__all__ = ["Combination", "evaluate_grid", "grid_options"]
-
 _MAX_COMBINATIONS = 10_000  # each one replays the whole trace
 
 

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from specsim.core.request import Text
 
-__all__ = ["DEPTH", "Entropy", "Overlap", "empirical_entropy", "measure_overlaps"]
-
 DEPTH = 24
 """Longest path of the tree, tokens: vLLM's ``suffix_decoding_max_tree_depth``."""
 _NGRAM_LENS = (4, 8)

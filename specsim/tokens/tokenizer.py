@@ -14,8 +14,6 @@ from typing import Any
 
 from specsim.core.errors import ConfigError
 
-__all__ = ["SPLIT", "Tokenizer", "load_tokenizer"]
-
 _EXTRA = "pip install 'specsim[tokens]'"
 
 SPLIT = (

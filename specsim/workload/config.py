@@ -12,8 +12,6 @@ from specsim.workload.arrivals.trace import TraceReplay
 from specsim.workload.lengths import LENGTHS, Lengths
 from specsim.workload.trace import Trace
 
-__all__ = ["WorkloadConfig"]
-
 
 class WorkloadConfig(Settings):
     """The requests of a run."""

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from specsim.workload.trace import Trace
 
-__all__ = ["LengthSummary", "TraceDescription", "describe"]
-
 _QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 _BLOCK_SIZE = 16
 _WINDOW = 10.0

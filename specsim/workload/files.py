@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from specsim.core.columns import opened_parquet
 from specsim.core.errors import TraceError
 
-__all__ = ["Row", "TraceFile"]
-
 _GZIP_MAGIC = b"\x1f\x8b"
 _PARQUET_MAGIC = b"PAR1"
 _ENCODING = "utf-8-sig"  # UTF-8, with or without the mark that Windows puts before it

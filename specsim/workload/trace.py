@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from specsim.core.errors import TraceError
 from specsim.core.request import NO_RECORDS, PrefixIds, Request
 
-__all__ = ["Trace", "TraceBuilder"]
-
 _ARRAYS = ("prompt_lens", "output_lens", "arrived_at", "priorities")
 _LISTS = ("ids", "prompt_token_ids", "output_token_ids", "prefix_ids")
 

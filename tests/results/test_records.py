@@ -17,8 +17,8 @@ from specsim.core.errors import ConfigError, SpecsimError
 from specsim.results.export import write_steps
 from specsim.results.folder import load_steps
 from specsim.results.metrics import latency_statistics
-from specsim.results.records import GAP_FIELDS, STEP_FIELDS, Deliveries, records_of_run
-from specsim.results.step_log import StepLog
+from specsim.results.records import GAP_FIELDS, Deliveries, records_of_run
+from specsim.results.step_log import STEP_FIELDS, StepLog
 from specsim.results.tables import assemble
 from specsim.results.weighted import WeightedSample, sorted_gaps
 from specsim.run.experiment import Experiment

@@ -12,10 +12,6 @@ from specsim.acceptance.base import Acceptance
 from specsim.core.request import Request
 from specsim.core.rng import Luck, stream_id
 
-__all__ = [
-    "WINDOW", "Decoded", "Distances", "Twin", "decode", "discrepancy", "kolmogorov_smirnov",
-]  # fmt: skip
-
 WINDOW = 8
 """Consecutive steps over which accepted tokens are summed."""
 

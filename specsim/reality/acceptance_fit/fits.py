@@ -23,8 +23,6 @@ from specsim.acceptance.markov import Markov, Regime
 from specsim.acceptance.per_position import PerPosition
 from specsim.reality.acceptance_fit.decoding import Decoded, Twin, discrepancy
 
-__all__ = ["FITS"]
-
 Vector = NDArray[np.float64]
 
 _NODES = (np.arange(200) + 0.5) / 200  # quantiles over which Beta is integrated

@@ -15,10 +15,6 @@ from specsim.reality.acceptance_fit.decoding import WINDOW, Decoded, Distances, 
 from specsim.reality.acceptance_fit.fits import FITS
 from specsim.workload.readers import read_trace
 
-__all__ = [
-    "AcceptanceFit", "Records", "fields", "fit_acceptance", "load_records", "split_halves",
-]  # fmt: skip
-
 _POSITIONS = 1_000_000  # output positions simulated to measure a model: its own noise vanishes
 
 

@@ -14,11 +14,6 @@ from specsim.core.version import __version__
 from specsim.profile import Profile
 from specsim.reality.calibration.results import CaseResult, Judgement, Load, judged, tells
 
-__all__ = [
-    "Calibration", "Part", "Started", "Subject", "Tell", "calibrate", "check_folder",
-    "with_status", "write_profile",
-]  # fmt: skip
-
 Tell = Callable[[str], None]
 
 

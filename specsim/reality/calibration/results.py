@@ -11,10 +11,6 @@ from specsim.reality.validation import Statistic
 from specsim.reality.validation.validation import compare_runs, mean_error, spread
 from specsim.results.metrics import Requests
 
-__all__ = [
-    "JUDGED", "CaseResult", "Judgement", "Label", "Load", "Swap", "judged", "swaps", "tells",
-]  # fmt: skip
-
 JUDGED = ("tpot", "latency")
 """Metrics whose mean has to keep to the stated error."""
 _FEWEST = 20

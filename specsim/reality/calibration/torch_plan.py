@@ -17,11 +17,6 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
-__all__ = [
-    "CPU", "CUDA", "QUICK", "Case", "Plan", "Served", "Spans", "SteppedEngine",
-    "acceptance_rates",
-]  # fmt: skip
-
 _PRIOR = 0.5  # of a rate that was never tried; counts for one trial
 _AT_ONCE = 1e6  # requests per second
 

@@ -39,8 +39,6 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
-__all__ = ["TorchSubject"]
-
 _PROFILING = (("off", 2.0), ("static:k=5", 6.0), ("static:k=1", 1.0))
 """Policies that run before the cases, and requests per slot of the engine."""
 

@@ -10,8 +10,6 @@ from typing import Any
 from specsim.reality.calibration.results import Load
 from specsim.reality.vllm.launch import VllmRun
 
-__all__ = ["COMPARED", "FITTED", "ORDER", "VllmPlan", "VllmSpeculation", "load_of", "plan_for"]
-
 ORDER = (
     "fit-low",
     "low",

@@ -34,8 +34,6 @@ from specsim.reality.run_writer import add_repetition
 from specsim.reality.validation import Replaced, Validation, compose, load_run, replay
 from specsim.reality.vllm.launch import VllmRun, record_runs
 
-__all__ = ["Replayed", "VllmPart", "VllmSubject"]
-
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _DRAFT_LENS = (1, 3, 5)
 _NGRAM_LEN = 3

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from specsim.reality.observe.server import Server, one_line
 
-__all__ = ["INTERRUPTED", "Answer", "Client", "Options", "new_session"]
-
 _OWN_FIELDS = frozenset({"prompt", "model", "max_tokens", "min_tokens", "stream", "n"})
 _KEEP_ALIVE = 2.0  # seconds; servers hang up after 5, and a request must not meet that
 _CONNECT_TIMEOUT = 30.0

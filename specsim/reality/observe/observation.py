@@ -24,8 +24,6 @@ from specsim.reality.observe.server import (
 from specsim.reality.observe.workload import Prompts, Sent, Workload, send_all
 from specsim.reality.run_writer import RunWriter
 
-__all__ = ["observe"]
-
 _WARM_UP_LEN = 16
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 

@@ -12,8 +12,6 @@ from specsim.reality.observe.workload import Sent, Workload
 from specsim.reality.run_writer import RequestRow
 from specsim.results.metrics import latency, tpot, ttft
 
-__all__ = ["Observation", "accepted_drafts", "request_row"]
-
 _LATE = 0.05  # seconds; beyond it the load was not the one that was asked for
 _DRAFTS = "vllm:spec_decode_num_drafts_total"
 _DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"

@@ -14,10 +14,6 @@ import aiohttp
 
 from specsim.core.errors import ConfigError
 
-__all__ = [
-    "Metrics", "Server", "base_url", "find_server", "one_line", "parse_metrics", "read_metrics",
-]  # fmt: skip
-
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')

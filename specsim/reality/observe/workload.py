@@ -20,8 +20,6 @@ from specsim.run.experiment import Experiment, overridden
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 
-__all__ = ["Prompts", "Sent", "Workload", "load_workload", "send_all"]
-
 
 class _Observed(Settings):
     """A file that holds no more of an experiment than a real server can be asked for."""

@@ -15,8 +15,6 @@ from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.table import FINISHED, WAITING
 from specsim.engine.view import StepView
 
-__all__ = ["Difference", "LogWriter", "compare_logs", "load_log"]
-
 
 def load_log(path: Path) -> dict[str, Any]:
     """Return a recorded log from its JSON file.

@@ -34,8 +34,6 @@ from specsim.reality.parity.log import LogWriter
 from specsim.results.records import ReplicaRecords
 from specsim.run.draft_sources import TableDrafts
 
-__all__ = ["Scenario", "load_scenario", "run_scenario"]
-
 
 class SpecScript(Settings):
     """How drafts are made."""

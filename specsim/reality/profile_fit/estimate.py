@@ -16,11 +16,6 @@ from specsim.latency.two_regime import TwoRegime
 from specsim.profile import Profile
 from specsim.reality.profile_fit.points import Origin, Points
 
-__all__ = [
-    "DISTURBED", "KINDS", "Error", "ModelFit", "ProfileErrors", "fit_and_test", "fit_model",
-    "fitted_profile", "robust_fit",
-]  # fmt: skip
-
 KINDS = ("two_regime", "linear")
 DISTURBED = 3.0
 """How many times its usual duration a step may take and still count in a sum."""

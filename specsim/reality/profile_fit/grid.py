@@ -23,8 +23,6 @@ from specsim.profile import DraftCost
 from specsim.reality.host_speed import HostSpeed
 from specsim.reality.profile_fit.estimate import DISTURBED, robust_fit
 
-__all__ = ["Costs", "GridPoint", "Medians", "Sample", "StepGrid", "fit_costs", "medians"]
-
 Seconds = NDArray[np.float64]
 
 

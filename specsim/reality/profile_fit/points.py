@@ -15,11 +15,6 @@ from specsim.hardware import GIB, find_gpu, find_model, load_gpu, load_model, nu
 from specsim.latency.kernels import Kernels
 from specsim.reality.host_speed import HostSpeed
 
-__all__ = [
-    "Origin", "Points", "StepLimits", "kernel_folder", "kernel_points", "kernels_of",
-    "measured_steps", "read_points",
-]  # fmt: skip
-
 _NAMES = {
     "context_tokens": ("context_tokens",),
     "batched_tokens": ("batched_tokens",),

@@ -12,12 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = [
-    "Attend", "Batch", "Span", "attend_each", "attend_flash", "causal_mask", "choose_attention",
-    "make_batch", "pack", "unpack",
-]  # fmt: skip
-
-
 _AGREES = 0.05  # of a token's norm; bfloat16 keeps eight bits
 _CHECKED = ((600, 1, 4, 1), (1, 1, 1, 1), (4, 4, 4))
 """Lengths of spans: a step with prefill, one that decodes, one that verifies."""

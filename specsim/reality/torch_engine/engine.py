@@ -43,8 +43,6 @@ from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
 
-__all__ = ["CacheRoom", "TorchEngine", "build_engine"]
-
 log = logging.getLogger(__name__)
 
 

@@ -19,11 +19,6 @@ from specsim.reality.torch_engine.attention import (
 )
 from specsim.reality.torch_engine.recordings import PassShape, Record, Recordings, Timer
 
-__all__ = [
-    "Layer", "Llama", "Recipe", "Weights", "check_shape", "draft_of", "out_of_memory",
-    "random_weights",
-]  # fmt: skip
-
 _ROPE_BASE = 10_000.0
 _NORM_EPS = 1e-5
 _GAIN = 1.4

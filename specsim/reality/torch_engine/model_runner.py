@@ -11,8 +11,6 @@ from specsim.reality.torch_engine.attention import Span
 from specsim.reality.torch_engine.model import Llama
 from specsim.reality.torch_engine.recordings import Timer
 
-__all__ = ["ModelRunner", "PassRow", "measure"]
-
 
 class PassRow(NamedTuple):
     """What one request reads in a step. All lengths are tokens."""

@@ -20,8 +20,6 @@ from specsim.reality.torch_engine.attention import Span
 from specsim.reality.torch_engine.model import Llama, Recipe, random_weights
 from specsim.reality.torch_engine.recordings import EventTimer, HostTimer, Timer
 
-__all__ = ["Probe", "Timing", "keep_kernels"]
-
 _KEPT = (
     "hidden_size",
     "intermediate_size",

@@ -17,11 +17,6 @@ from torch import Tensor
 from specsim.reality.clock import Clock
 from specsim.reality.torch_engine.attention import Batch, Span, make_batch, pack, unpack
 
-__all__ = [
-    "EventTimer", "HostTimer", "PassShape", "Record", "Recordings", "Timer", "batch_sizes",
-    "cuda_graphs",
-]  # fmt: skip
-
 Run = Callable[[], Tensor]
 Record = Callable[[Run], Run]
 """Takes work on tensors that stay where they are; returns what does it again."""

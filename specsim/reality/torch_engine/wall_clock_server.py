@@ -25,8 +25,6 @@ from specsim.results.records import Deliveries, ReplicaRecords
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 
-__all__ = ["WallClockServer"]
-
 _SPIN = 1e-3  # seconds before an arrival in which the clock is watched; sleeping is not that exact
 
 

@@ -24,11 +24,6 @@ from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
 from specsim.workload.readers import read_trace
 
-__all__ = [
-    "RECORD", "Replaced", "Replay", "compose", "composed_profile", "replayed",
-    "speculative_config",
-]  # fmt: skip
-
 RECORD = "run"
 """Name of the record that `replayed` adds to each request; acceptance ``recorded`` reads it."""
 _UNKNOWN = -1

@@ -14,8 +14,6 @@ from specsim.core.settings import load_mapping
 from specsim.reality.host_speed import HostSpeed
 from specsim.workload.files import Row, TraceFile
 
-__all__ = ["RunFolder", "load_run"]
-
 _TIMES = ("arrived_at", "first_token_at", "ended_at")
 _LENS = ("prompt_len", "output_len")
 

@@ -15,8 +15,6 @@ from specsim.results.metrics import Requests, latency, tpot, ttft
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
-__all__ = ["METRICS", "STATISTICS", "Statistic", "Validation", "compare_runs", "replay", "validate"]
-
 METRICS = {"ttft": ttft, "tpot": tpot, "latency": latency}
 """Latencies that are compared, each a function of a table of requests."""
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -209,6 +207,7 @@ def mean_error(statistics: Sequence[Statistic]) -> float:
 
 
 def spread(values: Sequence[float]) -> float | None:
+    """Return the largest distance from the mean as a share of it; None of fewer than two."""
     if len(values) < 2:
         return None
     mean = float(np.mean(values))

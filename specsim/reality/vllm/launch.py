@@ -13,8 +13,6 @@ from typing import Any
 
 from specsim.core.errors import ConfigError
 
-__all__ = ["PYTHON_VARIABLE", "VllmRun", "record_runs", "vllm_python"]
-
 PYTHON_VARIABLE = "SPECSIM_VLLM_PYTHON"
 """Environment variable: the Python that has vLLM, if it is not this one."""
 _ROOT = Path(__file__).parents[3]

@@ -13,8 +13,6 @@ from typing import Any
 from specsim.reality.clock import Clock
 from specsim.reality.run_writer import RequestRow, RunWriter, StepRow
 
-__all__ = ["Recorder"]
-
 _FAILURES = ("abort", "error")
 """How a request can end that did not get its answer, by vLLM's ``FinishReason``."""
 

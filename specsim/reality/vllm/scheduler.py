@@ -25,11 +25,6 @@ from specsim.core.errors import ConfigError
 from specsim.reality.clock import Clock
 from specsim.reality.vllm.recorder import Recorder
 
-__all__ = [
-    "FOLDER_VARIABLE", "TOKENS_VARIABLE", "RecordingAsyncScheduler", "RecordingScheduler",
-    "recording_scheduler",
-]  # fmt: skip
-
 FOLDER_VARIABLE = "SPECSIM_RECORD_DIR"
 """Environment variable: where the run is written."""
 TOKENS_VARIABLE = "SPECSIM_RECORD_TOKENS"

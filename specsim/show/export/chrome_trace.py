@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from specsim.results.folder import ResultsFolder, RunTable, StepsTable
 
-__all__ = ["Window", "write_chrome_trace"]
-
 _STEPS_TRACK, _GPU_TRACK, _FIRST_REQUEST_TRACK = 1, 2, 10
 _STEP_ARGS = (
     "num_requests", "batched_tokens", "context_tokens", "prefill_tokens", "draft_tokens",

@@ -16,8 +16,6 @@ from specsim.results.metrics import decode_time, latency, queue_time, tpot, ttft
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 
-__all__ = ["prometheus_text", "vllm_bench_result"]
-
 _TTFT = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,

@@ -13,8 +13,6 @@ from specsim.show.report.cells import Cell, Cells, group
 from specsim.show.report.colours import Style, styles
 from specsim.show.report.study import Axis, Measure, Study
 
-__all__ = ["MARKERS", "Chart", "Drawing", "label_load"]
-
 MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "cross": "P",
     "triangle-down": "v", "pentagon": "p", "x": "X", "hexagon": "h", "star": "*",

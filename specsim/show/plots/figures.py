@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
 
-__all__ = ["check_suffix", "label_distribution", "make_log", "panels", "save"]
-
 matplotlib.use("Agg")  # no window
 
 _METADATA: dict[str, dict[str, str | None]] = {  # no time stamp

@@ -13,8 +13,6 @@ from specsim.show.plots.drawing import Chart, Drawing
 from specsim.show.plots.figures import panels
 from specsim.show.report.cells import best_policy, gain, values_of
 
-__all__ = ["CROSSOVER", "SPEED_UP"]
-
 _SLOW_TO_FAST = LinearSegmentedColormap.from_list("speed-up", ["#d8853b", "#ffffff", "#5b9bd2"])
 
 

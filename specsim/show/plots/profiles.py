@@ -10,8 +10,6 @@ from specsim.reality.profile_fit import ProfileErrors
 from specsim.show.plots.figures import make_log, panels, save
 from specsim.show.profile_overview import Overview
 
-__all__ = ["plot_comparison", "plot_step_times"]
-
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXT_LEN = 512  # tokens of each sequence
 _DRAFT_LENS = (0, 3, 5)

@@ -12,8 +12,6 @@ from specsim.reality.validation import METRICS, Validation
 from specsim.results.metrics import Requests
 from specsim.show.plots.figures import label_distribution, save
 
-__all__ = ["plot_calibration", "plot_validation"]
-
 _JUDGED_TITLES = {"tpot": "mean TPOT", "latency": "mean latency"}
 _LABELS = {"ttft": "TTFT, s", "tpot": "TPOT, s", "latency": "Latency, s"}
 _REAL: dict[str, Any] = {"color": "black", "lw": 2.5, "alpha": 0.5}

@@ -15,8 +15,6 @@ from specsim.results.timeline import PARTS, Timeline, timeline
 from specsim.show.breakdown import Breakdown
 from specsim.show.plots.figures import label_distribution, save
 
-__all__ = ["plot_breakdown", "plot_runs", "plot_timelines"]
-
 _LATENCIES = (("ttft", "TTFT, s"), ("tpot", "TPOT, s"), ("e2el", "End-to-end latency, s"))
 _MAX_POINTS = 2000
 _LOAD_BINS = 300

@@ -20,8 +20,6 @@ from specsim.show.report.cells import Cell, is_unstable, values_of
 from specsim.show.report.study import COST, MEASURES, Measure, Point, Study
 from specsim.study.paired import mean_and_half_width
 
-__all__ = ["plot_study"]
-
 _LATENCIES = (("ttft_ms", "TTFT, ms"), ("tpot_ms", "TPOT, ms"), ("e2el_ms", "E2E latency, ms"))
 _SERIES = (
     ("running", "running, requests"),

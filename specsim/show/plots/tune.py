@@ -9,8 +9,6 @@ from specsim.show.plots.figures import save
 from specsim.study.paired import SpeedUp
 from specsim.study.tune import Tuning
 
-__all__ = ["plot_tuning"]
-
 
 def plot_tuning(tuning: Tuning, path: Path, title: str) -> None:
     """Draw the gain of each k by batch size, and its speed-up by load."""

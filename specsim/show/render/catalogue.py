@@ -18,8 +18,6 @@ from specsim.workload.arrivals import ARRIVALS
 from specsim.workload.lengths import LENGTHS
 from specsim.workload.readers import READERS
 
-__all__ = ["FAMILIES", "family_table", "names_table"]
-
 FAMILIES: dict[str, Family[Any]] = {
     family.name: family
     for family in (ARRIVALS, LENGTHS, READERS, LATENCY, ACCEPTANCE, PROPOSERS, POLICIES, ROUTING)

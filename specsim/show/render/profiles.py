@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from specsim.profile.from_roofline import RooflineProfile
     from specsim.reality.profile_fit import ModelFit, ProfileErrors
 
-__all__ = ["comparison_table", "overview_tables", "roofline_table", "study_tables"]
-
 _KINDS = {"all": "all steps", "decode": "decode only", "mixed": "with prefill"}
 """Kinds of steps as a reader would say them."""
 _ROOFLINE_BATCH_SIZES = (1, 8, 64, 256)

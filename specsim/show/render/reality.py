@@ -13,14 +13,6 @@ from specsim.show.render.tables import add_wide_rows, new_table
 if TYPE_CHECKING:
     from specsim.reality.observe import Observation
 
-__all__ = [
-    "calibration_tables",
-    "calibration_verdict",
-    "error_tables",
-    "observation_table",
-    "validation_tables",
-]
-
 _NAMES = {**TITLES, "latency": "latency"}
 _THROUGHPUT_ROWS = 10
 

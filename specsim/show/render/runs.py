@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from specsim.study.compare import Comparison, PolicyResult, Standing
     from specsim.study.paired import Regret, SpeedUp
 
-__all__ = ["Scoreboard", "breakdown_tables", "comparison_table", "run_table", "sweep_tables"]
-
 _MAX_COLUMNS = 4  # policies; more are ranked
 _MAX_ROWS = 40  # of a sweep
 _SWEPT = {

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from specsim.study.tune.check import Check
     from specsim.study.tune.crossover import Crossover
 
-__all__ = ["capacity_tables", "gate_table", "gate_verdict", "tuning_tables", "tuning_verdict"]
-
 
 def capacity_tables(capacity: "Capacity", name: str) -> list[Table]:
     """Return what each hardware sustains under each policy, and the front of latency and cost.

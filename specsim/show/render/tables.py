@@ -9,8 +9,6 @@ from rich.table import Table
 if TYPE_CHECKING:
     from specsim.study.paired import SpeedUp
 
-__all__ = ["add_wide_rows", "interval", "new_table", "percent"]
-
 
 def new_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]] = ()) -> Table:
     """Return a table: the first column names the rows, the others hold numbers.

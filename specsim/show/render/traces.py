@@ -14,14 +14,6 @@ if TYPE_CHECKING:
     from specsim.tokens.draft_grid import Combination
     from specsim.workload.describe import TraceDescription
 
-__all__ = [
-    "distances_table",
-    "draft_eval_table",
-    "draft_grid_table",
-    "token_tables",
-    "trace_table",
-]
-
 
 def trace_table(description: "TraceDescription", title: str) -> Table:
     """Return the table of ``specsim trace describe``."""

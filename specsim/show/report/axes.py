@@ -5,8 +5,6 @@ from typing import Any
 from specsim.show.report.study import HARDWARE, LOAD, OTHER, POLICY, Axis
 from specsim.study.sweep import labels
 
-__all__ = ["axis_of", "draft_len", "role_of", "shortened", "single_axes"]
-
 _LOADS = {
     "workload.arrivals.rate": ("Request rate", "requests/s"),
     "workload.arrivals.concurrency": ("Concurrency", "requests"),

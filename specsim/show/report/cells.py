@@ -7,11 +7,6 @@ from specsim.core.settings import nearest
 from specsim.show.report.study import MEASURES, OTHER, Axis, Measure, Point, Study, measured
 from specsim.study.paired import SpeedUp, speed_up
 
-__all__ = [
-    "Cell", "Cells", "best_policy", "find_measure", "gain", "group", "is_unstable", "restricted",
-    "values_of",
-]  # fmt: skip
-
 Cell = list[Point]
 Cells = dict[tuple[int, int, int], Cell]
 """By the index of hardware, policy and load."""

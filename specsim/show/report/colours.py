@@ -7,8 +7,6 @@ distance of at least 0.07, after Machado, Oliveira and Fernandes 2009), at a con
 
 from typing import NamedTuple
 
-__all__ = ["BASELINE", "Style", "styles"]
-
 
 class Style(NamedTuple):
     """How a policy is drawn."""

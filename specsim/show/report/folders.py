@@ -19,8 +19,6 @@ from specsim.show.report.sweep_folder import load_sweep
 from specsim.study.compare import folder_name
 from specsim.study.sweep import flat_metrics
 
-__all__ = ["load_study"]
-
 
 def load_study(folder: Path) -> Study:
     """Return what a results folder holds.

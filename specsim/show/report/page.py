@@ -16,8 +16,6 @@ from specsim.show.report.colours import styles
 from specsim.show.report.study import COST, MEASURES, Point, Study, measured
 from specsim.study.paired import student_t
 
-__all__ = ["page_data", "write_page"]
-
 _WEB = Path(__file__).with_name("web")
 _SCRIPTS = (
     *("dom", "study", "theme", "filters", "chart", "over_load", "maps", "cost", "capacity"),

@@ -8,11 +8,6 @@ from specsim.core.errors import SpecsimError
 from specsim.profile import load_profile
 from specsim.results.metrics import SHOWN, TITLES
 
-__all__ = [
-    "COST", "HARDWARE", "LOAD", "MEASURES", "OTHER", "POLICY", "Axis", "Measure", "Point", "Study",
-    "measured", "with_prices",
-]  # fmt: skip
-
 HARDWARE, POLICY, LOAD, OTHER = "hardware", "policy", "load", "other"
 
 

@@ -15,8 +15,6 @@ from specsim.show.report.axes import axis_of, draft_len, role_of, single_axes
 from specsim.show.report.study import HARDWARE, LOAD, OTHER, POLICY, Axis, Point, Study
 from specsim.study.sweep import Sweep, SweepFolder, labels
 
-__all__ = ["load_sweep"]
-
 
 def load_sweep(folder: Path) -> Study:
     """Return a sweep, finished or not.

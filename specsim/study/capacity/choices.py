@@ -16,8 +16,6 @@ from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
 from specsim.results.slo import Slo
 from specsim.run.experiment import Experiment
 
-__all__ = ["Choices", "Goal", "Hardware", "Prices", "find_hardware", "parse_slo"]
-
 _EXAMPLES = Path(__file__).with_name("prices.yaml")
 
 

@@ -17,8 +17,6 @@ from specsim.study.capacity.choices import Goal, Hardware, Prices
 from specsim.study.capacity.load_probe import LoadProbe
 from specsim.study.capacity.search import SHARES, Bracket
 
-__all__ = ["Capacity", "Found", "Offer", "pareto_front"]
-
 
 @dataclass(frozen=True)
 class Offer:

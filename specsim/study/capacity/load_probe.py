@@ -14,8 +14,6 @@ from specsim.run.summary import Summary
 from specsim.study.loads import Trial, steady_window
 from specsim.workload.arrivals.closed_loop import ClosedLoop
 
-__all__ = ["LoadProbe", "Task", "measure"]
-
 _LONGEST = 0.25  # mean latency, as a share of the time in which requests arrive
 
 

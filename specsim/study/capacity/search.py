@@ -11,8 +11,6 @@ from math import sqrt
 from specsim.study.capacity.choices import Goal
 from specsim.study.capacity.load_probe import LoadProbe
 
-__all__ = ["SHARES", "Bracket", "explore", "largest_sustained"]
-
 SHARES = (0.25, 0.5, 0.75)
 """Of the capacity: where else latency and cost are looked at."""
 

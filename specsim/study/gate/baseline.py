@@ -16,8 +16,6 @@ from specsim.run.experiment import Experiment
 from specsim.study.gate.suite import Name, Tolerances, check_metrics
 from specsim.study.inputs import Input
 
-__all__ = ["GateResults", "ScenarioResults", "baseline_file", "checked_date", "without_seed"]
-
 _FORMAT = "specsim gate 1"
 _REMEDY = "write one with `specsim gate --update`"
 

@@ -12,8 +12,6 @@ from specsim.core.settings import Settings, nearest, validated
 from specsim.run.experiment import Experiment, check_used, overridden, set_field
 from specsim.study.inputs import load_with_base
 
-__all__ = ["METRICS", "Name", "Suite", "Tolerances", "parse_tolerances", "tolerances_of"]
-
 
 def _named(text: str) -> str:
     if not re.fullmatch(r"\w[\w .,=/+-]{0,79}", text):

@@ -24,11 +24,6 @@ from specsim.study.gate.suite import METRICS, Suite, Tolerances
 from specsim.study.inputs import Input, inputs_of
 from specsim.study.paired import mean_and_half_width, student_t
 
-__all__ = [
-    "GateVerdict", "MetricChange", "Verdict", "check_same_suite", "github_annotations", "judge",
-    "write_junit",
-]  # fmt: skip
-
 Verdict = Literal["same", "within", "better", "uncertain", "worse"]
 
 _ERROR = 0.05

@@ -23,8 +23,6 @@ from specsim.profile import load_profile
 from specsim.study.inputs import inputs_of
 from specsim.study.sweep.plan import Sweep
 
-__all__ = ["SweepFolder"]
-
 _FORMAT = 1
 _DRAWN = ("distributions", "timeline", "breakdown")
 """Parts of a record that are large and not needed for the table."""

@@ -20,8 +20,6 @@ from specsim.core.settings import Settings, validated
 from specsim.run.experiment import Experiment, check_used, overridden, set_field
 from specsim.study.inputs import load_with_base
 
-__all__ = ["Axis", "Sweep", "SweepPoint", "labels"]
-
 Axis = dict[str, list[Any]]
 """Values by dotted field name, equally many of each field."""
 

@@ -18,8 +18,6 @@ from specsim.study.loads import Loads
 from specsim.study.paired import SpeedUp, mean_and_half_width, speed_up
 from specsim.study.tune.trials import Measurement, Trials
 
-__all__ = ["BatchPoint", "BatchTuning", "best_k", "non_increasing", "tune_batches"]
-
 _UNMEASURED_ROUNDS = 3  # requests per client: two until all are mixed, one at the end
 _MIN_MEASURED = 100  # requests, and at least one per client
 

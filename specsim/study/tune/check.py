@@ -15,8 +15,6 @@ from specsim.study.tune.batch import BatchTuning
 from specsim.study.tune.crossover import LoadSeries
 from specsim.study.tune.trials import Measurement, Trials, latency_ratio
 
-__all__ = ["Check", "LoadCheck", "check_schedule"]
-
 _SHARES = {"low": 1 / 8, "medium": 1 / 2, "high": 7 / 8}
 """Loads to check at beside the experiment's own, as shares of the highest throughput."""
 _NEAR = 1.25  # ratio of two loads that need not both be checked

@@ -15,8 +15,6 @@ from specsim.study.paired import SpeedUp
 from specsim.study.tune.batch import BatchTuning
 from specsim.study.tune.trials import Trials, latency_ratio
 
-__all__ = ["Crossover", "LoadCurve", "LoadSeries", "find_crossovers"]
-
 _SHARES = (1 / 8, 1 / 2, 3 / 4, 7 / 8, 0.95)
 """Loads to begin with, as shares of the highest throughput of any k."""
 _LOWEST = 1 / 64

@@ -11,8 +11,6 @@ from specsim.study.loads import Trial, steady_window
 from specsim.study.paired import SpeedUp, speed_up
 from specsim.study.runner import LocalProcesses, Runner
 
-__all__ = ["Measurement", "Trials", "latency_ratio"]
-
 K = TypeVar("K")
 
 

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from specsim.core.errors import ConfigError
 from specsim.workload.arrivals import OpenArrivals
 
-__all__ = ["Burst"]
-
 
 @final
 class Burst(OpenArrivals):

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from specsim.workload.arrivals import Arrivals
 
-__all__ = ["ClosedLoop"]
-
 
 @final
 class ClosedLoop(Arrivals):

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from specsim.workload.arrivals import OpenArrivals
 
-__all__ = ["Constant"]
-
 
 @final
 class Constant(OpenArrivals):

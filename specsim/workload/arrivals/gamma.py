@@ -8,8 +8,6 @@ from pydantic import Field
 
 from specsim.workload.arrivals import RenewalArrivals
 
-__all__ = ["Gamma"]
-
 
 @final
 class Gamma(RenewalArrivals):

@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from specsim.workload.arrivals import OpenArrivals
 
-__all__ = ["Piecewise"]
-
 Duration = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0)]
 

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from specsim.workload.arrivals import RenewalArrivals
 
-__all__ = ["Poisson"]
-
 
 @final
 class Poisson(RenewalArrivals):

@@ -12,8 +12,6 @@ from specsim.workload.arrivals import Arrivals
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
-__all__ = ["TraceReplay"]
-
 Instant = Annotated[float, Field(ge=0)]
 
 

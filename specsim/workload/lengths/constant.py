@@ -8,8 +8,6 @@ from pydantic import Field
 from specsim.workload.lengths import Lengths
 from specsim.workload.trace import Trace
 
-__all__ = ["ConstantLengths"]
-
 
 @final
 class ConstantLengths(Lengths):

@@ -10,8 +10,6 @@ from specsim.core.settings import nearest
 from specsim.workload.lengths import Lengths, to_tokens
 from specsim.workload.trace import Trace
 
-__all__ = ["DATASETS", "Dataset", "DatasetStatistics"]
-
 
 class DatasetStatistics(NamedTuple):
     """Mean and standard deviation of a dataset's lengths, tokens, and where they come from."""

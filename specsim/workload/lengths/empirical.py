@@ -9,8 +9,6 @@ from specsim.workload.lengths import Lengths
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
-__all__ = ["Empirical"]
-
 
 @final
 class Empirical(Lengths):

@@ -10,8 +10,6 @@ from specsim.core.settings import Settings
 from specsim.workload.lengths import Lengths, to_tokens
 from specsim.workload.trace import Trace
 
-__all__ = ["Lognormal"]
-
 
 class _Tail(Settings):
     mean: float = Field(ge=1)

@@ -8,8 +8,6 @@ from pydantic import Field
 from specsim.workload.lengths import LENGTHS, Lengths
 from specsim.workload.trace import Trace
 
-__all__ = ["ShiftedLengths"]
-
 _Nested = Annotated[Lengths, LENGTHS, LENGTHS.any_member]
 
 

@@ -10,8 +10,6 @@ from specsim.workload.lengths import Lengths
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
-__all__ = ["TraceRows"]
-
 
 @final
 class TraceRows(Lengths):

@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 from specsim.workload.lengths import Lengths
 from specsim.workload.trace import Trace
 
-__all__ = ["Uniform"]
-
 Bound = Annotated[int, Field(ge=1)]
 
 

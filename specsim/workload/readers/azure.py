@@ -11,8 +11,6 @@ from specsim.workload.files import Row
 from specsim.workload.readers import Reader
 from specsim.workload.trace import TraceBuilder
 
-__all__ = ["Azure"]
-
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
 _EPOCH = np.datetime64("2023-01-01T00:00:00", "ns")
 

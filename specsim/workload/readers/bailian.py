@@ -7,8 +7,6 @@ from specsim.workload.readers import Reader
 from specsim.workload.readers.mooncake import add_hashed
 from specsim.workload.trace import TraceBuilder
 
-__all__ = ["Bailian"]
-
 
 @final
 class Bailian(Reader):

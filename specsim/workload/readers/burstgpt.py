@@ -6,8 +6,6 @@ from specsim.workload.files import Row
 from specsim.workload.readers import Reader
 from specsim.workload.trace import TraceBuilder
 
-__all__ = ["BurstGPT"]
-
 
 @final
 class BurstGPT(Reader):

@@ -8,8 +8,6 @@ from specsim.workload.files import Row, TraceFile
 from specsim.workload.readers import Reader
 from specsim.workload.trace import TraceBuilder
 
-__all__ = ["Mooncake", "add_hashed"]
-
 
 @final
 class Mooncake(Reader):

@@ -14,8 +14,6 @@ from specsim.workload.files import Row
 from specsim.workload.readers import Reader
 from specsim.workload.trace import Trace, TraceBuilder
 
-__all__ = ["Native", "write_trace"]
-
 _ACCEPTED = "accepted_lens_"
 
 

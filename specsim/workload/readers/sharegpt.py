@@ -7,8 +7,6 @@ from specsim.workload.files import TraceFile
 from specsim.workload.readers import Reader
 from specsim.workload.trace import Trace, TraceBuilder
 
-__all__ = ["ShareGPT"]
-
 CHARACTERS_PER_TOKEN = 4
 """Rule of thumb for English text (OpenAI, "What are tokens and how to count them")."""
 

@@ -10,8 +10,6 @@ from specsim.workload.files import Row
 from specsim.workload.readers import Reader
 from specsim.workload.trace import TraceBuilder
 
-__all__ = ["TokenTrace"]
-
 _NO_PROMPT = np.array([UNRECORDED], dtype=np.int64)
 
 

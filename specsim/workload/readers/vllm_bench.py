@@ -7,8 +7,6 @@ from specsim.workload.files import Row, TraceFile
 from specsim.workload.readers import Reader
 from specsim.workload.trace import Trace, TraceBuilder
 
-__all__ = ["VllmBench"]
-
 
 @final
 class VllmBench(Reader):
