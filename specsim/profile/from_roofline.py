@@ -7,7 +7,6 @@ from typing import Any
 
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.settings import validated
-from specsim.core.step import StepLoad
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.latency.roofline import Roofline
 from specsim.profile.memory import BLOCK_SIZE, memory_plan
@@ -44,7 +43,6 @@ class RooflineProfile:
     """Of each GPU."""
     num_blocks: int
     """KV blocks that fit, vLLM's null block included."""
-    block_size: int = BLOCK_SIZE
 
     @classmethod
     def of(cls, options: RooflineOptions) -> "RooflineProfile":
@@ -65,33 +63,22 @@ class RooflineProfile:
         assert isinstance(target, Roofline)
         return cls(fields, target, memory, num_blocks)
 
-    @property
-    def capacity(self) -> int:
-        """Tokens that the KV cache holds."""
-        return (self.num_blocks - 1) * self.block_size
 
-    def decode_time(self, batch_size: int, context_len: int) -> float:
-        """Return how long a decode step without drafts takes, seconds; contexts in tokens."""
-        return self.roofline.forward_time(
-            StepLoad(batch_size * context_len, batch_size, batch_size)
-        )
-
-
-def parse_drafts(options: list[str]) -> dict[str, str]:
-    """Return the model of each proposer, from ``--draft METHOD=MODEL``.
+def parse_pairs(option: str, form: str, values: list[str]) -> dict[str, str]:
+    """Return what an option says that is given several times, ``NAME=VALUE``.
 
     Raises:
-        ConfigError: One is not of that form, or a method comes twice.
+        ConfigError: One is not of that form, or a name comes twice.
     """
-    drafts: dict[str, str] = {}
-    for option in options:
-        method, equals, model = option.partition("=")
-        if not (method and equals and model):
-            raise ConfigError(f"--draft {option}: is not METHOD=MODEL, such as eagle3=my-head.json")
-        if method in drafts:
-            raise ConfigError(f"--draft {option}: method '{method}' was given before; give it once")
-        drafts[method] = model
-    return drafts
+    pairs: dict[str, str] = {}
+    for value in values:
+        name, equals, said = value.partition("=")
+        if not (name and equals and said):
+            raise ConfigError(f"{option} {value}: is not {form}")
+        if name in pairs:
+            raise ConfigError(f"{option} {value}: '{name}' was given before; give it once")
+        pairs[name] = said
+    return pairs
 
 
 def _fields(options: RooflineOptions, model: ModelShape, gpu: GpuSpec) -> dict[str, Any]:

@@ -23,12 +23,17 @@ def memory_plan(
 ) -> MemoryPlan:
     """Return the plan for a profile's model on its GPU, with the drafters that are loaded."""
     size = profile.tensor_parallel_size
+    weight_bytes, token_bytes = model.weight_bytes / size, model.kv_bytes_per_token_and_gpu(size)
+    if profile.weights_gib is not None:
+        weight_bytes = profile.weights_gib * GIB
+    if profile.kv_bytes_per_token is not None:
+        token_bytes = profile.kv_bytes_per_token
     return MemoryPlan(
         total_bytes=gpu.memory_gib * GIB,
         usable_bytes=gpu.memory_gib * GIB * gpu_memory_utilization,
-        weight_bytes=model.weight_bytes / size,
+        weight_bytes=weight_bytes,
         draft_weight_bytes=sum(draft.weights_gib for draft in drafts) * GIB,
         reserved_bytes=profile.reserved_gib * GIB,
-        block_bytes=block_size * model.kv_bytes_per_token_and_gpu(size),
+        block_bytes=block_size * token_bytes,
         draft_block_bytes=block_size * sum(draft.kv_bytes_per_token for draft in drafts),
     )
