@@ -369,9 +369,9 @@ class _Composer:
         known = set(
             zip(rows["num_heads"].to_pylist(), rows["num_key_value_heads"].to_pylist(), strict=True)
         )
-        times = 1
-        while (heads, keys) not in known and not heads % 2 and not keys % 2:
-            heads, keys, times = heads // 2, keys // 2, times * 2
+        halves = [2**n for n in range(7) if not heads % 2**n and not keys % 2**n]
+        times = next((n for n in halves if (heads // n, keys // n) in known), 1)
+        heads, keys = heads // times, keys // times
         of = Table(rows, f"{table.source}, {name}")
         rows = chosen(of, "attention", num_key_value_heads=keys, num_heads=heads)
         batch, isl, step, latency = columns(rows, "batch_size", "isl", "step")
