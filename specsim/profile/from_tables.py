@@ -31,6 +31,7 @@ DTYPES: Mapping[str, "Dtype"]
 _MAX_BATCHED_TOKENS = 16384
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _LAUNCH_US = 1.5  # of a kernel within a CUDA graph, besides what it does
+_FRONT_MS = 3.0  # HTTP, tokenization and handing over: of A100 and H100 servers 0 to 12
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _ALL_REDUCE_EAGER_BYTES = 8 << 20  # vLLM's custom all-reduce carries less; beyond, NCCL
@@ -115,6 +116,7 @@ class TableProfile:
             "provenance": {},
             "target": target.latency(),
             "drafts": _drafts(options, tables),
+            "overhead": {"front_ms": _FRONT_MS},
             "valid_range": {"context_tokens": 1, "batched_tokens": _MAX_BATCHED_TOKENS},
             "reserved_gib": options.reserved_gib,
             "weights_gib": round(target.weight_bytes / GIB, 3),

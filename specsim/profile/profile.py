@@ -114,6 +114,9 @@ class Overhead(Settings):
     step_ms: float = Field(default=0.0, ge=0)
     request_us: float = Field(default=0.0, ge=0)
     """Per sequence in the step."""
+    front_ms: float = Field(default=0.0, ge=0)
+    """Between a client and the engine, once per request: HTTP, tokenization, handing over. It
+    delays a request, and occupies nothing."""
 
     def step_time(self, num_requests: int) -> float:
         """Return the overhead of a step of so many sequences, seconds."""
