@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import tiny_config
 from numpy.typing import NDArray
 
 from specsim.results.metrics import tpot, ttft
@@ -21,7 +22,8 @@ def requests_of(profile: str, arrivals: dict[str, Any], tiny: Callable[..., Expe
         "lengths": {"kind": "uniform", "prompt": [1, 200], "output": [2, 40]},
         "num_requests": 30,
     }
-    run = simulate(tiny(workload=workload, profile=profile))
+    engine = {**tiny_config()["engine"], "async_scheduling": False}
+    run = simulate(tiny(workload=workload, profile=profile, engine=engine))
     found = assemble(run.replicas, run.deliveries).requests
     return found[np.argsort(found["request"])]
 
