@@ -35,7 +35,7 @@ _FRONT_MS = 3.0  # HTTP, tokenization and handing over: of A100 and H100 servers
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _ALL_REDUCE_EAGER_BYTES = 8 << 20  # vLLM's custom all-reduce carries less; beyond, NCCL
-_SMALL_READ, _SMALL_COMPUTE = 1.6, 1.55
+_SMALL_READ, _SMALL_COMPUTE = 1.35, 1.5
 _PACKED_ROWS = 128  # query rows of a tile, all heads of a key-value head side by side
 _UNPACKED_ROWS = 64  # of a tile of FlashAttention 2, for a single head
 
@@ -509,7 +509,7 @@ def _small_weights(tokens: Values, times: Values, share: float) -> Values:
     """
     computing = tokens * (times[-1] / tokens[-1])
     read = _SMALL_READ * share * times[0]
-    return np.asarray(np.minimum(_SMALL_COMPUTE * times, read + _SMALL_COMPUTE * computing))
+    return np.asarray(np.maximum(read, _SMALL_COMPUTE * computing))
 
 
 def _one_kernel(rows: Any, table: Table, wanted: str | None) -> tuple[Any, str]:
