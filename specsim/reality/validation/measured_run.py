@@ -1,4 +1,4 @@
-"""A measured run of a load generator against a server: what was served how, and what was measured."""
+"""A measured run of a load generator: what was served how, and what came of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Lengths:
     def draw(self, rng: np.random.RandomState, count: int) -> NDArray[np.int64]:
         """Return as many lengths; of a known mean all alike, but for rounding, with that mean."""
         if self.bounds is not None:
-            return rng.randint(self.bounds[0], self.bounds[1] + 1, count)
+            return rng.randint(self.bounds[0], self.bounds[1] + 1, count).astype(np.int64)
         sums = np.floor(np.arange(count + 1) * self.mean + 1e-6)
         return np.maximum(np.diff(sums), 1).astype(np.int64)
 

@@ -34,9 +34,12 @@ def read_table(path: Path) -> list[MeasuredRun]:
             f"at least one of {', '.join(METRICS[:5])}, ..."
         )
     _, words = read_columns(path, (), header)
-    rows = [dict(zip(words, map(str.strip, row), strict=True)) for row in zip(*words.values())]
+    rows = zip(*words.values(), strict=True)
     return _completed(
-        [Row(path, line, cells).run() for line, cells in enumerate(rows, start=first_line(path))]
+        [
+            Row(path, line, dict(zip(words, map(str.strip, row), strict=True))).run()
+            for line, row in enumerate(rows, start=first_line(path))
+        ]
     )
 
 
@@ -90,10 +93,11 @@ def select_rows(runs: Sequence[MeasuredRun], filters: Iterable[str]) -> list[Mea
         wanted.setdefault(column, []).append(value.strip())
     kept = [run for run in runs if all(_is_any(run.cells.get(c, ""), v) for c, v in wanted.items())]
     if not kept:
-        column, values = next(iter(wanted.items()), ("", [""]))
+        column = next(iter(wanted), "")
         known = list(dict.fromkeys(run.cells.get(column, "") for run in runs))
         raise ConfigError(
-            f"--rows: no row is left of {len(runs)}; {column} holds {', '.join(map(repr, known[:8]))}"
+            f"--rows: leaves none of {len(runs)} rows; {column} may be "
+            f"{', '.join(map(repr, known[:8]))}"
         )
     return kept
 

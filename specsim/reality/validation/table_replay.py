@@ -261,7 +261,9 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
         for column, name in own.items():
             cell = run.cells.get(column, "")
             if cell and name and not _is_same(cell, name):
-                fitting = [each.cells[column] for each in runs if _is_same(each.cells[column], name)]
+                fitting = [
+                    each.cells[column] for each in runs if _is_same(each.cells[column], name)
+                ]
                 keep = f"keep its rows only (--rows '{column}={fitting[0]}')" if fitting else ""
                 raise ProfileError(
                     f"{run.place}: {column} = {cell!r}, but the profile is of '{name}'; "

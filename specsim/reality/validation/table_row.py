@@ -37,6 +37,7 @@ class Row:
     gaps: list[str] = field(default_factory=list)
 
     def run(self) -> MeasuredRun:
+        """Return the run; a ConfigError if a cell is not what its column holds."""
         measured = {name: value for name in METRICS if (value := self.number(name)) is not None}
         method, k = self._speculation()
         concurrency, rate = self._load()
@@ -71,16 +72,19 @@ class Row:
         )
 
     def text(self, column: str) -> str:
+        """Return a cell; empty if it says that there is nothing."""
         cell = self.cells.get(column, "")
         return "" if cell.lower() in _EMPTY else cell
 
     def wrong(self, column: str, rule: str) -> ConfigError:
+        """Return the error of a cell that breaks a rule."""
         return ConfigError(
             f"{self.path}, line {self.line}: {column} = {self.cells[column]!r} must be {rule}; "
             "correct it, or leave the cell empty"
         )
 
     def number(self, column: str) -> float | None:
+        """Return a number of at least 0, with or without a remark in brackets."""
         cell = self.text(column)
         if not cell:
             return None
@@ -91,12 +95,14 @@ class Row:
         return value
 
     def whole(self, column: str, least: int = 0) -> int | None:
+        """Return a whole number, which may be written as 5.0."""
         value = self.number(column)
         if value is not None and (value % 1 or value < least):
             raise self.wrong(column, f"a whole number of at least {least}")
         return None if value is None else int(value)
 
     def flag(self, column: str) -> bool | None:
+        """Return what is on or off."""
         word = (self.text(column).split() or [""])[0].lower()
         if word and word not in ("on", "off", "true", "false", "yes", "no", "1", "0"):
             raise self.wrong(column, "on or off")
