@@ -188,8 +188,16 @@ def validate(
     speculation and the fastest draft length are predicted. With --out the folder gets report.json,
     and report.png with predicted against measured.
     """
-    of_folder = {"--num-gpu-blocks": num_gpu_blocks, "--tokens": tokens, "--model": model}
-    of_tables = {"--rows": rows, "--requests": requests, "--predictions": predictions}
+    of_folder: dict[str, object] = {
+        "--num-gpu-blocks": num_gpu_blocks,
+        "--tokens": tokens,
+        "--model": model,
+    }
+    of_tables: dict[str, object] = {
+        "--rows": rows,
+        "--requests": requests,
+        "--predictions": predictions,
+    }
     of_tables |= {"--acceptance-spread": acceptance_spread, "--speed": speed}
     of_tables |= {"--skip-incomplete": skip_incomplete or None, "--seed": seed or None}
     folders = [path for path in run if path.is_dir()]

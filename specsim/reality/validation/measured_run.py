@@ -36,13 +36,21 @@ class Lengths:
     """Smallest and largest of a uniform distribution; None where only the mean is known."""
     shared: int = 0
     """Leading tokens that all requests have in common."""
+    differ: bool = False
+    """Whether they are known to differ, though not how: then evenly from 0.5 to 1.5 of the mean."""
 
     def draw(self, rng: np.random.RandomState, count: int) -> NDArray[np.int64]:
-        """Return as many lengths; of a known mean all alike, but for rounding, with that mean."""
+        """Return as many lengths, shape (count,), with that mean; alike unless they differ."""
+        lens: NDArray[np.int64]
         if self.bounds is not None:
-            return rng.randint(self.bounds[0], self.bounds[1] + 1, count).astype(np.int64)
+            lens = rng.randint(self.bounds[0], self.bounds[1] + 1, count)
+            return lens
         sums = np.floor(np.arange(count + 1) * self.mean + 1e-6)
-        return np.maximum(np.diff(sums), 1).astype(np.int64)
+        lens = np.diff(sums).astype(np.int64)
+        if self.differ:
+            places = (rng.permutation(count) + 0.5) / count
+            lens = np.rint(self.mean * (0.5 + places)).astype(np.int64)
+        return np.maximum(lens, 1)
 
 
 @dataclass(frozen=True)

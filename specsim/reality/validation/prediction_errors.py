@@ -25,6 +25,9 @@ _SAME = (
 """Columns in which runs that differ only in speculation agree; and their lengths within 10 %."""
 
 
+_UNNAMED = ("concurrency", "request_rate", "num_prompts", "temperature", "ignore_eos")
+
+
 @dataclass(frozen=True)
 class ErrorSummary:
     """Errors of a metric over some runs: predicted against measured, as shares of the measured."""
@@ -69,7 +72,7 @@ class BestChoice:
 
 def errors_by_metric(predictions: Sequence[Prediction]) -> list[ErrorSummary]:
     """Return the errors of each metric that a run has; TPOT or ITL last."""
-    names = (*METRICS, *(f"{OF_TOKENS}_{name}_ms" for name in STATISTICS))
+    names = (*METRICS, *(f"{OF_TOKENS}_{name}_ms" for name in STATISTICS[:2]))
     return [found for name in names if (found := _summary(predictions, name)) is not None]
 
 
@@ -200,8 +203,7 @@ def _names(groups: Sequence[Sequence[Prediction]]) -> list[str]:
     differing = [
         place
         for place, column in enumerate(_SAME)
-        if column not in ("concurrency", "request_rate", "num_prompts")
-        and len({key[place] for key in keys}) > 1
+        if column not in _UNNAMED and len({key[place] for key in keys}) > 1
     ]
     return [
         ", ".join([*(key[place] for place in differing if key[place]), run.load])
@@ -212,7 +214,8 @@ def _names(groups: Sequence[Sequence[Prediction]]) -> list[str]:
 
 def _speed_of(members: Sequence[Prediction]) -> str:
     is_open = members[0].run.request_rate is not None
-    for metric in (*(("e2e_mean_ms",) if is_open else ()), *SPEEDS):
+    order: tuple[str, ...] = ("e2e_mean_ms", *SPEEDS) if is_open else tuple(SPEEDS)
+    for metric in order:
         if all(metric in each.run.measured for each in members):
             return metric
     return "output_tok_s"

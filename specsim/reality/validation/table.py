@@ -153,5 +153,18 @@ def _completed_run(run: MeasuredRun, others: list[MeasuredRun]) -> MeasuredRun:
         if is_empty and known and run.cells.get("dataset"):
             mean = sum(lens.mean for lens in known) / len(known)
             changes[name] = replace(known[0], mean=mean)
-            notes.append(f"{column} is empty: as in rows of the same dataset, on average {mean:g}")
+            notes.append(f"{column} is empty: the mean of rows of the same model and dataset")
+    output = changes.get("output", run.output)
+    if output is not None and output.bounds is None and _differ(output.mean, others):
+        changes["output"] = replace(output, differ=True)
+        notes.append(
+            "answers differ in length, and only their mean is known: evenly from 0.5 to 1.5 of it"
+        )
     return replace(run, notes=tuple(notes), **changes)  # type: ignore[arg-type]
+
+
+def _differ(mean: float, others: list[MeasuredRun]) -> bool:
+    """Return whether answers of this mean ended by themselves, not all at the same limit."""
+    limits = [each.output.mean for each in others if each.output is not None]
+    limits += [float(cell) for each in others if (cell := each.cells.get("osl", "")).isdigit()]
+    return not any(limit % 1 == 0 and 0.95 * limit <= mean <= limit for limit in limits)

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError
-from specsim.core.request import PrefixIds, Request
-from specsim.hardware import load_model
+from specsim.core.request import PrefixIds
 from specsim.profile import Profile, load_profile
 from specsim.reality.validation.measured_run import LATENCIES, STATISTICS, MeasuredRun
 from specsim.reality.validation.spread import DEFAULT_SPREAD, fates
@@ -50,9 +49,9 @@ class ReplayedRow:
 
     place: str
     experiment: Experiment
-    requests: list[Request]
-    warmups: list[Request]
-    """What ran before and counts only in the server's counters; empty if it need not be known."""
+    requests: Trace
+    warmups: Trace | None
+    """What ran before and counts only in the server's counters; None if it need not be known."""
 
 
 def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPREAD) -> ReplayedRow:
@@ -96,7 +95,7 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
         run.place,
         experiment,
         _requests(run, lens, concentration, seed, arrived_at),
-        _requests(run, warmups, concentration, seed + 1) if len(warmups) else [],
+        _requests(run, warmups, concentration, seed + 1) if len(warmups) else None,
     )
 
 
@@ -115,19 +114,18 @@ def _requests(
     concentration: float,
     seed: int,
     arrived_at: NDArray[np.float64] | None = None,
-) -> list[Request]:
+) -> Trace:
     shared = run.prompt.shared if run.prompt is not None else 0
     block_size = run.engine.get("block_size", 16)
     prefix = PrefixIds(tuple(range(shared // block_size)), block_size)
     records = {}
     if run.rates:
         records[_RECORD] = fates(run.rates, lens[:, 1].tolist(), concentration, seed)
-    trace = Trace(
+    return Trace(
         *(lens[:, 0], lens[:, 1], arrived_at),
         prefix_ids=[prefix] * len(lens) if shared else None,
         recorded_lens=records,
     )
-    return list(trace.requests())
 
 
 class Replayer(AbstractContextManager["Replayer"]):
@@ -205,15 +203,17 @@ def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
     Raises:
         SpecsimError: It cannot be simulated under this profile; the message names the row.
     """
+    traces = [trace for trace in (row.requests, row.warmups) if trace is not None]
     try:
-        summaries = [
-            Summary(simulate(row.experiment, requests=each, profile=profile, keeps_steps=False))
-            for each in (row.requests, row.warmups)
-            if each
-        ]
+        summaries = [_simulated(row.experiment, trace, profile) for trace in traces]
     except SpecsimError as error:
         raise type(error)(f"{row.place}: {error}") from error
     return _client_metrics(summaries[0]) | _counters([each.tables for each in summaries])
+
+
+def _simulated(experiment: Experiment, trace: Trace, profile: Profile) -> Summary:
+    requests = list(trace.requests())
+    return Summary(simulate(experiment, requests=requests, profile=profile, keeps_steps=False))
 
 
 def _client_metrics(summary: Summary) -> dict[str, float]:
@@ -255,7 +255,7 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
     Raises:
         ProfileError: It names the first row that differs, and how to choose those that do not.
     """
-    model = "" if profile.model.endswith(".json") else load_model(profile.model).name
+    model = "" if profile.model.endswith(".json") else profile.model  # a path need not name it
     own = {"model": model, "gpu": profile.gpu}
     for run in runs:
         for column, name in own.items():
@@ -279,5 +279,7 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
 
 def _is_same(cell: str, name: str) -> bool:
     """Return whether one name holds all words of the other: 'H100 SXM 80GB' and 'h100'."""
-    one, other = (set(re.findall(r"[a-z]+|\d+", each.lower())) for each in (cell, name))
+    one, other = (
+        set(re.findall(r"[a-z]+|\d+", each.rsplit("/", 1)[-1].lower())) for each in (cell, name)
+    )
     return one <= other or other <= one
