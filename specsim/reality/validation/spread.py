@@ -49,13 +49,13 @@ def position_factors(rates: Sequence[float], concentration: float) -> tuple[floa
     before = (1.0, *rates)
     chances = [now / last if last else 0.0 for last, now in zip(before, rates, strict=False)]
     mean = max(chances)
-    if math.isinf(concentration):
+    if math.isinf(concentration) or not mean:
         return 1.0, chances
     while True:
         mean = min(mean, 1 - 1e-6)
         factors = _factors(rates, _quantiles(mean, concentration, _NODES))
         largest = max(factors)
-        if largest <= 1 + 1e-6 or mean == 1 - 1e-6:
+        if largest <= 1 + 1e-4 or mean == 1 - 1e-6:
             return mean, [min(factor, 1.0) for factor in factors]
         mean *= largest
 

@@ -256,14 +256,13 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
         ProfileError: It names the first row that differs, and how to choose those that do not.
     """
     model = "" if profile.model.endswith(".json") else profile.model  # a path need not name it
-    own = {"model": model, "gpu": profile.gpu}
+    own = (("model", model, _is_same_model), ("gpu", profile.gpu, _is_same_gpu))
     for run in runs:
-        for column, name in own.items():
+        for column, name, is_same in own:
             cell = run.cells.get(column, "")
-            if cell and name and not _is_same(cell, name):
-                fitting = [
-                    each.cells[column] for each in runs if _is_same(each.cells[column], name)
-                ]
+            if cell and name and not is_same(cell, name):
+                cells = [each.cells.get(column, "") for each in runs]
+                fitting = [each for each in cells if each and is_same(each, name)]
                 keep = f"keep its rows only (--rows '{column}={fitting[0]}')" if fitting else ""
                 raise ProfileError(
                     f"{run.place}: {column} = {cell!r}, but the profile is of '{name}'; "
@@ -277,9 +276,14 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
             )
 
 
-def _is_same(cell: str, name: str) -> bool:
-    """Return whether one name holds all words of the other: 'H100 SXM 80GB' and 'h100'."""
-    one, other = (
-        set(re.findall(r"[a-z]+|\d+", each.rsplit("/", 1)[-1].lower())) for each in (cell, name)
-    )
+def _is_same_model(cell: str, name: str) -> bool:
+    """Return whether one name spells the other within itself: 'org/Llama-3.1-8B-Instruct'."""
+    words = [re.findall(r"[a-z0-9]+", each.rsplit("/", 1)[-1].lower()) for each in (cell, name)]
+    one, other = (f"-{'-'.join(each)}-" for each in words)
+    return one in other or other in one
+
+
+def _is_same_gpu(cell: str, name: str) -> bool:
+    """Return whether one name has all words of the other: 'A100-SXM4-80GB' and 'a100-80gb'."""
+    one, other = (set(re.findall(r"[a-z]+|\d+", each.lower())) for each in (cell, name))
     return one <= other or other <= one

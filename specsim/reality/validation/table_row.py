@@ -57,7 +57,7 @@ class Row:
             method=method,
             num_speculative_tokens=k,
             rates=self._rates(k, measured),
-            acceptance_spread=self.number("acceptance_spread"),
+            acceptance_spread=self._spread(),
             concurrency=concurrency,
             request_rate=rate,
             burstiness=self.number("burstiness") or 1.0,
@@ -290,6 +290,14 @@ class Row:
             )
             return tuple(rates)
         return tuple(min(rate * factor, 1.0) for rate in rates)
+
+    def _spread(self) -> float | None:
+        if self.text("acceptance_spread").lower() == "inf":
+            return math.inf
+        spread = self.number("acceptance_spread")
+        if spread == 0:
+            raise self.wrong("acceptance_spread", "a number above 0, or inf")
+        return spread
 
     def _counts_warmups(
         self, measured: Mapping[str, float], count: int, num_warmups: int, k: int
