@@ -52,6 +52,8 @@ class ReplayedRow:
     requests: Trace
     warmups: Trace | None
     """What ran before and counts only in the server's counters; None if it need not be known."""
+    key: tuple[object, ...]
+    """The same for rows that are one and the same simulation, such as repetitions."""
 
 
 def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPREAD) -> ReplayedRow:
@@ -91,11 +93,13 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
     counts_warmups = run.counts_warmups and bool(_COUNTERS & run.measured.keys())
     warmups = lens[:1].repeat(run.num_warmups if counts_warmups else 0, axis=0)
     concentration = run.acceptance_spread or spread
+    shared = run.prompt.shared if run.prompt is not None else 0
     return ReplayedRow(
         run.place,
         experiment,
         _requests(run, lens, concentration, seed, arrived_at),
         _requests(run, warmups, concentration, seed + 1) if len(warmups) else None,
+        key=(experiment.hash, lens.tobytes(), len(warmups), run.rates, concentration, shared),
     )
 
 
@@ -153,7 +157,9 @@ class Replayer(AbstractContextManager["Replayer"]):
         processes: int = 1,
     ) -> None:
         self._runs = list(runs)
-        self._rows = [compose_row(run, seed=seed, spread=spread) for run in runs]
+        rows = [compose_row(run, seed=seed, spread=spread) for run in runs]
+        self._keys = [row.key for row in rows]
+        self._rows = {row.key: row for row in reversed(rows)}
         self._processes = LocalProcesses(processes)
 
     def __exit__(self, *error: object) -> None:
@@ -167,7 +173,8 @@ class Replayer(AbstractContextManager["Replayer"]):
 
         Args:
             profile: Itself, its name, or its path.
-            on_progress: Told the number of rows that have ended.
+            on_progress: Told the number of simulations that have ended; rows that are alike, such
+                as repetitions, share one.
 
         Returns:
             In the order of the rows.
@@ -180,8 +187,13 @@ class Replayer(AbstractContextManager["Replayer"]):
             profile = load_profile(str(profile))
         check_same(self._runs, profile)
         runner = Runner(self._processes, on_progress)
-        (found,) = runner.run(partial(simulate_row, profile), [self._rows])
-        return [Prediction(run, values) for run, values in zip(self._runs, found, strict=True)]
+        keys = list(dict.fromkeys(self._keys))
+        tasks = [self._rows[key] for key in keys]
+        (found,) = runner.run(partial(simulate_row, profile), [tasks])
+        values = dict(zip(keys, found, strict=True))
+        return [
+            Prediction(run, values[key]) for run, key in zip(self._runs, self._keys, strict=True)
+        ]
 
 
 def predict(
