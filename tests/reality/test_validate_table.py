@@ -204,6 +204,9 @@ def test_answers_count_as_they_were_not_as_they_were_asked_for(tmp_path: Path) -
     assert differing is not None
     assert set(differing.draw(np.random.RandomState(0), 40)) != {100, 101}
     assert differing.draw(np.random.RandomState(0), 40).mean() == pytest.approx(100.25, abs=0.5)
+    fixed = one(tmp_path, osl="256", total_output_tokens="4010", ignore_eos="yes").output
+    assert fixed is not None
+    assert fixed.mean == 256
     at_limit = one(tmp_path, osl="256", total_output_tokens="10230").output
     assert at_limit is not None
     assert set(at_limit.draw(np.random.RandomState(0), 40)) == {255, 256}

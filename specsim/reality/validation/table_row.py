@@ -167,9 +167,10 @@ class Row:
         return self._lengths("isl") or (Lengths(total / count) if total and count else None)
 
     def _output(self, count: int) -> Lengths | None:
-        """Return the lengths of the answers: as they were, not as they were asked for."""
+        """Return the lengths of the answers: as they were, if they could end by themselves."""
         given = self._lengths("osl")
-        if given is not None and given.bounds is not None:
+        is_fixed = self.text("ignore_eos").lower().startswith(("yes", "true", "1"))
+        if given is not None and (given.bounds is not None or is_fixed):
             return given
         total = self.number("total_output_tokens")
         tokens, requests = self.number("output_tok_s"), self.number("request_throughput")
