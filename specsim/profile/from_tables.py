@@ -31,6 +31,7 @@ DTYPES: Mapping[str, "Dtype"]
 _MAX_BATCHED_TOKENS = 16384
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _LAUNCH_US = 1.5  # of a kernel within a CUDA graph, besides what it does
+_SYNC_STEP_MS = 1.2  # as in the measured steps of profiles/h100/llama-3.1-8b.yaml
 _FRONT_MS = 3.0  # HTTP, tokenization and handing over: of A100 and H100 servers 0 to 12
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
@@ -117,7 +118,7 @@ class TableProfile:
             "provenance": {},
             "target": target.latency(),
             "drafts": _drafts(options, tables),
-            "overhead": {"front_ms": _FRONT_MS},
+            "overhead": {"sync_step_ms": _SYNC_STEP_MS, "front_ms": _FRONT_MS},
             "valid_range": {"context_tokens": 1, "batched_tokens": _MAX_BATCHED_TOKENS},
             "reserved_gib": options.reserved_gib,
             "weights_gib": round(target.weight_bytes / GIB, 3),

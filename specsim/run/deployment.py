@@ -70,7 +70,7 @@ class Deployment:
             costs=StepCosts(
                 profile.target,
                 drafts,
-                profile.overhead,
+                profile.overhead.of_engine(is_async=experiment.is_async),
                 expands_batch=proposer is not None and proposer.disable_mqa_scorer,
             ),
             memory=memory,
