@@ -1,6 +1,12 @@
 """Profile: what a step costs on one GPU with one model, measured or made from data sheets."""
 
-from specsim.profile.memory import BLOCK_SIZE, GPU_MEMORY_UTILIZATION, memory_plan
+from specsim.profile.memory import (
+    BLOCK_SIZE,
+    GPU_MEMORY_UTILIZATION,
+    LayersOf,
+    kv_layers,
+    memory_plan,
+)
 from specsim.profile.profile import (
     DraftCost,
     Overhead,
@@ -15,11 +21,13 @@ __all__ = [
     "BLOCK_SIZE",
     "GPU_MEMORY_UTILIZATION",
     "DraftCost",
+    "LayersOf",
     "Overhead",
     "Profile",
     "StepCosts",
     "ValidRange",
     "find_profile",
+    "kv_layers",
     "load_profile",
     "memory_plan",
 ]

@@ -4,12 +4,21 @@ Source of the defaults: vLLM 0.32.0, ``config/cache.py CacheConfig``.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape
+from specsim.hardware import GIB, GpuSpec, KVLayers, MemoryPlan, ModelShape, kv_layout
+from specsim.hardware.kv_groups import FULL
 from specsim.profile.profile import DraftCost, Profile
 
 BLOCK_SIZE = 16
 GPU_MEMORY_UTILIZATION = 0.92
+
+
+class LayersOf(NamedTuple):
+    """The attention layers of a server."""
+
+    target: tuple[KVLayers, ...]
+    drafts: tuple[KVLayers, ...]
 
 
 def memory_plan(
@@ -20,15 +29,46 @@ def memory_plan(
     *,
     block_size: int = BLOCK_SIZE,
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION,
+    layers: LayersOf | None = None,
 ) -> MemoryPlan:
-    """Return the plan for a profile's model on its GPU, with the drafters that are loaded."""
+    """Return the plan for a profile's model on its GPU, with the drafters that are loaded.
+
+    Args:
+        layers: Which keep KV entries, and how; by default see `kv_layers`.
+    """
     size = profile.tensor_parallel_size
+    block_bytes = block_size * model.kv_bytes_per_token_and_gpu(size)
+    draft_block_bytes = block_size * sum(draft.kv_bytes_per_token for draft in drafts)
+    if layers := layers or kv_layers(profile, model, drafts):
+        # A block grows by what layers add to the largest group, not by what these would hold.
+        block_bytes = kv_layout(layers.target, block_size).block_bytes
+        both = kv_layout(layers.target + layers.drafts, block_size)
+        draft_block_bytes = both.block_bytes - block_bytes
     return MemoryPlan(
         total_bytes=gpu.memory_gib * GIB,
         usable_bytes=gpu.memory_gib * GIB * gpu_memory_utilization,
         weight_bytes=model.weight_bytes / size,
         draft_weight_bytes=sum(draft.weights_gib for draft in drafts) * GIB,
         reserved_bytes=profile.reserved_gib * GIB,
-        block_bytes=block_size * model.kv_bytes_per_token_and_gpu(size),
-        draft_block_bytes=block_size * sum(draft.kv_bytes_per_token for draft in drafts),
+        block_bytes=block_bytes,
+        draft_block_bytes=draft_block_bytes,
     )
+
+
+def kv_layers(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) -> LayersOf | None:
+    """Return the layers that keep KV entries; None where all of the target's keep all of them.
+
+    A drafter's are taken to attend to everything, and to be as wide as the target's where that
+    makes a whole number of layers, else to be one.
+    """
+    target = model.kv_layers(profile.tensor_parallel_size)
+    if all(each.kind == FULL for each in target):
+        return None
+    width = target[0].bytes_per_token
+    assert width is not None
+    added = []
+    for kept in filter(None, (draft.kv_bytes_per_token for draft in drafts)):
+        is_whole = kept % width == 0
+        count, each = (int(kept // width), width) if is_whole else (1, kept)
+        added.append(KVLayers(kind=FULL, layers=count, bytes_per_token=each))
+    return LayersOf(target, tuple(added))

@@ -5,13 +5,22 @@ blocks fit, whether steps are scheduled asynchronously, and what a step costs.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specsim.core.errors import ProfileError
 from specsim.engine.config import EngineConfig
 from specsim.engine.setup import Setup
 from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.policies import Policy
-from specsim.profile import DraftCost, Profile, StepCosts, load_profile, memory_plan
+from specsim.profile import (
+    DraftCost,
+    LayersOf,
+    Profile,
+    StepCosts,
+    kv_layers,
+    load_profile,
+    memory_plan,
+)
 from specsim.proposers import Proposer
 from specsim.run.experiment import Experiment
 
@@ -52,6 +61,7 @@ class Deployment:
         proposer = experiment.engine.speculative_config if max_draft_len else None
         drafts = _draft_costs(profile, proposer) if proposer else ()
         _check_trees(experiment.effective_policy, drafts)
+        layers = _kv_layers(experiment.engine, profile, model, drafts, proposer)
         memory = memory_plan(
             profile,
             model,
@@ -59,9 +69,14 @@ class Deployment:
             drafts,
             block_size=experiment.engine.block_size,
             gpu_memory_utilization=experiment.engine.gpu_memory_utilization,
+            layers=layers,
         )
+        engine = experiment.engine
+        if layers:
+            engine = engine.model_copy(update={"kv_groups": layers.target + layers.drafts})
+        limits = _limits(engine, profile, model, gpu, memory)
         return cls(
-            engine=_resolved(experiment.engine, profile, model, gpu, memory),
+            engine=engine.resolved(proposer, is_async=experiment.is_async, **limits),
             profile=profile,
             policy=experiment.effective_policy,
             proposer=proposer,
@@ -92,6 +107,11 @@ class Deployment:
             "valid_batched_tokens": valid.batched_tokens,
         }
         return replace(setup, limits=limits)
+
+    def kv_capacity(self, length: int) -> int:
+        """Return how many tokens the KV cache holds, in sequences of a length."""
+        in_flight_tokens = self.engine.in_flight_tokens(is_async=self.is_async)
+        return self.setup.kv.capacity(self.setup.limits["num_blocks"], length, in_flight_tokens)
 
 
 def _check_same(engine: EngineConfig, profile: Profile, model: ModelShape) -> None:
@@ -129,13 +149,39 @@ def _check_trees(policy: Policy, drafts: tuple[DraftCost, ...]) -> None:
         )
 
 
-def _resolved(
+def _kv_layers(
+    engine: EngineConfig,
+    profile: Profile,
+    model: ModelShape,
+    drafts: tuple[DraftCost, ...],
+    proposer: Proposer | None,
+) -> LayersOf | None:
+    """Return the layers as they keep KV entries: those of the configuration, or of the model."""
+    layers = kv_layers(profile, model, drafts)
+    if engine.kv_groups is not None:
+        width = model.kv_layers(profile.tensor_parallel_size)[0].bytes_per_token
+        given = {"bytes_per_token": width}
+        layers = LayersOf(
+            tuple(
+                each if each.bytes_per_token else each.model_copy(update=given)
+                for each in engine.kv_groups
+            ),
+            (),
+        )
+    if layers is None:
+        return None
+    kept = engine.kv_layers(layers.target + layers.drafts, proposer)
+    return LayersOf(kept[: len(layers.target)], kept[len(layers.target) :])
+
+
+def _limits(
     engine: EngineConfig,
     profile: Profile,
     model: ModelShape,
     gpu: GpuSpec,
     memory: MemoryPlan,
-) -> EngineConfig:
+) -> dict[str, Any]:
+    """Return the limits that the configuration leaves open."""
     max_model_len = engine.max_model_len or model.max_position_embeddings
     if engine.scheduler == "prefill_first":  # defaults of vLLM 0.6
         batched_tokens, seqs = max(2048, max_model_len), 256
@@ -144,14 +190,14 @@ def _resolved(
     blocks = engine.num_gpu_blocks
     if blocks is None:
         blocks = memory.num_blocks()
-    return engine.resolved(
-        model=model.name,
-        tensor_parallel_size=profile.tensor_parallel_size,
-        max_num_seqs=seqs,
-        max_num_batched_tokens=batched_tokens,
-        max_model_len=max_model_len,
-        num_gpu_blocks=blocks,
-    )
+    return {
+        "model": model.name,
+        "tensor_parallel_size": profile.tensor_parallel_size,
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": batched_tokens,
+        "max_model_len": max_model_len,
+        "num_gpu_blocks": blocks,
+    }
 
 
 def _default_batch(gpu: GpuSpec) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from specsim.engine.schedule import begin
 from specsim.engine.setup import Setup
 from specsim.engine.table import NO_BLOCK, NO_KEY, RUNNING, WAITING, Table
 from specsim.engine.waiting import enqueue, leave_queue
+from specsim.hardware.kv_groups import one_group
 
 NUM_BLOCKS = 12
 BLOCK_SIZE = 4
@@ -45,7 +46,7 @@ LIMITS = {
 def make_table(limits: Mapping[str, int], requests: list[Request] | None = None) -> Table:
     """Return the table of an engine without a clock, as uncompiled functions see it."""
     facts = Facts.of(requests or [], BLOCK_SIZE, with_keys=bool(limits["enable_prefix_caching"]))
-    setup = Setup("synchronous", {**LIMITS, **limits}, (BLOCK_SIZE,))
+    setup = Setup("synchronous", {**LIMITS, **limits}, one_group(BLOCK_SIZE))
     return Table(*map(as_records, setup.table(facts=facts.rows, keys=facts.keys)))
 
 
