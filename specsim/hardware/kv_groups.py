@@ -149,7 +149,12 @@ def one_group(block_size: int) -> KVLayout:
 
 
 def as_full_attention(layers: Sequence[KVLayers]) -> tuple[KVLayers, ...]:
-    """Return layers as vLLM takes them where its hybrid manager is off: all keep all tokens."""
+    """Return layers as vLLM takes them where its hybrid manager is off.
+
+    If they differ, all keep all tokens (``unify_hybrid_kv_cache_specs``).
+    """
+    if len({(each.kind, each.span_len) for each in layers}) == 1:
+        return tuple(layers)
     kept = (each.model_dump(exclude={"kind", "window", "chunk"}) for each in layers)
     return tuple(KVLayers(kind=FULL, **fields) for fields in kept)
 

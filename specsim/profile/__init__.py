@@ -4,6 +4,7 @@ from specsim.profile.memory import (
     BLOCK_SIZE,
     GPU_MEMORY_UTILIZATION,
     LayersOf,
+    default_layout,
     kv_layers,
     memory_plan,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "Profile",
     "StepCosts",
     "ValidRange",
+    "default_layout",
     "find_profile",
     "kv_layers",
     "load_profile",

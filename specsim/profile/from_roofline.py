@@ -10,7 +10,7 @@ from specsim.core.settings import validated
 from specsim.core.step import StepLoad
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.latency.roofline import Roofline
-from specsim.profile.memory import BLOCK_SIZE, memory_plan
+from specsim.profile.memory import BLOCK_SIZE, default_layout, memory_plan
 from specsim.profile.profile import Profile
 
 # Of vLLM's max_num_batched_tokens, the largest default: a roofline was not fitted on any range.
@@ -44,6 +44,8 @@ class RooflineProfile:
     """Of each GPU."""
     num_blocks: int
     """KV blocks that fit, vLLM's null block included."""
+    capacity: int
+    """Tokens that the KV cache holds, in sequences as long as the model takes."""
     block_size: int = BLOCK_SIZE
 
     @classmethod
@@ -60,15 +62,12 @@ class RooflineProfile:
             draft = Profile.model_validate(fields)
         memory = memory_plan(draft, model, gpu, tuple(draft.drafts.values()))
         num_blocks = memory.num_blocks()
-        fields["valid_range"]["context_tokens"] = (num_blocks - 1) * BLOCK_SIZE
+        layout = default_layout(draft, model, tuple(draft.drafts.values()))
+        capacity = layout.capacity(num_blocks, model.max_position_embeddings, 0)
+        fields["valid_range"]["context_tokens"] = capacity
         target = draft.target
         assert isinstance(target, Roofline)
-        return cls(fields, target, memory, num_blocks)
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that the KV cache holds."""
-        return (self.num_blocks - 1) * self.block_size
+        return cls(fields, target, memory, num_blocks, capacity)
 
     def decode_time(self, batch_size: int, context_len: int) -> float:
         """Return how long a decode step without drafts takes, seconds; contexts in tokens."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from specsim.hardware import GIB, GpuSpec, KVLayers, MemoryPlan, ModelShape, kv_layout
-from specsim.hardware.kv_groups import FULL
+from specsim.hardware.kv_groups import FULL, KVLayout, one_group
 from specsim.profile.profile import DraftCost, Profile
 
 BLOCK_SIZE = 16
@@ -20,6 +20,11 @@ class LayersOf(NamedTuple):
     target: tuple[KVLayers, ...]
     drafts: tuple[KVLayers, ...]
 
+    def block_bytes(self, block_size: int) -> tuple[float, float]:
+        """Return the memory of one KV block, and how much of it the drafters have added."""
+        alone = kv_layout(self.target, block_size).block_bytes
+        return alone, kv_layout(self.target + self.drafts, block_size).block_bytes - alone
+
 
 def memory_plan(
     profile: Profile,
@@ -29,21 +34,13 @@ def memory_plan(
     *,
     block_size: int = BLOCK_SIZE,
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION,
-    layers: LayersOf | None = None,
 ) -> MemoryPlan:
-    """Return the plan for a profile's model on its GPU, with the drafters that are loaded.
-
-    Args:
-        layers: Which keep KV entries, and how; by default see `kv_layers`.
-    """
+    """Return the plan for a profile's model on its GPU, with the drafters that are loaded."""
     size = profile.tensor_parallel_size
     block_bytes = block_size * model.kv_bytes_per_token_and_gpu(size)
     draft_block_bytes = block_size * sum(draft.kv_bytes_per_token for draft in drafts)
-    if layers := layers or kv_layers(profile, model, drafts):
-        # A block grows by what layers add to the largest group, not by what these would hold.
-        block_bytes = kv_layout(layers.target, block_size).block_bytes
-        both = kv_layout(layers.target + layers.drafts, block_size)
-        draft_block_bytes = both.block_bytes - block_bytes
+    if layers := kv_layers(profile, model, drafts):
+        block_bytes, draft_block_bytes = layers.block_bytes(block_size)
     return MemoryPlan(
         total_bytes=gpu.memory_gib * GIB,
         usable_bytes=gpu.memory_gib * GIB * gpu_memory_utilization,
@@ -72,3 +69,13 @@ def kv_layers(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) 
         count, each = (int(kept // width), width) if is_whole else (1, kept)
         added.append(KVLayers(kind=FULL, layers=count, bytes_per_token=each))
     return LayersOf(target, tuple(added))
+
+
+def default_layout(
+    profile: Profile, model: ModelShape, drafts: Sequence[DraftCost], block_size: int = BLOCK_SIZE
+) -> KVLayout:
+    """Return the KV cache groups of a profile's model, with the drafters that are loaded."""
+    layers = kv_layers(profile, model, drafts)
+    if layers is None:
+        return one_group(block_size)
+    return kv_layout(layers.target + layers.drafts, block_size)

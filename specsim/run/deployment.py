@@ -61,7 +61,6 @@ class Deployment:
         proposer = experiment.engine.speculative_config if max_draft_len else None
         drafts = _draft_costs(profile, proposer) if proposer else ()
         _check_trees(experiment.effective_policy, drafts)
-        layers = _kv_layers(experiment.engine, profile, model, drafts, proposer)
         memory = memory_plan(
             profile,
             model,
@@ -69,11 +68,12 @@ class Deployment:
             drafts,
             block_size=experiment.engine.block_size,
             gpu_memory_utilization=experiment.engine.gpu_memory_utilization,
-            layers=layers,
         )
         engine = experiment.engine
-        if layers:
+        if layers := _kv_layers(engine, profile, model, drafts, proposer):
             engine = engine.model_copy(update={"kv_groups": layers.target + layers.drafts})
+            alone, added = layers.block_bytes(engine.block_size)
+            memory = replace(memory, block_bytes=alone, draft_block_bytes=added)
         limits = _limits(engine, profile, model, gpu, memory)
         return cls(
             engine=engine.resolved(proposer, is_async=experiment.is_async, **limits),

@@ -126,7 +126,7 @@ def _blocks(overview: Overview, method: str | None) -> str:
     limit = f"at gpu_memory_utilization {engine.gpu_memory_utilization:g}"
     if not blocks:
         return f"none fits {limit}"
-    tokens = (blocks - 1) * engine.block_size
+    tokens = overview.capacity(method, overview.model.max_position_embeddings)
     return f"{blocks:,} of {engine.block_size} tokens fit {limit}: {tokens:,} tokens"
 
 
