@@ -1,4 +1,4 @@
-"""Commands ``profile fit``, ``profile show`` and ``profile roofline``."""
+"""Commands ``profile build``, ``profile fit``, ``profile show`` and ``profile roofline``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -158,6 +158,79 @@ def show_profile(
 
 
 @profile_app.command()
+def build(
+    model: Annotated[
+        str,
+        typer.Option(help="A name in profiles/, or a HuggingFace config.json.", show_default=False),
+    ],
+    gpu: Annotated[str, typer.Option(help="A name in profiles/: h200.", show_default=False)],
+    tp: Annotated[int, typer.Option("--tp", min=1, help="GPUs of each replica.")] = 1,
+    dtype: Annotated[
+        str, typer.Option(help="Of weights: bfloat16, fp8, fp8_block, nvfp4, int4 or mxfp4.")
+    ] = "bfloat16",
+    kv_dtype: Annotated[str, typer.Option(help="Of the KV cache: bfloat16 or fp8.")] = "bfloat16",
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METHOD=MODEL", help="A drafter: eagle3=eagle3-llama-3.1-8b."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Whose kernels: vllm, sglang, trtllm.")] = "vllm",
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FAMILY=NAME",
+            help="The kernel that the server logged: attention=fa2, moe=marlin, gemm=...",
+        ),
+    ] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(help="Folder of kernel tables; by default that of aiconfigurator-core."),
+    ] = None,
+    reserved_gib: Annotated[
+        float, typer.Option(min=0, help="Activations and CUDA graphs; by default of an 8B model.")
+    ] = 1.15,
+    context: Annotated[
+        int, typer.Option(min=0, help="Tokens of context per sequence, in the table.")
+    ] = 1024,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the profile here, not to standard output.")
+    ] = None,
+) -> None:
+    """Compose a profile of a model on a GPU from kernels that were measured on it.
+
+    Prints the profile as YAML, and to standard error what it was composed from, weights, KV blocks
+    that fit (at vLLM's default gpu_memory_utilization), and step times. Needs the extra `tables`,
+    or a folder of that layout. Time on the host is not in the tables: fit it to runs.
+    """
+    import yaml
+
+    from specsim.profile.from_roofline import parse_pairs
+    from specsim.profile.from_tables import TableOptions, TableProfile
+    from specsim.show.render.profiles import built_table
+
+    options = TableOptions(
+        model=model,
+        gpu=gpu,
+        drafts=parse_pairs("--draft", "METHOD=MODEL, such as eagle3=my-head.json", draft or []),
+        tensor_parallel_size=tp,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        engine=engine,
+        tables=tables,
+        kernels=parse_pairs("--kernel", "FAMILY=NAME, such as moe=marlin", kernel or []),
+        reserved_gib=reserved_gib,
+    )
+    with output_file(out) as file:
+        made = TableProfile.of(options)
+        text = yaml.safe_dump(
+            made.fields, sort_keys=False, width=100, allow_unicode=True, default_flow_style=None
+        )
+        if file is not None:
+            file.write_text(text, encoding="utf-8")
+    show(built_table(made, context), to_stderr=out is None)
+    typer.echo(text if out is None else f"profile: {out}", nl=out is not None)
+
+
+@profile_app.command()
 def roofline(
     model: Annotated[
         str,
@@ -195,13 +268,13 @@ def roofline(
     """
     import yaml
 
-    from specsim.profile.from_roofline import RooflineOptions, RooflineProfile, parse_drafts
+    from specsim.profile.from_roofline import RooflineOptions, RooflineProfile, parse_pairs
     from specsim.show.render.profiles import roofline_table
 
     options = RooflineOptions(
         model=model,
         gpu=gpu,
-        drafts=parse_drafts(draft or []),
+        drafts=parse_pairs("--draft", "METHOD=MODEL, such as eagle3=my-head.json", draft or []),
         tensor_parallel_size=tp,
         compute_efficiency=compute_efficiency,
         memory_efficiency=memory_efficiency,

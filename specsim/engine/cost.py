@@ -7,7 +7,7 @@ others are computed there.
 
 from specsim.core.compiled import inner
 from specsim.engine.table import Table
-from specsim.latency._form import forward_time
+from specsim.latency._form import composed_time, forward_time
 
 _OVERHEAD_STEP, _OVERHEAD_REQUEST, _HAS_DRAFTER, _HAS_LATENCY, _BASIS = range(5)
 _TARGET_SHARE, _TOKEN, _STEP, _REQUEST = range(5, 9)
@@ -19,13 +19,25 @@ def charge_forward(table: Table) -> None:
     state = table.state[0]
     step = table.steps[state.current]
     if step.batched_tokens:
-        step.target_time = state.slowness * forward_time(
-            table.target,
-            step.context_tokens,
-            step.batched_tokens,
-            step.num_requests,
-            step.prefill_tokens,
-        )
+        # Under batch expansion a context is read several times: only the sums tell.
+        if table.limits[0].charges_pieces and step.context_tokens == step.own_context_tokens:
+            time = composed_time(
+                table.target,
+                step.batched_tokens,
+                step.prefill_tokens,
+                table.entries,
+                state.current,
+                step.num_requests,
+            )
+        else:
+            time = forward_time(
+                table.target,
+                step.context_tokens,
+                step.batched_tokens,
+                step.num_requests,
+                step.prefill_tokens,
+            )
+        step.target_time = state.slowness * time
     if step.num_requests:
         costs = table.costs
         usual = costs[_OVERHEAD_STEP] + costs[_OVERHEAD_REQUEST] * step.num_requests

@@ -314,6 +314,7 @@ def _table(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: Wir
         "announces_ends": int(wiring.announces_ends),
         "has_offers": int(wiring.offers is not None),
         "leaves_out": int(speculation.skips_prefills),
+        "charges_pieces": int(costs.uses_pieces and compiled.target is not None),
     }
     shared: dict[str, NDArray[Any]] = {
         "facts": wiring.facts.rows,

@@ -248,6 +248,7 @@ class Limits(Protocol):
     depth: int  # steps in flight at once
     land_at: int  # where in the order of the verbs a step that has been launched comes back
     leaves_out: int  # whether the drafter may leave out prompts; such a sequence `is_undrafted`
+    charges_pieces: int  # whether the target's time depends on each sequence, not on sums only
     has_offers: int  # whether a proposer comes up with fewer drafts than asked for, by a table
     keeps_steps: int
     keeps_deliveries: int

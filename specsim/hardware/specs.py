@@ -144,18 +144,21 @@ class ModelShape(Settings):
         width = self.num_key_value_heads * self.head_dim * self.bytes_per_weight
         return 2 * self.num_hidden_layers * width
 
-    def kv_layers(self, tensor_parallel_size: int) -> tuple[KVLayers, ...]:
-        """Return the layers as far as their KV cache goes, alike ones together."""
+    def kv_layers(self, bytes_per_token: float) -> tuple[KVLayers, ...]:
+        """Return the layers as far as their KV cache goes, alike ones together.
+
+        Args:
+            bytes_per_token: Of key and value in one layer, on one GPU.
+        """
         usual: LayerType = "sliding_attention" if self.sliding_window else "full_attention"
         counts = Counter(self.layer_types or (usual,) * self.num_hidden_layers)
-        width = self.kv_bytes_per_token_and_gpu(tensor_parallel_size) / self.num_hidden_layers
         return tuple(
             KVLayers(
                 kind=_KV_KINDS[each],
                 layers=count,
                 window=self.sliding_window if each == "sliding_attention" else None,
                 chunk=self.attention_chunk_size if each == "chunked_attention" else None,
-                bytes_per_token=width,
+                bytes_per_token=bytes_per_token,
             )
             for each, count in counts.items()  # in order of first appearance, as vLLM has them
         )

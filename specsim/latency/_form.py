@@ -10,6 +10,10 @@ A form is an array of numbers. The first says which formula, the rest are its co
   the weights to read and a token to move, and whether it sees sampled tokens only.
 - `STAIRCASE`, then what a step without a graph takes more, and how many numbers of tokens are
   padded; what each is padded to; and another form.
+- `COMPOSED`, then what is fixed, whether every decoded token is sampled after, where the tables of
+  the matrices and of the head begin, and how many kinds of layers there are; of each kind its
+  window, the query tokens of a tile, the time of a pair and of a launch, and where its tables of
+  decodes and of prompts begin; then all tables, as above, in seconds.
 """
 
 from collections.abc import Mapping
@@ -23,7 +27,12 @@ from specsim.core.compiled import inlined, inner
 
 Form = NDArray[np.float64]
 
-COEFFICIENTS, TABLE, ROOFLINE, STAIRCASE = 0.0, 1.0, 2.0, 3.0
+COEFFICIENTS, TABLE, ROOFLINE, STAIRCASE, COMPOSED = 0.0, 1.0, 2.0, 3.0, 4.0
+
+HEAD_LEN, GROUP_LEN = 6, 6
+"""Numbers at the beginning of a composed form, and of each of its kinds of layers."""
+MOST_VERIFIED = 32
+"""Query tokens of a sequence up to which attention treats it as a decode, its drafts included."""
 
 COSTS = (
     "overhead_step",
@@ -89,7 +98,103 @@ def _time(
     if form[first] == TABLE:
         table = first + (int(form[first + 1]) if prefill_tokens else 2)
         return _looked_up(form, table, context_tokens, batched_tokens) * 1e-3
+    if form[first] == COMPOSED:
+        return _composed_by_sums(form, context_tokens, batched_tokens, num_requests, prefill_tokens)
     return _roofline_time(form, first, context_tokens, batched_tokens, num_requests, prefill_tokens)
+
+
+@inner
+def composed_time(
+    form: Form, batched_tokens: int, prefill_tokens: int, entries: Any, current: int, size: int
+) -> float:
+    """Return how long a forward pass lasts of which every sequence is known, seconds.
+
+    Args:
+        form: A composed one.
+        entries: Records with `start` (context tokens before the step), `scheduled_len`, `draft_len`
+            and `verified_len`; shape (steps, sequences).
+        current: Its first index.
+        size: How many sequences the step has.
+    """
+    total = _tokens_time(form, batched_tokens, batched_tokens - prefill_tokens, size)
+    for number in range(int(form[5])):
+        at = HEAD_LEN + GROUP_LEN * number
+        decodes, longest, seen, pairs, prompts = 0, 0, 0.0, 0.0, 0.0
+        for place in range(size):
+            entry = entries[current, place]
+            query_len = entry.scheduled_len - entry.draft_len + entry.verified_len
+            longest = max(longest, query_len)
+            if query_len > MOST_VERIFIED:
+                prompts += _prompt_time(form, at, query_len, entry.start)
+            else:
+                decodes += 1
+                seen += min(entry.start + query_len, form[at])
+                pairs += _tiled_pairs(form, at, query_len, entry.start)
+        total += prompts
+        if decodes:
+            total += _decode_time(form, at, decodes, seen / decodes, pairs if longest > 1 else 0.0)
+    return float(total)
+
+
+@inner
+def _composed_by_sums(form: Form, context: int, tokens: int, size: int, prefill: int) -> float:
+    """Return it where only sums are known: all contexts are the mean, all prefills one chunk."""
+    decode_tokens, decodes, prefills = tokens - prefill, size, 0
+    if prefill:
+        prefills = 1 if decode_tokens else size
+        decodes = size - prefills
+    elif tokens > MOST_VERIFIED * size:
+        decode_tokens, decodes, prefills, prefill = 0, 0, size, tokens
+    total = _tokens_time(form, tokens, decode_tokens, size)
+    mean, query_len = context / size, decode_tokens / max(1, decodes)
+    for number in range(int(form[5])):
+        at = HEAD_LEN + GROUP_LEN * number
+        if prefills:
+            total += prefills * _prompt_time(form, at, prefill / prefills, mean)
+        if decodes:
+            pairs = decodes * _tiled_pairs(form, at, query_len, mean)
+            seen = min(mean + query_len, form[at])
+            is_plain = query_len <= 1.0 and not prefills
+            total += _decode_time(form, at, decodes, seen, 0.0 if is_plain else pairs)
+    return float(total)
+
+
+@inner
+def _tokens_time(form: Form, tokens: int, decode_tokens: int, size: int) -> float:
+    """Return what depends on numbers of tokens only: matrices, and the head on sampled ones."""
+    rows = max(size, decode_tokens) if form[2] else size
+    total = form[1] + _looked_up(form, int(form[3]), 0, tokens)
+    return float(total + _looked_up(form, int(form[4]), 0, rows))
+
+
+@inlined
+def _tiled_pairs(form: Form, at: int, query_len: float, context_len: float) -> float:
+    """Return the pairs of query and key that tiles compute of which a few rows are used."""
+    tile = form[at + 1]
+    rows = tile * np.ceil(query_len / tile)
+    return float(rows * min(context_len + 0.5 * rows, form[at]))
+
+
+@inner
+def _prompt_time(form: Form, at: int, query_len: float, context_len: float) -> float:
+    """Return what attention of a chunk of a prompt takes: a prompt of that end less its start."""
+    table, end = int(form[at + 5]), context_len + query_len
+    time = end * _looked_up(form, table, 0, end)
+    if context_len > 0:
+        time -= context_len * _looked_up(form, table, 0, context_len)
+        time = max(time, _looked_up(form, int(form[at + 4]), min(end, form[at]), 1))
+    return float(time)
+
+
+@inner
+def _decode_time(form: Form, at: int, decodes: int, seen: float, pairs: float) -> float:
+    """Return what attention takes of sequences that each see so many tokens.
+
+    Decodes of one query token are as measured. With drafts the tiles of the kernel are computed
+    whole, which may take longer than reading the context; their pairs are 0 without.
+    """
+    time = _looked_up(form, int(form[at + 4]), seen, decodes)
+    return max(time, float(form[at + 3] + form[at + 2] * pairs)) if pairs else time
 
 
 @inner
@@ -110,7 +215,7 @@ def _roofline_time(
 
 
 @inner
-def _looked_up(form: Form, table: int, context_tokens: int, batched_tokens: int) -> float:
+def _looked_up(form: Form, table: int, context_tokens: Any, batched_tokens: Any) -> float:
     """Interpolate linearly in a table; see `specsim.latency._grid.Grid`."""
     num_rows, width = int(form[table]), int(form[table + 1])
     rows, columns = table + 2, table + 2 + num_rows
@@ -140,9 +245,13 @@ def _cell(form: Form, axis: int, size: int, at: Any) -> int:
     """Return the number of the cell of a rising axis that a point lies in or goes on from."""
     if size == 1 or at <= form[axis]:
         return 0
-    below = 0
-    while below < size - 2 and form[axis + below + 1] <= at:
-        below += 1
+    below, above = 0, size - 1
+    while above - below > 1:
+        middle = (below + above) // 2
+        if form[axis + middle] <= at:
+            below = middle
+        else:
+            above = middle
     return below
 
 

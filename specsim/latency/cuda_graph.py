@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from specsim.core.step import StepLoad
 from specsim.latency import NestedLatency
-from specsim.latency._form import STAIRCASE, Form
+from specsim.latency._form import COMPOSED, STAIRCASE, Form
 from specsim.latency.base import LatencyModel
 
 Size = Annotated[int, Field(gt=0)]
@@ -91,7 +91,7 @@ class CudaGraph(LatencyModel):
     def form(self) -> Form | None:
         """Return the staircase around the form of the model inside, if that has one."""
         inside = self.inner.form()
-        if inside is None or inside[0] == STAIRCASE:
+        if inside is None or inside[0] in (STAIRCASE, COMPOSED):
             return None
         padded = self._padded
         return np.array([STAIRCASE, self.eager_ms * 1e-3, len(padded), *padded, *inside])

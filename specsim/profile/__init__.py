@@ -6,6 +6,7 @@ from specsim.profile.memory import (
     LayersOf,
     default_layout,
     kv_layers,
+    layer_bytes,
     memory_plan,
 )
 from specsim.profile.profile import (
@@ -30,6 +31,7 @@ __all__ = [
     "default_layout",
     "find_profile",
     "kv_layers",
+    "layer_bytes",
     "load_profile",
     "memory_plan",
 ]

@@ -7,10 +7,9 @@ from typing import Any
 
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.settings import validated
-from specsim.core.step import StepLoad
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.latency.roofline import Roofline
-from specsim.profile.memory import BLOCK_SIZE, default_layout, memory_plan
+from specsim.profile.memory import default_layout, memory_plan
 from specsim.profile.profile import Profile
 
 # Of vLLM's max_num_batched_tokens, the largest default: a roofline was not fitted on any range.
@@ -44,9 +43,6 @@ class RooflineProfile:
     """Of each GPU."""
     num_blocks: int
     """KV blocks that fit, vLLM's null block included."""
-    capacity: int
-    """Tokens that the KV cache holds, in sequences as long as the model takes."""
-    block_size: int = BLOCK_SIZE
 
     @classmethod
     def of(cls, options: RooflineOptions) -> "RooflineProfile":
@@ -63,34 +59,28 @@ class RooflineProfile:
         memory = memory_plan(draft, model, gpu, tuple(draft.drafts.values()))
         num_blocks = memory.num_blocks()
         layout = default_layout(draft, model, tuple(draft.drafts.values()))
-        capacity = layout.capacity(num_blocks, model.max_position_embeddings, 0)
-        fields["valid_range"]["context_tokens"] = capacity
+        longest = model.max_position_embeddings
+        fields["valid_range"]["context_tokens"] = layout.capacity(num_blocks, longest, 0)
         target = draft.target
         assert isinstance(target, Roofline)
-        return cls(fields, target, memory, num_blocks, capacity)
-
-    def decode_time(self, batch_size: int, context_len: int) -> float:
-        """Return how long a decode step without drafts takes, seconds; contexts in tokens."""
-        return self.roofline.forward_time(
-            StepLoad(batch_size * context_len, batch_size, batch_size)
-        )
+        return cls(fields, target, memory, num_blocks)
 
 
-def parse_drafts(options: list[str]) -> dict[str, str]:
-    """Return the model of each proposer, from ``--draft METHOD=MODEL``.
+def parse_pairs(option: str, form: str, values: list[str]) -> dict[str, str]:
+    """Return what an option says that is given several times, ``NAME=VALUE``.
 
     Raises:
-        ConfigError: One is not of that form, or a method comes twice.
+        ConfigError: One is not of that form, or a name comes twice.
     """
-    drafts: dict[str, str] = {}
-    for option in options:
-        method, equals, model = option.partition("=")
-        if not (method and equals and model):
-            raise ConfigError(f"--draft {option}: is not METHOD=MODEL, such as eagle3=my-head.json")
-        if method in drafts:
-            raise ConfigError(f"--draft {option}: method '{method}' was given before; give it once")
-        drafts[method] = model
-    return drafts
+    pairs: dict[str, str] = {}
+    for value in values:
+        name, equals, said = value.partition("=")
+        if not (name and equals and said):
+            raise ConfigError(f"{option} {value}: is not {form}")
+        if name in pairs:
+            raise ConfigError(f"{option} {value}: '{name}' was given before; give it once")
+        pairs[name] = said
+    return pairs
 
 
 def _fields(options: RooflineOptions, model: ModelShape, gpu: GpuSpec) -> dict[str, Any]:

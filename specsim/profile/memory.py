@@ -37,19 +37,33 @@ def memory_plan(
 ) -> MemoryPlan:
     """Return the plan for a profile's model on its GPU, with the drafters that are loaded."""
     size = profile.tensor_parallel_size
-    block_bytes = block_size * model.kv_bytes_per_token_and_gpu(size)
+    block_bytes = block_size * _token_bytes(profile, model)
     draft_block_bytes = block_size * sum(draft.kv_bytes_per_token for draft in drafts)
     if layers := kv_layers(profile, model, drafts):
         block_bytes, draft_block_bytes = layers.block_bytes(block_size)
+    weight_bytes = model.weight_bytes / size
+    if profile.weights_gib is not None:
+        weight_bytes = profile.weights_gib * GIB
     return MemoryPlan(
         total_bytes=gpu.memory_gib * GIB,
         usable_bytes=gpu.memory_gib * GIB * gpu_memory_utilization,
-        weight_bytes=model.weight_bytes / size,
+        weight_bytes=weight_bytes,
         draft_weight_bytes=sum(draft.weights_gib for draft in drafts) * GIB,
         reserved_bytes=profile.reserved_gib * GIB,
         block_bytes=block_bytes,
         draft_block_bytes=draft_block_bytes,
     )
+
+
+def _token_bytes(profile: Profile, model: ModelShape) -> float:
+    if profile.kv_bytes_per_token is not None:
+        return profile.kv_bytes_per_token
+    return model.kv_bytes_per_token_and_gpu(profile.tensor_parallel_size)
+
+
+def layer_bytes(profile: Profile, model: ModelShape) -> float:
+    """Return key and value of one token in one layer, on one GPU, bytes."""
+    return _token_bytes(profile, model) / model.num_hidden_layers
 
 
 def kv_layers(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) -> LayersOf | None:
@@ -58,11 +72,10 @@ def kv_layers(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) 
     A drafter's are taken to attend to everything, and to be as wide as the target's where that
     makes a whole number of layers, else to be one.
     """
-    target = model.kv_layers(profile.tensor_parallel_size)
+    width = layer_bytes(profile, model)
+    target = model.kv_layers(width)
     if all(each.kind == FULL for each in target):
         return None
-    width = target[0].bytes_per_token
-    assert width is not None
     added = []
     for kept in filter(None, (draft.kv_bytes_per_token for draft in drafts)):
         is_whole = kept % width == 0

@@ -172,6 +172,10 @@ class Profile(Settings):
     valid_range: ValidRange
     reserved_gib: float = Field(default=0.0, ge=0)
     """Memory per GPU that is neither weights nor KV cache: activations, CUDA graphs, context."""
+    weights_gib: float | None = Field(default=None, gt=0)
+    """Memory of the model's weights per GPU, GiB; by default that of its shape in 16 bits."""
+    kv_bytes_per_token: float | None = Field(default=None, gt=0)
+    """Memory of a token's keys and values per GPU, bytes; by default that of its shape."""
 
     @model_validator(mode="before")
     @classmethod

@@ -18,6 +18,7 @@ from specsim.profile import (
     Profile,
     StepCosts,
     kv_layers,
+    layer_bytes,
     load_profile,
     memory_plan,
 )
@@ -159,8 +160,7 @@ def _kv_layers(
     """Return the layers as they keep KV entries: those of the configuration, or of the model."""
     layers = kv_layers(profile, model, drafts)
     if engine.kv_groups is not None:
-        width = model.kv_layers(profile.tensor_parallel_size)[0].bytes_per_token
-        given = {"bytes_per_token": width}
+        given = {"bytes_per_token": layer_bytes(profile, model)}
         layers = LayersOf(
             tuple(
                 each if each.bytes_per_token else each.model_copy(update=given)

@@ -6,17 +6,21 @@ from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Table
 
+from specsim.core.step import StepLoad
 from specsim.hardware import GIB
+from specsim.latency.base import LatencyModel
+from specsim.profile.memory import BLOCK_SIZE
 from specsim.show.profile_overview import Overview, StepTime
 from specsim.show.render.tables import new_table
 
 if TYPE_CHECKING:
     from specsim.profile.from_roofline import RooflineProfile
+    from specsim.profile.from_tables import TableProfile
     from specsim.reality.profile_fit import ModelFit, ProfileErrors
 
 _KINDS = {"all": "all steps", "decode": "decode only", "mixed": "with prefill"}
 """Kinds of steps as a reader would say them."""
-_ROOFLINE_BATCH_SIZES = (1, 8, 64, 256)
+_MADE_BATCH_SIZES = (1, 8, 64, 256)
 _BATCH_SIZES = (1, 8, 32, 64, 256)
 _CONTEXT_LEN = 512  # tokens of each sequence
 _DRAFT_LENS = (3, 5)
@@ -179,23 +183,39 @@ def roofline_table(made: "RooflineProfile", context_len: int) -> Table:
     Args:
         context_len: Of each sequence of a step, in tokens.
     """
-    roofline, memory = made.roofline, made.memory
-    size = roofline.tensor_parallel_size
-    gpus = f"{size} x {roofline.gpu}" if size > 1 else roofline.gpu
-    table = new_table(f"{roofline.model} on {gpus}, per GPU", ("", "value"))
+    table = _made_table(made, made.roofline, context_len)
+    budget = made.roofline.free_budget()
+    shown = "no limit" if budget is None else f"{budget:,.0f}"
+    table.add_row("free budget, batch size x (k + 1)", shown)
+    return table
+
+
+def built_table(made: "TableProfile", context_len: int) -> Table:
+    """Return the same of a profile from kernel tables, with what it was composed from."""
+    table = _made_table(made, made.profile.target, context_len)
+    for source in made.sources:
+        table.add_row("measured", source)
+    return table
+
+
+def _made_table(
+    made: "RooflineProfile | TableProfile", target: LatencyModel, context_len: int
+) -> Table:
+    model, gpu, size = (made.fields[name] for name in ("model", "gpu", "tensor_parallel_size"))
+    memory = made.memory
+    gpus = f"{size} x {gpu}" if size > 1 else gpu
+    table = new_table(f"{model} on {gpus}, per GPU", ("", "value"))
     table.add_row("weights, GiB", f"{memory.weight_bytes / GIB:,.2f}")
     if memory.draft_weight_bytes:
         table.add_row("weights of drafters, GiB", f"{memory.draft_weight_bytes / GIB:,.2f}")
     block_bytes = memory.block_bytes + memory.draft_block_bytes
-    table.add_row("KV cache, bytes per token", f"{block_bytes / made.block_size:,.0f}")
-    table.add_row(f"KV blocks of {made.block_size} tokens that fit", f"{made.num_blocks:,}")
-    for batch_size in _ROOFLINE_BATCH_SIZES:
+    table.add_row("KV cache, bytes per token", f"{block_bytes / BLOCK_SIZE:,.0f}")
+    table.add_row(f"KV blocks of {BLOCK_SIZE} tokens that fit", f"{made.num_blocks:,}")
+    for batch_size in _MADE_BATCH_SIZES:
         label = f"step at batch {batch_size}, {context_len:,} tokens of context each, ms"
         # A batch that does not fit never runs at once; its time would only mislead.
-        fits = batch_size * (context_len + 1) <= made.capacity
-        time = f"{made.decode_time(batch_size, context_len) * 1e3:.2f}" if fits else "does not fit"
-        table.add_row(label, time)
-    budget = roofline.free_budget()
-    shown = "no limit" if budget is None else f"{budget:,.0f}"
-    table.add_row("free budget, batch size x (k + 1)", shown)
+        fits = batch_size * (context_len + 1) <= made.fields["valid_range"]["context_tokens"]
+        load = StepLoad(batch_size * context_len, batch_size, batch_size)
+        shown = f"{target.forward_time(load) * 1e3:.2f}" if fits else "does not fit"
+        table.add_row(label, shown)
     return table

@@ -1,0 +1,254 @@
+"""Step times composed from kernels that were measured on a GPU, in a form that loops evaluate."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Annotated, Literal, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from specsim.core.compiled import as_records
+from specsim.core.settings import Settings
+from specsim.core.step import StepLoad
+from specsim.latency._form import COMPOSED, GROUP_LEN, HEAD_LEN, Form, composed_time, forward_time
+from specsim.latency.base import LatencyModel, one_by_one
+from specsim.latency.cuda_graph import default_capture_sizes
+
+Count = Annotated[int, Field(gt=0)]
+Microseconds = Annotated[float, Field(ge=0)]
+Factor = Annotated[float, Field(gt=0)]
+
+_ENTRY = np.dtype(
+    [(name, "i8") for name in ("start", "scheduled_len", "draft_len", "verified_len")]
+)
+_NO_WINDOW = float(1 << 40)
+
+
+class Curve(Settings):
+    """Times on a rising axis; between its points linear, beyond the last with its last slope."""
+
+    at: tuple[Count, ...] = Field(min_length=2)
+    times_us: tuple[Microseconds, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_rising("at", self.at)
+        if len(self.times_us) != len(self.at):
+            raise ValueError(f"times_us: has {len(self.times_us)} values for {len(self.at)} points")
+        return self
+
+
+class AttentionLayers(Settings):
+    """Attention of the layers that are alike: how many, their window, and measured times."""
+
+    num_layers: int = Field(gt=0)
+    window: int | None = Field(default=None, gt=0)
+    """Tokens that a query sees; None: all."""
+    tile: int = Field(default=64, gt=0)
+    """Query tokens of a sequence that the kernel computes at once, used or not. 64 in
+    FlashAttention 2, which gives each query head rows of its own; 128 over the query heads per
+    key-value head in FlashAttention 3, which packs them."""
+    context_tokens: tuple[Count, ...] = Field(min_length=2)
+    """Of each sequence, rising; an axis of `decode_us`."""
+    sequences: tuple[Count, ...] = Field(min_length=2)
+    """Rising; the other axis of `decode_us`."""
+    decode_us: tuple[tuple[Microseconds, ...], ...]
+    """Of one layer: a row per number of context tokens, in it one time per number of sequences."""
+    prompt: Curve
+    """Of one layer: a whole prompt of so many tokens."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("context_tokens", "sequences"):
+            _check_rising(name, getattr(self, name))
+        rows, width = len(self.context_tokens), len(self.sequences)
+        if len(self.decode_us) != rows or any(len(row) != width for row in self.decode_us):
+            raise ValueError(
+                f"decode_us: must be {rows} rows of {width} times, as many as the axes"
+            )
+        if self.prompt.at[-1] <= (self.window or 0):
+            raise ValueError(
+                f"prompt.at ends at {self.prompt.at[-1]}, within the window of {self.window} "
+                "tokens; measure a longer prompt"
+            )
+        return self
+
+    @property
+    def pair_us(self) -> float:
+        """What a pair of query and key takes in a long prompt, one layer."""
+        ends = np.array(self.prompt.at[-2:], dtype=float)
+        start, end = self.prompt.times_us[-2:]
+        if self.window is None:
+            return float(max(0.0, end - start) * 2 / (ends[1] ** 2 - ends[0] ** 2))
+        return float(max(0.0, end - start) / ((ends[1] - ends[0]) * self.window))
+
+
+@final
+class Composed(LatencyModel):
+    """The sum of a step's kernels: matrices by batched tokens, attention sequence by sequence.
+
+    Matrices, norms, all-reduces and experts depend on the batched tokens only, the LM head on the
+    tokens that are sampled after. Attention of decodes is measured on a grid of sequences and their
+    mean context. That of a prompt's chunk is a prompt that ends with it less one that ends before
+    it. Drafts are verified as several query tokens on a long context: that takes as long as reading
+    the context does, or as computing the kernel's tiles, of which the few query tokens fill a part.
+    `specsim profile build` makes it from kernel tables.
+    """
+
+    kind: Literal["composed"] = "composed"
+    examples = (
+        {
+            "batched_tokens": [1, 256, 8192],
+            "read_us": [6000, 6000, 6000],
+            "compute_us": [0, 1500, 90_000],
+            "head": {"at": [1, 256], "times_us": [300, 400]},
+            "attention": [
+                {
+                    "num_layers": 32,
+                    "context_tokens": [1, 1024, 8192],
+                    "sequences": [1, 64],
+                    "decode_us": [[8, 10], [9, 110], [15, 900]],
+                    "prompt": {"at": [16, 1024, 8192], "times_us": [8, 60, 3000]},
+                }
+            ],
+        },
+    )
+    batched_tokens: tuple[Count, ...] = Field(min_length=2)
+    """Rising; the axis of `read_us` and `compute_us`."""
+    read_us: tuple[Microseconds, ...]
+    """What reading weights takes, all layers: what a step of one token takes, and what further
+    experts add."""
+    compute_us: tuple[Microseconds, ...]
+    """What all else that depends on the batched tokens takes beyond that, all layers."""
+    head: Curve
+    """LM head and sampling, by the tokens that are sampled after."""
+    attention: tuple[AttentionLayers, ...] = Field(min_length=1)
+    samples_drafts: bool = True
+    """Whether each token of a decode is sampled after, as a target verifies drafts; of a drafter,
+    only the last one of each sequence is."""
+    capture_sizes: tuple[Count, ...] | None = None
+    """Batch sizes, tokens, that CUDA graphs are captured for, and that a step is padded to; by
+    default vLLM's for 256 sequences. None are captured if it is empty."""
+    fixed_us: Microseconds = 0.0
+    """What each pass takes besides its kernels."""
+    read_factor: Factor = 1.0
+    """What `read_us` is multiplied with; 1 unless fitted to runs, as are all factors."""
+    compute_factor: Factor = 1.0
+    """For `compute_us`."""
+    decode_factor: Factor = 1.0
+    """For attention of decodes."""
+    verify_factor: Factor = 1.0
+    """For the tiles that verify drafts."""
+    prompt_factor: Factor = 1.0
+    """For attention of prompts."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_rising("batched_tokens", self.batched_tokens)
+        for name in ("read_us", "compute_us"):
+            if len(getattr(self, name)) != len(self.batched_tokens):
+                raise ValueError(f"{name}: must have one time per number of batched_tokens")
+        _check_rising("capture_sizes", self.capture_sizes or ())
+        if not self.read_us[0] + self.compute_us[0]:
+            raise ValueError("read_us and compute_us both begin with 0: a pass must take time")
+        return self
+
+    @property
+    def uses_pieces(self) -> bool:
+        """Always: attention depends on more than sums."""
+        return True
+
+    def forward_time(self, load: StepLoad) -> float:
+        """Return the sum of the kernels.
+
+        Without `load.pieces`, all contexts are the mean and prefill tokens are one chunk.
+        """
+        if any(isinstance(value, np.ndarray) for value in load[:4]):
+            return one_by_one(self.forward_time, load)
+        if load.pieces is None:
+            return forward_time(self._form, *load[:4])
+        entries = np.zeros((1, load.num_requests), dtype=_ENTRY)
+        entries["scheduled_len"], entries["start"] = load.pieces
+        records = as_records(entries)
+        tokens = (load.batched_tokens, load.prefill_tokens)
+        return composed_time(self._form, *tokens, records, 0, load.num_requests)
+
+    def form(self) -> Form:
+        """Return all tables, with the factors applied and the padding in the axis of tokens."""
+        return self._form
+
+    @cached_property
+    def _form(self) -> Form:
+        tables = _Tables(HEAD_LEN + GROUP_LEN * len(self.attention))
+        matrices, head = tables.add(*self._padded_matrices()), tables.add(self.head.at, self._head)
+        groups: list[float] = []
+        for layers in self.attention:
+            count = layers.num_layers * 1e-6
+            prompts = np.array(layers.prompt.times_us) * count * self.prompt_factor
+            # Per token: that of attention rises linearly, as does a line between two points.
+            each = prompts / np.array(layers.prompt.at)
+            decodes = np.array(layers.decode_us) * count * self.decode_factor
+            window = _NO_WINDOW if layers.window is None else float(layers.window)
+            pair = layers.pair_us * count * self.prompt_factor * self.verify_factor
+            grid = tables.add(layers.sequences, decodes, layers.context_tokens)
+            groups += [window, layers.tile, pair, decodes[0, 0], grid]
+            groups.append(tables.add(layers.prompt.at, each))
+        start = [COMPOSED, self.fixed_us * 1e-6, float(self.samples_drafts), matrices, head]
+        return np.array([*start, len(self.attention), *groups, *tables.numbers], dtype=np.float64)
+
+    @property
+    def _head(self) -> NDArray[np.float64]:
+        return np.array(self.head.times_us) * 1e-6
+
+    def _padded_matrices(self) -> tuple[list[float], NDArray[np.float64]]:
+        """Return batched tokens, and what the matrices take: a stair per size of CUDA graph."""
+        axis = np.array(self.batched_tokens, dtype=float)
+        read = self.read_factor * np.array(self.read_us)
+        times = (read + self.compute_factor * np.array(self.compute_us)) * 1e-6
+        sizes = self.capture_sizes
+        if sizes is None:
+            sizes = default_capture_sizes(256)
+        if not sizes:
+            return axis.tolist(), times
+        points = [*_stairs(sizes), *axis[axis > sizes[-1]].tolist()]
+        padded = [size for size, _ in _of_stairs(sizes)] + axis[axis > sizes[-1]].tolist()
+        return points, np.interp(padded, axis, times)
+
+
+def _of_stairs(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the size, and both ends, of each stair."""
+    below = 0
+    for size in sizes:
+        if size > below + 1:
+            yield size, below + 1
+        yield size, size
+        below = size
+
+
+def _stairs(sizes: Sequence[int]) -> list[float]:
+    return [float(end) for _, end in _of_stairs(sizes)]
+
+
+class _Tables:
+    """Tables one after the other, as `specsim.latency._form` looks them up."""
+
+    def __init__(self, start: int) -> None:
+        self._start = start
+        self.numbers: list[float] = []
+
+    def add(
+        self,
+        columns: Sequence[float],
+        times: NDArray[np.float64],
+        rows: Sequence[float] = (0,),
+    ) -> float:
+        """Return where the table begins that is added: its axes, and its times row by row."""
+        place = self._start + len(self.numbers)
+        self.numbers += [len(rows), len(columns), *rows, *columns, *times.ravel().tolist()]
+        return float(place)
+
+
+def _check_rising(name: str, values: Sequence[int]) -> None:
+    if list(values) != sorted(set(values)):
+        raise ValueError(f"{name} = {list(values)}: must rise")

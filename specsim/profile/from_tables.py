@@ -1,0 +1,549 @@
+"""Profiles composed from kernels that were measured on a GPU.
+
+What runs in a forward pass follows from the model's shape: matrices, norms and rotary embedding,
+attention, experts, all-reduces, LM head. Each is looked up in the GPU's kernel tables
+(`specsim.profile.kernel_tables`); between measured shapes the times of matrices are interpolated
+linearly in both sizes, which is exact where they depend on the product of the two.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.errors import ProfileError
+from specsim.core.settings import nearest, validated
+from specsim.hardware import GIB, MemoryPlan, ModelShape, load_gpu, load_model
+from specsim.profile.kernel_tables import KernelTables, Table, chosen, columns, tables_folder
+from specsim.profile.memory import default_layout, memory_plan
+from specsim.profile.profile import Profile
+
+Values = NDArray[np.float64]
+
+DTYPES: Mapping[str, "Dtype"]
+"""Of weights, by name."""
+
+_MAX_BATCHED_TOKENS = 16384
+_MATRIX_BYTES = 2  # of activations, norms and the LM head
+_LAUNCH_US = 1.5  # of a kernel within a CUDA graph, besides what it does
+_SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
+_MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
+_ALL_REDUCE_EAGER_BYTES = 8 << 20  # vLLM's custom all-reduce carries less; beyond, NCCL
+_PACKED_ROWS = 128  # query rows of a tile, all heads of a key-value head side by side
+_UNPACKED_ROWS = 64  # of a tile of FlashAttention 2, for a single head
+
+
+class Dtype(NamedTuple):
+    """How weights are stored."""
+
+    bytes_per_weight: float
+    """Scales included."""
+    matrices: str | None
+    """As gemm tables call it; None where only weights are small and the tables have 16 bits."""
+    experts: str
+    """As moe tables call it."""
+
+
+DTYPES = {
+    "bfloat16": Dtype(2.0, "bfloat16", "bfloat16"),
+    "fp8": Dtype(1.0, "fp8", "fp8"),
+    "fp8_block": Dtype(1.0, "fp8_block", "fp8_block"),
+    "nvfp4": Dtype(0.5625, "nvfp4", "nvfp4"),
+    "int4": Dtype(0.53, None, "int4_wo"),
+    "mxfp4": Dtype(0.53, "bfloat16", "w4a16_mxfp4"),  # experts only, as in gpt-oss
+}
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What to compose a profile of."""
+
+    model: str
+    """Name in ``profiles/``, or the path of a HuggingFace config.json."""
+    gpu: str
+    drafts: Mapping[str, str] = field(default_factory=dict)
+    """Model of each proposer that the profile will have costs for."""
+    tensor_parallel_size: int = 1
+    dtype: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
+    engine: str = "vllm"
+    tables: Path | None = None
+    """Folder of kernel tables; by default that of the installed package."""
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """By family, a part of the name of the kernel that the server logged."""
+    reserved_gib: float = 1.15
+
+
+@dataclass(frozen=True)
+class TableProfile:
+    """A profile, and what follows from it."""
+
+    fields: dict[str, Any]
+    """Of the profile, as they go into a YAML file."""
+    profile: Profile
+    memory: MemoryPlan
+    """Of each GPU."""
+    num_blocks: int
+    """KV blocks that fit, vLLM's null block included."""
+    sources: tuple[str, ...]
+    """Tables and kernels that it was composed from."""
+
+    @classmethod
+    def of(cls, options: TableOptions) -> "TableProfile":
+        """Compose a profile.
+
+        Raises:
+            ProfileError: A model, GPU, table, data type or kernel is unknown, or no table covers
+                the model's shape.
+            CapacityError: The model does not fit into the GPU's memory.
+        """
+        if options.dtype not in DTYPES:
+            raise ProfileError(f"--dtype {options.dtype}: {nearest(options.dtype, [*DTYPES])}")
+        model, gpu = load_model(options.model), load_gpu(options.gpu)
+        folder = options.tables or tables_folder()
+        tables = KernelTables(folder, options.gpu, options.engine)
+        target = _Composer(model, options, tables)
+        fields: dict[str, Any] = {
+            "model": options.model,
+            "gpu": options.gpu,
+            "tensor_parallel_size": options.tensor_parallel_size,
+            "provenance": {},
+            "target": target.latency(),
+            "drafts": _drafts(options, tables),
+            "valid_range": {"context_tokens": 1, "batched_tokens": _MAX_BATCHED_TOKENS},
+            "reserved_gib": options.reserved_gib,
+            "weights_gib": round(target.weight_bytes / GIB, 3),
+            "kv_bytes_per_token": target.kv_bytes_per_token,
+        }
+        fields["provenance"] = _provenance(options, target.sources)
+        with validated("profile build", ProfileError):
+            draft = Profile.model_validate(fields)
+        memory = memory_plan(draft, model, gpu, tuple(draft.drafts.values())[:1])
+        num_blocks = memory.num_blocks()
+        layout = default_layout(draft, model, tuple(draft.drafts.values())[:1])
+        longest = model.max_position_embeddings
+        fields["valid_range"]["context_tokens"] = layout.capacity(num_blocks, longest, 0)
+        return cls(
+            fields, Profile.model_validate(fields), memory, num_blocks, tuple(target.sources)
+        )
+
+
+def _provenance(options: TableOptions, sources: list[str]) -> dict[str, Any]:
+    return {
+        "engine": f"{options.engine}, kernels measured one by one",
+        "source": "aiconfigurator-core (Apache-2.0): " + "; ".join(sources),
+        "date": date.today().isoformat(),
+        "notes": (
+            f"Weights {options.dtype}, KV cache {options.kv_dtype}. Composed by `specsim profile "
+            "build`; norms, rotary embedding and activations by their memory traffic. Overhead is "
+            "not measured: fit it to runs of your own (`specsim profile fit`)."
+        ),
+    }
+
+
+def _drafts(options: TableOptions, tables: KernelTables) -> dict[str, Any]:
+    """Return the costs of drafters: forward passes of heads and models, host time of lookups."""
+    found: dict[str, Any] = {"ngram": {"token_us": 20}, "suffix": {"token_us": 20}}
+    for method, name in options.drafts.items():
+        shape = load_model(name)
+        plain = TableOptions(
+            **{**vars(options), "model": name, "dtype": "bfloat16", "kernels": options.kernels}
+        )
+        drafter = _Composer(shape, plain, tables)
+        found[method] = {
+            "basis": "pass",
+            "latency": {**drafter.latency(), "samples_drafts": False},
+            "weights_gib": round(drafter.weight_bytes / GIB, 3),
+            "kv_bytes_per_token": drafter.kv_bytes_per_token,
+        }
+    return found
+
+
+class _Matrix(NamedTuple):
+    """A matrix, as one GPU multiplies tokens with it."""
+
+    outputs: int
+    inputs: int
+    runs: int = 1
+
+
+class _Composer:
+    """Looks up every kernel of one model."""
+
+    def __init__(self, shape: ModelShape, options: TableOptions, tables: KernelTables) -> None:
+        size, heads = options.tensor_parallel_size, shape.num_attention_heads
+        if heads % size:
+            raise ProfileError(
+                f"--tp {size}: '{options.model}' has {heads} attention heads, which cannot be "
+                "split evenly; choose a divisor of that"
+            )
+        self._shape, self._options, self._tables = shape, options, tables
+        self._size = size
+        self._dtype = DTYPES[options.dtype]
+        self.sources: list[str] = []
+
+    def latency(self) -> dict[str, Any]:
+        """Return the fields of a `specsim.latency.composed.Composed`."""
+        tokens, layer = self._sum(self._layer_matrices())
+        read, compute = np.full(len(tokens), layer[0]), layer - layer[0]
+        if self._shape.num_experts:
+            expert_read, expert_rest = self._experts(tokens)
+            read, compute = read + expert_read, compute + expert_rest
+        small = self._small_kernels(tokens)
+        compute = compute + small + self._all_reduces(tokens)
+        total = np.maximum.accumulate(read + compute)
+        read = np.minimum(np.maximum.accumulate(read), total)
+        return {
+            "kind": "composed",
+            "batched_tokens": tokens.astype(int).tolist(),
+            "read_us": _rounded(read),
+            "compute_us": _rounded(total - read),
+            "head": self._head(),
+            "attention": list(self._attention()),
+        }
+
+    @property
+    def weight_bytes(self) -> float:
+        """Memory of the weights on each GPU, bytes."""
+        shape = self._shape
+        of_vocabulary = shape.hidden_size * shape.vocab_size
+        own = shape.has_own_embedding + (shape.has_own_lm_head and not shape.tie_word_embeddings)
+        plain = of_vocabulary * own * _MATRIX_BYTES
+        rest = shape.num_parameters - of_vocabulary * own
+        if self._options.dtype == "mxfp4":
+            experts = 3 * shape.hidden_size * shape.moe_intermediate_size
+            experts *= shape.num_experts * shape.num_hidden_layers
+            small = experts * self._dtype.bytes_per_weight + (rest - experts) * _MATRIX_BYTES
+        else:
+            small = rest * self._dtype.bytes_per_weight
+        return float(plain + small) / self._size
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Key and value of a token in every layer, on each GPU, bytes."""
+        share = 0.5 if self._options.kv_dtype == "fp8" else 1.0
+        return self._shape.kv_bytes_per_token_and_gpu(self._size) * share
+
+    def _layer_matrices(self) -> list[_Matrix]:
+        shape, size, layers = self._shape, self._size, self._shape.num_hidden_layers
+        queries = shape.num_attention_heads // size * shape.head_dim
+        keys = self._key_value_heads * shape.head_dim
+        inputs = shape.num_attention_inputs * shape.hidden_size
+        found = [
+            _Matrix(queries + 2 * keys, inputs, layers),
+            _Matrix(shape.hidden_size, queries, layers),
+        ]
+        if shape.num_fused_inputs:
+            found.append(_Matrix(shape.hidden_size, shape.num_fused_inputs * shape.hidden_size))
+        if shape.num_experts:
+            return [*found, _Matrix(shape.num_experts, shape.hidden_size, layers)]
+        width = -(-shape.mlp_width // size)
+        gated = 2 if shape.has_gated_mlp else 1
+        return [
+            *found,
+            _Matrix(gated * width, shape.hidden_size, layers),
+            _Matrix(shape.hidden_size, width, layers),
+        ]
+
+    @property
+    def _key_value_heads(self) -> int:
+        return -(-self._shape.num_key_value_heads // self._size)
+
+    @cached_property
+    def _gemm(self) -> "_Gemm":
+        table = self._tables.table("gemm", "gemm_perf")
+        dtype = self._dtype.matrices or "bfloat16"
+        found = _Gemm(table, dtype, self._options.kernels.get("gemm"))
+        self._note(found.source)
+        return found
+
+    def _sum(self, matrices: list[_Matrix]) -> tuple[Values, Values]:
+        """Return the batched tokens that were measured, and all matrices together, microseconds."""
+        gemm = self._gemm
+        total = np.zeros(len(gemm.tokens))
+        for matrix in matrices:
+            times = gemm.times(matrix.outputs, matrix.inputs)
+            if self._dtype.matrices is None:
+                times = _small_weights(gemm.tokens, times, self._dtype.bytes_per_weight / 2)
+            total += matrix.runs * times
+        return gemm.tokens, total
+
+    def _small_kernels(self, tokens: Values) -> Values:
+        """Return norms, rotary embedding, writing the KV cache, activation: all layers."""
+        shape, size = self._shape, self._size
+        queries = shape.num_attention_heads // size * shape.head_dim
+        keys = self._key_value_heads * shape.head_dim
+        width = shape.mlp_width // size * (shape.num_experts_per_tok or 1)
+        numbers = 8 * shape.hidden_size + 2 * (queries + keys) + 4 * keys + 3 * width
+        bandwidth = float(self._tables.system["gpu"]["mem_bw"]) * _MEMORY_SHARE
+        per_token = numbers * _MATRIX_BYTES / bandwidth * 1e6
+        layer = _SMALL_KERNELS * _LAUNCH_US + per_token * tokens
+        return np.asarray(shape.num_hidden_layers * layer)
+
+    def _head(self) -> dict[str, Any]:
+        shape = self._shape
+        table = _Gemm(self._tables.table("gemm", "gemm_perf"), "bfloat16", None)
+        times = table.times(-(-shape.vocab_size // self._size), shape.hidden_size)
+        # Sampling reads the logits a few times.
+        bandwidth = float(self._tables.system["gpu"]["mem_bw"]) * _MEMORY_SHARE
+        logits = 3 * 4 * shape.vocab_size * table.tokens / bandwidth * 1e6
+        times = np.maximum.accumulate(times + 5 * _LAUNCH_US + logits)
+        return {"at": table.tokens.astype(int).tolist(), "times_us": _rounded(times)}
+
+    def _experts(self, tokens: Values) -> tuple[Values, Values]:
+        """Return what reading experts takes, and what all else of them does, all layers."""
+        shape = self._shape
+        table = self._tables.table("moe", "moe_perf")
+        wanted = {
+            "moe_dtype": self._dtype.experts,
+            "hidden_size": shape.hidden_size,
+            "inter_size": shape.moe_intermediate_size,
+            "num_experts": shape.num_experts,
+            "topk": shape.num_experts_per_tok,
+            "moe_tp_size": self._size,
+            "moe_ep_size": 1,
+        }
+        rows = chosen(table, "experts", **wanted)
+        rows, kernel = _one_kernel(rows, table, self._options.kernels.get("moe"))
+        of = Table(rows, table.source)
+        there = set(rows["distribution"].to_pylist())
+        skew = next(name for name in (*_SKEWS, *sorted(there)) if name in there)
+        self._note(f"{table.source} ({kernel}, {skew})")
+        points, times = _line(chosen(of, "experts", distribution=skew), "num_tokens")
+        times = np.interp(tokens, points, times)
+        missed = 1 - shape.num_experts_per_tok / shape.num_experts
+        read = times[0] * (1 - missed**tokens) / (1 - missed)
+        read = np.minimum(read, times)
+        layers = shape.num_hidden_layers
+        return layers * read, layers * (times - read)
+
+    def _all_reduces(self, tokens: Values) -> Values:
+        """Return two per layer, and one after the embedding."""
+        if self._size == 1:
+            return np.zeros(len(tokens))
+        sent = tokens * self._shape.hidden_size * _MATRIX_BYTES
+        table = self._tables.table("comm", "custom_allreduce_perf")
+        rows = chosen(table, "all-reduce", num_gpus=self._size, backend="vllm_graph")
+        self._note(table.source)
+        sizes, times = _line(rows, "message_size")
+        each = np.interp(sent, sizes, times)
+        slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+        each = np.where(sent > sizes[-1], times[-1] + slope * (sent - sizes[-1]), each)
+        return np.asarray((2 * self._shape.num_hidden_layers + 1) * each)
+
+    def _attention(self) -> Iterator[dict[str, Any]]:
+        decode = self._tables.table("attention", "generation_attention_perf")
+        prompt = self._tables.table("attention", "context_attention_perf")
+        for kind in _layer_kinds(self._shape):
+            heads, keys = kind.heads // self._size, -(-kind.key_heads // self._size)
+            wanted = {
+                "head_dim": kind.head_dim,
+                "kv_cache_dtype": self._options.kv_dtype,
+                "window_size": kind.window or 0,
+            }
+            name = self._options.kernels.get("attention")
+            decodes, kernel = self._heads(decode, wanted, heads, keys, name)
+            prompts, _ = self._heads(prompt, wanted, heads, keys, name)
+            self._note(f"{decode.source} ({kernel})")
+            contexts, sequences, grid = decodes.grid()
+            lens, times = prompts.prompts()
+            yield {
+                "num_layers": kind.num_layers,
+                **({"window": kind.window} if kind.window else {}),
+                "tile": _tile(kernel, heads // keys),
+                "context_tokens": contexts.astype(int).tolist(),
+                "sequences": sequences.astype(int).tolist(),
+                "decode_us": [_rounded(row) for row in grid],
+                "prompt": {"at": lens.astype(int).tolist(), "times_us": _rounded(times)},
+            }
+
+    def _heads(
+        self, table: Table, wanted: Mapping[str, Any], heads: int, keys: int, kernel: str | None
+    ) -> tuple["_Heads", str]:
+        """Return the rows of a number of heads, or of half of them at twice the batch."""
+        rows = chosen(table, "attention", **wanted)
+        rows, name = _one_kernel(rows, table, kernel)
+        known = set(
+            zip(rows["num_heads"].to_pylist(), rows["num_key_value_heads"].to_pylist(), strict=True)
+        )
+        halves = [2**n for n in range(7) if not heads % 2**n and not keys % 2**n]
+        times = next((n for n in halves if (heads // n, keys // n) in known), 1)
+        heads, keys = heads // times, keys // times
+        of = Table(rows, f"{table.source}, {name}")
+        rows = chosen(of, "attention", num_key_value_heads=keys, num_heads=heads)
+        batch, isl, step, latency = columns(rows, "batch_size", "isl", "step")
+        return _Heads(batch / times, isl + step, latency), name
+
+    def _note(self, source: str) -> None:
+        if source not in self.sources:
+            self.sources.append(source)
+
+
+_SKEWS = ("power_law_1.2", "power_law_1.01", "balanced")
+
+
+class _LayerKind(NamedTuple):
+    """Layers whose attention is alike."""
+
+    num_layers: int
+    window: int | None
+    heads: int
+    key_heads: int
+    head_dim: int
+
+
+def _layer_kinds(shape: ModelShape) -> list[_LayerKind]:
+    heads = (shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim)
+    return [_LayerKind(shape.num_hidden_layers, None, *heads)]
+
+
+class _Heads:
+    """Attention of a number of heads; times in microseconds."""
+
+    def __init__(self, batch: Values, lens: Values, times: Values) -> None:
+        self._batch, self._lens, self._times = batch, lens, times
+
+    def grid(self) -> tuple[Values, Values, Values]:
+        """Return context lengths, sequences, and the times of decodes; larger never faster."""
+        is_whole = self._batch >= 1
+        lens, batches = np.unique(self._lens[is_whole]), np.unique(self._batch[is_whole])
+        grid = np.full((len(lens), len(batches)), np.nan)
+        places = np.searchsorted(lens, self._lens[is_whole])
+        grid[places, np.searchsorted(batches, self._batch[is_whole])] = self._times[is_whole]
+        return lens, batches, _completed(grid, lens, batches)
+
+    def prompts(self) -> tuple[Values, Values]:
+        """Return lengths of whole prompts, and what one of each takes."""
+        single = self._batch == 1
+        order = np.argsort(self._lens[single])
+        return self._lens[single][order], np.maximum.accumulate(self._times[single][order])
+
+
+def _completed(grid: Values, lens: Values, batches: Values) -> Values:
+    """Return the grid without gaps: where memory ended, tokens read take as long as before."""
+    for row in range(grid.shape[0]):
+        for column in range(grid.shape[1]):
+            if np.isnan(grid[row, column]):
+                by_len = grid[row - 1, column] * lens[row] / lens[row - 1] if row else np.nan
+                grid[row, column] = (
+                    by_len
+                    if column == 0
+                    else grid[row, column - 1] * batches[column] / batches[column - 1]
+                )
+    return np.maximum.accumulate(np.maximum.accumulate(grid, axis=0), axis=1)
+
+
+class _Gemm:
+    """Times of matrix products of one data type and kernel, by tokens and both sizes."""
+
+    def __init__(self, table: Table, dtype: str, kernel: str | None) -> None:
+        rows, name = _one_kernel(chosen(table, "matrices", gemm_dtype=dtype), table, kernel)
+        self.source = f"{table.source} ({name})"
+        tokens, outputs, inputs, times = columns(rows, "m", "n", "k")
+        self._axes = [np.unique(outputs), np.unique(inputs)]
+        self.tokens = np.unique(tokens)
+        self._grid = np.full([len(self.tokens), *map(len, self._axes)], np.nan)
+        places = [np.searchsorted(self.tokens, tokens)]
+        places += [
+            np.searchsorted(a, v) for a, v in zip(self._axes, (outputs, inputs), strict=True)
+        ]
+        self._grid[tuple(places)] = times
+
+    def times(self, outputs: int, inputs: int) -> Values:
+        """Return what each number of tokens takes, microseconds, shape (tokens,)."""
+        corners = [_between(a, v) for a, v in zip(self._axes, (outputs, inputs), strict=True)]
+        total = np.zeros(len(self.tokens))
+        for row, row_weight in corners[0]:
+            for column, weight in corners[1]:
+                total += row_weight * weight * self._filled(row, column)
+        known = np.isfinite(total)
+        if not known[0]:
+            raise ProfileError(
+                f"{self.source}: no matrices near {inputs} x {outputs} were measured; choose "
+                "another --tp, or use `specsim profile roofline`"
+            )
+        return np.asarray(np.maximum.accumulate(_extended(self.tokens, total, known)))
+
+    def _filled(self, row: int, column: int) -> Values:
+        """Return a column of times; where a size was not measured, a smaller one's, scaled."""
+        outputs = self._axes[0]
+        times = self._grid[:, row, column]
+        for lower in range(row - 1, -1, -1):
+            if np.isfinite(times).any():
+                break
+            times = self._grid[:, lower, column] * outputs[row] / outputs[lower]
+        return np.asarray(times)
+
+
+def _between(axis: Values, value: float) -> list[tuple[int, float]]:
+    """Return places on a rising axis and their weights; beyond its end, the last one scaled."""
+    if value >= axis[-1]:
+        return [(len(axis) - 1, value / axis[-1])]
+    above = int(np.searchsorted(axis, value))
+    if axis[above] == value or above == 0:
+        return [(above, 1.0)]
+    share = (value - axis[above - 1]) / (axis[above] - axis[above - 1])
+    return [(above - 1, 1.0 - share), (above, share)]
+
+
+def _extended(tokens: Values, times: Values, known: NDArray[np.bool_]) -> Values:
+    """Return times with those filled in that were not measured, by the largest that was."""
+    filled = np.interp(tokens, tokens[known], times[known])
+    last = np.flatnonzero(known)[-1]
+    beyond = tokens > tokens[last]
+    filled[beyond] = times[last] * tokens[beyond] / tokens[last]
+    return filled
+
+
+def _small_weights(tokens: Values, times: Values, share: float) -> Values:
+    """Return 16-bit times for weights that are stored in a share of the memory.
+
+    Reading them takes that share of what a single token takes, computing as long as before.
+    """
+    computing = tokens * (times[-1] / tokens[-1])
+    return np.asarray(np.minimum(times, share * times[0] + computing))
+
+
+def _one_kernel(rows: Any, table: Table, wanted: str | None) -> tuple[Any, str]:
+    """Return rows of which no two are of the same shape, and the kernel of most of them.
+
+    Where an engine takes another kernel for other shapes, so does the table. Where several were
+    measured for the same shape, it is the one that is asked for, or the one with most rows.
+    """
+    names = rows["kernel_source"].to_pylist()
+    counts = {name: names.count(name) for name in sorted(set(names))}
+    fitting = {name: count for name, count in counts.items() if (wanted or "") in name}
+    if not fitting:
+        raise ProfileError(
+            f"{table.source}: no kernel '{wanted}'; choose one of those that were measured: "
+            f"{', '.join(counts)}"
+        )
+    name = max(fitting, key=lambda name: fitting[name])
+    shapes = rows.drop_columns(["latency", "kernel_source"])
+    if wanted is None and shapes.group_by(shapes.column_names).aggregate([]).num_rows == len(names):
+        return rows, name
+    return chosen(Table(rows, table.source), "kernel", kernel_source=name), name
+
+
+def _line(rows: Any, axis: str) -> tuple[Values, Values]:
+    """Return an axis and times along it, of equal points the mean; larger never faster."""
+    at, times = columns(rows, axis)
+    points, places = np.unique(at, return_inverse=True)
+    means = np.bincount(places, times) / np.bincount(places)
+    return points, np.maximum.accumulate(means)
+
+
+def _tile(kernel: str, group: int) -> int:
+    """Return the query tokens of a tile; see `specsim.latency.composed.AttentionLayers.tile`."""
+    unpacked = kernel.endswith(("flash_attn", "fa2"))
+    return _UNPACKED_ROWS if unpacked else max(1, _PACKED_ROWS // group)
+
+
+def _rounded(values: Values) -> list[float]:
+    """Return values to five significant digits, which is finer than anybody measures."""
+    return [float(f"{value:.5g}") for value in values]

@@ -1,0 +1,176 @@
+"""Kernel tables of a GPU: measured times of single kernels, in the layout of AIConfigurator's data.
+
+``data/<gpu>/<family>/<engine>/<version>/<table>_perf.parquet`` below a folder that also holds
+``<gpu>.yaml``. The package ``aiconfigurator-core`` (extra ``tables``) is one place where such a
+folder lies; its latencies are milliseconds.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from specsim.core.errors import ProfileError
+from specsim.core.settings import load_mapping, nearest
+
+Values = NDArray[np.float64]
+
+_PACKAGE = "aiconfigurator_core"
+
+
+def tables_folder() -> Path:
+    """Return the folder of the installed package.
+
+    Raises:
+        ProfileError: It is not installed.
+    """
+    found = find_spec(_PACKAGE)
+    if found is None or not found.submodule_search_locations:
+        raise ProfileError(
+            "kernel tables: the package aiconfigurator-core is not installed; install "
+            "'specsim[tables]', or name a folder of that layout (--tables)"
+        )
+    return Path(found.submodule_search_locations[0]) / "systems"
+
+
+class Table(NamedTuple):
+    """One table, and where it lies."""
+
+    rows: pa.Table
+    source: str
+    """GPU, engine, version and file."""
+
+
+class KernelTables:
+    """The tables of one GPU and one engine.
+
+    Args:
+        folder: With ``data/<gpu>/`` and ``<gpu>.yaml``.
+        gpu: As in ``profiles/``; found under its name there or a longer one (``h100_sxm``).
+        engine: Whose kernels: ``vllm``, ``sglang`` or ``trtllm``.
+
+    Raises:
+        ProfileError: The folder has another layout, or has no such GPU.
+    """
+
+    def __init__(self, folder: Path, gpu: str, engine: str = "vllm") -> None:
+        self.folder = folder
+        self.engine = engine
+        data = folder / "data"
+        if not data.is_dir():
+            raise ProfileError(
+                f"{folder}: has no folder data/ with a folder per GPU; name the folder "
+                "'systems' of aiconfigurator-core or one of its layout"
+            )
+        known = sorted(each.name for each in data.iterdir() if each.is_dir())
+        self.gpu = _gpu_folder(gpu, known, folder)
+        self._tables: dict[str, Table] = {}
+
+    def table(self, family: str, name: str) -> Table:
+        """Return the newest table of a family, such as ``gemm``, ``gemm_perf``.
+
+        Raises:
+            ProfileError: There is none for this GPU and engine, or it cannot be read.
+        """
+        if name not in self._tables:
+            self._tables[name] = self._read(family, name)
+        return self._tables[name]
+
+    def has(self, family: str, name: str) -> bool:
+        """Return whether there is such a table."""
+        return bool(self._files(family, name))
+
+    def _files(self, family: str, name: str) -> list[Path]:
+        folder = self.folder / "data" / self.gpu / family / self.engine
+        return sorted(folder.glob(f"*/{name}.parquet"), key=lambda file: _version(file.parent.name))
+
+    def _read(self, family: str, name: str) -> Table:
+        files = self._files(family, name)
+        if not files:
+            others = (self.folder / "data" / self.gpu / family).glob(f"*/*/{name}.parquet")
+            engines = ", ".join(sorted({file.parent.parent.name for file in others})) or "none"
+            raise ProfileError(
+                f"{self.folder}: {self.gpu} has no table {family}/{name} of {self.engine} "
+                f"(engines that have one: {engines}); choose one of those (--engine) or use "
+                "`specsim profile roofline`"
+            )
+        path = files[-1]
+        try:
+            rows = pq.read_table(path)
+        except (OSError, pa.ArrowException) as error:
+            raise ProfileError(f"{path}: cannot be read as Parquet: {error}") from error
+        if "latency" not in rows.column_names:
+            raise ProfileError(
+                f"{path}: has no column 'latency' (found: {', '.join(rows.column_names)}); it is "
+                "no kernel table of this layout"
+            )
+        return Table(rows, f"{self.gpu} {self.engine} {path.parent.name} {name}")
+
+    @property
+    def system(self) -> Mapping[str, Any]:
+        """``<gpu>.yaml``: bandwidths, memory, peaks."""
+        return load_mapping(self.folder / f"{self.gpu}.yaml", ProfileError)
+
+
+def chosen(table: Table, what: str, **wanted: object) -> pa.Table:
+    """Return the rows of a table in which columns have given values; columns it lacks are ignored.
+
+    Raises:
+        ProfileError: None is left; the message says which value there is none of, and what is near.
+    """
+    rows = table.rows
+    for column, value in wanted.items():
+        if column not in rows.column_names:
+            continue
+        kept = rows.filter(pc.equal(rows[column], pa.scalar(value, rows[column].type)))
+        if not kept.num_rows:
+            there: list[Any] = sorted(pc.unique(rows[column]).to_pylist())
+            raise ProfileError(
+                f"{table.source}: no {what} with {column} = {value} (measured: {_short(there)})"
+                + _hint(column, value, there)
+            )
+        rows = kept
+    return rows
+
+
+def columns(rows: pa.Table, *names: str) -> list[Values]:
+    """Return columns as floats, and ``latency`` in microseconds at the end; shape (rows,) each."""
+    found = [rows[name].to_numpy().astype(np.float64) for name in names]
+    return [*found, rows["latency"].to_numpy().astype(np.float64) * 1e3]
+
+
+def _hint(column: str, value: object, there: Sequence[Any]) -> str:
+    if isinstance(value, str):
+        return f"; {nearest(value, [str(each) for each in there])}"
+    return f"; the nearest is {min(there, key=lambda each: abs(each - value))}"
+
+
+def _short(values: Sequence[Any]) -> str:
+    texts = [str(value) for value in values]
+    return ", ".join(texts if len(texts) <= 12 else [*texts[:10], "...", texts[-1]])
+
+
+def _version(name: str) -> list[tuple[int, str]]:
+    """Return what orders versions: 0.9 before 0.24, a release candidate before its release."""
+    parts = re.findall(r"\d+|[a-z]+", name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
+def _gpu_folder(gpu: str, known: Sequence[str], folder: Path) -> str:
+    wanted = gpu.lower().replace("-", "_")
+    without_memory = re.sub(r"_\d+gb$", "", wanted)
+    for name in (wanted, without_memory):
+        for suffix in ("", "_sxm", "_server"):
+            if name + suffix in known:
+                return name + suffix
+    raise ProfileError(
+        f"{folder}: no tables of GPU '{gpu}' (there are: {', '.join(known)}); choose one of those "
+        "or use `specsim profile roofline`"
+    )

@@ -1,0 +1,207 @@
+"""Profiles composed from kernel tables: of a made-up GPU whose kernels follow simple laws."""
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import Run
+
+from specsim.core.errors import ProfileError
+from specsim.core.step import Pieces, StepLoad
+from specsim.profile.from_tables import TableOptions, TableProfile
+from specsim.profile.kernel_tables import KernelTables
+
+READ = 1e-9  # milliseconds per number of a matrix
+COMPUTE = 1e-11  # milliseconds per multiplication
+KV = 1e-7  # milliseconds per token of context and key-value head
+PAIR = 1e-8  # milliseconds per pair of query and key, and head
+
+
+def write(folder: Path, name: str, rows: list[dict]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+
+
+def make_tables(root: Path, *, gpu: str = "h200_sxm") -> Path:
+    """Write the tables of a GPU: products of matrices, attention of one layer, experts."""
+    data = root / "data" / gpu
+    (root / f"{gpu}.yaml").parent.mkdir(parents=True, exist_ok=True)
+    (root / f"{gpu}.yaml").write_text("gpu: {mem_bw: 4800000000000}\n")
+    tokens, sizes = [1, 16, 256, 4096, 16384], [64, 1024, 4096, 16384, 65536]
+    gemm = [
+        {
+            "kernel_source": "linear",
+            "gemm_dtype": "bfloat16",
+            "m": m,
+            "n": n,
+            "k": k,
+            "latency": READ * n * k + COMPUTE * m * n * k,
+        }
+        for m, n, k in product(tokens, sizes, sizes)
+    ]
+    write(data / "gemm/vllm/0.9.0", "gemm_perf", [{**row, "latency": 99.0} for row in gemm])
+    write(data / "gemm/vllm/0.24.0", "gemm_perf", gemm)
+    shapes = {
+        "kernel_source": "flash_attn_fa3",
+        "num_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "kv_cache_dtype": "bfloat16",
+        "window_size": 0,
+    }
+    decodes = [
+        {**shapes, "batch_size": b, "isl": 1, "step": n - 1, "latency": 0.01 + KV * 8 * b * n}
+        for b, n in product([1, 8, 64, 512], [1, 128, 1024, 16384])
+    ]
+    write(data / "attention/vllm/0.24.0", "generation_attention_perf", decodes)
+    prompts = [
+        {**shapes, "batch_size": 1, "isl": n, "step": 0, "latency": 0.01 + PAIR * 32 * n * n / 2}
+        for n in [1, 64, 512, 4096, 16384]
+    ]
+    write(data / "attention/vllm/0.24.0", "context_attention_perf", prompts)
+    return root
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    return make_tables(tmp_path / "systems")
+
+
+def options(tables: Path, **fields: object) -> TableOptions:
+    return TableOptions(**{"model": "llama-3.1-8b", "gpu": "h200", "tables": tables, **fields})
+
+
+def numbers_of_weights() -> float:
+    """Numbers in the matrices of a layer of Llama-3.1-8B, which every token passes."""
+    return 4096 * (6144 + 4096 + 3 * 14336)
+
+
+def test_the_newest_version_counts_and_matrices_between_sizes_are_exact(tables: Path) -> None:
+    target = TableProfile.of(options(tables)).profile.target
+    per_layer = READ * numbers_of_weights()
+    small, large = (target.forward_time(StepLoad(0, n, 1, n)) for n in (1, 16384))
+    head = (READ + COMPUTE) * 128256 * 4096
+    # Besides matrices and head: norms and the like, attention, sampling.
+    assert small * 1e3 > 32 * per_layer + head
+    assert small * 1e3 < 1.01 * 32 * per_layer + head + 32 * (0.01 + 5 * 0.0015) + 0.02
+    attention = 32 * PAIR * 32 * 16384**2 / 2
+    compute = 32 * COMPUTE * 16384 * numbers_of_weights()
+    assert large * 1e3 == pytest.approx(compute + attention + 32 * per_layer, rel=0.02)
+
+
+def test_a_chunk_of_a_prompt_costs_its_pairs(tables: Path) -> None:
+    target = TableProfile.of(options(tables)).profile.target
+
+    def chunk(tokens: int, context: int) -> float:
+        return target.forward_time(
+            StepLoad(context, tokens, 1, tokens, Pieces([tokens], [context]))
+        )
+
+    more = chunk(2048, 8192) - chunk(2048, 0)
+    pairs = 2048 * 8192
+    assert more * 1e3 == pytest.approx(32 * 32 * PAIR * pairs, rel=0.05)
+
+
+def test_drafts_cost_tiles_only_where_those_take_longer_than_the_context(tables: Path) -> None:
+    target = TableProfile.of(options(tables)).profile.target
+
+    def step(queries: int) -> float:
+        """Return what the context adds, 4,096 tokens of each of 64 sequences."""
+        times = [
+            target.forward_time(
+                StepLoad(64 * each, 64 * queries, 64, 0, Pieces([queries] * 64, [each] * 64))
+            )
+            for each in (4096, 0)
+        ]
+        return times[0] - times[1]
+
+    # Four query heads share a key-value head: 32 query tokens fill a tile of 128 rows.
+    tiles = 32 * 32 * PAIR * 32 * 4096 * 64
+    reading = 32 * KV * 8 * 64 * 4096
+    assert tiles > reading
+    assert (step(4) - step(1)) * 1e3 == pytest.approx(tiles - reading, rel=0.05)
+    assert step(8) - step(4) < 0.05 * (step(4) - step(1))
+
+
+def test_drafters_are_composed_alike(tables: Path) -> None:
+    made = TableProfile.of(options(tables, drafts={"eagle3": "eagle3-llama-3.1-8b"}))
+    load = StepLoad(8 * 1000, 8 * 4, 8)
+    target_time = made.profile.target.forward_time(load)
+    draft = made.profile.drafts["eagle3"]
+    one, three = (draft.draft_time(load, k, target_time) for k in (1, 3))
+    assert 0 < one < three < target_time
+    assert draft.weights_gib == pytest.approx(0.79, abs=0.01)
+    assert set(made.profile.drafts) == {"ngram", "suffix", "eagle3"}
+
+
+def test_smaller_weights_are_read_faster_and_leave_more_blocks(tables: Path) -> None:
+    plain, small = (TableProfile.of(options(tables, dtype=name)) for name in ("bfloat16", "int4"))
+    assert small.num_blocks > plain.num_blocks
+    ratio = [made.profile.target.read_us[0] for made in (small, plain)]
+    assert ratio[0] / ratio[1] == pytest.approx(0.265, abs=0.01)
+
+
+def test_halves_of_heads_at_twice_the_batch(tables: Path) -> None:
+    """Llama-3.1-70B shares a key-value head among 8 heads, the table among 4."""
+    with pytest.raises(ProfileError, match=r"num_heads = 64 \(measured: 32\); the nearest is 32"):
+        TableProfile.of(options(tables, model="llama-3.1-70b"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dtype": "fp6"}, "--dtype fp6: did you mean 'fp8'"),
+        ({"dtype": "fp8"}, "no matrices with gemm_dtype = fp8 .measured: bfloat16."),
+        ({"kv_dtype": "fp8"}, "no attention with kv_cache_dtype = fp8 .measured: bfloat16."),
+        ({"gpu": "l40s"}, "no tables of GPU 'l40s' .there are: h200_sxm."),
+        ({"engine": "sglang"}, "no table gemm/gemm_perf of sglang .engines that have one: vllm."),
+        ({"tensor_parallel_size": 3}, "--tp 3: 'llama-3.1-8b' has 32 attention heads"),
+        ({"kernels": {"attention": "fa2"}}, "no kernel 'fa2'; choose one .*flash_attn_fa3"),
+        ({"model": "qwen3-30b-a3b"}, "has no table moe/moe_perf"),
+        ({"gpu": "h300"}, "no GPU 'h300' in profiles/"),
+    ],
+)
+def test_what_is_missing_is_named(tables: Path, fields: dict, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        TableProfile.of(options(tables, **fields))
+
+
+def test_folders_and_files_of_another_layout(tables: Path, tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="has no folder data/"):
+        KernelTables(tmp_path / "elsewhere", "h200")
+    broken = tables / "data/h200_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
+    broken.write_text("not Parquet")
+    with pytest.raises(ProfileError, match="cannot be read as Parquet"):
+        TableProfile.of(options(tables))
+    write(broken.parent, "gemm_perf", [{"kernel_source": "x", "m": 1}])
+    with pytest.raises(ProfileError, match="has no column 'latency'"):
+        TableProfile.of(options(tables))
+
+
+def test_command_writes_a_profile_that_runs(tables: Path, tmp_path: Path, cli: Run) -> None:
+    out = tmp_path / "h200.yaml"
+    args = ("profile", "build", "--model", "llama-3.1-8b", "--gpu", "h200", "--tables", tables)
+    code, output, _ = cli(*args, "--draft", "eagle3=eagle3-llama-3.1-8b", "--out", out)
+    assert code == 0
+    assert "KV blocks of 16 tokens that fit" in output
+    assert cli("profile", "show", out)[0] == 0
+    code, _, error = cli(*args, "--draft", "eagle3", "--out", tmp_path / "none.yaml")
+    assert code == 2
+    assert "--draft eagle3: is not METHOD=MODEL" in error
+    assert not (tmp_path / "none.yaml").exists()
+
+
+def test_compiled_and_by_pieces_agree_on_plain_steps(tables: Path) -> None:
+    """Sums say as much as pieces where all sequences are alike."""
+    target = TableProfile.of(options(tables)).profile.target
+    for sequences, queries in ((1, 1), (8, 1), (8, 4), (100, 2)):
+        load = StepLoad(1000 * sequences, queries * sequences, sequences)
+        pieces = Pieces([queries] * sequences, [1000] * sequences)
+        assert target.forward_time(load._replace(pieces=pieces)) == target.forward_time(load)
+    counts = np.array([1, 8, 64])
+    many = target.forward_time(StepLoad(1000 * counts, counts, counts))
+    each = [target.forward_time(StepLoad(1000 * n, n, n)) for n in (1, 8, 64)]
+    assert many.tolist() == each
