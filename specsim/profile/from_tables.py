@@ -20,7 +20,7 @@ from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest, validated
 from specsim.hardware import GIB, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.profile.kernel_tables import KernelTables, Table, chosen, columns, tables_folder
-from specsim.profile.memory import BLOCK_SIZE, memory_plan
+from specsim.profile.memory import default_layout, memory_plan
 from specsim.profile.profile import Profile
 
 Values = NDArray[np.float64]
@@ -129,7 +129,9 @@ class TableProfile:
             draft = Profile.model_validate(fields)
         memory = memory_plan(draft, model, gpu, tuple(draft.drafts.values())[:1])
         num_blocks = memory.num_blocks()
-        fields["valid_range"]["context_tokens"] = (num_blocks - 1) * BLOCK_SIZE
+        layout = default_layout(draft, model, tuple(draft.drafts.values())[:1])
+        longest = model.max_position_embeddings
+        fields["valid_range"]["context_tokens"] = layout.capacity(num_blocks, longest, 0)
         return cls(
             fields, Profile.model_validate(fields), memory, num_blocks, tuple(target.sources)
         )

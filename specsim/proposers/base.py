@@ -56,6 +56,8 @@ class Proposer(Member):
     """Input slots per scheduled sequence, on top of its tokens."""
     drops_last_hit: ClassVar[bool] = False
     """Whether the last block of a prefix-cache hit is recomputed for its hidden states."""
+    drops_in_last_group: ClassVar[bool] = False
+    """Whether only the layers that attend like its own recompute it, the others not."""
     supports_async: ClassVar[bool] = True
     """Whether vLLM schedules asynchronously with it."""
     has_prefill: ClassVar[bool] = True

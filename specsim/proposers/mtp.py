@@ -9,8 +9,10 @@ from specsim.proposers.base import Proposer
 class Mtp(Proposer):
     """The model's own multi-token prediction head drafts (DeepSeek-AI 2024, "DeepSeek-V3").
 
-    The scheduler treats it as it treats `Eagle`; the head comes with the target's weights.
+    The scheduler treats it as it treats `Eagle`, but where the target's layers attend in several
+    ways; the head comes with the target's weights.
     """
 
     method: Literal["mtp"] = "mtp"
     drops_last_hit = True
+    drops_in_last_group = True

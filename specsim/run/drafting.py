@@ -50,7 +50,7 @@ class Drafting:
         proposer, acceptance = deployment.proposer, experiment.acceptance
         self.facts = Facts.of(
             requests,
-            deployment.engine.block_size,
+            deployment.setup.kv.hash_block_size,
             with_keys=deployment.engine.enable_prefix_caching,
         )
         self.survival_lens: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)

@@ -130,7 +130,7 @@ def _blocks(overview: Overview, method: str | None) -> str:
     limit = f"at gpu_memory_utilization {engine.gpu_memory_utilization:g}"
     if not blocks:
         return f"none fits {limit}"
-    tokens = (blocks - 1) * engine.block_size
+    tokens = overview.capacity(method, overview.model.max_position_embeddings)
     return f"{blocks:,} of {engine.block_size} tokens fit {limit}: {tokens:,} tokens"
 
 
@@ -214,7 +214,7 @@ def _made_table(
     for batch_size in _MADE_BATCH_SIZES:
         label = f"step at batch {batch_size}, {context_len:,} tokens of context each, ms"
         # A batch that does not fit never runs at once; its time would only mislead.
-        fits = batch_size * (context_len + 1) <= (made.num_blocks - 1) * BLOCK_SIZE
+        fits = batch_size * (context_len + 1) <= made.fields["valid_range"]["context_tokens"]
         load = StepLoad(batch_size * context_len, batch_size, batch_size)
         shown = f"{target.forward_time(load) * 1e3:.2f}" if fits else "does not fit"
         table.add_row(label, shown)

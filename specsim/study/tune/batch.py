@@ -100,13 +100,14 @@ def _largest_batch(loads: Loads) -> tuple[int, int]:
 
     At a random instant a running request is one of length-biased choice, and half done.
     """
-    engine = Deployment.of(loads.experiment).engine
+    deployment = Deployment.of(loads.experiment)
+    engine = deployment.engine
     assert engine.max_num_seqs is not None
     assert engine.num_gpu_blocks is not None
     prompts, outputs = loads.sample.prompt_lens, loads.sample.output_lens
     held = float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
     held += loads.experiment.max_draft_len + engine.block_size / 2
-    fitting = int((engine.num_gpu_blocks - 1) * engine.block_size / held)
+    fitting = int(deployment.kv_capacity(int(held)) / held)
     limit = min(engine.max_num_seqs, engine.max_num_active_seqs or engine.max_num_seqs)
     return engine.max_num_seqs, max(1, min(limit, fitting))
 
