@@ -6,7 +6,7 @@ The rooms, in the order in which a run passes through (ARCHITECTURE.md walks one
 ``workload``     which requests come, when, how long; readers for every trace format
 ``routing``      which replica takes a request
 ``engine``       a table of sequences and the five verbs of a step; replicas on SimPy's clock
-``policies``     how much to draft, decided anew at every step; one file each
+``policies``     how much to draft, decided anew at every step
 ``proposers``, ``lookup``, ``acceptance``   who drafts, from what, what survives
 ``latency``, ``profile``, ``hardware``      how long a step takes, on which GPU, with which model
 ``results``      records, metrics, files
@@ -72,6 +72,40 @@ _MOVED = {
     "model_config": "hardware.model_config",
     "roofline_profile": "profile.from_roofline",
 }  # fmt: skip
+_MERGED = {
+    "acceptance": {
+        "bernoulli": "beta beta_position per_position",
+        "layered": "markov",
+        "nested": "per_drafter shift",
+        "recorded": "token_match",
+    },
+    "proposers": {
+        "datastore": "sssd",
+        "models": "draft_model draft_models eagle eagle3 mtp medusa",
+    },
+    "routing": {
+        "simple": "round_robin random least_outstanding least_outstanding_tokens",
+    },
+    "workload.arrivals": {
+        "synthetic": "burst constant poisson gamma piecewise closed_loop",
+    },
+    "workload.lengths": {
+        "synthetic": "constant uniform lognormal truncated_normal dataset shift",
+        "trace": "empirical",
+    },
+    "workload.readers": {
+        "programs": "llmservingsim vidur vllm_bench real_run",
+        "services": "azure burstgpt mooncake bailian",
+        "texts": "sharegpt token_trace",
+    },
+}  # fmt: skip
+"""By package and module: the names, in that package, of what was merged into the module."""
+_MOVED |= {
+    f"{package}.{name}": package if module == "__init__" else f"{package}.{module}"
+    for package, merged in _MERGED.items()
+    for module, names in merged.items()
+    for name in names.split()
+}
 
 
 class _Moved(MetaPathFinder, Loader):
@@ -82,7 +116,8 @@ class _Moved(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         _, _, name = fullname.partition(f"{__name__}.")
         parts = name.split(".")
-        old = next((old for old in (".".join(parts[:2]), parts[0]) if old in _MOVED), None)
+        names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        old = next((old for old in names if old in _MOVED), None)
         if old is None:
             return None
         new = f"{__name__}.{_MOVED[old]}{name.removeprefix(old)}"

@@ -18,7 +18,7 @@ def list_members(
     from specsim.core.settings import nearest
     from specsim.hardware import load_gpu, load_model
     from specsim.show.render.catalogue import FAMILIES, family_table, names_table
-    from specsim.workload.lengths.dataset import DATASETS
+    from specsim.workload.lengths.synthetic import DATASETS
 
     if family is not None and family not in FAMILIES:
         raise ConfigError(f"no family '{family}'; {nearest(family, list(FAMILIES))}")

@@ -273,7 +273,7 @@ def _fuse_chain(trees: _Trees, max_len: int) -> Nodes:
 
 
 class SssdLookup(KnownTexts):
-    """The token-level mode of `specsim.proposers.sssd.Sssd`.
+    """The token-level mode of `specsim.proposers.datastore.Sssd`.
 
     Args:
         corpus: Sorted by at least ``max_prefix_len + branch_len`` tokens; None for no datastore.

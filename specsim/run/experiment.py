@@ -27,7 +27,7 @@ from specsim.policies.static import Static
 from specsim.proposers import Proposer
 from specsim.results.slo import Slo
 from specsim.routing import ROUTING, Router
-from specsim.routing.round_robin import RoundRobin
+from specsim.routing.simple import RoundRobin
 from specsim.workload import WorkloadConfig
 
 

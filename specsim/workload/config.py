@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from specsim.core.rng import generator
 from specsim.core.settings import Settings
 from specsim.workload.arrivals import ARRIVALS, Arrivals, OpenArrivals
-from specsim.workload.arrivals.closed_loop import ClosedLoop
+from specsim.workload.arrivals.synthetic import ClosedLoop
 from specsim.workload.arrivals.trace import TraceReplay
 from specsim.workload.lengths import LENGTHS, Lengths
 from specsim.workload.trace import Trace

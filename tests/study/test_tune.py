@@ -25,7 +25,7 @@ from specsim.study.tune import Tuning, tune
 from specsim.study.tune.batch import BatchTuning, best_k, non_increasing, tune_batches
 from specsim.study.tune.crossover import Crossover, LoadSeries, find_crossovers
 from specsim.study.tune.trials import Trials
-from specsim.workload.arrivals.closed_loop import ClosedLoop
+from specsim.workload.arrivals.synthetic import ClosedLoop
 
 ALPHA, MAX_K, LARGEST, OUTPUT = 0.7, 3, 32, 40
 DELTA, GAMMA, DRAFT = 4e-3, 300e-6, 0.5e-3  # seconds: per step, per token, per draft

@@ -24,7 +24,7 @@ from specsim.study.capacity.search import explore
 from specsim.study.loads import Loads, Trial, check_steady
 from specsim.study.runner import LocalProcesses, Runner
 from specsim.workload import WorkloadConfig
-from specsim.workload.arrivals.closed_loop import ClosedLoop
+from specsim.workload.arrivals.synthetic import ClosedLoop
 
 __all__ = [
     "Capacity", "Choices", "Found", "Goal", "Hardware", "Prices", "find_capacity",

@@ -12,7 +12,7 @@ from specsim.results.slo import Slo
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.loads import Trial, steady_window
-from specsim.workload.arrivals.closed_loop import ClosedLoop
+from specsim.workload.arrivals.synthetic import ClosedLoop
 
 _LONGEST = 0.25  # mean latency, as a share of the time in which requests arrive
 
