@@ -60,7 +60,7 @@ _MOVED = {
     "catalogue": "show.render.catalogue",
     "results.steps": "results.folder",
     "results.time_use": "results.timeline",
-    "plots.profile_show": "show.plots.profiles",
+    "plots.profile_show": "show.plots.reality",
     "plots.timeline": "show.plots.runs",
     "plots.validation": "show.plots.reality",
     "render.gate": "show.render.studies",
@@ -76,15 +76,65 @@ _MERGED = {
     "acceptance": {
         "bernoulli": "beta beta_position per_position",
         "layered": "markov",
-        "nested": "per_drafter shift",
+        "nested": "per_drafter shift preset",
         "recorded": "token_match",
+    },
+    "cli": {
+        "inspection": "catalogue",
+        "options": "terminal",
+    },
+    "lookup": {
+        "__init__": "base",
+    },
+    "policies": {
+        "goodput": "goodput_exact",
+        "references": "random oracle",
+        "step_controller": "cached_step_controller",
     },
     "proposers": {
         "datastore": "sssd",
         "models": "draft_model draft_models eagle eagle3 mtp medusa",
     },
+    "reality.observe": {
+        "client": "server",
+    },
+    "results": {
+        "metrics": "slo",
+        "tables": "weighted",
+    },
     "routing": {
         "simple": "round_robin random least_outstanding least_outstanding_tokens",
+    },
+    "show.plots": {
+        "__init__": "figures",
+        "reality": "profiles",
+        "runs": "tune",
+    },
+    "show.render": {
+        "__init__": "tables",
+    },
+    "show.report": {
+        "study": "colours",
+    },
+    "study.capacity": {
+        "search": "load_probe",
+    },
+    "study.gate": {
+        "suite": "baseline",
+    },
+    "study.sweep": {
+        "__init__": "folder",
+    },
+    "study.tune": {
+        "batch": "trials",
+        "crossover": "check",
+    },
+    "tokens": {
+        "convert": "tokenizer",
+        "describe": "repetition",
+    },
+    "workload": {
+        "__init__": "config",
     },
     "workload.arrivals": {
         "synthetic": "burst constant poisson gamma piecewise closed_loop",

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specsim.cli.options import can_draw
-from specsim.cli.terminal import show
+from specsim.cli.options import can_draw, show
 from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -18,9 +18,12 @@ from specsim.cli.options import (
     Workers,
     all_overrides,
     can_draw,
+    progress,
     results_folder,
+    show,
+    spinner,
+    warn,
 )
-from specsim.cli.terminal import progress, show, spinner, warn
 from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specsim.cli.options import output_file, write_json
-from specsim.cli.terminal import progress, show, spinner, warn
+from specsim.cli.options import output_file, progress, show, spinner, warn, write_json
 from specsim.core.errors import ConfigError
 
 trace_app = typer.Typer(
@@ -106,8 +105,7 @@ def from_text(
     An entry without an answer, or with an empty one, is an error. Nothing but `id` is kept of
     other fields. It needs: pip install 'specsim\[tokens]'.
     """
-    from specsim.tokens.convert import write_token_trace
-    from specsim.tokens.tokenizer import load_tokenizer
+    from specsim.tokens.convert import load_tokenizer, write_token_trace
 
     with spinner(f"tokenizing {file.name}"):
         loaded = load_tokenizer(tokenizer)

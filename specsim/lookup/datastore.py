@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numba import njit
 
-from specsim.lookup.base import NO_DRAFT, Draft, KnownTexts
+from specsim.lookup import NO_DRAFT, Draft, KnownTexts
 from specsim.lookup.corpus import Corpus, build_corpus, longest_match, occurrences
 
 Nodes = tuple[list[int], list[int], list[int]]  # tokens, parents, occurrences

@@ -8,7 +8,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from specsim.core.request import Text
-from specsim.lookup.base import NO_DRAFT, Draft, KnownTexts
+from specsim.lookup import NO_DRAFT, Draft, KnownTexts
 from specsim.lookup.corpus import Corpus, build_corpus, longest_match, occurrences
 
 Nodes = tuple[list[int], list[int], list[float], int]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from specsim.core.compiled import Pointers, types_of
 from specsim.core.errors import CapacityError
 from specsim.core.request import Text
-from specsim.lookup.base import NO_DRAFT, Draft, Lookup
+from specsim.lookup import NO_DRAFT, Draft, Lookup
 from specsim.lookup.suffix_drafts import NO_ROOM, Scratch
 from specsim.lookup.suffix_nodes import CURSOR_FIELDS, NODE_COLUMNS, UNKNOWN, Arrays
 from specsim.lookup.suffix_tree import (

@@ -10,14 +10,32 @@ counts it as 0 (goodput, the histogram of ``/metrics``), does `tpot` say so too.
 """
 
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
-from specsim.results.slo import Slo
-from specsim.results.tables import RunTables
-from specsim.results.weighted import WeightedSample
+from specsim.core.settings import Settings
+from specsim.results.tables import RunTables, WeightedSample
+
+
+class Slo(Settings):
+    """Limits that a request must keep, all of them, to count as good."""
+
+    ttft_ms: float | None = Field(default=None, gt=0)
+    """Time to first token."""
+    tpot_ms: float | None = Field(default=None, gt=0)
+    """Time per output token after the first."""
+    e2el_ms: float | None = Field(default=None, gt=0)
+    """End-to-end latency."""
+
+    @model_validator(mode="after")
+    def _check_not_empty(self) -> Self:
+        if not self.model_dump(exclude_none=True):
+            raise ValueError("names no limit; give ttft_ms, tpot_ms or e2el_ms")
+        return self
+
 
 PERCENTILES = (50, 90, 95, 99)
 

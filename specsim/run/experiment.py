@@ -25,7 +25,7 @@ from specsim.policies.off import Off
 from specsim.policies.schedule import Schedule
 from specsim.policies.static import Static
 from specsim.proposers import Proposer
-from specsim.results.slo import Slo
+from specsim.results.metrics import Slo
 from specsim.routing import ROUTING, Router
 from specsim.routing.simple import RoundRobin
 from specsim.workload import WorkloadConfig

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specsim.acceptance.base import Acceptance
-from specsim.acceptance.preset import AcceptanceFile, FitProvenance, FitValidation
+from specsim.acceptance.nested import AcceptanceFile, FitProvenance, FitValidation
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.rng import Luck, stream_id
 from specsim.core.settings import nearest

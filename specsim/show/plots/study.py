@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from specsim.show.plots import make_log, panels, save
 from specsim.show.plots.drawing import MARKERS, Chart, Drawing, label_load
-from specsim.show.plots.figures import make_log, panels, save
 from specsim.show.plots.maps import CROSSOVER, SPEED_UP
 from specsim.show.report.cells import Cell, is_unstable, values_of
 from specsim.show.report.study import COST, MEASURES, Measure, Point, Study

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from specsim.hardware import GIB
 from specsim.show.profile_overview import Overview, StepTime
-from specsim.show.render.tables import new_table
+from specsim.show.render import new_table
 
 if TYPE_CHECKING:
     from specsim.profile.from_roofline import RooflineProfile

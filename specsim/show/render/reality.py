@@ -8,7 +8,7 @@ from rich.table import Table
 from specsim.reality.calibration.results import JUDGED, CaseResult, Judgement, judged
 from specsim.reality.validation import METRICS, STATISTICS, Validation
 from specsim.results.metrics import SHOWN, TITLES, latency_statistics
-from specsim.show.render.tables import add_wide_rows, new_table
+from specsim.show.render import add_wide_rows, new_table
 
 if TYPE_CHECKING:
     from specsim.reality.observe import Observation

@@ -17,7 +17,7 @@ from specsim.hardware import GIB
 from specsim.results.metrics import SHOWN, TITLES
 from specsim.results.timeline import PARTS
 from specsim.run.summary import Summary
-from specsim.show.render.tables import add_wide_rows, interval, new_table, percent
+from specsim.show.render import add_wide_rows, interval, new_table, percent
 
 if TYPE_CHECKING:
     from specsim.show.breakdown import Breakdown

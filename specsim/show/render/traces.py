@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from specsim.show.render.tables import new_table, percent
+from specsim.show.render import new_table, percent
 
 if TYPE_CHECKING:
     from specsim.tokens.describe import TokenDescription

@@ -12,8 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from specsim.core.atomic import new_file
 from specsim.core.version import __version__
-from specsim.show.report.colours import styles
-from specsim.show.report.study import COST, MEASURES, Point, Study, measured
+from specsim.show.report.study import COST, MEASURES, Point, Study, measured, styles
 from specsim.study.paired import student_t
 
 _WEB = Path(__file__).with_name("web")

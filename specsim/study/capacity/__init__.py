@@ -19,8 +19,7 @@ from specsim.study.capacity.choices import (
     parse_slo,
 )
 from specsim.study.capacity.findings import Capacity, Found
-from specsim.study.capacity.load_probe import LoadProbe, Task, measure
-from specsim.study.capacity.search import explore
+from specsim.study.capacity.search import LoadProbe, Task, explore, measure
 from specsim.study.loads import Loads, Trial, check_steady
 from specsim.study.runner import LocalProcesses, Runner
 from specsim.workload import WorkloadConfig

@@ -13,7 +13,7 @@ from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.policies import Policy
 from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
-from specsim.results.slo import Slo
+from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
 
 _EXAMPLES = Path(__file__).with_name("prices.yaml")

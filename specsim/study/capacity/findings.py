@@ -14,8 +14,7 @@ from specsim.core.version import __version__
 from specsim.results.export import write_parquet
 from specsim.run.experiment import Experiment
 from specsim.study.capacity.choices import Goal, Hardware, Prices
-from specsim.study.capacity.load_probe import LoadProbe
-from specsim.study.capacity.search import SHARES, Bracket
+from specsim.study.capacity.search import SHARES, Bracket, LoadProbe
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,14 @@ from xml.etree import ElementTree as Xml
 
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.run.experiment import Experiment
-from specsim.study.gate.baseline import GateResults, ScenarioResults, without_seed
-from specsim.study.gate.suite import METRICS, Suite, Tolerances
+from specsim.study.gate.suite import (
+    METRICS,
+    GateResults,
+    ScenarioResults,
+    Suite,
+    Tolerances,
+    without_seed,
+)
 from specsim.study.inputs import Input, inputs_of
 from specsim.study.paired import mean_and_half_width, student_t
 

@@ -23,10 +23,16 @@ from specsim.profile import load_profile
 from specsim.proposers import Proposer
 from specsim.run.experiment import Experiment
 from specsim.study.loads import Loads
-from specsim.study.tune.batch import BatchPoint, BatchTuning, tune_batches
-from specsim.study.tune.check import Check, LoadCheck, check_schedule
-from specsim.study.tune.crossover import Crossover, LoadCurve, LoadSeries, find_crossovers
-from specsim.study.tune.trials import Trials
+from specsim.study.tune.batch import BatchPoint, BatchTuning, Trials, tune_batches
+from specsim.study.tune.crossover import (
+    Check,
+    Crossover,
+    LoadCheck,
+    LoadCurve,
+    LoadSeries,
+    check_schedule,
+    find_crossovers,
+)
 
 __all__ = ["Tuning", "tune"]
 
