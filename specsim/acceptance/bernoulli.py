@@ -105,10 +105,7 @@ class PerPosition(DrawnAcceptance):
     """
 
     kind: Literal["per_position"] = "per_position"
-    examples = (
-        {"conditional_rates": [0.8, 0.7, 0.6]},
-        {"unconditional_rates": [0.8, 0.56, 0.34]},
-    )
+    examples = ({"conditional_rates": [0.8, 0.7, 0.6]}, {"unconditional_rates": [0.8, 0.56, 0.34]})
     conditional_rates: tuple[Rate, ...] | None = None
     unconditional_rates: tuple[Rate, ...] | None = None
 

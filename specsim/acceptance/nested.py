@@ -82,11 +82,7 @@ def preset_names() -> list[str]:
 
 
 def load_preset(name: str) -> AcceptanceFile:
-    """Return the content of a shipped file, such as ``llama-3.1-8b/eagle/gsm8k``.
-
-    Raises:
-        ConfigError: There is none of that name, or it is malformed.
-    """
+    """Return a shipped file, such as ``llama-3.1-8b/eagle/gsm8k``; a ConfigError if it is none."""
     path = find_resource("profiles", f"acceptance/{name}.yaml")
     if path is None:
         hint = nearest(name, preset_names())

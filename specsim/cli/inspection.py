@@ -202,11 +202,7 @@ def export(
         write_chrome_trace,
     )
 
-    named = {
-        "--chrome-trace": chrome_trace,
-        "--prometheus": prometheus,
-        "--vllm-bench": vllm_bench,
-    }
+    named = {"--chrome-trace": chrome_trace, "--prometheus": prometheus, "--vllm-bench": vllm_bench}
     paths = {option: path for option, path in named.items() if path is not None}
     if not paths:
         raise ConfigError(f"export: say what to write: {', '.join(named)}")

@@ -64,14 +64,7 @@ _EXTRAS = {"matplotlib": "plots", "aiohttp": "observe"}
 
 
 def need(library: str, source: str) -> None:
-    """Refuse what takes a library that is not installed, before the work.
-
-    Args:
-        source: Command or option that asks for it.
-
-    Raises:
-        ConfigError: It says which extra to install.
-    """
+    """Raise a ConfigError, which says what to install, if a command or option lacks its library."""
     if find_spec(library) is None:
         raise ConfigError(f"{source}: {_how_to_install(library)}")
 

@@ -176,8 +176,13 @@ def draft_eval(
     """
     from specsim.run.experiment import overridden
     from specsim.show.render.traces import draft_eval_table, draft_grid_table
-    from specsim.tokens.draft_eval import evaluate_drafts, load_texts, parse_drafter
-    from specsim.tokens.draft_grid import evaluate_grid, grid_options
+    from specsim.tokens.draft_eval import (
+        evaluate_drafts,
+        evaluate_grid,
+        grid_options,
+        load_texts,
+        parse_drafter,
+    )
 
     fixed, title = overridden({}, opt or [], "--opt"), f"{proposer} on {tokens.name}"
     for name in grid_options(grid or [])[0]:

@@ -62,11 +62,7 @@ class Family(Generic[M]):
 
     @cached_property
     def members(self) -> dict[str, type[M]]:
-        """Members that specsim ships, by name, in the order of their names.
-
-        Raises:
-            ConfigError: Two have the same name.
-        """
+        """Members that specsim ships, by sorted names; a ConfigError if two have the same."""
         found: dict[str, type[M]] = {}
         for file_name in self._file_names:
             for member in self._members_in(file_name):

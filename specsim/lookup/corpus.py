@@ -69,12 +69,7 @@ def _read(path: Path, version: tuple[int, int], includes_prompts: bool, depth: i
 
 
 def build_corpus(texts: Iterable[NDArray[np.integer]], depth: int) -> Corpus:
-    """Return a corpus of some texts.
-
-    Args:
-        texts: Token ids, each at least 0.
-        depth: So many tokens of the suffixes are compared; it is rounded up to a power of two.
-    """
+    """Return a corpus of some texts; so many tokens of the suffixes are compared, or a few more."""
     pieces: list[NDArray[np.int32]] = []
     for number, text in enumerate(texts, start=1):
         pieces += [np.asarray(text, dtype=np.int32), np.array([-number], dtype=np.int32)]
@@ -150,10 +145,7 @@ def _goes_on(corpus: Corpus, place: int, text: NDArray[np.int32], begin: int, en
 def occurrences(
     corpus: Corpus, text: NDArray[np.int32], known_len: int, match_len: int
 ) -> tuple[int, int]:
-    """Return which suffixes begin with the last `match_len` known tokens of a text and go on.
-
-    They are places in ``corpus.suffixes``, from the first to before the last.
-    """
+    """Return the range of suffixes that begin with the last `match_len` known tokens, and go on."""
     begin = known_len - match_len
     low = _first_place(corpus, text, begin, known_len)
     if not _goes_on(corpus, low, text, begin, known_len):
@@ -175,10 +167,7 @@ def occurrences(
 def longest_match(
     corpus: Corpus, text: NDArray[np.int32], known_len: int, max_match_len: int
 ) -> int:
-    """Return how many of the last known tokens of a text stand in the corpus and go on there.
-
-    Found by halving: where n tokens stand, their last n - 1 stand, too.
-    """
+    """Return how many of the last known tokens stand in the corpus and go on there, by halving."""
     found, limit = 0, min(max_match_len, known_len)
     while found < limit:
         match_len = (found + limit + 1) // 2

@@ -64,11 +64,7 @@ class SuffixTree:
         """What loops see of it."""
 
     def start(self, num_tokens: int) -> Cursor:
-        """Reserve a slot for a sequence of at most so many tokens, and return its cursor.
-
-        Raises:
-            CapacityError: All sequences together have more tokens than int32 can count.
-        """
+        """Reserve a slot for so many tokens; a CapacityError if int32 cannot count them all."""
         self._make_room(num_tokens + 1)
         cursor = np.zeros(CURSOR_FIELDS + self._depth, dtype=np.int64)
         cursor[0] = self._used

@@ -261,10 +261,7 @@ def find_least(desk: Spending) -> int:
 
 @loop_on(Spending, "specsim.latency._form")
 def take_largest(desk: Spending) -> int:
-    """Add to each sequence's count how many of the largest gains fall on it.
-
-    The smallest gain among them is `found`'s second number; of equals the earlier goes first.
-    """
+    """Count each sequence's share of the largest gains; the smallest is `found`'s second number."""
     gains, counts, least = desk.gains, desk.counts, desk.found[1]
     num, budget = desk.sizes[2], desk.sizes[3]
     for row in range(num):

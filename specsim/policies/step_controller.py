@@ -147,10 +147,7 @@ def enter_all(desk: Seeing) -> int:
 
 @loop_on(Seeing)
 def count_repeats(desk: Seeing) -> int:
-    """Count each request up or down by whether it has seen its tokens before, and enter them.
-
-    Returns how many entries are new.
-    """
+    """Count requests by whether they have seen their tokens; return how many are new."""
     table, lens, longest = desk.table, desk.lens, desk.sizes[1]
     draft_lens, accepted_lens = desk.draft_lens, desk.accepted_lens
     desk.sizes[2] = _look_ahead(desk)

@@ -103,11 +103,7 @@ class Proposer(Member):
         return cls.make_lookup is not Proposer.make_lookup
 
     def make_lookup(self) -> Lookup | None:
-        """Return its token-level mode, with nothing in it yet; None if it has none.
-
-        Raises:
-            SpecsimError: A file that it drafts from cannot be read.
-        """
+        """Return its token-level mode, if any; a SpecsimError if a file cannot be read."""
         return None
 
     def check_real_drafts(self) -> None:
@@ -128,12 +124,7 @@ class Proposer(Member):
         return None
 
     def offered_len(self, request: int, position: int, draft_len: int, memory: Any) -> int:
-        """Return how many tokens it drafts where it is asked for `draft_len`.
-
-        Args:
-            position: Output tokens known.
-            memory: From `start`.
-        """
+        """Return how many tokens it drafts, asked for `draft_len` after so many tokens."""
         return draft_len
 
 

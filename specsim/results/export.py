@@ -107,12 +107,7 @@ def write_steps(steps: StepLog, constants: dict[str, object], path: Path) -> Non
 
 
 def write_groups(groups: Iterable[Columns], constants: dict[str, object], path: Path) -> None:
-    """Write a table piece by piece, so that it need not fit into memory.
-
-    Args:
-        groups: Its row groups, at least one; all have the same columns.
-        constants: Columns that are the same in every row.
-    """
+    """Write a table by row groups, so that it need not fit into memory."""
     with ExitStack() as files:
         writer: pq.ParquetWriter | None = None
         for columns in groups:

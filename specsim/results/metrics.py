@@ -103,10 +103,7 @@ def token_latencies(tables: RunTables) -> dict[str, WeightedSample]:
         in seconds.
     """
     gaps = tables.gaps
-    return {
-        "itl": WeightedSample(gaps),
-        "amortised_itl": WeightedSample(gaps, per_token=True),
-    }
+    return {"itl": WeightedSample(gaps), "amortised_itl": WeightedSample(gaps, per_token=True)}
 
 
 def latency_statistics(samples: Seconds | WeightedSample) -> dict[str, float]:
@@ -140,10 +137,7 @@ _QUANTILES = np.linspace(0.0, 1.0, 101)
 
 
 def distributions(requests: Requests) -> dict[str, list[Any]]:
-    """Return the quantiles of ``ttft_ms``, ``tpot_ms`` and ``e2el_ms`` at 0, 1, ..., 100 %.
-
-    None where no request has that latency.
-    """
+    """Return the percentiles 0 to 100 of each latency, ms; None where none has it."""
     found = latencies(requests)
     known = {name: found[name][~np.isnan(found[name])] for name in ("ttft", "tpot", "e2el")}
     return {
@@ -237,11 +231,7 @@ def speculation_metrics(tables: RunTables) -> dict[str, Any]:
 
 
 def time_shares(tables: RunTables) -> dict[str, float]:
-    """Return how the engines' busy time divides.
-
-    Returns:
-        Shares of target forward passes, drafting and overhead; they add up to 1.
-    """
+    """Return the shares of busy time of the target, drafting and overhead; they add up to 1."""
     sums = {name: float(tables.totals[f"{name}_time"]) for name in ("target", "draft", "overhead")}
     total = sum(sums.values())
     return {name: value / total for name, value in sums.items()}

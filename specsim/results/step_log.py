@@ -75,11 +75,7 @@ class StepLog:
         return self._file is not None
 
     def add(self, replica: int, rows: NDArray[np.void]) -> None:
-        """Append steps of a replica (`STEP_FIELDS`); they are copied.
-
-        Raises:
-            ConfigError: The temporary file cannot be written.
-        """
+        """Append a copy of a replica's steps (`STEP_FIELDS`); a ConfigError if that fails."""
         self._chunks[replica].append(rows.copy())
         self._num_in_memory += len(rows)
         if self._num_in_memory > self._max_in_memory:

@@ -48,11 +48,7 @@ class Timeline:
 
 
 def timeline(steps: StepsTable, *, num_bins: int, window: int) -> Timeline:
-    """Return the timeline of a run.
-
-    Args:
-        window: Bins over which the acceptance is measured.
-    """
+    """Return the timeline of a run; the acceptance is measured over `window` bins."""
     edges = np.linspace(*steps.span, num_bins + 1)
     width = np.diff(edges)
     levels = _levels(steps, edges)

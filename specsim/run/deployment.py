@@ -130,11 +130,7 @@ def _check_trees(policy: Policy, drafts: tuple[DraftCost, ...]) -> None:
 
 
 def _resolved(
-    engine: EngineConfig,
-    profile: Profile,
-    model: ModelShape,
-    gpu: GpuSpec,
-    memory: MemoryPlan,
+    engine: EngineConfig, profile: Profile, model: ModelShape, gpu: GpuSpec, memory: MemoryPlan
 ) -> EngineConfig:
     max_model_len = engine.max_model_len or model.max_position_embeddings
     if engine.scheduler == "prefill_first":  # defaults of vLLM 0.6
@@ -155,10 +151,7 @@ def _resolved(
 
 
 def _default_batch(gpu: GpuSpec) -> tuple[int, int]:
-    """Return max_num_batched_tokens and max_num_seqs of ``vllm serve`` 0.32.0 on this GPU.
-
-    Source: ``engine/arg_utils.py get_batch_defaults``.
-    """
+    """Return both limits by vLLM 0.32.0, ``engine/arg_utils.py get_batch_defaults``."""
     if gpu.memory_gib >= 160:
         return 16384, 1024
     if gpu.memory_gib >= 70 and "a100" not in gpu.name.lower():

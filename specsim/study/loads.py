@@ -198,9 +198,7 @@ class Loads:
             count: Requests.
         """
         workload = WorkloadConfig(
-            arrivals=ClosedLoop(concurrency=concurrency),
-            lengths=self._lengths,
-            num_requests=count,
+            arrivals=ClosedLoop(concurrency=concurrency), lengths=self._lengths, num_requests=count
         )
         return self._trials(self.experiment.replace(replicas=1), policy, workload)
 

@@ -134,10 +134,7 @@ class Runner:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        on_progress: Callable[[int], None] | None = None,
-        num_ended: int = 0,
+        self, backend: Backend, on_progress: Callable[[int], None] | None = None, num_ended: int = 0
     ) -> None:
         self._backend = backend
         self._on_progress = on_progress

@@ -75,10 +75,7 @@ class Decoded:
 
     @cached_property
     def drift(self) -> float:
-        """Accepted tokens per step gained whenever the output grows by a factor e.
-
-        Slope of a linear regression on the logarithm of the output length so far.
-        """
+        """Accepted tokens per step gained as output grows by e: a slope over its logarithm."""
         ends = np.cumsum(self.accepted_lens + np.int64(1))
         first = np.cumsum(self.num_steps) - self.num_steps
         starts = ends - self.accepted_lens
@@ -186,10 +183,7 @@ class Distances:
 
 
 def kolmogorov_smirnov(first: Sample, second: Sample) -> float:
-    """Return the largest difference of two empirical distribution functions.
-
-    1 if there is nothing to compare.
-    """
+    """Return the largest difference of two distribution functions; 1 if one is empty."""
     if not len(first) or not len(second):
         return 1.0
     return float(np.abs(_cdf_differences(first, second)[0]).max())

@@ -162,9 +162,7 @@ def _mean_len(log_excess: float, shortest: int) -> float:
 
 
 def _closest(
-    loss: Callable[[Vector], float],
-    starts: Sequence[tuple[float, ...]],
-    steps: tuple[float, ...],
+    loss: Callable[[Vector], float], starts: Sequence[tuple[float, ...]], steps: tuple[float, ...]
 ) -> Vector:
     """Return the best point that Nelder and Mead's method finds from any of the starts."""
     found = [

@@ -141,10 +141,7 @@ async def read_metrics(session: aiohttp.ClientSession, url: str) -> Metrics | No
 
 
 def parse_metrics(text: str) -> Metrics:
-    """Return the engine's metrics in a page of Prometheus text.
-
-    They are those with a colon, which servers of language models use for their own.
-    """
+    """Return the engine's metrics, those with a colon, in a page of Prometheus text."""
     values: dict[str, float] = {}
     cache_config: dict[str, str] = {}
     for line in text.splitlines():
@@ -228,12 +225,7 @@ class Answer:
 
 
 def new_session(key: str | None, timeout: float) -> aiohttp.ClientSession:
-    """Return a session that opens as many connections as there are requests.
-
-    Args:
-        key: Sent as the bearer token.
-        timeout: Longest silence, in seconds.
-    """
+    """Return a session without a limit of connections; longest silence in seconds."""
     watch = aiohttp.TraceConfig()
     watch.on_request_chunk_sent.append(_stamp)
     return aiohttp.ClientSession(

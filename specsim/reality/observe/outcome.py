@@ -88,10 +88,7 @@ class Observation:
         accepted = self.server_metrics.get(_ACCEPTED, 0.0)
         if not drafts or not tokens:
             return {}
-        return {
-            "acceptance_rate": accepted / tokens,
-            "acceptance_length": 1.0 + accepted / drafts,
-        }
+        return {"acceptance_rate": accepted / tokens, "acceptance_length": 1.0 + accepted / drafts}
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``meta.json`` says of the run."""

@@ -24,11 +24,7 @@ _METADATA: dict[str, dict[str, str | None]] = {  # no time stamp
 
 
 def check_suffix(path: Path) -> None:
-    """Refuse a path that no plot can be saved to, before the work that would be lost.
-
-    Raises:
-        ConfigError: It ends in none of ``.png``, ``.svg`` and ``.pdf``.
-    """
+    """Raise a ConfigError for a path that ends in none of ``.png``, ``.svg``, ``.pdf``."""
     if path.suffix not in _METADATA:
         raise ConfigError(
             f"{path}: a plot must end in {', '.join(_METADATA)}, not '{path.suffix}'; rename it"
@@ -36,11 +32,7 @@ def check_suffix(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure, whole or not at all, and close it.
-
-    Raises:
-        ConfigError: The path ends in something that is no plot, or cannot be written to.
-    """
+    """Write a figure, whole or not at all, and close it; a ConfigError if the path is no good."""
     check_suffix(path)
     # The ids of an SVG would be random otherwise.
     with new_file(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "specsim"}):

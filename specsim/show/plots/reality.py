@@ -115,11 +115,7 @@ def _draw_errors(axis: Axes, found: Judgement, metric: str) -> None:
 
 
 def plot_validation(simulations: dict[str, Validation], path: Path, title: str) -> None:
-    """Draw the latency distributions and the throughput of a run, measured and simulated.
-
-    Args:
-        simulations: Of the same run, by label.
-    """
+    """Draw the latencies and throughput of a run, measured and simulated; simulations by label."""
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), constrained_layout=True)
     figure.suptitle(title)
     first = next(iter(simulations.values()))

@@ -23,11 +23,7 @@ _LOAD_BINS = 300
 
 
 def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
-    """Draw the latency distributions of some runs, and their load over time.
-
-    Args:
-        folders: Results folder of each run, by label.
-    """
+    """Draw the latencies and the load over time of some runs; results folders by label."""
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), constrained_layout=True)
     figure.suptitle(title)
     for label, folder in folders.items():
@@ -83,11 +79,7 @@ _SERIES = (
 
 
 def plot_timelines(timelines: dict[str, Timeline], path: Path) -> None:
-    """Draw timelines: one row of panels per run, all on the same axes.
-
-    Args:
-        timelines: By label.
-    """
+    """Draw timelines by label: one row of panels per run, all on the same axes."""
     size = (3.4 * len(_PANELS), 2.6 * len(timelines) + 0.4)
     figure, axes = plt.subplots(
         len(timelines), len(_PANELS), figsize=size, squeeze=False,

@@ -27,12 +27,7 @@ _SERIES = (
     ("kv_usage", "KV cache in use, %"),
     ("draft_len", "k asked for, tokens"),
 )
-_PARTS = {
-    "target": "#3d6a8a",
-    "draft": "#86b3c9",
-    "overhead": "#d9b26a",
-    "idle": "#e3e6ea",
-}
+_PARTS = {"target": "#3d6a8a", "draft": "#86b3c9", "overhead": "#d9b26a", "idle": "#e3e6ea"}
 
 
 def _same_load(drawing: Drawing) -> str | None:

@@ -152,11 +152,7 @@ def _flat(value: Any) -> str:
 
 
 def study_tables(studies: list["ModelFit"], title: str) -> list[Table]:
-    """Return the tables of fits of several kinds to the same steps.
-
-    Returns:
-        Errors on held-out steps, and by number of points.
-    """
+    """Return the errors of several kinds of fits on held-out steps, and by number of points."""
     held_out = new_table(
         f"{title}: error of held-out steps", ["", "steps", "median", "mean", "90th percentile"]
     )
@@ -174,11 +170,7 @@ def study_tables(studies: list["ModelFit"], title: str) -> list[Table]:
 
 
 def roofline_table(made: "RooflineProfile", context_len: int) -> Table:
-    """Return what memory holds and how long decode steps take.
-
-    Args:
-        context_len: Of each sequence of a step, in tokens.
-    """
+    """Return what memory holds and the time of decode steps of so many tokens of context each."""
     roofline, memory = made.roofline, made.memory
     size = roofline.tensor_parallel_size
     gpus = f"{size} x {roofline.gpu}" if size > 1 else roofline.gpu

@@ -67,12 +67,7 @@ def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def sweep_tables(records: list[dict[str, Any]], name: str) -> list[Table]:
-    """Return one row per combination, its replications averaged; nothing of a large sweep.
-
-    Args:
-        records: Of all points, in their order.
-        name: Of the sweep.
-    """
+    """Return one row per combination, its replications averaged; nothing of a large sweep."""
     groups = [(labels, list(each)) for labels, each in groupby(records, lambda r: r["labels"])]
     if len(groups) > _MAX_ROWS:
         return []

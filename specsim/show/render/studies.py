@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
 
 def capacity_tables(capacity: "Capacity", name: str) -> list[Table]:
-    """Return what each hardware sustains under each policy, and the front of latency and cost.
-
-    Args:
-        name: Of the experiment.
-
-    Returns:
-        The front is left out if no load that has a price is sustained.
-    """
+    """Return what each hardware sustains by policy, and the front of latency and cost, if any."""
     fronts = [_front(capacity)] if capacity.front else []
     return [_sustained(capacity, name), *fronts]
 

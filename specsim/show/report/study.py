@@ -199,11 +199,7 @@ _SYMBOLS = (
 
 
 def styles(is_baseline: list[bool]) -> list[Style]:
-    """Return the style of each policy; markers differ where colours repeat, up to 77 policies.
-
-    Args:
-        is_baseline: Whether each policy is no speculation.
-    """
+    """Return styles, grey where a policy is no speculation; markers differ where colours repeat."""
     found, used = [], 0
     for baseline in is_baseline:
         if baseline:

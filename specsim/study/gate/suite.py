@@ -110,11 +110,7 @@ class Suite(Settings):
         return suite
 
     def experiment(self, name: str, source: str = "suite") -> Experiment:
-        """Return the experiment of a scenario.
-
-        Raises:
-            ConfigError: It is not valid; the message begins with `source`.
-        """
+        """Return the experiment of a scenario; a ConfigError from `source` if it is wrong."""
         where = f"{source}: scenario '{name}'"
         config = overridden(self.base, ())
         for field, value in self.scenarios[name].items():
@@ -133,11 +129,7 @@ def tolerances_of(suite: Suite) -> Tolerances:
 
 
 def parse_tolerances(texts: Iterable[str]) -> Tolerances:
-    """Return tolerances from texts such as ``mean_e2el_ms=0.02`` or ``mean_e2el_ms=2%``.
-
-    Raises:
-        ConfigError: One is of another form, of no known metric, or given twice.
-    """
+    """Return tolerances from texts, ``mean_e2el_ms=2%``; a ConfigError if one is wrong."""
     found: Tolerances = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -207,11 +199,7 @@ class GateResults(Settings):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Return the results in a JSON file.
-
-        Raises:
-            ConfigError: It cannot be read, or is not what ``specsim gate --update`` writes.
-        """
+        """Return what ``specsim gate --update`` wrote; a ConfigError if that is not there."""
         data = load_mapping(path, ConfigError)
         if data.get("format") != _FORMAT:
             raise ConfigError(f"{path}: is not a baseline of this version of specsim; {_REMEDY}")
@@ -230,11 +218,7 @@ def without_seed(experiment: Experiment) -> dict[str, Any]:
 
 @contextmanager
 def baseline_file(path: Path) -> Iterator[Path]:
-    """Give a temporary file that becomes the baseline if the block succeeds.
-
-    Raises:
-        ConfigError: The path holds something else than a baseline, or cannot be written.
-    """
+    """Give a file that becomes the baseline if the block succeeds; a ConfigError if it must not."""
     if path.is_file():
         try:
             is_ours = load_mapping(path, ConfigError).get("format") == _FORMAT

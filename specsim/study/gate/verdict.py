@@ -122,11 +122,7 @@ class GateVerdict:
 
 
 def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -> GateVerdict:
-    """Compare the results of two revisions in the metrics that have tolerances.
-
-    Raises:
-        ConfigError: The two do not have the same scenarios, or one lacks a metric.
-    """
+    """Compare two revisions by their tolerances; a ConfigError if that cannot be done."""
     _check_names(set(baseline.scenarios), set(current.scenarios))
     notes: list[str] = []
     scenarios_of: dict[str, list[str]] = {}

@@ -103,11 +103,7 @@ class SweepFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Return a folder to read from.
-
-        Raises:
-            ConfigError: It holds no sweep, or one that this version cannot read.
-        """
+        """Return a folder to read from; a ConfigError if it holds no sweep of this version."""
         plan = path / "sweep.yaml"
         if not plan.is_file():
             raise ConfigError(
@@ -159,11 +155,7 @@ class SweepFolder:
         ]
 
     def finish(self) -> list[dict[str, Any]]:
-        """Write ``points.parquet``, one row per point, and return what `numbers` does.
-
-        Raises:
-            ConfigError: A record is missing or damaged, or the folder cannot be written to.
-        """
+        """Write ``points.parquet``, return `numbers`; a ConfigError if a record is missing."""
         records = self.numbers()
         if len(records) < self.sweep.num_points:
             raise ConfigError(

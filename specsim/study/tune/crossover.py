@@ -108,11 +108,7 @@ class Crossover:
 
 
 def find_crossovers(series: LoadSeries, trials: Trials) -> tuple[list[Crossover], list[LoadCurve]]:
-    """Find the crossover load of every k.
-
-    Returns:
-        By k from 1: the crossovers, and what they rest on.
-    """
+    """Return the crossover loads of every k from 1, and the curves that they rest on."""
     ks = range(1, series.loads.experiment.max_draft_len + 1)
     wanted = {k: series.start(k) for k in ks}
     for _ in range(_MAX_ROUNDS):
