@@ -125,11 +125,7 @@ class Family(Generic[M]):
         return {**self.members, **plugins}
 
     def find(self, name: str) -> type[M]:
-        """Return the class behind a name, an alias, an entry point or a path (``my_file:Mine``).
-
-        Raises:
-            ConfigError: Nothing of that name; the message names the nearest.
-        """
+        """Return the class behind a name, alias, entry point or path; else a ConfigError."""
         shipped = self._shipped(name)
         if shipped is not None:
             return shipped

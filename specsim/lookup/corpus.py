@@ -109,10 +109,7 @@ def _sorted_suffixes(token_ids: NDArray[np.int32], depth: int) -> NDArray[np.int
 
 @njit(cache=True)
 def _first_place(corpus: Corpus, text: NDArray[np.int32], begin: int, end: int) -> int:
-    """Return the first suffix that is not before the pattern.
-
-    A suffix that ends with the pattern counts as before it: nothing follows.
-    """
+    """Return the first suffix not before the pattern; one that ends with it counts as before."""
     token_ids, suffixes = corpus.token_ids, corpus.suffixes
     low, high = 0, len(suffixes)
     while low < high:

@@ -13,10 +13,7 @@ Nodes = tuple[list[int], list[int], list[int]]  # tokens, parents, occurrences
 
 @njit(cache=True)
 def _run_end(corpus: Corpus, low: int, high: int, offset: int) -> int:
-    """Return the end of the suffixes from `low` that have the same token at `offset`.
-
-    They are sorted, and frequent continuations have long runs: so leap, then halve.
-    """
+    """Return the end of the suffixes with `low`'s token at `offset`: leap, then halve."""
     token_ids, suffixes = corpus.token_ids, corpus.suffixes
     token = token_ids[suffixes[low] + offset]
     leap = 1

@@ -153,10 +153,7 @@ def _worthless(desk: Spending) -> float:
 
 @inner
 def _deal_out(desk: Spending, least: float) -> int:
-    """Deal the gains above `least` out to buckets, falling, and count each; return how many.
-
-    The buckets are narrower than what lies between two tokens of most drafts.
-    """
+    """Deal the gains above `least` out to narrow buckets, falling; count each, return how many."""
     gains, kept, places, ends = desk.gains, desk.kept, desk.places, desk.ends
     last = len(ends) - 1.0
     scale = last / (1.0 - min(max(least, 0.0), 0.999))

@@ -89,10 +89,7 @@ class Policy(Member):
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the draft length can change from step to step (vLLM: dynamic speculation).
-
-        If not, it always is the longest, and `draft_lens` is not called.
-        """
+        """Whether `draft_lens` is asked at every step; if not, drafts always are the longest."""
         return True
 
     @property

@@ -116,11 +116,7 @@ class Proposer(Member):
                 )
 
     def start(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Any:
-        """Return what `offered_len` needs for one run.
-
-        None if it always offers what it is asked for, at most `max_draft_len` tokens, so that it
-        need not be called.
-        """
+        """Return what `offered_len` needs; None if it always offers what it is asked for."""
         return None
 
     def offered_len(self, request: int, position: int, draft_len: int, memory: Any) -> int:

@@ -67,10 +67,7 @@ def _number_lists(values: NDArray[Any]) -> Iterator[str]:
 
 
 def _itl_lists(counts: NDArray[np.int32], deliveries: Deliveries) -> Iterator[str]:
-    """Yield the JSON lists of the requests' gaps, to the nanosecond, some requests at a time.
-
-    All sequences of a step share its end, so most gaps occur many times; each is formatted once.
-    """
+    """Yield the JSON lists of the requests' gaps, to the nanosecond; equal ones are made once."""
     ends = np.cumsum(counts, dtype=np.int64)
     start = 0
     while start < len(counts):

@@ -154,11 +154,7 @@ def check_same_run(folder: Path, names: str, first: object, second: object) -> N
 def load_requests(folder: Path) -> RunTable:
     """Return the requests of a run, with the columns of `specsim.results.tables.TABLE_FIELDS`.
 
-    Args:
-        folder: As ``specsim run --out`` wrote it, or a policy's of ``specsim compare --out``.
-
-    Raises:
-        ConfigError: There is no ``requests.parquet``, or it is cut short, or not one of specsim's.
+    A ConfigError if ``requests.parquet`` is missing, cut short or not specsim's.
     """
     names = TABLE_FIELDS.names or ()
     stored = _StoredTable(folder, "requests.parquet", names)
@@ -175,14 +171,7 @@ def load_requests(folder: Path) -> RunTable:
 
 
 def load_steps(folder: Path) -> StepsTable:
-    """Return the steps of a run.
-
-    Args:
-        folder: As ``specsim run --out`` wrote it, or a policy's of ``specsim compare --out``.
-
-    Raises:
-        ConfigError: There is no ``steps.parquet``, or it is cut short, or not one of specsim's.
-    """
+    """Return the steps of a run; a ConfigError if they are missing, cut short or not ours."""
     unknown = "alpha_estimate"  # absent in files of older versions
     names = ("replica", *(name for name in STEP_FIELDS.names or () if name != unknown))
     stored = _StoredTable(folder, "steps.parquet", names)

@@ -76,11 +76,7 @@ def decode_time(requests: Requests) -> Seconds:
 
 
 def tpot(requests: Requests, *, of_one_token: float = np.nan) -> Seconds:
-    """Return the time per output token after the first.
-
-    Args:
-        of_one_token: What an answer without further tokens gets; vLLM's goodput has 0.
-    """
+    """Return the time per output token after the first; of one token it is as given."""
     later = requests["output_len"] - 1
     return np.where(later > 0, decode_time(requests) / np.maximum(later, 1), of_one_token)
 

@@ -109,10 +109,7 @@ class StepLog:
         return np.concatenate(pieces)
 
     def blocks(self, size: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.void]]]:
-        """Yield all steps, replica after replica: the replica of each, and `STEP_FIELDS`.
-
-        Blocks have `size` steps, but for the last; each is overwritten by the next one.
-        """
+        """Yield all steps and their replicas, `size` at a time; each block overwrites the last."""
         size = min(size, max(len(self), 1))
         replicas, block = np.empty(size, dtype=np.int32), np.empty(size, dtype=STEP_FIELDS)
         filled = 0

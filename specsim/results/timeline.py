@@ -174,10 +174,7 @@ class TimeUse:
 
 
 def time_use(steps: StepsTable, num_replicas: int) -> TimeUse:
-    """Return how the time from the first step scheduled to the last one ended divides.
-
-    Replicas without a step were idle.
-    """
+    """Return how the time from first to last step divides; replicas without one were idle."""
     overhead = np.concatenate([_waited_for(steps.of_replica(r)) for r in steps.replicas])
     seconds = {"target": steps["target_time"], "draft": steps["draft_time"], "overhead": overhead}
     start, end = steps.span

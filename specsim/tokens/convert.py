@@ -102,11 +102,7 @@ def _check_json(path: Path, data: bytes) -> None:
 
 
 def _of_json(tokenizers: Any, path: Path, data: bytes) -> Tokenizer:
-    """Return a tokenizer of the library ``tokenizers``, which works on all cores.
-
-    Special tokens that stand in the text as such (``<|eot_id|>``) become one token each, as in a
-    log of prompts to which a chat template had been applied.
-    """
+    """Return a tokenizer of ``tokenizers``; special tokens (``<|eot_id|>``) become one each."""
     try:
         tokenizer = tokenizers.Tokenizer.from_str(data.decode())
     except Exception as error:  # the library raises nothing more special
@@ -124,10 +120,7 @@ def _of_json(tokenizers: Any, path: Path, data: bytes) -> Tokenizer:
 
 
 def _of_ranks(tiktoken: Any, path: Path, data: bytes) -> Tokenizer:
-    """Return a tokenizer of the library ``tiktoken``.
-
-    The file holds no special tokens, so that ``<|eot_id|>`` in a text is text like any other.
-    """
+    """Return a tokenizer of ``tiktoken``, to which ``<|eot_id|>`` is text like any other."""
     ranks = _ranks(path, data)
     encoding = tiktoken.Encoding("file", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={})
     note = ""

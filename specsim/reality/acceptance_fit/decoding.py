@@ -84,10 +84,7 @@ class Decoded:
         return float(np.cov(logs, self.accepted_lens, bias=True)[0, 1] / spread) if spread else 0.0
 
     def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return how often each request accepted and rejected the j-th token of a draft.
-
-        Both of shape (n_requests, draft_len).
-        """
+        """Return accepted and rejected j-th draft tokens, each of shape (n_requests, draft_len)."""
         shape = (len(self.num_steps), self.draft_len + 1)
         requests = np.repeat(np.arange(shape[0]), self.num_steps)
         ended = np.bincount(requests * shape[1] + self.accepted_lens, minlength=shape[0] * shape[1])

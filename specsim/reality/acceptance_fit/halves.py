@@ -125,11 +125,7 @@ class AcceptanceFit:
         }
 
     def to_preset(self, source: str) -> dict[str, Any]:
-        """Return the chosen model as a file below profiles/acceptance, as plain values.
-
-        Args:
-            source: Where the token trace comes from.
-        """
+        """Return the chosen model, fitted to `source`, as a file below profiles/acceptance."""
         records, candidate = self.records, self.candidates[self.chosen_kind]
         file = AcceptanceFile(
             acceptance=self.chosen,

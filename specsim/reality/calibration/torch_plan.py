@@ -177,11 +177,7 @@ class Served:
         return HostSpeed.of(self.probes) if self.probes else None
 
     def slowness(self, usual: float) -> list[float]:
-        """Return of each step how many times as long as usual it took; 1 without probes.
-
-        Args:
-            usual: What a probe takes on the machine that all is expressed for, seconds.
-        """
+        """Return how many times as long as `usual` (s) probes took at each step; 1 without any."""
         speed = self.host_speed
         if speed is None:
             return [1.0] * len(self.steps)

@@ -252,10 +252,7 @@ def run_sweep(
 
 
 def run_point(point: SweepPoint) -> dict[str, Any]:
-    """Run a point and return its record, as it stands in ``points/<number>.json``.
-
-    A point that cannot be run has a record as well, with its error.
-    """
+    """Run a point and return its record, as in ``points/<number>.json``, also if it fails."""
     try:
         experiment = point.experiment()
         requests = _requests(experiment.workload.model_dump_json(), experiment.seed)

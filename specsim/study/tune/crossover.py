@@ -169,10 +169,7 @@ def _crossover(curve: LoadCurve) -> Crossover:
 
 
 def _falls_through_one(points: list[LoadPoint], speed_ups: list[float]) -> float | None:
-    """Return the lowest load at which an interpolated speed-up is down to 1; None if it never is.
-
-    Also None if it is so from the first load on: where it falls through 1 is then not known.
-    """
+    """Return the lowest load at which a speed-up falls through 1; None if that is not known."""
     logs = np.log(speed_ups)
     for (left, above), (right, below) in pairwise(zip(points, logs, strict=True)):
         if above > 0 >= below:

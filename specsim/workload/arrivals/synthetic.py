@@ -128,10 +128,7 @@ class ClosedLoop(Arrivals):
     think_time_shape: Literal["constant", "exponential"] = "constant"
 
     def think_times(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """Return how long a client waits before each request of the run, seconds, shape (count,).
-
-        0 for the first request of each client.
-        """
+        """Return the waits before requests, seconds, shape (count,); 0 before a client's first."""
         if self.think_time_shape == "exponential":
             times = rng.exponential(self.think_time, count)
         else:
