@@ -69,7 +69,7 @@ def _read(path: Path, version: tuple[int, int], includes_prompts: bool, depth: i
 
 
 def build_corpus(texts: Iterable[NDArray[np.integer]], depth: int) -> Corpus:
-    """Return a corpus of some texts; so many tokens of the suffixes are compared, or a few more."""
+    """Return a corpus of texts of ids from 0; `depth` tokens of suffixes, or more, are compared."""
     pieces: list[NDArray[np.int32]] = []
     for number, text in enumerate(texts, start=1):
         pieces += [np.asarray(text, dtype=np.int32), np.array([-number], dtype=np.int32)]

@@ -2,8 +2,7 @@
 
 No engine and no clock: each request of a token trace is replayed alone, in the order of the file,
 against what the model really said. A drafter that is a model is known by its recorded acceptance
-only; that is enough to stand beside a lookup, or behind one. A grid replays a trace with each
-combination of a drafter's options, to find the best.
+only; that is enough to stand beside a lookup, or behind one. A grid searches for the best options.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -386,12 +385,10 @@ def evaluate_grid(
     """Replay requests with token ids with each combination, and rank these by tokens per step.
 
     Args:
-        drafters: Options of the grid, and the drafter that has them.
         on_progress: Told how many combinations are done.
 
     Raises:
-        TraceError: A model is to draft whose acceptance was not recorded; or a corpus cannot be
-            read, or has no token ids.
+        TraceError: As of `evaluate_drafts`; or a corpus cannot be read, or has no token ids.
     """
     found: list[Combination] = []
     for options, drafter in drafters:
