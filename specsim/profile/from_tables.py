@@ -403,7 +403,13 @@ class _LayerKind(NamedTuple):
 
 def _layer_kinds(shape: ModelShape) -> list[_LayerKind]:
     heads = (shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim)
-    return [_LayerKind(shape.num_hidden_layers, None, *heads)]
+    kinds = shape.kv_layers(1.0)
+    if any(each.chunk for each in kinds):
+        raise ProfileError(
+            f"{shape.name}: has layers of chunked attention, whose kernels no table has; use "
+            "`specsim profile roofline`"
+        )
+    return [_LayerKind(each.layers, each.window, *heads) for each in kinds]
 
 
 class _Heads:
