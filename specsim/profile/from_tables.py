@@ -303,24 +303,24 @@ class _Composer:
         """Return what reading experts takes, and what all else of them does, all layers."""
         shape = self._shape
         table = self._tables.table("moe", "moe_perf")
-        wanted = {
-            "moe_dtype": self._dtype.experts,
-            "hidden_size": shape.hidden_size,
-            "inter_size": shape.moe_intermediate_size,
-            "num_experts": shape.num_experts,
-            "topk": shape.num_experts_per_tok,
-            "moe_tp_size": self._size,
-            "moe_ep_size": 1,
-        }
+        experts = _Experts(
+            shape.hidden_size,
+            shape.moe_intermediate_size,
+            shape.num_experts,
+            shape.num_experts_per_tok,
+        )
+        split = {"moe_tp_size": self._size, "moe_ep_size": 1}
+        wanted = {"moe_dtype": self._dtype.experts, **split}
         rows = chosen(table, "experts", **wanted)
-        rows, kernel = _one_kernel(rows, table, self._options.kernels.get("moe"))
-        of = Table(rows, table.source)
-        there = set(rows["distribution"].to_pylist())
-        skew = next(name for name in (*_SKEWS, *sorted(there)) if name in there)
-        self._note(f"{table.source} ({kernel}, {skew})")
-        points, times = _line(chosen(of, "experts", distribution=skew), "num_tokens")
-        times = np.interp(tokens, points, times)
-        missed = 1 - shape.num_experts_per_tok / shape.num_experts
+        measured, kernel = experts.rows_of(rows, table, self._options.kernels.get("moe"))
+        times = experts.times(_skewed(measured, table), tokens)
+        if "carried over" in kernel:
+            # Few tokens only read weights, which no kernel does faster than at this very size.
+            here, name = experts.rows_of(rows, table, None)
+            times = np.maximum(times, experts.times(_skewed(here, table), tokens))
+            kernel = f"{kernel}; at least as long as {name}"
+        self._note(f"{table.source} ({kernel})")
+        missed = 1 - experts.chosen / experts.number
         read = times[0] * (1 - missed**tokens) / (1 - missed)
         read = np.minimum(read, times)
         layers = shape.num_hidden_layers
@@ -446,6 +446,61 @@ def _completed(grid: Values, lens: Values, batches: Values) -> Values:
                     else grid[row, column - 1] * batches[column] / batches[column - 1]
                 )
     return np.maximum.accumulate(np.maximum.accumulate(grid, axis=0), axis=1)
+
+
+def _skewed(rows: Any, table: Table) -> Any:
+    """Return the rows of experts that tokens choose unevenly, as they do."""
+    there = set(rows["distribution"].to_pylist())
+    skew = next(name for name in (*_SKEWS, *sorted(there)) if name in there)
+    return chosen(Table(rows, table.source), "experts", distribution=skew)
+
+
+class _Experts(NamedTuple):
+    """The experts of a layer."""
+
+    hidden_size: int
+    inter_size: int
+    number: int
+    chosen: int
+    """Of these, how many each token visits."""
+
+    def rows_of(self, rows: Any, table: Table, kernel: str | None) -> tuple[Any, str]:
+        """Return the rows of these experts, or of others of a kernel that was not run on these."""
+        sizes = {
+            "hidden_size": self.hidden_size,
+            "inter_size": self.inter_size,
+            "num_experts": self.number,
+            "topk": self.chosen,
+        }
+        if kernel is not None:
+            rows, name = _one_kernel(rows, table, kernel)
+            of = Table(rows, f"{table.source}, {name}")
+            try:
+                return chosen(of, "experts", **sizes), name
+            except ProfileError:
+                other = {column: rows[column][0].as_py() for column in sizes}
+                sizes_of_other = f"{other['hidden_size']} x {other['inter_size']}"
+                return chosen(of, "experts", **other), f"{name}, carried over from {sizes_of_other}"
+        return _one_kernel(chosen(Table(rows, table.source), "experts", **sizes), table, None)
+
+    def times(self, rows: Any, tokens: Values) -> Values:
+        """Return what a layer takes, microseconds.
+
+        From experts of another size by the time of a weight that is read, or multiplied, at as many
+        tokens per expert.
+        """
+        points, times = _line(rows, "num_tokens")
+        number, chosen_of, hidden, inter = (
+            rows[name][0].as_py() for name in ("num_experts", "topk", "hidden_size", "inter_size")
+        )
+        width = self.hidden_size * self.inter_size / (hidden * inter)
+        alike = tokens * self.chosen / self.number * number / chosen_of
+        scaled = np.interp(alike, points, times) * self.number / number
+        active, fewest = (
+            self.number * (1 - (1 - self.chosen / self.number) ** tokens),
+            chosen_of,
+        )
+        return np.asarray(width * np.where(alike < 1, times[0] * active / fewest, scaled))
 
 
 class _Gemm:
