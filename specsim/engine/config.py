@@ -36,6 +36,11 @@ class EngineConfig(Settings):
     """Checked against the profile's model, if given."""
     tensor_parallel_size: Count | None = None
     """Checked against the profile's, if given."""
+    data_parallel_size: Count | None = None
+    """Ranks with a scheduler and a KV cache each, by default 1; those of a mixture of experts share
+    the experts, and make every forward pass together."""
+    enable_expert_parallel: bool | None = None
+    """If true, each GPU of a mixture of experts holds some experts whole, not a slice of all."""
     scheduler: Literal["v1", "prefill_first"] = "v1"
     """``prefill_first`` is vLLM V0: waiting prompts run first, whole, in a step of their own."""
     max_num_seqs: Count | None = None

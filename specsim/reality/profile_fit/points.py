@@ -263,6 +263,8 @@ def kernels_of(
             num_layers=shape.num_hidden_layers,
             tensor_parallel_size=tensor_parallel_size,
             hidden_size=shape.hidden_size,
+            collective_us=load_gpu(gpu).collective_us,
+            collective_gb_per_s=load_gpu(gpu).collective_gb_per_s,
             num_experts=shape.num_experts or None,
             experts_per_token=shape.num_experts_per_tok or None,
         )

@@ -89,11 +89,11 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
             "num_gpu_blocks is not published: derived from memory (gpu_memory_utilization "
             f"{engine['gpu_memory_utilization']:g}, {profile.reserved_gib:g} GiB set aside)"
         )
-    replicas = _parallel(run, "data_parallel_size")
-    routing: dict[str, Any] = {"kind": "round_robin"}
-    if replicas > 1:
-        routing = {"kind": "least_outstanding", "waiting_weight": 4.0}
-        notes.append(f"{replicas} data-parallel replicas, each by itself; least loaded first")
+    routing: dict[str, Any] = {}
+    if (ranks := _parallel(run, "data_parallel_size")) > 1:
+        # vLLM's own balance until 0.32; see v1/engine/core_client.py of the run's version.
+        routing = {"routing": {"kind": "least_outstanding", "waiting_weight": 4.0}}
+        notes.append(f"{ranks} data-parallel ranks; a request goes to the least loaded")
     experiment = Experiment.parse(
         {
             "workload": {
@@ -101,8 +101,7 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
             },
             "engine": engine,
             "profile": replaced.profile or str(run.profile_folder),
-            "replicas": replicas,
-            "routing": routing,
+            **routing,
             **({"acceptance": {"kind": "recorded", "proposer": RECORD}} if speculation else {}),
         },
         str(run.path / "meta.json"),
