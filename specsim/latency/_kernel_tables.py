@@ -143,8 +143,8 @@ def _measured_sizes(path: Path) -> list[int]:
 class Collectives:
     """Times of what GPUs exchange, microseconds: a start-up, and bytes over bandwidth.
 
-    Every GPU sends (n - 1) / n of what is gathered or scattered, and twice that in an all-reduce
-    (NCCL's rings; nccl-tests ``doc/PERFORMANCE.md``).
+    Of n GPUs with equally many tokens each gets (n - 1) / n of what is gathered or scattered, and
+    twice that in an all-reduce (NCCL's rings; nccl-tests ``doc/PERFORMANCE.md``).
     """
 
     token_bytes: float
@@ -154,15 +154,14 @@ class Collectives:
 
     def all_reduce(self, tokens: float, gpus: int) -> float:
         """Return the time of summing up tokens over GPUs that all have them."""
-        return self._time(2 * tokens, gpus)
+        return self._time(2 * tokens * (gpus - 1) / gpus)
 
-    def gather_and_scatter(self, tokens: float, gpus: int) -> float:
-        """Return the time of an all-gather and a reduce-scatter of the tokens of all GPUs."""
-        return 2 * self._time(tokens, gpus)
+    def gather_and_scatter(self, tokens: float) -> float:
+        """Return the time of an all-gather, in which a GPU gets tokens, and a reduce-scatter."""
+        return 2 * self._time(tokens)
 
-    def _time(self, tokens: float, gpus: int) -> float:
-        sent = tokens * self.token_bytes * (gpus - 1) / gpus
-        return self.start_us + sent / (self.gb_per_s * 1e3)
+    def _time(self, tokens: float) -> float:
+        return self.start_us + tokens * self.token_bytes / (self.gb_per_s * 1e3)
 
 
 class Attention:

@@ -209,7 +209,7 @@ class Kernels(LatencyModel):
     def _time(self, tokens: list[int], sequences: list[int], attention: list[float]) -> float:
         """Return the time of a pass, one number of each rank; seconds."""
         slowest = max(map(self._own_time, tokens, sequences, attention))
-        shared = self._experts_time(sum(tokens), sum(sequences)) if self._experts else 0.0
+        shared = self._experts_time(tokens, sum(sequences)) if self._experts else 0.0
         return (slowest + self.num_layers * shared) * 1e-6
 
     def _own_time(self, tokens: int, sequences: int, attention: float) -> float:
@@ -221,21 +221,25 @@ class Kernels(LatencyModel):
         once = self._tables.once(tokens) + self._tables.per_sequence(sequences)
         return self.num_layers * layer + once
 
-    def _experts_time(self, tokens: int, sequences: int) -> float:
+    def _experts_time(self, tokens: list[int], sequences: int) -> float:
         """Return what the experts of a layer take for the tokens of all ranks, microseconds.
 
         Tokens are gathered on every GPU, and what its experts made of them is summed up where they
         came from (vLLM 0.32.0 ``distributed/device_communicators/all2all.py AgRsAll2AllManager``).
-        A GPU with 1 / g of the experts multiplies 1 / g of the pairs of token and expert.
+        Its kernel has all tokens as input, by which it chooses its tiles and which it activates and
+        sums up; only the products with experts of other GPUs are left out (``model_executor/
+        layers/fused_moe/fused_moe.py``), and few of them take longer than reading the weights.
         """
         assert self._experts is not None
-        gpus, activated = self._num_gpus, self._activated_experts(tokens, sequences)
-        share = 1.0
+        gpus, total = self._num_gpus, sum(tokens)
+        activated = self._activated_experts(total, sequences)
         if self.enable_expert_parallel and gpus > 1:
-            share, activated = self.expert_imbalance / gpus, activated / gpus
-        time = self._experts(tokens * share, activated)
+            activated = min(activated, self.expert_imbalance * activated / gpus)
+        time = self._experts(total, activated)
         if self.data_parallel_size > 1:
-            time += self._collectives.gather_and_scatter(tokens, gpus)
+            # Who has the fewest gets the most from others.
+            own = min(tokens) / self.tensor_parallel_size
+            time += self._collectives.gather_and_scatter(total - own)
         return time
 
     def _attention_time(self, load: StepLoad) -> float:
