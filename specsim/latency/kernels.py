@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from specsim.core.columns import find_table
 from specsim.core.errors import ProfileError
-from specsim.core.settings import load_mapping, validated
+from specsim.core.settings import Settings, load_mapping, validated
 from specsim.core.step import StepLoad
 from specsim.latency._grid import Grid
 from specsim.latency._kernel_tables import (
@@ -21,6 +21,19 @@ from specsim.latency._kernel_tables import (
     shard_folder,
 )
 from specsim.latency.base import LatencyModel, one_by_one
+
+
+class ZeroWrites(Settings):
+    """Zeros that a GPU writes where a token's expert is another GPU's.
+
+    vLLM before 0.32, whose kernel leaves those out (``model_executor/layers/fused_moe/experts/
+    triton_moe.py TritonExperts.apply`` has a comment on what it did before).
+    """
+
+    bytes_per_expert: float = Field(ge=0)
+    """Of a token and one such expert: what both products would have been."""
+    gb_per_s: float = Field(gt=0)
+    """Bandwidth of the memory, 10^9 bytes per second."""
 
 
 @final
@@ -70,6 +83,8 @@ class Kernels(LatencyModel):
     """Share of a token's experts that are those of the token before it in the same sequence,
     beyond chance. Of consecutive tokens in Mixtral 8x7B, 14 to 28 % by layer have the same first
     expert, where chance gives 12.5 % (Jiang et al. 2024, table 5): 0.02 to 0.17 more."""
+    zero_writes: ZeroWrites | None = None
+    """With expert parallelism; by default none, as in vLLM 0.32."""
     expert_imbalance: float = Field(default=1.0, ge=1)
     """Tokens of the GPU whose experts are chosen most, over the mean of all GPUs; 1 if the router
     is balanced, as training wants it and kernels are usually measured."""
@@ -236,6 +251,8 @@ class Kernels(LatencyModel):
         if self.enable_expert_parallel and gpus > 1:
             activated = min(activated, self.expert_imbalance * activated / gpus)
         time = self._experts(total, activated)
+        if self.enable_expert_parallel and gpus > 1:
+            time += self._zeros_time(total)
         if self.data_parallel_size > 1:
             # Who has the fewest gets the most from others.
             own = min(tokens) / self.tensor_parallel_size
@@ -254,6 +271,14 @@ class Kernels(LatencyModel):
             return self._attention.time(0, 0.0, size, mean, mean)
         decodes = min(size - 1, load.batched_tokens - chunk)
         return self._attention.time(chunk, mean, decodes, mean, mean)
+
+    def _zeros_time(self, tokens: int) -> float:
+        """Return what writing zeros for other GPUs' experts takes, in both products; us."""
+        assert self.experts_per_token
+        if self.zero_writes is None:
+            return 0.0
+        others = (1 - 1 / self._num_gpus) * self.experts_per_token * tokens
+        return others * self.zero_writes.bytes_per_expert / (self.zero_writes.gb_per_s * 1e3)
 
     def _activated_experts(self, tokens: int, sequences: int) -> float:
         """Return how many different experts are chosen, expected.

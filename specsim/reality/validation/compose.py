@@ -1,5 +1,6 @@
 """What a measured run is simulated as: its engine, its requests, and a profile."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,12 +14,13 @@ from specsim.core.errors import ConfigError, ProfileError, TraceError
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping, validated
 from specsim.engine.config import EngineConfig
-from specsim.hardware import find_gpu, find_model
+from specsim.hardware import find_gpu, find_model, load_gpu, load_model
 from specsim.latency.cuda_graph import CudaGraph
-from specsim.latency.kernels import Kernels
+from specsim.latency.kernels import Kernels, ZeroWrites
 from specsim.profile import Profile, load_profile
 from specsim.proposers import PROPOSERS
 from specsim.reality.profile_fit import kernels_of
+from specsim.reality.profile_fit.points import Origin
 from specsim.reality.validation.run_folder import RunFolder
 from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
@@ -32,6 +34,7 @@ _RESERVED_GIB = 1.15
 Llama-3.1-8B at max_num_batched_tokens 2048 on an RTX 4090 (23.52 GiB x 0.9 - 14.96 GiB of weights -
 2,588 blocks of 2 MiB)."""
 _MEMORY_SHARE = 0.9  # vLLM's default until 0.19
+_MEMORY_REACHED = 0.8  # share of its bandwidth that simple kernels reach
 _NOT_OURS = frozenset({"model", "tensor_parallel_size", "speculative_config"})
 
 Entries = Sequence[tuple[int, int, int]]
@@ -173,6 +176,7 @@ def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
         find_gpu([str(name) for name in known if name], str(run.path)),
         _parallel(run, "tensor_parallel_size"),
     )
+    kernels = _with_zeros(run, kernels, origin)
     with validated(str(folder), ProfileError):
         return Profile.model_validate(
             {
@@ -189,6 +193,17 @@ def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
                 "reserved_gib": _RESERVED_GIB,
             }
         )
+
+
+def _with_zeros(run: RunFolder, kernels: Kernels, origin: Origin) -> Kernels:
+    """Write zeros for the experts of other GPUs, as vLLM did before 0.32; see `ZeroWrites`."""
+    shape, bandwidth = load_model(origin.model), load_gpu(origin.gpu).memory_gb_per_s
+    version = re.match(r"0\.(\d+)", str(run.meta.get("vllm_version", "")))
+    if not shape.num_experts or bandwidth is None or version is None or int(version[1]) >= 32:
+        return kernels
+    width = shape.moe_intermediate_size * (2 if shape.has_gated_mlp else 1) + shape.hidden_size
+    zeros = ZeroWrites(bytes_per_expert=2.0 * width, gb_per_s=_MEMORY_REACHED * bandwidth)
+    return kernels.model_copy(update={"zero_writes": zeros})
 
 
 def _model_key(run: RunFolder, meta: dict[str, Any], model: str | None) -> str:
