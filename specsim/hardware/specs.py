@@ -38,9 +38,6 @@ class GpuSpec(Settings):
     """Bandwidth of its memory, 10^9 bytes per second; None where it is not known."""
     interconnect_gb_per_s: float | None = Field(default=None, gt=0)
     """To all other GPUs of the server together, one direction, 10^9 bytes per second."""
-    unsplit_blocks: float | None = Field(default=None, gt=0)
-    """Sequences times key-value heads of a decode step from which on its attention kernel no longer
-    splits a sequence's KV cache over thread blocks."""
     collective_us: float | None = Field(default=None, ge=0)
     """Start-up of an all-reduce, all-gather or reduce-scatter between two GPUs, measured."""
     collective_gb_per_s: float | None = Field(default=None, gt=0)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -175,16 +174,12 @@ class Attention:
     Args:
         folder: With ``attention.csv``, and ``skew.csv`` if that was measured.
         applies_skew: Whether the lengths' differing counts, by ``skew.csv``.
-        unsplit_from: Decoding sequences from which on the kernel gives each a single thread block
-            per key-value head.
 
     Raises:
         ProfileError: ``attention.csv`` is missing, or is not a grid.
     """
 
-    def __init__(
-        self, folder: Path, *, applies_skew: bool = True, unsplit_from: float = 0.0
-    ) -> None:
+    def __init__(self, folder: Path, *, applies_skew: bool = True) -> None:
         path = find_table(folder, "attention")
         if path is None:
             raise ProfileError(
@@ -199,7 +194,7 @@ class Attention:
             f"{path}: is not a grid of {', '.join(_ATTENTION)}: too few combinations were measured "
             "to interpolate between them; measure at least two values of each",
         )  # fmt: skip
-        self._skew = _skew(folder, unsplit_from) if applies_skew else (_none, _none)
+        self._skew = _skew(folder) if applies_skew else (_none, _none)
         self._first_chunk = float(next((chunk for chunk in axes[0] if chunk > 1), 2.0))
 
     def time_of(self, pieces: Pieces) -> float:
@@ -258,14 +253,10 @@ def _fill_senseless(axes: list[NDArray[np.float64]], values: NDArray[np.float64]
         values[:, :, 0, :] = values[:, :, 0, :1]
 
 
-def _skew(folder: Path, unsplit_from: float) -> tuple[Callable[[float], float], ...]:
+def _skew(folder: Path) -> tuple[Callable[[float], float], Callable[[float], float]]:
     """Return the share of (longest - mean) that a step without and with prefill takes, by size.
 
-    Per measured batch size, the least squares of relative errors over all points. What is left to
-    do when all others are done is the longest sequence alone, in sequences of the difference: the
-    share times the size. That hardly depends on the size, and is linear between those measured.
-    Where a decode's KV cache is split over thread blocks it is less, up to a size; with prefill
-    nothing is split.
+    Per measured batch size, the least squares of relative errors over all points; linear between.
     """
     path = find_table(folder, "skew")
     if path is None:
@@ -273,7 +264,7 @@ def _skew(folder: Path, unsplit_from: float) -> tuple[Callable[[float], float], 
     columns, words = read_columns(path, _SKEW, ["regime"])
     is_pure = np.array([regime == "pure" for regime in words["regime"]])
     lines: list[Callable[[float], float]] = []
-    for rows, first in ((is_pure, unsplit_from), (~is_pure, 0.0)):
+    for rows in (is_pure, ~is_pure):
         n, mean, longest, skewed = (columns[name][rows] for name in _SKEW)
         room, rise = (longest - mean) / mean, (skewed - mean) / mean
         sizes = np.unique(n)
@@ -284,18 +275,8 @@ def _skew(folder: Path, unsplit_from: float) -> tuple[Callable[[float], float], 
             float(np.clip((rise @ (room * (n == size))) / ((room**2) @ (n == size)), 0, 1))
             for size in sizes
         ]
-        lines.append(partial(_share_at, sizes, sizes * np.array(shares), first))
+        lines.append(Line(sizes, np.array(shares)))
     return lines[0], lines[1]
-
-
-def _share_at(
-    sizes: NDArray[np.float64], alone: NDArray[np.float64], unsplit_from: float, size: float
-) -> float:
-    """Return the share at a size, from measured sizes on the same side of where splitting ends."""
-    alike = (sizes >= unsplit_from) == (size >= unsplit_from)
-    if not alike.any():
-        alike[:] = True
-    return float(min(1.0, np.interp(size, sizes[alike], alone[alike]) / size))
 
 
 def _none(size: float) -> float:

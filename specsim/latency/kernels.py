@@ -64,9 +64,6 @@ class Kernels(LatencyModel):
     skew: bool | None = None
     """Whether ``skew.csv`` counts; by default it does, unless the folder's ``meta.yaml`` says that
     no skew was profiled."""
-    unsplit_from: float = Field(default=0.0, ge=0)
-    """Decoding sequences from which on attention no longer splits the KV cache of one over thread
-    blocks, so that the longest is waited for: between sizes that ``skew.csv`` has."""
     tensor_parallel_size: int = Field(default=1, gt=0)
     data_parallel_size: int = Field(default=1, gt=0)
     """Ranks that share the experts; the engine's (``engine.data_parallel_size``), if it says so."""
@@ -177,9 +174,7 @@ class Kernels(LatencyModel):
 
     @cached_property
     def _attention(self) -> Attention:
-        return Attention(
-            self.folder, applies_skew=self.applies_skew, unsplit_from=self.unsplit_from
-        )
+        return Attention(self.folder, applies_skew=self.applies_skew)
 
     @cached_property
     def applies_skew(self) -> bool:

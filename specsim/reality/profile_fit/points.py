@@ -257,14 +257,12 @@ def kernels_of(
         names = [str(meta[name]) for name in ("hardware", "gpu") if meta.get(name)]
         gpu = find_gpu(names, str(folder))
     shape, spec = load_model(model), load_gpu(gpu)
-    key_heads = -(-shape.num_key_value_heads // tensor_parallel_size)
     with validated(str(folder), ProfileError):
         kernels = Kernels(
             path=folder,
             num_layers=shape.num_hidden_layers,
             tensor_parallel_size=tensor_parallel_size,
             hidden_size=shape.hidden_size,
-            unsplit_from=(spec.unsplit_blocks or 0.0) / key_heads,
             collective_us=spec.collective_us,
             collective_gb_per_s=spec.collective_gb_per_s,
             num_experts=shape.num_experts or None,
