@@ -81,6 +81,11 @@ class EngineConfig(Settings):
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.scheduler == "prefill_first":
+            if (self.data_parallel_size or 1) > 1:
+                raise ValueError(
+                    f"data_parallel_size = {self.data_parallel_size}: prefill_first (vLLM V0) has "
+                    "no ranks; use replicas, or leave scheduler out"
+                )
             if self.async_scheduling:
                 raise ValueError("async_scheduling: prefill_first (vLLM V0) has none; set it false")
             if self.long_prefill_token_threshold:

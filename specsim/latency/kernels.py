@@ -290,4 +290,4 @@ class Kernels(LatencyModel):
         assert self.experts_per_token
         choices = sequences + (1 - self.shared_draft_experts) * max(0, tokens - sequences)
         missed = (1 - self.experts_per_token / self.num_experts) ** choices
-        return self.num_experts * (1 - missed)
+        return float(self.num_experts * (1 - missed))

@@ -26,7 +26,7 @@ class LayersOf(NamedTuple):
         return alone, kv_layout(self.target + self.drafts, block_size).block_bytes - alone
 
 
-def memory_plan(
+def memory_plan(  # noqa: PLR0913 - each is a setting of its own
     profile: Profile,
     model: ModelShape,
     gpu: GpuSpec,

@@ -35,6 +35,8 @@ Llama-3.1-8B at max_num_batched_tokens 2048 on an RTX 4090 (23.52 GiB x 0.9 - 14
 2,588 blocks of 2 MiB)."""
 _MEMORY_SHARE = 0.9  # vLLM's default until 0.19
 _MEMORY_REACHED = 0.8  # share of its bandwidth that simple kernels reach
+_HARMLESS = frozenset({"dtype", "enforce_eager", "seed", "disable_log_stats"})
+"""Options of an engine that are either read elsewhere or change no time."""
 _NOT_OURS = frozenset({"model", "tensor_parallel_size", "speculative_config"})
 
 Entries = Sequence[tuple[int, int, int]]
@@ -150,7 +152,20 @@ def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, A
     if replaced.num_gpu_blocks is not None:
         options["num_gpu_blocks"] = replaced.num_gpu_blocks
         notes.append(f"num_gpu_blocks = {replaced.num_gpu_blocks}, as given")
+    _note_ignored(run, notes)
     return {name: options[name] for name in EngineConfig.model_fields if name in options}
+
+
+def _note_ignored(run: RunFolder, notes: list[str]) -> None:
+    """Name the options of the run's engine that change nothing here, other than by being unset."""
+    known = EngineConfig.model_fields.keys() | _HARMLESS
+    ignored = [
+        f"{name} = {value!r}"
+        for name, value in run.engine_kwargs.items()
+        if name not in known and value not in (None, False, "auto")
+    ]
+    if ignored:
+        notes.append(f"options of the engine that are not simulated: {', '.join(sorted(ignored))}")
 
 
 def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
