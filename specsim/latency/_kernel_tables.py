@@ -126,8 +126,8 @@ def shard_folder(path: Path, size: int) -> Path:
         return path
     there = ", ".join(others) or "tables of one GPU"
     raise ProfileError(
-        f"{path}: has no folder tp{size} with the kernels of a GPU that shares layers with "
-        f"{size - 1} others (found: {there}); measure them, or run with what was measured"
+        f"{path}: has no folder tp{size} with the kernels of one of {size} GPUs that share every "
+        f"layer (found: {there}); measure them, or run with what was measured"
     )
 
 

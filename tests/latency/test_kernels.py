@@ -161,9 +161,7 @@ def experts(folder: Path, **fields: Any) -> Kernels:
     dense = (folder / "tp1" / "dense.csv").read_text().splitlines()
     kept = [line for line in dense if not line.startswith(("gate_up", "act_fn", "down"))]
     (folder / "tp1" / "dense.csv").write_text("\n".join(kept))
-    return Kernels(
-        path=folder, num_layers=3, num_experts=64, experts_per_token=8, **LINK, **fields
-    )
+    return Kernels(path=folder, num_layers=3, num_experts=64, experts_per_token=8, **LINK, **fields)
 
 
 def test_tokens_of_a_draft_touch_fewer_different_experts(folder: Path) -> None:
@@ -339,4 +337,6 @@ def test_ranks_need_tables_of_their_experts(folder: Path) -> None:
     with pytest.raises(ValidationError, match="tp2: has no moe.csv with experts sliced over 2"):
         experts(folder, data_parallel_size=2)
     with pytest.raises(ValidationError, match="the tables are of a dense model"):
-        Kernels(path=make_kernel_folder(folder / "dense"), num_layers=1, enable_expert_parallel=True)
+        Kernels(
+            path=make_kernel_folder(folder / "dense"), num_layers=1, enable_expert_parallel=True
+        )
