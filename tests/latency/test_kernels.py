@@ -15,7 +15,6 @@ from specsim.latency.cuda_graph import CudaGraph
 from specsim.latency.kernels import Kernels
 from specsim.profile import load_profile
 
-
 LINK: dict[str, Any] = {
     "hidden_size": 8000,
     "collective_us": 20.0,
@@ -313,13 +312,13 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="is not a folder"):
         Kernels(path=tmp_path / "nowhere", num_layers=1)
     make_kernel_folder(tmp_path / "there")
-    with pytest.raises(ValidationError, match="hidden_size and collective_us and coll.* missing"):
+    with pytest.raises(ValidationError, match=r"hidden_size and collective_us and coll.* missing"):
         Kernels(path=tmp_path / "there", num_layers=1, tensor_parallel_size=2)
 
 
 def test_tables_of_one_gpu_are_not_taken_for_those_of_two(folder: Path) -> None:
     two: dict[str, Any] = {"path": folder, "num_layers": 1, "tensor_parallel_size": 2, **LINK}
-    with pytest.raises(ValidationError, match="profile: has no folder tp2 .*found: tables of one"):
+    with pytest.raises(ValidationError, match=r"profile: has no folder tp2 .*found: tables of one"):
         Kernels(**two)
     (folder / "meta.yaml").write_text("tp_degrees: [2]")
     assert Kernels(**two).folder == folder
@@ -334,7 +333,7 @@ def test_ranks_need_tables_of_their_experts(folder: Path) -> None:
     with pytest.raises(ValidationError, match="num_experts = 64 cannot be split evenly over 3"):
         experts(folder, data_parallel_size=3, enable_expert_parallel=True)
     make_kernel_folder(folder / "tp2")
-    with pytest.raises(ValidationError, match="tp2: has no moe.csv with experts sliced over 2"):
+    with pytest.raises(ValidationError, match=r"tp2: has no moe\.csv with experts sliced over 2"):
         experts(folder, data_parallel_size=2)
     with pytest.raises(ValidationError, match="the tables are of a dense model"):
         Kernels(
