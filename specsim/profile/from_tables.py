@@ -36,6 +36,8 @@ _FRONT_MS = 3.0  # HTTP, tokenization and handing over: of A100 and H100 servers
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _ALL_REDUCE_EAGER_BYTES = 8 << 20  # vLLM's custom all-reduce carries less; beyond, NCCL
+_MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
+_TOLERANCE = 0.005  # of times, by which points are left out that lie between others
 _SMALL_READ, _SMALL_COMPUTE = 1.35, 1.5
 _PACKED_ROWS = 128  # query rows of a tile, all heads of a key-value head side by side
 _UNPACKED_ROWS = 64  # of a tile of FlashAttention 2, for a single head
@@ -202,11 +204,12 @@ class _Composer:
         compute = compute + small + self._all_reduces(tokens)
         total = np.maximum.accumulate(read + compute)
         read = np.minimum(np.maximum.accumulate(read), total)
+        kept = _needed(tokens, np.stack([total, total + read]))
         return {
             "kind": "composed",
-            "batched_tokens": tokens.astype(int).tolist(),
-            "read_us": _rounded(read),
-            "compute_us": _rounded(total - read),
+            "batched_tokens": tokens[kept].astype(int).tolist(),
+            "read_us": _rounded(read[kept]),
+            "compute_us": _rounded((total - read)[kept]),
             "head": self._head(),
             "attention": list(self._attention()),
         }
@@ -297,7 +300,9 @@ class _Composer:
         bandwidth = float(self._tables.system["gpu"]["mem_bw"]) * _MEMORY_SHARE
         logits = 3 * 4 * shape.vocab_size * table.tokens / bandwidth * 1e6
         times = np.maximum.accumulate(times + 5 * _LAUNCH_US + logits)
-        return {"at": table.tokens.astype(int).tolist(), "times_us": _rounded(times)}
+        kept = _needed(table.tokens, times[None])
+        kept = kept[table.tokens[kept] <= _MOST_SAMPLED]
+        return {"at": table.tokens[kept].astype(int).tolist(), "times_us": _rounded(times[kept])}
 
     def _experts(self, tokens: Values) -> tuple[Values, Values]:
         """Return what reading experts takes, and what all else of them does, all layers."""
@@ -355,6 +360,8 @@ class _Composer:
             prompts, _ = self._heads(prompt, wanted, heads, keys, name)
             self._note(f"{decode.source} ({kernel})")
             contexts, sequences, grid = decodes.grid()
+            kept = _needed(contexts, grid.T)
+            contexts, grid = contexts[kept], grid[kept]
             lens, times = prompts.prompts()
             yield {
                 "num_layers": kind.num_layers,
@@ -603,6 +610,23 @@ def _line(rows: Any, axis: str) -> tuple[Values, Values]:
     points, places = np.unique(at, return_inverse=True)
     means = np.bincount(places, times) / np.bincount(places)
     return points, np.maximum.accumulate(means)
+
+
+def _needed(axis: Values, curves: Values) -> NDArray[np.int64]:
+    """Return the points between which straight lines keep to all curves, within `_TOLERANCE`.
+
+    Args:
+        axis: Shape (n,), rising.
+        curves: Shape (curves, n), above 0.
+    """
+    kept, last = [0], 0
+    for end in range(2, len(axis)):
+        share = (axis[last + 1 : end] - axis[last]) / (axis[end] - axis[last])
+        line = curves[:, [last]] + share * (curves[:, [end]] - curves[:, [last]])
+        if np.abs(line / curves[:, last + 1 : end] - 1).max() > _TOLERANCE:
+            last = end - 1
+            kept.append(last)
+    return np.array([*kept, len(axis) - 1])
 
 
 def _tile(kernel: str, group: int) -> int:
