@@ -37,6 +37,7 @@ _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and v
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _ALL_REDUCE_EAGER_BYTES = 8 << 20  # vLLM's custom all-reduce carries less; beyond, NCCL
 _MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
+_USUAL_HEAD_DIM = 128
 _TOLERANCE = 0.005  # of times, by which points are left out that lie between others
 _SMALL_READ, _SMALL_COMPUTE = 1.35, 1.5
 _PACKED_ROWS = 128  # query rows of a tile, all heads of a key-value head side by side
@@ -300,9 +301,10 @@ class _Composer:
         bandwidth = float(self._tables.system["gpu"]["mem_bw"]) * _MEMORY_SHARE
         logits = 3 * 4 * shape.vocab_size * table.tokens / bandwidth * 1e6
         times = np.maximum.accumulate(times + 5 * _LAUNCH_US + logits)
-        kept = _needed(table.tokens, times[None])
-        kept = kept[table.tokens[kept] <= _MOST_SAMPLED]
-        return {"at": table.tokens[kept].astype(int).tolist(), "times_us": _rounded(times[kept])}
+        sampled = table.tokens <= _MOST_SAMPLED
+        tokens, times = table.tokens[sampled], times[sampled]
+        kept = _needed(tokens, times[None])
+        return {"at": tokens[kept].astype(int).tolist(), "times_us": _rounded(times[kept])}
 
     def _experts(self, tokens: Values) -> tuple[Values, Values]:
         """Return what reading experts takes, and what all else of them does, all layers."""
@@ -376,17 +378,23 @@ class _Composer:
     def _heads(
         self, table: Table, wanted: Mapping[str, Any], heads: int, keys: int, kernel: str | None
     ) -> tuple["_Heads", str]:
-        """Return the rows of a number of heads, or of half of them at twice the batch."""
+        """Return the rows of a number of heads, or of an n-th of them at n times the batch."""
+        there = table.rows["head_dim"].to_pylist()
+        if wanted["head_dim"] not in there and _USUAL_HEAD_DIM in there:
+            # As many numbers per token in fewer, wider heads.
+            share = wanted["head_dim"] / _USUAL_HEAD_DIM
+            heads, keys = max(1, round(heads * share)), max(1, round(keys * share))
+            wanted = {**wanted, "head_dim": _USUAL_HEAD_DIM}
         rows = chosen(table, "attention", **wanted)
         rows, name = _one_kernel(rows, table, kernel)
         known = set(
             zip(rows["num_heads"].to_pylist(), rows["num_key_value_heads"].to_pylist(), strict=True)
         )
-        halves = [2**n for n in range(7) if not heads % 2**n and not keys % 2**n]
-        times = next((n for n in halves if (heads // n, keys // n) in known), 1)
-        heads, keys = heads // times, keys // times
+        parts = [n for n in range(1, keys + 1) if not heads % n and not keys % n]
+        times = next((n for n in parts if (heads // n, keys // n) in known), 1)
         of = Table(rows, f"{table.source}, {name}")
-        rows = chosen(of, "attention", num_key_value_heads=keys, num_heads=heads)
+        split = {"num_key_value_heads": keys // times, "num_heads": heads // times}
+        rows = chosen(of, "attention", **split)
         batch, isl, step, latency = columns(rows, "batch_size", "isl", "step")
         return _Heads(batch / times, isl + step, latency), name
 
