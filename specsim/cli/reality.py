@@ -1,27 +1,41 @@
 """Commands about real engines: ``observe``, ``validate``, ``parity`` and ``acceptance fit``."""
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from specsim.cli.options import (
+    ALL_CORES,
     Out,
     Overrides,
     Seed,
+    Workers,
     all_overrides,
     can_draw,
     need,
     output_file,
+    progress,
     results_folder,
+    show,
+    spinner,
+    warn,
     write_json,
 )
-from specsim.cli.terminal import progress, show, spinner, warn
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
 
 _KINDS_SHOWN = 8
+
+
+class Speed(StrEnum):
+    """What tells how fast a run was."""
+
+    OUTPUT = "output_tok_s"
+    TPOT = "tpot_mean_ms"
+    LATENCY = "e2e_mean_ms"
 
 
 def observe(
@@ -110,11 +124,17 @@ def _body(text: str | None) -> dict[str, Any]:
 
 def validate(
     run: Annotated[
-        Path, typer.Argument(help="A folder with requests.jsonl and meta.json of a measured run.")
+        list[Path],
+        typer.Argument(
+            help="A folder with requests.jsonl and meta.json of a measured run; or tables, CSV, "
+            "with a row per run."
+        ),
     ],
     profile: Annotated[
         str | None,
-        typer.Option(help="Name or path; by default composed from the kernel tables in profile/."),
+        typer.Option(
+            help="Name or path; by default composed from the kernel tables in profile/ of a folder."
+        ),
     ] = None,
     num_gpu_blocks: Annotated[
         int | None, typer.Option(min=2, help="KV blocks, in place of what meta.json says.")
@@ -126,25 +146,108 @@ def validate(
     model: Annotated[
         str | None, typer.Option(help="Name or config.json, in place of what meta.json says.")
     ] = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=VALUE",
+            help="Of a table, only these rows; several of one column: any of them.",
+        ),
+    ] = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(help="Lengths of single requests: run_id, request_index, input_len, ..."),
+    ] = None,
+    acceptance_spread: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Concentration of acceptance between requests (Beta distribution); inf: all "
+            "alike. By default 30, or the row's column acceptance_spread.",
+        ),
+    ] = None,
+    skip_incomplete: Annotated[
+        bool, typer.Option("--skip-incomplete", help="Leave rows out that say too little.")
+    ] = False,
+    speed: Annotated[
+        Speed | None,
+        typer.Option(
+            help="What speed-ups are of; by default output_tok_s, at a request rate e2e_mean_ms."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of a table's arrivals and acceptance.")] = 0,
+    workers: Workers = ALL_CORES,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(help="Write measured and predicted values of a table's rows here, as CSV."),
+    ] = None,
     out: Out = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Write the numbers here, as JSON.")
     ] = None,
 ) -> None:
-    """Replay a measured run and print measured against simulated.
+    """Replay measured runs and print measured against simulated.
 
-    Arrivals, lengths and token ids are those of the run, so is the engine: the options that
-    meta.json lists. A request arrives when the engine queued it (queued_ts). Of a run that was
+    Of a folder, arrivals, lengths and token ids are those of the run, so is the engine: the options
+    that meta.json lists. A request arrives when the engine queued it (queued_ts). Of a run that was
     repeated (several requests*.jsonl) the spread stands beside the error. What was drafted and
     accepted is the run's, too (meta.json: speculative_config; requests.jsonl: accepted); requests
     that ended with an error are left out. With --out the folder gets report.json, and report.png
     with the distributions on top of each other.
+
+    Of a table, every row's load is repeated on its engine, with its own acceptance, under one
+    profile. Errors are told by metric, draft length, load and file; so is how well the speed-up of
+    speculation and the fastest draft length are predicted. With --out the folder gets report.json,
+    and report.png with predicted against measured.
     """
+    of_folder: dict[str, object] = {
+        "--num-gpu-blocks": num_gpu_blocks,
+        "--tokens": tokens,
+        "--model": model,
+    }
+    of_tables: dict[str, object] = {
+        "--rows": rows,
+        "--requests": requests,
+        "--predictions": predictions,
+    }
+    of_tables |= {"--acceptance-spread": acceptance_spread, "--speed": speed}
+    of_tables |= {"--skip-incomplete": skip_incomplete or None, "--seed": seed or None}
+    folders = [path for path in run if path.is_dir()]
+    if folders and len(run) > 1:
+        raise ConfigError(f"{folders[0]}: is a folder; give one folder, or only tables")
+    for option, given in (of_tables if folders else of_folder).items():
+        if given is not None:
+            kind = "tables" if folders else "the folder of a run"
+            raise ConfigError(f"{option}: is for {kind}; leave it out")
+    if folders:
+        replaced = {"num_gpu_blocks": num_gpu_blocks, "tokens": tokens, "model": model}
+        _validate_folder(run[0], {"profile": profile, **replaced}, out, json_out)
+        return
+    from specsim.cli.table_validation import validate_tables
+
+    validate_tables(
+        run,
+        profile,
+        filters=rows or [],
+        requests=requests,
+        spread=acceptance_spread,
+        skip_incomplete=skip_incomplete,
+        speed=speed,
+        seed=seed,
+        workers=workers,
+        predictions=predictions,
+        out=out,
+        json_out=json_out,
+    )
+
+
+def _validate_folder(
+    run: Path, given: dict[str, Any], out: Path | None, json_out: Path | None
+) -> None:
     from specsim.reality.validation import Replaced
     from specsim.reality.validation import validate as run_validation
     from specsim.show.render.reality import validation_tables
 
-    replaced = Replaced(profile=profile, num_gpu_blocks=num_gpu_blocks, tokens=tokens, model=model)
+    replaced = Replaced(**given)
     draws = out is not None and can_draw("report.png")
     with (
         results_folder(out, ("report.json", "report.png")) as folder,

@@ -205,12 +205,20 @@ def schedule_incidents(
 
 
 def replay(
-    clock: EventClock, requests: Iterable[Request], submit: Callable[[Request], None]
+    clock: EventClock,
+    requests: Iterable[Request],
+    submit: Callable[[Request], None],
+    front_time: float = 0.0,
 ) -> Generator[Event, None, None]:
-    """Submit each request, in order of arrival, at its time; the one process of all arrivals."""
+    """Submit each request, in order of arrival, at its time; the one process of all arrivals.
+
+    Args:
+        front_time: What each takes to reach the engine, seconds.
+    """
     for request in requests:
-        if request.arrived_at > clock.now:
-            instant = clock.now + (request.arrived_at - clock.now)
+        arrived_at = request.arrived_at + front_time
+        if arrived_at > clock.now:
+            instant = clock.now + (arrived_at - clock.now)
             if not clock.skip_to(instant):
                 yield clock.happens(Event(clock), instant, first=True)
         submit(request)

@@ -31,9 +31,12 @@ DTYPES: Mapping[str, "Dtype"]
 _MAX_BATCHED_TOKENS = 16384
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _LAUNCH_US = 1.5  # of a kernel within a CUDA graph, besides what it does
+_SYNC_STEP_MS = 1.2  # as in the measured steps of profiles/h100/llama-3.1-8b.yaml
+_FRONT_MS = 3.0  # HTTP, tokenization and handing over: of A100 and H100 servers 0 to 12
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _ALL_REDUCE_EAGER_BYTES = 8 << 20  # vLLM's custom all-reduce carries less; beyond, NCCL
+_SMALL_READ, _SMALL_COMPUTE = 1.35, 1.5
 _PACKED_ROWS = 128  # query rows of a tile, all heads of a key-value head side by side
 _UNPACKED_ROWS = 64  # of a tile of FlashAttention 2, for a single head
 
@@ -115,6 +118,7 @@ class TableProfile:
             "provenance": {},
             "target": target.latency(),
             "drafts": _drafts(options, tables),
+            "overhead": {"sync_step_ms": _SYNC_STEP_MS, "front_ms": _FRONT_MS},
             "valid_range": {"context_tokens": 1, "batched_tokens": _MAX_BATCHED_TOKENS},
             "reserved_gib": options.reserved_gib,
             "weights_gib": round(target.weight_bytes / GIB, 3),
@@ -399,7 +403,13 @@ class _LayerKind(NamedTuple):
 
 def _layer_kinds(shape: ModelShape) -> list[_LayerKind]:
     heads = (shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim)
-    return [_LayerKind(shape.num_hidden_layers, None, *heads)]
+    kinds = shape.kv_layers(1.0)
+    if any(each.chunk for each in kinds):
+        raise ProfileError(
+            f"{shape.name}: has layers of chunked attention, whose kernels no table has; use "
+            "`specsim profile roofline`"
+        )
+    return [_LayerKind(each.layers, each.window, *heads) for each in kinds]
 
 
 class _Heads:
@@ -501,12 +511,14 @@ def _extended(tokens: Values, times: Values, known: NDArray[np.bool_]) -> Values
 
 
 def _small_weights(tokens: Values, times: Values, share: float) -> Values:
-    """Return 16-bit times for weights that are stored in a share of the memory.
+    """Return times for weights of 4 bits from those of 16, which the tables have.
 
-    Reading them takes that share of what a single token takes, computing as long as before.
+    A small share of the memory is read, at less of its bandwidth, and unpacking makes computing
+    longer: `_SMALL_READ` and `_SMALL_COMPUTE`, fitted once to vLLM's Marlin kernel on an A100.
     """
     computing = tokens * (times[-1] / tokens[-1])
-    return np.asarray(np.minimum(times, share * times[0] + computing))
+    read = _SMALL_READ * share * times[0]
+    return np.asarray(np.maximum(read, _SMALL_COMPUTE * computing))
 
 
 def _one_kernel(rows: Any, table: Table, wanted: str | None) -> tuple[Any, str]:

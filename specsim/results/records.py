@@ -72,10 +72,15 @@ class ReplicaRecords:
         max_draft_len: Longest draft that can occur, in tokens.
         step_log: Of all replicas of the run; without it no step is kept.
         replica: Its number.
+        front_time: What requests take to reach the engine, seconds.
     """
 
     def __init__(
-        self, max_draft_len: int, step_log: StepLog | None = None, replica: int = 0
+        self,
+        max_draft_len: int,
+        step_log: StepLog | None = None,
+        replica: int = 0,
+        front_time: float = 0.0,
     ) -> None:
         self.totals: NDArray[np.void] = np.zeros(1, dtype=TOTAL_FIELDS)
         """One record, to be added to in place."""
@@ -84,6 +89,7 @@ class ReplicaRecords:
         """How many drafts of length i > 0 had an accepted length of j; to be added to in place."""
         self.step_log = step_log
         self._replica = replica
+        self._front_time = front_time
         self._requests: list[NDArray[np.void]] = []
         self._gaps: list[NDArray[np.void]] = []
         self._seconds: list[NDArray[np.void]] = []
@@ -95,7 +101,9 @@ class ReplicaRecords:
 
     def add_requests(self, rows: NDArray[np.void]) -> None:
         """Take in `REQUEST_FIELDS`, in the order in which requests ended here."""
-        self._requests.append(rows.copy())
+        rows = rows.copy()
+        rows["arrived_at"] -= self._front_time  # of clients, a request arrives when they send it
+        self._requests.append(rows)
 
     def add_gaps(self, rows: NDArray[np.void]) -> None:
         """Take in `GAP_FIELDS`, in any order."""
@@ -141,11 +149,13 @@ def _joined(chunks: list[NDArray[np.void]], fields: np.dtype[np.void]) -> NDArra
 
 
 def records_of_run(
-    num_replicas: int, max_draft_len: int, *, keeps_steps: bool
+    num_replicas: int, max_draft_len: int, *, keeps_steps: bool, front_time: float = 0.0
 ) -> list[ReplicaRecords]:
-    """Return the records that the replicas of a run are to fill."""
+    """Return the records that the replicas of a run are to fill; see `ReplicaRecords`."""
     log = StepLog(num_replicas) if keeps_steps else None
-    return [ReplicaRecords(max_draft_len, log, number) for number in range(num_replicas)]
+    return [
+        ReplicaRecords(max_draft_len, log, number, front_time) for number in range(num_replicas)
+    ]
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Deployment:
             costs=StepCosts(
                 profile.target,
                 drafts,
-                profile.overhead,
+                profile.overhead.of_engine(is_async=experiment.is_async),
                 expands_batch=proposer is not None and proposer.disable_mqa_scorer,
             ),
             memory=memory,
@@ -201,10 +201,7 @@ def _limits(
 
 
 def _default_batch(gpu: GpuSpec) -> tuple[int, int]:
-    """Return max_num_batched_tokens and max_num_seqs of ``vllm serve`` 0.32.0 on this GPU.
-
-    Source: ``engine/arg_utils.py get_batch_defaults``.
-    """
+    """Return both limits by vLLM 0.32.0, ``engine/arg_utils.py get_batch_defaults``."""
     if gpu.memory_gib >= 160:
         return 16384, 1024
     if gpu.memory_gib >= 70 and "a100" not in gpu.name.lower():

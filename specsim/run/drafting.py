@@ -20,12 +20,7 @@ from specsim.policies import OraclePolicy, ServerView, quick_step_times
 from specsim.proposers import Proposer
 from specsim.proposers.base import offers_by_table
 from specsim.run.deployment import Deployment
-from specsim.run.draft_sources import (
-    HybridDrafts,
-    LookupDrafts,
-    TableDrafts,
-    TreeDrafts,
-)
+from specsim.run.draft_sources import HybridDrafts, LookupDrafts, TableDrafts, TreeDrafts
 from specsim.run.experiment import Experiment
 
 _CHUNK = 128  # requests whose survival tables are made at once, so that they stay in the cache

@@ -26,7 +26,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
 from specsim.workload.arrivals import Arrivals
-from specsim.workload.arrivals.closed_loop import ClosedLoop
+from specsim.workload.arrivals.synthetic import ClosedLoop
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,14 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     _check_requests(requests, deployment)
     drafting = Drafting(experiment, deployment, requests)
     arrivals = experiment.workload.arrivals
+    front_time = deployment.costs.overhead.front_ms * 1e-3
     think_times = _think_times(experiment, len(requests))
-    records = records_of_run(experiment.replicas, deployment.max_draft_len, keeps_steps=keeps_steps)
+    records = records_of_run(
+        experiment.replicas,
+        deployment.max_draft_len,
+        keeps_steps=keeps_steps,
+        front_time=front_time,
+    )
     deliveries = None
     if keeps_deliveries:
         deliveries = Deliveries.room_for(drafting.facts.rows["output_len"])
@@ -100,11 +106,12 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     )
     schedule_incidents(clock, cluster, experiment.incidents or ())
     if isinstance(arrivals, ClosedLoop):
-        clients = ClosedLoopClients(clock, requests, think_times, cluster.submit)
+        delays = [time + front_time for time in think_times]
+        clients = ClosedLoopClients(clock, requests, delays, cluster.submit)
         ends.listener = clients.answered
         clients.start(arrivals.concurrency)
     else:
-        clock.process(replay(clock, requests, cluster.submit))
+        clock.process(replay(clock, requests, cluster.submit, front_time))
     clock.run()
     cluster.check_stranded()
     cluster.finish()

@@ -31,11 +31,7 @@ class Overview:
 
     @classmethod
     def of(cls, profile: Profile) -> "Overview":
-        """Find model and GPU of a profile.
-
-        Raises:
-            ProfileError: One of them is not known.
-        """
+        """Find model and GPU of a profile; a ProfileError if one of them is not known."""
         return cls(profile, load_model(profile.model), load_gpu(profile.gpu), EngineConfig())
 
     @property

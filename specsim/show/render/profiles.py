@@ -11,7 +11,7 @@ from specsim.hardware import GIB
 from specsim.latency.base import LatencyModel
 from specsim.profile.memory import BLOCK_SIZE
 from specsim.show.profile_overview import Overview, StepTime
-from specsim.show.render.tables import new_table
+from specsim.show.render import new_table
 
 if TYPE_CHECKING:
     from specsim.profile.from_roofline import RooflineProfile
@@ -156,11 +156,7 @@ def _flat(value: Any) -> str:
 
 
 def study_tables(studies: list["ModelFit"], title: str) -> list[Table]:
-    """Return the tables of fits of several kinds to the same steps.
-
-    Returns:
-        Errors on held-out steps, and by number of points.
-    """
+    """Return the errors of several kinds of fits on held-out steps, and by number of points."""
     held_out = new_table(
         f"{title}: error of held-out steps", ["", "steps", "median", "mean", "90th percentile"]
     )

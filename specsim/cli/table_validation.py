@@ -1,0 +1,144 @@
+"""Command ``validate`` for tables: one row per measured run."""
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from specsim.cli.options import (
+    can_draw,
+    output_file,
+    progress,
+    results_folder,
+    show,
+    spinner,
+    warn,
+    write_json,
+)
+from specsim.core.errors import ConfigError
+from specsim.core.version import __version__
+
+if TYPE_CHECKING:
+    from specsim.reality.validation.measured_run import MeasuredRun
+    from specsim.reality.validation.table_replay import Prediction
+
+_COLUMNS = ("file", "line", "run_id", "method", "num_speculative_tokens", "load")
+
+
+def validate_tables(
+    tables: list[Path],
+    profile: str | None,
+    *,
+    filters: list[str],
+    requests: Path | None,
+    spread: float | None,
+    skip_incomplete: bool,
+    speed: str | None,
+    seed: int,
+    workers: int,
+    predictions: Path | None,
+    out: Path | None,
+    json_out: Path | None,
+) -> None:
+    """Read, simulate and compare the rows of tables, and write what is asked for."""
+    from specsim.reality.validation.prediction_errors import TableErrors
+    from specsim.reality.validation.spread import DEFAULT_SPREAD
+    from specsim.reality.validation.table_replay import Replayer
+    from specsim.show.render.predictions import prediction_tables
+
+    if profile is None:
+        raise ConfigError("--profile: is missing; of a table's rows it must say what a step costs")
+    runs, skipped = _rows(tables, filters, requests, skip_incomplete=skip_incomplete)
+    draws = out is not None and can_draw("report.png")
+    with (
+        results_folder(out, ("report.json", "report.png")) as folder,
+        output_file(json_out) as json_file,
+        output_file(predictions) as csv_file,
+        Replayer(runs, seed=seed, spread=spread or DEFAULT_SPREAD, processes=workers) as replayer,
+    ):
+        with progress("rows", len(runs)) as on_progress:
+            found = replayer.predict(profile, on_progress)
+        errors = TableErrors.of(found, speed)
+        if csv_file is not None:
+            _write_csv(found, csv_file)
+        report = _report(found, errors.to_dict(), skipped, profile, seed)
+        write_json(json_file, report)
+        write_json(folder and folder / "report.json", report)
+        if folder is not None and draws:
+            from specsim.show.plots.predictions import plot_predictions
+
+            with spinner("drawing"):
+                title = ", ".join(table.name for table in tables)
+                plot_predictions(found, folder / "report.png", title)
+    show(*prediction_tables(errors))
+    for note, count in _counted(found).items():
+        typer.echo(f"note: {note} ({count} rows)")
+    warn([f"left out: {run.place}: {run.missing[0]}" for run in skipped])
+    if out is not None:
+        typer.echo(f"results: {out} ({'report.json, report.png' if draws else 'report.json'})")
+
+
+def _rows(
+    tables: list[Path], filters: list[str], requests: Path | None, *, skip_incomplete: bool
+) -> tuple[list["MeasuredRun"], list["MeasuredRun"]]:
+    """Return the rows that are simulated, and those that cannot be."""
+    from specsim.reality.validation.table import read_table, select_rows, with_lengths
+
+    runs = select_rows([run for table in tables for run in read_table(table)], filters)
+    if requests is not None:
+        runs = with_lengths(runs, requests)
+    skipped = [run for run in runs if run.missing] if skip_incomplete else []
+    kept = [run for run in runs if run not in skipped]
+    if not kept:
+        raise ConfigError(
+            f"{skipped[0].place}: {skipped[0].missing[0]}; no row is left without such a gap"
+        )
+    return kept, skipped
+
+
+def _counted(found: list["Prediction"]) -> dict[str, int]:
+    notes = [note for each in found for note in each.run.notes]
+    return {note: notes.count(note) for note in dict.fromkeys(notes)}
+
+
+def _write_csv(found: list["Prediction"], path: Path) -> None:
+    """Write a line for every metric of every row: measured, predicted, and the error as a share."""
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow([*_COLUMNS, "metric", "measured", "predicted", "error"])
+        for each in found:
+            run = each.run
+            place = [run.path.name, run.line, run.run_id, run.method or "none"]
+            place += [run.num_speculative_tokens, run.load]
+            for metric, measured in run.measured.items():
+                error = each.error(metric)
+                told = "" if error is None else f"{error:.6f}"
+                writer.writerow([*place, metric, measured, f"{each.values[metric]:.6g}", told])
+
+
+def _report(
+    found: list["Prediction"],
+    errors: dict[str, object],
+    skipped: list["MeasuredRun"],
+    profile: str,
+    seed: int,
+) -> dict[str, object]:
+    return {
+        "specsim_version": __version__,
+        "profile": profile,
+        "seed": seed,
+        "errors": errors,
+        "runs": [
+            {
+                "file": each.run.path.name,
+                "line": each.run.line,
+                "run_id": each.run.run_id,
+                "measured": dict(each.run.measured),
+                "predicted": {name: each.values[name] for name in each.run.measured},
+                "notes": each.run.notes,
+            }
+            for each in found
+        ],
+        "left_out": {run.place: run.missing for run in skipped},
+    }

@@ -1,0 +1,117 @@
+"""A measured run of a load generator: what was served how, and what came of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+METRICS = (
+    "output_tok_s",
+    "request_throughput",
+    "duration_s",
+    *(f"{latency}_{name}_ms" for latency in LATENCIES for name in STATISTICS),
+    "queue_time_mean_ms",
+    "engine_steps",
+    "preemptions",
+    "acceptance_length",
+    "acceptance_rate",
+    "num_drafts",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+)
+"""Columns that are predicted: names and units of the table, as in ``docs/how-to/calibrate.md``."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long the prompts or answers of a run were, tokens."""
+
+    mean: float
+    bounds: tuple[int, int] | None = None
+    """Smallest and largest of a uniform distribution; None where only the mean is known."""
+    shared: int = 0
+    """Leading tokens that all requests have in common."""
+    differ: bool = False
+    """Whether they are known to differ, though not how: then evenly from 0.5 to 1.5 of the mean."""
+
+    def draw(self, rng: np.random.RandomState, count: int) -> NDArray[np.int64]:
+        """Return as many lengths, shape (count,), with that mean; alike unless they differ."""
+        lens: NDArray[np.int64]
+        if self.bounds is not None:
+            lens = rng.randint(self.bounds[0], self.bounds[1] + 1, count)
+            return lens
+        sums = np.floor(np.arange(count + 1) * self.mean + 1e-6)
+        lens = np.diff(sums).astype(np.int64)
+        if self.differ:
+            places = (rng.permutation(count) + 0.5) / count
+            lens = np.rint(self.mean * (0.5 + places)).astype(np.int64)
+        return np.maximum(lens, 1)
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One row: what was served how, and what was measured."""
+
+    path: Path
+    line: int
+    run_id: str
+    cells: Mapping[str, str]
+    """As they stand in the table, by column."""
+    measured: Mapping[str, float]
+    """By name in `METRICS`; what the row does not have is absent."""
+    engine: Mapping[str, Any]
+    """Options of `specsim.engine.config.EngineConfig` without speculation."""
+    tensor_parallel_size: int
+    method: str
+    """Of `specsim.proposers`; empty without speculation."""
+    num_speculative_tokens: int
+    """0 without speculation."""
+    rates: tuple[float, ...]
+    """Share of all drafts of which position i was accepted, shape (num_speculative_tokens,)."""
+    acceptance_spread: float | None
+    concurrency: int | None
+    """Clients of a closed loop."""
+    request_rate: float | None
+    """Requests per second; None of a closed loop."""
+    burstiness: float
+    num_prompts: int
+    num_warmups: int
+    counts_warmups: bool
+    """Whether the server's counters (steps, drafts) include the warm-up."""
+    prompt: Lengths | None
+    output: Lengths | None
+    lengths_seed: int
+    notes: tuple[str, ...] = ()
+    """What was assumed."""
+    gaps: tuple[str, ...] = ()
+    """What is missing of load, speculation or measured values, and what would do."""
+    lens: NDArray[np.int64] | None = None
+    """Of single requests, where they are known, shape (num_prompts, 2), prompt and answer."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What is missing before it can be simulated, and what would do; empty if nothing is."""
+        lengths = {"isl": self.prompt, "osl": self.output} if self.lens is None else {}
+        return self.gaps + tuple(
+            f"{column} = {self.cells.get(column, '')!r} gives no length: give tokens, 'uniform "
+            "LOW..HIGH', 'N shared prefix + M suffix', or a file with --requests"
+            for column, known in lengths.items()
+            if known is None
+        )
+
+    @property
+    def place(self) -> str:
+        """File, line and name, for messages."""
+        return f"{self.path}, line {self.line} ({self.run_id})"
+
+    @property
+    def load(self) -> str:
+        """The load, in short."""
+        if self.request_rate is not None:
+            return f"{self.request_rate:g} requests/s"
+        return f"C = {self.concurrency}"

@@ -1,0 +1,268 @@
+"""How far predictions of measured runs are off: by metric, by group, in speed-ups and best k."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from specsim.core.errors import ConfigError
+from specsim.reality.validation.measured_run import METRICS, STATISTICS, MeasuredRun
+from specsim.reality.validation.table_replay import Prediction
+
+OF_TOKENS = "tpot_or_itl"
+"""Prefix of what stands for TPOT, and for ITL of a row without TPOT."""
+HEADLINES = ("output_tok_s", f"{OF_TOKENS}_mean_ms", "ttft_p50_ms", "e2e_mean_ms")
+"""Metrics whose errors are told by k, by load, and by set."""
+SPEEDS = {"output_tok_s": 1, "tpot_mean_ms": -1, "e2e_mean_ms": -1}
+"""What tells how fast a run was, and whether more of it is faster."""
+
+_SAME = (
+    *("model", "quantisation", "gpu", "num_gpus", "tp", "engine", "engine_version", "dataset"),
+    *("range_ratio", "temperature", "ignore_eos", "max_num_batched_tokens", "max_num_seqs"),
+    *("max_model_len", "prefix_caching", "concurrency", "request_rate", "num_prompts"),
+)
+"""Columns in which runs that differ only in speculation agree; and their lengths within 10 %."""
+
+
+_UNNAMED = ("concurrency", "request_rate", "num_prompts", "temperature", "ignore_eos")
+
+
+@dataclass(frozen=True)
+class ErrorSummary:
+    """Errors of a metric over some runs: predicted against measured, as shares of the measured."""
+
+    metric: str
+    count: int
+    median_abs: float
+    worst_abs: float
+    median: float
+    """With its sign."""
+    worst_run: str
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """Speed of a choice of drafts over no speculation, all else alike."""
+
+    runs: str
+    """What is alike."""
+    choice: str
+    metric: str
+    measured: float
+    predicted: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both say that it is faster, or both that it is not."""
+        return (self.measured > 1) == (self.predicted > 1)
+
+
+@dataclass(frozen=True)
+class BestChoice:
+    """Which drafts are fastest, really and as predicted, all else alike."""
+
+    runs: str
+    metric: str
+    measured: str
+    predicted: str
+    loss: float
+    """How much slower what is predicted to be fastest really is, as a share of the fastest."""
+
+
+def errors_by_metric(predictions: Sequence[Prediction]) -> list[ErrorSummary]:
+    """Return the errors of each metric that a run has; TPOT or ITL last."""
+    names = (*METRICS, *(f"{OF_TOKENS}_{name}_ms" for name in STATISTICS[:2]))
+    return [found for name in names if (found := _summary(predictions, name)) is not None]
+
+
+def errors_by_group(
+    predictions: Sequence[Prediction], group_of: Callable[[MeasuredRun], str]
+) -> dict[str, list[ErrorSummary]]:
+    """Return the errors of `HEADLINES` by what `group_of` says of each run, in order."""
+    groups: dict[str, list[Prediction]] = {}
+    for each in predictions:
+        groups.setdefault(group_of(each.run), []).append(each)
+    return {
+        group: [found for name in HEADLINES if (found := _summary(members, name)) is not None]
+        for group, members in sorted(groups.items(), key=lambda item: _natural(item[0]))
+    }
+
+
+GROUPS: dict[str, Callable[[MeasuredRun], str]] = {
+    "k": lambda run: f"k = {run.num_speculative_tokens}",
+    "load": lambda run: run.load,
+    "dataset": lambda run: run.cells.get("dataset", "") or "-",
+    "file": lambda run: run.path.name,
+}
+"""By what errors are told apart."""
+
+
+def _natural(text: str) -> list[tuple[float, str]]:
+    words = text.split()
+    return [(float(word), "") if word.isdigit() else (-1.0, word) for word in words]
+
+
+def value_of(prediction: Prediction, metric: str) -> tuple[float | None, float]:
+    """Return a metric, measured and predicted; of `OF_TOKENS` that of TPOT, or of ITL."""
+    measured = prediction.run.measured
+    if metric.startswith(OF_TOKENS):
+        rest = metric.removeprefix(OF_TOKENS)
+        metric = f"tpot{rest}" if f"tpot{rest}" in measured else f"itl{rest}"
+    return measured.get(metric), prediction.values[metric]
+
+
+def _summary(predictions: Sequence[Prediction], metric: str) -> ErrorSummary | None:
+    found = []
+    for each in predictions:
+        measured, predicted = value_of(each, metric)
+        if measured:
+            found.append((predicted / measured - 1, each.run.run_id))
+    if not found:
+        return None
+    errors = np.array([error for error, _ in found])
+    worst = int(np.abs(errors).argmax())
+    sizes = np.abs(errors)
+    return ErrorSummary(
+        *(metric, len(found), float(np.median(sizes)), float(sizes[worst])),
+        median=float(np.median(errors)),
+        worst_run=found[worst][1],
+    )
+
+
+def speed_ups(
+    predictions: Sequence[Prediction], speed: str | None = None
+) -> tuple[list[SpeedUp], list[BestChoice]]:
+    """Return the speed-ups of speculation, and the fastest choice for each load.
+
+    Repetitions count as their mean.
+
+    Args:
+        speed: One of `SPEEDS`; by default output tokens per second, of an open loop the mean
+            latency.
+
+    Raises:
+        ConfigError: There is no such speed.
+    """
+    if speed is not None and speed not in SPEEDS:
+        raise ConfigError(f"--speed {speed}: must be one of {', '.join(SPEEDS)}")
+    ups: list[SpeedUp] = []
+    bests: list[BestChoice] = []
+    groups = _alike(predictions)
+    for name, members in zip(_names(groups), groups, strict=True):
+        metric = speed or _speed_of(members)
+        speeds = _speeds(members, metric)
+        if len(speeds) < 2:
+            continue
+        if "none" in speeds:
+            real, ours = speeds["none"]
+            ups += [
+                SpeedUp(name, choice, metric, each[0] / real, each[1] / ours)
+                for choice, each in speeds.items()
+                if choice != "none"
+            ]
+        measured, predicted = (
+            max(speeds, key=lambda choice: speeds[choice][place]) for place in (0, 1)
+        )
+        loss = 1 - speeds[predicted][0] / speeds[measured][0]
+        bests.append(BestChoice(name, metric, measured, predicted, loss))
+    return ups, bests
+
+
+def _alike(predictions: Iterable[Prediction]) -> list[list[Prediction]]:
+    """Put runs together that differ only in speculation."""
+    groups: list[list[Prediction]] = []
+    for each in predictions:
+        for group in groups:
+            if _is_alike(group[0].run, each.run):
+                group.append(each)
+                break
+        else:
+            groups.append([each])
+    return groups
+
+
+def _is_alike(one: MeasuredRun, other: MeasuredRun) -> bool:
+    if _key(one) != _key(other):
+        return False
+    pairs = ((one.prompt, other.prompt), (one.output, other.output))
+    return all(
+        a is None or b is None or abs(a.mean - b.mean) <= 0.1 * max(a.mean, b.mean)
+        for a, b in pairs
+    )
+
+
+def _key(run: MeasuredRun) -> tuple[str, ...]:
+    return tuple(run.cells.get(column, "") for column in _SAME)
+
+
+def _names(groups: Sequence[Sequence[Prediction]]) -> list[str]:
+    """Name groups by the load, and by the columns in which they differ."""
+    runs = [group[0].run for group in groups]
+    keys = [_key(run) for run in runs]
+    differing = [
+        place
+        for place, column in enumerate(_SAME)
+        if column not in _UNNAMED and len({key[place] for key in keys}) > 1
+    ]
+    return [
+        ", ".join([*(key[place] for place in differing if key[place]), run.load])
+        + (f", {run.prompt.mean:.0f} tokens" if run.prompt is not None else "")
+        for run, key in zip(runs, keys, strict=True)
+    ]
+
+
+def _speed_of(members: Sequence[Prediction]) -> str:
+    is_open = members[0].run.request_rate is not None
+    order: tuple[str, ...] = ("e2e_mean_ms", *SPEEDS) if is_open else tuple(SPEEDS)
+    for metric in order:
+        if all(metric in each.run.measured for each in members):
+            return metric
+    return "output_tok_s"
+
+
+def _speeds(members: Sequence[Prediction], metric: str) -> dict[str, tuple[float, float]]:
+    """Return the mean speed of each choice, measured and predicted."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    drafters = {_drafter(each.run) for each in members if each.run.num_speculative_tokens}
+    for each in members:
+        measured, predicted = each.run.measured.get(metric), each.values[metric]
+        if not measured or not predicted:
+            continue
+        run, power = each.run, SPEEDS[metric]
+        choice = f"k = {run.num_speculative_tokens}" if run.num_speculative_tokens else "none"
+        if choice != "none" and len(drafters) > 1:
+            choice += f" ({_drafter(run)})"
+        found.setdefault(choice, []).append((measured**power, predicted**power))
+    return {
+        choice: (float(np.mean([pair[0] for pair in pairs])), float(np.mean([p[1] for p in pairs])))
+        for choice, pairs in found.items()
+    }
+
+
+def _drafter(run: MeasuredRun) -> str:
+    return " ".join(filter(None, (run.method, run.cells.get("draft_model", ""))))
+
+
+@dataclass(frozen=True)
+class TableErrors:
+    """All errors of a table of measured runs."""
+
+    by_metric: list[ErrorSummary]
+    by_group: dict[str, dict[str, list[ErrorSummary]]]
+    """By name in `GROUPS`, then by group."""
+    speed_ups: list[SpeedUp]
+    best: list[BestChoice]
+
+    @classmethod
+    def of(cls, predictions: Sequence[Prediction], speed: str | None = None) -> "TableErrors":
+        """Return the errors of some predictions; see `speed_ups`."""
+        groups = {name: errors_by_group(predictions, of) for name, of in GROUPS.items()}
+        return cls(errors_by_metric(predictions), groups, *speed_ups(predictions, speed))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            **asdict(self),
+            "speed_ups": [asdict(each) | {"agrees": each.agrees} for each in self.speed_ups],
+        }

@@ -1,0 +1,311 @@
+"""A row of a table of measured runs: what its cells say."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from specsim.core.errors import ConfigError
+from specsim.proposers import PROPOSERS
+from specsim.reality.validation.measured_run import METRICS, Lengths, MeasuredRun
+
+_EMPTY = frozenset({"", "-", "nan", "none", "null", "n/a"})
+_NUMBER = re.compile(
+    r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*(tokens)?\s*(?:\(.*\))?", re.I
+)
+_UNIFORM = re.compile(r"uniform\s+(\d+)\s*(?:\.\.|-|to)\s*(\d+)", re.I)
+_SHARED = re.compile(
+    r"(?:system\s+)?(\d+)(?:\s+shared prefix)?\s*\+\s*(?:question\s+)?(\d+)\b(?!.*growing)", re.I
+)
+_ENGINE = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
+_BLOCK_SIZE = 16  # vLLM's default
+_FIRST_ASYNC = (0, 14)
+"""vLLM that schedules asynchronously by default (release notes of v0.14.0)."""
+
+
+@dataclass
+class Row:
+    """The cells of a row, and what reading them finds out."""
+
+    path: Path
+    line: int
+    cells: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+    gaps: list[str] = field(default_factory=list)
+
+    def run(self) -> MeasuredRun:
+        """Return the run; a ConfigError if a cell is not what its column holds."""
+        measured = {name: value for name in METRICS if (value := self.number(name)) is not None}
+        method, k = self._speculation()
+        concurrency, rate = self._load()
+        num_prompts = self._num_prompts(rate)
+        num_warmups = self.whole("num_warmups") or 0
+        prompt, output = self._prompt(num_prompts), self._output(num_prompts)
+        if not measured:
+            self.gaps.append("no measured value: give at least one, such as output_tok_s")
+        return MeasuredRun(
+            path=self.path,
+            line=self.line,
+            run_id=self.text("run_id") or f"row {self.line}",
+            cells=self.cells,
+            measured=measured,
+            engine=self._engine(),
+            tensor_parallel_size=self.whole("tp") or self.whole("tensor_parallel_size") or 1,
+            method=method,
+            num_speculative_tokens=k,
+            rates=self._rates(k, measured),
+            acceptance_spread=self._spread(),
+            concurrency=concurrency,
+            request_rate=rate,
+            burstiness=self.number("burstiness") or 1.0,
+            num_prompts=num_prompts,
+            num_warmups=num_warmups,
+            counts_warmups=self._counts_warmups(measured, num_prompts, num_warmups, k),
+            prompt=prompt,
+            output=output,
+            lengths_seed=self._seed(),
+            notes=tuple(self.notes),
+            gaps=tuple(self.gaps),
+        )
+
+    def text(self, column: str) -> str:
+        """Return a cell; empty if it says that there is nothing."""
+        cell = self.cells.get(column, "")
+        return "" if cell.lower() in _EMPTY else cell
+
+    def wrong(self, column: str, rule: str) -> ConfigError:
+        """Return the error of a cell that breaks a rule."""
+        return ConfigError(
+            f"{self.path}, line {self.line}: {column} = {self.cells[column]!r} must be {rule}; "
+            "correct it, or leave the cell empty"
+        )
+
+    def number(self, column: str) -> float | None:
+        """Return a number of at least 0, with or without a remark in brackets."""
+        cell = self.text(column)
+        if not cell:
+            return None
+        match = _NUMBER.fullmatch(cell)
+        value = float(match[1].replace(",", "")) if match else math.nan
+        if not (math.isfinite(value) and value >= 0) or (match and match[2]):
+            raise self.wrong(column, "a number of at least 0")
+        return value
+
+    def whole(self, column: str, least: int = 0) -> int | None:
+        """Return a whole number, which may be written as 5.0."""
+        value = self.number(column)
+        if value is not None and (value % 1 or value < least):
+            raise self.wrong(column, f"a whole number of at least {least}")
+        return None if value is None else int(value)
+
+    def flag(self, column: str) -> bool | None:
+        """Return what is on or off."""
+        word = (self.text(column).split() or [""])[0].lower()
+        if word and word not in ("on", "off", "true", "false", "yes", "no", "1", "0"):
+            raise self.wrong(column, "on or off")
+        return word in ("on", "true", "yes", "1") if word else None
+
+    def _speculation(self) -> tuple[str, int]:
+        word = re.split(r"[\s(]", self.text("method").lower())[0]
+        k = self.whole("num_speculative_tokens")
+        if k is None and word:
+            self.gaps.append(
+                f"num_speculative_tokens is empty, method is '{self.text('method')}': give the "
+                "length of the drafts (one that changes cannot be repeated)"
+            )
+        if not k:
+            return "", 0
+        if not word:
+            self.gaps.append(f"method is empty: say what drafts {k} tokens, such as eagle3")
+            return "", k
+        try:
+            PROPOSERS.find(word)
+        except ConfigError as problem:
+            self.gaps.append(f"method = '{word}': {problem}")
+        return word, k
+
+    def _load(self) -> tuple[int | None, float | None]:
+        clients, text = self.whole("concurrency", 1), self.text("request_rate").lower()
+        if text in ("", "inf", "infinity", "closed loop"):
+            if clients is None and text.startswith("inf"):
+                return self.whole("num_prompts"), None  # all at once
+            if clients is None:
+                self.gaps.append(
+                    "no load: concurrency and request_rate are empty; give the clients of a closed "
+                    "loop, or requests per second"
+                )
+            return clients, None
+        if not _NUMBER.fullmatch(text):
+            self.gaps.append(
+                f"request_rate = {self.text('request_rate')!r} is no number: give requests per "
+                "second, a row for each rate"
+            )
+            return clients, None
+        rate = self.number("request_rate")
+        if not rate:
+            raise self.wrong("request_rate", "a number above 0")
+        if clients is not None:
+            self.notes.append("concurrency beside a request_rate is not applied as a limit")
+        return clients, rate
+
+    def _num_prompts(self, rate: float | None) -> int:
+        count = self.whole("num_prompts", 1)
+        if count is None:
+            seconds, per_second = self.number("duration_s"), self.number("request_throughput")
+            count = round((seconds or 0) * (per_second or rate or 0))
+            if count:
+                self.notes.append(f"num_prompts is empty: {count}, from duration_s and the rate")
+            else:
+                self.gaps.append("num_prompts is empty: give the number of requests")
+        return count
+
+    def _prompt(self, count: int) -> Lengths | None:
+        total = self.number("total_input_tokens")
+        return self._lengths("isl") or (Lengths(total / count) if total and count else None)
+
+    def _output(self, count: int) -> Lengths | None:
+        """Return the lengths of the answers: as they were, if they could end by themselves."""
+        given = self._lengths("osl")
+        is_fixed = self.text("ignore_eos").lower().startswith(("yes", "true", "1"))
+        if given is not None and (given.bounds is not None or is_fixed):
+            return given
+        total = self.number("total_output_tokens")
+        tokens, requests = self.number("output_tok_s"), self.number("request_throughput")
+        mean = total / count if total and count else tokens / requests if tokens and requests else 0
+        return Lengths(mean) if mean else given
+
+    def _lengths(self, column: str) -> Lengths | None:
+        cell = self.text(column)
+        uniform, shared = _UNIFORM.search(cell), _SHARED.match(cell)
+        if uniform:
+            low, high = int(uniform[1]), int(uniform[2])
+            if not 1 <= low <= high:
+                raise self.wrong(column, "uniform LOW..HIGH with 1 <= LOW <= HIGH")
+            return Lengths((low + high) / 2, (low, high))
+        if shared:
+            prefix, own = int(shared[1]), int(shared[2])
+            return Lengths(prefix + own, shared=prefix)
+        mean = self.number(column) if _NUMBER.fullmatch(cell) else None
+        return Lengths(mean) if mean else None
+
+    def _seed(self) -> int:
+        given = self.whole("seed")
+        found = re.search(r"seed\s*=?\s*(\d+)", self.text("dataset"))
+        return given if given is not None else int(found[1]) if found else 0
+
+    def _engine(self) -> dict[str, Any]:
+        options: dict[str, Any] = {name: self.whole(name, 1) for name in _ENGINE}
+        options["gpu_memory_utilization"] = self.number("gpu_memory_utilization")
+        options["enable_prefix_caching"] = self.flag("prefix_caching")
+        options["num_gpu_blocks"] = self._blocks(options["block_size"] or _BLOCK_SIZE)
+        options["async_scheduling"] = self._is_async()
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _blocks(self, block_size: int) -> int | None:
+        cell = self.text("num_gpu_blocks")
+        match = _NUMBER.fullmatch(cell)
+        if match and match[2]:
+            return int(float(match[1].replace(",", ""))) // block_size
+        return self.whole("num_gpu_blocks", 2)
+
+    def _is_async(self) -> bool | None:
+        """Return what the row says, or what its version did; None where that is not known."""
+        said = re.search(
+            r"async[ _]scheduling\W+(on|off|true|false)", self.text("other_flags"), re.I
+        )
+        if self.text("async_scheduling"):
+            return self.flag("async_scheduling")
+        if said:
+            return said[1].lower() in ("on", "true")
+        version = re.match(r"v?(\d+)\.(\d+)", self.text("engine_version"))
+        is_older = version and (int(version[1]), int(version[2])) < _FIRST_ASYNC
+        return False if is_older else None
+
+    def _rates(self, k: int, measured: Mapping[str, float]) -> tuple[float, ...]:
+        """Return the row's own acceptance by position; from its mean where it has no more."""
+        if not k:
+            return ()
+        length = self._acceptance_length(k, measured)
+        cell = self.text("accept_rate_per_pos")
+        if not cell:
+            return self._geometric(k, length)
+        try:
+            rates = [float(part) for part in cell.strip("[]").replace(",", ";").split(";")]
+        except ValueError:
+            rates = [math.nan]
+        if not all(0 <= r <= 1 for r in rates) or any(b > a for a, b in pairwise(rates)):
+            raise self.wrong(
+                "accept_rate_per_pos",
+                "shares of all drafts between 0 and 1, separated by ';', none above the one before",
+            )
+        if len(rates) < k or any(rates[k:]):
+            self.gaps.append(
+                f"accept_rate_per_pos has {len(rates)} rates for num_speculative_tokens = {k}: "
+                "give one for each position"
+            )
+            return ()
+        return self._scaled(rates[:k], length)
+
+    def _acceptance_length(self, k: int, measured: Mapping[str, float]) -> float | None:
+        drafts, share = measured.get("num_drafts"), measured.get("acceptance_rate")
+        length = measured.get("acceptance_length")
+        if length is None and drafts and "num_accepted_tokens" in measured:
+            length = 1 + measured["num_accepted_tokens"] / drafts
+        if length is None and share is not None:
+            length = 1 + k * share
+        if length is not None and not 1 <= length <= k + 1:
+            self.gaps.append(
+                f"acceptance_length = {length:g} must lie between 1 and num_speculative_tokens + 1 "
+                f"= {k + 1}"
+            )
+            return None
+        return length
+
+    def _geometric(self, k: int, length: float | None) -> tuple[float, ...]:
+        if length is None:
+            self.gaps.append(
+                f"no acceptance for num_speculative_tokens = {k}: give accept_rate_per_pos or "
+                "acceptance_length"
+            )
+            return ()
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            alpha = (low + high) / 2
+            is_less = sum(alpha ** (j + 1) for j in range(k)) < length - 1
+            low, high = (alpha, high) if is_less else (low, alpha)
+        self.notes.append("no accept_rate_per_pos: each position as likely as the one before it")
+        return tuple(high ** (j + 1) for j in range(k))
+
+    def _scaled(self, rates: list[float], length: float | None) -> tuple[float, ...]:
+        """Let the rates, often of samples of a log, add up to what was counted in all."""
+        if length is None or not sum(rates):
+            return tuple(rates)
+        factor = (length - 1) / sum(rates)
+        if abs(factor - 1) > 0.05:
+            self.notes.append(
+                f"accept_rate_per_pos says {1 + sum(rates):.3f} tokens per draft, "
+                f"acceptance_length {length:.3f}: the former counts"
+            )
+            return tuple(rates)
+        return tuple(min(rate * factor, 1.0) for rate in rates)
+
+    def _spread(self) -> float | None:
+        if self.text("acceptance_spread").lower() == "inf":
+            return math.inf
+        spread = self.number("acceptance_spread")
+        if spread == 0:
+            raise self.wrong("acceptance_spread", "a number above 0, or inf")
+        return spread
+
+    def _counts_warmups(
+        self, measured: Mapping[str, float], count: int, num_warmups: int, k: int
+    ) -> bool:
+        """Return whether the server counted more tokens than the client got, by the warm-up's."""
+        total = self.number("total_output_tokens")
+        if not (num_warmups and total and {"num_drafts", "num_accepted_tokens"} <= set(measured)):
+            return False
+        more = measured["num_drafts"] + measured["num_accepted_tokens"] + count - total
+        return more > k * count  # an answer ends in the middle of its last draft

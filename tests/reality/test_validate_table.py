@@ -1,0 +1,413 @@
+"""`specsim validate TABLE.csv`: made-up tables that are reproduced exactly, and real ones."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Run, data_folder, needs
+
+from specsim.core.errors import ConfigError, ProfileError, SpecsimError
+from specsim.profile import load_profile
+from specsim.reality.validation import (
+    MeasuredRun,
+    Replayer,
+    TableErrors,
+    predict,
+    read_table,
+    select_rows,
+    with_lengths,
+)
+
+REAL = data_folder() / "gpu-runs"
+PROFILE = "h100/llama-3.1-8b"
+BASE = {
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "gpu": "NVIDIA H100 80GB HBM3",
+    "tp": "1",
+    "engine_version": "0.24.0",
+    "isl": "200 (uniform 100..300)",
+    "osl": "40 (uniform 20..60)",
+    "dataset": "random tokens (seed 7)",
+    "max_num_batched_tokens": "2048 (default seen in log)",
+    "max_num_seqs": "64",
+    "max_model_len": "4096",
+    "num_gpu_blocks": "32000 tokens",
+    "block_size": "16.0",
+    "prefix_caching": "off",
+    "num_prompts": "40",
+    "num_warmups": "4",
+}
+NONE = {"method": "none", "num_speculative_tokens": "0"}
+K3 = {
+    "method": "eagle3 (some head)",
+    "num_speculative_tokens": "3.0",
+    "accept_rate_per_pos": "0.7;0.5;0.35",
+}
+
+
+def made_up(path: Path, *rows: dict[str, str]) -> Path:
+    """Write a table whose rows have some value for every metric."""
+    table = [
+        {"run_id": f"r{n}", **BASE, "ttft_p50_ms": "1", "concurrency": "4", **row}
+        for n, row in enumerate(rows)
+    ]
+    names = list(dict.fromkeys(name for row in table for name in row))
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, names)
+        writer.writeheader()
+        writer.writerows(table)
+    return path
+
+
+def simulated(path: Path, *rows: dict[str, str]) -> Path:
+    """Write a table whose measured values are those of a simulation.
+
+    But for what was accepted: that of all drafts together would correct the rates by position.
+    """
+    measured = [
+        {name: repr(value) for name, value in each.values.items() if "accept" not in name}
+        for each in predict(read_table(made_up(path, *rows)), PROFILE)
+    ]
+    return made_up(path, *({**row, **found} for row, found in zip(rows, measured, strict=True)))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    rows = [{**each, "concurrency": c} for c in ("1", "8") for each in (NONE, K3)]
+    rows.append({**NONE, "concurrency": "", "request_rate": "5"})
+    return simulated(tmp_path / "runs.csv", *rows)
+
+
+def one(tmp_path: Path, **cells: str) -> MeasuredRun:
+    (run,) = read_table(made_up(tmp_path / "one.csv", {**NONE, **cells}))
+    return run
+
+
+def written(path: str) -> list[dict[str, str]]:
+    with Path(path).open() as stream:
+        return list(csv.DictReader(stream))
+
+
+def refused(tmp_path: Path, **cells: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        one(tmp_path, **cells)
+    return str(error.value)
+
+
+def test_what_the_simulator_made_it_reproduces(table: Path, cli: Run) -> None:
+    code, output, errors = cli(
+        "validate", table, "--profile", PROFILE, "--predictions", "p.csv", "--json", "p.json"
+    )
+    assert (code, errors) == (0, "")
+    assert "speed-up over no speculation (2 of 2 with the right sign)" in output
+    rows = [row for row in written("p.csv") if row["error"]]
+    assert {row["metric"] for row in rows} >= {"ttft_p99_ms", "itl_p50_ms", "num_drafts"}
+    assert {row["num_speculative_tokens"] for row in rows} == {"0", "3"}
+    assert all(abs(float(row["error"])) < 1e-6 for row in rows)
+    report = json.loads(Path("p.json").read_text())
+    assert {each["metric"] for each in report["errors"]["by_metric"]} >= {"ttft_p99_ms"}
+    assert all(each["agrees"] for each in report["errors"]["speed_ups"])
+    assert [each["loss"] for each in report["errors"]["best"]] == [0.0, 0.0]
+
+
+def test_the_same_bytes_for_any_number_of_processes(table: Path, cli: Run) -> None:
+    for workers in ("1", "2"):
+        arguments = ("--profile", PROFILE, "--seed", "3", "--workers", workers)
+        out = ("--predictions", f"{workers}.csv", "--out", f"out{workers}")
+        assert cli("validate", table, *arguments, *out)[0] == 0
+    assert Path("1.csv").read_bytes() == Path("2.csv").read_bytes()
+    for name in ("report.json", "report.png"):
+        assert Path("out1", name).read_bytes() == Path("out2", name).read_bytes()
+
+
+def test_a_profile_object_again_and_again(table: Path) -> None:
+    runs = read_table(table)
+    profile = load_profile(PROFILE)
+    slower = profile.model_copy(
+        update={"overhead": profile.overhead.model_copy(update={"step_ms": 50.0})}
+    )
+    with Replayer(runs) as replayer:
+        first = replayer.predict(profile)
+        other = replayer.predict(slower)
+        assert replayer.predict(profile) == first == predict(runs, PROFILE)
+    for one_, two in zip(first, other, strict=True):
+        assert two.values["tpot_mean_ms"] > one_.values["tpot_mean_ms"] + 40 / 4
+
+
+def test_errors_are_told_by_what_differs(table: Path) -> None:
+    found = predict(read_table(table), PROFILE)
+    wrong = [
+        each if each.run.num_speculative_tokens else _with(each, output_tok_s=2.0) for each in found
+    ]
+    errors = TableErrors.of(wrong)
+    by_k = errors.by_group["k"]
+    assert set(by_k) == {"k = 0", "k = 3"}
+    assert set(errors.by_group["load"]) == {"C = 1", "C = 8", "5 requests/s"}
+    assert by_k["k = 0"][0].metric == "output_tok_s"
+    assert by_k["k = 0"][0].worst_abs == pytest.approx(1.0, abs=1e-6)
+    assert {each.predicted / each.measured < 0.6 for each in errors.speed_ups} == {True}
+
+
+def _with(prediction: Any, **factors: float) -> Any:
+    values = {name: v * factors.get(name, 1.0) for name, v in prediction.values.items()}
+    return type(prediction)(prediction.run, values)
+
+
+def test_the_loss_is_what_the_predicted_best_really_costs(tmp_path: Path) -> None:
+    path = made_up(
+        tmp_path / "t.csv",
+        {**NONE, "output_tok_s": "100"},
+        {**K3, "output_tok_s": "80", "repeat": "0"},
+        {**K3, "output_tok_s": "70", "repeat": "1"},
+    )
+    errors = TableErrors.of(predict(read_table(path), PROFILE))
+    (best,) = errors.best
+    assert (best.measured, best.predicted) == ("none", "k = 3")
+    assert best.loss == pytest.approx(0.25)
+    (up,) = errors.speed_ups
+    assert up.measured == pytest.approx(0.75)
+    assert not up.agrees
+
+
+def test_itl_stands_for_tpot_where_that_is_missing(tmp_path: Path) -> None:
+    path = made_up(tmp_path / "t.csv", {**NONE, "itl_mean_ms": "5"}, {**NONE, "tpot_mean_ms": "5"})
+    found = TableErrors.of(predict(read_table(path), PROFILE)).by_metric
+    counts = {each.metric: each.count for each in found}
+    assert counts["tpot_or_itl_mean_ms"] == 2
+    assert counts["itl_mean_ms"] == counts["tpot_mean_ms"] == 1
+
+
+def test_lengths_are_drawn_as_load_generators_do(tmp_path: Path) -> None:
+    run = one(tmp_path)
+    rng = np.random.RandomState(7)
+    prompts, outputs = rng.randint(100, 301, 40), rng.randint(20, 61, 40)
+    (found,) = predict([run], PROFILE)
+    assert run.lengths_seed == 7
+    assert found.values["output_tok_s"] * found.values["duration_s"] == pytest.approx(outputs.sum())
+    lines = [f"r0,{n},{p},{o},1.0" for n, (p, o) in enumerate(zip(prompts, outputs, strict=True))]
+    file = tmp_path / "requests.csv"
+    file.write_text("run_id,request_index,input_len,output_len,ttft_ms\n" + "\n".join(lines))
+    given = with_lengths([one(tmp_path, isl="", osl="", dataset="")], file)
+    assert predict(given, PROFILE)[0].values == found.values
+
+
+def test_answers_count_as_they_were_not_as_they_were_asked_for(tmp_path: Path) -> None:
+    run = one(tmp_path, osl="256", total_output_tokens="4000")
+    assert run.output is not None
+    assert run.output.mean == 100
+    assert run.output.draw(np.random.RandomState(0), 40).tolist() == [100] * 40
+    differing = one(tmp_path, osl="256", total_output_tokens="4010").output
+    assert differing is not None
+    assert set(differing.draw(np.random.RandomState(0), 40)) != {100, 101}
+    assert differing.draw(np.random.RandomState(0), 40).mean() == pytest.approx(100.25, abs=0.5)
+    fixed = one(tmp_path, osl="256", total_output_tokens="4010", ignore_eos="yes").output
+    assert fixed is not None
+    assert fixed.mean == 256
+    at_limit = one(tmp_path, osl="256", total_output_tokens="10230").output
+    assert at_limit is not None
+    assert set(at_limit.draw(np.random.RandomState(0), 40)) == {255, 256}
+
+
+def test_a_shared_prefix_is_cached(tmp_path: Path) -> None:
+    cells = {"isl": "1600 shared prefix + 32 suffix", "concurrency": "1"}
+    values = [
+        predict([one(tmp_path, prefix_caching=word, **cells)], PROFILE)[0].values["ttft_p50_ms"]
+        for word in ("off", "on (default)")
+    ]
+    assert values[1] < 0.7 * values[0]
+
+
+def test_acceptance_is_that_of_the_row_however_requests_differ(tmp_path: Path) -> None:
+    rates = "0.8;0.62;0.5;0.42;0.35"
+    cells = {"num_speculative_tokens": "5", "accept_rate_per_pos": rates, "num_prompts": "400"}
+    run = one(tmp_path, **{**K3, **cells, "concurrency": "64"})
+    for spread in (5.0, 30.0, math.inf):
+        (found,) = predict([run], PROFILE, spread=spread)
+        assert found.values["acceptance_length"] == pytest.approx(1 + 2.69, rel=0.02)
+
+
+def test_requests_that_differ_spread_latency(tmp_path: Path) -> None:
+    cells = {**K3, "osl": "100", "isl": "200", "num_prompts": "200"}
+    alike = predict([one(tmp_path, **cells)], PROFILE, spread=math.inf)[0].values
+    differing = predict([one(tmp_path, **cells, acceptance_spread="5")], PROFILE)[0].values
+    spreads = [each["e2e_p99_ms"] / each["e2e_p50_ms"] for each in (alike, differing)]
+    assert spreads[1] > 1.1 * spreads[0]
+
+
+def test_only_the_mean_acceptance_is_told_to_be_a_guess(tmp_path: Path) -> None:
+    run = one(tmp_path, **{**K3, "accept_rate_per_pos": "", "acceptance_length": "2.5"})
+    assert sum(run.rates) == pytest.approx(1.5)
+    assert run.rates[1] / run.rates[0] == pytest.approx(run.rates[0])
+    assert "no accept_rate_per_pos" in run.notes[0]
+
+
+def test_counters_include_the_warm_up_where_the_server_counted_it(tmp_path: Path) -> None:
+    cells = {**K3, "osl": "100", "num_warmups": "8", "total_output_tokens": "4000"}
+    tokens = {"num_accepted_tokens": "2000", "engine_steps": "1"}
+    without = one(tmp_path, **cells, **tokens, num_drafts="2000")
+    including = one(tmp_path, **cells, **tokens, num_drafts="2800")
+    assert (without.counts_warmups, including.counts_warmups) == (False, True)
+    first, second = (predict([run], PROFILE)[0].values for run in (without, including))
+    for name in ("engine_steps", "num_accepted_tokens"):
+        assert second[name] > first[name] * 1.1
+    same = [name for name in first if name.endswith("_ms") or name == "duration_s"]
+    assert [second[name] for name in same] == pytest.approx([first[name] for name in same], rel=0.2)
+
+
+def test_async_scheduling_by_word_and_by_version(tmp_path: Path) -> None:
+    assert one(tmp_path, engine_version="0.11.2").engine["async_scheduling"] is False
+    assert "async_scheduling" not in one(tmp_path).engine
+    assert one(tmp_path, async_scheduling="off").engine["async_scheduling"] is False
+    flags = one(tmp_path, engine_version="0.11.2", other_flags="x; async scheduling on; y")
+    assert flags.engine["async_scheduling"] is True
+    assert one(tmp_path).engine["num_gpu_blocks"] == 2000
+
+
+def test_rows_are_chosen_by_their_cells(table: Path, cli: Run) -> None:
+    runs = read_table(table)
+    chosen = select_rows(runs, ["num_speculative_tokens=0", "concurrency=1", "concurrency=8.0"])
+    assert [run.run_id for run in chosen] == ["r0", "r2"]
+    for text, message in (("k", "COLUMN=VALUE"), ("x=1", "no table has"), ("tp=9", "leaves none")):
+        code, _, errors = cli("validate", table, "--profile", PROFILE, "--rows", text)
+        assert code == 2
+        assert message in errors
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"num_prompts": "many"}, ["line 2", "num_prompts = 'many'", "a number of at least 0"]),
+        ({"num_prompts": "2.5"}, ["num_prompts = '2.5'", "a whole number of at least 1"]),
+        ({"ttft_p50_ms": "-1"}, ["ttft_p50_ms = '-1'", "at least 0"]),
+        ({"prefix_caching": "perhaps"}, ["prefix_caching = 'perhaps' must be on or off"]),
+        ({"isl": "uniform 9..3"}, ["isl = 'uniform 9..3'", "LOW <= HIGH"]),
+        ({"request_rate": "0"}, ["request_rate = '0' must be a number above 0"]),
+        ({**K3, "accept_rate_per_pos": "0.5;0.6;0.1"}, ["none above the one before"]),
+        ({**K3, "accept_rate_per_pos": "0.5;x;0.1"}, ["accept_rate_per_pos = '0.5;x;0.1'"]),
+    ],
+)
+def test_a_wrong_cell_is_named(tmp_path: Path, cells: dict[str, str], words: list[str]) -> None:
+    message = refused(tmp_path, **cells)
+    assert "one.csv" in message
+    assert all(word in message for word in words)
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"concurrency": ""}, "no load: concurrency and request_rate are empty"),
+        ({"isl": "", "dataset": "other"}, "isl = '' gives no length"),
+        ({"osl": "growing"}, "osl = 'growing' gives no length"),
+        ({"request_rate": "stages 5;10"}, "a row for each rate"),
+        ({"num_prompts": ""}, "num_prompts is empty"),
+        ({"method": "mtp", "num_speculative_tokens": ""}, "num_speculative_tokens is empty"),
+        ({"method": "eagle3", "num_speculative_tokens": "2"}, "no acceptance for"),
+        ({**K3, "accept_rate_per_pos": "0.5;0.2"}, "has 2 rates for num_speculative_tokens = 3"),
+        ({**K3, "method": "magic"}, "method = 'magic'"),
+        ({"ttft_p50_ms": ""}, "no measured value"),
+    ],
+)
+def test_what_a_row_lacks(tmp_path: Path, cli: Run, cells: dict[str, str], words: str) -> None:
+    path = made_up(tmp_path / "t.csv", {**NONE, "tpot_p50_ms": ""}, {**NONE, **cells})
+    arguments = ("validate", path, "--profile", PROFILE, "--predictions", "p.csv")
+    code, _, errors = cli(*arguments)
+    assert code == 2
+    assert "t.csv, line 3 (r1): " in errors
+    assert words in errors
+    assert not Path("p.csv").exists()
+    code, _, errors = cli(*arguments, "--skip-incomplete")
+    assert code == 0
+    assert "left out: " in errors
+    assert words in errors
+    assert len({row["run_id"] for row in written("p.csv")}) == 1
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"model": "Qwen/Qwen3-8B"}, ["model = 'Qwen/Qwen3-8B'", "profile is of 'llama-3.1-8b'"]),
+        ({"model": "meta-llama/Llama-3-8B"}, ["Llama-3-8B"]),
+        ({"gpu": "NVIDIA A100-SXM4-80GB"}, ["gpu = 'NVIDIA A100-SXM4-80GB'", "--rows 'gpu="]),
+        ({"tp": "2"}, ["tp = 2", "--rows tp=1"]),
+    ],
+)
+def test_rows_of_something_else_are_refused(
+    tmp_path: Path, cells: dict[str, str], words: list[str]
+) -> None:
+    runs = read_table(made_up(tmp_path / "t.csv", NONE, {**NONE, **cells}))
+    with pytest.raises(ProfileError) as error:
+        predict(runs, PROFILE)
+    assert all(word in str(error.value) for word in ("line 3 (r1)", *words))
+
+
+def test_a_profile_without_the_drafter_names_the_row(tmp_path: Path) -> None:
+    runs = read_table(made_up(tmp_path / "t.csv", {**K3, "method": "medusa"}))
+    with pytest.raises(ProfileError, match=r"line 2 \(r0\): .* no drafting cost"):
+        predict(runs, PROFILE)
+
+
+def test_files_that_are_no_tables(tmp_path: Path, cli: Run, table: Path) -> None:
+    (tmp_path / "no.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "twice.csv").write_text("ttft_p50_ms,ttft_p50_ms\n1,2\n")
+    for name, words in (
+        ("no.csv", "has no measured column (found: a, b)"),
+        ("twice.csv", "has two columns 'ttft_p50_ms'"),
+        ("absent.csv", "cannot be read"),
+    ):
+        code, _, errors = cli("validate", tmp_path / name, "--profile", PROFILE)
+        assert code == 2
+        assert words in errors
+    for arguments, words in (
+        ((), "--profile: is missing"),
+        (("--profile", PROFILE, "--tokens", "x"), "--tokens: is for the folder of a run"),
+        (("--profile", PROFILE, "--acceptance-spread", "0"), "--acceptance-spread"),
+    ):
+        code, _, errors = cli("validate", table, *arguments)
+        assert code == 2
+        assert words in errors
+    code, _, errors = cli("validate", tmp_path, "--rows", "a=b")
+    assert code == 2
+    assert "--rows: is for tables" in errors
+
+
+def test_a_requests_file_must_fit(tmp_path: Path) -> None:
+    run = one(tmp_path, num_prompts="2")
+    file = tmp_path / "requests.csv"
+    header = "run_id,request_index,input_len,output_len\n"
+    for text, words in (
+        ("r0,0,5,5\nr0,2,5,5\n", "must be 0 to 1, each once"),
+        ("r0,0,5,5\nr0,1,5,0\n", "line 3: input_len and output_len"),
+        ("r0,0,5,5\n", "has 1 requests, but"),
+        ("other,0,5,5\n", "has none of the rows' run_id"),
+    ):
+        file.write_text(header + text)
+        with pytest.raises(SpecsimError) as error:
+            with_lengths([run], file)
+        assert words in str(error.value)
+
+
+@needs(REAL)
+def test_all_real_rows_can_be_read() -> None:
+    tables = [path for path in sorted(REAL.glob("*.csv")) if "requests" not in path.name]
+    runs = {path.name: read_table(path) for path in tables}
+    assert sum(map(len, runs.values())) > 300
+    assert all(run.measured for each in runs.values() for run in each)
+    for name, each in runs.items():
+        complete = sum(not run.missing for run in each)
+        least = 0 if "means" in name else 0.6
+        assert complete >= least * len(each)
+    requests = REAL / "h200_gpt-oss-120b_requests.csv"
+    h200 = runs["h200_gpt-oss-120b_eagle3.csv"]
+    for run, given in zip(h200, with_lengths(h200, requests), strict=True):
+        drawn = run.output.draw if run.output else None
+        assert drawn is not None
+        if given.lens is not None:  # the recipe of the cells gives what was recorded
+            rng = np.random.RandomState(run.lengths_seed)
+            assert run.prompt is not None
+            assert np.array_equal(run.prompt.draw(rng, run.num_prompts), given.lens[:, 0])
+            assert np.array_equal(drawn(rng, run.num_prompts), given.lens[:, 1])
