@@ -117,6 +117,8 @@ def _leave_windows(table: Table, row: int) -> None:
         left = min(left_len // group.block_size, holding.num_blocks)
         if left > holding.null_blocks:
             _give_back(table, sequence.slot + number, holding.null_blocks, left)
+            for place in range(holding.null_blocks, left):
+                table.tables[sequence.slot + number, place] = NO_BLOCK
             holding.null_blocks = left
 
 
@@ -159,7 +161,6 @@ def _give_back(table: Table, slot: int, first: int, end: int) -> None:
         block = table.tables[slot, place]
         if block != NO_BLOCK:
             release_block(table, block)
-            table.tables[slot, place] = NO_BLOCK
 
 
 @inner
@@ -169,10 +170,11 @@ def _take(table: Table, row: int, reach: int) -> None:
     capacity_len = NEVER
     for number in range(limits.num_groups):
         group, holding = table.groups[number], table.holdings[sequence.slot + number]
-        for place in range(holding.num_blocks, _blocks_for(reach, group.block_size)):
+        held = max(holding.num_blocks, _blocks_for(reach, group.block_size))
+        for place in range(holding.num_blocks, held):
             table.tables[sequence.slot + number, place] = take_block(table)
-            holding.num_blocks += 1
-        capacity_len = min(capacity_len, holding.num_blocks * group.block_size)
+        holding.num_blocks = held
+        capacity_len = min(capacity_len, held * group.block_size)
         if group.kind != FULL:
             left_len = _next_leave_len(group, holding.null_blocks)
             capacity_len = min(capacity_len, left_len + limits.lookahead_len)
