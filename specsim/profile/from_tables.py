@@ -446,7 +446,7 @@ class _Heads:
         """Return lengths of whole prompts, and what one of each takes."""
         single = self._batch == 1
         order = np.argsort(self._lens[single])
-        return self._lens[single][order], np.maximum.accumulate(self._times[single][order])
+        return self._lens[single][order], _rising(self._times[single][order])
 
 
 def _completed(grid: Values, lens: Values, batches: Values) -> Values:
@@ -460,7 +460,7 @@ def _completed(grid: Values, lens: Values, batches: Values) -> Values:
                     if column == 0
                     else grid[row, column - 1] * batches[column] / batches[column - 1]
                 )
-    return np.maximum.accumulate(np.maximum.accumulate(grid, axis=0), axis=1)
+    return _rising(_rising(grid.T).T)
 
 
 def _skewed(rows: Any, table: Table) -> Any:
@@ -547,7 +547,7 @@ class _Gemm:
                 f"{self.source}: no matrices near {inputs} x {outputs} were measured; choose "
                 "another --tp, or use `specsim profile roofline`"
             )
-        return np.asarray(np.maximum.accumulate(_extended(self.tokens, total, known)))
+        return _rising(_extended(self.tokens, total, known))
 
     def _filled(self, row: int, column: int) -> Values:
         """Return a column of times; where a size was not measured, a smaller one's, scaled."""
@@ -617,7 +617,7 @@ def _line(rows: Any, axis: str) -> tuple[Values, Values]:
     at, times = columns(rows, axis)
     points, places = np.unique(at, return_inverse=True)
     means = np.bincount(places, times) / np.bincount(places)
-    return points, np.maximum.accumulate(means)
+    return points, _rising(means)
 
 
 def _needed(axis: Values, curves: Values) -> NDArray[np.int64]:
@@ -635,6 +635,14 @@ def _needed(axis: Values, curves: Values) -> NDArray[np.int64]:
             last = end - 1
             kept.append(last)
     return np.array([*kept, len(axis) - 1])
+
+
+def _rising(times: Values) -> Values:
+    """Return times of which none is longer than a later one, along the last axis.
+
+    Measured once, some sizes took longer than larger ones; an engine that pads does not.
+    """
+    return np.asarray(np.minimum.accumulate(times[..., ::-1], axis=-1)[..., ::-1])
 
 
 def _tile(kernel: str, group: int) -> int:
