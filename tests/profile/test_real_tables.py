@@ -5,8 +5,8 @@ from importlib.util import find_spec
 import pytest
 import yaml
 
-from specsim.profile.profile import find_profile
 from specsim.profile.from_tables import TableOptions, TableProfile
+from specsim.profile.profile import find_profile
 
 pytestmark = [
     pytest.mark.extras,
