@@ -45,9 +45,7 @@ def validate_tables(
     if profile is None:
         raise ConfigError("--profile: is missing; of a table's rows it must say what a step costs")
     cells = parse_pairs("--set", SET_FORM, given)
-    runs, skipped = selected_rows(
-        tables, filters, requests, cells, skip_incomplete=skip_incomplete
-    )
+    runs, skipped = selected_rows(tables, filters, requests, cells, skip_incomplete=skip_incomplete)
     draws = out is not None and can_draw("report.png")
     with (
         results_folder(out, ("report.json", "report.png")) as folder,

@@ -69,7 +69,9 @@ _FACTORS = {
 no table has, by more."""
 _TIMES = {
     "fixed_us": _Kind("host time of each pass of the target", 300.0, 20_000.0),
-    "step_ms": _Kind("host time per step, hidden behind the GPU where scheduling is ahead", 0.5, 20),
+    "step_ms": _Kind(
+        "host time per step, hidden behind the GPU where scheduling is ahead", 0.5, 20
+    ),
     "request_us": _Kind("the same, per sequence", 10.0, 1000.0),
     "front_ms": _Kind("HTTP and tokenization, per request", 4.0, 100.0),
 }
@@ -141,7 +143,9 @@ def changed(profile: Profile, values: Mapping[tuple[str, ...], Any]) -> Profile:
 
 def _replaced(part: Any, path: tuple[str, ...], value: Any) -> Any:
     name, *rest = path
-    fields = part if isinstance(part, dict) else {n: getattr(part, n) for n in type(part).model_fields}
+    fields = (
+        part if isinstance(part, dict) else {n: getattr(part, n) for n in type(part).model_fields}
+    )
     inner = _replaced(fields[name], tuple(rest), value) if rest else value
     # Not `model_copy`: it would keep what a latency model has computed from the old values.
     made = {**fields, name: inner}

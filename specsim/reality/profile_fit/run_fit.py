@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
 from specsim.profile import Profile
+from specsim.profile.from_tables import NOT_MEASURED
 from specsim.reality.profile_fit.parameters import Parameter, changed, parameters_of
 from specsim.reality.validation.measured_run import MeasuredRun
 from specsim.reality.validation.prediction_errors import OF_TOKENS, errors_of, measured_of, value_of
@@ -36,6 +37,7 @@ _ROUNDS = 2
 _MOST_STEPS = 6
 _LEAST_SPREAD = 0.2  # as a share of `DEVIATIONS`: a few cells agree by luck
 _WIDTH_95 = 1.96
+_MARGIN = 0.02  # of where a search starts to a bound, standard deviations
 _AT_BOUND = 0.02  # standard deviations
 
 
@@ -87,7 +89,7 @@ class RunFit:
         }
 
 
-def fit_runs(
+def fit_runs(  # noqa: PLR0913 - only the start and rows need be given
     start: Profile,
     fitted: Runs,
     held_out: Runs = (),
@@ -125,8 +127,9 @@ def fit_runs(
         problem = _Problem(start, parameters, replayer, metrics, on_progress)
         unseen_before = others.predict(start)
         places, noise, widths = _solved(problem)
-        found = problem.profile(places)
         estimates = _estimates(parameters, places, widths)
+        pairs = zip(parameters, estimates, strict=True)
+        found = changed(start, {each.path: estimate.value for each, estimate in pairs})
         return RunFit(
             profile=_with_provenance(found, estimates, fitted, held_out),
             estimates=estimates,
@@ -238,52 +241,54 @@ class _Problem:
 
 def _solved(problem: _Problem) -> tuple[Values, float, Values]:
     """Return the best places, the spread of the errors there, and their standard deviations."""
+    places, spread = np.zeros(len(problem.parameters)), 1.0
+    for _ in range(_ROUNDS):
+        places = _least_squares(problem, places, spread)
+        slopes = problem.jacobian(places)
+        num_told = len(places) - float(np.trace(_covariance(slopes, spread)))
+        freedom = max(problem.num_errors - num_told, 1.0)
+        spread = max(float(np.sqrt((problem.errors(places) ** 2).sum() / freedom)), _LEAST_SPREAD)
+    return places, spread, np.sqrt(np.diag(_covariance(slopes, spread)))
+
+
+def _least_squares(problem: _Problem, start: Values, spread: float) -> Values:
+    """Return where errors of a spread and the prior's are smallest together."""
     from scipy.optimize import least_squares  # noqa: PLC0415 - scipy takes 0.2 s
 
-    one = np.eye(len(problem.parameters))
-    inside = 0.05 * np.minimum(1.0, problem.highest - problem.lowest)
-    places = np.clip(np.zeros(len(one)), problem.lowest + inside, problem.highest - inside)
-    spread = 1.0
-    for _ in range(_ROUNDS):
+    one = np.eye(len(start))
+    margin = _MARGIN * np.minimum(1.0, problem.highest - problem.lowest)
+    found = least_squares(
+        lambda x: np.concatenate([problem.errors(x) / spread, x]),
+        np.clip(start, problem.lowest + margin, problem.highest - margin),
+        lambda x: np.vstack([problem.jacobian(x) / spread, one]),
+        bounds=(problem.lowest, problem.highest),
+        ftol=1e-3,
+        xtol=1e-3,
+        max_nfev=_MOST_STEPS,
+    )
+    return np.asarray(found.x)
 
-        def residuals(x: Values, spread: float = spread) -> Values:
-            return np.concatenate([problem.errors(x) / spread, x])
 
-        def jacobian(x: Values, spread: float = spread) -> Values:
-            return np.vstack([problem.jacobian(x) / spread, one])
-
-        found = least_squares(
-            *(residuals, places, jacobian),
-            bounds=(problem.lowest, problem.highest),
-            ftol=1e-3,
-            xtol=1e-3,
-            max_nfev=_MOST_STEPS,
-        )
-        slopes = found.jac[: -len(one)] * spread
-        inside = 1e-3 * np.minimum(1.0, problem.highest - problem.lowest)
-        places = np.clip(found.x, problem.lowest + inside, problem.highest - inside)
-        covariance = np.linalg.inv(slopes.T @ slopes / spread**2 + one)
-        num_told = len(one) - float(np.trace(covariance))
-        freedom = max(problem.num_errors - num_told, 1.0)
-        spread = max(float(np.sqrt((problem.errors(found.x) ** 2).sum() / freedom)), _LEAST_SPREAD)
-    covariance = np.linalg.inv(slopes.T @ slopes / spread**2 + one)
-    return found.x, spread, np.sqrt(np.diag(covariance))
+def _covariance(slopes: Values, spread: float) -> Values:
+    """Return that of the parameters, in units of the prior's, which is part of it."""
+    return np.linalg.inv(slopes.T @ slopes / spread**2 + np.eye(slopes.shape[1]))
 
 
 def _estimates(parameters: Sequence[Parameter], places: Values, widths: Values) -> list[Estimate]:
     found = []
     for each, place, width in zip(parameters, places.tolist(), widths.tolist(), strict=True):
         low, high = (each.value(place + sign * _WIDTH_95 * width) for sign in (-1, 1))
-        value, (lowest, highest) = each.value(place), each.bounds
-        at_bound = min(place - lowest, highest - place) < _AT_BOUND
-        is_told = width < UNTOLD
-        found.append(
-            Estimate(each.name, each.about, each.start, value, low, high, is_told, at_bound)
-        )
+        nearest = min(each.bounds, key=lambda bound: abs(bound - place))
+        at_bound = abs(nearest - place) < _AT_BOUND
+        value = float(f"{each.value(nearest if at_bound else place):.4g}")
+        told = width < UNTOLD
+        found.append(Estimate(each.name, each.about, each.start, value, low, high, told, at_bound))
     return found
 
 
-def _with_provenance(profile: Profile, fit: Sequence[Estimate], fitted: Runs, held_out: Runs) -> Profile:
+def _with_provenance(
+    profile: Profile, fit: Sequence[Estimate], fitted: Runs, held_out: Runs
+) -> Profile:
     """Return a fitted profile that says what was fitted to what."""
     known, run = profile.provenance, fitted[0]
     server = " ".join(filter(None, (run.cells.get("engine", ""), run.cells.get("engine_version"))))
@@ -291,8 +296,9 @@ def _with_provenance(profile: Profile, fit: Sequence[Estimate], fitted: Runs, he
     lens = ", ".join(map(str, sorted({each.num_speculative_tokens for each in fitted})))
     told = ", ".join(f"{each.name} {each.value:.4g}" for each in fit if each.is_told)
     untold = ", ".join(each.name for each in fit if not each.is_told)
+    before = known.notes.replace(NOT_MEASURED, "").strip()
     notes = (
-        f"{known.notes} Fitted by `specsim profile fit` to {len(fitted)} rows of {files} (k = "
+        f"{before} Fitted by `specsim profile fit` to {len(fitted)} rows of {files} (k = "
         f"{lens}), {len(held_out)} held out: {told or 'nothing told'}."
     )
     update = {

@@ -89,7 +89,7 @@ def _lens(path: Path, result: Mapping[str, Any], count: int) -> NDArray[np.int64
     if not all(isinstance(column, list) and column for column in columns):
         return None
     try:
-        lens = np.array(list(zip(*columns, strict=True)), dtype=np.int64)  # type: ignore[arg-type]
+        lens = np.array(list(zip(*columns, strict=True)), dtype=np.int64)
     except (ValueError, TypeError, OverflowError):
         lens = np.zeros((0, 2), dtype=np.int64)
     lens = lens[(lens > 0).all(axis=1)]

@@ -192,9 +192,7 @@ class Replayer(AbstractContextManager["Replayer"]):
         tasks = [self._rows[key] for key in keys]
         (found,) = runner.run(partial(simulate_row, profile), [tasks])
         values = dict(zip(keys, found, strict=True))
-        return [
-            Prediction(run, values[key]) for run, key in zip(self.runs, self.keys, strict=True)
-        ]
+        return [Prediction(run, values[key]) for run, key in zip(self.runs, self.keys, strict=True)]
 
 
 def predict(
