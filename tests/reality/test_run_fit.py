@@ -3,19 +3,22 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from composed_profile import START, TRUE, row, simulated_table, truth, write_table
 from conftest import Run
 
 from specsim.cli.options import profile_text
-from specsim.core.errors import ProfileError
+from specsim.core.step import StepLoad
 from specsim.profile import load_profile
 from specsim.reality.profile_fit.parameters import changed, parameters_of
 from specsim.reality.profile_fit.run_fit import RunFit, fit_runs
 from specsim.reality.validation import read_table
 
 FITTED = [
-    *(row("c1", 1, 0), row("c16", 16, 0), row("c1k1", 1, 1), row("c16k3", 16, 3)),
+    row("c1", 1, 0),
+    row("c16", 16, 0),
+    row("c2long", 2, 0, isl="6000"),
+    row("c1k1", 1, 1),
+    row("c16k3", 16, 3),
     row("c48k5", 48, 5),
 ]
 HELD_OUT = [row("c4k3", 4, 3), row("c32", 32, 0), row("c32k1", 32, 1), row("c8k5", 8, 5)]
@@ -55,8 +58,7 @@ def test_held_out_runs_of_every_length_are_predicted(found: RunFit) -> None:
     assert max(each["median_abs"] for each in before) > 0.1
     assert {each["metric"] for each in after} >= {"output_tok_s", "ttft_p50_ms", "engine_steps"}
     for each in after:
-        assert each["median_abs"] < 0.01, each
-        assert each["worst_abs"] < 0.03, each
+        assert each["worst_abs"] < 0.01, each
 
 
 def test_what_the_runs_cannot_tell_is_named(found: RunFit) -> None:
@@ -86,13 +88,11 @@ def test_repetitions_weigh_as_much_as_one_run(table: Path) -> None:
 
 
 def test_a_changed_profile_computes_anew() -> None:
-    times = [
-        profile.target.forward_time(profile.target.examples_load)
-        if hasattr(profile.target, "examples_load")
-        else float(profile.target.form().sum())
-        for profile in (START, changed(START, {("target", "read_factor"): 2.0}))
-    ]
-    assert times[0] != times[1]
+    load = StepLoad(1000, 1, 1)
+    before = START.target.forward_time(load)
+    slower = changed(START, {("target", "read_factor"): 2.0})
+    assert slower.target.forward_time(load) == pytest.approx(before + 6e-3)
+    assert START.target.forward_time(load) == before
 
 
 def test_the_command_writes_a_profile_that_says_what_was_fitted(
@@ -107,8 +107,8 @@ def test_the_command_writes_a_profile_that_says_what_was_fitted(
     assert "the runs cannot tell" in output
     assert "held-out rows" in output
     told = load_profile("new.yaml").provenance
-    assert "fitted to 5 rows of runs.csv" in told.source
-    assert "5 rows of runs.csv (k = 0, 1, 3, 5), 4 held out" in told.notes
+    assert "fitted to 6 rows of runs.csv" in told.source
+    assert "6 rows of runs.csv (k = 0, 1, 3, 5), 4 held out" in told.notes
     assert "vllm 0.24.0" in told.engine
     code, output, _ = cli("validate", table, "--profile", "new.yaml", "--workers", "1")
     assert code == 0
@@ -163,17 +163,10 @@ def test_bad_rows_are_refused(
 
 def test_a_start_that_is_not_composed_is_refused(table: Path, cli: Run) -> None:
     errors = refused(cli, table, "--start", "h100/llama-3.1-8b")
-    assert "--start: its target is of kind 'two_regime', must be composed" in errors
+    assert "--start: its target is of kind 'linear', must be composed" in errors
     assert "specsim profile build --model llama-3.1-8b --gpu h100" in errors
 
 
 def test_options_of_runs_need_a_start(table: Path, cli: Run) -> None:
     assert "name a --start" in refused(cli, table, "--rows", "run_id=a")
     assert "--start" in refused(cli, table, "--model", "llama-3.1-8b", "--gpu", "h100")
-
-
-def test_a_profile_of_one_draft_length_refuses_others() -> None:
-    fields = yaml.safe_load(profile_text(START)) | {"only_draft_lens": []}
-    with pytest.raises(ValueError, match="only_draft_lens"):
-        type(START).model_validate(fields)
-    assert ProfileError.__mro__

@@ -160,6 +160,11 @@ def read_points(path: Path) -> Points:
     found = {}
     for name, called in _NAMES.items():
         present = [each for each in called if each in header]
+        if not present and "output_tok_s" in header:
+            raise ProfileError(
+                f"{path}: has runs of a load generator, not steps; name the composed profile that "
+                "is to be fitted to them (--start)"
+            )
         if not present:
             raise ProfileError(
                 f"{path}: has no column '{called[-1] if name == 'prefill_tokens' else called[0]}' "
