@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -211,19 +211,29 @@ def _errors(errors: list[dict[str, Any]], metrics: tuple[str, ...]) -> dict[str,
 
 
 def _speed_ups(server: Server, found: RunFit, place: int) -> dict[str, Any]:
-    """Return errors of speed-ups and of the best k, of all rows: most were held out."""
+    """Return errors of speed-ups of which a side was held out, and of the best k of all rows."""
     fitted, held_out = found.fitted[place], found.held_out[place]
     speed = "tpot_mean_ms" if server.metrics == ONLY_TOKENS else None
-    errors = TableErrors.of([*fitted, *held_out], speed)
-    shares = [abs(each.predicted / each.measured - 1) for each in errors.speed_ups]
+    unseen = [each for each in fitted if not _has_both_sides(server, each.run)]
+    ups = TableErrors.of([*unseen, *held_out], speed).speed_ups
+    best = TableErrors.of([*fitted, *held_out], speed).best
+    shares = [abs(each.predicted / each.measured - 1) for each in ups]
     return {
         "speed_ups": len(shares),
         "median_abs": round(median(shares), 4) if shares else None,
         "worst_abs": round(max(shares), 4) if shares else None,
-        "right_sign": sum(each.agrees for each in errors.speed_ups),
-        "loads_with_a_choice": len(errors.best),
-        "best_k_slower_by": round(max((e.loss for e in errors.best), default=0.0), 4),
+        "right_sign": sum(each.agrees for each in ups),
+        "loads_with_a_choice": len(best),
+        "best_k_slower_by": round(max((each.loss for each in best), default=0.0), 4),
     }
+
+
+def _has_both_sides(server: Server, run: MeasuredRun) -> bool:
+    """Return whether a run with drafts was fitted, and the one without at its load, too."""
+    alike = [
+        cell for cell in server.cells if replace(cell, k=run.num_speculative_tokens).holds(run)
+    ]
+    return run.num_speculative_tokens > 0 and any(cell.k == 0 for cell in alike)
 
 
 def _lines(found: dict[str, RunFit]) -> Iterator[list[Any]]:

@@ -101,6 +101,11 @@ def fit(
     runs_only: dict[str, object] = {"--rows": rows, "--fit-rows": fit_rows, "--set": cells}
     runs_only |= {"--metric": metric, "--skip-incomplete": skip_incomplete or None}
     if start is not None:
+        for option, value in {"--model": model, "--gpu": gpu}.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{option}: is said by the profile that --start names; leave it out"
+                )
         from specsim.cli.run_fitting import fit_tables
 
         fit_tables(

@@ -167,6 +167,11 @@ def test_a_start_that_is_not_composed_is_refused(table: Path, cli: Run) -> None:
     assert "specsim profile build --model llama-3.1-8b --gpu h100" in errors
 
 
+def test_a_start_says_what_it_is_of(table: Path, start: Path, cli: Run) -> None:
+    errors = refused(cli, table, "--start", start, "--gpu", "h100")
+    assert "--gpu: is said by the profile" in errors
+
+
 def test_options_of_runs_need_a_start(table: Path, cli: Run) -> None:
     assert "name a --start" in refused(cli, table, "--rows", "run_id=a")
     assert "--start" in refused(cli, table, "--model", "llama-3.1-8b", "--gpu", "h100")

@@ -55,3 +55,13 @@ def test_a_comparison_with_off_is_refused_in_one_line(tmp_path: Any, cli: Run) -
     assert (code, output) == (2, "")
     assert len(errors.splitlines()) == 1
     assert "policy 'off' may draft 0 tokens" in errors
+
+
+def test_an_overview_shows_known_lengths_only(tmp_path: Any, cli: Run) -> None:
+    fields = knowing(2).model_dump(mode="json", exclude_none=True)
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump(fields))
+    code, output, _ = cli("profile", "show", tmp_path / "p.yaml")
+    assert code == 0
+    assert "k = 2, eagle3" in output
+    assert "k = 0" not in output
+    assert "k = 5" not in output
