@@ -101,8 +101,8 @@ def fit(
     runs_only: dict[str, object] = {"--rows": rows, "--fit-rows": fit_rows, "--set": cells}
     runs_only |= {"--metric": metric, "--skip-incomplete": skip_incomplete or None}
     if start is not None:
-        for option, value in {"--model": model, "--gpu": gpu}.items():
-            if value is not None:
+        for option, said in {"--model": model, "--gpu": gpu}.items():
+            if said is not None:
                 raise ConfigError(
                     f"{option}: is said by the profile that --start names; leave it out"
                 )
