@@ -6,7 +6,7 @@ The rooms, in the order in which a run passes through (ARCHITECTURE.md walks one
 ``workload``     which requests come, when, how long; readers for every trace format
 ``routing``      which replica takes a request
 ``engine``       a table of sequences and the five verbs of a step; replicas on SimPy's clock
-``policies``     how much to draft, decided anew at every step; one file each
+``policies``     how much to draft, decided anew at every step
 ``proposers``, ``lookup``, ``acceptance``   who drafts, from what, what survives
 ``latency``, ``profile``, ``hardware``      how long a step takes, on which GPU, with which model
 ``results``      records, metrics, files
@@ -28,50 +28,81 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+_ROOMS = {
+    "core": "atomic columns compiled compiler draft_luck errors families request resources rng "
+    "settings step version",
+    "run": "deployment drafting experiment preload simulate summary",
+    "study": "capacity compare gate paired sweep tune",
+    "tokens": "draft_eval",
+    "show": "breakdown export plots profile_overview render report",
+    "reality": "acceptance_fit calibration host_speed parity profile_fit validation",
+    "hardware": "model_config",
+}
+"""By room: what was beside it."""
+_MERGED = {
+    "acceptance.bernoulli": "beta beta_position per_position",
+    "acceptance.layered": "markov",
+    "acceptance.nested": "per_drafter shift preset",
+    "acceptance.recorded": "token_match",
+    "cli.inspection": "catalogue",
+    "cli.options": "terminal",
+    "lookup": ".base",
+    "policies.goodput": "goodput_exact",
+    "policies.references": "random oracle",
+    "policies.step_controller": "cached_step_controller",
+    "proposers.datastore": "sssd",
+    "proposers.models": "draft_model draft_models eagle eagle3 mtp medusa",
+    "reality.observe.client": "server",
+    "results.metrics": "slo",
+    "results.tables": "weighted",
+    "routing.simple": "round_robin random least_outstanding least_outstanding_tokens",
+    "show.plots": ".figures",
+    "show.plots.reality": "profiles",
+    "show.plots.runs": "tune",
+    "show.render": ".tables",
+    "show.report.study": "colours",
+    "study.capacity.search": "load_probe",
+    "study.gate.suite": "baseline",
+    "study.sweep": ".folder",
+    "study.tune.batch": "trials",
+    "study.tune.crossover": "check",
+    "tokens.convert": "tokenizer",
+    "tokens.describe": "repetition",
+    "tokens.draft_eval": "draft_grid",
+    "workload": ".config",
+    "workload.arrivals.synthetic": "burst constant poisson gamma piecewise closed_loop",
+    "workload.lengths.synthetic": "constant uniform lognormal truncated_normal dataset shift",
+    "workload.lengths.trace": "empirical",
+    "workload.readers.programs": "llmservingsim vidur vllm_bench real_run",
+    "workload.readers.services": "azure burstgpt mooncake bailian",
+    "workload.readers.texts": "sharegpt token_trace",
+}
+"""By module: what was beside it, or with a dot inside it, and is in it now."""
 _MOVED = {
+    **{name: f"{room}.{name}" for room, names in _ROOMS.items() for name in names.split()},
     **{
-        name: f"core.{name}"
-        for name in (
-            "atomic", "columns", "compiled", "compiler", "errors", "families", "request",
-            "resources", "rng", "settings", "step", "version",
-        )
-    },
-    **{name: f"run.{name}" for name in ("deployment", "drafting", "experiment", "preload")},
-    **{name: f"run.{name}" for name in ("simulate", "summary")},
-    **{
-        name: f"study.{name}"
-        for name in ("capacity", "compare", "gate", "paired", "sweep", "tune")
-    },
-    **{name: f"tokens.{name}" for name in ("draft_eval", "draft_grid")},
-    **{
-        name: f"show.{name}"
-        for name in ("breakdown", "export", "plots", "profile_overview", "render", "report")
-    },
-    **{
-        name: f"reality.{name}"
-        for name in (
-            "acceptance_fit", "calibration", "host_speed", "parity", "profile_fit", "validation",
-        )
+        f"{new if name[0] == '.' else new.rpartition('.')[0]}.{name.lstrip('.')}": new
+        for new, names in _MERGED.items()
+        for name in names.split()
     },
     "calibration.clock": "reality.clock",
     "calibration.observe": "reality.observe",
     "calibration.run_writer": "reality.run_writer",
     "calibration.torch_engine": "reality.torch_engine",
+    "calibration.vllm": "reality.vllm.scheduler",
     "catalogue": "show.render.catalogue",
-    "results.steps": "results.folder",
-    "results.time_use": "results.timeline",
-    "plots.profile_show": "show.plots.profiles",
+    "draft_grid": "tokens.draft_eval",
+    "plots.profile_show": "show.plots.reality",
     "plots.timeline": "show.plots.runs",
     "plots.validation": "show.plots.reality",
+    "processes": "study.runner",
     "render.gate": "show.render.studies",
     "render.profile_show": "show.render.profiles",
     "render.run": "show.render.runs",
-    "calibration.vllm": "reality.vllm.scheduler",
-    "draft_luck": "core.draft_luck",
-    "processes": "study.runner",
-    "model_config": "hardware.model_config",
+    "results.steps": "results.folder",
+    "results.time_use": "results.timeline",
     "roofline_profile": "profile.from_roofline",
-}  # fmt: skip
+}
 
 
 class _Moved(MetaPathFinder, Loader):
@@ -82,7 +113,8 @@ class _Moved(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         _, _, name = fullname.partition(f"{__name__}.")
         parts = name.split(".")
-        old = next((old for old in (".".join(parts[:2]), parts[0]) if old in _MOVED), None)
+        names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        old = next((old for old in names if old in _MOVED), None)
         if old is None:
             return None
         new = f"{__name__}.{_MOVED[old]}{name.removeprefix(old)}"

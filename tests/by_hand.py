@@ -6,6 +6,7 @@ from specsim.engine.facts import Facts
 from specsim.engine.setup import Setup
 from specsim.engine.table import Table
 from specsim.engine.view import StepView
+from specsim.hardware.kv_groups import one_group
 
 __all__ = ["step_of"]
 
@@ -28,7 +29,7 @@ def step_of(*entries: dict[str, int], **step: int) -> tuple[Table, StepView]:
     """
     limits = {"max_num_running": len(entries), "num_blocks": 2, "max_model_len": 4}
     facts = Facts.of([], 4, with_keys=False)
-    table = Setup("synchronous", limits, (4,)).table(facts=facts.rows, keys=facts.keys)
+    table = Setup("synchronous", limits, one_group(4)).table(facts=facts.rows, keys=facts.keys)
     everything: Any = table
     for place, fields in enumerate(entries):
         everything.entries["row"][0, place] = place

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from specsim.core.request import Text
-from specsim.lookup.base import NO_DRAFT, Draft, Lookup
+from specsim.lookup import NO_DRAFT, Draft, Lookup
 
 __all__ = ["SuffixReference"]
 

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from specsim import _MOVED
+
 OLD_AND_NEW = [
     ("specsim.simulate", "specsim.run.simulate"),
     ("specsim.sweep.plan", "specsim.study.sweep.plan"),
@@ -18,6 +20,7 @@ OLD_AND_NEW = [
     ("specsim.results.steps", "specsim.results.folder"),
     ("specsim.plots.timeline", "specsim.show.plots.runs"),
     ("specsim.render.runs", "specsim.show.render.runs"),
+    ("specsim.workload.arrivals.poisson", "specsim.workload.arrivals.synthetic"),
 ]
 
 
@@ -31,6 +34,12 @@ def test_an_old_name_gives_the_same_module_and_a_warning(old: str, new: str) -> 
     assert f"{old} is now {new}" in {str(warning.message) for warning in warned}
     assert module.__spec__ is not None
     assert module.__spec__.name == module.__name__ == new
+
+
+@pytest.mark.parametrize("new", sorted(set(_MOVED.values())))
+def test_what_has_moved_is_where_it_is_said_to_be(new: str) -> None:
+    assert new not in _MOVED
+    assert find_spec(f"specsim.{new}") is not None
 
 
 def test_the_recorder_that_vllm_is_given_is_found_under_its_old_name() -> None:

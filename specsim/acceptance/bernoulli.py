@@ -1,12 +1,13 @@
-"""Independent acceptance with one probability."""
+"""Independent draft tokens: one probability, one per request, one per position, or both."""
 
-from typing import Literal, final
+from itertools import pairwise
+from typing import Annotated, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from specsim.acceptance.base import DrawnAcceptance, run_lengths
+from specsim.acceptance.base import DrawnAcceptance, run_lengths, runs_below
 from specsim.core.rng import Luck
 
 
@@ -34,3 +35,111 @@ class Bernoulli(DrawnAcceptance):
     def position_rates(self, num_positions: int) -> list[float]:
         """Return alpha for every position."""
         return [self.alpha] * num_positions
+
+
+@final
+class Beta(DrawnAcceptance):
+    """Each request has its own alpha, drawn from Beta(a, b); within a request it stays the same.
+
+    The mean of alpha over requests is a / (a + b); the smaller a + b, the more requests differ.
+    """
+
+    kind: Literal["beta"] = "beta"
+    examples = ({"a": 6.0, "b": 3.0},)
+    a: float = Field(gt=0)
+    b: float = Field(gt=0)
+
+    def drawn_lens(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.uint8]:
+        """Return the run of accepted positions from each output position on."""
+        from scipy.special import betaincinv  # noqa: PLC0415 - scipy takes 0.2 s
+
+        alphas = betaincinv(self.a, self.b, luck.child("request").per_request(indices))
+        accepted = luck.uniforms(indices, counts) < np.repeat(alphas, counts)
+        return run_lengths(accepted, max_draft_len)
+
+
+Factor = Annotated[float, Field(ge=0, le=1)]
+
+
+@final
+class BetaPosition(DrawnAcceptance):
+    """The j-th token of a draft is accepted with the request's own alpha times the j-th factor.
+
+    Alpha is drawn once per request from Beta(a, b). P(token j accepted | all before it were) is
+    alpha * factors[j - 1]; the last factor holds for all tokens after it.
+    """
+
+    kind: Literal["beta_position"] = "beta_position"
+    examples = ({"a": 6.0, "b": 2.0, "factors": [1.0, 0.9, 0.8]},)
+    a: float = Field(gt=0)
+    b: float = Field(gt=0)
+    factors: tuple[Factor, ...] = Field(min_length=1)
+
+    def drawn_lens(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.uint8]:
+        """Follow every possible draft token by token; position p + j holds the luck of token j."""
+        from scipy.special import betaincinv  # noqa: PLC0415 - scipy takes 0.2 s
+
+        alphas = betaincinv(self.a, self.b, luck.child("request").per_request(indices))
+        # Dividing the luck once, not multiplying alpha anew for every token of the draft.
+        needed = luck.uniforms(indices, counts) / np.repeat(np.maximum(alphas, 1e-300), counts)
+        last = self.factors[-1:] * max(max_draft_len - len(self.factors), 0)
+        return runs_below(needed, (self.factors + last)[:max_draft_len])
+
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+
+
+@final
+class PerPosition(DrawnAcceptance):
+    """The j-th token of a draft is accepted with its own probability.
+
+    Two conventions are in use and must be told apart, so exactly one of the fields is given:
+    `conditional_rates` are P(token j accepted | all before it were); `unconditional_rates` are
+    P(tokens 1..j all accepted), non-increasing, as vLLM reports them
+    (``spec_decode_per_position_acceptance_rates``, ``synthetic_acceptance_rates``). Tokens beyond
+    the last rate are rejected.
+    """
+
+    kind: Literal["per_position"] = "per_position"
+    examples = ({"conditional_rates": [0.8, 0.7, 0.6]}, {"unconditional_rates": [0.8, 0.56, 0.34]})
+    conditional_rates: tuple[Rate, ...] | None = None
+    unconditional_rates: tuple[Rate, ...] | None = None
+
+    @model_validator(mode="after")
+    def _check_rates(self) -> Self:
+        given = [r for r in (self.conditional_rates, self.unconditional_rates) if r is not None]
+        if len(given) != 1 or not given[0]:
+            raise ValueError("give either conditional_rates or unconditional_rates, not empty")
+        rates = self.unconditional_rates or ()
+        if any(later > earlier for earlier, later in pairwise(rates)):
+            raise ValueError(
+                f"unconditional_rates {list(rates)} must not increase: to accept token j + 1 "
+                "token j must have been accepted; use conditional_rates for conditional ones"
+            )
+        return self
+
+    @property
+    def rates(self) -> list[float]:
+        """Conditional rates, whichever way they were given."""
+        if self.conditional_rates is not None:
+            return list(self.conditional_rates)
+        assert self.unconditional_rates is not None
+        before = (1.0, *self.unconditional_rates)
+        return [
+            now / last if last > 0 else 0.0
+            for last, now in zip(before, self.unconditional_rates, strict=False)
+        ]
+
+    def drawn_lens(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.uint8]:
+        """Follow every possible draft token by token; position p + j holds the luck of token j."""
+        return runs_below(luck.uniforms(indices, counts), self.rates[:max_draft_len])
+
+    def position_rates(self, num_positions: int) -> list[float]:
+        """Return the conditional rates, 0 beyond the last."""
+        return (self.rates + [0.0] * num_positions)[:num_positions]

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from specsim.cli.calibration import calibrate
-from specsim.cli.catalogue import list_members, schema
-from specsim.cli.inspection import breakdown, export, plot, report, timeline
+from specsim.cli.inspection import breakdown, export, list_members, plot, report, schema, timeline
 from specsim.cli.profiles import profile_app
 from specsim.cli.reality import acceptance_app, observe, parity, validate
 from specsim.cli.simulation import ManyPolicies, compare, run, sweep

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specsim.cli.options import can_draw
-from specsim.cli.terminal import show
+from specsim.cli.options import can_draw, show
 from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,13 +106,7 @@ def calibrate(
 
 
 def _torch_subject(
-    device: Device,
-    model: str | None,
-    *,
-    quick: bool,
-    threads: int,
-    seed: int,
-    stated_error: float,
+    device: Device, model: str | None, *, quick: bool, threads: int, seed: int, stated_error: float
 ) -> "Subject":
     from specsim.hardware import find_gpu, load_model
     from specsim.reality.calibration.torch_plan import CPU, CUDA, QUICK

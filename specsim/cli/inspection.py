@@ -1,4 +1,4 @@
-"""Commands about results: ``timeline``, ``breakdown``, ``export``, ``report`` and ``plot``."""
+"""Commands that show what there is: members, schema, and the results of runs."""
 
 import gzip
 import json
@@ -11,10 +11,49 @@ from typing import IO, Annotated, Any, Literal
 
 import typer
 
-from specsim.cli.options import need, output_file, write_json
-from specsim.cli.terminal import show, spinner, warn
+from specsim.cli.options import need, output_file, show, spinner, warn, write_json
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
+
+
+def list_members(
+    family: Annotated[str | None, typer.Argument(help="Show only this family.")] = None,
+) -> None:
+    """Show every member of every family with its fields, and the shipped profiles."""
+    from specsim.acceptance.nested import load_preset, preset_names
+    from specsim.core.resources import resource_names
+    from specsim.core.settings import nearest
+    from specsim.hardware import load_gpu, load_model
+    from specsim.show.render.catalogue import FAMILIES, family_table, names_table
+    from specsim.workload.lengths.synthetic import DATASETS
+
+    if family is not None and family not in FAMILIES:
+        raise ConfigError(f"no family '{family}'; {nearest(family, list(FAMILIES))}")
+    for name, members in FAMILIES.items():
+        if family in (None, name):
+            show(family_table(members))
+    if family is None:
+        presets = {name: load_preset(name).provenance.fitted_to for name in preset_names()}
+        show(
+            names_table("datasets", {name: stats.source for name, stats in DATASETS.items()}),
+            names_table(
+                "profiles, as GPU/name", _by_folder(resource_names("profiles", "*/*.yaml"))
+            ),
+            names_table(
+                "GPUs", {n: load_gpu(n).name for n in resource_names("profiles", "*.yaml")}
+            ),
+            names_table(
+                "models", {n: load_model(n).name for n in resource_names("profiles", "*.json")}
+            ),
+            names_table("acceptance presets", presets),
+        )
+
+
+def schema() -> None:
+    """Print the JSON schema of an experiment, for editors that complete YAML."""
+    from specsim.run.experiment import Experiment
+
+    typer.echo(json.dumps(Experiment.model_json_schema(), indent=2))
 
 
 def _check_distinct(folders: list[Path]) -> None:
@@ -69,7 +108,7 @@ def timeline(
     from specsim.results.folder import load_steps
     from specsim.results.timeline import timeline as binned
     from specsim.results.timeline import write_timelines
-    from specsim.show.plots.figures import check_suffix
+    from specsim.show.plots import check_suffix
     from specsim.show.plots.runs import plot_timelines
 
     if plot is None and len(results) > 1:
@@ -115,7 +154,7 @@ def breakdown(
             _check_keeps_results(path, f"{option} {path}:")
     if plot is not None:
         need("matplotlib", "--plot")
-        from specsim.show.plots.figures import check_suffix
+        from specsim.show.plots import check_suffix
         from specsim.show.plots.runs import plot_breakdown
 
         check_suffix(plot)
@@ -165,11 +204,7 @@ def export(
         write_chrome_trace,
     )
 
-    named = {
-        "--chrome-trace": chrome_trace,
-        "--prometheus": prometheus,
-        "--vllm-bench": vllm_bench,
-    }
+    named = {"--chrome-trace": chrome_trace, "--prometheus": prometheus, "--vllm-bench": vllm_bench}
     paths = {option: path for option, path in named.items() if path is not None}
     if not paths:
         raise ConfigError(f"export: say what to write: {', '.join(named)}")
@@ -194,6 +229,15 @@ def export(
     for option, path in paths.items():
         detail = f" ({count:,} events)" if option == "--chrome-trace" else ""
         typer.echo(f"{option[2:]}: {path}{detail}")
+
+
+def _by_folder(names: list[str]) -> dict[str, str]:
+    """Return what each folder holds, in one text."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        folder, _, rest = name.partition("/")
+        found.setdefault(folder, []).append(rest)
+    return {folder: ", ".join(rest) for folder, rest in found.items()}
 
 
 @contextmanager

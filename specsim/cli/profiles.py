@@ -11,9 +11,10 @@ from specsim.cli.options import (
     need,
     output_file,
     profile_text,
+    show,
+    spinner,
     write_json,
 )
-from specsim.cli.terminal import show, spinner
 from specsim.core.errors import ConfigError
 
 profile_app = typer.Typer(help="Make and inspect profiles of models on GPUs.", no_args_is_help=True)
@@ -196,7 +197,7 @@ def show_profile(
 
     if plot is not None:
         need("matplotlib", "--plot")
-        from specsim.show.plots.figures import check_suffix
+        from specsim.show.plots import check_suffix
 
         check_suffix(plot)
     overview, comparison = Overview.of(load_profile(profile)), None
@@ -215,7 +216,7 @@ def show_profile(
             comparison = ProfileErrors.of(known, points, str(steps))
         tables.append(comparison_table(comparison, steps.name))
     if plot is not None:
-        from specsim.show.plots.profiles import plot_comparison, plot_step_times
+        from specsim.show.plots.reality import plot_comparison, plot_step_times
 
         with spinner("drawing"):
             if comparison is None:

@@ -17,10 +17,13 @@ from specsim.cli.options import (
     can_draw,
     need,
     output_file,
+    progress,
     results_folder,
+    show,
+    spinner,
+    warn,
     write_json,
 )
-from specsim.cli.terminal import progress, show, spinner, warn
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import typer
 
-from specsim.cli.options import output_file, profile_text, write_json
+from specsim.cli.options import output_file, profile_text, progress, show, warn, write_json
 from specsim.cli.table_validation import SET_FORM, selected_rows
-from specsim.cli.terminal import progress, show, warn
 
 
 def fit_tables(

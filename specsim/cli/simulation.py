@@ -18,9 +18,12 @@ from specsim.cli.options import (
     Workers,
     all_overrides,
     can_draw,
+    progress,
     results_folder,
+    show,
+    spinner,
+    warn,
 )
-from specsim.cli.terminal import progress, show, spinner, warn
 from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,8 +56,7 @@ def run(
         bool, typer.Option("--check", help="Check every invariant after every step (slow).")
     ] = False,
     no_steps: Annotated[
-        bool,
-        typer.Option("--no-steps", help="Write no steps.parquet, which long runs make large."),
+        bool, typer.Option("--no-steps", help="Write no steps.parquet, which long runs make large.")
     ] = False,
     no_details: Annotated[
         bool,
@@ -172,16 +174,14 @@ def sweep(
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="Runs at a time; the results do not depend on it. By default one per core.",
+            min=1, help="Runs at a time; the results do not depend on it. By default one per core."
         ),
     ] = None,
     backend: Annotated[
         Where, typer.Option(help="Processes of this machine, or a Ray cluster.")
     ] = Where.LOCAL,
     ray_address: Annotated[
-        str | None,
-        typer.Option(help="Of a Ray cluster that runs; by default one is started here."),
+        str | None, typer.Option(help="Of a Ray cluster that runs; by default one is started here.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the sweep that the folder holds.")

@@ -17,10 +17,13 @@ from specsim.cli.options import (
     all_overrides,
     can_draw,
     output_file,
+    progress,
     results_folder,
+    show,
+    spinner,
+    warn,
     write_json,
 )
-from specsim.cli.terminal import progress, show, spinner, warn
 from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -214,7 +217,7 @@ def tune(
         if folder is not None:
             tuning.save(folder)
         if folder is not None and draws:
-            from specsim.show.plots.tune import plot_tuning
+            from specsim.show.plots.runs import plot_tuning
 
             with spinner("drawing"):
                 plot_tuning(tuning, folder / "plot.png", config.stem)
@@ -340,7 +343,7 @@ def _run(
 def _write_baseline(
     path: Path, suite: "Suite", tolerances: dict[str, float], workers: int, date: str | None
 ) -> None:
-    from specsim.study.gate.baseline import baseline_file, checked_date
+    from specsim.study.gate.suite import baseline_file, checked_date
 
     date = None if date is None else checked_date(date)
     with baseline_file(path) as temporary:

@@ -6,8 +6,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from specsim.cli.options import can_draw, output_file, results_folder, write_json
-from specsim.cli.terminal import progress, show, spinner, warn
+from specsim.cli.options import (
+    can_draw,
+    output_file,
+    progress,
+    results_folder,
+    show,
+    spinner,
+    warn,
+    write_json,
+)
 from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
 

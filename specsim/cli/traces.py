@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specsim.cli.options import output_file, write_json
-from specsim.cli.terminal import progress, show, spinner, warn
+from specsim.cli.options import output_file, progress, show, spinner, warn, write_json
 from specsim.core.errors import ConfigError
 
 trace_app = typer.Typer(
@@ -106,8 +105,7 @@ def from_text(
     An entry without an answer, or with an empty one, is an error. Nothing but `id` is kept of
     other fields. It needs: pip install 'specsim\[tokens]'.
     """
-    from specsim.tokens.convert import write_token_trace
-    from specsim.tokens.tokenizer import load_tokenizer
+    from specsim.tokens.convert import load_tokenizer, write_token_trace
 
     with spinner(f"tokenizing {file.name}"):
         loaded = load_tokenizer(tokenizer)
@@ -178,8 +176,13 @@ def draft_eval(
     """
     from specsim.run.experiment import overridden
     from specsim.show.render.traces import draft_eval_table, draft_grid_table
-    from specsim.tokens.draft_eval import evaluate_drafts, load_texts, parse_drafter
-    from specsim.tokens.draft_grid import evaluate_grid, grid_options
+    from specsim.tokens.draft_eval import (
+        evaluate_drafts,
+        evaluate_grid,
+        grid_options,
+        load_texts,
+        parse_drafter,
+    )
 
     fixed, title = overridden({}, opt or [], "--opt"), f"{proposer} on {tokens.name}"
     for name in grid_options(grid or [])[0]:

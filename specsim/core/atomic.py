@@ -96,14 +96,7 @@ def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
 
 
 def check_replaceable(folder: Path, names: Iterable[str]) -> None:
-    """Raise unless all that a folder holds under some names was written by specsim.
-
-    Args:
-        names: Of files, or of folders of results.
-
-    Raises:
-        ConfigError: Something was not, and would be lost.
-    """
+    """Raise a ConfigError unless specsim wrote all that a folder holds under some names."""
     for name in names:
         path = folder / name
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:

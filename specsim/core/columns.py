@@ -111,11 +111,7 @@ def _rows(path: Path) -> Iterator[list[str]]:
 
 @contextmanager
 def opened_parquet(path: Path, error: type[SpecsimError]) -> Iterator[Any]:
-    """Open a Parquet file (`pyarrow.parquet.ParquetFile`) and close it after the block.
-
-    Args:
-        error: What to raise if it is not whole.
-    """
+    """Open a Parquet file (`pyarrow.parquet.ParquetFile`); raise `error` if it is not whole."""
     import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB
     import pyarrow.parquet as pq  # noqa: PLC0415
 

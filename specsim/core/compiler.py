@@ -127,11 +127,7 @@ def _fields(types: Types) -> tuple[tuple[str, Any], ...]:
 
 @cache
 def _handle(fields: tuple[tuple[str, Any], ...]) -> Any:
-    """Return the type that a `NamedTuple` of arrays has in compiled code.
-
-    There it is one pointer, to the numbers of `Pointers`. Passed as numba passes tuples, every call
-    would hand over hundreds.
-    """
+    """Return the type of a `NamedTuple` in compiled code: one pointer, not hundreds of values."""
     numba = _numba()
     types, extending = numba.types, numba.extending
 

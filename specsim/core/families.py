@@ -1,11 +1,13 @@
-"""Families: pluggable parts, one file per member.
+"""Families: pluggable parts, found by name.
 
-A family is a package with a base class; every public module in it holds one member, a frozen
-pydantic model whose fields are its configuration. Dropping a file in is all it takes: the member is
-found by walking the package, `specsim list` shows it, and the contract tests of the family run on
-it. A file is named like its member, so that a run imports the members it names and no others.
-Somebody else's class is named by its path, ``kind: my_pkg.my_file:MyPolicy``, or made permanent
-by an entry point in the group ``specsim.<family>``.
+A family is a package with a base class; the public modules in it hold the members, frozen pydantic
+models whose fields are their configuration. Dropping a file in, or a class into a file, is all it
+takes: members are found by walking the package, `specsim list` shows them, and the contract tests
+of the family run on them. So that a run imports the members it names and no others, their names
+are looked for in the text of the files first, where a member of the name ``off`` has the field
+``kind: Literal["off"] = "off"``. Somebody else's class is named by its path,
+``kind: my_pkg.my_file:MyPolicy``, or made permanent by an entry point in the group
+``specsim.<family>``.
 """
 
 import re
@@ -60,11 +62,7 @@ class Family(Generic[M]):
 
     @cached_property
     def members(self) -> dict[str, type[M]]:
-        """Members that specsim ships, by name, in the order of their names.
-
-        Raises:
-            ConfigError: Two have the same name.
-        """
+        """Members that specsim ships, by sorted names; a ConfigError if two have the same."""
         found: dict[str, type[M]] = {}
         for file_name in self._file_names:
             for member in self._members_in(file_name):
@@ -83,9 +81,12 @@ class Family(Generic[M]):
         return WithJsonSchema({"type": "object", "description": f"any member of {self.name}"})
 
     @cached_property
+    def _folder(self) -> Path:
+        return Path(import_module(f"specsim.{self.name}").__path__[0])
+
+    @cached_property
     def _file_names(self) -> list[str]:
-        package = import_module(f"specsim.{self.name}")
-        names = (info.name for info in iter_modules(package.__path__))
+        names = (info.name for info in iter_modules([str(self._folder)]))
         return [name for name in names if not name.startswith("_") and name != "base"]
 
     def _members_in(self, file_name: str) -> list[type[M]]:
@@ -98,13 +99,18 @@ class Family(Generic[M]):
 
     def _shipped(self, name: str) -> type[M] | None:
         """Return the shipped member of a name or alias, at the cost of one file if it is a name."""
-        if name in self._file_names:
-            for member in self._members_in(name):
-                if self.name_of(member) == name:
-                    return member
+        for file_name in self._file_names:
+            if file_name == name or self._mentions(file_name, name):
+                for member in self._members_in(file_name):
+                    if self.name_of(member) == name:
+                        return member
         if name in self.members:
             return self.members[name]
         return next((each for each in self.members.values() if name in each.aliases), None)
+
+    def _mentions(self, file_name: str, name: str) -> bool:
+        source = (self._folder / f"{file_name}.py").read_text(encoding="utf-8")
+        return f'Literal["{name}"]' in source
 
     def name_of(self, member: type[M]) -> str:
         """Return the name under which a member is configured."""
@@ -119,11 +125,7 @@ class Family(Generic[M]):
         return {**self.members, **plugins}
 
     def find(self, name: str) -> type[M]:
-        """Return the class behind a name, an alias, an entry point or a path (``my_file:Mine``).
-
-        Raises:
-            ConfigError: Nothing of that name; the message names the nearest.
-        """
+        """Return the class behind a name, alias, entry point or path; else a ConfigError."""
         shipped = self._shipped(name)
         if shipped is not None:
             return shipped

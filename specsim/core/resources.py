@@ -39,10 +39,7 @@ def resource_names(folder: str, pattern: str) -> list[str]:
 
 
 def locate(path: Path) -> Path:
-    """Return a path such as ``traces/chat.parquet`` as given, or among the shipped files.
-
-    As given if that exists or nothing does.
-    """
+    """Return a path as given if that exists, else the shipped file of that name, if any."""
     if path.exists() or path.is_absolute() or len(path.parts) < 2:
         return path
     folder, *rest = path.parts

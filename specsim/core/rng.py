@@ -45,15 +45,8 @@ def indexed_uniforms(
 ) -> NDArray[np.float64]:
     """Return the uniform numbers of the first positions of several requests, end to end.
 
-    Position `p` of request `r` is a function of (seed, stream, r, p) alone.
-
-    Args:
-        seed, stream: Taken modulo 2**64.
-        requests: Index of each request.
-        counts: Positions of each request.
-
-    Returns:
-        In [0, 1), shape (sum(counts),).
+    Position `p` of request `r` is a function of (seed, stream, r, p) alone, in [0, 1); the result
+    has shape (sum(counts),). Seed and stream are taken modulo 2**64.
     """
     lengths = np.array(counts, dtype=np.int64)
     prefix = splitmix64(splitmix64(seed) ^ stream)
@@ -105,12 +98,8 @@ class Luck:
     ) -> NDArray[np.float64]:
         """Return numbers as `uniforms` does that stay for a while along each request.
 
-        At every position the number is drawn anew with probability 1 / mean_len, independently of
-        all before, and stays as it was otherwise.
-
-        Args:
-            counts: Positions of each request, at least 1.
-            mean_len: Mean number of positions until the next draw, at least 1.
+        At every position the number is drawn anew with probability 1 / mean_len (at least 1),
+        independently of all before, and stays as it was otherwise.
         """
         is_drawn = self.child("renewal").uniforms(requests, counts) < 1 / mean_len
         is_drawn[np.cumsum(counts) - counts] = True

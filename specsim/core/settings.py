@@ -83,11 +83,7 @@ for _kind in ("int", "float", "timestamp"):
 
 
 def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
-    """Return the mapping that a YAML or JSON file holds.
-
-    Raises:
-        SpecsimError: Of the given class: the file is missing, empty, malformed, or no mapping.
-    """
+    """Return the mapping that a YAML or JSON file holds; raise `error` if it holds none."""
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else parse_yaml(text)

@@ -13,6 +13,7 @@ from specsim.engine.table import NO_BLOCK, NO_KEY, Table
 
 _LOW = (1 << 32) - 1
 _SPREAD = 40503  # odd; keys of one request lie side by side, those of two far apart
+_SHARED_GROUP, _OWN_GROUP = 40, 24  # bits of a key at which the group begins
 
 
 @inner
@@ -80,15 +81,18 @@ def _leave_queue(table: Table, number: int) -> None:
 
 
 @inner
-def block_key(table: Table, request: int, number: int) -> int:
-    """Return the identity of a full block of a request: equal keys hold the same tokens.
+def prefix_key(table: Table, request: int, group: int, number: int) -> int:
+    """Return the identity of a block: equal keys hold the same tokens, for the same layers.
 
-    Shared keys are negative; what no other request can share is numbered by request and block.
+    Shared keys are negative; what no other request can share is numbered by request and prefix.
+
+    Args:
+        number: Of the prefix up to the block's end, in units of `Limits.hash_block_size`, from 0.
     """
     fact = table.facts[request]
     if number < fact.num_keys:
-        return int(table.keys[fact.key_at + number])
-    return (request << 32) | number
+        return int(table.keys[fact.key_at + number]) - (group << _SHARED_GROUP)
+    return (request << 32) | (group << _OWN_GROUP) | number
 
 
 @inner
@@ -104,6 +108,8 @@ def cached_block(table: Table, key: int) -> int:
 def publish_block(table: Table, number: int, key: int) -> None:
     """Let later requests find a full block, which one sequence holds, by its key."""
     block = table.blocks[number]
+    if block.key != NO_KEY:  # it was published before it was full
+        _forget(table, number)
     block.key = key
     block.holders = 1
     block.next_alike = NO_BLOCK
@@ -134,4 +140,5 @@ def _forget(table: Table, number: int) -> None:
 @inner
 def _place(table: Table, key: int) -> int:
     """Return the place of a key in the index, whose size is a power of two."""
-    return ((key >> 32) * _SPREAD + (key & _LOW)) & (len(table.chains) - 1)
+    group = (key >> _OWN_GROUP) & 255  # the same of all shared keys
+    return ((key >> 32) * _SPREAD + (key & _LOW) + group * _SPREAD) & (len(table.chains) - 1)

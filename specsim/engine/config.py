@@ -1,16 +1,27 @@
 """EngineConfig: the engine's settings, under vLLM's own names and defaults."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.settings import Settings
 from specsim.engine.setup import Setup
+from specsim.hardware.kv_groups import (
+    CHUNKED,
+    SLIDING,
+    KVLayers,
+    KVLayout,
+    as_full_attention,
+    kv_layout,
+    one_group,
+)
 from specsim.profile.memory import BLOCK_SIZE, GPU_MEMORY_UTILIZATION
 from specsim.proposers import PROPOSERS, Proposer
 
 Count = Annotated[int, Field(gt=0)]
+_MOST_GROUPS = 256  # that keys of blocks can tell apart
 
 
 class EngineConfig(Settings):
@@ -41,7 +52,15 @@ class EngineConfig(Settings):
     num_gpu_blocks: Annotated[int, Field(ge=2)] | None = None
     """KV blocks, the null block included; by default what fits into the GPU's memory."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = GPU_MEMORY_UTILIZATION
+    kv_groups: Annotated[tuple[KVLayers, ...], Field(min_length=1)] | None = None
+    """The attention layers, in the model's order, a drafter's last, from which KV cache groups are
+    formed; by default those of the profile's model, and of ``prefill_first`` one group."""
+    disable_hybrid_kv_cache_manager: bool | None = None
+    """If true, layers with a window keep all tokens, like those with full attention."""
     enable_prefix_caching: bool = True
+    prefix_cache_retention_interval: Annotated[int, Field(ge=0)] | Literal["dense"] | None = None
+    """Tokens after which the prefix of a sliding window is kept for later requests, besides where
+    prompts end; by default 0, only there. ``dense``: wherever a hit may end (vLLM: null)."""
     enable_chunked_prefill: bool = True
     async_scheduling: bool | None = None
     """By default on, unless the drafting method or the scheduler rules it out."""
@@ -63,6 +82,11 @@ class EngineConfig(Settings):
                 raise ValueError(
                     "long_prefill_token_threshold: prefill_first (vLLM V0) runs prompts whole"
                 )
+            if any(layers.span_len for layers in self.kv_groups or ()):
+                raise ValueError(
+                    "kv_groups: prefill_first (vLLM V0) keeps all tokens in every layer; leave "
+                    "windows and chunks out"
+                )
         elif self.speculative_config and self.speculative_config.disable_mqa_scorer:
             raise ValueError(
                 "speculative_config.disable_mqa_scorer: only vLLM V0 has it; set scheduler to "
@@ -76,8 +100,37 @@ class EngineConfig(Settings):
             )
         return self
 
-    def resolved(self, **defaults: int | str) -> "EngineConfig":
+    def kv_layers(
+        self, layers: Sequence[KVLayers], proposer: Proposer | None
+    ) -> tuple[KVLayers, ...]:
+        """Return layers as they keep KV entries in this engine.
+
+        Args:
+            layers: As they attend.
+            proposer: None if nothing is ever drafted.
+        """
+        drops = proposer is not None and proposer.drops_last_hit
+        is_off = self.disable_hybrid_kv_cache_manager or self.scheduler == "prefill_first"
+        # vLLM combines no drafter that drops hits with chunked local attention.
+        if is_off or (drops and any(each.kind == CHUNKED for each in layers)):
+            return as_full_attention(layers)
+        return tuple(layers)
+
+    def kv_layout(self, proposer: Proposer | None) -> KVLayout:
+        """Return the KV cache groups; a single one where `kv_groups` is None."""
+        if self.kv_groups is None:
+            return one_group(self.block_size)
+        return kv_layout(self.kv_layers(self.kv_groups, proposer), self.block_size)
+
+    def resolved(
+        self, proposer: Proposer | None, *, is_async: bool, **defaults: Any
+    ) -> "EngineConfig":
         """Return a copy in which fields that are None have their values for the hardware.
+
+        Args:
+            proposer: None if nothing is ever drafted.
+            is_async: Whether steps are scheduled while others run.
+            defaults: By the names of the fields.
 
         Raises:
             ConfigError: Two limits contradict each other.
@@ -86,7 +139,14 @@ class EngineConfig(Settings):
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         config = self.model_copy(update=missing)
         config._check_limits()
+        layout = config.kv_layout(proposer)
+        config._check_groups(layout)
+        config._check_blocks(layout, is_async=is_async)
         return config
+
+    def in_flight_tokens(self, *, is_async: bool) -> int:
+        """Return the most tokens of one sequence in steps that are in flight."""
+        return (self.max_num_batched_tokens or 0) * (2 if is_async else 1)
 
     def _check_limits(self) -> None:
         batched_tokens, seqs = self.max_num_batched_tokens or 0, self.max_num_seqs or 0
@@ -95,19 +155,60 @@ class EngineConfig(Settings):
                 f"engine.max_num_batched_tokens = {batched_tokens} must be at least max_num_seqs = "
                 f"{seqs}; raise it or lower max_num_seqs"
             )
-        max_model_len, blocks = self.max_model_len or 0, self.num_gpu_blocks or 0
+        max_model_len = self.max_model_len or 0
         whole_prompts = self.scheduler == "prefill_first" or not self.enable_chunked_prefill
         if whole_prompts and batched_tokens < max_model_len:
             raise ConfigError(
                 f"engine.max_num_batched_tokens = {batched_tokens} must be at least max_model_len "
                 f"= {max_model_len} where prompts run whole; raise it or lower max_model_len"
             )
-        if (blocks - 1) * self.block_size < max_model_len:
-            raise CapacityError(
-                f"engine.num_gpu_blocks = {blocks} hold {(blocks - 1) * self.block_size} tokens, "
-                f"less than one request of max_model_len = {max_model_len}; lower max_model_len "
-                "or use more memory"
+
+    def _check_groups(self, layout: KVLayout) -> None:
+        if len(layout.groups) > _MOST_GROUPS:
+            raise ConfigError(
+                f"engine.kv_groups: {len(layout.groups)} groups follow from them, more than "
+                f"{_MOST_GROUPS}; set disable_hybrid_kv_cache_manager"
             )
+        if not self.enable_prefix_caching:
+            return
+        size, kept_len = layout.common_block_size, self.prefix_cache_retention_interval
+        sizes = {group.block_size for group in layout.groups}
+        if len(sizes) > 1 and any(group.kind == CHUNKED for group in layout.groups):
+            raise ConfigError(
+                "engine.kv_groups: chunked local attention beside layers of another width needs "
+                f"blocks of {' and '.join(map(str, sorted(sizes)))} tokens, for which vLLM has no "
+                "prefix caching; set enable_prefix_caching to false"
+            )
+        if not isinstance(kept_len, int) or kept_len == 0:
+            return
+        if not any(group.kind == SLIDING for group in layout.groups):
+            raise ConfigError(
+                f"engine.prefix_cache_retention_interval = {kept_len}: no layer has a sliding "
+                "window; leave it out"
+            )
+        if kept_len % size:
+            raise ConfigError(
+                f"engine.prefix_cache_retention_interval = {kept_len} must be a multiple of "
+                f"{size}, after which blocks of all KV cache groups end"
+            )
+
+    def _check_blocks(self, layout: KVLayout, *, is_async: bool) -> None:
+        blocks, max_model_len = self.num_gpu_blocks or 0, self.max_model_len or 0
+        in_flight_tokens = self.in_flight_tokens(is_async=is_async)
+        needed = layout.most_blocks(max_model_len, in_flight_tokens)
+        if needed <= blocks - 1:
+            return
+        if layout.is_hybrid or layout.has_windows:
+            raise CapacityError(
+                f"engine.num_gpu_blocks = {blocks} are too few for one request of max_model_len = "
+                f"{max_model_len}, which takes {needed} besides the null block; lower "
+                "max_model_len or use more memory"
+            )
+        raise CapacityError(
+            f"engine.num_gpu_blocks = {blocks} hold {(blocks - 1) * self.block_size} tokens, "
+            f"less than one request of max_model_len = {max_model_len}; lower max_model_len "
+            "or use more memory"
+        )
 
     def setup(
         self, proposer: Proposer | None, max_draft_len: int, *, is_dynamic: bool, is_async: bool
@@ -128,6 +229,8 @@ class EngineConfig(Settings):
             "num_blocks": self.num_gpu_blocks,
             "enable_prefix_caching": self.enable_prefix_caching,
             "drops_last_hit": proposer is not None and proposer.drops_last_hit,
+            "drops_in_last": proposer is not None and proposer.drops_in_last_group,
+            "retention_len": self._retention_len,
             "watermark_blocks": self.watermark * self.num_gpu_blocks,
             "reserve_full_prompt": self.scheduler_reserve_full_isl or is_v0,
             "by_priority": self.scheduling_policy == "priority",
@@ -144,5 +247,10 @@ class EngineConfig(Settings):
         return Setup(
             order="prefill_first" if is_v0 else order,
             limits={name: int(value) for name, value in limits.items()},
-            block_sizes=(self.block_size,),
+            kv=self.kv_layout(proposer),
         )
+
+    @property
+    def _retention_len(self) -> int:
+        interval = self.prefix_cache_retention_interval
+        return -1 if interval == "dense" else interval or 0

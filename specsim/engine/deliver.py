@@ -3,7 +3,8 @@
 from math import floor
 
 from specsim.core.compiled import inner
-from specsim.engine.kv import publish, release
+from specsim.engine.kv import release
+from specsim.engine.prefix import publish
 from specsim.engine.table import FINISHED, FREE, WAITING, Table
 from specsim.engine.waiting import close_gaps, leave_queue
 
@@ -101,13 +102,13 @@ def land(table: Table) -> None:
     """Be done with the current step: rows that had ended, and were in no later one, are free."""
     limits, state = table.limits[0], table.state[0]
     for place in range(table.steps[state.current].num_requests):
-        row = table.entries[state.current, place].row
-        sequence = table.sequences[row]
-        sequence.in_flight -= 1
-        if sequence.status == FINISHED and sequence.in_flight == 0:
+        entry = table.entries[state.current, place]
+        sequence = table.sequences[entry.row]
+        sequence.in_flight_len -= entry.scheduled_len
+        if sequence.status == FINISHED and sequence.in_flight_len == 0:
             sequence.status = FREE
             sequence.next_row = state.free_row
-            state.free_row = row
+            state.free_row = entry.row
     state.in_flight -= 1
     state.oldest = (state.oldest + 1) % limits.depth
     state.place = 0

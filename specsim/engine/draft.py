@@ -72,6 +72,7 @@ def _add_to_step(table: Table) -> None:
         if limits.expands_batch:
             entry.read_anew = sequence.computed_len
         sequence.computed_len += draft_len
+        sequence.in_flight_len += draft_len
         entry.scheduled_len += draft_len
         entry.draft_len = entry.verified_len = draft_len
         step.batched_tokens += draft_len

@@ -47,7 +47,9 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
         _check_free(table, held)
     slack = 1 + int(limits["max_draft_len"][0]) if in_step else 0
     for row, blocks in zip(running, held, strict=True):
-        _check_running(table, row, len(blocks), slack)
+        if NO_BLOCK in blocks:
+            raise InvariantError(f"row {row} holds the null block inside a window")
+        _check_running(table, row, slack)
     waiting = sequences[sequences["status"] == WAITING]
     if len(waiting) != state["num_waiting"][0]:
         raise InvariantError("the queue is not the sequences that wait")
@@ -56,10 +58,13 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
 
 
 def _blocks_of(table: Table, row: int) -> list[int]:
-    sequences = table.sequences
-    slot = int(sequences["slot"][row])
-    holdings = table.holdings
-    return [int(block) for block in table.tables[slot, : holdings["num_blocks"][slot]]]
+    """Return the blocks of a sequence in all groups, without those that have left a window."""
+    first = int(table.sequences["slot"][row])
+    held: list[int] = []
+    for slot in range(first, first + int(table.limits["num_groups"][0])):
+        holding: Any = table.holdings[slot]
+        held += table.tables[slot, holding["null_blocks"] : holding["num_blocks"]].tolist()
+    return held
 
 
 def _check_held(table: Table, held: list[list[int]]) -> None:
@@ -100,18 +105,23 @@ def _check_free(table: Table, held: list[list[int]]) -> None:
         )
 
 
-def _check_running(table: Table, row: int, num_blocks: int, slack: int) -> None:
+def _check_running(table: Table, row: int, slack: int) -> None:
     sequences = table.sequences
     sequence: Any = sequences[row]
-    groups = table.groups
+    block_sizes = table.groups["block_size"]
+    held = table.holdings["num_blocks"][sequence["slot"] + np.arange(len(block_sizes))]
+    room = int((held * block_sizes).min())
     who = (
         f"request {sequence['request']} ({sequence['computed_len']} computed of "
         f"{sequence['known_len']} known + {sequence['draft_len']} drafts, ends at "
         f"{sequence['max_len']})"
     )
-    if num_blocks * groups["block_size"][0] != sequence["capacity_len"]:
+    # It is less where a block will leave a window before.
+    if room < sequence["capacity_len"] or (
+        room > sequence["capacity_len"] and not table.limits["has_windows"][0]
+    ):
         raise InvariantError(f"{who}: blocks x block_size != {sequence['capacity_len']}")
-    if not 0 < sequence["computed_len"] <= sequence["capacity_len"]:
+    if not 0 < sequence["computed_len"] <= room:
         raise InvariantError(f"{who}: computed tokens do not fit its blocks")
     if not sequence["prompt_len"] <= sequence["known_len"] < sequence["max_len"]:
         raise InvariantError(f"{who}: runs outside [prompt, end)")

@@ -1,132 +1,143 @@
-"""Who gets how many KV blocks, and when they are published, as in vLLM V1.
+"""Who gets how many KV blocks, and when they give them back, as in vLLM V1.
 
 Sources: vLLM 0.32.0 ``v1/core/kv_cache_manager.py allocate_slots`` and
 ``v1/core/single_type_kv_cache_manager.py``, re-implemented from a description of their behaviour.
 
-The arrays are laid out for models with several KV cache groups; the rules are those of one group
-of full attention.
+A sequence holds blocks in every group of layers, all from one pool. In a group with a window the
+leading entries of its table become null as they leave the window; they still count as positions.
 """
 
 from specsim.core.compiled import inner
-from specsim.engine.blocks import (
-    block_key,
-    cached_block,
-    hold,
-    publish_block,
-    release_block,
-    take_block,
-)
-from specsim.engine.table import NEVER, NO_BLOCK, NO_KEY, Table
+from specsim.engine.blocks import hold, release_block, take_block
+from specsim.engine.prefix import publish
+from specsim.engine.table import FULL, NEVER, NO_BLOCK, NO_KEY, SLIDING, Group, Table
 
 
 @inner
-def cached_prefix(table: Table, row: int) -> int:
-    """Return how many blocks of the cache a waiting sequence may use; they lie in `table.hits`.
-
-    At least one token is left to be computed.
-    """
-    limits = table.limits[0]
-    if not limits.enable_prefix_caching:
-        return 0
-    sequence = table.sequences[row]
-    longest = (sequence.known_len - 1) // table.groups[0].block_size
-    num = 0
-    while num < longest:
-        number = cached_block(table, block_key(table, sequence.request, num))
-        if number == NO_BLOCK:
-            break
-        table.hits[num] = number
-        num += 1
-    return num - 1 if num and limits.drops_last_hit else num
-
-
-@inner
-def admit_blocks(table: Table, row: int, num_hits: int, scheduled_len: int) -> bool:
+def admit_blocks(table: Table, row: int, cached_len: int, scheduled_len: int) -> bool:
     """Give a waiting sequence a slot, the blocks of its hit and of its first piece, or nothing.
 
     The watermark counts only while other sequences run. Returns whether the blocks were there.
     """
     limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
-    block_size = table.groups[0].block_size
-    unavailable = limits.watermark_blocks if state.num_running else 0
-    for place in range(num_hits):
-        if table.blocks[table.hits[place]].holders == 0:
-            unavailable += 1
-    if limits.reserve_full_prompt:
-        whole = _blocks_for(min(sequence.known_len, limits.max_model_len), block_size)
-        if whole - num_hits + unavailable > state.num_free:
-            return False
-    end_len = num_hits * block_size + scheduled_len
+    end_len = cached_len + scheduled_len
+    known_len = min(sequence.known_len, limits.max_model_len)
     reach = min(end_len + limits.lookahead_len, limits.max_model_len)
-    needed = max(0, _blocks_for(reach, block_size) - num_hits)
+    unavailable = limits.watermark_blocks if state.num_running else 0
+    whole = needed = 0
+    for number in range(limits.num_groups):
+        group = table.groups[number]
+        num_hits = cached_len // group.block_size
+        unavailable += _count_unheld(table, number, num_hits)
+        # It gives blocks back as they leave the window, and so never needs more at once.
+        most = min(_blocks_for(known_len, group.block_size), group.most_admitted)
+        whole += max(0, most - num_hits)
+        needed += max(0, _blocks_for(reach, group.block_size) - num_hits)
+    if limits.reserve_full_prompt and whole + unavailable > state.num_free:
+        return False
     if needed + unavailable > state.num_free:
         return False
     state.num_free_slots -= 1
     sequence.slot = table.slots[state.num_free_slots]
-    for place in range(num_hits):
-        hold(table, table.hits[place])
-        table.tables[sequence.slot, place] = table.hits[place]
-    holding = table.holdings[sequence.slot]
-    holding.num_blocks = num_hits
-    holding.published_blocks = num_hits
-    _take(table, row, needed)
+    for number in range(limits.num_groups):
+        _hold_hits(table, sequence.slot + number, number, cached_len)
+    _take(table, row, reach)
     if limits.enable_prefix_caching:
-        sequence.next_publish_len = (num_hits + 1) * block_size
+        sequence.next_publish_len = cached_len + limits.hash_block_size
         publish(table, row, end_len)
     return True
+
+
+@inner
+def _count_unheld(table: Table, number: int, num_hits: int) -> int:
+    """Return how many blocks of a group's hit nobody holds."""
+    unheld = 0
+    for place in range(num_hits):
+        block = table.hits[number, place]
+        if block != NO_BLOCK and table.blocks[block].holders == 0:
+            unheld += 1
+    return unheld
+
+
+@inner
+def _hold_hits(table: Table, slot: int, number: int, cached_len: int) -> None:
+    """Begin the holding of a group with the blocks of its hit."""
+    num_hits = cached_len // table.groups[number].block_size
+    holding = table.holdings[slot]
+    holding.num_blocks = num_hits
+    holding.null_blocks = 0
+    holding.published_blocks = num_hits
+    for place in range(num_hits):
+        block = table.hits[number, place]
+        table.tables[slot, place] = block
+        if block == NO_BLOCK:
+            holding.null_blocks += 1
+        else:
+            hold(table, block)
 
 
 @inner
 def extend(table: Table, row: int, end_len: int) -> bool:
     """Give a running sequence the blocks that it lacks up to `end_len`, or nothing.
 
-    `end_len` is its length after the step, drafts included, look-ahead slots not. Returns whether
-    the blocks were there.
+    It gives back those that have left a window, whatever comes of it. `end_len` is its length
+    after the step, drafts included, look-ahead slots not. Returns whether the blocks were there.
     """
     limits, sequence = table.limits[0], table.sequences[row]
+    if limits.has_windows:
+        _leave_windows(table, row)
     reach = min(end_len + limits.lookahead_len, limits.max_model_len)
-    needed = _blocks_for(reach, table.groups[0].block_size)
-    needed -= table.holdings[sequence.slot].num_blocks
-    if needed <= 0:
-        return True
+    needed = 0
+    for number in range(limits.num_groups):
+        held = table.holdings[sequence.slot + number].num_blocks
+        needed += max(0, _blocks_for(reach, table.groups[number].block_size) - held)
     if needed > table.state[0].num_free:
         return False
-    _take(table, row, needed)
+    _take(table, row, reach)
     return True
 
 
 @inner
-def publish(table: Table, row: int, end_len: int) -> None:
-    """Publish the full blocks up to `end_len`; drafts are not known tokens, so not them."""
+def _leave_windows(table: Table, row: int) -> None:
+    """Give back the blocks that no token of a sequence will read again.
+
+    Steps in flight still read theirs, and rejected drafts can take a sequence back to where they
+    began, so that only what came before counts.
+    """
     sequence = table.sequences[row]
-    holding = table.holdings[sequence.slot]
-    block_size = table.groups[0].block_size
-    full_blocks = min(end_len, sequence.known_len) // block_size
-    for place in range(holding.published_blocks, full_blocks):
-        key = block_key(table, sequence.request, place)
-        publish_block(table, table.tables[sequence.slot, place], key)
-    holding.published_blocks = max(holding.published_blocks, full_blocks)
-    sequence.next_publish_len = (holding.published_blocks + 1) * block_size
+    settled_len = sequence.computed_len - sequence.in_flight_len
+    for number in range(table.limits[0].num_groups):
+        group = table.groups[number]
+        if group.kind == FULL:
+            continue
+        left_len = settled_len // group.span_len * group.span_len
+        if group.kind == SLIDING:
+            left_len = max(0, settled_len - group.span_len + 1)
+        holding = table.holdings[sequence.slot + number]
+        left = min(left_len // group.block_size, holding.num_blocks)
+        if left > holding.null_blocks:
+            _give_back(table, sequence.slot + number, holding.null_blocks, left)
+            for place in range(holding.null_blocks, left):
+                table.tables[sequence.slot + number, place] = NO_BLOCK
+            holding.null_blocks = left
+
+
+@inner
+def _next_leave_len(group: Group, null_blocks: int) -> int:
+    """Return the length at which the next block leaves a group's window."""
+    left_len = (null_blocks + 1) * group.block_size
+    if group.kind == SLIDING:
+        return left_len + group.span_len - 1
+    return -(-left_len // group.span_len) * group.span_len
 
 
 @inner
 def release(table: Table, row: int) -> None:
-    """Take every block, and its slot, away from a sequence that ends or is preempted.
-
-    Published blocks go to the end of the free queue, the last one first; unpublished ones to its
-    front, so that the last one is the next to be used.
-    """
+    """Take every block, and its slot, away from a sequence that ends or is preempted."""
     state, sequence = table.state[0], table.sequences[row]
-    num_blocks = table.holdings[sequence.slot].num_blocks
-    for place in range(num_blocks - 1, -1, -1):
-        number = table.tables[sequence.slot, place]
-        if table.blocks[number].key != NO_KEY:
-            release_block(table, number)
-            table.tables[sequence.slot, place] = NO_BLOCK
-    for place in range(num_blocks):
-        number = table.tables[sequence.slot, place]
-        if number != NO_BLOCK:
-            release_block(table, number)
+    for number in range(table.limits[0].num_groups):
+        holding = table.holdings[sequence.slot + number]
+        _give_back(table, sequence.slot + number, holding.null_blocks, holding.num_blocks)
     table.slots[state.num_free_slots] = sequence.slot
     state.num_free_slots += 1
     sequence.slot = -1
@@ -135,14 +146,39 @@ def release(table: Table, row: int) -> None:
 
 
 @inner
-def _take(table: Table, row: int, count: int) -> None:
-    """Give a sequence the next free blocks, of which there are enough."""
-    sequence = table.sequences[row]
-    holding = table.holdings[sequence.slot]
-    for place in range(holding.num_blocks, holding.num_blocks + count):
-        table.tables[sequence.slot, place] = take_block(table)
-    holding.num_blocks += count
-    sequence.capacity_len = holding.num_blocks * table.groups[0].block_size
+def _give_back(table: Table, slot: int, first: int, end: int) -> None:
+    """Release the blocks of a holding from one place to before another; none of them is null.
+
+    Published blocks go to the end of the free queue, the last one first; unpublished ones to its
+    front, so that the last one is the next to be used.
+    """
+    for place in range(end - 1, first - 1, -1):
+        block = table.tables[slot, place]
+        if table.blocks[block].key != NO_KEY:
+            release_block(table, block)
+            table.tables[slot, place] = NO_BLOCK
+    for place in range(first, end):
+        block = table.tables[slot, place]
+        if block != NO_BLOCK:
+            release_block(table, block)
+
+
+@inner
+def _take(table: Table, row: int, reach: int) -> None:
+    """Give a sequence the next free blocks, of which there are enough, up to a length."""
+    limits, sequence = table.limits[0], table.sequences[row]
+    capacity_len = NEVER
+    for number in range(limits.num_groups):
+        group, holding = table.groups[number], table.holdings[sequence.slot + number]
+        held = max(holding.num_blocks, _blocks_for(reach, group.block_size))
+        for place in range(holding.num_blocks, held):
+            table.tables[sequence.slot + number, place] = take_block(table)
+        holding.num_blocks = held
+        capacity_len = min(capacity_len, held * group.block_size)
+        if group.kind != FULL:
+            left_len = _next_leave_len(group, holding.null_blocks)
+            capacity_len = min(capacity_len, left_len + limits.lookahead_len)
+    sequence.capacity_len = capacity_len
 
 
 @inner

@@ -126,7 +126,9 @@ class PythonVerbs:
         if is_late and step.record["prefill_tokens"]:
             return
         knows = not is_late and not self.is_async
-        free_slots = self._field("num_free") * int(self.table.groups["block_size"][0])
+        common = int(limits["common_block_size"][0])
+        blocks_per_common = int((common // self.table.groups["block_size"]).sum())
+        free_slots = self._field("num_free") * common // blocks_per_common
         free_slots += int(limits["lookahead_len"][0]) * step.size
         accepted_lens = np.array(step["accepted_len"]) if knows else None
         self.speculation.ask(step, accepted_lens, free_slots)

@@ -28,8 +28,9 @@ _AS_IN_A_QUEUE = {  # what a sequence has lost when its replica fails
     "slot": -1,
     "capacity_len": 0,
     "next_publish_len": NEVER,
+    "junction_len": 0,
     "preempted_in": -1,
-    "in_flight": 0,
+    "in_flight_len": 0,
     "drafter": 0,
     "is_undrafted": 0,
 }

@@ -3,13 +3,14 @@
 Sources: vLLM 0.32.0 ``v1/core/sched/scheduler.py`` and ``async_scheduler.py``, re-implemented from
 a description of their behaviour and compared step by step with recordings of the real one
 (``specsim parity``); for `prefill_first` vLLM 0.6 ``core/scheduler.py _schedule_default``. One
-text-only decoder model, one full-attention KV cache, no pipeline parallelism.
+text-only decoder model, no pipeline parallelism.
 """
 
 from math import nan
 
 from specsim.core.compiled import inner
-from specsim.engine.kv import admit_blocks, cached_prefix, extend, publish, release
+from specsim.engine.kv import admit_blocks, extend, release
+from specsim.engine.prefix import cached_prefix, publish
 from specsim.engine.table import NEVER, NO_ROW, RUNNING, Table
 from specsim.engine.waiting import close_gaps, enqueue, first_waiting, leave_queue, put_back
 
@@ -55,13 +56,14 @@ def begin(table: Table, row: int, request: int, arrived_at: float) -> None:
     sequence.slot = -1
     sequence.capacity_len = 0
     sequence.next_publish_len = NEVER
+    sequence.junction_len = 0
     sequence.cached_len = 0
     sequence.admissions = 0
     sequence.preemptions = 0
     sequence.preempted_in = -1
     sequence.preempted_as = 0
     sequence.requeues = 0
-    sequence.in_flight = 0
+    sequence.in_flight_len = 0
     sequence.drafter = 0
     sequence.is_undrafted = 0
     sequence.fate_at = fact.output_at
@@ -207,7 +209,7 @@ def _append_entry(table: Table, row: int, scheduled_len: int) -> None:
     step.num_requests += 1
     step.tokens_left -= scheduled_len
     step.inputs_left -= scheduled_len + table.limits[0].draft_slots
-    sequence.in_flight += 1
+    sequence.in_flight_len += scheduled_len
 
 
 @inner
@@ -264,7 +266,7 @@ def _withdraw(table: Table, row: int) -> None:
     step.num_requests -= 1
     step.tokens_left += scheduled_len
     step.inputs_left += scheduled_len + table.limits[0].draft_slots
-    table.sequences[row].in_flight -= 1
+    table.sequences[row].in_flight_len -= scheduled_len
 
 
 @inner
@@ -295,12 +297,11 @@ def _schedule_waiting(table: Table) -> None:
         and state.num_running < limits.max_num_running
     ):
         row = first_waiting(table)
-        num_hits = cached_prefix(table, row)
-        cached_len = num_hits * table.groups[0].block_size
+        cached_len = cached_prefix(table, row)
         missing_len = table.sequences[row].known_len - cached_len
         is_first = not (num_running_scheduled or cached_len)
         scheduled_len = _first_piece(table, missing_len, cached_len, is_first)
-        if scheduled_len == 0 or not admit_blocks(table, row, num_hits, scheduled_len):
+        if scheduled_len == 0 or not admit_blocks(table, row, cached_len, scheduled_len):
             return
         _admit(table, row, cached_len, scheduled_len)
 

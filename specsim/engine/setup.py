@@ -9,7 +9,17 @@ from numpy.typing import NDArray
 
 from specsim.core.step import Ints
 from specsim.engine.order import BEGIN, LANDED, LAUNCHED, ORDERS, TAKE_IN, VERBS
-from specsim.engine.table import NO_BLOCK, NO_KEY, NO_ROW, TABLE_TYPES, Table
+from specsim.engine.table import (
+    FULL,
+    NEVER,
+    NO_BLOCK,
+    NO_KEY,
+    NO_ROW,
+    SLIDING,
+    TABLE_TYPES,
+    Table,
+)
+from specsim.hardware.kv_groups import KINDS, KVLayout
 from specsim.latency._form import COSTS
 
 _ROWS = 256  # of sequences, arrivals and gaps to begin with
@@ -24,8 +34,8 @@ class Setup:
     """One of `specsim.engine.order.ORDERS`."""
     limits: Mapping[str, int]
     """By the names of `specsim.engine.table.Limits`; what is missing is 0."""
-    block_sizes: tuple[int, ...]
-    """Of each KV cache group."""
+    kv: KVLayout
+    """The groups of layers that have KV blocks of their own."""
 
     @property
     def is_async(self) -> bool:
@@ -46,9 +56,13 @@ class Setup:
         depth = 2 if self.is_async else 1
         limits["depth"], limits["land_at"] = depth, len(launch) + 3
         limits["prefill_first"] = self.order == "prefill_first"
-        limits["num_groups"] = num_groups = len(self.block_sizes)
+        limits["num_groups"] = num_groups = len(self.kv.groups)
+        limits["has_windows"] = self.kv.has_windows
+        limits["common_block_size"] = self.kv.common_block_size
+        limits["hash_block_size"] = self.kv.hash_block_size
         most, num_blocks = int(limits["max_num_running"][0]), int(limits["num_blocks"][0])
-        width = -(-int(limits["max_model_len"][0]) // min(self.block_sizes))
+        block_sizes = [group.block_size for group in self.kv.groups]
+        width = -(-int(limits["max_model_len"][0]) // min(block_sizes))
         longest = int(limits["max_draft_len"][0])
         arrays = {
             **{name: zeros(name, *[1] * axes) for name, (_, axes) in TABLE_TYPES.items()},
@@ -61,12 +75,13 @@ class Setup:
             "slots": np.arange(most - 1, -1, -1, dtype=np.int64) * num_groups,
             "entries": zeros("entries", depth, most),
             "steps": zeros("steps", depth),
-            "groups": zeros("groups", num_groups),
+            "groups": self._groups(depth),
+            "buckets": self._buckets(),
             "blocks": _blocks(num_blocks),
             "chains": zeros("chains", 1 << max(4, (2 * num_blocks - 1).bit_length())),
             "tables": zeros("tables", most * num_groups, width),
             "holdings": zeros("holdings", most * num_groups),
-            "hits": zeros("hits", width),
+            "hits": zeros("hits", num_groups, width),
             "order": np.array([TAKE_IN, BEGIN, *launch, LAUNCHED, *land, LANDED], dtype=np.int64),
             "in_python": zeros("in_python", VERBS),
             "lens_by_size": zeros("lens_by_size", most + 1),
@@ -78,8 +93,42 @@ class Setup:
             "outcomes": zeros("outcomes", longest + 1, longest + 1),
             **shared,
         }
-        arrays["groups"]["block_size"] = self.block_sizes
         return Table(**arrays)  # type: ignore[arg-type]
+
+    def _groups(self, depth: int) -> NDArray[Any]:
+        """Return what each group needs and keeps; `depth` steps may be in flight."""
+        limits, size = self.limits, self.kv.common_block_size
+        groups = zeros("groups", len(self.kv.groups))
+        in_flight_tokens = depth * limits.get("max_num_batched_tokens", 0)
+        for row, group in zip(groups, self.kv.groups, strict=True):
+            row["kind"] = kind = KINDS.index(group.kind)
+            row["span_len"] = group.span_len
+            row["block_size"] = group.block_size
+            row["hashes"] = group.block_size // self.kv.hash_block_size
+            row["most_admitted"] = NEVER
+            if kind != FULL:
+                row["most_admitted"] = group.most_blocks(limits["max_model_len"], in_flight_tokens)
+            in_last = group.has_last_layer or not limits.get("drops_in_last")
+            row["drops"] = drops = bool(limits.get("drops_last_hit")) and in_last
+            row["period"] = 1
+            if kind == SLIDING:
+                row["tail_blocks"] = tail = -(-(group.span_len - 1) // group.block_size) + drops
+                kept_len = limits.get("retention_len", 0)
+                period = (size if kept_len < 0 else kept_len) // group.block_size
+                keeps_all = period > 0 and tail >= period
+                row["period"] = 1 if keeps_all else period if period > 1 else 0
+        return groups
+
+    def _buckets(self) -> NDArray[Any]:
+        """Return the groups that are alike, those of full attention first."""
+        found: dict[int, list[int]] = {}
+        for number, group in enumerate(self.kv.groups):
+            found.setdefault(group.bucket, []).append(number)
+        in_turn = sorted(found.values(), key=lambda mine: self.kv.groups[mine[0]].kind != KINDS[0])
+        buckets = zeros("buckets", len(in_turn))
+        buckets["first"] = [mine[0] for mine in in_turn]
+        buckets["last"] = [mine[-1] + 1 for mine in in_turn]
+        return buckets
 
 
 def zeros(name: str, *shape: int) -> NDArray[Any]:

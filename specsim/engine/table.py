@@ -38,6 +38,9 @@ NO_BLOCK = 0
 NO_KEY = 1 << 62
 """Key of a block whose content is not published."""
 
+FULL, SLIDING, CHUNKED = range(3)
+"""Kinds of groups, as in `specsim.hardware.kv_groups.KINDS`."""
+
 FREE, WAITING, RUNNING, FINISHED = range(4)
 """Where a row of `sequences` is: unused, in the queue, running, or ended with a step in flight."""
 
@@ -69,15 +72,17 @@ class Sequence(Protocol):
     """Output tokens in flight that are counted as computed (asynchronous scheduling)."""
     in_chunk: int  # whether the last scheduled piece stopped short of the known tokens
     slot: int  # its first row in `tables` and `holdings`, one per group; -1 unless it runs
-    capacity_len: int  # tokens that its blocks can hold
+    capacity_len: int
+    """Tokens that its blocks can hold, or fewer if one of them leaves a window before."""
     next_publish_len: int  # length at which the next block can be published to the prefix cache
+    junction_len: int  # how far a prefix was cached in some groups, but not in all of them
     cached_len: int  # prefix-cache hit of its first admission
     admissions: int
     preemptions: int
     preempted_in: int  # number of the step that last preempted it
     preempted_as: int  # how many that step had preempted before it
     requeues: int  # replicas that failed while they had it
-    in_flight: int  # steps that have been scheduled with it and have not come back
+    in_flight_len: int  # its tokens in steps that have been scheduled and have not come back
     next_row: int  # in the queue
     previous_row: int
     drafter: int  # which of several drafters serves it
@@ -178,16 +183,33 @@ class Block(Protocol):
 
 
 class Group(Protocol):
-    """Layers that share a block table (vLLM: KV cache group)."""
+    """Layers that share a block table (vLLM: KV cache group); see `specsim.hardware.kv_groups`."""
 
+    kind: int  # one of `FULL`, `SLIDING` and `CHUNKED`
+    span_len: int  # window or chunk
     block_size: int
+    hashes: int  # identities of prefixes that are computed per block
+    most_admitted: int  # blocks that an admission reckons with at most
+    drops: int  # whether the last block of a hit is recomputed
+    tail_blocks: int  # blocks that a sliding window needs of a prefix, the one dropped included
+    period: int  # blocks after which such a tail is kept; 1 if all are, 0 if none
+
+
+class Bucket(Protocol):
+    """Groups that are alike, and are looked up together; those of full attention come first."""
+
+    first: int  # its groups lie side by side
+    last: int  # the one behind them
+    found_len: int  # scratch: what it has of a prefix; -1 before it was looked up
+    has_dropped: int  # scratch: whether the last block has been dropped from that
 
 
 class Holding(Protocol):
     """Blocks of one running sequence in one group."""
 
-    num_blocks: int
-    published_blocks: int
+    num_blocks: int  # those that have left the window included
+    null_blocks: int  # those that have left it, the leading ones
+    published_blocks: int  # those that were published, or might have been
 
 
 class Limits(Protocol):
@@ -199,9 +221,16 @@ class Limits(Protocol):
     max_model_len: int
     num_blocks: int
     num_groups: int
+    has_windows: int  # whether blocks of a sequence that runs may be given back
+    common_block_size: int  # tokens after which blocks of all groups end
+    hash_block_size: int  # tokens after which the identity of a prefix is computed
     enable_prefix_caching: int
     drops_last_hit: int
     """EAGLE-type drafters recompute the last block of a hit to have its hidden states."""
+    drops_in_last: int  # whether only the groups that the last layer's bucket has drop it
+    retention_len: int
+    """Tokens after which a sliding window's prefix is kept for others (vLLM: prefix cache retention
+    interval); 0 where prompts end only, -1 wherever a hit may end."""
     watermark_blocks: int
     reserve_full_prompt: int
     by_priority: int
@@ -295,12 +324,14 @@ class Table(NamedTuple):
     entries: Rows[Entry]  # shape (steps in flight, sequences)
     steps: Rows[Step]
     groups: Rows[Group]
+    buckets: Rows[Bucket]
     blocks: Rows[Block]
     chains: NDArray[np.int32]
     """First block of each chain of published blocks, by a hash of their keys."""
     tables: NDArray[np.int32]  # shape (slots * groups, blocks)
     holdings: Rows[Holding]  # shape (slots * groups,)
-    hits: NDArray[np.int32]  # scratch: the blocks of a prefix-cache hit
+    hits: NDArray[np.int32]
+    """Scratch, shape (groups, blocks): the blocks of a prefix-cache hit."""
     keys: NDArray[np.int64]  # shared block keys of all requests, end to end
     fates: NDArray[np.uint8]
     """What survives of a draft, by output position of every request, end to end."""
@@ -340,6 +371,8 @@ _RESULTS = {
     "totals": TOTAL_FIELDS,
 }
 
+_TWO_AXES = frozenset({"entries", "tables", "hits", "outcomes"})
+
 
 def _element(name: str, kind: Any) -> Any:
     """Return the element type of an array of a `Table`."""
@@ -354,7 +387,7 @@ def _element(name: str, kind: Any) -> Any:
 
 
 TABLE_TYPES: dict[str, tuple[Any, int]] = {
-    name: (_element(name, kind), 2 if name in ("entries", "tables", "outcomes") else 1)
+    name: (_element(name, kind), 2 if name in _TWO_AXES else 1)
     for name, kind in get_type_hints(Table).items()
 }
 """Element type and number of dimensions of each array of a `Table`."""

@@ -1,5 +1,6 @@
 """Hardware: models and GPUs by their shapes and data sheets."""
 
+from specsim.hardware.kv_groups import KVLayers, KVLayout, kv_layout
 from specsim.hardware.specs import (
     GIB,
     GpuSpec,
@@ -15,10 +16,13 @@ from specsim.hardware.specs import (
 __all__ = [
     "GIB",
     "GpuSpec",
+    "KVLayers",
+    "KVLayout",
     "MemoryPlan",
     "ModelShape",
     "find_gpu",
     "find_model",
+    "kv_layout",
     "load_gpu",
     "load_model",
     "num_kv_blocks",

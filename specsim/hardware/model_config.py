@@ -25,6 +25,8 @@ _COUNTS = (
 _MULTI_HEAD = {"bloom", "opt"}
 _TIED = {"bloom", "gemma", "gemma2", "gemma3_text", "opt"}
 _UNGATED = {"bloom", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
+_SPANS = ("sliding_window", "attention_chunk_size")
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4}  # each so many-th layer attends to all
 # Counting these models as if they were ordinary ones would give wrong numbers.
 _NOT_MODELLED = {
     "quantization_config": "quantized weights",
@@ -71,6 +73,7 @@ class _Config:
             "num_key_value_heads": self._key_value_heads(counts),
             "tie_word_embeddings": self._data.get("tie_word_embeddings", self._type in _TIED),
             "has_gated_mlp": self._type not in _UNGATED,
+            **self._attention(counts["num_hidden_layers"]),
             "torch_dtype": self._dtype(),
             "source": self._source,
         }
@@ -144,6 +147,33 @@ class _Config:
             # Of a dense MLP, which no layer has.
             "intermediate_size": self._data.get("intermediate_size", width),
         }
+
+    def _attention(self, num_layers: int) -> dict[str, Any]:
+        """Return which layers attend to a part of the sequence only; nothing if none does."""
+        data = self._data
+        fields = {name: data[name] for name in _SPANS if name in data}
+        if data.get("use_sliding_window") is False:
+            fields.pop("sliding_window", None)
+        if not fields:
+            return {}
+        types = data.get("layer_types") or self._layer_types(num_layers)
+        if types is not None and not set(types) - {"full_attention"}:
+            return {}
+        return fields if types is None else {**fields, "layer_types": types}
+
+    def _layer_types(self, num_layers: int) -> list[str] | None:
+        """Return the type of each layer by the rule of the model's class; None if all slide."""
+        numbers = range(1, num_layers + 1)
+        if self._type == "llama4_text":
+            rotary = self._data.get("no_rope_layers") or [number % 4 for number in numbers]
+            return ["chunked_attention" if each else "full_attention" for each in rotary]
+        if self._type.startswith("qwen"):
+            first = self._data.get("max_window_layers", 0)
+            return ["sliding_attention" if i > first else "full_attention" for i in numbers]
+        if self._type not in _PATTERNS:
+            return None
+        every = self._data.get("sliding_window_pattern", _PATTERNS[self._type])
+        return ["sliding_attention" if i % every else "full_attention" for i in numbers]
 
     def _dtype(self) -> str:
         # vLLM serves in 16 bits what is stored in 32 or does not say (_resolve_auto_dtype).

@@ -6,18 +6,23 @@ profiling run is divided into blocks.
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from specsim.core.errors import CapacityError, ProfileError
 from specsim.core.resources import find_resource, resource_names
 from specsim.core.settings import Settings, load_mapping, nearest, validated
+from specsim.hardware.kv_groups import KINDS, Kind, KVLayers
 from specsim.hardware.model_config import is_model_config, shape_fields
 
 GIB = 1 << 30
+LayerType = Literal["full_attention", "sliding_attention", "chunked_attention"]
+_SPANS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+_KV_KINDS: dict[LayerType, Kind] = dict(zip(get_args(LayerType), KINDS, strict=True))
 _BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -68,8 +73,31 @@ class ModelShape(Settings):
     """False where a drafting head uses the target's."""
     has_own_lm_head: bool = True
     """False where a drafting head uses the target's."""
+    sliding_window: int | None = Field(default=None, gt=0)
+    """Tokens that a token attends to, itself included, in layers of type sliding_attention."""
+    attention_chunk_size: int | None = Field(default=None, gt=0)
+    """Tokens of a chunk, in layers of type chunked_attention: a token attends to those of its
+    own."""
+    layer_types: tuple[LayerType, ...] | None = None
+    """How each layer attends; by default all alike: in a sliding_window if there is one, else to
+    everything."""
     torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     source: str
+
+    @model_validator(mode="after")
+    def _check_layer_types(self) -> Self:
+        types = self.layer_types
+        if types is None:
+            return self
+        if len(types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types names {len(types)} layers of num_hidden_layers = "
+                f"{self.num_hidden_layers}; name each"
+            )
+        for kind, name in _SPANS.items():
+            if kind in types and getattr(self, name) is None:
+                raise ValueError(f"layer_types has '{kind}', but {name} is missing; add it")
+        return self
 
     @model_validator(mode="after")
     def _check_experts(self) -> Self:
@@ -115,6 +143,25 @@ class ModelShape(Settings):
         """Key and value of one token in every layer, bytes."""
         width = self.num_key_value_heads * self.head_dim * self.bytes_per_weight
         return 2 * self.num_hidden_layers * width
+
+    def kv_layers(self, bytes_per_token: float) -> tuple[KVLayers, ...]:
+        """Return the layers as far as their KV cache goes, alike ones together.
+
+        Args:
+            bytes_per_token: Of key and value in one layer, on one GPU.
+        """
+        usual: LayerType = "sliding_attention" if self.sliding_window else "full_attention"
+        counts = Counter(self.layer_types or (usual,) * self.num_hidden_layers)
+        return tuple(
+            KVLayers(
+                kind=_KV_KINDS[each],
+                layers=count,
+                window=self.sliding_window if each == "sliding_attention" else None,
+                chunk=self.attention_chunk_size if each == "chunked_attention" else None,
+                bytes_per_token=bytes_per_token,
+            )
+            for each, count in counts.items()  # in order of first appearance, as vLLM has them
+        )
 
     def kv_bytes_per_token_and_gpu(self, tensor_parallel_size: int) -> float:
         """Return it for one GPU of several, bytes; of fewer heads than GPUs, each has one."""

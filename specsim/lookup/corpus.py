@@ -69,12 +69,7 @@ def _read(path: Path, version: tuple[int, int], includes_prompts: bool, depth: i
 
 
 def build_corpus(texts: Iterable[NDArray[np.integer]], depth: int) -> Corpus:
-    """Return a corpus of some texts.
-
-    Args:
-        texts: Token ids, each at least 0.
-        depth: So many tokens of the suffixes are compared; it is rounded up to a power of two.
-    """
+    """Return a corpus of texts of ids from 0; `depth` tokens of suffixes, or more, are compared."""
     pieces: list[NDArray[np.int32]] = []
     for number, text in enumerate(texts, start=1):
         pieces += [np.asarray(text, dtype=np.int32), np.array([-number], dtype=np.int32)]
@@ -114,10 +109,7 @@ def _sorted_suffixes(token_ids: NDArray[np.int32], depth: int) -> NDArray[np.int
 
 @njit(cache=True)
 def _first_place(corpus: Corpus, text: NDArray[np.int32], begin: int, end: int) -> int:
-    """Return the first suffix that is not before the pattern.
-
-    A suffix that ends with the pattern counts as before it: nothing follows.
-    """
+    """Return the first suffix not before the pattern; one that ends with it counts as before."""
     token_ids, suffixes = corpus.token_ids, corpus.suffixes
     low, high = 0, len(suffixes)
     while low < high:
@@ -150,10 +142,7 @@ def _goes_on(corpus: Corpus, place: int, text: NDArray[np.int32], begin: int, en
 def occurrences(
     corpus: Corpus, text: NDArray[np.int32], known_len: int, match_len: int
 ) -> tuple[int, int]:
-    """Return which suffixes begin with the last `match_len` known tokens of a text and go on.
-
-    They are places in ``corpus.suffixes``, from the first to before the last.
-    """
+    """Return the range of suffixes that begin with the last `match_len` known tokens, and go on."""
     begin = known_len - match_len
     low = _first_place(corpus, text, begin, known_len)
     if not _goes_on(corpus, low, text, begin, known_len):
@@ -175,10 +164,7 @@ def occurrences(
 def longest_match(
     corpus: Corpus, text: NDArray[np.int32], known_len: int, max_match_len: int
 ) -> int:
-    """Return how many of the last known tokens of a text stand in the corpus and go on there.
-
-    Found by halving: where n tokens stand, their last n - 1 stand, too.
-    """
+    """Return how many of the last known tokens stand in the corpus and go on there, by halving."""
     found, limit = 0, min(max_match_len, known_len)
     while found < limit:
         match_len = (found + limit + 1) // 2

@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numba import njit
 
-from specsim.lookup.base import NO_DRAFT, Draft, KnownTexts
+from specsim.lookup import NO_DRAFT, Draft, KnownTexts
 from specsim.lookup.corpus import Corpus, build_corpus, longest_match, occurrences
 
 Nodes = tuple[list[int], list[int], list[int]]  # tokens, parents, occurrences
@@ -13,10 +13,7 @@ Nodes = tuple[list[int], list[int], list[int]]  # tokens, parents, occurrences
 
 @njit(cache=True)
 def _run_end(corpus: Corpus, low: int, high: int, offset: int) -> int:
-    """Return the end of the suffixes from `low` that have the same token at `offset`.
-
-    They are sorted, and frequent continuations have long runs: so leap, then halve.
-    """
+    """Return the end of the suffixes with `low`'s token at `offset`: leap, then halve."""
     token_ids, suffixes = corpus.token_ids, corpus.suffixes
     token = token_ids[suffixes[low] + offset]
     leap = 1

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from specsim.lookup.base import NO_DRAFT, Draft, KnownTexts
+from specsim.lookup import NO_DRAFT, Draft, KnownTexts
 
 
 @njit(cache=True)

@@ -8,7 +8,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from specsim.core.request import Text
-from specsim.lookup.base import NO_DRAFT, Draft, KnownTexts
+from specsim.lookup import NO_DRAFT, Draft, KnownTexts
 from specsim.lookup.corpus import Corpus, build_corpus, longest_match, occurrences
 
 Nodes = tuple[list[int], list[int], list[float], int]
@@ -209,10 +209,7 @@ def _push_children(
 
 @njit(cache=True)
 def _fuse_tree(trees: _Trees, max_nodes: int) -> Nodes:
-    """Merge the trees, the most probable candidate first (algorithm 1).
-
-    On ties it is the one with the longest prefix in the input, then the latest.
-    """
+    """Merge the trees (algorithm 1); ties go to the input's longest prefix, then the latest."""
     tokens, parents, probs = [0] * 0, [0] * 0, [0.0] * 0
     first = 0
     heap = [(0.0, 0, 0, 0, 0)] * 0
@@ -249,10 +246,7 @@ def _best_child(trees: _Trees, nodes: NDArray[np.int64], depth: int) -> tuple[fl
 
 @njit(cache=True)
 def _fuse_chain(trees: _Trees, max_len: int) -> Nodes:
-    """Merge the trees where only the most probable candidate of each depth is kept.
-
-    A tree in which that candidate does not stand drops out.
-    """
+    """Merge by the most probable candidate of each depth; a tree without it drops out."""
     tokens, parents, probs = [0] * 0, [0] * 0, [0.0] * 0
     first = 0
     nodes = np.arange(1, len(trees.weights) + 1)
@@ -273,7 +267,7 @@ def _fuse_chain(trees: _Trees, max_len: int) -> Nodes:
 
 
 class SssdLookup(KnownTexts):
-    """The token-level mode of `specsim.proposers.sssd.Sssd`.
+    """The token-level mode of `specsim.proposers.datastore.Sssd`.
 
     Args:
         corpus: Sorted by at least ``max_prefix_len + branch_len`` tokens; None for no datastore.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from specsim.core.compiled import Pointers, types_of
 from specsim.core.errors import CapacityError
 from specsim.core.request import Text
-from specsim.lookup.base import NO_DRAFT, Draft, Lookup
+from specsim.lookup import NO_DRAFT, Draft, Lookup
 from specsim.lookup.suffix_drafts import NO_ROOM, Scratch
 from specsim.lookup.suffix_nodes import CURSOR_FIELDS, NODE_COLUMNS, UNKNOWN, Arrays
 from specsim.lookup.suffix_tree import (
@@ -64,11 +64,7 @@ class SuffixTree:
         """What loops see of it."""
 
     def start(self, num_tokens: int) -> Cursor:
-        """Reserve a slot for a sequence of at most so many tokens, and return its cursor.
-
-        Raises:
-            CapacityError: All sequences together have more tokens than int32 can count.
-        """
+        """Reserve a slot for so many tokens; a CapacityError if int32 cannot count them all."""
         self._make_room(num_tokens + 1)
         cursor = np.zeros(CURSOR_FIELDS + self._depth, dtype=np.int64)
         cursor[0] = self._used

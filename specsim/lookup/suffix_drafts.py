@@ -179,10 +179,7 @@ def _drop_best(scratch: Scratch, size: int) -> None:
 def _draft_tree(
     tree: Arrays, scratch: Scratch, match_len: int, budget: int, row: int
 ) -> tuple[int, np.float32]:
-    """Take the most probable token that is left, again and again; return length and score.
-
-    `NO_ROOM` as the length says that the heap is too small.
-    """
+    """Take the best token that is left, again and again; length (or `NO_ROOM`) and score."""
     nodes, items, keys = tree.nodes, scratch.items, scratch.keys
     drafts, probs, least = scratch.drafts, scratch.probs, scratch.least[0]
     match = scratch.matches[match_len, 0], scratch.matches[match_len, 1]

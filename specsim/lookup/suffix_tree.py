@@ -21,14 +21,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from specsim.core.compiled import Loop, inner, types_of
-from specsim.lookup.suffix_drafts import (
-    MATCH_LEN,
-    NO_ROOM,
-    ROW,
-    Scratch,
-    improve,
-    match,
-)
+from specsim.lookup.suffix_drafts import MATCH_LEN, NO_ROOM, ROW, Scratch, improve, match
 from specsim.lookup.suffix_nodes import (
     BASE,
     COUNT,

@@ -177,10 +177,7 @@ def _taken(owner: Desk[Spending], budget: int, num: int, floor: Ints | None = No
 
 
 def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots: int) -> int:
-    """Return the k of highest goodput if all sequences draft k tokens, for which slots are free.
-
-    The load is that of the step without drafts, alpha that of all sequences.
-    """
+    """Return the k of highest goodput if all draft k tokens, for which slots are free."""
     num = load.num_requests
     if not num:
         return 0  # all are in mid-prefill

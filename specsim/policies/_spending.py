@@ -153,10 +153,7 @@ def _worthless(desk: Spending) -> float:
 
 @inner
 def _deal_out(desk: Spending, least: float) -> int:
-    """Deal the gains above `least` out to buckets, falling, and count each; return how many.
-
-    The buckets are narrower than what lies between two tokens of most drafts.
-    """
+    """Deal the gains above `least` out to narrow buckets, falling; count each, return how many."""
     gains, kept, places, ends = desk.gains, desk.kept, desk.places, desk.ends
     last = len(ends) - 1.0
     scale = last / (1.0 - min(max(least, 0.0), 0.999))
@@ -261,10 +258,7 @@ def find_least(desk: Spending) -> int:
 
 @loop_on(Spending, "specsim.latency._form")
 def take_largest(desk: Spending) -> int:
-    """Add to each sequence's count how many of the largest gains fall on it.
-
-    The smallest gain among them is `found`'s second number; of equals the earlier goes first.
-    """
+    """Count each sequence's share of the largest gains; the smallest is `found`'s second number."""
     gains, counts, least = desk.gains, desk.counts, desk.found[1]
     num, budget = desk.sizes[2], desk.sizes[3]
     for row in range(num):

@@ -72,10 +72,7 @@ class StepTimes:
         return desk
 
     def by_len(self, load: StepLoad, num_lens: int) -> list[float]:
-        """Return what steps take that draft and verify 0, 1, ... tokens of every sequence, seconds.
-
-        The load is that of such a step without drafts and prefills.
-        """
+        """Return the seconds of steps that draft and verify 0, 1, ... tokens per sequence."""
         num = load.num_requests
         desk = self.desk.fit(num_lens)
         desk.rows[:num_lens] = num

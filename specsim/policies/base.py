@@ -89,10 +89,7 @@ class Policy(Member):
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the draft length can change from step to step (vLLM: dynamic speculation).
-
-        If not, it always is the longest, and `draft_lens` is not called.
-        """
+        """Whether `draft_lens` is asked at every step; if not, drafts always are the longest."""
         return True
 
     @property
@@ -105,11 +102,7 @@ class Policy(Member):
         return server
 
     def check_proposer(self, proposer: Proposer) -> None:
-        """Refuse a proposer that the policy makes no sense for.
-
-        Raises:
-            ValueError: Saying why, and what to use instead.
-        """
+        """Raise a ValueError, saying why, for a proposer that the policy makes no sense for."""
         if proposer.has_fallback != self.picks_source:
             raise ValueError(
                 f"policy '{self.kind}' does not choose between the two drafters of method "
@@ -151,10 +144,7 @@ class Policy(Member):
                 raise ValueError(f"policy '{self.kind}' {why}")
 
     def choose_drafter(self, request: int, prompt_len: int, memory: Any) -> int:
-        """Return the place in ``speculative_config.models`` of the drafter of a request.
-
-        Asked when it arrives, if the policy `selects_drafter`.
-        """
+        """Return which of ``speculative_config.models`` drafts, if it `selects_drafter`."""
         return 0
 
     def uses_lookup(
@@ -214,10 +204,7 @@ class Policy(Member):
         return type(self).skips_draft_prefill is not Policy.skips_draft_prefill
 
     def alpha_estimate(self, memory: Any) -> float:
-        """Return the acceptance rate of all requests that it believes in, for timelines.
-
-        P(a draft token is accepted | all before it were); NaN if it has no such estimate.
-        """
+        """Return the alpha that it believes in, for timelines; NaN if it has no estimate."""
         return nan
 
     @property

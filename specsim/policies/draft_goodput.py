@@ -155,10 +155,7 @@ class _Calibration:
         )
 
     def gains(self, requests: Ints, drafts: DraftView, *, are_new: bool) -> Gains:
-        """Return the observed rates of the like of some drafts; see `_Memory.gains`.
-
-        They are good until it is asked again.
-        """
+        """Return the observed rates of the like of some drafts, until it is asked again."""
         num, longest = drafts.confidences.shape
         size = num * longest
         desk = self._desk.fit(max(num, size), requests)

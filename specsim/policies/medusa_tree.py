@@ -12,15 +12,7 @@ from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.core.step import BatchView, StepOutcome, Tree
-from specsim.policies._desk import (
-    FloatRows,
-    Floats,
-    IntRows,
-    Ints,
-    LocalDesk,
-    loop_on,
-    part_sum,
-)
+from specsim.policies._desk import FloatRows, Floats, IntRows, Ints, LocalDesk, loop_on, part_sum
 from specsim.policies._estimate import PRIOR_TRIALS
 from specsim.policies.base import Policy, ServerView
 
@@ -67,11 +59,7 @@ class MedusaTree(Policy):
         return self
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
-        """Return the nodes of the widest tree; ``num_speculative_tokens`` is the number of heads.
-
-        Raises:
-            ValueError: More widths than heads, a width below 1, or a tree too large for the engine.
-        """
+        """Return the nodes of the widest tree; a ValueError if its widths are not possible."""
         widths = self.widths or (self._widest,) * num_speculative_tokens
         if len(widths) > num_speculative_tokens:
             raise ValueError(

@@ -1,6 +1,14 @@
 """Profile: what a step costs on one GPU with one model, measured or made from data sheets."""
 
-from specsim.profile.memory import BLOCK_SIZE, GPU_MEMORY_UTILIZATION, memory_plan
+from specsim.profile.memory import (
+    BLOCK_SIZE,
+    GPU_MEMORY_UTILIZATION,
+    LayersOf,
+    default_layout,
+    kv_layers,
+    layer_bytes,
+    memory_plan,
+)
 from specsim.profile.profile import (
     DraftCost,
     Overhead,
@@ -15,11 +23,15 @@ __all__ = [
     "BLOCK_SIZE",
     "GPU_MEMORY_UTILIZATION",
     "DraftCost",
+    "LayersOf",
     "Overhead",
     "Profile",
     "StepCosts",
     "ValidRange",
+    "default_layout",
     "find_profile",
+    "kv_layers",
+    "layer_bytes",
     "load_profile",
     "memory_plan",
 ]

@@ -9,7 +9,7 @@ from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.settings import validated
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.latency.roofline import Roofline
-from specsim.profile.memory import BLOCK_SIZE, memory_plan
+from specsim.profile.memory import default_layout, memory_plan
 from specsim.profile.profile import Profile
 
 # Of vLLM's max_num_batched_tokens, the largest default: a roofline was not fitted on any range.
@@ -58,7 +58,9 @@ class RooflineProfile:
             draft = Profile.model_validate(fields)
         memory = memory_plan(draft, model, gpu, tuple(draft.drafts.values()))
         num_blocks = memory.num_blocks()
-        fields["valid_range"]["context_tokens"] = (num_blocks - 1) * BLOCK_SIZE
+        layout = default_layout(draft, model, tuple(draft.drafts.values()))
+        longest = model.max_position_embeddings
+        fields["valid_range"]["context_tokens"] = layout.capacity(num_blocks, longest, 0)
         target = draft.target
         assert isinstance(target, Roofline)
         return cls(fields, target, memory, num_blocks)

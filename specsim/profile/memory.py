@@ -4,12 +4,26 @@ Source of the defaults: vLLM 0.32.0, ``config/cache.py CacheConfig``.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape
+from specsim.hardware import GIB, GpuSpec, KVLayers, MemoryPlan, ModelShape, kv_layout
+from specsim.hardware.kv_groups import FULL, KVLayout, one_group
 from specsim.profile.profile import DraftCost, Profile
 
 BLOCK_SIZE = 16
 GPU_MEMORY_UTILIZATION = 0.92
+
+
+class LayersOf(NamedTuple):
+    """The attention layers of a server."""
+
+    target: tuple[KVLayers, ...]
+    drafts: tuple[KVLayers, ...]
+
+    def block_bytes(self, block_size: int) -> tuple[float, float]:
+        """Return the memory of one KV block, and how much of it the drafters have added."""
+        alone = kv_layout(self.target, block_size).block_bytes
+        return alone, kv_layout(self.target + self.drafts, block_size).block_bytes - alone
 
 
 def memory_plan(
@@ -23,17 +37,58 @@ def memory_plan(
 ) -> MemoryPlan:
     """Return the plan for a profile's model on its GPU, with the drafters that are loaded."""
     size = profile.tensor_parallel_size
-    weight_bytes, token_bytes = model.weight_bytes / size, model.kv_bytes_per_token_and_gpu(size)
+    block_bytes = block_size * _token_bytes(profile, model)
+    draft_block_bytes = block_size * sum(draft.kv_bytes_per_token for draft in drafts)
+    if layers := kv_layers(profile, model, drafts):
+        block_bytes, draft_block_bytes = layers.block_bytes(block_size)
+    weight_bytes = model.weight_bytes / size
     if profile.weights_gib is not None:
         weight_bytes = profile.weights_gib * GIB
-    if profile.kv_bytes_per_token is not None:
-        token_bytes = profile.kv_bytes_per_token
     return MemoryPlan(
         total_bytes=gpu.memory_gib * GIB,
         usable_bytes=gpu.memory_gib * GIB * gpu_memory_utilization,
         weight_bytes=weight_bytes,
         draft_weight_bytes=sum(draft.weights_gib for draft in drafts) * GIB,
         reserved_bytes=profile.reserved_gib * GIB,
-        block_bytes=block_size * token_bytes,
-        draft_block_bytes=block_size * sum(draft.kv_bytes_per_token for draft in drafts),
+        block_bytes=block_bytes,
+        draft_block_bytes=draft_block_bytes,
     )
+
+
+def _token_bytes(profile: Profile, model: ModelShape) -> float:
+    if profile.kv_bytes_per_token is not None:
+        return profile.kv_bytes_per_token
+    return model.kv_bytes_per_token_and_gpu(profile.tensor_parallel_size)
+
+
+def layer_bytes(profile: Profile, model: ModelShape) -> float:
+    """Return key and value of one token in one layer, on one GPU, bytes."""
+    return _token_bytes(profile, model) / model.num_hidden_layers
+
+
+def kv_layers(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) -> LayersOf | None:
+    """Return the layers that keep KV entries; None where all of the target's keep all of them.
+
+    A drafter's are taken to attend to everything, and to be as wide as the target's where that
+    makes a whole number of layers, else to be one.
+    """
+    width = layer_bytes(profile, model)
+    target = model.kv_layers(width)
+    if all(each.kind == FULL for each in target):
+        return None
+    added = []
+    for kept in filter(None, (draft.kv_bytes_per_token for draft in drafts)):
+        is_whole = kept % width == 0
+        count, each = (int(kept // width), width) if is_whole else (1, kept)
+        added.append(KVLayers(kind=FULL, layers=count, bytes_per_token=each))
+    return LayersOf(target, tuple(added))
+
+
+def default_layout(
+    profile: Profile, model: ModelShape, drafts: Sequence[DraftCost], block_size: int = BLOCK_SIZE
+) -> KVLayout:
+    """Return the KV cache groups of a profile's model, with the drafters that are loaded."""
+    layers = kv_layers(profile, model, drafts)
+    if layers is None:
+        return one_group(block_size)
+    return kv_layout(layers.target + layers.drafts, block_size)

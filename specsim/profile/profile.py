@@ -114,9 +114,17 @@ class Overhead(Settings):
     step_ms: float = Field(default=0.0, ge=0)
     request_us: float = Field(default=0.0, ge=0)
     """Per sequence in the step."""
+    sync_step_ms: float = Field(default=0.0, ge=0)
+    """In addition where scheduling is synchronous, so that the GPU waits for the host."""
     front_ms: float = Field(default=0.0, ge=0)
     """Between a client and the engine, once per request: HTTP, tokenization, handing over. It
     delays a request, and occupies nothing."""
+
+    def of_engine(self, *, is_async: bool) -> "Overhead":
+        """Return what one engine's steps take."""
+        if is_async or not self.sync_step_ms:
+            return self
+        return self.model_copy(update={"step_ms": self.step_ms + self.sync_step_ms})
 
     def step_time(self, num_requests: int) -> float:
         """Return the overhead of a step of so many sequences, seconds."""

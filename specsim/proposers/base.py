@@ -56,6 +56,8 @@ class Proposer(Member):
     """Input slots per scheduled sequence, on top of its tokens."""
     drops_last_hit: ClassVar[bool] = False
     """Whether the last block of a prefix-cache hit is recomputed for its hidden states."""
+    drops_in_last_group: ClassVar[bool] = False
+    """Whether only the layers that attend like its own recompute it, the others not."""
     supports_async: ClassVar[bool] = True
     """Whether vLLM schedules asynchronously with it."""
     has_prefill: ClassVar[bool] = True
@@ -103,11 +105,7 @@ class Proposer(Member):
         return cls.make_lookup is not Proposer.make_lookup
 
     def make_lookup(self) -> Lookup | None:
-        """Return its token-level mode, with nothing in it yet; None if it has none.
-
-        Raises:
-            SpecsimError: A file that it drafts from cannot be read.
-        """
+        """Return its token-level mode, if any; a SpecsimError if a file cannot be read."""
         return None
 
     def check_real_drafts(self) -> None:
@@ -120,20 +118,11 @@ class Proposer(Member):
                 )
 
     def start(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Any:
-        """Return what `offered_len` needs for one run.
-
-        None if it always offers what it is asked for, at most `max_draft_len` tokens, so that it
-        need not be called.
-        """
+        """Return what `offered_len` needs; None if it always offers what it is asked for."""
         return None
 
     def offered_len(self, request: int, position: int, draft_len: int, memory: Any) -> int:
-        """Return how many tokens it drafts where it is asked for `draft_len`.
-
-        Args:
-            position: Output tokens known.
-            memory: From `start`.
-        """
+        """Return how many tokens it drafts, asked for `draft_len` after so many tokens."""
         return draft_len
 
 

@@ -98,11 +98,7 @@ class HostSpeed:
         return found
 
     def windows(self, usual: float, start: float) -> list[Window]:
-        """Return the speed from an instant on, which is to be time 0; the last has no end.
-
-        Args:
-            usual, start: In seconds.
-        """
+        """Return the speed from `start` on, which is to be time 0, seconds; the last has no end."""
         count = max(1, int(np.ceil((self.at[-1] - start) / _WINDOW)))
         starts: Seconds = _WINDOW * np.arange(count, dtype=np.float64)
         found = self.slowness(starts + _WINDOW / 2 + start, usual)

@@ -119,11 +119,7 @@ class RunWriter:
         self._write(_STEPS, f"{{{','.join(texts)}}}\n")
 
     def add_probe(self, at: float, seconds: float) -> None:
-        """Write how long a probe of the machine's speed took; see `specsim.reality.host_speed`.
-
-        Args:
-            at: On the clock of the steps.
-        """
+        """Write how long a probe took; `at` on the clock of the steps, both in seconds."""
         self._write(_HOST_SPEED, f'{{"at":{at!r},"seconds":{seconds!r}}}\n')
 
     def _list_text(self, name: str, values: list[int]) -> str:
@@ -145,11 +141,7 @@ class RunWriter:
             temporary.write_text(text + "\n", encoding="utf-8")
 
     def close(self, *, complete: bool = True) -> None:
-        """Put the requests in order of arrival and mark the run complete, or not.
-
-        Args:
-            complete: Whether the recording ended when it was meant to, with no row missing.
-        """
+        """Put the requests in order of arrival and mark the run complete, or not."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -67,10 +67,7 @@ def _number_lists(values: NDArray[Any]) -> Iterator[str]:
 
 
 def _itl_lists(counts: NDArray[np.int32], deliveries: Deliveries) -> Iterator[str]:
-    """Yield the JSON lists of the requests' gaps, to the nanosecond, some requests at a time.
-
-    All sequences of a step share its end, so most gaps occur many times; each is formatted once.
-    """
+    """Yield the JSON lists of the requests' gaps, to the nanosecond; equal ones are made once."""
     ends = np.cumsum(counts, dtype=np.int64)
     start = 0
     while start < len(counts):
@@ -107,12 +104,7 @@ def write_steps(steps: StepLog, constants: dict[str, object], path: Path) -> Non
 
 
 def write_groups(groups: Iterable[Columns], constants: dict[str, object], path: Path) -> None:
-    """Write a table piece by piece, so that it need not fit into memory.
-
-    Args:
-        groups: Its row groups, at least one; all have the same columns.
-        constants: Columns that are the same in every row.
-    """
+    """Write a table by row groups, so that it need not fit into memory."""
     with ExitStack() as files:
         writer: pq.ParquetWriter | None = None
         for columns in groups:

@@ -56,11 +56,7 @@ class StepsTable(RunTable):
         return float(self["scheduled_at"].min()), float(self["ended_at"].max())
 
     def of_replica(self, number: int) -> "StepsTable":
-        """Return the steps of one replica.
-
-        Raises:
-            ConfigError: It ran no step.
-        """
+        """Return the steps of one replica; a ConfigError if it ran none."""
         if number not in self.replicas:
             known = ", ".join(map(str, self.replicas))
             raise ConfigError(f"replica {number} ran no step; choose from {known}")
@@ -137,11 +133,7 @@ class ResultsFolder:
 
 
 def own_block(path: Path, summary: object) -> dict[str, Any]:
-    """Return what only specsim writes into a summary.
-
-    Raises:
-        ConfigError: It has no such block; `path` is the file that is to blame.
-    """
+    """Return what only specsim writes into a summary; a ConfigError if that is not there."""
     own = summary.get("specsim") if isinstance(summary, dict) else None
     if not isinstance(own, dict) or not own.keys() >= {*_PROVENANCE, "num_gpu_blocks"}:
         raise ConfigError(
@@ -151,11 +143,7 @@ def own_block(path: Path, summary: object) -> dict[str, Any]:
 
 
 def check_same_run(folder: Path, names: str, first: object, second: object) -> None:
-    """Refuse two files of a folder that come from different runs.
-
-    Raises:
-        ConfigError: What they say of their origin differs.
-    """
+    """Raise a ConfigError if two files of a folder say different things of their origin."""
     if first != second:
         raise ConfigError(
             f"{folder}: {names} differ: not the same run, or another version of specsim; run the "
@@ -166,11 +154,7 @@ def check_same_run(folder: Path, names: str, first: object, second: object) -> N
 def load_requests(folder: Path) -> RunTable:
     """Return the requests of a run, with the columns of `specsim.results.tables.TABLE_FIELDS`.
 
-    Args:
-        folder: As ``specsim run --out`` wrote it, or a policy's of ``specsim compare --out``.
-
-    Raises:
-        ConfigError: There is no ``requests.parquet``, or it is cut short, or not one of specsim's.
+    A ConfigError if ``requests.parquet`` is missing, cut short or not specsim's.
     """
     names = TABLE_FIELDS.names or ()
     stored = _StoredTable(folder, "requests.parquet", names)
@@ -187,14 +171,7 @@ def load_requests(folder: Path) -> RunTable:
 
 
 def load_steps(folder: Path) -> StepsTable:
-    """Return the steps of a run.
-
-    Args:
-        folder: As ``specsim run --out`` wrote it, or a policy's of ``specsim compare --out``.
-
-    Raises:
-        ConfigError: There is no ``steps.parquet``, or it is cut short, or not one of specsim's.
-    """
+    """Return the steps of a run; a ConfigError if they are missing, cut short or not ours."""
     unknown = "alpha_estimate"  # absent in files of older versions
     names = ("replica", *(name for name in STEP_FIELDS.names or () if name != unknown))
     stored = _StoredTable(folder, "steps.parquet", names)

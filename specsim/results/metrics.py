@@ -10,14 +10,32 @@ counts it as 0 (goodput, the histogram of ``/metrics``), does `tpot` say so too.
 """
 
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
-from specsim.results.slo import Slo
-from specsim.results.tables import RunTables
-from specsim.results.weighted import WeightedSample
+from specsim.core.settings import Settings
+from specsim.results.tables import RunTables, WeightedSample
+
+
+class Slo(Settings):
+    """Limits that a request must keep, all of them, to count as good."""
+
+    ttft_ms: float | None = Field(default=None, gt=0)
+    """Time to first token."""
+    tpot_ms: float | None = Field(default=None, gt=0)
+    """Time per output token after the first."""
+    e2el_ms: float | None = Field(default=None, gt=0)
+    """End-to-end latency."""
+
+    @model_validator(mode="after")
+    def _check_not_empty(self) -> Self:
+        if not self.model_dump(exclude_none=True):
+            raise ValueError("names no limit; give ttft_ms, tpot_ms or e2el_ms")
+        return self
+
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -58,11 +76,7 @@ def decode_time(requests: Requests) -> Seconds:
 
 
 def tpot(requests: Requests, *, of_one_token: float = np.nan) -> Seconds:
-    """Return the time per output token after the first.
-
-    Args:
-        of_one_token: What an answer without further tokens gets; vLLM's goodput has 0.
-    """
+    """Return the time per output token after the first; of one token it is as given."""
     later = requests["output_len"] - 1
     return np.where(later > 0, decode_time(requests) / np.maximum(later, 1), of_one_token)
 
@@ -85,10 +99,7 @@ def token_latencies(tables: RunTables) -> dict[str, WeightedSample]:
         in seconds.
     """
     gaps = tables.gaps
-    return {
-        "itl": WeightedSample(gaps),
-        "amortised_itl": WeightedSample(gaps, per_token=True),
-    }
+    return {"itl": WeightedSample(gaps), "amortised_itl": WeightedSample(gaps, per_token=True)}
 
 
 def latency_statistics(samples: Seconds | WeightedSample) -> dict[str, float]:
@@ -122,10 +133,7 @@ _QUANTILES = np.linspace(0.0, 1.0, 101)
 
 
 def distributions(requests: Requests) -> dict[str, list[Any]]:
-    """Return the quantiles of ``ttft_ms``, ``tpot_ms`` and ``e2el_ms`` at 0, 1, ..., 100 %.
-
-    None where no request has that latency.
-    """
+    """Return the percentiles 0 to 100 of each latency, ms; None where none has it."""
     found = latencies(requests)
     known = {name: found[name][~np.isnan(found[name])] for name in ("ttft", "tpot", "e2el")}
     return {
@@ -219,11 +227,7 @@ def speculation_metrics(tables: RunTables) -> dict[str, Any]:
 
 
 def time_shares(tables: RunTables) -> dict[str, float]:
-    """Return how the engines' busy time divides.
-
-    Returns:
-        Shares of target forward passes, drafting and overhead; they add up to 1.
-    """
+    """Return the shares of busy time of the target, drafting and overhead; they add up to 1."""
     sums = {name: float(tables.totals[f"{name}_time"]) for name in ("target", "draft", "overhead")}
     total = sum(sums.values())
     return {name: value / total for name, value in sums.items()}

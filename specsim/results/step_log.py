@@ -75,11 +75,7 @@ class StepLog:
         return self._file is not None
 
     def add(self, replica: int, rows: NDArray[np.void]) -> None:
-        """Append steps of a replica (`STEP_FIELDS`); they are copied.
-
-        Raises:
-            ConfigError: The temporary file cannot be written.
-        """
+        """Append a copy of a replica's steps (`STEP_FIELDS`); a ConfigError if that fails."""
         self._chunks[replica].append(rows.copy())
         self._num_in_memory += len(rows)
         if self._num_in_memory > self._max_in_memory:
@@ -113,10 +109,7 @@ class StepLog:
         return np.concatenate(pieces)
 
     def blocks(self, size: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.void]]]:
-        """Yield all steps, replica after replica: the replica of each, and `STEP_FIELDS`.
-
-        Blocks have `size` steps, but for the last; each is overwritten by the next one.
-        """
+        """Yield all steps and their replicas, `size` at a time; each block overwrites the last."""
         size = min(size, max(len(self), 1))
         replicas, block = np.empty(size, dtype=np.int32), np.empty(size, dtype=STEP_FIELDS)
         filled = 0

@@ -48,11 +48,7 @@ class Timeline:
 
 
 def timeline(steps: StepsTable, *, num_bins: int, window: int) -> Timeline:
-    """Return the timeline of a run.
-
-    Args:
-        window: Bins over which the acceptance is measured.
-    """
+    """Return the timeline of a run; the acceptance is measured over `window` bins."""
     edges = np.linspace(*steps.span, num_bins + 1)
     width = np.diff(edges)
     levels = _levels(steps, edges)
@@ -178,10 +174,7 @@ class TimeUse:
 
 
 def time_use(steps: StepsTable, num_replicas: int) -> TimeUse:
-    """Return how the time from the first step scheduled to the last one ended divides.
-
-    Replicas without a step were idle.
-    """
+    """Return how the time from first to last step divides; replicas without one were idle."""
     overhead = np.concatenate([_waited_for(steps.of_replica(r)) for r in steps.replicas])
     seconds = {"target": steps["target_time"], "draft": steps["draft_time"], "overhead": overhead}
     start, end = steps.span

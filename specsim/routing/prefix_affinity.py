@@ -40,10 +40,7 @@ class PrefixAffinity(Router):
         return {}
 
     def choose(
-        self,
-        prompt: PromptView,
-        replicas: Sequence[ReplicaView],
-        memory: dict[ReplicaView, Seen],
+        self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: dict[ReplicaView, Seen]
     ) -> int:
         """Return the replica that knows most of the prompt, or the one with the fewest requests."""
         keys = prompt.block_keys(self.block_size)

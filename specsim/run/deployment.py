@@ -5,13 +5,23 @@ blocks fit, whether steps are scheduled asynchronously, and what a step costs.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specsim.core.errors import ProfileError
 from specsim.engine.config import EngineConfig
 from specsim.engine.setup import Setup
 from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.policies import Policy
-from specsim.profile import DraftCost, Profile, StepCosts, load_profile, memory_plan
+from specsim.profile import (
+    DraftCost,
+    LayersOf,
+    Profile,
+    StepCosts,
+    kv_layers,
+    layer_bytes,
+    load_profile,
+    memory_plan,
+)
 from specsim.proposers import Proposer
 from specsim.run.experiment import Experiment
 
@@ -61,8 +71,14 @@ class Deployment:
             block_size=experiment.engine.block_size,
             gpu_memory_utilization=experiment.engine.gpu_memory_utilization,
         )
+        engine = experiment.engine
+        if layers := _kv_layers(engine, profile, model, drafts, proposer):
+            engine = engine.model_copy(update={"kv_groups": layers.target + layers.drafts})
+            alone, added = layers.block_bytes(engine.block_size)
+            memory = replace(memory, block_bytes=alone, draft_block_bytes=added)
+        limits = _limits(engine, profile, model, gpu, memory)
         return cls(
-            engine=_resolved(experiment.engine, profile, model, gpu, memory),
+            engine=engine.resolved(proposer, is_async=experiment.is_async, **limits),
             profile=profile,
             policy=experiment.effective_policy,
             proposer=proposer,
@@ -71,7 +87,7 @@ class Deployment:
             costs=StepCosts(
                 profile.target,
                 drafts,
-                profile.overhead,
+                profile.overhead.of_engine(is_async=experiment.is_async),
                 expands_batch=proposer is not None and proposer.disable_mqa_scorer,
             ),
             memory=memory,
@@ -93,6 +109,11 @@ class Deployment:
             "valid_batched_tokens": valid.batched_tokens,
         }
         return replace(setup, limits=limits)
+
+    def kv_capacity(self, length: int) -> int:
+        """Return how many tokens the KV cache holds, in sequences of a length."""
+        in_flight_tokens = self.engine.in_flight_tokens(is_async=self.is_async)
+        return self.setup.kv.capacity(self.setup.limits["num_blocks"], length, in_flight_tokens)
 
 
 def _check_same(engine: EngineConfig, profile: Profile, model: ModelShape) -> None:
@@ -151,13 +172,38 @@ def _check_trees(policy: Policy, drafts: tuple[DraftCost, ...]) -> None:
         )
 
 
-def _resolved(
+def _kv_layers(
+    engine: EngineConfig,
+    profile: Profile,
+    model: ModelShape,
+    drafts: tuple[DraftCost, ...],
+    proposer: Proposer | None,
+) -> LayersOf | None:
+    """Return the layers as they keep KV entries: those of the configuration, or of the model."""
+    layers = kv_layers(profile, model, drafts)
+    if engine.kv_groups is not None:
+        given = {"bytes_per_token": layer_bytes(profile, model)}
+        layers = LayersOf(
+            tuple(
+                each if each.bytes_per_token else each.model_copy(update=given)
+                for each in engine.kv_groups
+            ),
+            (),
+        )
+    if layers is None:
+        return None
+    kept = engine.kv_layers(layers.target + layers.drafts, proposer)
+    return LayersOf(kept[: len(layers.target)], kept[len(layers.target) :])
+
+
+def _limits(
     engine: EngineConfig,
     profile: Profile,
     model: ModelShape,
     gpu: GpuSpec,
     memory: MemoryPlan,
-) -> EngineConfig:
+) -> dict[str, Any]:
+    """Return the limits that the configuration leaves open."""
     max_model_len = engine.max_model_len or model.max_position_embeddings
     if engine.scheduler == "prefill_first":  # defaults of vLLM 0.6
         batched_tokens, seqs = max(2048, max_model_len), 256
@@ -166,21 +212,18 @@ def _resolved(
     blocks = engine.num_gpu_blocks
     if blocks is None:
         blocks = memory.num_blocks()
-    return engine.resolved(
-        model=model.name,
-        tensor_parallel_size=profile.tensor_parallel_size,
-        max_num_seqs=seqs,
-        max_num_batched_tokens=batched_tokens,
-        max_model_len=max_model_len,
-        num_gpu_blocks=blocks,
-    )
+    return {
+        "model": model.name,
+        "tensor_parallel_size": profile.tensor_parallel_size,
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": batched_tokens,
+        "max_model_len": max_model_len,
+        "num_gpu_blocks": blocks,
+    }
 
 
 def _default_batch(gpu: GpuSpec) -> tuple[int, int]:
-    """Return max_num_batched_tokens and max_num_seqs of ``vllm serve`` 0.32.0 on this GPU.
-
-    Source: ``engine/arg_utils.py get_batch_defaults``.
-    """
+    """Return both limits by vLLM 0.32.0, ``engine/arg_utils.py get_batch_defaults``."""
     if gpu.memory_gib >= 160:
         return 16384, 1024
     if gpu.memory_gib >= 70 and "a100" not in gpu.name.lower():

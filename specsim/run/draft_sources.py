@@ -16,7 +16,7 @@ from specsim.core.request import Request, Text
 from specsim.core.step import Ints, Tree
 from specsim.engine.sources import Confidences, DraftSource, PicksLookup
 from specsim.engine.view import StepView
-from specsim.lookup.base import Draft, Lookup
+from specsim.lookup import Draft, Lookup
 
 Fates = NDArray[np.uint8]
 _NO_CONFIDENCES: Confidences = np.empty((0, 0), dtype=np.float32)

@@ -20,12 +20,7 @@ from specsim.policies import OraclePolicy, ServerView, quick_step_times
 from specsim.proposers import Proposer
 from specsim.proposers.base import offers_by_table
 from specsim.run.deployment import Deployment
-from specsim.run.draft_sources import (
-    HybridDrafts,
-    LookupDrafts,
-    TableDrafts,
-    TreeDrafts,
-)
+from specsim.run.draft_sources import HybridDrafts, LookupDrafts, TableDrafts, TreeDrafts
 from specsim.run.experiment import Experiment
 
 _CHUNK = 128  # requests whose survival tables are made at once, so that they stay in the cache
@@ -50,7 +45,7 @@ class Drafting:
         proposer, acceptance = deployment.proposer, experiment.acceptance
         self.facts = Facts.of(
             requests,
-            deployment.engine.block_size,
+            deployment.setup.kv.hash_block_size,
             with_keys=deployment.engine.enable_prefix_caching,
         )
         self.survival_lens: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)

@@ -25,9 +25,9 @@ from specsim.policies.off import Off
 from specsim.policies.schedule import Schedule
 from specsim.policies.static import Static
 from specsim.proposers import Proposer
-from specsim.results.slo import Slo
+from specsim.results.metrics import Slo
 from specsim.routing import ROUTING, Router
-from specsim.routing.round_robin import RoundRobin
+from specsim.routing.simple import RoundRobin
 from specsim.workload import WorkloadConfig
 
 
@@ -206,12 +206,7 @@ def overridden(
 
 
 def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> None:
-    """Raise a ConfigError if an override of ``--set`` would be ignored.
-
-    Args:
-        replaced: Fields that are replaced after the overrides.
-        by: What replaces them.
-    """
+    """Raise a ConfigError if an override is of a field that something else replaces."""
     fields = list(replaced)
     for override in overrides:
         path = override.partition("=")[0]
@@ -223,11 +218,7 @@ def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> No
 
 
 def set_field(config: dict[str, Any], path: str, value: object, source: str) -> None:
-    """Replace a value of a configuration, in place; mappings on its dotted path are made.
-
-    Raises:
-        ConfigError: The path leads through something that is not a mapping.
-    """
+    """Replace a value in place, making mappings on its path; else a ConfigError."""
     *parents, name = path.split(".")
     target = config
     for parent in parents:

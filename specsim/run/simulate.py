@@ -26,7 +26,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
 from specsim.workload.arrivals import Arrivals
-from specsim.workload.arrivals.closed_loop import ClosedLoop
+from specsim.workload.arrivals.synthetic import ClosedLoop
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,8 @@ def _kv_use(steps: StepsTable, deployment: Deployment, num_replicas: int) -> KVU
             f"steps.parquet: free_blocks = {num_usable - used.min()}, but only {num_usable} blocks "
             "fit: the profile has changed since the run; run the experiment again"
         )
-    lookahead = steps["num_running"] * (setup.limits["lookahead_len"] / setup.block_sizes[0])
+    ahead = sum(setup.limits["lookahead_len"] / group.block_size for group in setup.kv.groups)
+    lookahead = steps["num_running"] * ahead
     start, end = steps.span
     edges, time = np.array([start, end]), num_replicas * (end - start)
 

@@ -6,7 +6,7 @@ from specsim.core.errors import CapacityError
 from specsim.core.step import StepLoad
 from specsim.engine.config import EngineConfig
 from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
-from specsim.profile import Profile, StepCosts, memory_plan
+from specsim.profile import Profile, StepCosts, default_layout, memory_plan
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,7 @@ class Overview:
 
     @classmethod
     def of(cls, profile: Profile) -> "Overview":
-        """Find model and GPU of a profile.
-
-        Raises:
-            ProfileError: One of them is not known.
-        """
+        """Find model and GPU of a profile; a ProfileError if one of them is not known."""
         return cls(profile, load_model(profile.model), load_gpu(profile.gpu), EngineConfig())
 
     @property
@@ -54,6 +50,16 @@ class Overview:
             return self.memory(method).num_blocks()
         except CapacityError:  # a profile that only lacks memory is still worth a look
             return 0
+
+    def capacity(self, method: str | None, length: int, in_flight_tokens: int = 0) -> int:
+        """Return how many tokens the KV cache holds beside a drafter, in sequences of a length.
+
+        Args:
+            in_flight_tokens: Of each sequence, in one step.
+        """
+        drafts = () if method is None else (self.profile.drafts[method],)
+        layout = default_layout(self.profile, self.model, drafts, self.engine.block_size)
+        return layout.capacity(self.num_blocks(method), length, in_flight_tokens)
 
     def decode_time(
         self, batch_size: int, context_len: int, draft_len: int, method: str | None = None
@@ -79,7 +85,10 @@ class Overview:
         drafts = () if method is None else (profile.drafts[method],)
         costs = StepCosts(profile.target, drafts, profile.overhead)
         valid = profile.valid_range
-        capacity = (self.num_blocks(method) - 1) * self.engine.block_size
+        size = load.num_requests
+        capacity = self.capacity(
+            method, (load.context_tokens + load.batched_tokens) // size, load.batched_tokens // size
+        )
         return StepTime(
             seconds=float(costs.step_time(load, draft_len)),
             fits=load.context_tokens + load.batched_tokens <= capacity,

@@ -118,10 +118,7 @@ class Comparison:
         """Return the comparison as plain values: per policy its standing and all summaries."""
         standings = {standing.result.label: standing.to_dict() for standing in self.standings}
         return {
-            result.label: {
-                **standings[result.label],
-                "warnings": [*self.notes, *result.warnings],
-            }
+            result.label: {**standings[result.label], "warnings": [*self.notes, *result.warnings]}
             for result in self.results
         }
 
@@ -144,11 +141,7 @@ def _is_tied(above: PolicyResult, result: PolicyResult) -> bool | None:
 
 
 def parse_policies(texts: list[str]) -> dict[str, Policy]:
-    """Return policies by their short forms, such as ``static:k=3``, no speculation first.
-
-    Raises:
-        ConfigError: A policy is unknown, a field of it wrong, or the same text is given twice.
-    """
+    """Return policies by short form, ``off`` first; a ConfigError if one is wrong."""
     for text, count in Counter(texts).items():
         if count > 1:
             raise ConfigError(f"--policies {text}: is given {count} times; leave one")

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from specsim.acceptance.preset import Preset
+from specsim.acceptance.nested import Preset
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.resources import find_resource, following, locate
 from specsim.core.settings import Settings, load_mapping

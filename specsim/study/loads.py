@@ -16,7 +16,7 @@ from specsim.run.experiment import Experiment
 from specsim.study.paired import replicated
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals import Arrivals, OpenArrivals
-from specsim.workload.arrivals.closed_loop import ClosedLoop
+from specsim.workload.arrivals.synthetic import ClosedLoop
 from specsim.workload.arrivals.trace import TraceReplay
 from specsim.workload.lengths import Lengths
 from specsim.workload.lengths.trace import TraceRows
@@ -198,9 +198,7 @@ class Loads:
             count: Requests.
         """
         workload = WorkloadConfig(
-            arrivals=ClosedLoop(concurrency=concurrency),
-            lengths=self._lengths,
-            num_requests=count,
+            arrivals=ClosedLoop(concurrency=concurrency), lengths=self._lengths, num_requests=count
         )
         return self._trials(self.experiment.replace(replicas=1), policy, workload)
 

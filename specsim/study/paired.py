@@ -65,10 +65,7 @@ class Regret:
 
 
 def speed_up(baseline: list[float], candidate: list[float]) -> SpeedUp:
-    """Return the paired speed-up of latencies over those of a baseline, by replication.
-
-    The geometric mean of the ratios, and its 95 % interval by Student's t on their logarithms.
-    """
+    """Return the geometric mean of paired latency ratios, and its 95 % interval (t, of logs)."""
     mean, half_width = _log_ratio(baseline, candidate)
     if half_width is None:
         return SpeedUp(float(np.exp(mean)), None, None)
@@ -76,10 +73,7 @@ def speed_up(baseline: list[float], candidate: list[float]) -> SpeedUp:
 
 
 def regret(reference: list[float], candidate: list[float], label: str) -> Regret:
-    """Return by how many percent latencies exceed those of a reference, paired by replication.
-
-    The geometric mean of the ratios, less 1, and its 95 % interval like that of `speed_up`.
-    """
+    """Return by how many percent latencies exceed a reference's, averaged as in `speed_up`."""
     mean, half_width = _log_ratio(candidate, reference)
     if half_width is None:
         return Regret(label, _percent_above(mean), None, None)

@@ -55,10 +55,7 @@ class RayCluster(AbstractContextManager["RayCluster"]):
         ray.shutdown()
 
     def stream(self, job: Job[T, R], tasks: Iterable[T]) -> Iterator[tuple[int, R]]:
-        """Yield place and result of every task as soon as it has ended.
-
-        A task whose worker or node is lost is run again elsewhere, up to three times.
-        """
+        """Yield place and result of tasks as they end; one whose node is lost runs again, twice."""
         remote = ray.remote(num_cpus=1, max_retries=_ATTEMPTS - 1)(_run)
         numbered = enumerate(tasks)
         under_way: dict[Any, tuple[int, T]] = {}

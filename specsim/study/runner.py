@@ -100,8 +100,12 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
             # Each process has its next task at hand; more would be lost if one died.
             with _ctrl_c_put_off():
                 for number, task in islice(numbered, 2 * self._workers - len(under_way)):
-                    under_way[self._pool.submit(job.run, task)] = number, task
-            if not under_way:
+                    try:
+                        under_way[self._pool.submit(job.run, task)] = number, task
+                    except BrokenProcessPool:  # while the caller dealt with a result
+                        lost.append((number, task))
+                        break
+            if not under_way and not lost:
                 return
             ended, _ = wait(under_way, return_when=FIRST_COMPLETED)
             for future in ended:
@@ -134,10 +138,7 @@ class Runner:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        on_progress: Callable[[int], None] | None = None,
-        num_ended: int = 0,
+        self, backend: Backend, on_progress: Callable[[int], None] | None = None, num_ended: int = 0
     ) -> None:
         self._backend = backend
         self._on_progress = on_progress

@@ -1,21 +1,215 @@
-"""describe: what a token trace says about which drafter suits it."""
+"""describe: what a token trace says about which drafter suits it.
+
+How well earlier tokens tell an output's next ones, where they stood before, and what drafters gain.
+"""
 
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from specsim.core.request import Request
+from specsim.core.request import Request, Text
 from specsim.core.rng import generator
 from specsim.tokens.draft_eval import DraftEval, evaluate_drafts, parse_drafter
-from specsim.tokens.repetition import (
-    DEPTH,
-    Entropy,
-    Overlap,
-    empirical_entropy,
-    measure_overlaps,
-)
+
+DEPTH = 24
+"""Longest path of the tree, tokens: vLLM's ``suffix_decoding_max_tree_depth``."""
+_NGRAM_LENS = (4, 8)
+"""Tokens; each a power of two, and at least the one before."""
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class Entropy(NamedTuple):
+    """Entropy of the next token in bits, given the tokens before it."""
+
+    bits: float
+    """Over all contexts of 0 to `DEPTH` - 1 tokens."""
+    repeated: float
+    """Over those of them alone that stand at least twice, from which a drafter can learn."""
+    by_context_len: tuple[float, ...]
+    """Over the contexts of each length alone, from 0; ends where no output is longer."""
+
+
+def empirical_entropy(outputs: list[NDArray[np.int32]], depth: int = DEPTH) -> Entropy:
+    """Return the weighted average entropy of the suffix tree of some outputs.
+
+    The tree holds every substring of every output of up to `depth` tokens. A node is a context:
+    ``w`` of 0 to ``depth - 1`` tokens; its child ``a`` has been visited ``c(wa)`` times, once for
+    each place where ``w`` is followed by ``a``. The node's entropy is that of its children's
+    shares, in bits, and its weight in the average is the number of visits to its children,
+    ``n(w) = sum over a of c(wa)``; where an output ends, its last tokens have no child and count
+    for nothing. So the average is::
+
+        sum over w of [n(w) log2 n(w) - sum over a of c(wa) log2 c(wa)]  /  sum over w of n(w)
+
+    which counting substrings gives without a tree. A context that stands once in the sample has
+    entropy 0, however hard it is to draft after it, and most long contexts of free text do stand
+    once. So values of samples of different size or depth do not compare, and `Entropy.repeated`
+    tells texts apart where `Entropy.bits` hardly does.
+
+    Args:
+        outputs: At least one token in all, of shape (output_len,).
+        depth: At least 1, in tokens.
+
+    References:
+        Oliaro et al. 2024, "SuffixDecoding", appendix A.2: a tree of about 100 outputs, the entropy
+        of each node from how often its children are visited, a weighted average over the nodes. The
+        paper gives neither weights, nor unit, nor depth; they are chosen here.
+    """
+    lens = [len(output) for output in outputs]
+    tokens = np.unique(np.concatenate(outputs), return_inverse=True)[1]
+    num_tokens = int(tokens.max()) + 1
+    ends = np.repeat(np.cumsum(lens), lens)
+    starts = np.arange(len(tokens))
+    contexts = np.zeros_like(starts)  # equal numbers for equal contexts at `starts`
+    sums: list[tuple[float, int, int]] = []
+    for context_len in range(depth):
+        goes_on = starts + context_len < ends[starts]
+        starts, contexts = starts[goes_on], contexts[goes_on]
+        if not len(starts):
+            break
+        visits = np.bincount(contexts)
+        children = contexts * num_tokens + tokens[starts + context_len]
+        _, contexts, counts = np.unique(children, return_inverse=True, return_counts=True)
+        bits = _sum_n_log_n(visits) - _sum_n_log_n(counts)
+        sums.append((bits, len(starts), int(visits[visits > 1].sum())))
+    total = sum(bits for bits, _, _ in sums)
+    visited = sum(count for _, count, _ in sums)
+    revisited = sum(count for _, _, count in sums)
+    return Entropy(
+        bits=_mean(total, visited),
+        repeated=_mean(total, revisited),
+        by_context_len=tuple(_mean(bits, count) for bits, count, _ in sums),
+    )
+
+
+def _mean(bits: float, count: int) -> float:
+    # Zero may come out a rounding error below.
+    return max(0.0, bits) / max(1, count)
+
+
+def _sum_n_log_n(counts: NDArray[np.int64]) -> float:
+    counts = counts[counts > 1]
+    return float(np.sum(counts * np.log2(counts)))
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Shares of the output tokens, 0 to 1, that lie in an n-gram seen before."""
+
+    n: int
+    """Length of the n-grams, tokens."""
+    own_prompt: float | None
+    """In the request's own prompt; None if no prompt is recorded."""
+    own_output: float
+    """Earlier in the same output."""
+    earlier_outputs: float
+    """In an output of a request that stands earlier in the file."""
+    anywhere: float
+    """In at least one of these."""
+
+    @property
+    def new(self) -> float:
+        """In none of these."""
+        return 1.0 - self.anywhere
+
+
+def measure_overlaps(texts: list[Text]) -> tuple[Overlap, ...]:
+    """Return the overlaps of outputs with what came before them.
+
+    An n-gram lies wholly in one output or one prompt. It has been seen in the same output if it
+    begins there at an earlier place, where the two may overlap. All n-grams of a stretch need not
+    come from one place. The tokens of outputs that are shorter than n are all new.
+
+    Args:
+        texts: In the order of the file, at least one, none without output.
+
+    Returns:
+        One for each of `_NGRAM_LENS`.
+
+    Note:
+        Exact, without hashing: n-grams of twice the length are numbered by sorting pairs of numbers
+        of the shorter ones. Ten million tokens take about 25 s and 1.4 GiB.
+    """
+    lens = np.array([(text.prompt_len, text.output_len) for text in texts]).ravel()
+    pieces = _Pieces(np.repeat(np.arange(len(lens)), lens), np.repeat(lens.cumsum(), lens))
+    joined = np.concatenate([text.token_ids for text in texts])
+    grams, n = np.unique(joined, return_inverse=True)[1], 1
+    overlaps = []
+    for wanted in _NGRAM_LENS:
+        while n < wanted:
+            pairs = grams[:-n] * (grams.max(initial=0) + 1) + grams[n:]
+            grams, n = np.unique(pairs, return_inverse=True)[1], 2 * n
+        overlaps.append(_overlap(grams, n, pieces))
+    return tuple(overlaps)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Where prompts and outputs lie when all texts stand end to end, by token."""
+
+    numbers: Ints
+    """Prompts have even numbers, and each its output the next one."""
+    ends: Ints
+
+    @property
+    def is_output(self) -> Mask:
+        mask: Mask = self.numbers % 2 == 1
+        return mask
+
+
+def _overlap(grams: Ints, n: int, pieces: _Pieces) -> Overlap:
+    """Return the overlap of one length; `grams` numbers the n-gram that begins at each token."""
+    starts = np.flatnonzero(np.arange(len(grams)) + n <= pieces.ends[: len(grams)])
+    requests = pieces.numbers // 2
+    is_output = pieces.is_output
+    in_output = starts[is_output[starts]]
+    in_prompt = starts[~is_output[starts]]
+    ids, owners = grams[in_output], requests[in_output]
+    num_requests = int(requests[-1]) + 1
+    owned = ids * num_requests + owners
+    seen = {
+        "own_prompt": np.isin(owned, grams[in_prompt] * num_requests + requests[in_prompt]),
+        "own_output": _stood_before(owned),
+        "earlier_outputs": _first_owner(ids, owners)[ids] < owners,
+    }
+    anywhere = np.logical_or.reduce(list(seen.values()))
+    total = int(is_output.sum())
+
+    def share(found: Mask) -> float:
+        steps = np.zeros(len(requests) + 1, dtype=np.int64)
+        steps[in_output[found]] += 1
+        steps[in_output[found] + n] -= 1
+        return float(np.count_nonzero(steps.cumsum())) / total
+
+    shares = {name: share(found) for name, found in seen.items()}
+    has_prompts = total < len(requests)
+    return Overlap(
+        n=n,
+        own_prompt=shares["own_prompt"] if has_prompts else None,
+        own_output=shares["own_output"],
+        earlier_outputs=shares["earlier_outputs"],
+        anywhere=share(anywhere),
+    )
+
+
+def _stood_before(keys: Ints) -> Mask:
+    order = np.argsort(keys, kind="stable")
+    is_repeat = np.zeros(len(keys), dtype=bool)
+    is_repeat[order[1:]] = np.diff(keys[order]) == 0
+    return is_repeat
+
+
+def _first_owner(ids: Ints, owners: Ints) -> Ints:
+    """Return by id the first owner; both are in the order of the file."""
+    first = np.zeros(ids.max(initial=-1) + 1, dtype=np.int64)
+    first[ids[::-1]] = owners[::-1]  # of several values for one place the last one stays
+    return first
+
 
 DRAFTERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("ngram", {"num_speculative_tokens": 5}),

@@ -14,11 +14,11 @@ import yaml
 from conftest import ROOT, Run, tiny_config
 from rich.console import Console
 
-from specsim.cli.terminal import keep_numbers_whole
+from specsim.cli.options import keep_numbers_whole
 from specsim.reality.acceptance_fit import fits, halves
 from specsim.results.export import RESULT_FILES
-from specsim.show.render.tables import new_table
-from specsim.study.tune.check import Check
+from specsim.show.render import new_table
+from specsim.study.tune.crossover import Check
 
 
 @pytest.fixture

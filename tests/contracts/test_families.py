@@ -40,11 +40,18 @@ def test_members_are_immutable_and_documented(
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_every_file_of_a_family_is_a_member(family: Family[Any]) -> None:
+def test_every_file_of_a_family_holds_a_member(family: Family[Any]) -> None:
     folder = Path(__file__).parents[2] / "specsim" / family.name.replace(".", "/")
     files = {path.stem for path in folder.glob("[!_]*.py")} - {"base"}
     modules = {member.__module__.rsplit(".", 1)[1] for member in family.members.values()}
     assert files == modules
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_name_leads_to_its_member_without_a_look_at_the_others(family: Family[Any]) -> None:
+    fresh = Family[Any](family.name, family.base, family.tag)
+    assert {name: fresh.find(name) for name in family.members} == family.members
+    assert "members" not in vars(fresh)  # which imports all files
 
 
 KNOWN_TO_VLLM = {

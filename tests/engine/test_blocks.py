@@ -15,11 +15,13 @@ from specsim.core.request import Request
 from specsim.engine.blocks import cached_block, hold, publish_block, release_block, take_block
 from specsim.engine.facts import Facts
 from specsim.engine.integrity import check_integrity, free_order
-from specsim.engine.kv import admit_blocks, cached_prefix, extend, publish, release
+from specsim.engine.kv import admit_blocks, extend, release
+from specsim.engine.prefix import cached_prefix, publish
 from specsim.engine.schedule import begin
 from specsim.engine.setup import Setup
 from specsim.engine.table import NO_BLOCK, NO_KEY, RUNNING, WAITING, Table
 from specsim.engine.waiting import enqueue, leave_queue
+from specsim.hardware.kv_groups import one_group
 
 NUM_BLOCKS = 12
 BLOCK_SIZE = 4
@@ -45,7 +47,7 @@ LIMITS = {
 def make_table(limits: Mapping[str, int], requests: list[Request] | None = None) -> Table:
     """Return the table of an engine without a clock, as uncompiled functions see it."""
     facts = Facts.of(requests or [], BLOCK_SIZE, with_keys=bool(limits["enable_prefix_caching"]))
-    setup = Setup("synchronous", {**LIMITS, **limits}, (BLOCK_SIZE,))
+    setup = Setup("synchronous", {**LIMITS, **limits}, one_group(BLOCK_SIZE))
     return Table(*map(as_records, setup.table(facts=facts.rows, keys=facts.keys)))
 
 
@@ -200,18 +202,19 @@ class CacheMachine(RuleBasedStateMachine):
         sequence = self.table.sequences[row]
         known_len = int(sequence.known_len)
         hit = self.find(row, known_len)
-        assert cached_prefix(self.table, row) == len(hit)
-        assert self.table.hits[: len(hit)].tolist() == hit
-        missing_len = known_len - len(hit) * BLOCK_SIZE
+        cached_len = len(hit) * BLOCK_SIZE
+        assert cached_prefix(self.table, row) == cached_len
+        assert self.table.hits[0, : len(hit)].tolist() == hit
+        missing_len = known_len - cached_len
         scheduled_len = max(1, round(share * missing_len))
-        end_len = len(hit) * BLOCK_SIZE + scheduled_len
+        end_len = cached_len + scheduled_len
         reach = min(end_len + self.lookahead_len, MAX_MODEL_LEN)
         needed = max(0, whole_blocks(reach) - len(hit))
         wanted = max(needed, whole_blocks(known_len) - len(hit) if self.reserve_full_prompt else 0)
         spare = len([block for block in self.queue if block not in hit])
         spare -= self.watermark_blocks if self.blocks else 0
         before = free_order(self.table)
-        assert admit_blocks(self.table, row, len(hit), scheduled_len) == (wanted <= spare)
+        assert admit_blocks(self.table, row, cached_len, scheduled_len) == (wanted <= spare)
         if wanted > spare:
             assert free_order(self.table) == before
             assert sequence.slot == -1
@@ -327,15 +330,15 @@ def running_table(**limits: int) -> tuple[Table, list[int]]:
 def test_a_preempted_sequence_hits_its_own_blocks_again() -> None:
     table, blocks = running_table()
     release(table, 0)
-    assert cached_prefix(table, 0) == 2  # the third is not full
-    assert table.hits[:2].tolist() == blocks[:2]
+    assert cached_prefix(table, 0) == 8  # the third block is not full
+    assert table.hits[0, :2].tolist() == blocks[:2]
 
 
 def test_at_least_one_token_is_always_computed() -> None:
     table, _ = running_table()
     release(table, 0)
     table.sequences[0].known_len = 8
-    assert cached_prefix(table, 0) == 1
+    assert cached_prefix(table, 0) == 4
 
 
 def test_nobody_else_hits_what_is_not_known_to_be_shared() -> None:

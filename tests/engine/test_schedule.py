@@ -7,6 +7,7 @@ from specsim.engine.kv import admit_blocks
 from specsim.engine.schedule import begin, schedule
 from specsim.engine.setup import Setup
 from specsim.engine.table import FREE, RUNNING, WAITING, Table
+from specsim.hardware.kv_groups import one_group
 
 
 def running(*prompt_lens: int, priorities: tuple[int, ...], **limits: int) -> Table:
@@ -24,7 +25,7 @@ def running(*prompt_lens: int, priorities: tuple[int, ...], **limits: int) -> Ta
         "by_priority": 1,
     }
     facts = Facts.of(requests, 4, with_keys=False)
-    setup = Setup("synchronous", {**usual, **limits}, (4,))
+    setup = Setup("synchronous", {**usual, **limits}, one_group(4))
     table = Table(*map(as_records, setup.table(facts=facts.rows, keys=facts.keys)))
     for row, prompt_len in enumerate(prompt_lens):
         begin(table, row, row, 0.0)
@@ -54,7 +55,7 @@ def test_a_withdrawn_sequence_gives_back_what_it_had() -> None:
     assert [int(table.entries[0, place].row) for place in range(2)] == [1, 2]
     assert (step.batched_tokens, step.context_tokens) == (2, 6 + 8)
     assert (step.tokens_left, step.inputs_left) == (64 - 2, 64 - 2 * 2)
-    assert (table.sequences[0].in_flight, table.sequences[0].draft_len) == (0, 0)
+    assert (table.sequences[0].in_flight_len, table.sequences[0].draft_len) == (0, 0)
     assert (step.preemptions, table.state[0].num_running) == (1, 2)
     assert table.running[:2].tolist() == [1, 2]
 

@@ -12,6 +12,7 @@ from specsim.engine.schedule import begin
 from specsim.engine.setup import Setup
 from specsim.engine.table import NO_ROW, Table
 from specsim.engine.waiting import enqueue, first_waiting, leave_queue, put_back
+from specsim.hardware.kv_groups import one_group
 
 NAMES = ["c", "a", "b", "B", "aa", "ab", "b", "a"]
 PRIORITIES = [1, 0, 0, 1, -1, 0, 0, 1]
@@ -35,7 +36,7 @@ class QueueMachine(RuleBasedStateMachine):
             "by_priority": int(self.by_priority),
         }
         facts = Facts.of(requests, 4, with_keys=False)
-        table = Setup("synchronous", limits, (4,)).table(facts=facts.rows, keys=facts.keys)
+        table = Setup("synchronous", limits, one_group(4)).table(facts=facts.rows, keys=facts.keys)
         self.table = Table(*map(as_records, table))
         self.requests = requests
         self.rows: list[int] = []

@@ -4,15 +4,17 @@ Needs vLLM 0.32.0 (a CPU build will do; no model is run) and nothing of specsim,
 have only the scenario in common::
 
     python tests/parity/record.py tests/parity/recorded 0 40
+    python tests/parity/record.py tests/parity/recorded 0 12 groups
     python tests/parity/record.py tests/parity/recorded/worked.scenario.json
 
 The first writes ``random-SEED.scenario.json`` and ``random-SEED.log.json`` for seeds 0 to 39, the
-second the log of one scenario. The scripted randomness, the virtual clock and the format of the
-log are those of ``specsim parity``.
+second ``groups-SEED``, with several KV cache groups, the third the log of one scenario. The
+scripted randomness, the virtual clock and the format of the log are those of ``specsim parity``.
 """
 
 import atexit
 import json
+import math
 import random
 import shutil
 import sys
@@ -34,16 +36,32 @@ from vllm.config import (
 )
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import (
+    get_kv_cache_groups,
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 MASK = (1 << 64) - 1
 ACCEPTANCE, DRAFTS, OUTPUT, PROMPT = 1, 2, 3, 4
+MOST_STEPS = 10_000
+
+
+class DoesNotEndError(Exception):
+    """Requests preempt one another, or one itself, for ever."""
 
 
 def splitmix64(x: int) -> int:
@@ -116,6 +134,73 @@ def random_scenario(seed: int) -> dict[str, Any]:
     }
 
 
+def random_groups_scenario(seed: int) -> dict[str, Any]:
+    """The same with layers that attend differently, under pools that are hardly enough."""
+    scenario, draw = random_scenario(seed), random.Random(f"groups {seed}")
+    engine = scenario["engine"]
+    layers = random_layers(draw)
+    engine["kv_groups"] = layers
+    engine["enable_prefix_caching"] = draw.random() < 0.75
+    engine["max_model_len"] = length = draw.choice([64, 100, 200, 256])
+    engine["block_size"] = draw.choice([1, 2, 4, 4, 8, 8, 16])
+    budget = draw.choice([engine["max_num_seqs"] + 1, 24, 48, 100, 300])
+    least = max(engine["max_num_seqs"], engine["spec"]["k"] + 3 if engine["spec"] else 0)
+    engine["max_num_batched_tokens"] = max(
+        budget, least, 0 if engine["enable_chunked_prefill"] else length
+    )
+    spec = engine["spec"]
+    if spec and spec["method"] == "eagle" and draw.random() < 0.4:
+        spec["method"] = "mtp"
+    if spec and spec["method"] != "ngram" and draw.random() < 0.6:
+        layers.append(dict(draw.choice(layers), layers=draw.choice([1, 1, 2])))
+    kinds = {run["kind"] for run in layers}
+    if "chunked_local_attention" in kinds:
+        if spec and spec["method"] in ("eagle", "mtp"):
+            # vLLM then keeps all tokens in all layers, if they have no two windows.
+            kept = [run for run in layers if run["kind"] != "sliding_window"]
+            engine["kv_groups"] = layers = [*kept, {"kind": "full_attention", "layers": 1}]
+            span = layers[0].get("chunk", 8)
+            layers[:-1] = [run | {"chunk": span} if "chunk" in run else run for run in kept]
+        if engine["enable_prefix_caching"]:  # vLLM wants blocks of one size for that
+            for run in layers:
+                run.pop("bytes_per_token", None)
+    config = vllm_config({**engine, "num_blocks": 2})
+    groups = get_kv_cache_groups(config, layer_specs(engine))
+    common = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
+    slides = any(isinstance(group.kv_cache_spec, SlidingWindowSpec) for group in groups)
+    kept = draw.choice([0, 0, 0, None, common, 2 * common, 4 * common])
+    engine["prefix_cache_retention_interval"] = kept if slides else 0
+    fewest = 1 + sum(
+        spec.max_memory_usage_bytes(config) // spec.page_size_bytes
+        for spec in (group.kv_cache_spec for group in groups)
+    )
+    engine["num_blocks"] = int(fewest * draw.choice([1, 1, 1.2, 1.6, 2, 4])) + draw.randint(0, 3)
+    requests = [row for _ in range(draw.choice([1, 2, 3])) for row in random_requests(draw, engine)]
+    requests.sort(key=lambda row: row["arrival_ns"])
+    for number, row in enumerate(requests):
+        row["id"] = f"r{number:02d}"
+    return {**scenario, "name": f"groups-{seed}", "kind": "random groups", "requests": requests}
+
+
+def random_layers(draw: random.Random) -> list[dict[str, Any]]:
+    """Attention layers in the order in which a model might have them."""
+    kinds: list[dict[str, Any]] = [{"kind": "full_attention"}]
+    for _ in range(draw.choice([1, 1, 1, 2, 3])):
+        kinds.append({"kind": "sliding_window", "window": draw.choice([2, 5, 8, 16, 17, 33, 64])})
+    if draw.random() < 0.2:
+        kinds.append({"kind": "chunked_local_attention", "chunk": draw.choice([6, 8, 16, 32, 50])})
+    if draw.random() < 0.15:
+        kinds = kinds[1:]  # no layer attends to everything
+    draw.shuffle(kinds)
+    usual = draw.choice([1, 2, 4, 12])
+    has_widths = draw.random() < 0.35
+    for run in kinds:
+        run["layers"] = draw.choice([usual, usual, 2 * usual, 3 * usual + 1, usual + 1])
+        if has_widths:
+            run["bytes_per_token"] = draw.choice([1024, 2048, 2048, 4096, 3072])
+    return kinds
+
+
 def random_requests(draw: random.Random, engine: dict[str, Any]) -> list[dict[str, Any]]:
     longest, size = engine["max_model_len"] - 2, engine["block_size"]
     shared = [[draw.randint(5, 999) for _ in range(longest)] for _ in range(2)]
@@ -181,7 +266,28 @@ def speculative_config(spec: dict[str, Any], model: str, target: ModelConfig) ->
     )
 
 
-def make_scheduler(engine: dict[str, Any]) -> Scheduler:
+def layer_specs(engine: dict[str, Any]) -> dict[str, KVCacheSpec]:
+    """The layers as vLLM's model runner would report them; one of full attention by default."""
+    specs: dict[str, KVCacheSpec] = {}
+    for run in engine.get("kv_groups") or [{"kind": "full_attention", "layers": 1}]:
+        shape = {
+            "block_size": engine["block_size"],
+            "num_kv_heads": run.get("bytes_per_token", 4096) // 64,
+            "head_size": 8,
+            "dtype": torch.float32,
+        }
+        for _ in range(run["layers"]):
+            if run["kind"] == "sliding_window":
+                spec = SlidingWindowSpec(**shape, sliding_window=run["window"])
+            elif run["kind"] == "chunked_local_attention":
+                spec = ChunkedLocalAttentionSpec(**shape, attention_chunk_size=run["chunk"])
+            else:
+                spec = FullAttentionSpec(**shape)
+            specs[f"layer{len(specs)}"] = spec
+    return specs
+
+
+def vllm_config(engine: dict[str, Any]) -> VllmConfig:
     model = model_folder()
     target = ModelConfig(
         model=model,
@@ -214,20 +320,38 @@ def make_scheduler(engine: dict[str, Any]) -> Scheduler:
         device_config=DeviceConfig("cpu"),
         speculative_config=speculative_config(spec, model, target) if spec else None,
     )
-    if spec and spec["method"] == "eagle":
-        config.speculative_config.method = "eagle"  # all that the scheduler looks at
+    if spec and spec["method"] in ("eagle", "mtp"):
+        config.speculative_config.method = spec["method"]  # all that the scheduler looks at
     config.scheduler_config.async_scheduling = engine["async_scheduling"]
-    cache.num_gpu_blocks = engine["num_blocks"]
-    group = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    kinds = [run["kind"] for run in engine.get("kv_groups") or ()]
+    drops = spec is not None and spec["method"] in ("eagle", "mtp")
+    # What VllmConfig decides by the model's config.json, which here is another's.
+    config.scheduler_config.disable_hybrid_kv_cache_manager = (
+        drops and "chunked_local_attention" in kinds
+    )
+    cache.num_gpu_blocks, cache.kv_cache_layout = engine["num_blocks"], "LBNHC"
+    return config
+
+
+def make_scheduler(engine: dict[str, Any]) -> Scheduler:
+    config = vllm_config(engine)
+    kv_config = KVCacheConfig(
+        num_blocks=engine["num_blocks"],
+        kv_cache_tensors=[],
+        kv_cache_groups=get_kv_cache_groups(config, layer_specs(engine)),
+        prefix_cache_retention_interval=engine.get("prefix_cache_retention_interval", 0),
+    )
+    for group in kv_config.kv_cache_groups:  # as generate_scheduler_kv_cache_config does
+        alike = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+        if alike:
+            group.kv_cache_spec = next(iter(alike.values()))
+    block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_config, config)
     return (AsyncScheduler if engine["async_scheduling"] else Scheduler)(
         vllm_config=config,
-        kv_cache_config=KVCacheConfig(
-            num_blocks=engine["num_blocks"],
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], group)],
-        ),
+        kv_cache_config=kv_config,
         structured_output_manager=StructuredOutputManager(config),
-        block_size=size,
+        block_size=block_size,
+        hash_block_size=hash_block_size,
         log_stats=True,
     )
 
@@ -243,7 +367,7 @@ class Driver:
         self.hasher = None
         if self.engine["enable_prefix_caching"]:
             init_none_hash(sha256)
-            self.hasher = get_request_block_hasher(self.engine["block_size"], sha256)
+            self.hasher = get_request_block_hasher(self.scheduler.hash_block_size, sha256)
         self.clock = self.next_row = 0
         self.requests: dict[str, Request] = {}
         self.steps: list[dict[str, Any]] = []
@@ -298,12 +422,16 @@ class Driver:
         output = self.scheduler.schedule()
         self.scheduler._preempt_request = original
         index, cached = len(self.steps), output.scheduled_cached_reqs
+        if index > MOST_STEPS:
+            raise DoesNotEndError
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         scheduled = []
         for name, length in output.num_scheduled_tokens.items():
             drafts = len(output.scheduled_spec_decode_tokens.get(name) or ())
-            blocks = len(self.scheduler.kv_cache_manager.get_block_ids(name)[0])
+            tables = self.scheduler.kv_cache_manager.get_block_ids(name)
+            held = [sum(block > 0 for block in table) for table in tables]
+            blocks = held if self.engine.get("kv_groups") else held[0]
             scheduled.append([name, length, drafts, computed[name], blocks])
             self.emits[index, name] = not self.requests[name].is_prefill_chunk
         new = [entry.req_id for entry in output.scheduled_new_reqs]
@@ -422,11 +550,32 @@ class Driver:
             self.clock = max(self.clock, done)
             self.update(output, step)
 
+    def groups(self) -> list[dict[str, Any]]:
+        """The KV cache groups that vLLM has formed."""
+        rows = []
+        config = self.scheduler.kv_cache_config
+        managers = self.scheduler.kv_cache_manager.coordinator.single_type_managers
+        for group, manager in zip(config.kv_cache_groups, managers, strict=True):
+            spec = group.kv_cache_spec
+            row: dict[str, Any] = {"kind": "full_attention"}
+            if isinstance(spec, SlidingWindowSpec):
+                row = {"kind": "sliding_window", "window": spec.sliding_window}
+            elif isinstance(spec, ChunkedLocalAttentionSpec):
+                row = {"kind": "chunked_local_attention", "chunk": spec.attention_chunk_size}
+            row |= {"block_size": spec.block_size, "layers": len(group.layer_names)}
+            if self.engine["enable_prefix_caching"]:
+                row["drops_last_hit"] = manager.use_eagle
+            if manager.max_admission_blocks_per_request is not None:
+                row["max_admission_blocks"] = manager.max_admission_blocks_per_request
+            rows.append(row)
+        return rows
+
     def log(self) -> dict[str, Any]:
         (self.run_async if self.engine["async_scheduling"] else self.run_sync)()
         return {
             "scenario": self.scenario["name"],
             "vllm_version": "0.32.0",
+            **({"derived": {"kv_groups": self.groups()}} if self.engine.get("kv_groups") else {}),
             "requests": list(self.ended.values()),
             "steps": self.steps,
         }
@@ -444,12 +593,17 @@ def main() -> None:
     if not seeds:
         record(json.loads(Path(target).read_text()), Path(target))
         return
+    make = random_groups_scenario if seeds[2:] == ["groups"] else random_scenario
     Path(target).mkdir(parents=True, exist_ok=True)
-    for seed in range(*map(int, seeds)):
-        scenario = random_scenario(seed)
-        path = Path(target) / f"random-{seed}.scenario.json"
+    for seed in range(*map(int, seeds[:2])):
+        scenario = make(seed)
+        path = Path(target) / f"{scenario['name']}.scenario.json"
+        try:
+            record(scenario, path)
+        except DoesNotEndError:
+            print(f"{scenario['name']} does not end")
+            continue
         path.write_text(json.dumps(scenario, separators=(",", ":")) + "\n")
-        record(scenario, path)
 
 
 if __name__ == "__main__":

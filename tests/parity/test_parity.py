@@ -11,11 +11,18 @@ import pytest
 from conftest import data_folder
 
 from specsim.core.errors import TraceError
+from specsim.proposers import PROPOSERS
 from specsim.reality.parity import compare_logs, load_log, load_scenario, run_scenario
 
 OWN = Path(__file__).parent / "recorded"
 SHARED = data_folder().parent / "parity"
-SCENARIOS = sorted(OWN.glob("*.scenario.json")) + sorted(SHARED.glob("*.scenario.json"))
+SHARED_GROUPS = data_folder().parent / "parity-kv-groups"
+SCENARIOS = [
+    path
+    for folder in (OWN, SHARED, SHARED_GROUPS)
+    for path in sorted(folder.glob("*.scenario.json"))
+]
+WITH_GROUPS = [path for path in SCENARIOS if load_scenario(path).engine.kv_groups]
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.name.split(".")[0])
@@ -29,7 +36,7 @@ def test_every_field_of_every_step_agrees(path: Path) -> None:
 def test_the_recordings_cover_what_they_should() -> None:
     engines = [load_scenario(path).engine for path in OWN.glob("*.scenario.json")]
     methods = {engine.spec.method for engine in engines if engine.spec}
-    assert methods == {"draft_model", "eagle", "ngram"}
+    assert methods == {"draft_model", "eagle", "mtp", "ngram"}
     for name in ("async_scheduling", "enable_prefix_caching", "long_prefill_token_threshold"):
         assert len({bool(getattr(engine, name)) for engine in engines}) == 2
     assert {engine.policy for engine in engines} == {"fcfs", "priority"}
@@ -38,10 +45,56 @@ def test_the_recordings_cover_what_they_should() -> None:
     assert sum(row["cached"] for log in logs for row in log["requests"]) > 500
 
 
-def test_the_shared_recordings_are_at_hand() -> None:
-    if not SHARED.exists():
-        pytest.skip(f"{SHARED} is not here (see SPECSIM_DATA)")
-    assert len(list(SHARED.glob("*.scenario.json"))) >= 30
+@pytest.mark.parametrize(("folder", "count"), [(SHARED, 30), (SHARED_GROUPS, 13)])
+def test_the_shared_recordings_are_at_hand(folder: Path, count: int) -> None:
+    if not folder.exists():
+        pytest.skip(f"{folder} is not here (see SPECSIM_DATA)")
+    assert len(list(folder.glob("*.scenario.json"))) >= count
+
+
+@pytest.mark.parametrize("path", WITH_GROUPS, ids=lambda path: path.name.split(".")[0])
+def test_groups_are_those_that_vllm_formed(path: Path) -> None:
+    engine = load_scenario(path).engine
+    proposer = None
+    if spec := engine.spec:
+        proposer = PROPOSERS.parse({"method": spec.method, "num_speculative_tokens": spec.k})
+    setup = engine.to_config().setup(
+        proposer, spec.k if spec else 0, is_dynamic=False, is_async=engine.async_scheduling
+    )
+    rows = zip(setup.kv.groups, setup.table().groups, strict=True)
+    ours = [
+        {
+            "kind": group.kind,
+            "window": group.span_len if group.kind == "sliding_window" else None,
+            "chunk": group.span_len if group.kind == "chunked_local_attention" else None,
+            "block_size": int(row["block_size"]),
+            "layers": group.num_layers,
+            "drops_last_hit": bool(row["drops"]),
+            "max_admission_blocks": int(row["most_admitted"]),
+        }
+        for group, row in rows
+    ]
+    theirs = load_log(path.with_name(path.name.replace(".scenario.", ".log.")))
+    known = theirs["derived"]["kv_groups"]
+    assert [{name: row[name] for name in told} for row, told in zip(ours, known, strict=True)] == (
+        known
+    )
+
+
+def test_the_recordings_with_groups_cover_what_they_should() -> None:
+    engines = [load_scenario(path).engine for path in WITH_GROUPS if path.parent == OWN]
+    logs = [load_log(path.with_name(path.name.replace(".scenario.", ".log.")))
+            for path in WITH_GROUPS if path.parent == OWN]  # fmt: skip
+    groups = [group for log in logs for group in log["derived"]["kv_groups"]]
+    kinds = {"full_attention", "sliding_window", "chunked_local_attention"}
+    assert {group["kind"] for group in groups} == kinds
+    assert {len(log["derived"]["kv_groups"]) for log in logs} >= {1, 2, 3}
+    sizes = [{group["block_size"] for group in log["derived"]["kv_groups"]} for log in logs]
+    assert max(map(len, sizes)) > 1
+    assert {bool(engine.async_scheduling) for engine in engines} == {True, False}
+    assert {engine.spec.method for engine in engines if engine.spec} >= {"eagle", "mtp"}
+    assert sum(bool(step["preempted"]) for log in logs for step in log["steps"]) > 20
+    assert sum(row["cached"] for log in logs for row in log["requests"]) > 500
 
 
 def worked() -> tuple[dict, dict]:

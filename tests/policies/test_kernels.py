@@ -11,7 +11,7 @@ from specsim.core.step import StepLoad
 from specsim.policies import quick_step_times
 from specsim.policies._budget import best_spending, largest
 from specsim.policies._times import StepTimes
-from specsim.policies.cached_step_controller import SeenTokens
+from specsim.policies.step_controller import SeenTokens
 from specsim.profile import StepCosts, load_profile
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate

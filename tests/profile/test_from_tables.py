@@ -141,7 +141,8 @@ def test_smaller_weights_are_read_faster_and_leave_more_blocks(tables: Path) -> 
     plain, small = (TableProfile.of(options(tables, dtype=name)) for name in ("bfloat16", "int4"))
     assert small.num_blocks > plain.num_blocks
     ratio = [made.profile.target.read_us[0] for made in (small, plain)]
-    assert ratio[0] / ratio[1] == pytest.approx(0.265, abs=0.01)
+    # 4 bits and their scales, at the share of bandwidth that Marlin reaches on an A100.
+    assert ratio[0] / ratio[1] == pytest.approx(0.53 / 2 * 1.35, abs=0.01)
 
 
 def test_halves_of_heads_at_twice_the_batch(tables: Path) -> None:

@@ -13,7 +13,7 @@ from scipy.stats import ks_2samp
 
 from specsim.acceptance import ACCEPTANCE
 from specsim.acceptance.bernoulli import Bernoulli
-from specsim.acceptance.preset import load_preset
+from specsim.acceptance.nested import load_preset
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.core.rng import Luck

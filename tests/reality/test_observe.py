@@ -19,9 +19,8 @@ from conftest import Run
 from openai_server import DELIVERIES, STEP, FakeVllm, serving
 
 from specsim.core.request import PrefixIds, Request
-from specsim.reality.observe.client import Answer
+from specsim.reality.observe.client import Answer, parse_metrics
 from specsim.reality.observe.outcome import accepted_drafts, request_row
-from specsim.reality.observe.server import parse_metrics
 from specsim.reality.observe.workload import Prompts, Sent, load_workload
 from specsim.reality.validation import load_run
 from specsim.workload.readers import read_trace

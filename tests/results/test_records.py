@@ -19,8 +19,7 @@ from specsim.results.folder import load_steps
 from specsim.results.metrics import latency_statistics
 from specsim.results.records import GAP_FIELDS, Deliveries, records_of_run
 from specsim.results.step_log import STEP_FIELDS, StepLog
-from specsim.results.tables import assemble
-from specsim.results.weighted import WeightedSample, sorted_gaps
+from specsim.results.tables import WeightedSample, assemble, sorted_gaps
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary

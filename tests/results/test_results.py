@@ -16,8 +16,7 @@ from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.core.version import __version__
 from specsim.results.folder import load_requests
-from specsim.results.metrics import is_unstable, keeps_limits, latencies, tpot
-from specsim.results.slo import Slo
+from specsim.results.metrics import Slo, is_unstable, keeps_limits, latencies, tpot
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary

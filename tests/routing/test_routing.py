@@ -9,7 +9,7 @@ import pytest
 
 from specsim.core.request import PrefixIds, Request
 from specsim.routing import ROUTING, PromptView
-from specsim.routing.least_outstanding import LeastOutstanding
+from specsim.routing.simple import LeastOutstanding
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specsim.show.render.tables import new_table
+from specsim.show.render import new_table
 
 
 @pytest.mark.parametrize(("remark", "num_columns"), [("", 2), ("FAILED", 3)])

@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 
 from specsim.core.errors import ConfigError
 from specsim.policies.off import Off
-from specsim.results.slo import Slo
+from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.capacity import Choices, Goal, Prices, find_capacity, find_hardware, parse_slo
 from specsim.study.capacity.findings import Offer, pareto_front
-from specsim.study.capacity.load_probe import LoadProbe
-from specsim.study.capacity.search import Bracket, largest_sustained
+from specsim.study.capacity.search import Bracket, LoadProbe, largest_sustained
 
 
 def found_by(limit: float, start: float, tolerance: float = 0.01, **rest: Any) -> Bracket:

@@ -17,8 +17,7 @@ from scipy.stats import ttest_ind
 
 from specsim.core.errors import ConfigError
 from specsim.study.gate import GateResults, GateVerdict, Suite, judge, run_suite
-from specsim.study.gate.baseline import ScenarioResults
-from specsim.study.gate.suite import DEFAULT_TOLERANCES
+from specsim.study.gate.suite import DEFAULT_TOLERANCES, ScenarioResults
 from specsim.study.gate.verdict import github_annotations
 
 OWN_POLICIES = '''

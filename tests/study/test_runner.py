@@ -60,6 +60,15 @@ def test_a_task_that_kills_its_process_is_an_error_and_the_others_go_on() -> Non
         assert runner.run(squared, [[2]]) == [[4]]
 
 
+def test_no_task_is_lost_if_a_process_dies_while_a_result_is_dealt_with() -> None:
+    found = {}
+    with Runner(LocalProcesses(2)) as runner:
+        for number, result in runner.stream(Job(deadly, lost), range(8)):
+            found[number] = result
+            time.sleep(0.3)
+    assert found == {**{number: number for number in range(8)}, 3: -3}
+
+
 @pytest.mark.parametrize("moment", ["while the server imports", "while a task is under way"])
 def test_ctrl_c_ends_all_processes_at_once_and_silently(moment: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"  # a file, for workers import the function by its name

@@ -18,14 +18,13 @@ from specsim.core.errors import ConfigError
 from specsim.policies.off import Off
 from specsim.policies.schedule import Schedule
 from specsim.run.experiment import Experiment
-from specsim.show.plots.tune import plot_tuning
+from specsim.show.plots.runs import plot_tuning
 from specsim.show.render.studies import tuning_tables, tuning_verdict
 from specsim.study.loads import Loads, fixed_policy
 from specsim.study.tune import Tuning, tune
-from specsim.study.tune.batch import BatchTuning, best_k, non_increasing, tune_batches
+from specsim.study.tune.batch import BatchTuning, Trials, best_k, non_increasing, tune_batches
 from specsim.study.tune.crossover import Crossover, LoadSeries, find_crossovers
-from specsim.study.tune.trials import Trials
-from specsim.workload.arrivals.closed_loop import ClosedLoop
+from specsim.workload.arrivals.synthetic import ClosedLoop
 
 ALPHA, MAX_K, LARGEST, OUTPUT = 0.7, 3, 32, 40
 DELTA, GAMMA, DRAFT = 4e-3, 300e-6, 0.5e-3  # seconds: per step, per token, per draft

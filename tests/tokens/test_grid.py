@@ -7,7 +7,7 @@ import pytest
 from conftest import Run
 
 from specsim.core.errors import ConfigError
-from specsim.tokens.draft_grid import grid_options
+from specsim.tokens.draft_eval import grid_options
 
 
 @pytest.fixture

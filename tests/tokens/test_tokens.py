@@ -18,10 +18,16 @@ from hypothesis import strategies as st
 
 from specsim.core.request import Request, Text
 from specsim.tokens import describe
-from specsim.tokens.describe import DraftWorth, advice, describe_tokens
+from specsim.tokens.convert import SPLIT
+from specsim.tokens.describe import (
+    DraftWorth,
+    Overlap,
+    advice,
+    describe_tokens,
+    empirical_entropy,
+    measure_overlaps,
+)
 from specsim.tokens.draft_eval import load_texts
-from specsim.tokens.repetition import Overlap, empirical_entropy, measure_overlaps
-from specsim.tokens.tokenizer import SPLIT
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("tiktoken")

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from specsim.cli.terminal import show
+from specsim.cli.options import show
 from specsim.reality.calibration.results import Judgement, Load
 from specsim.reality.calibration.vllm_plan import (
     COMPARED,

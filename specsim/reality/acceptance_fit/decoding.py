@@ -75,10 +75,7 @@ class Decoded:
 
     @cached_property
     def drift(self) -> float:
-        """Accepted tokens per step gained whenever the output grows by a factor e.
-
-        Slope of a linear regression on the logarithm of the output length so far.
-        """
+        """Accepted tokens per step gained as output grows by e: a slope over its logarithm."""
         ends = np.cumsum(self.accepted_lens + np.int64(1))
         first = np.cumsum(self.num_steps) - self.num_steps
         starts = ends - self.accepted_lens
@@ -87,10 +84,7 @@ class Decoded:
         return float(np.cov(logs, self.accepted_lens, bias=True)[0, 1] / spread) if spread else 0.0
 
     def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return how often each request accepted and rejected the j-th token of a draft.
-
-        Both of shape (n_requests, draft_len).
-        """
+        """Return accepted and rejected j-th draft tokens, each of shape (n_requests, draft_len)."""
         shape = (len(self.num_steps), self.draft_len + 1)
         requests = np.repeat(np.arange(shape[0]), self.num_steps)
         ended = np.bincount(requests * shape[1] + self.accepted_lens, minlength=shape[0] * shape[1])
@@ -186,10 +180,7 @@ class Distances:
 
 
 def kolmogorov_smirnov(first: Sample, second: Sample) -> float:
-    """Return the largest difference of two empirical distribution functions.
-
-    1 if there is nothing to compare.
-    """
+    """Return the largest difference of two distribution functions; 1 if one is empty."""
     if not len(first) or not len(second):
         return 1.0
     return float(np.abs(_cdf_differences(first, second)[0]).max())

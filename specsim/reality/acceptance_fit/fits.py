@@ -15,12 +15,8 @@ from scipy.optimize import minimize
 from scipy.special import betaincinv, betaln, expit, logit, logsumexp, ndtr, ndtri
 
 from specsim.acceptance.base import Acceptance
-from specsim.acceptance.bernoulli import Bernoulli
-from specsim.acceptance.beta import Beta
-from specsim.acceptance.beta_position import BetaPosition
-from specsim.acceptance.layered import Layered, RegimeLayer
-from specsim.acceptance.markov import Markov, Regime
-from specsim.acceptance.per_position import PerPosition
+from specsim.acceptance.bernoulli import Bernoulli, Beta, BetaPosition, PerPosition
+from specsim.acceptance.layered import Layered, Markov, Regime, RegimeLayer
 from specsim.reality.acceptance_fit.decoding import Decoded, Twin, discrepancy
 
 Vector = NDArray[np.float64]
@@ -166,9 +162,7 @@ def _mean_len(log_excess: float, shortest: int) -> float:
 
 
 def _closest(
-    loss: Callable[[Vector], float],
-    starts: Sequence[tuple[float, ...]],
-    steps: tuple[float, ...],
+    loss: Callable[[Vector], float], starts: Sequence[tuple[float, ...]], steps: tuple[float, ...]
 ) -> Vector:
     """Return the best point that Nelder and Mead's method finds from any of the starts."""
     found = [

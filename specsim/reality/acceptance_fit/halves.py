@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specsim.acceptance.base import Acceptance
-from specsim.acceptance.preset import AcceptanceFile, FitProvenance, FitValidation
+from specsim.acceptance.nested import AcceptanceFile, FitProvenance, FitValidation
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.rng import Luck, stream_id
 from specsim.core.settings import nearest
@@ -125,11 +125,7 @@ class AcceptanceFit:
         }
 
     def to_preset(self, source: str) -> dict[str, Any]:
-        """Return the chosen model as a file below profiles/acceptance, as plain values.
-
-        Args:
-            source: Where the token trace comes from.
-        """
+        """Return the chosen model, fitted to `source`, as a file below profiles/acceptance."""
         records, candidate = self.records, self.candidates[self.chosen_kind]
         file = AcceptanceFile(
             acceptance=self.chosen,

@@ -95,10 +95,7 @@ class Calibration(Judgement):
         return ", ".join(f"{name} {status}".strip() for name, status in self.statuses.items())
 
     def validates(self, part: Part) -> bool:
-        """Return whether one part keeps to the stated error, and its k to their order.
-
-        And every case says something about it.
-        """
+        """Return whether one part keeps to error and order, and every case says something."""
         policies = {each.case.policy for each in part.results}
         return all(
             judged(each, self.stated_error) and tells(each, self.stated_error)
@@ -182,10 +179,7 @@ def _write_results(found: Calibration, subject: Subject, folder: Path, *, comple
 
 def with_status(profile: Profile, *, is_validated: bool, stated_error: float) -> Profile:
     """Return a profile that says whether it has kept what it promises."""
-    update = {
-        "status": "validated" if is_validated else "candidate",
-        "stated_error": stated_error,
-    }
+    update = {"status": "validated" if is_validated else "candidate", "stated_error": stated_error}
     provenance = profile.provenance.model_copy(update=update)
     return profile.model_copy(update={"provenance": provenance})
 

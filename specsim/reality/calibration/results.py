@@ -80,11 +80,7 @@ class CaseResult:
         slowness: list[float],
         at_speed: Sequence[Requests],
     ) -> "CaseResult":
-        """Compare the repetitions of a run with their simulations, one of each kind for each.
-
-        Args:
-            at_speed: Told how fast the machine was.
-        """
+        """Compare runs with their simulations, and with those told the machine's speed."""
         return cls(case, runs, _means(runs, simulated), slowness, _means(runs, at_speed))
 
     def statistic(self, metric: str, name: str) -> Statistic:
@@ -177,10 +173,7 @@ class Swap:
 
 
 def swaps(results: Sequence[CaseResult]) -> list[Swap]:
-    """Return where the simulation orders two fixed k otherwise than the real runs do.
-
-    Two real means that differ by less than their spreads together have no order.
-    """
+    """Return where the simulation swaps two fixed k that differ by more than real spreads."""
     fixed = [each for each in results if each.case.policy.startswith(("off", "static"))]
     found = []
     for one, two in combinations(fixed, 2):

@@ -100,10 +100,7 @@ class Plan:
         return Case("real", Load("profiling", 0.0, 0.0), policy, _AT_ONCE, *made)
 
     def capacity(self, profile: Profile) -> float:
-        """Return the requests per second that a server which is never idle gets done, simulated.
-
-        Without speculation.
-        """
+        """Return the requests/s of a never idle server without speculation, simulated."""
         num_requests = 20 * self.max_num_seqs  # so many that filling and emptying count for little
         case = self.profiling_case("off", num_requests)
         run = simulate(case.experiment, requests=case.requests, profile=profile, keeps_steps=False)
@@ -143,11 +140,7 @@ class Plan:
 
 
 def acceptance_rates(rows: Iterable[RequestRow], max_draft_len: int) -> list[float]:
-    """Return how often each position of a draft was accepted if all before it were.
-
-    Args:
-        rows: With ``accepted``.
-    """
+    """Return how often each position of a draft was accepted if all before it were."""
     tried, accepted = [1.0] * max_draft_len, [_PRIOR] * max_draft_len
     for row in rows:
         for _, draft_len, accepted_len in row.get("accepted", ()):
@@ -184,11 +177,7 @@ class Served:
         return HostSpeed.of(self.probes) if self.probes else None
 
     def slowness(self, usual: float) -> list[float]:
-        """Return of each step how many times as long as usual it took; 1 without probes.
-
-        Args:
-            usual: What a probe takes on the machine that all is expressed for, seconds.
-        """
+        """Return how many times as long as `usual` (s) probes took at each step; 1 without any."""
         speed = self.host_speed
         if speed is None:
             return [1.0] * len(self.steps)
@@ -261,10 +250,7 @@ QUICK = Plan(
 CPU = replace(
     QUICK,
     grid=replace(
-        QUICK.grid,
-        context_lens=(32, 128, 256, 384),
-        chunk_lens=(16, 64, 128, 224),
-        rounds=8,
+        QUICK.grid, context_lens=(32, 128, 256, 384), chunk_lens=(16, 64, 128, 224), rounds=8
     ),
     loads=(Load("low", 0.25, 20.0), Load("medium", 0.6, 20.0), Load("saturated", 2.0, 7.0)),
     max_model_len=512,

@@ -177,10 +177,7 @@ class TorchSubject:
             "engine_kwargs": engine.model_dump(
                 mode="json", exclude_none=True, exclude_defaults=True
             ),
-            "kv_cache": {
-                "num_gpu_blocks": engine.num_gpu_blocks,
-                "block_size": engine.block_size,
-            },
+            "kv_cache": {"num_gpu_blocks": engine.num_gpu_blocks, "block_size": engine.block_size},
             "policy": case.experiment.effective_policy.model_dump(mode="json", exclude_none=True),
             "acceptance": acceptance.model_dump(mode="json", exclude_none=True)
             if case.is_synthetic
@@ -190,8 +187,7 @@ class TorchSubject:
     def _usual(self) -> float:
         """Return what a probe took in all runs, on average, seconds; 0 if the engine has none.
 
-        The machine that the profile is of. In the grid, between other work, the same probe on the
-        same machine takes less.
+        In the grid, between other work, the same probe on the same machine takes less.
         """
         profiling = [served.host_speed for _, served in self._profiling]
         cases = [speed for each in self._speeds.values() for speed in each]

@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
-from specsim.reality.observe.client import INTERRUPTED, Client, Options, new_session
-from specsim.reality.observe.outcome import Observation, request_row
-from specsim.reality.observe.server import (
+from specsim.reality.observe.client import (
+    INTERRUPTED,
+    Client,
     Metrics,
+    Options,
     Server,
     base_url,
     find_server,
+    new_session,
     read_metrics,
 )
+from specsim.reality.observe.outcome import Observation, request_row
 from specsim.reality.observe.workload import Prompts, Sent, Workload, send_all
 from specsim.reality.run_writer import RunWriter
 

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.reality.observe.server import Metrics, Server
+from specsim.reality.observe.client import Metrics, Server
 from specsim.reality.observe.workload import Sent, Workload
 from specsim.reality.run_writer import RequestRow
 from specsim.results.metrics import latency, tpot, ttft
@@ -88,10 +88,7 @@ class Observation:
         accepted = self.server_metrics.get(_ACCEPTED, 0.0)
         if not drafts or not tokens:
             return {}
-        return {
-            "acceptance_rate": accepted / tokens,
-            "acceptance_length": 1.0 + accepted / drafts,
-        }
+        return {"acceptance_rate": accepted / tokens, "acceptance_length": 1.0 + accepted / drafts}
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``meta.json`` says of the run."""
@@ -115,11 +112,7 @@ class Observation:
         }
 
     def check(self, workload: Workload, before: Metrics | None, after: Metrics | None) -> None:
-        """Note what the client's clock, the answers and the server's counters give away.
-
-        Args:
-            before, after: Of the server; None where it did not answer.
-        """
+        """Note what the clock, the answers and the server's counters, if known, give away."""
         if self.sent and (late := float(np.percentile(self.lateness, 99))) > _LATE:
             self.notes.append(
                 f"the client sent 1 % of the requests {late * 1e3:,.0f} ms late or more: the load "

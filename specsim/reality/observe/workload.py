@@ -18,7 +18,7 @@ from specsim.engine.config import EngineConfig
 from specsim.reality.observe.client import INTERRUPTED, Answer, Client
 from specsim.run.experiment import Experiment, overridden
 from specsim.workload import WorkloadConfig
-from specsim.workload.arrivals.closed_loop import ClosedLoop
+from specsim.workload.arrivals.synthetic import ClosedLoop
 
 
 class _Observed(Settings):

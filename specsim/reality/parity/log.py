@@ -33,10 +33,12 @@ def load_log(path: Path) -> dict[str, Any]:
 class LogWriter:
     """Writes what happens in the format of the recordings (its fields are explained there)."""
 
-    def __init__(self, requests: list[Request]) -> None:
+    def __init__(self, requests: list[Request], *, has_groups: bool = False) -> None:
         self.steps: list[dict[str, Any]] = []
         self.ended: dict[int, dict[str, Any]] = {}
         self._requests = requests
+        self._has_groups = has_groups
+        """Whether blocks are told of each KV cache group, in a list."""
         self._first_step: dict[int, int] = {}
         self._first_token: dict[int, int] = {}
         self._cached: dict[int, list[int]] = {}
@@ -124,11 +126,13 @@ class LogWriter:
     def _id(self, request: int) -> str:
         return self._requests[request].id
 
-    @staticmethod
-    def _num_blocks(replica: PythonVerbs, step: StepView) -> list[int]:
-        holdings = replica.table.holdings
-        held: list[int] = holdings["num_blocks"][step.of_sequences("slot")].tolist()
-        return held
+    def _num_blocks(self, replica: PythonVerbs, step: StepView) -> list[int] | list[list[int]]:
+        """Return how many blocks each sequence of a step holds, without those that are null."""
+        holdings, num_groups = replica.table.holdings, int(replica.table.limits["num_groups"][0])
+        slots = step.of_sequences("slot")[:, np.newaxis] + np.arange(num_groups)
+        held = holdings["num_blocks"][slots] - holdings["null_blocks"][slots]
+        numbers: list[Any] = (held if self._has_groups else held[:, 0]).tolist()
+        return numbers
 
     def _preempted(self, replica: PythonVerbs, index: int) -> list[str]:
         """Return who was preempted in a step, in that order."""

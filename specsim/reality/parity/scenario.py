@@ -21,6 +21,7 @@ from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.replica import Replica
 from specsim.engine.speculation import Speculation
+from specsim.hardware import KVLayers
 from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
 from specsim.policies.base import Policy, ServerView
@@ -61,14 +62,20 @@ class EngineScript(Settings):
     watermark: float = 0.0
     async_scheduling: bool = False
     spec: SpecScript | None = None
+    kv_groups: tuple[KVLayers, ...] | None = None
+    """The attention layers, from which vLLM forms the groups."""
+    prefix_cache_retention_interval: int | None = 0
+    """None: dense."""
 
     def to_config(self) -> EngineConfig:
         """Return the same settings under the names of an experiment."""
-        renamed = {"num_blocks", "policy", "spec"}
+        renamed = {"num_blocks", "policy", "spec", "prefix_cache_retention_interval"}
+        interval = self.prefix_cache_retention_interval
         return EngineConfig(
             **self.model_dump(exclude=renamed),
             num_gpu_blocks=self.num_blocks,
             scheduling_policy=self.policy,
+            prefix_cache_retention_interval="dense" if interval is None else interval,
         )
 
 
@@ -103,6 +110,8 @@ class RequestScript(Settings):
     priority: int = 0
     alpha: float | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    prompt_segments: tuple[tuple[int, int, int, int], ...] | None = None
+    """The prompt in pieces: stream, number, first position and length of each."""
 
 
 class Scenario(Settings):
@@ -208,14 +217,29 @@ def _policy(spec: SpecScript | None) -> Policy:
     return Static()
 
 
-def _token_ids(seed: int, stream: int, request: int, count: int) -> NDArray[np.int64]:
-    ids = [indexed_hash(seed, stream, request, position) % 2**30 for position in range(count)]
+def _token_ids(
+    seed: int, stream: int, number: int, count: int, start: int = 0
+) -> NDArray[np.int64]:
+    positions = range(start, start + count)
+    ids = [indexed_hash(seed, stream, number, position) % 2**30 for position in positions]
     return 1_000_000 + np.array(ids, dtype=np.int64)
+
+
+def _prompt(scenario: Scenario, index: int) -> NDArray[np.int64]:
+    row = scenario.requests[index]
+    if row.prompt_token_ids is not None:
+        return np.array(row.prompt_token_ids, dtype=np.int64)
+    segments = row.prompt_segments or ((_PROMPT_TOKENS, index, 0, row.prompt_len),)
+    return np.concatenate(
+        [
+            _token_ids(scenario.seed, stream, number, count, start)
+            for stream, number, start, count in segments
+        ]
+    )
 
 
 def _request(scenario: Scenario, index: int) -> Request:
     row = scenario.requests[index]
-    prompt = row.prompt_token_ids
     return Request(
         index=index,
         id=row.id,
@@ -223,9 +247,7 @@ def _request(scenario: Scenario, index: int) -> Request:
         prompt_len=row.prompt_len,
         output_len=row.max_tokens,
         priority=row.priority,
-        prompt_token_ids=_token_ids(scenario.seed, _PROMPT_TOKENS, index, row.prompt_len)
-        if prompt is None
-        else np.array(prompt, dtype=np.int64),
+        prompt_token_ids=_prompt(scenario, index),
         output_token_ids=_token_ids(scenario.seed, _OUTPUT_TOKENS, index, row.max_tokens),
     )
 
@@ -256,7 +278,7 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         )
     requests = [_request(scenario, index) for index in range(len(scenario.requests))]
     facts = Facts.of(
-        requests, setup.block_sizes[0], with_keys=scenario.engine.enable_prefix_caching
+        requests, setup.kv.hash_block_size, with_keys=scenario.engine.enable_prefix_caching
     )
     luck = Luck(scenario.seed, _ACCEPTANCE)
     fates = _fates(scenario, requests, luck, max_draft_len)
@@ -268,7 +290,7 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         proposer=proposer,
         proposer_memory=proposer.start(requests, luck, max_draft_len) if proposer else None,
     )
-    log = LogWriter(requests)
+    log = LogWriter(requests, has_groups=scenario.engine.kv_groups is not None)
     wiring = Wiring(
         facts=facts,
         records=ReplicaRecords(max_draft_len),

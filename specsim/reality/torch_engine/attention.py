@@ -90,11 +90,7 @@ def pack(spans: Sequence[Span], slot_len: int) -> NDArray[np.int64]:
 
 
 def unpack(packed: Tensor, spans: Sequence[Span]) -> Batch:
-    """Take apart what `pack` has packed; later changes of the tensor are changes of the batch.
-
-    Args:
-        spans: Only how many there are, how long they are and how much they ask for matters.
-    """
+    """Take apart what `pack` packed; later changes of the tensor are changes of the batch."""
     num, asked = (
         sum(len(each) for each in column)
         for column in ((span.token_ids for span in spans), (span.asked for span in spans))

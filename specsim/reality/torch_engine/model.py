@@ -28,11 +28,7 @@ what models are initialised with: smaller ones make greedy answers repeat themse
 
 @contextmanager
 def out_of_memory(what: str, device: torch.device) -> Iterator[None]:
-    """Turn PyTorch's ways of running out of memory into a one-line error.
-
-    Args:
-        what: That needs the memory.
-    """
+    """Turn PyTorch's ways of running out of memory for something into a one-line error."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:

@@ -92,11 +92,7 @@ class ModelRunner:
         text.draft_read_len = 0
 
     def verify(self, rows: list[PassRow]) -> list[int]:
-        """Run the target over what a step schedules.
-
-        Returns:
-            Of each row's drafts, how many are what the target would have said itself, in tokens.
-        """
+        """Run the target over a step; return how many of each row's drafts it would say."""
         self._timer.start()
         self._rows = [(row, self._running_text(row.request)) for row in rows]
         tokens = iter(self._target.next_tokens([_target_span(*each) for each in self._rows]))
@@ -119,11 +115,7 @@ class ModelRunner:
         return text
 
     def accept(self, accepted_lens: list[int]) -> None:
-        """Write down what a step emitted: accepted drafts, which stand there, and what follows.
-
-        Args:
-            accepted_lens: Of each row of the last `verify`.
-        """
+        """Write down what each row of the last `verify` emitted: drafts and what follows."""
         for (row, text), said, accepted_len in zip(
             self._rows, self._successors, accepted_lens, strict=True
         ):

@@ -127,10 +127,7 @@ class Recordings:
                 fewest[kind] = shape.num_spans
 
     def next_tokens(self, spans: Sequence[Span]) -> Tensor | None:
-        """Read some spans, at least one, and return the successors that are asked for, end to end.
-
-        None if no recording is of that shape.
-        """
+        """Read spans and return the successors asked for; None if no recording fits."""
         kinds = {(len(span.token_ids), len(span.asked)) for span in spans}
         if len(kinds) > 1:
             return None
@@ -188,10 +185,7 @@ def batch_sizes(most: int) -> list[int]:
 
 
 def cuda_graphs(device: torch.device) -> Record:
-    """Return what records CUDA graphs that share their memory, as only one runs at a time.
-
-    It raises RuntimeError if something cannot be recorded.
-    """
+    """Return what records CUDA graphs that share their memory; a RuntimeError if it fails."""
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
     def record(run: Run) -> Run:

@@ -83,9 +83,7 @@ class WallClockServer:
         )
 
     def serve(
-        self,
-        requests: list[Request],
-        prompt: Callable[[Request], NDArray[np.int64]],
+        self, requests: list[Request], prompt: Callable[[Request], NDArray[np.int64]]
     ) -> Served:
         """Serve the requests of `drafting` as they arrive, in seconds after the call."""
         self._requests = requests

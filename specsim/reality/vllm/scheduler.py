@@ -161,11 +161,7 @@ def _folder(vllm_config: Any) -> Path:
 
 
 def _run_meta(config: Any) -> dict[str, Any]:
-    """Return ``meta.json`` of a run: the options of an engine, as they were resolved.
-
-    Args:
-        config: Of an engine that has found out how many KV blocks it has.
-    """
+    """Return ``meta.json``: options as resolved, of an engine that knows its KV blocks."""
     cache, model, parallel = config.cache_config, config.model_config, config.parallel_config
     engine = {name: getattr(config.scheduler_config, name) for name in _OF_SCHEDULER}
     engine |= {

@@ -95,11 +95,7 @@ def serve(
 
 
 def run_every_size(engine: Any, prompts: list[list[int]]) -> None:
-    """Run a step of every possible number of tokens, and of sequences; see `keep_kernels`.
-
-    Args:
-        prompts: Where tokens are taken from.
-    """
+    """Run a step of every number of tokens, and of sequences; see `keep_kernels`."""
     scheduler = engine.engine_core.engine_core.scheduler
     tokens = [token for prompt in prompts for token in prompt]
     most = min(scheduler.max_num_scheduled_tokens, scheduler.max_model_len - 1)

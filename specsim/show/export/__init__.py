@@ -15,11 +15,7 @@ __all__ = ["load_folder", "prometheus_text", "vllm_bench_result", "write_chrome_
 
 
 def load_folder(path: Path) -> tuple[ResultsFolder, Experiment]:
-    """Return the results folder of a run, and the experiment that it is of.
-
-    Raises:
-        SpecsimError: Something in it is missing, cut short or not ours, or not of the same run.
-    """
+    """Return a run's folder and experiment; a SpecsimError if they are damaged or do not match."""
     if not path.is_dir():
         raise ConfigError(f"{path}: is not a folder; give one that `specsim run --out` wrote")
     if not (path / "config.yaml").is_file():

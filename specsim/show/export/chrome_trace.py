@@ -32,14 +32,7 @@ Event = dict[str, Any]
 def write_chrome_trace(
     run: ResultsFolder, stream: IO[str], window: Window = (0.0, float("inf"))
 ) -> int:
-    """Write a run as a trace.
-
-    Args:
-        window: Only steps and requests that touch it are written, in seconds.
-
-    Returns:
-        Number of events.
-    """
+    """Write what touches a window of a run, seconds, as a trace; return the number of events."""
     count = 0
     head = {"displayTimeUnit": "ms", "otherData": {"source": "specsim", **run.provenance}}
     stream.write(json.dumps(head)[:-1] + ', "traceEvents": [')

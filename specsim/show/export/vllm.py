@@ -50,11 +50,7 @@ def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:
 
 
 def prometheus_text(run: ResultsFolder, experiment: Experiment) -> str:
-    """Return a run as Prometheus text (exposition format 0.0.4).
-
-    Raises:
-        SpecsimError: The folder's files do not fit together, or the profile is not there any more.
-    """
+    """Return a run as Prometheus text, format 0.0.4; a SpecsimError if files do not fit."""
     return "".join(f"{line}\n" for line in _Page(run, experiment).lines())
 
 

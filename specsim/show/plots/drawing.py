@@ -8,10 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from specsim.show.plots.figures import make_log
+from specsim.show.plots import make_log
 from specsim.show.report.cells import Cell, Cells, group
-from specsim.show.report.colours import Style, styles
-from specsim.show.report.study import Axis, Measure, Study
+from specsim.show.report.study import Axis, Measure, Study, Style, styles
 
 MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "cross": "P",

@@ -9,8 +9,8 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from specsim.show.plots import panels
 from specsim.show.plots.drawing import Chart, Drawing
-from specsim.show.plots.figures import panels
 from specsim.show.report.cells import best_policy, gain, values_of
 
 _SLOW_TO_FAST = LinearSegmentedColormap.from_list("speed-up", ["#d8853b", "#ffffff", "#5b9bd2"])

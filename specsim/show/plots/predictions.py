@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from specsim.reality.validation.prediction_errors import HEADLINES, OF_TOKENS, value_of
 from specsim.reality.validation.table_replay import Prediction
-from specsim.show.plots.figures import make_log, save
+from specsim.show.plots import make_log, save
 
 _LABELS = {
     "output_tok_s": "output tokens/s",

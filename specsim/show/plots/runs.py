@@ -1,4 +1,4 @@
-"""Runs: latencies and load on the same axes, what happened over time, and where it went."""
+"""Runs: latencies and load on the same axes, what happened over time, where it went; a tuning."""
 
 from pathlib import Path
 from textwrap import fill
@@ -13,7 +13,9 @@ from specsim.results.folder import StepsTable, load_requests, load_steps
 from specsim.results.metrics import latencies
 from specsim.results.timeline import PARTS, Timeline, timeline
 from specsim.show.breakdown import Breakdown
-from specsim.show.plots.figures import label_distribution, save
+from specsim.show.plots import label_distribution, save
+from specsim.study.paired import SpeedUp
+from specsim.study.tune import Tuning
 
 _LATENCIES = (("ttft", "TTFT, s"), ("tpot", "TPOT, s"), ("e2el", "End-to-end latency, s"))
 _MAX_POINTS = 2000
@@ -21,11 +23,7 @@ _LOAD_BINS = 300
 
 
 def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
-    """Draw the latency distributions of some runs, and their load over time.
-
-    Args:
-        folders: Results folder of each run, by label.
-    """
+    """Draw the latencies and the load over time of some runs; results folders by label."""
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), constrained_layout=True)
     figure.suptitle(title)
     for label, folder in folders.items():
@@ -81,11 +79,7 @@ _SERIES = (
 
 
 def plot_timelines(timelines: dict[str, Timeline], path: Path) -> None:
-    """Draw timelines: one row of panels per run, all on the same axes.
-
-    Args:
-        timelines: By label.
-    """
+    """Draw timelines by label: one row of panels per run, all on the same axes."""
     size = (3.4 * len(_PANELS), 2.6 * len(timelines) + 0.4)
     figure, axes = plt.subplots(
         len(timelines), len(_PANELS), figsize=size, squeeze=False,
@@ -150,3 +144,36 @@ def _stack(axis: Axes, names: list[str], parts: dict[str, list[float]]) -> None:
         axis.bar(names, heights, bottom=bottom, label=label)
         bottom += heights
     axis.legend(fontsize="small", bbox_to_anchor=(1, 1), loc="upper left", reverse=True)
+
+
+def plot_tuning(tuning: Tuning, path: Path, title: str) -> None:
+    """Draw the gain of each k by batch size, and its speed-up by load."""
+    batches = tuning.batches
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
+    figure.suptitle(title)
+    sizes = [float(point.batch_size) for point in batches.points]
+    for curve in tuning.curves:
+        gains = [point.gains[curve.k] for point in batches.points]
+        _draw(left, sizes, gains, curve.k)
+        loads = [point.load for point in curve.points]
+        _draw(right, loads, [point.speed_up for point in curve.points], curve.k)
+    for first, _, _ in batches.ranges[1:]:
+        left.axvline(first - 0.5, color="gray", linewidth=0.8, linestyle=":")
+    left.set_xlabel("batch size (dotted: where the best k changes)")
+    left.set_ylabel("output throughput over k = 0")
+    right.set_xlabel(f"load, {tuning.load_unit}")
+    right.set_ylabel("speed-up of mean latency over no speculation")
+    for axis in (left, right):
+        axis.axhline(1.0, color="black", linewidth=0.8)
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.grid(alpha=0.3)
+    left.legend()
+    save(figure, path)
+
+
+def _draw(axis: Axes, places: list[float], values: list[SpeedUp], k: int) -> None:
+    (line,) = axis.plot(places, [value.mean for value in values], "o-", ms=3, label=f"k = {k}")
+    lows = [value.low if value.low is not None else value.mean for value in values]
+    highs = [value.high if value.high is not None else value.mean for value in values]
+    axis.fill_between(places, lows, highs, alpha=0.2, color=line.get_color())

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from specsim.show.plots import make_log, panels, save
 from specsim.show.plots.drawing import MARKERS, Chart, Drawing, label_load
-from specsim.show.plots.figures import make_log, panels, save
 from specsim.show.plots.maps import CROSSOVER, SPEED_UP
 from specsim.show.report.cells import Cell, is_unstable, values_of
 from specsim.show.report.study import COST, MEASURES, Measure, Point, Study
@@ -27,12 +27,7 @@ _SERIES = (
     ("kv_usage", "KV cache in use, %"),
     ("draft_len", "k asked for, tokens"),
 )
-_PARTS = {
-    "target": "#3d6a8a",
-    "draft": "#86b3c9",
-    "overhead": "#d9b26a",
-    "idle": "#e3e6ea",
-}
+_PARTS = {"target": "#3d6a8a", "draft": "#86b3c9", "overhead": "#d9b26a", "idle": "#e3e6ea"}
 
 
 def _same_load(drawing: Drawing) -> str | None:

@@ -1,1 +1,48 @@
-"""Tables on the terminal, one module per subject."""
+"""Tables on the terminal, one module per subject, and what all of them have in common."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from specsim.study.paired import SpeedUp
+
+
+def new_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]] = ()) -> Table:
+    """Return a table: the first column names the rows, the others hold numbers.
+
+    A last column without a name holds remarks; where there are none it is left out.
+    """
+    table = Table(title=escape(title), title_justify="left", header_style="bold")
+    first, *others = columns
+    cells = [list(row) for row in rows]
+    if cells and others and not others[-1] and not any(row[-1] for row in cells):
+        others.pop()
+        cells = [row[:-1] for row in cells]
+    table.add_column(first, no_wrap=True)
+    for column in others:
+        table.add_column(escape(column), justify="right", overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    return table
+
+
+def add_wide_rows(table: Table, rows: Iterable[tuple[str, str]]) -> None:
+    """Add a section of rows that have one number, which stands in the second column."""
+    table.add_section()
+    for name, value in rows:
+        table.add_row(name, value)
+
+
+def interval(value: "SpeedUp") -> str:
+    """Return the 95 % interval of a speed-up; ``-`` of a single replication."""
+    if value.low is None or value.high is None:
+        return "-"
+    return f"{value.low:.3f} - {value.high:.3f}"
+
+
+def percent(share: float) -> str:
+    """Return a share in percent."""
+    return f"{100 * share:.1f} %"

@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from specsim.reality.validation.prediction_errors import HEADLINES, OF_TOKENS, TableErrors
-from specsim.show.render.tables import new_table, percent
+from specsim.show.render import new_table, percent
 
 
 def prediction_tables(found: TableErrors) -> list[Table]:

@@ -11,7 +11,7 @@ from specsim.hardware import GIB
 from specsim.latency.base import LatencyModel
 from specsim.profile.memory import BLOCK_SIZE
 from specsim.show.profile_overview import Overview, StepTime
-from specsim.show.render.tables import new_table
+from specsim.show.render import new_table
 
 if TYPE_CHECKING:
     from specsim.profile.from_roofline import RooflineProfile
@@ -132,7 +132,7 @@ def _blocks(overview: Overview, method: str | None) -> str:
     limit = f"at gpu_memory_utilization {engine.gpu_memory_utilization:g}"
     if not blocks:
         return f"none fits {limit}"
-    tokens = (blocks - 1) * engine.block_size
+    tokens = overview.capacity(method, overview.model.max_position_embeddings)
     return f"{blocks:,} of {engine.block_size} tokens fit {limit}: {tokens:,} tokens"
 
 
@@ -158,11 +158,7 @@ def _flat(value: Any) -> str:
 
 
 def study_tables(studies: list["ModelFit"], title: str) -> list[Table]:
-    """Return the tables of fits of several kinds to the same steps.
-
-    Returns:
-        Errors on held-out steps, and by number of points.
-    """
+    """Return the errors of several kinds of fits on held-out steps, and by number of points."""
     held_out = new_table(
         f"{title}: error of held-out steps", ["", "steps", "median", "mean", "90th percentile"]
     )
@@ -216,7 +212,7 @@ def _made_table(
     for batch_size in _MADE_BATCH_SIZES:
         label = f"step at batch {batch_size}, {context_len:,} tokens of context each, ms"
         # A batch that does not fit never runs at once; its time would only mislead.
-        fits = batch_size * (context_len + 1) <= (made.num_blocks - 1) * BLOCK_SIZE
+        fits = batch_size * (context_len + 1) <= made.fields["valid_range"]["context_tokens"]
         load = StepLoad(batch_size * context_len, batch_size, batch_size)
         shown = f"{target.forward_time(load) * 1e3:.2f}" if fits else "does not fit"
         table.add_row(label, shown)

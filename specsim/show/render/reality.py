@@ -8,7 +8,7 @@ from rich.table import Table
 from specsim.reality.calibration.results import JUDGED, CaseResult, Judgement, judged
 from specsim.reality.validation import METRICS, STATISTICS, Validation
 from specsim.results.metrics import SHOWN, TITLES, latency_statistics
-from specsim.show.render.tables import add_wide_rows, new_table
+from specsim.show.render import add_wide_rows, new_table
 
 if TYPE_CHECKING:
     from specsim.reality.observe import Observation
@@ -18,11 +18,7 @@ _THROUGHPUT_ROWS = 10
 
 
 def calibration_tables(found: Judgement) -> list[Table]:
-    """Return the tables of a calibration.
-
-    Returns:
-        Case by case, and statistic by statistic over all cases.
-    """
+    """Return the tables of a calibration: by case, and by statistic over all cases."""
     return [_cases(found), _statistics_over_cases(found)]
 
 
@@ -132,11 +128,7 @@ def calibration_verdict(found: Judgement) -> list[str]:
 
 
 def validation_tables(found: Validation, title: str) -> list[Table]:
-    """Return the tables of a validation.
-
-    Returns:
-        The statistics, and the throughput over time.
-    """
+    """Return the tables of a validation: the statistics, and the throughput over time."""
     return [_validated(found, title), _throughput(found)]
 
 

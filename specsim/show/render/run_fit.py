@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from specsim.show.render import new_table, percent
 from specsim.show.render.predictions import metric_name
-from specsim.show.render.tables import new_table, percent
 
 if TYPE_CHECKING:
     from specsim.reality.profile_fit.run_fit import Estimate, RunFit

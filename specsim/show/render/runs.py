@@ -17,7 +17,7 @@ from specsim.hardware import GIB
 from specsim.results.metrics import SHOWN, TITLES
 from specsim.results.timeline import PARTS
 from specsim.run.summary import Summary
-from specsim.show.render.tables import add_wide_rows, interval, new_table, percent
+from specsim.show.render import add_wide_rows, interval, new_table, percent
 
 if TYPE_CHECKING:
     from specsim.show.breakdown import Breakdown
@@ -67,12 +67,7 @@ def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def sweep_tables(records: list[dict[str, Any]], name: str) -> list[Table]:
-    """Return one row per combination, its replications averaged; nothing of a large sweep.
-
-    Args:
-        records: Of all points, in their order.
-        name: Of the sweep.
-    """
+    """Return one row per combination, its replications averaged; nothing of a large sweep."""
     groups = [(labels, list(each)) for labels, each in groupby(records, lambda r: r["labels"])]
     if len(groups) > _MAX_ROWS:
         return []

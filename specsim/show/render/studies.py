@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from specsim.show.render.tables import interval, new_table
+from specsim.show.render import interval, new_table
 
 if TYPE_CHECKING:
     from specsim.study.capacity import Capacity, Found
@@ -14,19 +14,11 @@ if TYPE_CHECKING:
     from specsim.study.paired import SpeedUp
     from specsim.study.tune import Tuning
     from specsim.study.tune.batch import BatchTuning
-    from specsim.study.tune.check import Check
-    from specsim.study.tune.crossover import Crossover
+    from specsim.study.tune.crossover import Check, Crossover
 
 
 def capacity_tables(capacity: "Capacity", name: str) -> list[Table]:
-    """Return what each hardware sustains under each policy, and the front of latency and cost.
-
-    Args:
-        name: Of the experiment.
-
-    Returns:
-        The front is left out if no load that has a price is sustained.
-    """
+    """Return what each hardware sustains by policy, and the front of latency and cost, if any."""
     fronts = [_front(capacity)] if capacity.front else []
     return [_sustained(capacity, name), *fronts]
 

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from specsim.show.render.tables import new_table, percent
+from specsim.show.render import new_table, percent
 
 if TYPE_CHECKING:
     from specsim.tokens.describe import TokenDescription
-    from specsim.tokens.draft_eval import DraftEval
-    from specsim.tokens.draft_grid import Combination
+    from specsim.tokens.draft_eval import Combination, DraftEval
     from specsim.workload.describe import TraceDescription
 
 
@@ -126,11 +125,7 @@ def draft_eval_table(result: "DraftEval", title: str) -> Table:
 
 
 def draft_grid_table(combinations: Sequence["Combination"], title: str) -> Table:
-    """Return one line for each combination of a grid, in the order given.
-
-    Args:
-        combinations: Of the same options; not empty.
-    """
+    """Return one line for each combination of a grid, at least one, in the order given."""
     names = list(combinations[0].options)
     counts = ["tokens per step", "acceptance", "drafted", "host us per step"]
     rows = (
@@ -147,11 +142,7 @@ def draft_grid_table(combinations: Sequence["Combination"], title: str) -> Table
 
 
 def distances_table(fits: dict[str, dict[str, float]], title: str) -> Table:
-    """Return the goodness of fit of acceptance models.
-
-    Args:
-        fits: Per model the fields of `specsim.reality.acceptance_fit.Distances`.
-    """
+    """Return the `specsim.reality.acceptance_fit.Distances` of acceptance models, by name."""
     columns = ["distance to the held-out half", "per step", "per request", "per 8 steps"]
     rows = (
         [

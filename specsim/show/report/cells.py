@@ -80,11 +80,7 @@ def _cut(axis: Axis, place: int | None) -> Axis:
 
 
 def find_measure(study: Study, name: str) -> Measure:
-    """Return a measure that the runs of a study have.
-
-    Raises:
-        ConfigError: None of them has it.
-    """
+    """Return a measure that the runs of a study have; a ConfigError if none of them has it."""
     if not study.finished:
         raise ConfigError("none of these runs has come to an end, so there is nothing to draw")
     known = {name for point in study.finished for name in measured(study, point)}
@@ -115,9 +111,7 @@ def best_policy(
 ) -> int | None:
     """Return the best policy of some hardware at some load; those that keep up come first.
 
-    Returns:
-        Index of the policy, by its mean over the replications that all policies have, if there are
-        any; None without runs.
+    By its mean over the replications that all policies have, if there are any; None without runs.
     """
     found = {
         policy: values_of(study, cell, measure)

@@ -12,8 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from specsim.core.atomic import new_file
 from specsim.core.version import __version__
-from specsim.show.report.colours import styles
-from specsim.show.report.study import COST, MEASURES, Point, Study, measured
+from specsim.show.report.study import COST, MEASURES, Point, Study, measured, styles
 from specsim.study.paired import student_t
 
 _WEB = Path(__file__).with_name("web")
@@ -25,11 +24,7 @@ _SCRIPTS = (
 
 
 def write_page(study: Study, path: Path) -> None:
-    """Write the page of a study; the same study gives the same bytes.
-
-    Raises:
-        ConfigError: The path cannot be written to.
-    """
+    """Write the page of a study, the same bytes each time; a ConfigError if the path is no good."""
     plotly, script = get_plotlyjs(), "\n".join(_read(f"{name}.js") for name in _SCRIPTS)
     parts = {
         "policy": escape(_security_policy(plotly, script)),

@@ -10,21 +10,13 @@ from specsim.core.errors import ConfigError
 from specsim.policies import Policy
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-from specsim.study.capacity.choices import (
-    Choices,
-    Goal,
-    Hardware,
-    Prices,
-    find_hardware,
-    parse_slo,
-)
+from specsim.study.capacity.choices import Choices, Goal, Hardware, Prices, find_hardware, parse_slo
 from specsim.study.capacity.findings import Capacity, Found
-from specsim.study.capacity.load_probe import LoadProbe, Task, measure
-from specsim.study.capacity.search import explore
+from specsim.study.capacity.search import LoadProbe, Task, explore, measure
 from specsim.study.loads import Loads, Trial, check_steady
 from specsim.study.runner import LocalProcesses, Runner
 from specsim.workload import WorkloadConfig
-from specsim.workload.arrivals.closed_loop import ClosedLoop
+from specsim.workload.arrivals.synthetic import ClosedLoop
 
 __all__ = [
     "Capacity", "Choices", "Found", "Goal", "Hardware", "Prices", "find_capacity",
@@ -123,9 +115,7 @@ def _driven(experiment: Experiment, goal: Goal) -> Experiment:
             "lengths: {kind: trace, path: ...} and arrivals: {kind: closed_loop, concurrency: 1}"
         )
     workload = WorkloadConfig(
-        arrivals=ClosedLoop(concurrency=1),
-        lengths=own.lengths,
-        num_requests=own.num_requests or 1,
+        arrivals=ClosedLoop(concurrency=1), lengths=own.lengths, num_requests=own.num_requests or 1
     )
     return experiment.replace(replicas=1, workload=workload)
 

@@ -13,7 +13,7 @@ from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.policies import Policy
 from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
-from specsim.results.slo import Slo
+from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
 
 _EXAMPLES = Path(__file__).with_name("prices.yaml")
@@ -40,11 +40,7 @@ class Goal:
 
 
 def parse_slo(text: str) -> Slo:
-    """Return the limits that ``--slo`` names: ``ttft:500,tpot:50,e2el:10000``, in milliseconds.
-
-    Raises:
-        ConfigError: A metric is unknown or given twice, or a limit is not a number above 0.
-    """
+    """Return the limits in ``ttft:500,tpot:50,e2el:10000``, ms; a ConfigError if wrong."""
     known = [name.removesuffix("_ms") for name in Slo.model_fields]
     limits: dict[str, str] = {}
     for part in text.split(","):
@@ -79,11 +75,7 @@ class Prices(Settings):
 
     @classmethod
     def load(cls, path: Path | None) -> Self:
-        """Return the prices in a YAML file; without one, the examples that specsim ships.
-
-        Raises:
-            ConfigError: The file cannot be read, or a field is missing or wrong.
-        """
+        """Return the prices in a YAML file, or specsim's examples; a ConfigError if it is wrong."""
         path = path or _EXAMPLES
         with validated(str(path), ConfigError):
             return cls.model_validate(load_mapping(path, ConfigError))

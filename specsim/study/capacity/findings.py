@@ -14,8 +14,7 @@ from specsim.core.version import __version__
 from specsim.results.export import write_parquet
 from specsim.run.experiment import Experiment
 from specsim.study.capacity.choices import Goal, Hardware, Prices
-from specsim.study.capacity.load_probe import LoadProbe
-from specsim.study.capacity.search import SHARES, Bracket
+from specsim.study.capacity.search import SHARES, Bracket, LoadProbe
 
 
 @dataclass(frozen=True)
@@ -169,14 +168,7 @@ class Capacity:
 
 
 def pareto_front(offers: Iterable[Offer]) -> list[Offer]:
-    """Return the offers than which none is both cheaper and of lower mean end-to-end latency.
-
-    Args:
-        offers: Those without a price are left out.
-
-    Returns:
-        By rising cost, and so by falling latency.
-    """
+    """Return the offers with a price that none beats in price and mean latency, by rising price."""
     priced = [(offer.cost, _latency(offer), offer) for offer in offers if offer.cost is not None]
     front: list[Offer] = []
     for _, latency, offer in sorted(priced, key=lambda each: each[:2]):
@@ -230,10 +222,7 @@ def _at_load(probe: LoadProbe) -> dict[str, Any]:
 
 
 def _costs(offer: Offer) -> dict[str, float | None]:
-    return {
-        "gpu_hours_per_million_tokens": offer.gpu_hours,
-        "cost_per_million_tokens": offer.cost,
-    }
+    return {"gpu_hours_per_million_tokens": offer.gpu_hours, "cost_per_million_tokens": offer.cost}
 
 
 def _offer(offer: Offer) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from specsim.core.version import __version__
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
-from specsim.study.gate.baseline import GateResults, ScenarioResults, without_seed
-from specsim.study.gate.suite import Suite, Tolerances
+from specsim.study.gate.suite import GateResults, ScenarioResults, Suite, Tolerances, without_seed
 from specsim.study.gate.verdict import GateVerdict, MetricChange, check_same_suite, judge
 from specsim.study.inputs import inputs_of
 from specsim.study.paired import replicated

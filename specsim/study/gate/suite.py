@@ -1,16 +1,20 @@
-"""Suite: the scenarios that a gate runs, as one YAML file, and how much worse they may get."""
+"""Suite: the scenarios that a gate runs, how much worse they may get, and what they came to."""
 
+import datetime
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
-from specsim.core.settings import Settings, nearest, validated
+from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.run.experiment import Experiment, check_used, overridden, set_field
-from specsim.study.inputs import load_with_base
+from specsim.study.inputs import Input, load_with_base
 
 
 def _named(text: str) -> str:
@@ -106,11 +110,7 @@ class Suite(Settings):
         return suite
 
     def experiment(self, name: str, source: str = "suite") -> Experiment:
-        """Return the experiment of a scenario.
-
-        Raises:
-            ConfigError: It is not valid; the message begins with `source`.
-        """
+        """Return the experiment of a scenario; a ConfigError from `source` if it is wrong."""
         where = f"{source}: scenario '{name}'"
         config = overridden(self.base, ())
         for field, value in self.scenarios[name].items():
@@ -129,11 +129,7 @@ def tolerances_of(suite: Suite) -> Tolerances:
 
 
 def parse_tolerances(texts: Iterable[str]) -> Tolerances:
-    """Return tolerances from texts such as ``mean_e2el_ms=0.02`` or ``mean_e2el_ms=2%``.
-
-    Raises:
-        ConfigError: One is of another form, of no known metric, or given twice.
-    """
+    """Return tolerances from texts, ``mean_e2el_ms=2%``; a ConfigError if one is wrong."""
     found: Tolerances = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -151,3 +147,92 @@ def parse_tolerances(texts: Iterable[str]) -> Tolerances:
         except ValueError as error:
             raise ConfigError(f"--tolerance {text}: {error}") from error
     return found
+
+
+_FORMAT = "specsim gate 1"
+_REMEDY = "write one with `specsim gate --update`"
+
+
+class ScenarioResults(Settings):
+    """What one scenario came to, seed by seed."""
+
+    config_hash: str
+    """Identity of the experiment without its seed."""
+    config: dict[str, Any]
+    """The resolved experiment, without its seed."""
+    inputs: dict[str, Input] | None = None
+    """What its runs read, by the field that names it; None in older baselines."""
+    seeds: list[int] = Field(min_length=1)
+    metrics: dict[str, list[float]]
+    """By name, one value per seed."""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ValueError("seeds: one of them is there twice")
+        for name, values in self.metrics.items():
+            if len(values) != len(self.seeds):
+                raise ValueError(
+                    f"metrics.{name}: {len(values)} values for {len(self.seeds)} seeds"
+                )
+        return self
+
+
+class GateResults(Settings):
+    """A suite's results, with their provenance."""
+
+    format: Literal["specsim gate 1"] = "specsim gate 1"
+    specsim_version: str
+    date: str | None = None
+    """As the user gave it; the same revision gives the same bytes on every day."""
+    tolerances: Tolerances
+    scenarios: dict[Name, ScenarioResults] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check_metrics(self) -> Self:
+        check_metrics(self.tolerances)
+        for name, scenario in self.scenarios.items():
+            for metric in self.tolerances:
+                if metric not in scenario.metrics:
+                    raise ValueError(f"scenarios.{name}: lacks the metric '{metric}'")
+        return self
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Return what ``specsim gate --update`` wrote; a ConfigError if that is not there."""
+        data = load_mapping(path, ConfigError)
+        if data.get("format") != _FORMAT:
+            raise ConfigError(f"{path}: is not a baseline of this version of specsim; {_REMEDY}")
+        with validated(str(path), ConfigError):
+            return cls.model_validate(data)
+
+    def to_json(self) -> str:
+        """Return the results as the text of a JSON file."""
+        return json.dumps(self.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+
+
+def without_seed(experiment: Experiment) -> dict[str, Any]:
+    """Return a resolved experiment without its seed."""
+    return {name: value for name, value in experiment.to_dict().items() if name != "seed"}
+
+
+@contextmanager
+def baseline_file(path: Path) -> Iterator[Path]:
+    """Give a file that becomes the baseline if the block succeeds; a ConfigError if it must not."""
+    if path.is_file():
+        try:
+            is_ours = load_mapping(path, ConfigError).get("format") == _FORMAT
+        except ConfigError:
+            is_ours = False
+        if not is_ours:
+            raise ConfigError(f"{path}: holds no baseline, so it is left alone; name another file")
+    with new_file(path) as temporary:
+        yield temporary
+
+
+def checked_date(text: str) -> str:
+    """Return an ISO date."""
+    try:
+        return datetime.date.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise ConfigError(f"--date {text}: must be a day, such as 2026-11-21") from error

@@ -19,8 +19,14 @@ from xml.etree import ElementTree as Xml
 
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.run.experiment import Experiment
-from specsim.study.gate.baseline import GateResults, ScenarioResults, without_seed
-from specsim.study.gate.suite import METRICS, Suite, Tolerances
+from specsim.study.gate.suite import (
+    METRICS,
+    GateResults,
+    ScenarioResults,
+    Suite,
+    Tolerances,
+    without_seed,
+)
 from specsim.study.inputs import Input, inputs_of
 from specsim.study.paired import mean_and_half_width, student_t
 
@@ -116,11 +122,7 @@ class GateVerdict:
 
 
 def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -> GateVerdict:
-    """Compare the results of two revisions in the metrics that have tolerances.
-
-    Raises:
-        ConfigError: The two do not have the same scenarios, or one lacks a metric.
-    """
+    """Compare two revisions by their tolerances; a ConfigError if that cannot be done."""
     _check_names(set(baseline.scenarios), set(current.scenarios))
     notes: list[str] = []
     scenarios_of: dict[str, list[str]] = {}

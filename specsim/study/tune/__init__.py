@@ -1,11 +1,11 @@
 """Tuning: which k to set, at which batch size and load, and what that gains.
 
-Three questions, each answered by simulating this experiment's own profile, workload and acceptance:
+Each question is answered by simulating this experiment's own profile, workload and acceptance:
 
 - `batch`: which k serves each batch size fastest. The answer is vLLM's
   ``num_speculative_tokens_per_batch_size``.
-- `crossover`: up to which load a server with a fixed k is better than one without speculation.
-- `check`: what the schedule gains over the best fixed k, and how much of the oracle's gain that is.
+- `crossover`: up to which load a server with a fixed k is better than one without speculation; and
+  what the schedule gains over the best fixed k, and how much of the oracle's gain that is.
 
 All trials of one replication meet the same requests and the same luck, so every comparison is
 paired.
@@ -23,10 +23,16 @@ from specsim.profile import load_profile
 from specsim.proposers import Proposer
 from specsim.run.experiment import Experiment
 from specsim.study.loads import Loads
-from specsim.study.tune.batch import BatchPoint, BatchTuning, tune_batches
-from specsim.study.tune.check import Check, LoadCheck, check_schedule
-from specsim.study.tune.crossover import Crossover, LoadCurve, LoadSeries, find_crossovers
-from specsim.study.tune.trials import Trials
+from specsim.study.tune.batch import BatchPoint, BatchTuning, Trials, tune_batches
+from specsim.study.tune.crossover import (
+    Check,
+    Crossover,
+    LoadCheck,
+    LoadCurve,
+    LoadSeries,
+    check_schedule,
+    find_crossovers,
+)
 
 __all__ = ["Tuning", "tune"]
 

@@ -1,4 +1,4 @@
-"""Which k serves each batch size fastest.
+"""Which k serves each batch size fastest, and the trials by which that is found.
 
 The batch is held at a size by that many clients who send their next request when the last is
 answered, on a server that drafts k tokens at every step. A server that follows a schedule by batch
@@ -6,17 +6,81 @@ size does just that as long as its batch stays there, so each k is tried in such
 included: look-ahead slots and the drafter's memory are those of the longest draft.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.policies.schedule import Schedule
+from specsim.results.metrics import latency
 from specsim.run.deployment import Deployment
-from specsim.study.loads import Loads
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+from specsim.study.loads import Loads, Trial, steady_window
 from specsim.study.paired import SpeedUp, mean_and_half_width, speed_up
-from specsim.study.tune.trials import Measurement, Trials
+from specsim.study.runner import LocalProcesses, Runner
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What is kept of a trial."""
+
+    time_per_token: float
+    """Inverse of the output throughput while no client has run out of requests, seconds."""
+    e2e_latency: float
+    """Mean over the requests but for the first two fifths and the last, which meet a server that
+    fills up or drains; seconds."""
+    mean_batch_size: float
+    """Sequences per step over the same time as `time_per_token`."""
+    mean_output_len: float
+    """Tokens per request."""
+    context_tokens: int
+    """Of the largest step."""
+    batched_tokens: int
+    """Of the largest step."""
+
+
+class Trials(Runner):
+    """Runs trials, each once."""
+
+    def __init__(self, workers: int, on_progress: Callable[[int], None] | None = None) -> None:
+        super().__init__(LocalProcesses(workers), on_progress)
+        self._known: dict[tuple[str, int], Measurement] = {}
+
+    def measure(self, groups: dict[K, list[Trial]]) -> dict[K, list[Measurement]]:
+        """Return the measurements of each group of trials, such as those of one k at one load."""
+        new = {trial.key: trial for group in groups.values() for trial in group}
+        new = {key: trial for key, trial in new.items() if key not in self._known}
+        [measured] = self.run(_measure, [list(new.values())])
+        self._known |= zip(new, measured, strict=True)
+        return {name: [self._known[trial.key] for trial in group] for name, group in groups.items()}
+
+
+def latency_ratio(baseline: list[Measurement], candidate: list[Measurement]) -> SpeedUp:
+    """Return the speed-up of the mean latency, paired by replication."""
+    return speed_up([m.e2e_latency for m in baseline], [m.e2e_latency for m in candidate])
+
+
+def _measure(trial: Trial) -> Measurement:
+    tables = Summary(simulate(trial.experiment, requests=trial.requests())).tables
+    requests, steps = tables.requests, tables.steps
+    start, end = steady_window(requests, trial.experiment.workload.arrivals)
+    is_steady = (steps["ended_at"] > start) & (steps["ended_at"] <= end)
+    fifth = len(requests) // 5
+    return Measurement(
+        time_per_token=float((end - start) / steps["output_tokens"][is_steady].sum()),
+        e2e_latency=float(latency(requests[2 * fifth : len(requests) - fifth]).mean()),
+        mean_batch_size=float(steps["num_requests"][is_steady].mean()),
+        mean_output_len=float(requests["output_len"].mean()),
+        context_tokens=int(steps["context_tokens"].max()),
+        batched_tokens=int(steps["batched_tokens"].max()),
+    )
+
 
 _UNMEASURED_ROUNDS = 3  # requests per client: two until all are mixed, one at the end
 _MIN_MEASURED = 100  # requests, and at least one per client
@@ -100,13 +164,14 @@ def _largest_batch(loads: Loads) -> tuple[int, int]:
 
     At a random instant a running request is one of length-biased choice, and half done.
     """
-    engine = Deployment.of(loads.experiment).engine
+    deployment = Deployment.of(loads.experiment)
+    engine = deployment.engine
     assert engine.max_num_seqs is not None
     assert engine.num_gpu_blocks is not None
     prompts, outputs = loads.sample.prompt_lens, loads.sample.output_lens
     held = float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
     held += loads.experiment.max_draft_len + engine.block_size / 2
-    fitting = int((engine.num_gpu_blocks - 1) * engine.block_size / held)
+    fitting = int(deployment.kv_capacity(int(held)) / held)
     limit = min(engine.max_num_seqs, engine.max_num_active_seqs or engine.max_num_seqs)
     return engine.max_num_seqs, max(1, min(limit, fitting))
 

@@ -1,4 +1,4 @@
-"""Requests as they were recorded, without their arrivals."""
+"""Lengths as they were recorded: the rows in their order, or drawn from them."""
 
 from pathlib import Path
 from typing import Literal, final
@@ -34,3 +34,23 @@ class TraceRows(Lengths):
                 "num_requests or draw with lengths of kind 'empirical'"
             )
         return trace.take(np.arange(count))
+
+
+@final
+class Empirical(Lengths):
+    """Each request is a row of a file, drawn with replacement.
+
+    Prompt and output stay together, so their correlation is kept. Not to be confused with `trace`,
+    which takes the rows in their order, once each.
+    """
+
+    kind: Literal["empirical"] = "empirical"
+    examples = ({"path": "traces/chat.parquet"},)
+    path: Path
+    """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
+
+    def draw(self, rng: np.random.Generator, count: int) -> Trace:
+        """Return rows drawn with replacement; only the lengths, for the requests are new ones."""
+        trace = read_trace(self.path)
+        rows = rng.integers(0, len(trace), count)
+        return Trace(trace.prompt_lens[rows], trace.output_lens[rows])

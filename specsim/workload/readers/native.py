@@ -70,11 +70,7 @@ def _accepted(row: Row, field: str) -> bytes:
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write a workload as ``.parquet``, ``.jsonl`` or ``.jsonl.gz``.
-
-    Raises:
-        ConfigError: Another ending, or a folder that cannot be written to.
-    """
+    """Write ``.parquet``, ``.jsonl`` or ``.jsonl.gz``; a ConfigError if it ends otherwise."""
     columns = _columns(trace)
     if path.suffix == ".parquet":
         import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB

@@ -1,0 +1,199 @@
+"""KV cache groups: which layers of a model share a block table, and how large a block is.
+
+A model whose layers do not all attend alike (gpt-oss, Gemma, Llama 4) needs the KV entries of the
+whole sequence in some of them and those of a window in others. vLLM's hybrid KV cache manager puts
+layers of one kind into groups of about as many layers each, so that one pool of equal blocks serves
+all of them.
+
+Source of the rules: vLLM 0.32.0 ``v1/core/kv_cache_utils.py get_kv_cache_groups`` and
+``v1/kv_cache_interface.py``, re-implemented from a description of their behaviour.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd, lcm
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from specsim.core.settings import Settings
+
+Kind = Literal["full_attention", "sliding_window", "chunked_local_attention"]
+KINDS: tuple[Kind, ...] = ("full_attention", "sliding_window", "chunked_local_attention")
+FULL, SLIDING, CHUNKED = KINDS
+
+_BYTES_PER_TOKEN = 4096.0  # any number would do where none is given: only ratios count then
+_MUCH_LARGER = 1.5  # vLLM's heuristic for how much of a block may be left unused
+
+Count = Annotated[int, Field(gt=0)]
+
+
+class KVLayers(Settings):
+    """A run of attention layers that are alike."""
+
+    kind: Kind
+    layers: Count
+    window: Count | None = None
+    """Of a sliding window: tokens that a token attends to, itself included."""
+    chunk: Count | None = None
+    """Of chunked local attention: tokens of a chunk; a token attends to those of its own."""
+    bytes_per_token: Annotated[float, Field(gt=0)] | None = None
+    """Key and value of one token in one layer, on one GPU; by default those of the model."""
+
+    @model_validator(mode="after")
+    def _check_span(self) -> Self:
+        for kind, name in ((SLIDING, "window"), (CHUNKED, "chunk")):
+            is_given = getattr(self, name) is not None
+            if is_given != (self.kind == kind):
+                rule = "leave it out" if is_given else "give its number of tokens"
+                raise ValueError(
+                    f"{name} is {'given' if is_given else 'missing'}: layers of kind '{kind}', "
+                    f"and no others, have one, and these are of kind '{self.kind}'; {rule}"
+                )
+        return self
+
+    @property
+    def span_len(self) -> int:
+        """Window or chunk, tokens; 0 of full attention."""
+        return self.window or self.chunk or 0
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """Layers that share a block table (vLLM: KV cache group)."""
+
+    kind: Kind
+    span_len: int
+    """Window or chunk, tokens; 0 of full attention."""
+    block_size: int
+    """Tokens of a block."""
+    num_layers: int
+    bucket: int
+    """Number of what is alike: groups of one bucket hold the same prefixes."""
+    has_last_layer: bool = True
+    """Whether the bucket holds the layer that was registered last, which is a drafter's, if any."""
+
+    def most_blocks(self, length: int, in_flight_tokens: int) -> int:
+        """Return how many blocks a sequence of a length is reckoned to hold when it is admitted.
+
+        Args:
+            in_flight_tokens: Most tokens of a sequence whose windows are still read: those of one
+                step, of two where steps are scheduled asynchronously.
+
+        References:
+            vLLM ``v1/kv_cache_interface.py max_admission_blocks_per_request``.
+        """
+        if self.kind == SLIDING:
+            held_len = min(self.span_len - 1 + in_flight_tokens, length)
+            return -(-held_len // self.block_size) + 1
+        if self.kind == CHUNKED:
+            return -(-min(self.span_len + in_flight_tokens, length) // self.block_size)
+        return -(-length // self.block_size)
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """The groups of a model, in vLLM's order, and the size of the blocks that they share."""
+
+    groups: tuple[KVGroup, ...]
+    block_bytes: float
+    """Memory of one block on one GPU."""
+
+    @cached_property
+    def common_block_size(self) -> int:
+        """Tokens after which blocks of all groups end; hits are multiples of it."""
+        return lcm(*(group.block_size for group in self.groups))
+
+    @cached_property
+    def hash_block_size(self) -> int:
+        """Tokens after which the identity of a prefix is computed."""
+        return gcd(*(group.block_size for group in self.groups))
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether layers differ."""
+        return len(self.groups) > 1
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether any group gives back blocks of a sequence that still runs."""
+        return any(group.kind != FULL for group in self.groups)
+
+    def most_blocks(self, length: int, in_flight_tokens: int) -> int:
+        """Return how many blocks one sequence is reckoned to hold; see `KVGroup.most_blocks`."""
+        return sum(group.most_blocks(length, in_flight_tokens) for group in self.groups)
+
+    def tokens_in(self, num_blocks: int) -> int:
+        """Return how many tokens of one sequence some blocks hold, before any leaves a window."""
+        size = self.common_block_size
+        return num_blocks * size // sum(size // group.block_size for group in self.groups)
+
+    def capacity(self, num_blocks: int, length: int, in_flight_tokens: int) -> int:
+        """Return how many tokens the KV cache holds in sequences of a length.
+
+        Args:
+            num_blocks: The null block included.
+
+        References:
+            vLLM ``v1/core/kv_cache_utils.py get_kv_cache_capacity``.
+        """
+        if not self.has_windows:
+            return self.tokens_in(num_blocks - 1)
+        return num_blocks * length // self.most_blocks(length, in_flight_tokens)
+
+
+def one_group(block_size: int) -> KVLayout:
+    """Return the layout of a model whose layers all attend to everything."""
+    return kv_layout([KVLayers(kind=FULL, layers=1)], block_size)
+
+
+def as_full_attention(layers: Sequence[KVLayers]) -> tuple[KVLayers, ...]:
+    """Return layers as vLLM takes them where its hybrid manager is off.
+
+    If they differ, all keep all tokens (``unify_hybrid_kv_cache_specs``).
+    """
+    if len({(each.kind, each.span_len) for each in layers}) == 1:
+        return tuple(layers)
+    kept = (each.model_dump(exclude={"kind", "window", "chunk"}) for each in layers)
+    return tuple(KVLayers(kind=FULL, **fields) for fields in kept)
+
+
+def kv_layout(layers: Sequence[KVLayers], block_size: int) -> KVLayout:
+    """Return the groups that vLLM forms.
+
+    Args:
+        layers: In the order in which the model registers them; a drafter's come last.
+        block_size: As configured, tokens.
+    """
+    widths = [each.bytes_per_token or _BYTES_PER_TOKEN for each in layers]
+    if len({(each.kind, each.span_len) for each in layers}) == 1:
+        first, count = layers[0], sum(each.layers for each in layers)
+        total = sum(each.layers * width for each, width in zip(layers, widths, strict=True))
+        group = KVGroup(first.kind, first.span_len, block_size, count, 0)
+        return KVLayout((group,), block_size * total)
+    widest = max(widths)
+    counts: dict[tuple[Kind, int, int, float], int] = {}
+    for each, width in zip(layers, widths, strict=True):
+        # A narrower layer gets blocks of more tokens; where that does not come out even, padding.
+        ratio = int(widest / width) if widest % width == 0 else 1
+        last = (each.kind, each.span_len, block_size * ratio, width)
+        counts[last] = counts.get(last, 0) + each.layers
+    size = _layers_per_group(list(counts.values()))
+    groups = []
+    for bucket, (alike, count) in enumerate(counts.items()):
+        parts = -(-count // size)
+        for part in range(parts):
+            num_layers = len(range(part, count, parts))
+            groups.append(KVGroup(*alike[:3], num_layers, bucket, alike == last))
+    return KVLayout(tuple(groups), size * widest * block_size)
+
+
+def _layers_per_group(counts: list[int]) -> int:
+    """Return how many layers a group has, given how many there are of each kind.
+
+    The fewest there are; or the most, where that leaves little unused: a drafter's one layer beside
+    12 of each kind makes 2 groups of 13, not 13 groups of 1.
+    """
+    fewest, most = min(counts), max(counts)
+    return most if most < _MUCH_LARGER * fewest else fewest

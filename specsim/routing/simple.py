@@ -1,0 +1,83 @@
+"""Routers that need no look at the prompt: in turn, at random, and by load."""
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any, Literal, final
+
+from pydantic import Field
+
+from specsim.core.rng import indexed_hash, stream_id
+from specsim.routing.base import PromptView, ReplicaView, Router
+
+
+@final
+class RoundRobin(Router):
+    """Request i goes to replica i modulo the number of replicas, whatever they are doing.
+
+    Of those that are up, if some have failed.
+    """
+
+    kind: Literal["round_robin"] = "round_robin"
+    looks_at_replicas = False
+
+    def start(self, seed: int) -> Iterator[int]:
+        """Return a counter of requests."""
+        return count()
+
+    def choose(
+        self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Iterator[int]
+    ) -> int:
+        """Return the next replica in turn."""
+        return next(memory) % len(replicas)
+
+
+_STREAM = stream_id("routing")
+
+
+@final
+class RandomRouter(Router):
+    """Each request goes to any replica, all equally likely, whatever they are doing.
+
+    Where it goes is settled by the seed and the request's number, so that no policy shifts it.
+    """
+
+    kind: Literal["random"] = "random"
+    looks_at_replicas = False
+
+    def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: int) -> int:
+        """Return the replica that the request's own luck names; `memory` is the seed."""
+        return indexed_hash(memory, _STREAM, prompt.index, 0) * len(replicas) >> 64
+
+
+@final
+class LeastOutstanding(Router):
+    """The replica with the fewest requests, of equals the first.
+
+    vLLM's balancer between data-parallel replicas counts a waiting request four times
+    (``v1/engine/core_client.py``): ``waiting_weight: 4``.
+    """
+
+    kind: Literal["least_outstanding"] = "least_outstanding"
+    waiting_weight: float = Field(default=1.0, ge=0)
+    """How often a waiting request counts, against once for a running one."""
+
+    def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Any) -> int:
+        """Return the least loaded replica."""
+        loads = [self.waiting_weight * each.num_waiting + each.num_running for each in replicas]
+        return loads.index(min(loads))
+
+
+@final
+class LeastOutstandingTokens(Router):
+    """The replica whose unfinished requests have the fewest tokens, of equals the first.
+
+    Prompts, whether they have been read or not, and the answers so far of what runs: where lengths
+    differ much, requests are a poor measure of work and of KV cache.
+    """
+
+    kind: Literal["least_outstanding_tokens"] = "least_outstanding_tokens"
+
+    def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Any) -> int:
+        """Return the replica with the least to serve."""
+        loads = [replica.outstanding_tokens for replica in replicas]
+        return loads.index(min(loads))
