@@ -26,6 +26,8 @@ from specsim.reality.validation import MeasuredRun, TableErrors, read_table, sel
 
 HERE = Path(__file__).parent
 A100, H100 = "a100_llama-3.1-8b_eagle3.csv", "h100_qwen3-8b_eagle3.csv"
+H200 = "h200_gpt-oss-120b_eagle3.csv"
+RANDOM = "random tokens (InferenceX benchmark_serving, seed 0)"
 GSM8K = 'gsm8k {"n_shot": 8}'
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 AWQ = "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4"
@@ -72,8 +74,8 @@ class Server:
     """Of `fit_runs`."""
 
 
-def _loads(*pairs: tuple[int, int]) -> tuple[Cell, ...]:
-    return tuple(Cell(clients, k, GSM8K) for clients, k in pairs)
+def _loads(*pairs: tuple[int, int], dataset: str = GSM8K) -> tuple[Cell, ...]:
+    return tuple(Cell(clients, k, dataset) for clients, k in pairs)
 
 
 def _lengths(*ks: int) -> tuple[Cell, ...]:
@@ -127,6 +129,19 @@ SERVERS = (
         {**ON_H100, "dtype": "fp8", "drafts": COMPRESSED},
         _lengths(0, 1, 3),
         ONLY_TOKENS,
+    ),
+    Server(
+        "h200-gpt-oss-120b",
+        H200,
+        (),
+        {
+            "model": "gpt-oss-120b",
+            "gpu": "h200",
+            "dtype": "mxfp4",
+            "kernels": {"moe": "marlin"},  # as its environment says
+            "drafts": {"eagle3": "eagle3-gpt-oss-120b"},
+        },
+        _loads((1, 1), (8, 0), (64, 1), dataset=RANDOM),
     ),
 )
 """The cells were chosen before any of the runs had been simulated with a fit: see README.md."""
