@@ -29,9 +29,7 @@ Values = NDArray[np.float64]
 DTYPES: Mapping[str, "Dtype"]
 """Of weights, by name."""
 
-NOT_MEASURED = (
-    "Overhead is not measured: fit it to runs of your own (`specsim profile fit --start`)."
-)
+NOT_MEASURED = "Overhead is not measured: fit it to runs of your own (`specsim profile fit`)."
 """What a profile says of itself that was not fitted yet."""
 _MAX_BATCHED_TOKENS = 16384
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
