@@ -11,7 +11,7 @@ group publishes little: the last blocks before a prompt's end, and before a *jun
 another request was seen to part from what the other groups hold.
 """
 
-from specsim.core.compiled import inner
+from specsim.core.compiled import inlined, inner
 from specsim.engine.blocks import cached_block, prefix_key, publish_block
 from specsim.engine.table import CHUNKED, FULL, NO_BLOCK, NO_KEY, SLIDING, Table
 
@@ -149,32 +149,36 @@ def _whole_len(table: Table, length: int) -> int:
 def publish(table: Table, row: int, end_len: int) -> None:
     """Publish the full blocks up to `end_len`; drafts are not known tokens, so not them."""
     limits, sequence = table.limits[0], table.sequences[row]
-    known_len = min(end_len, sequence.known_len)
+    known_len, size = min(end_len, sequence.known_len), limits.hash_block_size
+    if known_len < sequence.next_publish_len:
+        return
+    num_hashes = known_len // size
+    sequence.next_publish_len = (num_hashes + 1) * size
+    if limits.num_groups == 1:
+        _publish_in(table, row, 0, num_hashes)
+        return
     whole_len = _whole_len(table, known_len)
-    for group in range(limits.num_groups):
-        publish_len = whole_len
-        if table.groups[group].drops and whole_len:
+    for number in range(limits.num_groups):
+        group, publish_len = table.groups[number], whole_len
+        if group.drops and whole_len:
             # A lookup that drops a block looks one further.
-            publish_len = min(known_len, whole_len + table.groups[group].block_size)
-        _publish_in(table, row, group, publish_len)
-    size = limits.hash_block_size
-    sequence.next_publish_len = max(sequence.next_publish_len, (known_len // size + 1) * size)
+            publish_len = min(known_len, whole_len + group.block_size)
+        _publish_in(table, row, number, publish_len // group.block_size)
+        if group.hashes > 1 and group.drops and group.kind == FULL:
+            _publish_tail(table, row, number, publish_len)
 
 
-@inner
-def _publish_in(table: Table, row: int, number: int, publish_len: int) -> None:
-    """Publish what a group keeps of a sequence's full blocks up to a length."""
+@inlined
+def _publish_in(table: Table, row: int, number: int, full_blocks: int) -> None:
+    """Publish what a group keeps of a sequence's leading blocks, which are full."""
     sequence, group = table.sequences[row], table.groups[number]
     holding = table.holdings[sequence.slot + number]
-    full_blocks = publish_len // group.block_size
     for place in range(holding.published_blocks, full_blocks):
         block = table.tables[sequence.slot + number, place]
         if block != NO_BLOCK and (group.period == 1 or _is_kept(table, row, number, place)):
             key = prefix_key(table, sequence.request, number, (place + 1) * group.hashes - 1)
             publish_block(table, block, key)
     holding.published_blocks = max(holding.published_blocks, full_blocks)
-    if group.hashes > 1 and group.drops and group.kind == FULL:
-        _publish_tail(table, row, number, publish_len)
 
 
 @inner

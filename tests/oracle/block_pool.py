@@ -111,6 +111,21 @@ class BlockPool:
             hit.append(block)
         return hit
 
+    def find(self, key: BlockKey) -> int | None:
+        """Return the block that was published first with a key, without taking it."""
+        return self._oldest.get(key)
+
+    def is_published(self, block: int) -> bool:
+        """Return whether a block can be found by some key."""
+        return self._key_of[block] is not None
+
+    def forget(self, block: int) -> None:
+        """Let no key lead to a block that is held."""
+        key = self._key_of[block]
+        if key is not None:
+            self._key_of[block] = None
+            self._forget_one_of_several(block, key)
+
     def count_unheld(self, blocks: Iterable[int]) -> int:
         """Return how many of these published blocks sit in the free queue."""
         return sum(not self._holders[block] for block in blocks)

@@ -79,6 +79,14 @@ class KVCache:
             hit.pop()
         return hit
 
+    def hit_len(self, hit: list[int]) -> int:
+        """Return the tokens of a hit."""
+        return len(hit) * self._block_size
+
+    def blocks_of(self, sequence: Sequence) -> list[int]:
+        """Return what a sequence holds."""
+        return sequence.blocks
+
     def admit(
         self, sequence: Sequence, hit: list[int], scheduled_len: int, *, is_busy: bool
     ) -> bool:

@@ -33,7 +33,7 @@ class LogWriter:
                 "t": step.scheduled_at,
                 "t1": None,
                 "sched": [
-                    [s.request.id, length, drafts, s.computed_len - length, len(s.blocks)]
+                    [s.request.id, length, drafts, s.computed_len - length, _held(s)]
                     for s, length, drafts in rows
                 ],
                 "new": [s.request.id for s in plan.admitted],
@@ -74,9 +74,16 @@ class LogWriter:
     @staticmethod
     def _state(scheduler: Scheduler) -> list[int]:
         pool = scheduler.kv.pool
-        held = [sequence.blocks for sequence in scheduler.running]
+        held = [scheduler.kv.blocks_of(sequence) for sequence in scheduler.running]
         pool.check_held(held)
         pool.check_free(held)
         free = pool.free_order()
         crc = crc32(",".join(map(str, free)).encode())
         return [len(scheduler.running), len(scheduler.waiting), len(free), crc]
+
+
+def _held(sequence: Sequence) -> int | list[int]:
+    """Return the number of blocks, by group where there are several, null blocks left out."""
+    if sequence.tables:
+        return [sum(block != 0 for block in table) for table in sequence.tables]
+    return len(sequence.blocks)

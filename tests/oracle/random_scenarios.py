@@ -1,7 +1,9 @@
 """Scenarios of which everything is drawn that an engine accepts; small, and full of ties."""
 
 from random import Random
+from typing import Any
 
+from specsim.hardware.kv_groups import KVLayers, as_full_attention, kv_layout
 from specsim.reality.parity.scenario import (
     AcceptanceScript,
     CostScript,
@@ -15,7 +17,9 @@ from specsim.reality.parity.scenario import (
 __all__ = ["random_scenario"]
 
 
-def random_scenario(number: int, *, prefill_first: bool = False) -> Scenario:
+def random_scenario(
+    number: int, *, prefill_first: bool = False, has_groups: bool = False
+) -> Scenario:
     """Return the scenario of a number, always the same.
 
     Parameters
@@ -23,6 +27,8 @@ def random_scenario(number: int, *, prefill_first: bool = False) -> Scenario:
     number : int
     prefill_first : bool
         Only with what vLLM V0 has.
+    has_groups : bool
+        With layers that attend differently.
 
     Returns
     -------
@@ -31,6 +37,8 @@ def random_scenario(number: int, *, prefill_first: bool = False) -> Scenario:
     rng = Random(number)
     spec = _spec(rng)
     engine = _engine(rng, spec, prefill_first=prefill_first)
+    if has_groups:
+        engine = _with_groups(rng, engine)
     cost = CostScript(
         base_ns=rng.choice([1, 10, 1000, 5_000_000]),
         per_token_ns=rng.choice([0, 0, 1, 20_000]),
@@ -92,6 +100,51 @@ def _engine(rng: Random, spec: SpecScript | None, *, prefill_first: bool) -> Eng
         watermark=rng.choice([0.0, 0.0, 0.05, 0.3]),
         async_scheduling=is_async,
         spec=spec,
+    )
+
+
+def _with_groups(rng: Random, engine: EngineScript) -> EngineScript:
+    """Return an engine with layers that attend differently, and a pool that is hardly enough."""
+    kinds: list[dict[str, Any]] = [{"kind": "full_attention"}]
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        kinds.append({"kind": "sliding_window", "window": rng.choice([1, 2, 3, 5, 8, 9, 17, 40])})
+    if rng.random() < 0.2:
+        kinds.append({"kind": "chunked_local_attention", "chunk": rng.choice([4, 7, 16, 30])})
+    rng.shuffle(kinds)
+    if rng.random() < 0.15:
+        kinds = kinds[:1]
+    # vLLM caches no prefixes in chunks beside blocks of other sizes.
+    has_widths = rng.random() < 0.4 and not any("chunk" in each for each in kinds)
+    for each in kinds:
+        each["layers"] = rng.choice([1, 2, 3, 4, 7])
+        if has_widths:
+            each["bytes_per_token"] = rng.choice([256, 512, 512, 1024, 768])
+    spec = engine.spec
+    if spec is not None and spec.method == "eagle" and rng.random() < 0.5:
+        spec = spec.model_copy(update={"method": "mtp"})
+    layers = tuple(KVLayers(**each) for each in kinds)
+    drops = spec is not None and spec.method in ("eagle", "mtp")
+    if drops and any(each.chunk for each in layers):
+        layers = as_full_attention(layers)
+    layout = kv_layout(layers, engine.block_size)
+    in_flight_tokens = engine.max_num_batched_tokens * (2 if engine.async_scheduling else 1)
+    kept = rng.choice([0, 0, 1, 2, 4, None])
+    if not any(each.window for each in layers):
+        kept = 0
+    most = sum(-(-engine.max_model_len // group.block_size) for group in layout.groups)
+    # The least that vLLM wants does not count look-ahead slots, without which it can stand still.
+    in_flight_tokens += spec.k if spec else 0
+    fewest = max(layout.most_blocks(engine.max_model_len, in_flight_tokens), most // 2) + 1
+    return engine.model_copy(
+        update={
+            "kv_groups": layers,
+            "spec": spec,
+            "num_blocks": fewest + rng.choice([0, 0, 1, 3, 10, 60]),
+            "enable_prefix_caching": rng.random() < 0.75,
+            "prefix_cache_retention_interval": None
+            if kept is None
+            else kept * layout.common_block_size,
+        }
     )
 
 

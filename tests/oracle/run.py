@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from oracle.engine import Engine, Script
+from oracle.grouped import Windows
 from oracle.kv_cache import KVLimits
 from oracle.log import LogWriter
 from oracle.plan import StepPlan
@@ -13,10 +14,11 @@ from oracle.schedulers import AsyncScheduler, PrefillFirstScheduler, SyncSchedul
 from specsim.acceptance.bernoulli import Bernoulli
 from specsim.core.request import Request
 from specsim.core.rng import Luck, indexed_hash
-from specsim.proposers import PROPOSERS
+from specsim.hardware.kv_groups import as_full_attention, kv_layout
+from specsim.proposers import PROPOSERS, Proposer
 
 if TYPE_CHECKING:
-    from specsim.reality.parity.scenario import Scenario
+    from specsim.reality.parity.scenario import EngineScript, Scenario
 
 __all__ = ["run_scenario"]
 
@@ -52,7 +54,12 @@ def _request(scenario: "Scenario", index: int) -> Request:
     row = scenario.requests[index]
     prompt = row.prompt_token_ids
     if prompt is None:
-        prompt = _token_ids(scenario.seed, _PROMPT_TOKENS, index, row.prompt_len)
+        segments = row.prompt_segments or [(_PROMPT_TOKENS, index, 0, row.prompt_len)]
+        prompt = [
+            each
+            for stream, number, start, count in segments
+            for each in _token_ids(scenario.seed, stream, number, start + count)[start:]
+        ]
     output = _token_ids(scenario.seed, _OUTPUT_TOKENS, index, row.max_tokens)
     return Request(
         index=index,
@@ -102,10 +109,24 @@ def _scheduler(scenario: "Scenario", *, prefill_first: bool) -> Scheduler:
             watermark_blocks=int(engine.watermark * engine.num_blocks),
             reserve_full_prompt=engine.scheduler_reserve_full_isl or prefill_first,
         ),
+        windows=_windows(engine, proposer) if engine.kv_groups else None,
     )
     if prefill_first:
         return PrefillFirstScheduler(limits)
     return AsyncScheduler(limits) if engine.async_scheduling else SyncScheduler(limits)
+
+
+def _windows(engine: "EngineScript", proposer: Proposer | None) -> Windows:
+    drops = proposer is not None and proposer.drops_last_hit
+    layers = engine.kv_groups
+    if drops and any(each.chunk for each in layers):  # vLLM turns its hybrid manager off
+        layers = as_full_attention(layers)
+    return Windows(
+        layout=kv_layout(layers, engine.block_size),
+        in_flight_tokens=engine.max_num_batched_tokens * (2 if engine.async_scheduling else 1),
+        drops_in_last=drops and proposer.method == "mtp",
+        retention_len=engine.prefix_cache_retention_interval,
+    )
 
 
 def _script(scenario: "Scenario", requests: list[Request]) -> Script:

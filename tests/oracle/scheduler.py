@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from oracle.grouped import GroupedKVCache, Windows
 from oracle.kv_cache import KVCache, KVLimits
 from oracle.plan import StepPlan
 from oracle.sequence import NEVER, Sequence
@@ -32,6 +33,8 @@ class SchedulerLimits:
     max_num_running: int
     """vLLM's max_num_seqs, or max_num_active_seqs where that is given."""
     kv: KVLimits
+    windows: Windows | None = None
+    """Of a model whose layers differ."""
     policy: Literal["fcfs", "priority"] = "fcfs"
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
@@ -61,7 +64,9 @@ class Scheduler(ABC):
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
-        self.kv = KVCache(limits.kv)
+        self.kv = (
+            GroupedKVCache(limits.kv, limits.windows) if limits.windows else KVCache(limits.kv)
+        )
         self.running: list[Sequence] = []
         """In order of admission."""
         self.waiting: WaitingQueue = PriorityQueue() if limits.policy == "priority" else FcfsQueue()
@@ -115,6 +120,8 @@ class Scheduler(ABC):
         )
         self._fill(plan)
         plan.count_tokens()
+        for sequence, scheduled_len in zip(plan.sequences, plan.scheduled_lens, strict=True):
+            sequence.in_flight_len += scheduled_len
         self.num_steps += 1
         self._has_unflushed = False
         return plan
@@ -147,6 +154,8 @@ class Scheduler(ABC):
             Those that ended, in scheduling order.
         """
         ended: list[Sequence] = []
+        for sequence, scheduled_len in zip(plan.sequences, plan.scheduled_lens, strict=True):
+            sequence.in_flight_len -= scheduled_len
         index, partial, emitted_lens = plan.index, plan.partial, plan.emitted_lens
         for sequence, draft_len, accepted_len in zip(
             plan.sequences, plan.draft_lens, accepted_lens, strict=True
@@ -281,7 +290,7 @@ class Scheduler(ABC):
         ):
             sequence = self.waiting.peek()
             hit = self.kv.cached_prefix(sequence)
-            cached_len = len(hit) * limits.kv.block_size
+            cached_len = self.kv.hit_len(hit)
             scheduled_len = self._first_piece(plan, sequence.known_len - cached_len, cached_len)
             if scheduled_len == 0 or not self.kv.admit(
                 sequence, hit, scheduled_len, is_busy=bool(self.running)

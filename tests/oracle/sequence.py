@@ -45,6 +45,14 @@ class Sequence:
         self.blocks: list[int] = []
         self.capacity_len = 0
         """Tokens that `blocks` can hold."""
+        self.tables: list[list[int]] = []
+        """Blocks of each KV cache group, where there are several."""
+        self.looked_at: list[int] = []
+        """How many of them were published, or might have been, likewise."""
+        self.junction_len = 0
+        """How far a prefix was cached in some groups, but not in all of them."""
+        self.in_flight_len = 0
+        """Tokens in steps that have been scheduled and have not come back."""
         self.block_keys: Indexable[BlockKey] = ()
         self.published_blocks = 0
         self.next_publish_len = NEVER

@@ -13,7 +13,9 @@ from specsim.reality.parity import compare_logs, load_log, load_scenario
 
 RECORDED = Path(__file__).parents[1] / "parity" / "recorded"
 SHARED = data_folder().parent / "parity"
-SCENARIOS = sorted(RECORDED.glob("*.scenario.json")) + sorted(SHARED.glob("*.scenario.json"))
+GROUPS = data_folder().parent / "parity-kv-groups"
+FOLDERS = (RECORDED, SHARED, GROUPS)
+SCENARIOS = [path for folder in FOLDERS for path in sorted(folder.glob("*.scenario.json"))]
 
 
 def test_it_imports_nothing_of_the_engine() -> None:

@@ -23,7 +23,8 @@ from specsim.reality.parity import compare_logs, load_log, load_scenario, run_sc
 from specsim.reality.parity.scenario import EngineScript, Scenario
 
 TESTS = Path(__file__).parents[1]
-FOLDERS = [TESTS / "parity" / "recorded", data_folder().parent / "parity"]
+SHARED = [data_folder().parent / name for name in ("parity", "parity-kv-groups")]
+FOLDERS = [TESTS / "parity" / "recorded", *SHARED]
 
 
 class V0Script(EngineScript):
@@ -33,20 +34,24 @@ class V0Script(EngineScript):
         return super().to_config().model_copy(update={"scheduler": "prefill_first"})
 
 
-def random_scenario(number: int, *, prefill_first: bool) -> Scenario:
-    scenario = random_scenarios.random_scenario(number, prefill_first=prefill_first)
+def random_scenario(number: int, *, prefill_first: bool, has_groups: bool) -> Scenario:
+    scenario = random_scenarios.random_scenario(
+        number, prefill_first=prefill_first, has_groups=has_groups
+    )
     if not prefill_first:
         return scenario
     engine = V0Script(**dict(scenario.engine))
     return scenario.model_copy(update={"engine": engine})
 
 
-def differing(numbers: Iterable[int], *, prefill_first: bool = False) -> tuple[list[str], Counter]:
+def differing(
+    numbers: Iterable[int], *, prefill_first: bool = False, has_groups: bool = False
+) -> tuple[list[str], Counter]:
     """Return what differs, and how often things happened that the scenarios are to cover."""
     found: list[str] = []
     seen: Counter[str] = Counter()
     for number in numbers:
-        scenario = random_scenario(number, prefill_first=prefill_first)
+        scenario = random_scenario(number, prefill_first=prefill_first, has_groups=has_groups)
         try:
             theirs = run_oracle(scenario, prefill_first=prefill_first)
         except DoesNotEnd:
@@ -95,6 +100,15 @@ def test_prefill_first_agrees(part: int) -> None:
     assert seen["drafts"] > seen["accepted"] > 200, seen
 
 
+@pytest.mark.parametrize("part", range(5))
+def test_engines_with_groups_agree(part: int) -> None:
+    found, seen = differing(range(100 * part, 100 * part + 100), has_groups=True)
+    assert not found, "\n".join(found)
+    assert min(seen[name] for name in ("preempted", "resumed", "hits")) >= 5, seen
+    assert seen["drafts"] > seen["accepted"] > 200, seen
+    assert seen["endless"] < 5, seen
+
+
 def in_python(*args: str) -> str:
     """Run this file in a process that compiles nothing; return what it says."""
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
@@ -106,7 +120,7 @@ def in_python(*args: str) -> str:
 
 
 def test_uncompiled_loops_agree() -> None:
-    assert in_python("random") == "compared 45\n"
+    assert in_python("random") == "compared 60\n"
 
 
 @pytest.mark.slow
@@ -118,9 +132,10 @@ def test_uncompiled_loops_do_what_vllm_did() -> None:
 def main() -> None:
     """Compare without compiled code, and print the differences and how many were compared."""
     if sys.argv[1] == "random":
-        compared = 45
+        compared = 60
         found = differing(range(1000, 1030))[0]
         found += differing(range(1000, 1015), prefill_first=True)[0]
+        found += differing(range(1000, 1015), has_groups=True)[0]
     else:
         found = []
         paths = [path for folder in FOLDERS for path in sorted(folder.glob("*.scenario.json"))]
