@@ -135,6 +135,11 @@ class Kernels(LatencyModel):
 
     def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> Self:
         """Return the kernels as those of ranks that share their experts."""
+        if (data_parallel_size, expert_parallel) == (
+            self.data_parallel_size,
+            self.enable_expert_parallel,
+        ):
+            return self
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         ranks = {
             "data_parallel_size": data_parallel_size,

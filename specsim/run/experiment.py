@@ -116,7 +116,7 @@ class Experiment(Settings):
             ranks: Any = engine.data_parallel_size
         else:
             ranks = engine.get("data_parallel_size") if isinstance(engine, dict) else None
-        if "routing" in data or not isinstance(ranks, int) or ranks <= 1:
+        if not isinstance(ranks, int) or ranks <= 1 or "routing" in data:
             return data
         return {**data, "routing": {"kind": "least_outstanding"}}
 

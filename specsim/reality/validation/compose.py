@@ -35,7 +35,19 @@ Llama-3.1-8B at max_num_batched_tokens 2048 on an RTX 4090 (23.52 GiB x 0.9 - 14
 2,588 blocks of 2 MiB)."""
 _MEMORY_SHARE = 0.9  # vLLM's default until 0.19
 _MEMORY_REACHED = 0.8  # share of its bandwidth that simple kernels reach
-_HARMLESS = frozenset({"dtype", "enforce_eager", "seed", "disable_log_stats"})
+_HARMLESS = frozenset(
+    {
+        "dtype",
+        "enforce_eager",
+        "seed",
+        "disable_log_stats",
+        "load_format",
+        "skip_tokenizer_init",
+        "served_model_name",
+        "tokenizer",
+        "num_gpu_blocks_override",
+    }
+)
 """Options of an engine that are either read elsewhere or change no time."""
 _NOT_OURS = frozenset({"model", "tensor_parallel_size", "speculative_config"})
 
@@ -138,6 +150,8 @@ def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, A
     if not run.meta:
         notes.append("no meta.json: the engine's options are vLLM's defaults")
     options: dict[str, Any] = {"gpu_memory_utilization": _MEMORY_SHARE}
+    if blocks := run.engine_kwargs.get("num_gpu_blocks_override"):
+        options["num_gpu_blocks"] = blocks
     sources = (
         run.section("resolved_config", "scheduler_config"),
         run.section("resolved_config", "cache_config"),
