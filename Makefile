@@ -60,7 +60,7 @@ $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
 
 # What takes long to install: PyTorch (a CPU build is enough), Ray, and a browser where we may.
 $(VENV)/.installed-extras: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[cluster]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[cluster,tables]'
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium chromium-driver) || true
 	touch $@
 

@@ -36,7 +36,9 @@ def list_members(
         presets = {name: load_preset(name).provenance.fitted_to for name in preset_names()}
         show(
             names_table("datasets", {name: stats.source for name, stats in DATASETS.items()}),
-            names_table("profiles", dict.fromkeys(resource_names("profiles", "*/*.yaml"), "")),
+            names_table(
+                "profiles, as GPU/name", _by_folder(resource_names("profiles", "*/*.yaml"))
+            ),
             names_table(
                 "GPUs", {n: load_gpu(n).name for n in resource_names("profiles", "*.yaml")}
             ),
@@ -227,6 +229,15 @@ def export(
     for option, path in paths.items():
         detail = f" ({count:,} events)" if option == "--chrome-trace" else ""
         typer.echo(f"{option[2:]}: {path}{detail}")
+
+
+def _by_folder(names: list[str]) -> dict[str, str]:
+    """Return what each folder holds, in one text."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        folder, _, rest = name.partition("/")
+        found.setdefault(folder, []).append(rest)
+    return {folder: ", ".join(rest) for folder, rest in found.items()}
 
 
 @contextmanager

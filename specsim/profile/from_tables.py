@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 
 from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest, validated
@@ -28,14 +29,22 @@ Values = NDArray[np.float64]
 DTYPES: Mapping[str, "Dtype"]
 """Of weights, by name."""
 
+NOT_MEASURED = "Overhead is not measured: fit it to runs of your own (`specsim profile fit`)."
+"""What a profile says of itself that was not fitted yet."""
 _MAX_BATCHED_TOKENS = 16384
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _LAUNCH_US = 1.5  # of a kernel within a CUDA graph, besides what it does
+# Time on the host: between what servers of A100, H100 and H200 showed at their smallest loads, none
+# to 0.4 ms without and none to 0.45 ms more with drafts, none to 12 ms per request.
+_STEP_MS, _DRAFT_STEP_MS = 0.15, 0.3
 _SYNC_STEP_MS = 1.2  # as in the measured steps of profiles/h100/llama-3.1-8b.yaml
-_FRONT_MS = 3.0  # HTTP, tokenization and handing over: of A100 and H100 servers 0 to 12
+_FRONT_MS = 3.0  # HTTP, tokenization and handing over
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _ALL_REDUCE_EAGER_BYTES = 8 << 20  # vLLM's custom all-reduce carries less; beyond, NCCL
+_MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
+_USUAL_HEAD_DIM = 128
+_TOLERANCE = 0.005  # of times, by which points are left out that lie between others
 _SMALL_READ, _SMALL_COMPUTE = 1.35, 1.5
 _PACKED_ROWS = 128  # query rows of a tile, all heads of a key-value head side by side
 _UNPACKED_ROWS = 64  # of a tile of FlashAttention 2, for a single head
@@ -118,7 +127,11 @@ class TableProfile:
             "provenance": {},
             "target": target.latency(),
             "drafts": _drafts(options, tables),
-            "overhead": {"sync_step_ms": _SYNC_STEP_MS, "front_ms": _FRONT_MS},
+            "overhead": {
+                "step_ms": _STEP_MS,
+                "sync_step_ms": _SYNC_STEP_MS,
+                "front_ms": _FRONT_MS,
+            },
             "valid_range": {"context_tokens": 1, "batched_tokens": _MAX_BATCHED_TOKENS},
             "reserved_gib": options.reserved_gib,
             "weights_gib": round(target.weight_bytes / GIB, 3),
@@ -144,8 +157,8 @@ def _provenance(options: TableOptions, sources: list[str]) -> dict[str, Any]:
         "date": date.today().isoformat(),
         "notes": (
             f"Weights {options.dtype}, KV cache {options.kv_dtype}. Composed by `specsim profile "
-            "build`; norms, rotary embedding and activations by their memory traffic. Overhead is "
-            "not measured: fit it to runs of your own (`specsim profile fit`)."
+            "build`; norms, rotary embedding and activations by their memory traffic. "
+            f"{NOT_MEASURED}"
         ),
     }
 
@@ -161,6 +174,7 @@ def _drafts(options: TableOptions, tables: KernelTables) -> dict[str, Any]:
         drafter = _Composer(shape, plain, tables)
         found[method] = {
             "basis": "pass",
+            "step_ms": _DRAFT_STEP_MS,
             "latency": {**drafter.latency(), "samples_drafts": False},
             "weights_gib": round(drafter.weight_bytes / GIB, 3),
             "kv_bytes_per_token": drafter.kv_bytes_per_token,
@@ -202,11 +216,12 @@ class _Composer:
         compute = compute + small + self._all_reduces(tokens)
         total = np.maximum.accumulate(read + compute)
         read = np.minimum(np.maximum.accumulate(read), total)
+        kept = _needed(tokens, np.stack([total, total + read]))
         return {
             "kind": "composed",
-            "batched_tokens": tokens.astype(int).tolist(),
-            "read_us": _rounded(read),
-            "compute_us": _rounded(total - read),
+            "batched_tokens": tokens[kept].astype(int).tolist(),
+            "read_us": _rounded(read[kept]),
+            "compute_us": _rounded((total - read)[kept]),
             "head": self._head(),
             "attention": list(self._attention()),
         }
@@ -297,30 +312,33 @@ class _Composer:
         bandwidth = float(self._tables.system["gpu"]["mem_bw"]) * _MEMORY_SHARE
         logits = 3 * 4 * shape.vocab_size * table.tokens / bandwidth * 1e6
         times = np.maximum.accumulate(times + 5 * _LAUNCH_US + logits)
-        return {"at": table.tokens.astype(int).tolist(), "times_us": _rounded(times)}
+        sampled = table.tokens <= _MOST_SAMPLED
+        tokens, times = table.tokens[sampled], times[sampled]
+        kept = _needed(tokens, times[None])
+        return {"at": tokens[kept].astype(int).tolist(), "times_us": _rounded(times[kept])}
 
     def _experts(self, tokens: Values) -> tuple[Values, Values]:
         """Return what reading experts takes, and what all else of them does, all layers."""
         shape = self._shape
         table = self._tables.table("moe", "moe_perf")
-        wanted = {
-            "moe_dtype": self._dtype.experts,
-            "hidden_size": shape.hidden_size,
-            "inter_size": shape.moe_intermediate_size,
-            "num_experts": shape.num_experts,
-            "topk": shape.num_experts_per_tok,
-            "moe_tp_size": self._size,
-            "moe_ep_size": 1,
-        }
+        experts = _Experts(
+            shape.hidden_size,
+            shape.moe_intermediate_size,
+            shape.num_experts,
+            shape.num_experts_per_tok,
+        )
+        split = {"moe_tp_size": self._size, "moe_ep_size": 1}
+        wanted = {"moe_dtype": self._dtype.experts, **split}
         rows = chosen(table, "experts", **wanted)
-        rows, kernel = _one_kernel(rows, table, self._options.kernels.get("moe"))
-        of = Table(rows, table.source)
-        there = set(rows["distribution"].to_pylist())
-        skew = next(name for name in (*_SKEWS, *sorted(there)) if name in there)
-        self._note(f"{table.source} ({kernel}, {skew})")
-        points, times = _line(chosen(of, "experts", distribution=skew), "num_tokens")
-        times = np.interp(tokens, points, times)
-        missed = 1 - shape.num_experts_per_tok / shape.num_experts
+        measured, kernel = experts.rows_of(rows, table, self._options.kernels.get("moe"))
+        times = experts.times(_skewed(measured, table), tokens)
+        if "carried over" in kernel:
+            # Few tokens only read weights, which no kernel does faster than at this very size.
+            here, name = experts.rows_of(rows, table, None)
+            times = np.maximum(times, experts.times(_skewed(here, table), tokens))
+            kernel = f"{kernel}; at least as long as {name}"
+        self._note(f"{table.source} ({kernel})")
+        missed = 1 - experts.chosen / experts.number
         read = times[0] * (1 - missed**tokens) / (1 - missed)
         read = np.minimum(read, times)
         layers = shape.num_hidden_layers
@@ -355,6 +373,8 @@ class _Composer:
             prompts, _ = self._heads(prompt, wanted, heads, keys, name)
             self._note(f"{decode.source} ({kernel})")
             contexts, sequences, grid = decodes.grid()
+            kept = _needed(contexts, grid.T)
+            contexts, grid = contexts[kept], grid[kept]
             lens, times = prompts.prompts()
             yield {
                 "num_layers": kind.num_layers,
@@ -369,17 +389,23 @@ class _Composer:
     def _heads(
         self, table: Table, wanted: Mapping[str, Any], heads: int, keys: int, kernel: str | None
     ) -> tuple["_Heads", str]:
-        """Return the rows of a number of heads, or of half of them at twice the batch."""
+        """Return the rows of a number of heads, or of an n-th of them at n times the batch."""
+        there = table.rows["head_dim"].to_pylist()
+        if wanted["head_dim"] not in there and _USUAL_HEAD_DIM in there:
+            # As many numbers per token in fewer, wider heads.
+            share = wanted["head_dim"] / _USUAL_HEAD_DIM
+            heads, keys = max(1, round(heads * share)), max(1, round(keys * share))
+            wanted = {**wanted, "head_dim": _USUAL_HEAD_DIM}
         rows = chosen(table, "attention", **wanted)
         rows, name = _one_kernel(rows, table, kernel)
         known = set(
             zip(rows["num_heads"].to_pylist(), rows["num_key_value_heads"].to_pylist(), strict=True)
         )
-        halves = [2**n for n in range(7) if not heads % 2**n and not keys % 2**n]
-        times = next((n for n in halves if (heads // n, keys // n) in known), 1)
-        heads, keys = heads // times, keys // times
+        parts = [n for n in range(1, keys + 1) if not heads % n and not keys % n]
+        times = next((n for n in parts if (heads // n, keys // n) in known), 1)
         of = Table(rows, f"{table.source}, {name}")
-        rows = chosen(of, "attention", num_key_value_heads=keys, num_heads=heads)
+        split = {"num_key_value_heads": keys // times, "num_heads": heads // times}
+        rows = chosen(of, "attention", **split)
         batch, isl, step, latency = columns(rows, "batch_size", "isl", "step")
         return _Heads(batch / times, isl + step, latency), name
 
@@ -431,7 +457,7 @@ class _Heads:
         """Return lengths of whole prompts, and what one of each takes."""
         single = self._batch == 1
         order = np.argsort(self._lens[single])
-        return self._lens[single][order], np.maximum.accumulate(self._times[single][order])
+        return self._lens[single][order], _rising(self._times[single][order])
 
 
 def _completed(grid: Values, lens: Values, batches: Values) -> Values:
@@ -445,7 +471,62 @@ def _completed(grid: Values, lens: Values, batches: Values) -> Values:
                     if column == 0
                     else grid[row, column - 1] * batches[column] / batches[column - 1]
                 )
-    return np.maximum.accumulate(np.maximum.accumulate(grid, axis=0), axis=1)
+    return _rising(_rising(grid.T).T)
+
+
+def _skewed(rows: Any, table: Table) -> Any:
+    """Return the rows of experts that tokens choose unevenly, as they do."""
+    there = set(rows["distribution"].to_pylist())
+    skew = next(name for name in (*_SKEWS, *sorted(there)) if name in there)
+    return chosen(Table(rows, table.source), "experts", distribution=skew)
+
+
+class _Experts(NamedTuple):
+    """The experts of a layer."""
+
+    hidden_size: int
+    inter_size: int
+    number: int
+    chosen: int
+    """Of these, how many each token visits."""
+
+    def rows_of(self, rows: Any, table: Table, kernel: str | None) -> tuple[Any, str]:
+        """Return the rows of these experts, or of others of a kernel that was not run on these."""
+        sizes = {
+            "hidden_size": self.hidden_size,
+            "inter_size": self.inter_size,
+            "num_experts": self.number,
+            "topk": self.chosen,
+        }
+        if kernel is not None:
+            rows, name = _one_kernel(rows, table, kernel)
+            of = Table(rows, f"{table.source}, {name}")
+            try:
+                return chosen(of, "experts", **sizes), name
+            except ProfileError:
+                other = {column: rows[column][0].as_py() for column in sizes}
+                sizes_of_other = f"{other['hidden_size']} x {other['inter_size']}"
+                return chosen(of, "experts", **other), f"{name}, carried over from {sizes_of_other}"
+        return _one_kernel(chosen(Table(rows, table.source), "experts", **sizes), table, None)
+
+    def times(self, rows: Any, tokens: Values) -> Values:
+        """Return what a layer takes, microseconds.
+
+        From experts of another size by the time of a weight that is read, or multiplied, at as many
+        tokens per expert.
+        """
+        points, times = _line(rows, "num_tokens")
+        number, chosen_of, hidden, inter = (
+            rows[name][0].as_py() for name in ("num_experts", "topk", "hidden_size", "inter_size")
+        )
+        width = self.hidden_size * self.inter_size / (hidden * inter)
+        alike = tokens * self.chosen / self.number * number / chosen_of
+        scaled = np.interp(alike, points, times) * self.number / number
+        active, fewest = (
+            self.number * (1 - (1 - self.chosen / self.number) ** tokens),
+            chosen_of,
+        )
+        return np.asarray(width * np.where(alike < 1, times[0] * active / fewest, scaled))
 
 
 class _Gemm:
@@ -477,7 +558,7 @@ class _Gemm:
                 f"{self.source}: no matrices near {inputs} x {outputs} were measured; choose "
                 "another --tp, or use `specsim profile roofline`"
             )
-        return np.asarray(np.maximum.accumulate(_extended(self.tokens, total, known)))
+        return _rising(_extended(self.tokens, total, known))
 
     def _filled(self, row: int, column: int) -> Values:
         """Return a column of times; where a size was not measured, a smaller one's, scaled."""
@@ -547,7 +628,33 @@ def _line(rows: Any, axis: str) -> tuple[Values, Values]:
     at, times = columns(rows, axis)
     points, places = np.unique(at, return_inverse=True)
     means = np.bincount(places, times) / np.bincount(places)
-    return points, np.maximum.accumulate(means)
+    return points, _rising(means)
+
+
+def _needed(axis: Values, curves: Values) -> NDArray[np.int64]:
+    """Return the points between which straight lines keep to all curves, within `_TOLERANCE`.
+
+    Args:
+        axis: Shape (n,), rising.
+        curves: Shape (curves, n), above 0.
+    """
+    kept, last = [0], 0
+    for end in range(2, len(axis)):
+        share = (axis[last + 1 : end] - axis[last]) / (axis[end] - axis[last])
+        line = curves[:, [last]] + share * (curves[:, [end]] - curves[:, [last]])
+        if np.abs(line / curves[:, last + 1 : end] - 1).max() > _TOLERANCE:
+            last = end - 1
+            kept.append(last)
+    return np.array([*kept, len(axis) - 1])
+
+
+def _rising(times: Values) -> Values:
+    """Return the nearest times of which none is longer than a later one, along the last axis.
+
+    Measured once, some sizes took longer than larger ones; an engine that pads does not.
+    """
+    fitted = [np.exp(isotonic_regression(row).x) for row in np.log(np.atleast_2d(times))]
+    return np.array(fitted).reshape(times.shape)
 
 
 def _tile(kernel: str, group: int) -> int:

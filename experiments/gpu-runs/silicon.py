@@ -1,0 +1,131 @@
+"""Predict what real vLLM servers took, from kernel tables alone: rows of AIConfigurator's sample.
+
+    .venv/bin/python experiments/gpu-runs/silicon.py --out experiments/gpu-runs/results/silicon.json
+
+Reads systems/silicon_sample.csv of aiconfigurator-core 0.12.0 (TTFT and TPOT of closed loops) and
+fits nothing. Of the loads the sample tells sizes and concurrency only. Rows of dated dumps are of
+InferenceX, whose lengths are uniform from 0.8 to 1 of the sizes; of the others, lengths are taken
+to be uniform within 20 % of them. Alike to the token, clients would fall into lockstep.
+"""
+
+import argparse
+import csv
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from specsim.profile.from_tables import TableOptions, TableProfile
+from specsim.profile.kernel_tables import tables_folder
+from specsim.reality.validation.table import read_table
+from specsim.reality.validation.table_replay import Replayer
+
+MODELS = {
+    "Qwen/Qwen3-32B": ("qwen3-32b", "bfloat16"),
+    "meta-llama/Llama-3.1-70B": ("llama-3.1-70b", "fp8"),
+    "nvidia/Llama-3.1-8B-Instruct-FP8": ("llama-3.1-8b", "fp8"),
+    "openai/gpt-oss-120b": ("gpt-oss-120b", "mxfp4"),
+}
+DTYPES = {"fp4": "nvfp4", "fp8": "fp8", "": "bfloat16"}
+REQUESTS_PER_CLIENT = 10
+METRICS = ("ttft_mean_ms", "tpot_mean_ms")
+
+
+def sets(folder: Path) -> dict[tuple[str, str, str, int], list[dict[str, str]]]:
+    """Return the rows of one GPU, model, data type and number of GPUs each."""
+    found = defaultdict(list)
+    with (folder / "silicon_sample.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            is_plain = row["moe_ep_size"] in {"", "0", "1"} and row["mode"] == "agg"
+            if row["backend"] == "vllm" and is_plain and row["model_path"] in MODELS:
+                model, dtype = MODELS[row["model_path"]]
+                if model == "llama-3.1-70b":
+                    dtype = DTYPES[row["precision"]]
+                gpu = row["system"].removesuffix("_sxm")
+                found[gpu, model, dtype, int(row["tp_size"])].append(row)
+    return dict(sorted(found.items()))
+
+
+def measured(row: dict[str, str]) -> dict[str, object]:
+    """Return a row as `specsim validate` reads tables."""
+    source = row["silicon_data_source"]
+    told = re.search(r"silicon_concurrency=(\d+)", source)
+    clients = int(told[1] if told else row["batch_size"])
+    is_inferencex = re.search(r"file=20\d\d-|db-dump/20", source) is not None
+    low, high = (0.8, 1.0) if is_inferencex else (0.8, 1.2)
+
+    def lengths(size: int) -> str:
+        return f"{size} (uniform {int(low * size)}..{int(high * size)})"
+
+    return {
+        "run_id": row["id"],
+        "model": row["model_path"],
+        "gpu": row["system"].removesuffix("_sxm").upper(),
+        "tp": row["tp_size"],
+        "engine_version": row["backend_version"] or "0.11",
+        "method": "none",
+        "num_speculative_tokens": 0,
+        "isl": lengths(int(row["isl"])),
+        "osl": lengths(int(row["osl"])),
+        "concurrency": clients,
+        "num_prompts": max(20, REQUESTS_PER_CLIENT * clients),
+        "num_warmups": clients,
+        "prefix_caching": "off",
+        "max_num_batched_tokens": 8192,
+        "ttft_mean_ms": row["silicon_ttft_ms"],
+        "tpot_mean_ms": row["silicon_tpot_ms"],
+    }
+
+
+def errors(profile: TableProfile, rows: list[dict[str, str]]) -> dict[str, list[float]]:
+    """Return the error of each row, predicted over measured less 1."""
+    table = [measured(row) for row in rows]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.csv"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(table[0]))
+            writer.writeheader()
+            writer.writerows(table)
+        with Replayer(read_table(path), seed=0) as replayer:
+            found = replayer.predict(profile.profile)
+    return {name: [each.error(name) for each in found] for name in METRICS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", type=Path, help="folder of kernel tables")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    folder = args.tables or tables_folder()
+    summary = []
+    for (gpu, model, dtype, size), rows in sets(folder).items():
+        options = TableOptions(model, gpu, tensor_parallel_size=size, dtype=dtype, tables=folder)
+        found = errors(TableProfile.of(options), rows)
+        figures = {
+            name: {
+                "median": round(float(np.median(np.abs(values))), 4),
+                "worst": round(float(np.max(np.abs(values))), 4),
+                "bias": round(float(np.median(values)), 4),
+            }
+            for name, values in found.items()
+        }
+        summary.append(
+            {"gpu": gpu, "model": model, "dtype": dtype, "tp": size, "rows": len(rows), **figures}
+        )
+        ttft, tpot = (figures[name] for name in METRICS)
+        print(
+            f"{gpu:6} {model:14} {dtype:9} tp{size} {len(rows):3} rows: "
+            f"TPOT {tpot['median']:6.1%} / {tpot['worst']:6.1%} ({tpot['bias']:+.1%})  "
+            f"TTFT {ttft['median']:6.1%} / {ttft['worst']:7.1%} ({ttft['bias']:+.1%})",
+            flush=True,
+        )
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

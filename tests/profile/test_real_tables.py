@@ -1,0 +1,31 @@
+"""The shipped profiles are what the installed kernel tables make of them."""
+
+from importlib.util import find_spec
+
+import pytest
+import yaml
+
+from specsim.profile.from_tables import TableOptions, TableProfile
+from specsim.profile.profile import find_profile
+
+pytestmark = [
+    pytest.mark.extras,
+    pytest.mark.skipif(
+        find_spec("aiconfigurator_core") is None, reason="the extra 'tables' is not installed"
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("h200/gpt-oss-120b", TableOptions("gpt-oss-120b", "h200", dtype="mxfp4")),
+        ("b200/qwen3-8b-fp8", TableOptions("qwen3-8b", "b200", dtype="fp8")),
+        ("a100-80gb/mistral-7b", TableOptions("mistral-7b", "a100-80gb")),
+    ],
+)
+def test_shipped_profiles_are_reproduced(name: str, options: TableOptions) -> None:
+    shipped = yaml.safe_load(find_profile(name).read_text())
+    made = TableProfile.of(options).fields
+    assert yaml.safe_load(yaml.safe_dump(made["target"])) == shipped["target"]
+    assert made["valid_range"] == shipped["valid_range"]
