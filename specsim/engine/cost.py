@@ -98,23 +98,17 @@ def _draft_time(table: Table, target_time: float) -> float:
         return total
     context_tokens, batched_tokens = step.drafter_context_tokens, step.drafter_batched_tokens
     size, prefill_tokens = step.drafter_requests, step.drafter_prefill_tokens
-    if costs[_BASIS] == 1.0:
-        if longest:
-            total += forward_time(
-                table.drafter, context_tokens, batched_tokens, size, prefill_tokens
-            )
-        return total
+    # One call for all passes: it is copied to wherever it stands.
+    num_passes = max(1, longest) if costs[_BASIS] == 0.0 else min(1, longest)
     if costs[_BASIS] == 2.0:
-        if longest:
-            total += forward_time(table.drafter, 0, size, size, 0)
-        return total
-    total += forward_time(table.drafter, context_tokens, batched_tokens, size, prefill_tokens)
-    context_tokens += batched_tokens
-    for number in range(2, longest + 1):
-        rows = 0
-        for place in range(step.num_requests):
-            if table.entries[current, place].asked_len >= number:
-                rows += 1
-        total += forward_time(table.drafter, context_tokens, rows, rows, 0)
-        context_tokens += rows
+        context_tokens, batched_tokens, prefill_tokens = 0, size, 0
+    for number in range(1, num_passes + 1):
+        if number > 1:
+            context_tokens += batched_tokens
+            size = prefill_tokens = 0
+            for place in range(step.num_requests):
+                if table.entries[current, place].asked_len >= number:
+                    size += 1
+            batched_tokens = size
+        total += forward_time(table.drafter, context_tokens, batched_tokens, size, prefill_tokens)
     return total

@@ -217,7 +217,8 @@ class Composed(LatencyModel):
             # Attention to everything rises with the square of the prompt, within a window with it.
             power = 2 if layers.window is None else 1
             reaches = [float(tokens) ** power for tokens in layers.prompt.at]
-            groups.append(tables.add(reaches, prompts))
+            kept = _hull(reaches, prompts.tolist())
+            groups.append(tables.add([reaches[place] for place in kept], prompts[kept]))
         start = [COMPOSED, self.fixed_us * 1e-6, float(self.samples_drafts), matrices, head]
         return np.array([*start, len(self.attention), *groups, *tables.numbers], dtype=np.float64)
 
@@ -238,6 +239,20 @@ class Composed(LatencyModel):
         points = [*_stairs(sizes), *axis[axis > sizes[-1]].tolist()]
         padded = [size for size, _ in _of_stairs(sizes)] + axis[axis > sizes[-1]].tolist()
         return points, np.interp(padded, axis, times)
+
+
+def _hull(at: Sequence[float], times: Sequence[float]) -> list[int]:
+    """Return the points of the lower convex hull: no chunk is shorter for having more context."""
+    kept: list[int] = []
+    for place in range(len(at)):
+        while len(kept) > 1:
+            first, last = kept[-2:]
+            rise = (times[last] - times[first]) * (at[place] - at[first])
+            if rise <= (times[place] - times[first]) * (at[last] - at[first]):
+                break
+            kept.pop()
+        kept.append(place)
+    return kept
 
 
 def _of_stairs(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:

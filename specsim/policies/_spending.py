@@ -62,22 +62,18 @@ def _step_time(desk: Spending, batched_tokens: int, longest: int) -> float:
         draft_time = draft_time + costs[_STEP] + costs[_REQUEST] * num
     if not costs[_HAS_LATENCY]:
         return total + draft_time
-    if costs[_BASIS] == 0.0:
+    # One call for all passes: it is copied to wherever it stands.
+    num_passes = max(1, longest) if costs[_BASIS] == 0.0 else min(1, longest)
+    if costs[_BASIS] == 2.0:
+        context_tokens, batched_tokens, prefill_tokens = 0, num, 0
+    for number in range(num_passes):
+        if number:
+            context_tokens += batched_tokens
+            num = batched_tokens = desk.rows[number]
+            prefill_tokens = 0
         draft_time += forward_time(
             desk.drafter, context_tokens, batched_tokens, num, prefill_tokens
         )
-        context_tokens += batched_tokens
-        for place in range(1, longest):
-            rows = desk.rows[place]
-            draft_time += forward_time(desk.drafter, context_tokens, rows, rows, 0)
-            context_tokens += rows
-    elif longest:
-        if costs[_BASIS] == 1.0:
-            draft_time += forward_time(
-                desk.drafter, context_tokens, batched_tokens, num, prefill_tokens
-            )
-        else:
-            draft_time += forward_time(desk.drafter, 0, num, num, 0)
     return total + draft_time
 
 
