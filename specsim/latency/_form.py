@@ -185,8 +185,10 @@ def _prompt_time(form: Form, at: int, query_len: float, context_len: float) -> f
     """
     table, end = int(form[at + 5]), context_len + query_len
     time = _looked_up(form, table, 0, _reach(form, at, end))
-    if context_len > 0:
-        time -= _looked_up(form, table, 0, _reach(form, at, context_len))
+    if context_len > 0:  # launched once, as a prompt of no tokens would be
+        time += _looked_up(form, table, 0, 0) - _looked_up(
+            form, table, 0, _reach(form, at, context_len)
+        )
     pairs = _tiled_pairs(form, at, MOST_VERIFIED, context_len)
     return max(time, _decode_time(form, at, 1, min(end, form[at]), pairs))
 
