@@ -1,27 +1,31 @@
-"""The settings of the two scripts beside this file."""
+"""The settings of the scripts beside this file."""
+
+from pathlib import Path
 
 from specsim.api import Experiment
 
+_TRACE = Path(__file__).parents[2] / "traces" / "code.parquet"
+
 WORKLOADS = {
-    "chat, Poisson": {
+    "chat": {
         "arrivals": {"kind": "poisson", "rate": 8.0},
         "lengths": {"kind": "dataset", "name": "sharegpt"},
     },
-    "summaries, Poisson": {
+    "summaries": {
         "arrivals": {"kind": "poisson", "rate": 8.0},
         "lengths": {"kind": "dataset", "name": "cnn_dailymail"},
     },
-    "chat, bursts": {
-        "arrivals": {"kind": "gamma", "rate": 8.0, "burstiness": 0.5},
+    "chat in bursts": {
+        "arrivals": {"kind": "gamma", "rate": 8.0, "burstiness": 0.3},
         "lengths": {"kind": "dataset", "name": "sharegpt"},
     },
-    "code, trace": {"arrivals": {"kind": "trace", "path": "traces/code.parquet"}},
+    "code, from a trace": {"arrivals": {"kind": "trace", "path": str(_TRACE)}},
 }
 POLICIES = ("off", "static:k=3", "goodput")
 SLO = "ttft:500,tpot:50"
 
 
-def experiment(workload: str, seed: int = 0, **changes: object) -> Experiment:
+def experiment(workload: str, seed: int = 0) -> Experiment:
     """Return README's experiment with another workload."""
     config = {
         "seed": seed,
@@ -33,6 +37,5 @@ def experiment(workload: str, seed: int = 0, **changes: object) -> Experiment:
         "policy": {"kind": "static", "k": 3},
         "acceptance": {"kind": "bernoulli", "alpha": 0.62},
         "profile": "h100/llama-3.1-8b",
-        **changes,
     }
     return Experiment.parse(config, workload)

@@ -103,8 +103,8 @@ def capacity(
 
     A load is sustained if enough requests keep all limits and the backlog does not grow. Each GPU
     and policy is searched by bracketing and bisection, on the same requests and luck, in runs that
-    grow until the answer stops moving. What overlaps within 95 % intervals is not ranked. With --out
-    the folder gets capacity.json, and capacity.parquet with every load that was tried.
+    grow until the answer stops moving. Those whose 95 % intervals overlap are not ranked. With
+    --out the folder gets capacity.json, and capacity.parquet with every load that was tried.
     """
     from specsim.study.runner import warm_up
 

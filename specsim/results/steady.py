@@ -24,6 +24,7 @@ _BATCH = 5  # values averaged before MSER looks at them
 _PERIODS = 20  # of equal time, by whose increments growth is told
 _CRITICAL = 2.539483190622288  # stdtrit(_PERIODS - 1, 0.99): 1 % of false alarms if nothing grows
 _LEAST_GROWTH = 0.01
+_MOST_CUT = 4  # at most a quarter: of a backlog that grows, MSER would cut as much as it may
 _MIN_REQUESTS = 40
 
 
@@ -95,7 +96,8 @@ class Trend:
 def backlog_trend(requests: Requests) -> Trend:
     """Return the trend of the requests that wait for their first step, after the warm-up.
 
-    Time from the end of the warm-up to the last arrival is cut into 20 equal periods, and the mean
+    Time from the end of the warm-up, or the first quarter of the requests if that is shorter, to
+    the last arrival is cut into 20 equal periods, and the mean
     of the 20 increments is held against its standard error. A server that just keeps up has
     increments that are independent of each other and whose mean is 0; where it has time to spare
     they cancel each other. So autocorrelation of the backlog makes the test milder, never rasher,
@@ -112,7 +114,7 @@ def backlog_trend(requests: Requests) -> Trend:
     count = len(arrived_at)
     if count < _MIN_REQUESTS or arrived_at[0] == arrived_at[-1]:
         return Trend(0.0, 0.0)
-    first = warm_up_of(requests)
+    first = min(warm_up_of(requests), count // _MOST_CUT)
     instants = np.linspace(arrived_at[first], arrived_at[-1], _PERIODS + 1)
     arrived = np.searchsorted(arrived_at, instants, side="right")
     begun = np.searchsorted(np.sort(requests["scheduled_at"]), instants, side="right")

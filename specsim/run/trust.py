@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specsim.profile import Profile
 
@@ -25,7 +24,7 @@ class Beyond:
     """Of the largest step."""
 
     @classmethod
-    def of(cls, totals: NDArray[np.void]) -> "Beyond":
+    def of(cls, totals: np.void) -> "Beyond":
         """Return those of a run, whose totals are `specsim.results.records.TOTAL_FIELDS`."""
         return cls(**{name: int(totals[name]) for name in cls.__dataclass_fields__})
 

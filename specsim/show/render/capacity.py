@@ -26,8 +26,8 @@ def _sustained(capacity: "Capacity", name: str) -> Table:
     )
     columns = [
         "hardware", "policy", *(["clients"] if goal.is_closed else []), "requests/s",
-        "95 % interval", "what binds", "within limits", "TTFT p99, ms", "TPOT p99, ms", "output tokens/s", "GPU-hours / 1 M",
-        f"{currency} / 1 M",
+        "95 % interval", "what binds", "within limits", "TTFT p99, ms", "TPOT p99, ms",
+        "output tokens/s", "GPU-hours / 1 M", f"{currency} / 1 M",
     ]  # fmt: skip
     if goal.target_rate is not None:
         columns += ["replicas", "GPUs", f"{currency} / h", f"{currency} / 1 M then"]
@@ -110,10 +110,12 @@ def _leaders(what: str, ranking: "Ranking", unit: str) -> str:
 
 def _front(capacity: "Capacity") -> Table:
     currency = capacity.prices.currency
-    columns = [f"{currency} / 1 M", "mean latency, ms", "hardware", "policy", "requests/s"]
+    target = capacity.goal.target_rate
+    unit = f"{currency} / 1 M" if target is None else f"{currency} / 1 M at {target:g}/s"
+    columns = [unit, "mean latency, ms", "hardware", "policy", "requests/s"]
     rows = (
         [
-            _money(offer.cost),
+            _money(offer.compared_cost),
             f"{offer.probe.latencies_ms['mean_e2el_ms']:,.1f}",
             escape(offer.hardware),
             escape(offer.policy),

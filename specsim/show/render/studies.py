@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from specsim.study.paired import SpeedUp
     from specsim.study.tune import Tuning
     from specsim.study.tune.batch import BatchTuning
-    from specsim.study.tune.crossover import Check, Crossover
+    from specsim.study.tune.crossover import Check, Crossover, LoadCheck
 
 
 def tuning_tables(tuning: "Tuning", title: str) -> list[Table]:
@@ -61,6 +61,12 @@ def _load(value: float) -> str:
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
+def _state(load: "LoadCheck") -> str:
+    if load.is_saturated:
+        return "SATURATED"
+    return f"UNSTABLE: k={', '.join(map(str, load.unstable))}" if load.unstable else ""
+
+
 def _check_table(check: "Check", title: str) -> Table:
     ks = range(1, len(check.loads[0].fixed))
     fixed = [f"k={k}" for k in ks]
@@ -74,7 +80,7 @@ def _check_table(check: "Check", title: str) -> Table:
             f"{load.over_best_fixed.mean:.3f} (k={load.best_fixed})",
             interval(load.over_best_fixed),
             f"{load.oracle_over_schedule.mean:.3f}",
-            "SATURATED" if load.is_saturated else "",
+            _state(load),
         ]
         for load in check.loads
     ]

@@ -32,6 +32,14 @@ class Offer:
     """Per million output tokens."""
     cost: float | None
     """Per million output tokens; None where no price is known."""
+    cost_at_target: float | None = None
+    """The same of whole replicas, each with this load at most, that serve the target rate; None
+    without one."""
+
+    @property
+    def compared_cost(self) -> float | None:
+        """The cost by which offers are compared: at the target rate where there is one."""
+        return self.cost if self.cost_at_target is None else self.cost_at_target
 
 
 @dataclass(frozen=True)
@@ -120,8 +128,11 @@ class Found:
         """Return what a load costs."""
         tokens_per_hour = self.rate_of(probe) * probe.mean_output_len * 3600
         gpu_hours = self.hardware.gpus_per_replica * 1e6 / tokens_per_hour
+        rate, target = self.rate_of(probe), self.goal.target_rate
         cost = None if self.price is None else gpu_hours * self.price
-        return Offer(self.hardware.label, self.policy, probe, self.rate_of(probe), gpu_hours, cost)
+        spare = 1.0 if target is None else ceil(target / rate) * rate / target
+        at_target = None if cost is None or target is None else cost * spare
+        return Offer(self.hardware.label, self.policy, probe, rate, gpu_hours, cost, at_target)
 
     @property
     def offers(self) -> list[Offer]:
@@ -170,15 +181,12 @@ class Found:
     @property
     def cost_at_target(self) -> float | None:
         """Per million output tokens, with the replicas for the target rate."""
-        if self.cost_per_hour is None or self.at_capacity is None or not self.goal.target_rate:
-            return None
-        tokens_per_hour = self.goal.target_rate * self.at_capacity.mean_output_len * 3600
-        return self.cost_per_hour * 1e6 / tokens_per_hour
+        return None if self.at_capacity is None else self.offer(self.at_capacity).cost_at_target
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A hardware and a policy by one number."""
+    """A hardware and a policy, by one number."""
 
     hardware: str
     policy: str
@@ -323,7 +331,11 @@ class Capacity:
 
 def pareto_front(offers: Iterable[Offer]) -> list[Offer]:
     """Return the offers with a price that none beats in price and mean latency, by rising price."""
-    priced = [(offer.cost, _latency(offer), offer) for offer in offers if offer.cost is not None]
+    priced = [
+        (offer.compared_cost, _latency(offer), offer)
+        for offer in offers
+        if offer.compared_cost is not None
+    ]
     front: list[Offer] = []
     for _, latency, offer in sorted(priced, key=lambda each: each[:2]):
         if not front or latency < _latency(front[-1]):
@@ -398,4 +410,5 @@ def _offer(offer: Offer) -> dict[str, Any]:
         "requests_per_second": offer.rate,
         "mean_e2el_ms": offer.probe.latencies_ms["mean_e2el_ms"],
         **_costs(offer),
+        "cost_per_million_tokens_at_target": offer.cost_at_target,
     }
