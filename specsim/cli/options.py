@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specsim.core.atomic import new_file, new_folder
 from specsim.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from specsim.profile import Profile
 
 Config = Annotated[Path, typer.Argument(help="The experiment, a YAML file.", show_default=False)]
 Overrides = Annotated[
@@ -58,6 +61,16 @@ def write_json(file: Path | None, data: Any) -> None:
     """Write data where that is wanted."""
     if file is not None:
         file.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def profile_text(profile: "Profile") -> str:
+    """Return a profile as YAML; what is as usual is left out."""
+    import yaml
+
+    fields = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    return yaml.safe_dump(
+        fields, sort_keys=False, width=100, allow_unicode=True, default_flow_style=None
+    )
 
 
 _EXTRAS = {"matplotlib": "plots", "aiohttp": "observe"}

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from specsim.cli.options import need, output_file, show, spinner, write_json
+from specsim.cli.options import (
+    ALL_CORES,
+    Workers,
+    need,
+    output_file,
+    profile_text,
+    show,
+    spinner,
+    write_json,
+)
 from specsim.core.errors import ConfigError
 
 profile_app = typer.Typer(help="Make and inspect profiles of models on GPUs.", no_args_is_help=True)
@@ -23,9 +32,36 @@ def fit(
         typer.Argument(
             metavar="SOURCE...",
             help="Measured steps: tables (CSV, Parquet, JSON lines) or measured runs; or one "
-            "folder with kernel tables.",
+            "folder with kernel tables. With --start: tables with a row per run of a load "
+            "generator (CSV), or JSON of `vllm bench serve --save-result`.",
         ),
     ],
+    start: Annotated[
+        str | None,
+        typer.Option(help="Fit this composed profile to runs: a name, or a path."),
+    ] = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=VALUE", help="Of tables of runs, only these: one server."),
+    ] = None,
+    fit_rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=VALUE",
+            help="Fit to these of them, such as run_id=a; the others are held out.",
+        ),
+    ] = None,
+    cells: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="COLUMN=VALUE", help="What empty cells of runs hold."),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="Fit only this metric of runs, and others that are given likewise."),
+    ] = None,
+    skip_incomplete: Annotated[
+        bool, typer.Option("--skip-incomplete", help="Leave runs out that say too little.")
+    ] = False,
     model: Annotated[
         str | None, typer.Option(help="As in profiles/<model>.json; a folder's meta.yaml knows.")
     ] = None,
@@ -36,7 +72,10 @@ def fit(
     kind: Annotated[str, typer.Option(help="two_regime or linear.")] = "two_regime",
     max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = 2048,
-    seed: Annotated[int, typer.Option(min=0, help="Of the division into fitted and held out.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the division into fitted and held out; of runs' luck.")
+    ] = 0,
+    workers: Workers = ALL_CORES,
     out: Annotated[
         Path | None, typer.Option(help="Write the profile here, as YAML.", show_default=False)
     ] = None,
@@ -54,13 +93,45 @@ def fit(
     optionally, skew.csv: each point of the attention kernel becomes a step, as far as it fits into
     the GPU's memory. Regression by Huber's loss, no coefficient negative; both kinds of model are
     shown side by side.
+
+    With --start, a profile of `specsim profile build` is fitted to runs of a load generator: a few
+    factors on its kernels and times on the host, with bounds and a prior around the start. Printed
+    are each with its interval, which of them the runs cannot tell, and the errors before and after,
+    of the rows that are fitted and of the others.
     """
+    runs_only: dict[str, object] = {"--rows": rows, "--fit-rows": fit_rows, "--set": cells}
+    runs_only |= {"--metric": metric, "--skip-incomplete": skip_incomplete or None}
+    if start is not None:
+        for option, said in {"--model": model, "--gpu": gpu}.items():
+            if said is not None:
+                raise ConfigError(
+                    f"{option}: is said by the profile that --start names; leave it out"
+                )
+        from specsim.cli.run_fitting import fit_tables
+
+        fit_tables(
+            sources,
+            start,
+            filters=rows or [],
+            fit_filters=fit_rows or [],
+            given=cells or [],
+            metrics=metric or [],
+            skip_incomplete=skip_incomplete,
+            seed=seed,
+            workers=workers,
+            out=out,
+            json_out=json_out,
+        )
+        return
     import yaml
 
     from specsim.core.settings import nearest
     from specsim.reality.profile_fit import KINDS, fit_and_test, fitted_profile, measured_steps
     from specsim.show.render.profiles import study_tables
 
+    for option, value in runs_only.items():
+        if value is not None:
+            raise ConfigError(f"{option}: is for runs of a load generator; name a --start for them")
     if kind not in KINDS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, list(KINDS))}")
     is_run = (sources[0] / "steps.jsonl").exists()
@@ -86,8 +157,7 @@ def fit(
         write_json(json_file, {each.kind: each.to_dict() for each in (chosen, *others)})
         if profile_file is not None:
             profile = fitted_profile(chosen, points, origin, source)
-            written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-            profile_file.write_text(yaml.safe_dump(written, sort_keys=False, width=100))
+            profile_file.write_text(profile_text(profile), encoding="utf-8")
     show(*study_tables([chosen, *others], f"{name}, {len(points):,} steps"))
     typer.echo(f"\nfitted to all {len(points):,} steps:\n")
     target = chosen.model.model_dump(mode="json")

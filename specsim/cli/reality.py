@@ -127,7 +127,7 @@ def validate(
         list[Path],
         typer.Argument(
             help="A folder with requests.jsonl and meta.json of a measured run; or tables, CSV, "
-            "with a row per run."
+            "with a row per run, or JSON of `vllm bench serve --save-result`."
         ),
     ],
     profile: Annotated[
@@ -152,6 +152,10 @@ def validate(
             metavar="COLUMN=VALUE",
             help="Of a table, only these rows; several of one column: any of them.",
         ),
+    ] = None,
+    cells: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="COLUMN=VALUE", help="What empty cells of a table hold."),
     ] = None,
     requests: Annotated[
         Path | None,
@@ -206,6 +210,7 @@ def validate(
     }
     of_tables: dict[str, object] = {
         "--rows": rows,
+        "--set": cells,
         "--requests": requests,
         "--predictions": predictions,
     }
@@ -228,6 +233,7 @@ def validate(
         run,
         profile,
         filters=rows or [],
+        given=cells or [],
         requests=requests,
         spread=acceptance_spread,
         skip_incomplete=skip_incomplete,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specsim.reality.validation.measured_run import MeasuredRun
     from specsim.reality.validation.table_replay import Prediction
 
+SET_FORM = "COLUMN=VALUE, such as gpu=H100"
 _COLUMNS = ("file", "line", "run_id", "method", "num_speculative_tokens", "load")
 
 
@@ -31,6 +32,7 @@ def validate_tables(
     profile: str | None,
     *,
     filters: list[str],
+    given: list[str],
     requests: Path | None,
     spread: float | None,
     skip_incomplete: bool,
@@ -42,6 +44,7 @@ def validate_tables(
     json_out: Path | None,
 ) -> None:
     """Read, simulate and compare the rows of tables, and write what is asked for."""
+    from specsim.profile.from_roofline import parse_pairs
     from specsim.reality.validation.prediction_errors import TableErrors
     from specsim.reality.validation.spread import DEFAULT_SPREAD
     from specsim.reality.validation.table_replay import Replayer
@@ -49,7 +52,8 @@ def validate_tables(
 
     if profile is None:
         raise ConfigError("--profile: is missing; of a table's rows it must say what a step costs")
-    runs, skipped = _rows(tables, filters, requests, skip_incomplete=skip_incomplete)
+    cells = parse_pairs("--set", SET_FORM, given)
+    runs, skipped = selected_rows(tables, filters, requests, cells, skip_incomplete=skip_incomplete)
     draws = out is not None and can_draw("report.png")
     with (
         results_folder(out, ("report.json", "report.png")) as folder,
@@ -79,13 +83,18 @@ def validate_tables(
         typer.echo(f"results: {out} ({'report.json, report.png' if draws else 'report.json'})")
 
 
-def _rows(
-    tables: list[Path], filters: list[str], requests: Path | None, *, skip_incomplete: bool
+def selected_rows(
+    tables: list[Path],
+    filters: list[str],
+    requests: Path | None,
+    given: dict[str, str],
+    *,
+    skip_incomplete: bool,
 ) -> tuple[list["MeasuredRun"], list["MeasuredRun"]]:
     """Return the rows that are simulated, and those that cannot be."""
     from specsim.reality.validation.table import read_table, select_rows, with_lengths
 
-    runs = select_rows([run for table in tables for run in read_table(table)], filters)
+    runs = select_rows([run for table in tables for run in read_table(table, given)], filters)
     if requests is not None:
         runs = with_lengths(runs, requests)
     skipped = [run for run in runs if run.missing] if skip_incomplete else []

@@ -8,7 +8,7 @@ Released blocks without published content return to the front of the queue, publ
 end. Equal content may live in several blocks; the one published first is found.
 """
 
-from specsim.core.compiled import inner
+from specsim.core.compiled import inlined, inner
 from specsim.engine.table import NO_BLOCK, NO_KEY, Table
 
 _LOW = (1 << 32) - 1
@@ -80,7 +80,7 @@ def _leave_queue(table: Table, number: int) -> None:
     state.num_free -= 1
 
 
-@inner
+@inlined
 def prefix_key(table: Table, request: int, group: int, number: int) -> int:
     """Return the identity of a block: equal keys hold the same tokens, for the same layers.
 
@@ -137,7 +137,7 @@ def _forget(table: Table, number: int) -> None:
     table.blocks[before].next_alike = block.next_alike
 
 
-@inner
+@inlined
 def _place(table: Table, key: int) -> int:
     """Return the place of a key in the index, whose size is a power of two."""
     group = (key >> _OWN_GROUP) & 255  # the same of all shared keys

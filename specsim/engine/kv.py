@@ -32,7 +32,8 @@ def admit_blocks(table: Table, row: int, cached_len: int, scheduled_len: int) ->
         # It gives blocks back as they leave the window, and so never needs more at once.
         most = min(_blocks_for(known_len, group.block_size), group.most_admitted)
         whole += max(0, most - num_hits)
-        needed += max(0, _blocks_for(reach, group.block_size) - num_hits)
+        group.wanted_blocks = max(num_hits, _blocks_for(reach, group.block_size))
+        needed += group.wanted_blocks - num_hits
     if limits.reserve_full_prompt and whole + unavailable > state.num_free:
         return False
     if needed + unavailable > state.num_free:
@@ -41,7 +42,7 @@ def admit_blocks(table: Table, row: int, cached_len: int, scheduled_len: int) ->
     sequence.slot = table.slots[state.num_free_slots]
     for number in range(limits.num_groups):
         _hold_hits(table, sequence.slot + number, number, cached_len)
-    _take(table, row, reach)
+    _take(table, row)
     if limits.enable_prefix_caching:
         sequence.next_publish_len = cached_len + limits.hash_block_size
         publish(table, row, end_len)
@@ -89,11 +90,12 @@ def extend(table: Table, row: int, end_len: int) -> bool:
     reach = min(end_len + limits.lookahead_len, limits.max_model_len)
     needed = 0
     for number in range(limits.num_groups):
-        held = table.holdings[sequence.slot + number].num_blocks
-        needed += max(0, _blocks_for(reach, table.groups[number].block_size) - held)
+        group, held = table.groups[number], table.holdings[sequence.slot + number].num_blocks
+        group.wanted_blocks = max(held, _blocks_for(reach, group.block_size))
+        needed += group.wanted_blocks - held
     if needed > table.state[0].num_free:
         return False
-    _take(table, row, reach)
+    _take(table, row)
     return True
 
 
@@ -164,17 +166,16 @@ def _give_back(table: Table, slot: int, first: int, end: int) -> None:
 
 
 @inner
-def _take(table: Table, row: int, reach: int) -> None:
-    """Give a sequence the next free blocks, of which there are enough, up to a length."""
+def _take(table: Table, row: int) -> None:
+    """Give a sequence, of each group, what it is to hold; there are enough free blocks."""
     limits, sequence = table.limits[0], table.sequences[row]
     capacity_len = NEVER
     for number in range(limits.num_groups):
         group, holding = table.groups[number], table.holdings[sequence.slot + number]
-        held = max(holding.num_blocks, _blocks_for(reach, group.block_size))
-        for place in range(holding.num_blocks, held):
+        for place in range(holding.num_blocks, group.wanted_blocks):
             table.tables[sequence.slot + number, place] = take_block(table)
-        holding.num_blocks = held
-        capacity_len = min(capacity_len, held * group.block_size)
+        holding.num_blocks = group.wanted_blocks
+        capacity_len = min(capacity_len, holding.num_blocks * group.block_size)
         if group.kind != FULL:
             left_len = _next_leave_len(group, holding.null_blocks)
             capacity_len = min(capacity_len, left_len + limits.lookahead_len)

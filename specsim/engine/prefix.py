@@ -11,7 +11,7 @@ group publishes little: the last blocks before a prompt's end, and before a *jun
 another request was seen to part from what the other groups hold.
 """
 
-from specsim.core.compiled import inner
+from specsim.core.compiled import inlined, inner
 from specsim.engine.blocks import cached_block, prefix_key, publish_block
 from specsim.engine.table import CHUNKED, FULL, NO_BLOCK, NO_KEY, SLIDING, Table
 
@@ -150,8 +150,10 @@ def publish(table: Table, row: int, end_len: int) -> None:
     """Publish the full blocks up to `end_len`; drafts are not known tokens, so not them."""
     limits, sequence = table.limits[0], table.sequences[row]
     known_len, size = min(end_len, sequence.known_len), limits.hash_block_size
+    if known_len < sequence.next_publish_len:
+        return
     num_hashes = known_len // size
-    sequence.next_publish_len = max(sequence.next_publish_len, (num_hashes + 1) * size)
+    sequence.next_publish_len = (num_hashes + 1) * size
     if limits.num_groups == 1:
         _publish_in(table, row, 0, num_hashes)
         return
@@ -166,7 +168,7 @@ def publish(table: Table, row: int, end_len: int) -> None:
             _publish_tail(table, row, number, publish_len)
 
 
-@inner
+@inlined
 def _publish_in(table: Table, row: int, number: int, full_blocks: int) -> None:
     """Publish what a group keeps of a sequence's leading blocks, which are full."""
     sequence, group = table.sequences[row], table.groups[number]

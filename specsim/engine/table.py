@@ -75,7 +75,6 @@ class Sequence(Protocol):
     capacity_len: int
     """Tokens that its blocks can hold, or fewer if one of them leaves a window before."""
     next_publish_len: int  # length at which the next block can be published to the prefix cache
-    junction_len: int  # how far a prefix was cached in some groups, but not in all of them
     cached_len: int  # prefix-cache hit of its first admission
     admissions: int
     preemptions: int
@@ -94,6 +93,7 @@ class Sequence(Protocol):
     drafts: int
     draft_tokens: int
     accepted_tokens: int
+    junction_len: int  # how far a prefix was cached in some groups, but not in all of them
 
 
 class Fact(Protocol):
@@ -192,6 +192,7 @@ class Group(Protocol):
     most_admitted: int  # blocks that an admission reckons with at most
     drops: int  # whether the last block of a hit is recomputed
     tail_blocks: int  # blocks that a sliding window needs of a prefix, the one dropped included
+    wanted_blocks: int  # scratch: blocks that a sequence is to hold after an allocation
     period: int  # blocks after which such a tail is kept; 1 if all are, 0 if none
 
 

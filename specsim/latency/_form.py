@@ -29,9 +29,11 @@ Form = NDArray[np.float64]
 
 COEFFICIENTS, TABLE, ROOFLINE, STAIRCASE, COMPOSED = 0.0, 1.0, 2.0, 3.0, 4.0
 
+NO_WINDOW = float(1 << 40)
+"""A window that no context reaches."""
 HEAD_LEN, GROUP_LEN = 6, 6
 """Numbers at the beginning of a composed form, and of each of its kinds of layers."""
-MOST_VERIFIED = 32
+MOST_VERIFIED = 64
 """Query tokens of a sequence up to which attention treats it as a decode, its drafts included."""
 
 COSTS = (
@@ -177,13 +179,22 @@ def _tiled_pairs(form: Form, at: int, query_len: float, context_len: float) -> f
 
 @inner
 def _prompt_time(form: Form, at: int, query_len: float, context_len: float) -> float:
-    """Return what attention of a chunk of a prompt takes: a prompt of that end less its start."""
+    """Return what attention of a chunk of a prompt takes: a prompt of that end less its start.
+
+    Not less than a decode of that context, nor than the longest draft that counts as one.
+    """
     table, end = int(form[at + 5]), context_len + query_len
-    time = end * _looked_up(form, table, 0, end)
+    time = _looked_up(form, table, 0, _reach(form, at, end))
     if context_len > 0:
-        time -= context_len * _looked_up(form, table, 0, context_len)
-        time = max(time, _looked_up(form, int(form[at + 4]), min(end, form[at]), 1))
-    return float(time)
+        time -= _looked_up(form, table, 0, _reach(form, at, context_len))
+    pairs = _tiled_pairs(form, at, MOST_VERIFIED, context_len)
+    return max(time, _decode_time(form, at, 1, min(end, form[at]), pairs))
+
+
+@inlined
+def _reach(form: Form, at: int, prompt_len: float) -> float:
+    """Return what attention of a whole prompt rises with: its square, or its length in a window."""
+    return float(prompt_len * (prompt_len if form[at] >= NO_WINDOW else 1.0))
 
 
 @inner

@@ -11,7 +11,15 @@ from pydantic import Field, model_validator
 from specsim.core.compiled import as_records
 from specsim.core.settings import Settings
 from specsim.core.step import StepLoad
-from specsim.latency._form import COMPOSED, GROUP_LEN, HEAD_LEN, Form, composed_time, forward_time
+from specsim.latency._form import (
+    COMPOSED,
+    GROUP_LEN,
+    HEAD_LEN,
+    NO_WINDOW,
+    Form,
+    composed_time,
+    forward_time,
+)
 from specsim.latency.base import LatencyModel, one_by_one
 from specsim.latency.cuda_graph import default_capture_sizes
 
@@ -22,7 +30,6 @@ Factor = Annotated[float, Field(gt=0)]
 _ENTRY = np.dtype(
     [(name, "i8") for name in ("start", "scheduled_len", "draft_len", "verified_len")]
 )
-_NO_WINDOW = float(1 << 40)
 
 
 class Curve(Settings):
@@ -186,14 +193,15 @@ class Composed(LatencyModel):
         for layers in self.attention:
             count = layers.num_layers * 1e-6
             prompts = np.array(layers.prompt.times_us) * count * self.prompt_factor
-            # Per token: that of attention rises linearly, as does a line between two points.
-            each = prompts / np.array(layers.prompt.at)
             decodes = np.array(layers.decode_us) * count * self.decode_factor
-            window = _NO_WINDOW if layers.window is None else float(layers.window)
+            window = NO_WINDOW if layers.window is None else float(layers.window)
             pair = layers.pair_us * count * self.prompt_factor * self.verify_factor
             grid = tables.add(layers.sequences, decodes, layers.context_tokens)
             groups += [window, layers.tile, pair, decodes[0, 0], grid]
-            groups.append(tables.add(layers.prompt.at, each))
+            # Attention to everything rises with the square of the prompt, within a window with it.
+            power = 2 if layers.window is None else 1
+            reaches = [float(tokens) ** power for tokens in layers.prompt.at]
+            groups.append(tables.add(reaches, prompts))
         start = [COMPOSED, self.fixed_us * 1e-6, float(self.samples_drafts), matrices, head]
         return np.array([*start, len(self.attention), *groups, *tables.numbers], dtype=np.float64)
 

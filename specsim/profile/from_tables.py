@@ -29,6 +29,8 @@ Values = NDArray[np.float64]
 DTYPES: Mapping[str, "Dtype"]
 """Of weights, by name."""
 
+NOT_MEASURED = "Overhead is not measured: fit it to runs of your own (`specsim profile fit`)."
+"""What a profile says of itself that was not fitted yet."""
 _MAX_BATCHED_TOKENS = 16384
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _LAUNCH_US = 1.5  # of a kernel within a CUDA graph, besides what it does
@@ -155,8 +157,8 @@ def _provenance(options: TableOptions, sources: list[str]) -> dict[str, Any]:
         "date": date.today().isoformat(),
         "notes": (
             f"Weights {options.dtype}, KV cache {options.kv_dtype}. Composed by `specsim profile "
-            "build`; norms, rotary embedding and activations by their memory traffic. Overhead is "
-            "not measured: fit it to runs of your own (`specsim profile fit`)."
+            "build`; norms, rotary embedding and activations by their memory traffic. "
+            f"{NOT_MEASURED}"
         ),
     }
 

@@ -187,6 +187,11 @@ class Profile(Settings):
     """Memory of the model's weights per GPU, GiB; by default that of its shape in 16 bits."""
     kv_bytes_per_token: float | None = Field(default=None, gt=0)
     """Memory of a token's keys and values per GPU, bytes; by default that of its shape."""
+    only_draft_lens: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        default=None, min_length=1
+    )
+    """Draft lengths of the runs that it was fitted to, where it says nothing of others; 0: without
+    speculation. None: of any length."""
 
     @model_validator(mode="before")
     @classmethod

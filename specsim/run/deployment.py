@@ -62,6 +62,7 @@ class Deployment:
         proposer = experiment.engine.speculative_config if max_draft_len else None
         drafts = _draft_costs(profile, proposer) if proposer else ()
         _check_trees(experiment.effective_policy, drafts)
+        _check_draft_lens(experiment.effective_policy, max_draft_len, profile)
         memory = memory_plan(
             profile,
             model,
@@ -140,6 +141,27 @@ def _draft_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
                 f"'{key}' (it has: {known}); add it under 'drafts' or use another method"
             )
     return tuple(profile.drafts[key] for key in proposer.cost_keys)
+
+
+def _check_draft_lens(policy: Policy, max_draft_len: int, profile: Profile) -> None:
+    """Refuse draft lengths that the profile says nothing of."""
+    known = profile.only_draft_lens
+    if known is None:
+        return
+    may_choose = range(max_draft_len + 1) if policy.is_dynamic else (max_draft_len,)
+    unknown = [k for k in may_choose if k not in known]
+    if unknown:
+        lens = ", ".join(map(str, known))
+        raise ProfileError(
+            f"policy '{policy.kind}' may draft {unknown[0]} tokens, but the profile of "
+            f"{profile.model} on {profile.gpu} knows the draft lengths {lens} only "
+            f"(only_draft_lens); use {_known_policy(known)}, or fit a profile to runs of several "
+            "lengths, 0 among them"
+        )
+
+
+def _known_policy(known: tuple[int, ...]) -> str:
+    return f"policy static with k = {max(known)}" if max(known) else "policy off"
 
 
 def _check_trees(policy: Policy, drafts: tuple[DraftCost, ...]) -> None:

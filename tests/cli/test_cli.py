@@ -329,7 +329,7 @@ def test_list_shows_every_member_with_its_fields(cli: Run) -> None:
         "burstiness: float",
         "static",
         "eagle3",
-        "h100/llama-3.1-8b",
+        "llama-3.1-8b-kernels",
         "arena",
         "llama-3.1-8b/ngram/cnn",
     ):

@@ -85,7 +85,8 @@ def test_host_time_of_a_step_that_drafts(draft_lens: int | list[int], millisecon
 def test_shipped_profiles_load_and_say_where_they_come_from(name: str) -> None:
     profile = load_profile(name)
     assert profile.provenance.source
-    assert name == f"{profile.gpu}/{profile.model}" or f"-tp{profile.tensor_parallel_size}" in name
+    assert name.startswith(f"{profile.gpu}/{profile.model}")
+    assert (profile.tensor_parallel_size > 1) == (f"-tp{profile.tensor_parallel_size}" in name)
 
 
 def test_first_profile_holds_the_published_fit() -> None:

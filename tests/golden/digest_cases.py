@@ -88,6 +88,25 @@ TABLE: Config = {
 }
 
 
+_ATTENTION = {
+    "num_layers": 16,
+    "context_tokens": [1, 256, 4096],
+    "sequences": [1, 16, 128],
+    "decode_us": [[8, 9, 12], [9, 20, 90], [40, 200, 1400]],
+    "prompt": {"at": [16, 512, 4096], "times_us": [8, 30, 900]},
+}
+COMPOSED: Config = {
+    "kind": "composed",
+    "batched_tokens": [1, 64, 512, 8192],
+    "read_us": [5000, 5200, 5200, 5200],
+    "compute_us": [0, 400, 3000, 60_000],
+    "head": {"at": [1, 64, 512], "times_us": [300, 330, 900]},
+    "attention": [_ATTENTION, {**_ATTENTION, "window": 128, "tile": 32}],
+    "compute_factor": 1.1,
+    "verify_factor": 1.4,
+}
+
+
 def write_profiles(folder: Path) -> dict[str, str]:
     """Write a profile for every latency model; return their paths by name."""
     kernels = make_kernel_folder(folder / "kernels")
@@ -106,6 +125,9 @@ def write_profiles(folder: Path) -> dict[str, str]:
         "tabulated": {"target": {"kind": "tabulated", "decode": TABLE}},
         "tabulated_mixed": {"target": {"kind": "tabulated", "decode": TABLE, "mixed": {
             **TABLE, "times_ms": [[1.3 * t for t in row] for row in TABLE["times_ms"]]}}},
+        "composed": {"target": COMPOSED, "overhead": {"step_ms": 0.2, "front_ms": 3},
+                     "drafts": {**DRAFTS, "eagle3": {"latency": {
+                         **COMPOSED, "samples_drafts": False, "capture_sizes": []}}}},
         "cuda_graph": {"target": {"kind": "cuda_graph", "inner": TARGET, "max_num_seqs": 100,
                                   "eager_ms": 1.5}},
         "cuda_graph_kernels": {"target": {"kind": "cuda_graph", "inner": inside,

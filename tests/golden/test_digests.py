@@ -62,6 +62,8 @@ NAMES = """
     acceptance/recorded/static
     profile/two_regime/sync
     profile/tabulated_mixed/v0
+    profile/composed/sync
+    profile/composed/eagle3:3/goodput
     profile/cuda_graph_kernels/eagle3:3/goodput
     profile/kernels_skewed/eagle:3/static
     profile/roofline/draft_model:4/goodput_exact

@@ -86,7 +86,7 @@ def test_the_newest_version_counts_and_matrices_between_sizes_are_exact(tables: 
     head = (READ + COMPUTE) * 128256 * 4096
     # Besides matrices and head: norms and the like, attention, sampling.
     assert small * 1e3 > 32 * per_layer + head
-    assert small * 1e3 < 1.01 * 32 * per_layer + head + 32 * (0.01 + 5 * 0.0015) + 0.02
+    assert small * 1e3 < 1.03 * 32 * per_layer + head + 32 * (0.01 + 5 * 0.0015) + 0.02
     attention = 32 * PAIR * 32 * 16384**2 / 2
     compute = 32 * COMPUTE * 16384 * numbers_of_weights()
     assert large * 1e3 == pytest.approx(compute + attention + 32 * per_layer, rel=0.02)

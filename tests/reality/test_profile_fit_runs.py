@@ -8,6 +8,8 @@ import pytest
 from conftest import Run
 from made_up_points import DECODE, MIXED, coefficients, made_up
 
+from specsim.core.step import StepLoad
+from specsim.latency.linear import Linear
 from specsim.latency.two_regime import TwoRegime
 from specsim.profile import load_profile
 
@@ -58,8 +60,7 @@ def test_without_speculation_there_is_no_drafter(tmp_path: Path, cli: Run) -> No
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (None, "the runs speculated differently: ('ngram', 3)"),
-        ({**NGRAM, "num_speculative_tokens": 5}, "the runs speculated differently"),
+        ({**NGRAM, "method": "eagle3"}, "the runs drafted by several methods: ngram ("),
         (
             {**NGRAM, "num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 16, 1]]},
             "its draft length changed with the batch",
@@ -102,3 +103,61 @@ def test_a_folder_without_steps_among_several_is_refused(tmp_path: Path, cli: Ru
     code, _, errors = fit(cli, write_run(tmp_path / "run"), tmp_path / "empty")
     assert code == 2
     assert "empty: has no steps.jsonl" in errors
+
+
+def write_lengths(tmp_path: Path, lens: tuple[int, ...]) -> list[Path]:
+    """Write a run per draft length: a step that drafts takes 1 ms, each pass 0.5 ms."""
+    folders = []
+    for k in lens:
+        config = {**NGRAM, "num_speculative_tokens": k} if k else None
+        folder = write_run(tmp_path / f"k{k}", config)
+        steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+        for step in steps:
+            step["seconds"] += (1e-3 + 0.5e-3 * k) * (k > 0)
+        (folder / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        folders.append(folder)
+    return folders
+
+
+def test_runs_of_several_lengths_give_one_profile(tmp_path: Path, cli: Run) -> None:
+    code, _, errors = fit(cli, *write_lengths(tmp_path, (0, 1, 3)))
+    assert (code, errors) == (0, "")
+    profile = load_profile("p.yaml")
+    assert isinstance(profile.target, TwoRegime)
+    assert coefficients(profile.target.decode) == pytest.approx(DECODE, rel=1e-3)
+    cost = profile.drafts["ngram"]
+    assert cost.step_ms == pytest.approx(1.0, rel=1e-3)
+    load = StepLoad(1000, 4, 4)
+    assert cost.draft_time(load, 3, 0.01) == pytest.approx(2.5e-3, rel=1e-3)
+    assert profile.only_draft_lens is None
+    assert "ngram, 0, 1, 3 draft tokens: what drafting takes" in profile.provenance.notes
+
+
+@pytest.mark.parametrize(("lens", "known"), [((0, 3), (0, 3)), ((1, 3), (1, 3)), ((3,), (3,))])
+def test_too_few_lengths_are_all_that_a_profile_knows(
+    tmp_path: Path, cli: Run, lens: tuple[int, ...], known: tuple[int, ...]
+) -> None:
+    assert fit(cli, *write_lengths(tmp_path, lens))[0] == 0
+    profile = load_profile("p.yaml")
+    assert profile.only_draft_lens == known
+    load = StepLoad(50_000, 256, 64)
+    for k in lens:
+        drafting = profile.drafts["ngram"].draft_time(load, k, 0.01) if k else 0.0
+        whole = profile.target.forward_time(load) + drafting
+        decode = Linear(**dict(zip(("alpha_ns", "gamma_us", "delta_ms"), DECODE, strict=True)))
+        wanted = decode.forward_time(load) + (1e-3 + 0.5e-3 * k) * (k > 0)
+        assert whole == pytest.approx(wanted, rel=2e-3)
+
+
+def test_lengths_at_one_load_cannot_be_told_apart(tmp_path: Path, cli: Run) -> None:
+    folders = write_lengths(tmp_path, (0, 1, 3))
+    for folder, k in zip(folders, (0, 1, 3), strict=True):
+        lines = (folder / "steps.jsonl").read_text().splitlines()
+        steps = [json.loads(line) | {"batched_tokens": 8 * (k + 1)} for line in lines]
+        plain = [json.dumps(step | {"prefill_tokens": 0}) for step in steps]
+        (folder / "steps.jsonl").write_text("\n".join(plain) + "\n")
+    code, _, errors = fit(cli, *folders)
+    assert code == 2
+    assert "draft length and batch are collinear" in errors
+    assert "measure each length at two loads" in errors
+    assert not Path("p.yaml").exists()

@@ -30,8 +30,9 @@ from specsim.reality.calibration.torch_plan import (
     acceptance_rates,
 )
 from specsim.reality.host_speed import HostSpeed, at_speed
-from specsim.reality.profile_fit.estimate import DISTURBED, robust_fit
+from specsim.reality.profile_fit.estimate import DISTURBED
 from specsim.reality.profile_fit.grid import Costs, Medians, Sample, fit_costs, medians
+from specsim.reality.profile_fit.robust import robust_fit
 from specsim.reality.run_writer import StepRow, add_repetition
 from specsim.reality.validation import load_run
 from specsim.results.metrics import Requests

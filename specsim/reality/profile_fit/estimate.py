@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from specsim.core.errors import ProfileError
 from specsim.latency.base import LatencyModel
@@ -15,16 +14,12 @@ from specsim.latency.linear import Coefficients, Linear
 from specsim.latency.two_regime import TwoRegime
 from specsim.profile import Profile
 from specsim.reality.profile_fit.points import Origin, Points
+from specsim.reality.profile_fit.robust import UNITS, are_collinear, robust_fit
 
 KINDS = ("two_regime", "linear")
 DISTURBED = 3.0
 """How many times its usual duration a step may take and still count in a sum."""
 _MIN_POINTS = 6  # twice as many as there are coefficients
-_HUBER = 1.345  # standard deviations; 95 % efficient where the errors are normal (Huber 1981)
-_ROUNDS = 20
-_MOST_COLLINEAR = 1e6  # largest over smallest singular value
-_UNITS = np.array([1e-9, 1e-6, 1e-3])
-"""Of alpha_ns, gamma_us and delta_ms, seconds."""
 _HELD_OUT = 0.2
 _SIZES = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
 _REPEATS = 10
@@ -63,15 +58,14 @@ def _coefficients(points: Points, what: str, keeps_sum: bool) -> dict[str, float
             f"{_MIN_POINTS}, or fit kind linear if one kind of step is missing"
         )
     columns = np.column_stack([points.context_tokens, points.batched_tokens, np.ones(len(points))])
-    scaled = columns / np.maximum(columns.max(axis=0), 1e-300)
-    if np.linalg.cond(scaled) > _MOST_COLLINEAR:
+    if are_collinear(columns):
         raise ProfileError(
             f"{what}: context tokens, batched tokens and a constant are collinear, so their costs "
             "cannot be told apart; measure the same batch with other context lengths"
         )
-    found = robust_fit(columns * _UNITS, points.seconds)
+    found = robust_fit(columns * UNITS, points.seconds)
     if keeps_sum:
-        predicted = columns * _UNITS @ found
+        predicted = columns * UNITS @ found
         usual = points.seconds < DISTURBED * predicted
         found *= points.seconds[usual].sum() / predicted[usual].sum()
     if found[1] == 0 and found[2] == 0:
@@ -79,27 +73,6 @@ def _coefficients(points: Points, what: str, keeps_sum: bool) -> dict[str, float
             f"{what}: their times depend on nothing but the context; measure steps of other sizes"
         )
     return dict(zip(("alpha_ns", "gamma_us", "delta_ms"), found.tolist(), strict=True))
-
-
-def robust_fit(columns: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the coefficients, none negative, of least Huber loss, of shape (m,).
-
-    Args:
-        columns: Of shape (n, m).
-        seconds: Of shape (n,).
-    """
-    rows = np.column_stack([columns, seconds])
-    weights = np.ones(len(seconds))
-    found = np.zeros(columns.shape[1])
-    for _ in range(_ROUNDS):
-        # Least squares depends on the rows only by the triangle of their QR decomposition.
-        triangle = np.linalg.qr(np.sqrt(weights)[:, None] * rows).R
-        found = nnls(triangle[:, :-1], triangle[:, -1])[0]
-        errors = np.abs(columns @ found - seconds)
-        # Of an exact fit the errors are rounding, and no reason to weigh points differently.
-        limit = max(_HUBER * 1.4826 * float(np.median(errors)), 1e-9 * float(seconds.max()))
-        weights = limit / np.maximum(errors, limit)
-    return np.asarray(found)
 
 
 @dataclass(frozen=True)
@@ -210,24 +183,15 @@ def fitted_profile(fit: ModelFit, points: Points, origin: Origin, source: str) -
     """Return the profile of a fit.
 
     Its overhead is 0: it is hidden under asynchronous scheduling, and part of the measured times
-    otherwise. So is drafting, if the steps are those of runs with speculation: its cost is 0, and
-    the target's coefficients are those of a step with drafts of that one length. A run of one
-    length cannot tell the two apart.
+    otherwise. So is drafting, if all steps are those of runs with drafts of one length, which
+    cannot tell the two apart: its cost is 0, and the profile is one of that draft length only.
 
     Args:
         points: That were fitted.
         source: Where they come from.
     """
     error = fit.held_out["all"]
-    drafts: dict[str, dict[str, Any]] = {}
-    notes = ""
-    if origin.speculation is not None:
-        method, longest = origin.speculation
-        drafts = {method: {}}
-        notes = (
-            f"; a step with {method}, {longest} draft tokens, drafting included: of other draft "
-            "lengths it says nothing"
-        )
+    drafting = origin.drafting
     return Profile.model_validate(
         {
             "model": origin.model,
@@ -239,10 +203,12 @@ def fitted_profile(fit: ModelFit, points: Points, origin: Origin, source: str) -
                 "date": "as in the source",
                 "notes": f"{fit.kind} fitted by `specsim profile fit` to {fit.num_points} "
                 f"steps ({fit.num_mixed} with prefill); error of a held-out step: median "
-                f"{error.median:.2%}, 90th percentile {error.p90:.2%}{notes}",
+                f"{error.median:.2%}, 90th percentile {error.p90:.2%}"
+                f"{drafting.notes if drafting else ''}",
             },
             "target": fit.model,
-            "drafts": drafts,
+            "drafts": {drafting.method: drafting.cost} if drafting else {},
+            "only_draft_lens": drafting.only_lens if drafting else None,
             "valid_range": {
                 "context_tokens": max(1, int(points.context_tokens.max())),
                 "batched_tokens": int(points.batched_tokens.max()),

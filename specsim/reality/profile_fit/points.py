@@ -14,6 +14,7 @@ from specsim.core.step import StepLoad
 from specsim.hardware import GIB, find_gpu, find_model, load_gpu, load_model, num_kv_blocks
 from specsim.latency.kernels import Kernels
 from specsim.reality.host_speed import HostSpeed
+from specsim.reality.profile_fit.drafting import Drafting, without_drafting
 
 _NAMES = {
     "context_tokens": ("context_tokens",),
@@ -79,8 +80,8 @@ class Origin:
     model: str
     gpu: str
     tensor_parallel_size: int = 1
-    speculation: tuple[str, int] | None = None
-    """Method and longest draft of measured runs; None if they did not speculate."""
+    drafting: Drafting | None = None
+    """Of measured runs; None if none of them speculated."""
     reserved_gib: float = 1.15
     gpu_memory_utilization: float = 0.9
 
@@ -113,20 +114,26 @@ def measured_steps(
 
     Args:
         sources: Tables and folders of measured runs (with ``steps.jsonl``), or one folder of kernel
-            tables. Where ``host_speed.jsonl`` says how fast the machine was during a run, each step
-            is taken for as long as it would have been at the mean speed of all of them.
+            tables. Of runs that differ in draft length, drafting is taken out of the steps. Where
+            ``host_speed.jsonl`` says how fast the machine was during a run, each step is taken for
+            as long as it would have been at the mean speed of all of them.
         model, gpu: By default what a folder's ``meta.yaml`` says; of tables and runs "".
         max_num_seqs, max_num_batched_tokens: Of a folder of kernel tables, larger steps are left
             out.
 
     Raises:
-        ProfileError: A table is missing or malformed, runs speculated differently, or model or GPU
-            of a folder of kernel tables are not known.
+        ProfileError: A table is missing or malformed, runs drafted by several methods, or model or
+            GPU of a folder of kernel tables are not known.
     """
     tables = [source / _STEPS if (source / _STEPS).exists() else source for source in sources]
     if not any(table.is_dir() for table in tables):
-        points = Points.joined(_points_at_usual_speed(tables))
-        return points, Origin(model or "", gpu or "", tensor_parallel_size, _speculation(tables))
+        parts, drafting = _points_at_usual_speed(tables), None
+        method, lens = _speculation(tables)
+        if method:
+            source = ", ".join(map(str, sources))
+            parts, drafting = without_drafting(parts, lens, method, source)
+        origin = Origin(model or "", gpu or "", tensor_parallel_size, drafting)
+        return Points.joined(parts), origin
     if len(sources) > 1:
         names = ", ".join(str(table) for table in tables if table.is_dir())
         raise ProfileError(
@@ -153,6 +160,11 @@ def read_points(path: Path) -> Points:
     found = {}
     for name, called in _NAMES.items():
         present = [each for each in called if each in header]
+        if not present and "output_tok_s" in header:
+            raise ProfileError(
+                f"{path}: has runs of a load generator, not steps; name the composed profile that "
+                "is to be fitted to them (--start)"
+            )
         if not present:
             raise ProfileError(
                 f"{path}: has no column '{called[-1] if name == 'prefill_tokens' else called[0]}' "
@@ -199,37 +211,39 @@ def _at_usual_speed(points: Points, table: Path, speed: HostSpeed, usual: float)
     return replace(points, seconds=points.seconds / slowness)
 
 
-def _speculation(tables: Sequence[Path]) -> tuple[str, int] | None:
-    """Return how measured runs speculated, all of them alike."""
-    found: dict[tuple[str, int] | None, Path] = {}
-    for table in tables:
-        path = table.with_name("meta.json")
-        meta = load_mapping(path, ProfileError) if table.name == _STEPS and path.exists() else {}
-        kwargs = meta.get("engine_kwargs")
-        config = kwargs.get("speculative_config") if isinstance(kwargs, dict) else None
-        given = config if isinstance(config, dict) else {}
-        if given.get("num_speculative_tokens_per_batch_size"):
-            raise ProfileError(
-                f"{path}: its draft length changed with the batch, so no step says what a draft "
-                "costs; measure runs with one num_speculative_tokens"
-            )
-        method, longest = given.get("method"), given.get("num_speculative_tokens")
-        if not method or not longest:
-            found[None] = path
-        elif isinstance(method, str) and isinstance(longest, int) and longest > 0:
-            found[method, longest] = path
-        else:
-            raise ProfileError(
-                f"{path}: speculative_config: method = {method!r} and num_speculative_tokens = "
-                f"{longest!r} must be a name and a whole number of at least 1; correct them"
-            )
-    if len(found) > 1:
-        names = " and ".join(f"{key or 'none'} ({path})" for key, path in found.items())
+def _speculation(tables: Sequence[Path]) -> tuple[str, list[int]]:
+    """Return the method of measured runs, empty without one, and the draft length of each."""
+    found = [_speculation_of(table) for table in tables]
+    methods = {method: table for (method, k), table in zip(found, tables, strict=True) if k}
+    if len(methods) > 1:
+        names = " and ".join(f"{method} ({table})" for method, table in methods.items())
         raise ProfileError(
-            f"the runs speculated differently: {names}; what drafting costs is part of a step, so "
-            "fit each kind by itself"
+            f"the runs drafted by several methods: {names}; what drafting costs differs, so fit "
+            "each method by itself, with the runs that do not speculate"
         )
-    return next(iter(found))
+    return next(iter(methods), ""), [k for _, k in found]
+
+
+def _speculation_of(table: Path) -> tuple[str, int]:
+    path = table.with_name("meta.json")
+    meta = load_mapping(path, ProfileError) if table.name == _STEPS and path.exists() else {}
+    kwargs = meta.get("engine_kwargs")
+    config = kwargs.get("speculative_config") if isinstance(kwargs, dict) else None
+    given = config if isinstance(config, dict) else {}
+    if given.get("num_speculative_tokens_per_batch_size"):
+        raise ProfileError(
+            f"{path}: its draft length changed with the batch, so no step says what a draft costs; "
+            "measure runs with one num_speculative_tokens"
+        )
+    method, longest = given.get("method"), given.get("num_speculative_tokens")
+    if not method or not longest:
+        return "", 0
+    if not isinstance(method, str) or not isinstance(longest, int) or longest < 1:
+        raise ProfileError(
+            f"{path}: speculative_config: method = {method!r} and num_speculative_tokens = "
+            f"{longest!r} must be a name and a whole number of at least 1; correct them"
+        )
+    return method, longest
 
 
 def kernel_folder(path: Path) -> Path:

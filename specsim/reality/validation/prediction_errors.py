@@ -73,7 +73,12 @@ class BestChoice:
 def errors_by_metric(predictions: Sequence[Prediction]) -> list[ErrorSummary]:
     """Return the errors of each metric that a run has; TPOT or ITL last."""
     names = (*METRICS, *(f"{OF_TOKENS}_{name}_ms" for name in STATISTICS[:2]))
-    return [found for name in names if (found := _summary(predictions, name)) is not None]
+    return errors_of(predictions, names)
+
+
+def errors_of(predictions: Sequence[Prediction], metrics: Iterable[str]) -> list[ErrorSummary]:
+    """Return the errors of some metrics, of which `OF_TOKENS` is one, as far as runs have them."""
+    return [found for name in metrics if (found := _summary(predictions, name)) is not None]
 
 
 def errors_by_group(
@@ -84,7 +89,7 @@ def errors_by_group(
     for each in predictions:
         groups.setdefault(group_of(each.run), []).append(each)
     return {
-        group: [found for name in HEADLINES if (found := _summary(members, name)) is not None]
+        group: errors_of(members, HEADLINES)
         for group, members in sorted(groups.items(), key=lambda item: _natural(item[0]))
     }
 
@@ -105,11 +110,20 @@ def _natural(text: str) -> list[tuple[float, str]]:
 
 def value_of(prediction: Prediction, metric: str) -> tuple[float | None, float]:
     """Return a metric, measured and predicted; of `OF_TOKENS` that of TPOT, or of ITL."""
-    measured = prediction.run.measured
-    if metric.startswith(OF_TOKENS):
-        rest = metric.removeprefix(OF_TOKENS)
-        metric = f"tpot{rest}" if f"tpot{rest}" in measured else f"itl{rest}"
-    return measured.get(metric), prediction.values[metric]
+    name = _name_in(prediction.run, metric)
+    return prediction.run.measured.get(name), prediction.values[name]
+
+
+def measured_of(run: MeasuredRun, metric: str) -> float | None:
+    """Return a metric as it was measured; of `OF_TOKENS` that of TPOT, or of ITL."""
+    return run.measured.get(_name_in(run, metric))
+
+
+def _name_in(run: MeasuredRun, metric: str) -> str:
+    if not metric.startswith(OF_TOKENS):
+        return metric
+    rest = metric.removeprefix(OF_TOKENS)
+    return f"tpot{rest}" if f"tpot{rest}" in run.measured else f"itl{rest}"
 
 
 def _summary(predictions: Sequence[Prediction], metric: str) -> ErrorSummary | None:

@@ -1,6 +1,6 @@
 """Tables of measured runs: one row per run of a load generator against a server."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,20 +10,26 @@ from numpy.typing import NDArray
 from specsim.core.columns import first_line, read_columns, table_header
 from specsim.core.errors import ConfigError
 from specsim.core.settings import nearest
+from specsim.reality.validation.bench_result import is_bench_result, read_bench_result
 from specsim.reality.validation.measured_run import METRICS, Lengths, MeasuredRun
-from specsim.reality.validation.table_row import Row
+from specsim.reality.validation.table_row import Row, filled
 
 
-def read_table(path: Path) -> list[MeasuredRun]:
-    """Return the runs in a table, CSV (gzip or not) or Parquet.
+def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[MeasuredRun]:
+    """Return the runs in a table, CSV (gzip or not) or Parquet, or a result of vLLM's benchmark.
 
     A row that lacks what a simulation takes is returned with its `MeasuredRun.gaps`. Lengths that
     a row lacks are those of rows with the same model, dataset and number of requests.
+
+    Args:
+        given: What its empty cells hold, by column.
 
     Raises:
         SpecsimError: The file cannot be read, or a value is not what its column holds; file, line,
             column, value and rule are named.
     """
+    if is_bench_result(path):
+        return _completed([read_bench_result(path, given or {})])
     header = table_header(path)
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
@@ -37,8 +43,9 @@ def read_table(path: Path) -> list[MeasuredRun]:
     rows = zip(*words.values(), strict=True)
     return _completed(
         [
-            Row(path, line, dict(zip(words, map(str.strip, row), strict=True))).run()
+            Row(path, line, filled(path, line, cells, given or {})).run()
             for line, row in enumerate(rows, start=first_line(path))
+            for cells in (dict(zip(words, map(str.strip, row), strict=True)),)
         ]
     )
 
@@ -74,8 +81,12 @@ def read_lengths(path: Path) -> dict[str, NDArray[np.int64]]:
     return found
 
 
-def select_rows(runs: Sequence[MeasuredRun], filters: Iterable[str]) -> list[MeasuredRun]:
+def select_rows(
+    runs: Sequence[MeasuredRun], filters: Iterable[str], option: str = "--rows"
+) -> list[MeasuredRun]:
     """Return the runs that ``COLUMN=VALUE`` filters keep: any of one column, all columns.
+
+    The filters are given under an option.
 
     Raises:
         ConfigError: A filter has no ``=``, its column is in no table, or nothing is left.
@@ -84,11 +95,11 @@ def select_rows(runs: Sequence[MeasuredRun], filters: Iterable[str]) -> list[Mea
     for text in filters:
         column, separator, value = text.partition("=")
         if not separator:
-            raise ConfigError(f"--rows {text}: must be COLUMN=VALUE, such as dataset=gsm8k")
+            raise ConfigError(f"{option} {text}: must be COLUMN=VALUE, such as dataset=gsm8k")
         known = list(dict.fromkeys(name for run in runs for name in run.cells))
         if column not in known:
             raise ConfigError(
-                f"--rows {text}: no table has a column '{column}'; {nearest(column, known)}"
+                f"{option} {text}: no table has a column '{column}'; {nearest(column, known)}"
             )
         wanted.setdefault(column, []).append(value.strip())
     kept = [run for run in runs if all(_is_any(run.cells.get(c, ""), v) for c, v in wanted.items())]
@@ -96,7 +107,7 @@ def select_rows(runs: Sequence[MeasuredRun], filters: Iterable[str]) -> list[Mea
         column = next(iter(wanted), "")
         known = list(dict.fromkeys(run.cells.get(column, "") for run in runs))
         raise ConfigError(
-            f"--rows: leaves none of {len(runs)} rows; {column} may be "
+            f"{option}: leaves none of {len(runs)} rows; {column} may be "
             f"{', '.join(map(repr, known[:8]))}"
         )
     return kept

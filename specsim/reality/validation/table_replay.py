@@ -156,9 +156,10 @@ class Replayer(AbstractContextManager["Replayer"]):
         spread: float = DEFAULT_SPREAD,
         processes: int = 1,
     ) -> None:
-        self._runs = list(runs)
+        self.runs = list(runs)
         rows = [compose_row(run, seed=seed, spread=spread) for run in runs]
-        self._keys = [row.key for row in rows]
+        self.keys = [row.key for row in rows]
+        """The same for rows that are one and the same simulation, such as repetitions."""
         self._rows = {row.key: row for row in reversed(rows)}
         self._processes = LocalProcesses(processes)
 
@@ -185,15 +186,13 @@ class Replayer(AbstractContextManager["Replayer"]):
         """
         if not isinstance(profile, Profile):
             profile = load_profile(str(profile))
-        check_same(self._runs, profile)
+        check_same(self.runs, profile)
         runner = Runner(self._processes, on_progress)
-        keys = list(dict.fromkeys(self._keys))
+        keys = list(dict.fromkeys(self.keys))
         tasks = [self._rows[key] for key in keys]
         (found,) = runner.run(partial(simulate_row, profile), [tasks])
         values = dict(zip(keys, found, strict=True))
-        return [
-            Prediction(run, values[key]) for run, key in zip(self._runs, self._keys, strict=True)
-        ]
+        return [Prediction(run, values[key]) for run, key in zip(self.runs, self.keys, strict=True)]
 
 
 def predict(

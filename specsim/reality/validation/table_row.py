@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
+from specsim.core.settings import nearest
 from specsim.proposers import PROPOSERS
 from specsim.reality.validation.measured_run import METRICS, Lengths, MeasuredRun
 
@@ -22,8 +23,39 @@ _SHARED = re.compile(
 )
 _ENGINE = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
 _BLOCK_SIZE = 16  # vLLM's default
+COLUMNS = (
+    *("run_id", "model", "quantisation", "gpu", "num_gpus", "tp", "engine", "engine_version"),
+    *("method", "draft_model", "num_speculative_tokens", "accept_rate_per_pos"),
+    *("acceptance_spread", "isl", "osl", "dataset", "seed", "ignore_eos", "temperature"),
+    *("concurrency", "request_rate", "burstiness", "num_prompts", "num_warmups"),
+    *("total_input_tokens", "total_output_tokens", *_ENGINE, "num_gpu_blocks"),
+    *("gpu_memory_utilization", "prefix_caching", "async_scheduling"),
+)
+"""Those that describe a run."""
 _FIRST_ASYNC = (0, 14)
 """vLLM that schedules asynchronously by default (release notes of v0.14.0)."""
+
+
+def filled(
+    path: Path, line: int, cells: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the cells of a row with its empty ones given by ``--set``.
+
+    Raises:
+        ConfigError: There is no such column, or the row says something else.
+    """
+    made = dict(cells)
+    for column, value in given.items():
+        known = list(dict.fromkeys((*cells, *COLUMNS, *METRICS)))
+        if column not in known:
+            raise ConfigError(f"--set {column}={value}: no such column; {nearest(column, known)}")
+        if made.get(column, "").lower() not in _EMPTY | {value.lower()}:
+            raise ConfigError(
+                f"--set {column}={value}: {path}, line {line} has {made[column]!r}; --set fills "
+                "empty cells only: correct the file, or leave --set out"
+            )
+        made[column] = value
+    return made
 
 
 @dataclass

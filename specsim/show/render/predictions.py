@@ -15,7 +15,7 @@ def _errors_by_metric(found: TableErrors) -> Table:
     columns = ["", "runs", "median |error|", "worst", "median error", "worst in"]
     rows = [
         [
-            _metric_name(each.metric),
+            metric_name(each.metric),
             f"{each.count}",
             *(percent(each.median_abs), percent(each.worst_abs), f"{each.median:+.1%}"),
             each.worst_run,
@@ -25,7 +25,8 @@ def _errors_by_metric(found: TableErrors) -> Table:
     return new_table("predicted against measured", columns, rows)
 
 
-def _metric_name(metric: str) -> str:
+def metric_name(metric: str) -> str:
+    """Return a metric as a reader would say it."""
     if metric.startswith(OF_TOKENS):
         return f"TPOT (ITL where TPOT is missing) {metric.removeprefix(OF_TOKENS)[1:]}"
     return metric

@@ -66,6 +66,7 @@ def _facts(overview: Overview, title: str) -> Table:
         "notes": told.notes,
         "target": _described(profile.target),
         "overhead": _described(profile.overhead),
+        "draft lengths known": ", ".join(map(str, profile.only_draft_lens or ())),
         "valid range": f"steps of up to {valid.context_tokens:,} context and "
         f"{valid.batched_tokens:,} batched tokens",
         "memory per GPU": f"{memory.total_bytes / GIB:,.2f} GiB, of which vLLM takes "
@@ -99,10 +100,11 @@ def _drafts(overview: Overview) -> Table:
 
 
 def _decodes(overview: Overview) -> Table:
-    rows: list[tuple[str, int, str | None]] = [("k = 0", 0, None)]
+    lens = overview.profile.only_draft_lens or (0, *_DRAFT_LENS)
+    rows: list[tuple[str, int, str | None]] = [("k = 0", 0, None)] if 0 in lens else []
     for method in overview.methods:
         label = method or "drafts that cost nothing"
-        rows.extend((f"k = {k}, {label}", k, method) for k in _DRAFT_LENS)
+        rows.extend((f"k = {k}, {label}", k, method) for k in lens if k)
     title = f"decode step with {_CONTEXT_LEN} tokens of context each, {_UNIT}"
     table = new_table(title, ["batch size", *map(str, _BATCH_SIZES)])
     for label, k, method in rows:

@@ -1,0 +1,152 @@
+"""What a fit to measured runs may change in a composed profile, and what is believed beforehand."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specsim.core.errors import ProfileError
+from specsim.latency.composed import Composed
+from specsim.profile import DraftCost, Profile
+from specsim.reality.validation.measured_run import MeasuredRun
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number in a profile, as the fit sees it: in standard deviations of the prior.
+
+    The prior is normal around the value that the profile starts with: of a factor in its logarithm,
+    of a time in its own unit.
+    """
+
+    path: tuple[str, ...]
+    about: str
+    start: float
+    scale: float
+    """Standard deviation of the prior."""
+    lowest: float
+    highest: float
+    is_factor: bool
+
+    @property
+    def name(self) -> str:
+        """Where it stands in the profile."""
+        return ".".join(self.path)
+
+    def value(self, place: float) -> float:
+        """Return the value so many standard deviations from the start."""
+        moved = place * self.scale
+        value = self.start * math.exp(moved) if self.is_factor else self.start + moved
+        return min(max(value, self.lowest), self.highest)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest value, in standard deviations from the start."""
+        low, high = (self._place(value) for value in (self.lowest, self.highest))
+        return low, high
+
+    def _place(self, value: float) -> float:
+        moved = math.log(value / self.start) if self.is_factor else value - self.start
+        return moved / self.scale
+
+
+@dataclass(frozen=True)
+class _Kind:
+    about: str
+    scale: float
+    highest: float
+    lowest: float = 0.0
+
+
+_FACTORS = {
+    "compute_factor": _Kind("computing, by tokens of a step", 0.2, 3.0, 0.4),
+    "read_factor": _Kind("reading the weights", 0.15, 3.0, 0.4),
+    "decode_factor": _Kind("attention of decodes", 0.3, 4.0, 0.3),
+    "verify_factor": _Kind("attention tiles that verify drafts", 0.5, 6.0, 0.2),
+    "prompt_factor": _Kind("attention of prompts", 0.2, 3.0, 0.4),
+}
+"""Of the target. Kernels that one table lacks differ by some 20 %; those that verify drafts, which
+no table has, by more."""
+_TIMES = {
+    "fixed_us": _Kind("host time of each pass of the target", 300.0, 20_000.0),
+    "step_ms": _Kind(
+        "host time per step, hidden behind the GPU where scheduling is ahead", 0.5, 20
+    ),
+    "request_us": _Kind("the same, per sequence", 10.0, 1000.0),
+    "front_ms": _Kind("HTTP and tokenization, per request", 4.0, 100.0),
+}
+_OF_DRAFTS = {
+    "latency.fixed_us": _Kind("host time of each drafting pass", 150.0, 20_000.0),
+    "step_ms": _Kind("host time of a step that drafts", 2.0, 50.0),
+}
+
+
+def parameters_of(profile: Profile, runs: Sequence[MeasuredRun]) -> list[Parameter]:
+    """Return what some runs may change in a profile.
+
+    What only runs with drafts can tell is left alone if there is none; so is, without a run that
+    does not draft, the host time of each pass, which only such a run tells from that of drafting.
+
+    Raises:
+        ProfileError: The profile is not composed, or does not know a drafter of the runs.
+    """
+    if not isinstance(profile.target, Composed):
+        raise ProfileError(
+            f"--start: its target is of kind '{profile.target.kind}', must be composed; make one "
+            f"with `specsim profile build --model {profile.model} --gpu {profile.gpu} --out START`"
+        )
+    return list(_parameters(profile, runs))
+
+
+def _parameters(profile: Profile, runs: Sequence[MeasuredRun]) -> Iterator[Parameter]:
+    speculating = [run for run in runs if run.num_speculative_tokens]
+    for name, kind in _FACTORS.items():
+        if name != "verify_factor" or speculating:
+            yield _parameter(profile.target, ("target", name), kind, is_factor=True)
+    for name, kind in _TIMES.items():
+        if name != "fixed_us":
+            yield _parameter(profile.overhead, ("overhead", name), kind)
+        elif len(speculating) < len(runs):
+            yield _parameter(profile.target, ("target", name), kind)
+    for method, run in {run.method: run for run in speculating}.items():
+        cost = profile.drafts.get(method)
+        if cost is None:
+            raise ProfileError(
+                f"{run.place}: method = '{method}', but --start has no cost of it (it has: "
+                f"{', '.join(profile.drafts) or 'none'}); build it with --draft {method}=MODEL"
+            )
+        yield from _of_drafter(cost, method)
+
+
+def _of_drafter(cost: DraftCost, method: str) -> Iterator[Parameter]:
+    for name, kind in _OF_DRAFTS.items():
+        path = name.split(".")
+        part = cost if len(path) == 1 else cost.latency
+        if hasattr(part, path[-1]):
+            yield _parameter(part, ("drafts", method, *path), kind)
+
+
+def _parameter(
+    part: Any, path: tuple[str, ...], kind: _Kind, *, is_factor: bool = False
+) -> Parameter:
+    start = float(getattr(part, path[-1]))
+    lowest, highest = min(kind.lowest, start), max(kind.highest, start)
+    return Parameter(path, kind.about, start, kind.scale, lowest, highest, is_factor)
+
+
+def changed(profile: Profile, values: Mapping[tuple[str, ...], Any]) -> Profile:
+    """Return a profile with other values, by their paths; each is checked as in a file."""
+    for path, value in values.items():
+        profile = _replaced(profile, path, value)
+    return profile
+
+
+def _replaced(part: Any, path: tuple[str, ...], value: Any) -> Any:
+    name, *rest = path
+    fields = (
+        part if isinstance(part, dict) else {n: getattr(part, n) for n in type(part).model_fields}
+    )
+    inner = _replaced(fields[name], tuple(rest), value) if rest else value
+    # Not `model_copy`: it would keep what a latency model has computed from the old values.
+    made = {**fields, name: inner}
+    return made if isinstance(part, dict) else type(part).model_validate(made)

@@ -1,0 +1,142 @@
+"""Results of ``vllm bench serve --save-result`` as rows: what `validate` and `fit` make of them."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composed_profile import START, truth
+from conftest import Run
+
+from specsim.cli.options import profile_text
+from specsim.core.errors import ConfigError
+from specsim.reality.validation import MeasuredRun, predict, read_table
+
+RESULT: dict[str, Any] = {
+    "date": "20260101-120000",
+    "endpoint_type": "openai",
+    "model_id": "meta-llama/Llama-3.1-8B-Instruct",
+    "tokenizer_id": "meta-llama/Llama-3.1-8B-Instruct",
+    "num_prompts": 32,
+    "request_rate": "inf",
+    "burstiness": 1.0,
+    "max_concurrency": 8,
+    "duration": 10.0,
+    "completed": 32,
+    "failed": 0,
+    "total_input_tokens": 6400,
+    "total_output_tokens": 3200,
+    "request_throughput": 3.2,
+    "output_throughput": 320.0,
+    "mean_ttft_ms": 30.0,
+    "median_ttft_ms": 28.0,
+    "std_ttft_ms": 3.0,
+    "p99_ttft_ms": 60.0,
+    "mean_tpot_ms": 9.0,
+    "median_tpot_ms": 8.9,
+    "mean_itl_ms": 9.1,
+    "median_itl_ms": 8.8,
+    "mean_e2el_ms": 900.0,
+}
+DRAFTS = {
+    "spec_decode_acceptance_rate": 40.0,
+    "spec_decode_acceptance_length": 2.2,
+    "spec_decode_num_drafts": 1500,
+    "spec_decode_draft_tokens": 4500,
+    "spec_decode_accepted_tokens": 1800,
+    "spec_decode_per_position_acceptance_rates": [0.6, 0.4, 0.2],
+}
+
+
+def write(path: Path, **changes: Any) -> Path:
+    path.write_text(json.dumps({**RESULT, **changes}))
+    return path
+
+
+def read(tmp_path: Path, given: dict[str, str] | None = None, **changes: Any) -> MeasuredRun:
+    (run,) = read_table(write(tmp_path / "run.json", **changes), given)
+    return run
+
+
+def test_a_closed_loop_without_drafts(tmp_path: Path) -> None:
+    run = read(tmp_path)
+    assert (run.run_id, run.load, run.num_prompts) == ("run", "C = 8", 32)
+    assert (run.num_speculative_tokens, run.missing) == (0, ())
+    assert run.prompt is not None
+    assert run.prompt.mean == 200
+    assert run.measured["output_tok_s"] == 320
+    assert run.measured["ttft_p50_ms"] == 28
+    assert run.measured["e2e_mean_ms"] == 900
+    assert "ttft_std_ms" not in run.measured
+
+
+def test_drafts_are_known_but_for_the_method(tmp_path: Path) -> None:
+    run = read(tmp_path, **DRAFTS)
+    assert "method is empty: say what drafts 3 tokens" in run.missing[0]
+    run = read(tmp_path, {"method": "eagle3", "gpu": "H100"}, **DRAFTS)
+    assert run.missing == ()
+    assert (run.method, run.num_speculative_tokens) == ("eagle3", 3)
+    assert run.rates == pytest.approx((0.6, 0.4, 0.2))
+    assert "acceptance_rate" not in run.measured  # theirs is in percent, of all drafted tokens
+    assert run.cells["gpu"] == "H100"
+
+
+def test_metadata_of_the_benchmark_are_cells(tmp_path: Path) -> None:
+    run = read(tmp_path, method="eagle3", num_speculative_tokens="3", tp="2", **DRAFTS)
+    assert (run.method, run.num_speculative_tokens, run.tensor_parallel_size) == ("eagle3", 3, 2)
+
+
+def test_details_give_the_length_of_each_request(tmp_path: Path) -> None:
+    lens = {"input_lens": [100, 200, 300, 50], "output_lens": [10, 20, 30, 0]}
+    run = read(tmp_path, completed=3, failed=1, max_concurrency=None, request_rate=2.5, **lens)
+    assert run.lens is not None
+    assert run.lens.tolist() == [[100, 10], [200, 20], [300, 30]]
+    assert (run.load, run.num_prompts) == ("2.5 requests/s", 3)
+    assert "1 requests failed: they are left out" in run.notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"duration": None}, "duration = None must be a number above 0"),
+        ({"completed": 0}, "completed = 0 must be a number above 0"),
+        ({"input_lens": [1], "output_lens": [1]}, "32 of them above 0 as 'completed' says"),
+        ({"input_lens": [1], "output_lens": ["x"]}, "must be whole numbers"),
+        ({"mean_ttft_ms": "fast"}, "ttft_mean_ms = 'fast' must be a number"),
+    ],
+)
+def test_what_is_no_result_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        read(tmp_path, **changes)
+    assert "run.json" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_profile_is_validated_against_and_fitted_to_results(tmp_path: Path, cli: Run) -> None:
+    names = {"output_throughput": "output_tok_s", "mean_tpot_ms": "tpot_mean_ms"}
+    names |= {"mean_ttft_ms": "ttft_mean_ms", "median_ttft_ms": "ttft_p50_ms"}
+    names |= {"median_itl_ms": "itl_p50_ms", "mean_e2el_ms": "e2e_mean_ms"}
+    files = []
+    for clients in (1, 8, 16):
+        path = write(tmp_path / f"c{clients}.json", max_concurrency=clients)
+        (found,) = predict(read_table(path), truth())
+        measured = {theirs: found.values[ours] for theirs, ours in names.items()}
+        files.append(write(path, max_concurrency=clients, **measured))
+    for name, profile in (("true", truth()), ("start", START)):
+        Path(f"{name}.yaml").write_text(profile_text(profile))
+    options = ("--set", "gpu=H100", "--set", "quantisation=fp16", "--workers", "1")
+    code, _, errors = cli(
+        *("validate", *files, "--profile", "true.yaml", *options, "--predictions", "p.csv")
+    )
+    assert (code, errors) == (0, "")
+    with Path("p.csv").open() as stream:
+        predicted = {row["metric"]: row["error"] for row in csv.DictReader(stream)}
+    for metric in names.values():
+        assert float(predicted[metric]) == pytest.approx(0, abs=1e-4)
+    fit = ("--start", "start.yaml", "--fit-rows", "run_id=c1", "--fit-rows", "run_id=c16")
+    code, output, errors = cli("profile", "fit", *files, *fit, *options, "--out", "new.yaml")
+    assert (code, errors) == (0, "")
+    assert "of held-out rows" in output
