@@ -24,9 +24,10 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.run.trust import Beyond
 from specsim.study.capacity import Choices, Goal, Prices, find_capacity, find_hardware, parse_slo
-from specsim.study.capacity.findings import Offer, Ranked, best, pareto_front
+from specsim.study.capacity.findings import Offer, pareto_front
 from specsim.study.capacity.interval import interval_between
 from specsim.study.capacity.probe import LoadProbe, LoadRun
+from specsim.study.capacity.ranking import Ranked, best
 from specsim.study.capacity.search import Answer, Bracket, explore, largest_sustained
 
 

@@ -186,12 +186,13 @@ def explore(start: float, goal: Goal, num_requests: int) -> Search:
     Yields:
         A load to try; to be answered by its probe.
     """
-    is_fixed = goal.max_requests is None
-    stage = first = _Stage(goal, num_requests)
-    yield from stage.search(start, goal.tolerance if is_fixed else _COARSE, _UP, _DOWN)
+    stage = _Stage(goal, num_requests)
+    may_grow = num_requests * _LONGER <= (goal.max_requests or 0)
+    coarse = max(_COARSE, goal.tolerance) if may_grow else goal.tolerance
+    yield from stage.search(start, coarse, _UP, _DOWN)
     interval, is_settled = stage.interval, False
-    if goal.max_requests is not None and None not in (first.bracket.sustained, stage.estimate):
-        stage, interval, is_settled = yield from _lengthened(first, goal, goal.max_requests)
+    if may_grow:
+        stage, interval, is_settled = yield from _lengthened(stage, goal, goal.max_requests or 0)
     if interval is not None and stage.bracket.sustained is not None:
         interval = interval.around(stage.bracket.sustained)
     probes = dict(stage.probes)
