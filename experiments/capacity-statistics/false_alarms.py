@@ -20,7 +20,7 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
 HERE = Path(__file__).parent
-QUEUE_RUNS, SERVER_RUNS = 2000, 100
+QUEUE_RUNS, SERVER_RUNS = 500, 40
 QUEUE_LENS, SERVER_LENS = (300, 1000, 10_000), (300, 1000, 4000)
 QUEUE_LOADS = (0.5, 0.8, 0.95, 1.0, 1.05, 1.1, 1.3)
 SERVER_SHARES = (0.5, 0.8, 0.9, 1.0, 1.15, 1.3)

@@ -68,7 +68,7 @@ def _interval(found: "Found") -> str:
     return "-" if between is None else f"{between.low:.4g} - {between.high:.4g}"
 
 
-_SAID = {"kv_memory": "KV memory", "step_time": "step time", "max_num_seqs": "max_num_seqs"}
+_SAID = {"kv_memory": "KV memory", "step_time": "steps", "max_num_seqs": "max_num_seqs"}
 
 
 def _binds(found: "Found") -> str:
