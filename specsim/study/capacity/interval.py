@@ -2,7 +2,8 @@
 
 Between two loads close together, the logarithm of the share of requests that miss a limit, and the
 growth of the backlog, are taken to be lines over the logarithm of the load. Where the first of them
-passes what is allowed is the capacity. The jackknife over replications turns that into an interval.
+passes what is allowed is the capacity. The jackknife over replications turns that into an interval,
+which is at least half as wide as the two loads are apart, for between them nothing was tried.
 
 References:
     Tukey (1958), "Bias and confidence in not quite large samples"; Miller (1974), "The jackknife -
@@ -15,6 +16,7 @@ from math import exp, inf, log
 from specsim.study.capacity.probe import LoadProbe
 from specsim.study.paired import mean_and_half_width
 
+_UNKNOWN_BETWEEN = 1 / 4  # of the width of the bracket: so far at least the lines may be off
 _REACH = 4  # times the width of the bracket: as far as the lines are believed beyond it
 
 
@@ -72,6 +74,7 @@ def interval_between(low: LoadProbe, high: LoadProbe, attainment: float) -> Inte
     )
     _, half_width = mean_and_half_width([count * whole - (count - 1) * each for each in others])
     assert half_width is not None
+    half_width = max(half_width, _UNKNOWN_BETWEEN * log(high.load / low.load))
     return Interval(exp(whole), exp(whole - half_width), exp(whole + half_width))
 
 
