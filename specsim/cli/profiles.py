@@ -234,6 +234,12 @@ def build(
     ],
     gpu: Annotated[str, typer.Option(help="A name in profiles/: h200.", show_default=False)],
     tp: Annotated[int, typer.Option("--tp", min=1, help="GPUs of each replica.")] = 1,
+    dp: Annotated[
+        int, typer.Option("--dp", min=1, help="Data-parallel ranks that share the experts.")
+    ] = 1,
+    ep: Annotated[
+        bool, typer.Option("--ep", help="Each GPU holds some experts whole, not a slice of all.")
+    ] = False,
     dtype: Annotated[
         str, typer.Option(help="Of weights: bfloat16, fp8, fp8_block, nvfp4, int4 or mxfp4.")
     ] = "bfloat16",
@@ -281,6 +287,8 @@ def build(
         gpu=gpu,
         drafts=parse_pairs("--draft", "METHOD=MODEL, such as eagle3=my-head.json", draft or []),
         tensor_parallel_size=tp,
+        data_parallel_size=dp,
+        enable_expert_parallel=ep,
         dtype=dtype,
         kv_dtype=kv_dtype,
         engine=engine,

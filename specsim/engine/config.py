@@ -36,6 +36,11 @@ class EngineConfig(Settings):
     """Checked against the profile's model, if given."""
     tensor_parallel_size: Count | None = None
     """Checked against the profile's, if given."""
+    data_parallel_size: Count | None = None
+    """Ranks with a scheduler and a KV cache each, by default 1; those of a mixture of experts share
+    the experts, and make every forward pass together."""
+    enable_expert_parallel: bool | None = None
+    """If true, each GPU of a mixture of experts holds some experts whole, not a slice of all."""
     scheduler: Literal["v1", "prefill_first"] = "v1"
     """``prefill_first`` is vLLM V0: waiting prompts run first, whole, in a step of their own."""
     max_num_seqs: Count | None = None
@@ -76,6 +81,11 @@ class EngineConfig(Settings):
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.scheduler == "prefill_first":
+            if (self.data_parallel_size or 1) > 1:
+                raise ValueError(
+                    f"data_parallel_size = {self.data_parallel_size}: prefill_first (vLLM V0) has "
+                    "no ranks; use replicas, or leave scheduler out"
+                )
             if self.async_scheduling:
                 raise ValueError("async_scheduling: prefill_first (vLLM V0) has none; set it false")
             if self.long_prefill_token_threshold:

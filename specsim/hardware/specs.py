@@ -38,6 +38,10 @@ class GpuSpec(Settings):
     """Bandwidth of its memory, 10^9 bytes per second; None where it is not known."""
     interconnect_gb_per_s: float | None = Field(default=None, gt=0)
     """To all other GPUs of the server together, one direction, 10^9 bytes per second."""
+    collective_us: float | None = Field(default=None, ge=0)
+    """Start-up of an all-reduce, all-gather or reduce-scatter between two GPUs, measured."""
+    collective_gb_per_s: float | None = Field(default=None, gt=0)
+    """What each GPU sends in one of 0.25 to 32 MiB, measured, 10^9 bytes per second."""
     source: str
 
 
@@ -132,6 +136,13 @@ class ModelShape(Settings):
     def bytes_per_weight(self) -> int:
         """Size of one number, of weights, activations and KV cache alike."""
         return _BYTES_OF[self.torch_dtype]
+
+    @property
+    def expert_bytes(self) -> int:
+        """Memory of the experts' weights, bytes; 0 of a dense model."""
+        matrices = 3 if self.has_gated_mlp else 2
+        each = matrices * self.hidden_size * self.moe_intermediate_size * self.bytes_per_weight
+        return self.num_hidden_layers * self.num_experts * each
 
     @property
     def weight_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """Measured times of kernels: those that depend on sums, added up, and attention on a grid."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from specsim.core.columns import find_table, read_columns
 from specsim.core.errors import ProfileError
+from specsim.core.settings import load_mapping
 from specsim.core.step import Pieces
 from specsim.latency._grid import Grid, Line, fill_along, grid_of
 
@@ -30,9 +32,11 @@ class KernelTables:
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise ProfileError(f"{folder}: is not a folder; name the one that holds dense.csv")
-        self.moe = _moe(folder)
+        self.moe = moe_grid(folder)
         lines = _lines(folder, "dense", "tokens")
-        needed = [*_ONCE, *_TWICE, *_ATTENTION_LAYERS, *(() if self.moe else _MLP_LAYERS)]
+        self.has_mlp = any(name in lines for name in _MLP_LAYERS)
+        has_experts = self.moe or (not self.has_mlp and _has_experts(folder.parent))
+        needed = [*_ONCE, *_TWICE, *_ATTENTION_LAYERS, *(() if has_experts else _MLP_LAYERS)]
         missing = [name for name in needed if name not in lines]
         if missing:
             raise ProfileError(
@@ -71,7 +75,17 @@ def _total(lines: dict[str, Line], twice: tuple[str, ...] = ()) -> Line:
     return Line(points, total)
 
 
-def _moe(folder: Path) -> Grid | None:
+def _has_experts(folder: Path) -> bool:
+    """Return whether the folder of another tensor parallelism has experts."""
+    return any(find_table(shard, "moe") for shard in folder.glob("tp*"))
+
+
+def moe_grid(folder: Path) -> Grid | None:
+    """Return the time of a layer's experts by tokens and activated experts; None if not measured.
+
+    Raises:
+        ProfileError: ``moe.csv`` is not a grid.
+    """
     path = find_table(folder, "moe")
     if path is None:
         return None
@@ -96,6 +110,58 @@ def _complete(
     if not np.isfinite(values).all():
         raise ProfileError(complaint)
     return Grid(axes, values)
+
+
+def shard_folder(path: Path, size: int) -> Path:
+    """Return the folder with the tables of a GPU that shares its layers with `size` - 1 others.
+
+    Raises:
+        ProfileError: The tables are of another number of GPUs.
+    """
+    own = path / f"tp{size}"
+    if own.is_dir():
+        return own
+    others = sorted(folder.name for folder in path.glob("tp*") if folder.is_dir())
+    if not others and (size == 1 or size in _measured_sizes(path)):
+        return path
+    there = ", ".join(others) or "tables of one GPU"
+    raise ProfileError(
+        f"{path}: has no folder tp{size} with the kernels of one of {size} GPUs that share every "
+        f"layer (found: {there}); measure them, or run with what was measured"
+    )
+
+
+def _measured_sizes(path: Path) -> list[int]:
+    """Return the tensor parallelism that ``meta.yaml`` states for tables without ``tp<N>``."""
+    meta = path / "meta.yaml"
+    said = load_mapping(meta, ProfileError) if meta.is_file() else {}
+    sizes = said.get("tp_degrees", [said.get("tensor_parallel_size")])
+    return sizes if isinstance(sizes, list) and len(sizes) == 1 else []
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """Times of what GPUs exchange, microseconds: a start-up, and bytes over bandwidth.
+
+    Of n GPUs with equally many tokens each gets (n - 1) / n of what is gathered or scattered, and
+    twice that in an all-reduce (NCCL's rings; nccl-tests ``doc/PERFORMANCE.md``).
+    """
+
+    token_bytes: float
+    start_us: float
+    gb_per_s: float
+    """Sent by each GPU, 10^9 bytes per second."""
+
+    def all_reduce(self, tokens: float, gpus: int) -> float:
+        """Return the time of summing up tokens over GPUs that all have them."""
+        return self._time(2 * tokens * (gpus - 1) / gpus)
+
+    def gather_and_scatter(self, tokens: float) -> float:
+        """Return the time of an all-gather, in which a GPU gets tokens, and a reduce-scatter."""
+        return 2 * self._time(tokens)
+
+    def _time(self, tokens: float) -> float:
+        return self.start_us + tokens * self.token_bytes / (self.gb_per_s * 1e3)
 
 
 class Attention:

@@ -1,10 +1,11 @@
 """What every latency model answers: how long a forward pass lasts."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from specsim.core.errors import ProfileError
 from specsim.core.families import Member
 from specsim.core.step import StepLoad
 from specsim.latency._form import Form
@@ -19,6 +20,30 @@ class LatencyModel(Member):
     def uses_pieces(self) -> bool:
         """Whether it looks at each sequence of a step (`StepLoad.pieces`) where they are given."""
         return False
+
+    def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> "LatencyModel":
+        """Return it as that of data-parallel ranks of a mixture of experts.
+
+        Without a word about experts, a pass takes as long as that of its slowest rank.
+
+        Raises:
+            ProfileError: It does not know what expert parallelism changes.
+        """
+        if expert_parallel:
+            raise ProfileError(
+                f"engine.enable_expert_parallel: latency model '{self.kind}' does not say what "
+                "experts take; use a profile of kind kernels, or one that was built for it "
+                "(specsim profile build --ep)"
+            )
+        return self
+
+    def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
+        """Return how long ranks take that pass through every layer together, seconds.
+
+        Args:
+            loads: One of each rank.
+        """
+        return max(map(self.forward_time, loads))
 
     def form(self) -> Form | None:
         """Return its compiled form; None if it has none, so that every step asks `forward_time`."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.compiled import as_records
+from specsim.core.errors import ProfileError
 from specsim.core.settings import Settings
 from specsim.core.step import StepLoad
 from specsim.latency._form import (
@@ -131,6 +132,10 @@ class Composed(LatencyModel):
     head: Curve
     """LM head and sampling, by the tokens that are sampled after."""
     attention: tuple[AttentionLayers, ...] = Field(min_length=1)
+    data_parallel_size: int = Field(default=1, gt=0)
+    """Ranks that share the experts it was composed with, each with as many tokens."""
+    enable_expert_parallel: bool = False
+    """Whether those experts were whole."""
     samples_drafts: bool = True
     """Whether each token of a decode is sampled after, as a target verifies drafts; of a drafter,
     only the last one of each sequence is."""
@@ -165,6 +170,17 @@ class Composed(LatencyModel):
     def uses_pieces(self) -> bool:
         """Always: attention depends on more than sums."""
         return True
+
+    def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> Self:
+        """Return it unchanged, if it was composed for such ranks."""
+        own = (self.data_parallel_size, self.enable_expert_parallel)
+        if own != (data_parallel_size, expert_parallel):
+            raise ProfileError(
+                f"engine.data_parallel_size = {data_parallel_size}, enable_expert_parallel = "
+                f"{expert_parallel}: the profile was composed for {own[0]}, {own[1]}; build it "
+                "anew (specsim profile build --dp, --ep)"
+            )
+        return self
 
     def forward_time(self, load: StepLoad) -> float:
         """Return the sum of the kernels.

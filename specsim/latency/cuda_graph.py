@@ -1,5 +1,6 @@
 """CUDA-graph padding around another latency model."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Literal, Self, final
 
@@ -87,6 +88,23 @@ class CudaGraph(LatencyModel):
         if tokens >= len(padded):
             return self.inner.forward_time(load) + self.eager_ms * 1e-3
         return self.inner.forward_time(load._replace(batched_tokens=int(padded[tokens])))
+
+    def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> "CudaGraph":
+        """Return the staircase around the model inside, as that of such ranks."""
+        inner = self.inner.in_lock_step(data_parallel_size, expert_parallel=expert_parallel)
+        return self.model_copy(update={"inner": inner})
+
+    def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
+        """Return the time of a pass whose ranks are all padded to the largest.
+
+        Without any padding if one of them is too large for a graph: then no rank uses any (vLLM
+        0.32.0 ``v1/worker/dp_utils.py _synchronize_dp_ranks``).
+        """
+        largest = max(load.batched_tokens for load in loads)
+        if largest >= len(self._padded):
+            return self.inner.lock_step_time(loads) + self.eager_ms * 1e-3
+        size = int(self._padded[largest])
+        return self.inner.lock_step_time([load._replace(batched_tokens=size) for load in loads])
 
     def form(self) -> Form | None:
         """Return the staircase around the form of the model inside, if that has one."""

@@ -1,5 +1,6 @@
 """Step times composed from measured kernels."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self, final
@@ -9,10 +10,30 @@ from pydantic import Field, model_validator
 
 from specsim.core.columns import find_table
 from specsim.core.errors import ProfileError
-from specsim.core.settings import load_mapping
+from specsim.core.settings import Settings, load_mapping, validated
 from specsim.core.step import StepLoad
-from specsim.latency._kernel_tables import Attention, KernelTables
+from specsim.latency._grid import Grid
+from specsim.latency._kernel_tables import (
+    Attention,
+    Collectives,
+    KernelTables,
+    moe_grid,
+    shard_folder,
+)
 from specsim.latency.base import LatencyModel, one_by_one
+
+
+class ZeroWrites(Settings):
+    """Zeros that a GPU writes where a token's expert is another GPU's.
+
+    vLLM before 0.32, whose kernel leaves those out (``model_executor/layers/fused_moe/experts/
+    triton_moe.py TritonExperts.apply`` has a comment on what it did before).
+    """
+
+    bytes_per_expert: float = Field(ge=0)
+    """Of a token and one such expert: what both products would have been."""
+    gb_per_s: float = Field(gt=0)
+    """Bandwidth of the memory, 10^9 bytes per second."""
 
 
 @final
@@ -21,13 +42,17 @@ class Kernels(LatencyModel):
 
     Per layer: two norms, QKV projection, rotary embedding, attention, output projection, and the
     MLP or the experts; once per step: embedding, final norm, and what runs per sequence (LM head,
-    sampler). With several GPUs, two all-reduces per layer.
+    sampler). GPUs that share a layer exchange activations twice in it (`Collectives`).
 
     The folder holds ``dense.csv`` (layer, tokens, time_us), ``attention.csv`` (prefill_chunk,
     kv_prefill, n_decode, kv_decode, time_us), ``per_sequence.csv`` (layer, sequences, time_us), and
-    optionally ``skew.csv`` and ``moe.csv`` (tokens, activated_experts, time_us), gzip or not; where
-    it has a folder ``tp<N>``, that of the tensor parallelism. The tables are of one GPU, so they
-    are of the shard that it holds.
+    optionally ``skew.csv`` and ``moe.csv`` (tokens, activated_experts, time_us), gzip or not; or
+    folders ``tp<N>`` that do, one per tensor parallelism. The tables are of one GPU, so they are of
+    the shard that it holds: whole experts are those of ``tp1``.
+
+    A mixture of experts serves the tokens of all data-parallel ranks, which pass through each layer
+    together (vLLM 0.32.0 ``v1/worker/dp_utils.py``): with expert parallelism every GPU holds some
+    of the experts, else a slice of each.
     """
 
     kind: Literal["kernels"] = "kernels"
@@ -40,16 +65,29 @@ class Kernels(LatencyModel):
     """Whether ``skew.csv`` counts; by default it does, unless the folder's ``meta.yaml`` says that
     no skew was profiled."""
     tensor_parallel_size: int = Field(default=1, gt=0)
+    data_parallel_size: int = Field(default=1, gt=0)
+    """Ranks that share the experts; the engine's (``engine.data_parallel_size``), if it says so."""
+    enable_expert_parallel: bool = False
+    """Whether each GPU holds whole experts, and not a slice of each; likewise the engine's."""
     hidden_size: int | None = Field(default=None, gt=0)
-    """Of the model; needed for what an all-reduce carries."""
-    all_reduce_us: float = Field(default=20.0, ge=0)
-    """Start-up of an all-reduce."""
-    all_reduce_gb_per_s: float = Field(default=16.0, gt=0)
-    """Bandwidth of an all-reduce, 10^9 bytes per second."""
+    """Of the model; needed for what GPUs exchange."""
+    collective_us: float | None = Field(default=None, ge=0)
+    """Start-up of an all-reduce, all-gather or reduce-scatter; needed with several GPUs."""
+    collective_gb_per_s: float | None = Field(default=None, gt=0)
+    """What each GPU sends meanwhile, 10^9 bytes per second; needed with several GPUs."""
     num_experts: int | None = Field(default=None, gt=0)
     """Of a mixture-of-experts model."""
     experts_per_token: int | None = Field(default=None, gt=0)
     """Of these, how many each token activates."""
+    shared_draft_experts: float = Field(default=0.1, ge=0, le=1)
+    """Share of a token's experts that are those of the token before it in the same sequence,
+    beyond chance. Of consecutive tokens in Mixtral 8x7B, 14 to 28 % by layer have the same first
+    expert, where chance gives 12.5 % (Jiang et al. 2024, table 5): 0.02 to 0.17 more."""
+    zero_writes: ZeroWrites | None = None
+    """With expert parallelism; by default none, as in vLLM 0.32."""
+    expert_imbalance: float = Field(default=1.0, ge=1)
+    """Tokens of the GPU whose experts are chosen most, over the mean of all GPUs; 1 if the router
+    is balanced, as training wants it and kernels are usually measured."""
 
     @property
     def uses_pieces(self) -> bool:
@@ -58,24 +96,82 @@ class Kernels(LatencyModel):
 
     @model_validator(mode="after")
     def _check_tables(self) -> Self:
-        if self.tensor_parallel_size > 1 and self.hidden_size is None:
-            raise ValueError("hidden_size is missing: an all-reduce carries that many numbers")
+        if self.tensor_parallel_size * self.data_parallel_size > 1:
+            names = ("hidden_size", "collective_us", "collective_gb_per_s")
+            if missing := [name for name in names if getattr(self, name) is None]:
+                raise ValueError(
+                    f"{' and '.join(missing)} missing: {self._num_gpus} GPUs exchange activations "
+                    "of that size over a link of that speed; state what was measured"
+                )
         try:
-            tables = self._tables
+            tables, experts = self._tables, self._experts
             assert self._attention
         except ProfileError as error:
             raise ValueError(str(error)) from error
-        if tables.moe is not None and not (self.num_experts and self.experts_per_token):
+        if experts is not None:
+            self._check_experts()
+        elif tables.has_mlp and (self.data_parallel_size > 1 or self.enable_expert_parallel):
+            raise ValueError(
+                "data_parallel_size and enable_expert_parallel: the tables are of a dense model; "
+                "leave them out"
+            )
+        return self
+
+    def _check_experts(self) -> None:
+        if not (self.num_experts and self.experts_per_token):
             raise ValueError(
                 "num_experts and experts_per_token are missing: the folder has a moe.csv"
             )
-        return self
+        if self.enable_expert_parallel and self.num_experts % self._num_gpus:
+            raise ValueError(
+                f"num_experts = {self.num_experts} cannot be split evenly over {self._num_gpus} "
+                "GPUs; choose a divisor of that as tensor times data parallel size"
+            )
+
+    @property
+    def _num_gpus(self) -> int:
+        """GPUs that share the experts (vLLM: the EP group)."""
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> Self:
+        """Return the kernels as those of ranks that share their experts."""
+        if (data_parallel_size, expert_parallel) == (
+            self.data_parallel_size,
+            self.enable_expert_parallel,
+        ):
+            return self
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        ranks = {
+            "data_parallel_size": data_parallel_size,
+            "enable_expert_parallel": expert_parallel,
+        }
+        with validated(str(self.path), ProfileError):
+            return type(self).model_validate({**fields, **ranks})
 
     @cached_property
     def folder(self) -> Path:
         """Where the tables of this tensor parallelism lie."""
-        own = self.path / f"tp{self.tensor_parallel_size}"
-        return own if own.is_dir() else self.path
+        return shard_folder(self.path, self.tensor_parallel_size)
+
+    @cached_property
+    def _experts(self) -> Grid | None:
+        """Where every GPU holds whole experts they are those of one GPU alone."""
+        if self._tables.moe is None and self._tables.has_mlp:
+            return None
+        size = 1 if self.enable_expert_parallel else self._num_gpus
+        folder = shard_folder(self.path, size)
+        found = self._tables.moe if folder == self.folder else moe_grid(folder)
+        if found is None:
+            whole = "whole experts" if size == 1 else f"experts sliced over {size} GPUs"
+            raise ProfileError(f"{folder}: has no moe.csv with {whole}; measure them there")
+        return found
+
+    @cached_property
+    def _collectives(self) -> Collectives:
+        assert self.hidden_size is not None
+        assert self.collective_us is not None
+        assert self.collective_gb_per_s is not None
+        return Collectives(2.0 * self.hidden_size, self.collective_us, self.collective_gb_per_s)
 
     @cached_property
     def _tables(self) -> KernelTables:
@@ -103,8 +199,17 @@ class Kernels(LatencyModel):
         """
         if load.pieces is None and any(isinstance(value, np.ndarray) for value in load):
             return one_by_one(self.forward_time, load)
-        attention = self._attention_time(load)
-        return self._time(load.batched_tokens, load.num_requests, attention)
+        return self.lock_step_time([load] * self.data_parallel_size)
+
+    def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
+        """Return how long ranks take for a pass through every layer together.
+
+        In each layer the slowest is waited for, and experts serve the tokens of all.
+        """
+        attention = [self._attention_time(load) for load in loads]
+        tokens = [load.batched_tokens for load in loads]
+        sequences = [load.num_requests for load in loads]
+        return self._time(tokens, sequences, attention)
 
     def measured_time(
         self, chunk: float, kv_prefill: float, decodes: float, kv_decode: float, skewed: float
@@ -117,16 +222,47 @@ class Kernels(LatencyModel):
                 they do not.
         """
         attention = skewed * self._attention.time(chunk, kv_prefill, decodes, kv_decode, kv_decode)
-        return self._time(int(chunk + decodes), int(decodes + (chunk > 0)), attention)
+        ranks = self.data_parallel_size
+        tokens, sequences = int(chunk + decodes), int(decodes + (chunk > 0))
+        return self._time([tokens] * ranks, [sequences] * ranks, [attention] * ranks)
 
-    def _time(self, tokens: int, sequences: int, attention: float) -> float:
+    def _time(self, tokens: list[int], sequences: list[int], attention: list[float]) -> float:
+        """Return the time of a pass, one number of each rank; seconds."""
+        slowest = max(map(self._own_time, tokens, sequences, attention))
+        shared = self._experts_time(tokens, sum(sequences)) if self._experts else 0.0
+        return (slowest + self.num_layers * shared) * 1e-6
+
+    def _own_time(self, tokens: int, sequences: int, attention: float) -> float:
+        """Return what a rank takes for what it does not share with others, microseconds."""
         layer = self._tables.per_layer(tokens) + attention
-        if self._tables.moe is not None:
-            layer += self._tables.moe(tokens, self._activated_experts(tokens))
         if self.tensor_parallel_size > 1:
-            layer += 2 * self._all_reduce_time(tokens)
+            size, all_reduces = self.tensor_parallel_size, 2 if self.data_parallel_size == 1 else 1
+            layer += all_reduces * self._collectives.all_reduce(tokens, size)
         once = self._tables.once(tokens) + self._tables.per_sequence(sequences)
-        return (self.num_layers * layer + once) * 1e-6
+        return self.num_layers * layer + once
+
+    def _experts_time(self, tokens: list[int], sequences: int) -> float:
+        """Return what the experts of a layer take for the tokens of all ranks, microseconds.
+
+        Tokens are gathered on every GPU, and what its experts made of them is summed up where they
+        came from (vLLM 0.32.0 ``distributed/device_communicators/all2all.py AgRsAll2AllManager``).
+        Its kernel has all tokens as input, by which it chooses its tiles and which it activates and
+        sums up; only the products with experts of other GPUs are left out (``model_executor/
+        layers/fused_moe/fused_moe.py``), and few of them take longer than reading the weights.
+        """
+        assert self._experts is not None
+        gpus, total = self._num_gpus, sum(tokens)
+        activated = self._activated_experts(total, sequences)
+        if self.enable_expert_parallel and gpus > 1:
+            activated = min(activated, self.expert_imbalance * activated / gpus)
+        time = self._experts(total, activated)
+        if self.enable_expert_parallel and gpus > 1:
+            time += self._zeros_time(total)
+        if self.data_parallel_size > 1:
+            # Who has the fewest gets the most from others.
+            own = min(tokens) / self.tensor_parallel_size
+            time += self._collectives.gather_and_scatter(total - own)
+        return time
 
     def _attention_time(self, load: StepLoad) -> float:
         if load.pieces is not None:
@@ -141,14 +277,22 @@ class Kernels(LatencyModel):
         decodes = min(size - 1, load.batched_tokens - chunk)
         return self._attention.time(chunk, mean, decodes, mean, mean)
 
-    def _activated_experts(self, tokens: int) -> float:
-        """Return how many different experts the tokens choose, expected if each does at random."""
+    def _zeros_time(self, tokens: int) -> float:
+        """Return what writing zeros for other GPUs' experts takes, in both products; us."""
+        assert self.experts_per_token
+        if self.zero_writes is None:
+            return 0.0
+        others = (1 - 1 / self._num_gpus) * self.experts_per_token * tokens
+        return others * self.zero_writes.bytes_per_expert / (self.zero_writes.gb_per_s * 1e3)
+
+    def _activated_experts(self, tokens: int, sequences: int) -> float:
+        """Return how many different experts are chosen, expected.
+
+        A sequence's first token chooses at random, and each token after it keeps a share of the
+        experts of the one before.
+        """
         assert self.num_experts
         assert self.experts_per_token
-        missed = (1 - self.experts_per_token / self.num_experts) ** tokens
-        return self.num_experts * (1 - missed)
-
-    def _all_reduce_time(self, tokens: int) -> float:
-        assert self.hidden_size is not None
-        carried = 2 * tokens * self.hidden_size  # bytes, two per number
-        return self.all_reduce_us + carried / (self.all_reduce_gb_per_s * 1e3)
+        choices = sequences + (1 - self.shared_draft_experts) * max(0, tokens - sequences)
+        missed = (1 - self.experts_per_token / self.num_experts) ** choices
+        return float(self.num_experts * (1 - missed))

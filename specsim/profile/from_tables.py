@@ -81,6 +81,9 @@ class TableOptions:
     drafts: Mapping[str, str] = field(default_factory=dict)
     """Model of each proposer that the profile will have costs for."""
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    """Ranks that share the experts, each with as many tokens as the profile is asked about."""
+    enable_expert_parallel: bool = False
     dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
     engine: str = "vllm"
@@ -168,9 +171,8 @@ def _drafts(options: TableOptions, tables: KernelTables) -> dict[str, Any]:
     found: dict[str, Any] = {"ngram": {"token_us": 20}, "suffix": {"token_us": 20}}
     for method, name in options.drafts.items():
         shape = load_model(name)
-        plain = TableOptions(
-            **{**vars(options), "model": name, "dtype": "bfloat16", "kernels": options.kernels}
-        )
+        alone = {"data_parallel_size": 1, "enable_expert_parallel": False}
+        plain = TableOptions(**{**vars(options), "model": name, "dtype": "bfloat16", **alone})
         drafter = _Composer(shape, plain, tables)
         found[method] = {
             "basis": "pass",
@@ -200,7 +202,14 @@ class _Composer:
                 f"--tp {size}: '{options.model}' has {heads} attention heads, which cannot be "
                 "split evenly; choose a divisor of that"
             )
+        ranks = options.data_parallel_size
+        if not shape.num_experts and (ranks > 1 or options.enable_expert_parallel):
+            raise ProfileError(
+                f"--dp {ranks} or --ep: '{options.model}' has no experts to share out; leave them "
+                "out, and set data_parallel_size in the experiment"
+            )
         self._shape, self._options, self._tables = shape, options, tables
+        self._ranks = ranks
         self._size = size
         self._dtype = DTYPES[options.dtype]
         self.sources: list[str] = []
@@ -213,7 +222,7 @@ class _Composer:
             expert_read, expert_rest = self._experts(tokens)
             read, compute = read + expert_read, compute + expert_rest
         small = self._small_kernels(tokens)
-        compute = compute + small + self._all_reduces(tokens)
+        compute = compute + small + self._all_reduces(tokens) + self._exchanges(tokens)
         total = np.maximum.accumulate(read + compute)
         read = np.minimum(np.maximum.accumulate(read), total)
         kept = _needed(tokens, np.stack([total, total + read]))
@@ -224,7 +233,15 @@ class _Composer:
             "compute_us": _rounded((total - read)[kept]),
             "head": self._head(),
             "attention": list(self._attention()),
+            **self._parallel_fields,
         }
+
+    @property
+    def _parallel_fields(self) -> dict[str, Any]:
+        if self._ranks == 1 and not self._options.enable_expert_parallel:
+            return {}
+        names = ("data_parallel_size", "enable_expert_parallel")
+        return {name: getattr(self._options, name) for name in names}
 
     @property
     def weight_bytes(self) -> float:
@@ -240,7 +257,8 @@ class _Composer:
             small = experts * self._dtype.bytes_per_weight + (rest - experts) * _MATRIX_BYTES
         else:
             small = rest * self._dtype.bytes_per_weight
-        return float(plain + small) / self._size
+        elsewhere = (1 - 1 / self._ranks) * shape.expert_bytes / shape.bytes_per_weight
+        return float(plain + small - elsewhere * self._dtype.bytes_per_weight) / self._size
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -327,7 +345,9 @@ class _Composer:
             shape.num_experts,
             shape.num_experts_per_tok,
         )
-        split = {"moe_tp_size": self._size, "moe_ep_size": 1}
+        gpus, is_whole = self._size * self._ranks, self._options.enable_expert_parallel
+        split = {"moe_tp_size": 1 if is_whole else gpus, "moe_ep_size": gpus if is_whole else 1}
+        tokens = tokens * self._ranks
         wanted = {"moe_dtype": self._dtype.experts, **split}
         rows = chosen(table, "experts", **wanted)
         measured, kernel = experts.rows_of(rows, table, self._options.kernels.get("moe"))
@@ -339,13 +359,13 @@ class _Composer:
             kernel = f"{kernel}; at least as long as {name}"
         self._note(f"{table.source} ({kernel})")
         missed = 1 - experts.chosen / experts.number
-        read = times[0] * (1 - missed**tokens) / (1 - missed)
+        read = times[0] * (1 - missed**tokens) / (1 - missed ** tokens[0])
         read = np.minimum(read, times)
         layers = shape.num_hidden_layers
         return layers * read, layers * (times - read)
 
     def _all_reduces(self, tokens: Values) -> Values:
-        """Return two per layer, and one after the embedding."""
+        """Return two per layer, one after the embedding; after experts of all ranks, none."""
         if self._size == 1:
             return np.zeros(len(tokens))
         sent = tokens * self._shape.hidden_size * _MATRIX_BYTES
@@ -356,7 +376,37 @@ class _Composer:
         each = np.interp(sent, sizes, times)
         slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
         each = np.where(sent > sizes[-1], times[-1] + slope * (sent - sizes[-1]), each)
-        return np.asarray((2 * self._shape.num_hidden_layers + 1) * each)
+        per_layer = 2 if self._ranks == 1 else 1
+        return np.asarray((per_layer * self._shape.num_hidden_layers + 1) * each)
+
+    def _exchanges(self, tokens: Values) -> Values:
+        """Return how long all ranks' tokens take to their experts and back, all layers.
+
+        By all-gather and reduce-scatter, as vLLM does unless it is told otherwise, or by the
+        all-to-all kernel that is named, such as ``a2a=deepep_ht``.
+        """
+        shape, gpus = self._shape, self._size * self._ranks
+        if self._ranks == 1:
+            return np.zeros(len(tokens))
+        name, total = self._options.kernels.get("a2a"), np.zeros(len(tokens))
+        if name is not None:
+            table = self._tables.table("comm", "moe_a2a_perf")
+            sizes = {"ep_size": gpus, "hidden_size": shape.hidden_size, "comm_backend": name}
+            for phase in ("dispatch", "combine"):
+                points, times = _line(
+                    chosen(table, "all-to-all", phase=phase, **sizes), "num_tokens"
+                )
+                total += np.interp(tokens, points, times)
+        else:
+            table = KernelTables(self._tables.folder, self._options.gpu, "nccl").table(
+                "comm", "nccl_perf"
+            )
+            for operation in ("all_gather", "reduce_scatter"):
+                wanted = {"op_name": operation, "num_gpus": gpus, "nccl_dtype": "half"}
+                points, times = _line(chosen(table, "exchange", **wanted), "message_size")
+                total += np.interp(tokens * self._ranks * shape.hidden_size, points, times)
+        self._note(table.source)
+        return np.asarray(shape.num_hidden_layers * total)
 
     def _attention(self) -> Iterator[dict[str, Any]]:
         decode = self._tables.table("attention", "generation_attention_perf")

@@ -26,7 +26,7 @@ class LayersOf(NamedTuple):
         return alone, kv_layout(self.target + self.drafts, block_size).block_bytes - alone
 
 
-def memory_plan(
+def memory_plan(  # noqa: PLR0913 - each is a setting of its own
     profile: Profile,
     model: ModelShape,
     gpu: GpuSpec,
@@ -34,14 +34,19 @@ def memory_plan(
     *,
     block_size: int = BLOCK_SIZE,
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION,
+    data_parallel_size: int = 1,
 ) -> MemoryPlan:
-    """Return the plan for a profile's model on its GPU, with the drafters that are loaded."""
+    """Return the plan for a profile's model on its GPU, with the drafters that are loaded.
+
+    Data-parallel ranks share the experts, and nothing else.
+    """
     size = profile.tensor_parallel_size
     block_bytes = block_size * _token_bytes(profile, model)
     draft_block_bytes = block_size * sum(draft.kv_bytes_per_token for draft in drafts)
     if layers := kv_layers(profile, model, drafts):
         block_bytes, draft_block_bytes = layers.block_bytes(block_size)
-    weight_bytes = model.weight_bytes / size
+    of_experts = model.expert_bytes
+    weight_bytes = (model.weight_bytes - of_experts + of_experts / data_parallel_size) / size
     if profile.weights_gib is not None:
         weight_bytes = profile.weights_gib * GIB
     return MemoryPlan(

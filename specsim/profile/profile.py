@@ -4,6 +4,7 @@
 each proposer, and the engine's own overhead.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -286,6 +287,10 @@ class StepCosts:
     def target_time(self, load: StepLoad) -> float:
         """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
         return self.target.forward_time(load) if load.batched_tokens else 0.0
+
+    def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
+        """Return the duration of the forward pass that data-parallel ranks make together."""
+        return self.target.lock_step_time(loads)
 
     def draft_time(
         self,

@@ -58,6 +58,7 @@ class Deployment:
         profile = profile or load_profile(experiment.profile)
         model, gpu = load_model(profile.model), load_gpu(profile.gpu)
         _check_same(experiment.engine, profile, model)
+        profile = _in_lock_step(experiment.engine, profile, model)
         max_draft_len = experiment.max_draft_len
         proposer = experiment.engine.speculative_config if max_draft_len else None
         drafts = _draft_costs(profile, proposer) if proposer else ()
@@ -70,6 +71,7 @@ class Deployment:
             drafts,
             block_size=experiment.engine.block_size,
             gpu_memory_utilization=experiment.engine.gpu_memory_utilization,
+            data_parallel_size=experiment.engine.data_parallel_size or 1,
         )
         engine = experiment.engine
         if layers := _kv_layers(engine, profile, model, drafts, proposer):
@@ -92,6 +94,12 @@ class Deployment:
             ),
             memory=memory,
         )
+
+    @property
+    def is_lock_step(self) -> bool:
+        """Whether data-parallel ranks make every forward pass together, as they share experts."""
+        ranks = self.engine.data_parallel_size or 1
+        return ranks > 1 and load_model(self.profile.model).num_experts > 0
 
     @property
     def setup(self) -> Setup:
@@ -129,6 +137,21 @@ def _check_same(engine: EngineConfig, profile: Profile, model: ModelShape) -> No
             f"engine.tensor_parallel_size = {size}, but the profile was made with "
             f"{profile.tensor_parallel_size}; choose a profile '...-tp{size}'"
         )
+
+
+def _in_lock_step(engine: EngineConfig, profile: Profile, model: ModelShape) -> Profile:
+    """Return the profile of ranks that share their experts, if the engine has such."""
+    ranks, is_expert_parallel = engine.data_parallel_size, bool(engine.enable_expert_parallel)
+    if not model.num_experts:
+        if is_expert_parallel:
+            raise ProfileError(
+                f"engine.enable_expert_parallel: '{model.name}' has no experts; leave it out"
+            )
+        return profile
+    if ranks is None and engine.enable_expert_parallel is None:
+        return profile
+    target = profile.target.in_lock_step(ranks or 1, expert_parallel=is_expert_parallel)
+    return profile.model_copy(update={"target": target})
 
 
 def _draft_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:

@@ -107,6 +107,39 @@ class Experiment(Settings):
         self.max_draft_len  # noqa: B018 - raises if the policy exceeds the limit
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _balance_ranks(cls, data: Any) -> Any:
+        """Balance requests over data-parallel ranks as vLLM does, unless something else is said."""
+        engine = data.get("engine") if isinstance(data, dict) else None
+        if isinstance(engine, EngineConfig):
+            ranks: Any = engine.data_parallel_size
+        else:
+            ranks = engine.get("data_parallel_size") if isinstance(engine, dict) else None
+        if not isinstance(ranks, int) or ranks <= 1 or "routing" in data:
+            return data
+        return {**data, "routing": {"kind": "least_outstanding"}}
+
+    @property
+    def num_engines(self) -> int:
+        """Schedulers with a KV cache of their own: replicas, or data-parallel ranks."""
+        return self.replicas * (self.engine.data_parallel_size or 1)
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> Self:
+        ranks = self.engine.data_parallel_size or 1
+        if ranks > 1 and self.replicas > 1:
+            raise ValueError(
+                f"replicas = {self.replicas} with engine.data_parallel_size = {ranks}: several "
+                "servers of several ranks are not simulated; leave one of them out"
+            )
+        if ranks > 1 and self.incidents:
+            raise ValueError(
+                f"incidents with engine.data_parallel_size = {ranks}: how a server goes on without "
+                "one of its ranks is not simulated; use replicas, or leave incidents out"
+            )
+        return self
+
     @model_validator(mode="after")
     def _check_incidents(self) -> Self:
         check_incidents(self.incidents or (), self.replicas)

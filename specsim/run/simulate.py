@@ -18,6 +18,7 @@ from specsim.engine.cluster import (
     schedule_incidents,
 )
 from specsim.engine.integrity import IntegrityCheck
+from specsim.engine.lock_step import LockStep, Rank
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.replica import Replica
 from specsim.profile import Profile
@@ -70,7 +71,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     front_time = deployment.costs.overhead.front_ms * 1e-3
     think_times = _think_times(experiment, len(requests))
     records = records_of_run(
-        experiment.replicas,
+        experiment.num_engines,
         deployment.max_draft_len,
         keeps_steps=keeps_steps,
         front_time=front_time,
@@ -80,6 +81,9 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         deliveries = Deliveries.room_for(drafting.facts.rows["output_len"])
     ends = _Ends(len(requests), on_progress)
     clock = EventClock()
+    group = None
+    if deployment.is_lock_step:
+        group = LockStep(deployment.costs, 1 + experiment.num_speculative_tokens)
 
     def make_replica(number: int, start: float) -> Replica:
         wiring = Wiring(
@@ -93,12 +97,13 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
             announces_ends=isinstance(arrivals, ClosedLoop),
             origin=_first_arrival(requests, think_times, arrivals),
         )
-        return Replica(deployment.setup, deployment.costs, drafting.start(number), wiring, start)
+        parts = (deployment.setup, deployment.costs, drafting.start(number), wiring, start)
+        return Replica(*parts) if group is None else Rank(group, *parts)
 
     cluster = Cluster(
         clock,
         requests,
-        experiment.replicas,
+        experiment.num_engines,
         make_replica,
         router=experiment.routing,
         seed=experiment.seed,

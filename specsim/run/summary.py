@@ -181,7 +181,7 @@ class Summary:
             "policy": run.experiment.effective_policy.model_dump(
                 mode="json", exclude_none=True, warnings=False
             ),
-            "replicas": run.experiment.replicas,
+            "replicas": run.experiment.num_engines,
             "is_async": run.deployment.is_async,
             "num_gpu_blocks": run.deployment.engine.num_gpu_blocks,
             "unstable": self.is_unstable,

@@ -103,9 +103,9 @@ def break_down(folder: Path) -> Breakdown:
     check_same_run(folder, names, experiment.hash, steps.provenance["config_hash"])
     deployment = Deployment.of(experiment)
     return Breakdown(
-        time=time_use(steps, experiment.replicas),
+        time=time_use(steps, experiment.num_engines),
         memory=deployment.memory,
-        kv=_kv_use(steps, deployment, experiment.replicas),
+        kv=_kv_use(steps, deployment, experiment.num_engines),
         provenance=steps.provenance,
     )
 

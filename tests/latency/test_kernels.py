@@ -11,8 +11,15 @@ from kernel_folder import attention_us, make_kernel_folder, write_csv
 from pydantic import ValidationError
 
 from specsim.core.step import Pieces, StepLoad
+from specsim.latency.cuda_graph import CudaGraph
 from specsim.latency.kernels import Kernels
 from specsim.profile import load_profile
+
+LINK: dict[str, Any] = {
+    "hidden_size": 8000,
+    "collective_us": 20.0,
+    "collective_gb_per_s": 16.0,
+}
 
 
 @pytest.fixture
@@ -127,9 +134,9 @@ def test_two_gpus_add_two_all_reduces_per_layer_and_have_a_folder_of_their_own(
     one = Kernels(path=folder, num_layers=3)
     make_kernel_folder(folder / "tp2")
     (folder / "dense.csv").unlink()
-    two = Kernels(path=folder, num_layers=3, tensor_parallel_size=2, hidden_size=8000)
+    two = Kernels(path=folder, num_layers=3, tensor_parallel_size=2, **LINK)
     load = step([1] * 10, [99] * 10)
-    all_reduce = 20e-6 + 10 * 8000 * 2 / 16e9
+    all_reduce = 20e-6 + 10 * 8000 * 2 / 16e9  # of two GPUs each sends all that it has
     assert two.forward_time(load) - one.forward_time(load) == pytest.approx(3 * 2 * all_reduce)
 
 
@@ -142,6 +149,76 @@ def test_experts_count_by_how_many_are_activated(folder: Path) -> None:
     activated = 64 * (1 - (1 - 8 / 64) ** 10)
     expected = 3 * (0.1 + 2.0 * activated) * 1e-6
     assert sparse.forward_time(load) - dense.forward_time(load) == pytest.approx(expected)
+
+
+def experts(folder: Path, **fields: Any) -> Kernels:
+    """64 experts, 8 per token: 2 us of each that is activated, and 0.01 us a token."""
+    rows = [(t, e, 0.01 * t + 2.0 * e) for t in (1, 64, 1024) for e in (1, 8, 64)]
+    (folder / "tp1").mkdir(exist_ok=True)
+    make_kernel_folder(folder / "tp1")
+    write_csv(folder / "tp1" / "moe.csv", "tokens,activated_experts,time_us", rows)
+    dense = (folder / "tp1" / "dense.csv").read_text().splitlines()
+    kept = [line for line in dense if not line.startswith(("gate_up", "act_fn", "down"))]
+    (folder / "tp1" / "dense.csv").write_text("\n".join(kept))
+    return Kernels(path=folder, num_layers=3, num_experts=64, experts_per_token=8, **LINK, **fields)
+
+
+def test_tokens_of_a_draft_touch_fewer_different_experts(folder: Path) -> None:
+    """By hand: two experts of four, one each; two tokens touch 1.75, or 1.5 if half is shared."""
+    two = {"num_experts": 4, "experts_per_token": 1}
+    apart = experts(folder).model_copy(update={**two, "shared_draft_experts": 0.0})
+    assert apart._activated_experts(2, 2) == pytest.approx(1.75)
+    assert apart._activated_experts(2, 1) == pytest.approx(1.75)
+    alike = apart.model_copy(update={"shared_draft_experts": 1.0})
+    assert alike._activated_experts(2, 1) == pytest.approx(1.0)
+    assert alike._activated_experts(2, 2) == pytest.approx(1.75)
+    half = apart.model_copy(update={"shared_draft_experts": 0.5})
+    assert half._activated_experts(2, 1) == pytest.approx(4 * (1 - 0.75**1.5))
+    load = step([3] * 4, [99] * 4)
+    assert experts(folder, shared_draft_experts=1.0).forward_time(load) < experts(
+        folder, shared_draft_experts=0.0
+    ).forward_time(load)
+
+
+def test_each_of_two_ranks_reads_half_of_the_experts_that_all_tokens_choose(folder: Path) -> None:
+    one = experts(folder)
+    two = experts(folder, data_parallel_size=2, enable_expert_parallel=True)
+    load = step([1] * 10, [99] * 10)
+    activated = [64 * (1 - (1 - 8 / 64) ** tokens) for tokens in (10, 20)]
+    exchange = 2 * (20 + 10 * 8000 * 2 / 16e3)  # each rank gets the 10 tokens of the other
+    of_one, of_two = 0.1 + 2.0 * activated[0], 0.2 + 2.0 * activated[1] / 2 + exchange
+    longer = two.lock_step_time([load, load]) - one.forward_time(load)
+    assert longer == pytest.approx(3 * (of_two - of_one) * 1e-6)
+    assert two.forward_time(load) == two.lock_step_time([load, load])
+
+
+def test_the_slowest_rank_is_waited_for_and_imbalance_costs(folder: Path) -> None:
+    model = experts(folder, data_parallel_size=2, enable_expert_parallel=True)
+    short, long = step([1] * 4, [99] * 4), step([1] * 4, [3999] * 4)
+    attention = [model._attention_time(load) for load in (short, long)]
+    gap = model.lock_step_time([short, long]) - model.lock_step_time([short, short])
+    assert gap == pytest.approx(3 * (attention[1] - attention[0]) * 1e-6)
+    assert model.lock_step_time([short, long]) == model.lock_step_time([long, short])
+    uneven = model.model_copy(update={"expert_imbalance": 1.5})
+    assert uneven.lock_step_time([short, long]) > model.lock_step_time([short, long])
+
+
+def test_zeros_of_other_gpus_experts_take_memory_bandwidth(folder: Path) -> None:
+    zeros = {"bytes_per_expert": 1000.0, "gb_per_s": 1000.0}
+    plain = experts(folder, data_parallel_size=2, enable_expert_parallel=True)
+    old = experts(folder, data_parallel_size=2, enable_expert_parallel=True, zero_writes=zeros)
+    load = step([1] * 10, [99] * 10)
+    written = 20 * 8 / 2 * 1000.0  # of 20 tokens, half of the 8 experts of each
+    assert old.forward_time(load) - plain.forward_time(load) == pytest.approx(3 * written / 1e12)
+
+
+def test_padded_ranks_are_as_large_as_the_largest(folder: Path) -> None:
+    inner = experts(folder, data_parallel_size=2, enable_expert_parallel=True)
+    graph = CudaGraph(inner=inner, capture_sizes=(4, 16))
+    small, medium, large = (step([1] * size, [99] * size) for size in (3, 9, 20))
+    padded = [load._replace(batched_tokens=16) for load in (small, medium)]
+    assert graph.lock_step_time([small, medium]) == inner.lock_step_time(padded)
+    assert graph.lock_step_time([small, large]) == inner.lock_step_time([small, large])
 
 
 def test_tables_may_be_zipped(folder: Path) -> None:
@@ -235,5 +312,30 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="is not a folder"):
         Kernels(path=tmp_path / "nowhere", num_layers=1)
     make_kernel_folder(tmp_path / "there")
-    with pytest.raises(ValidationError, match="hidden_size is missing"):
+    with pytest.raises(ValidationError, match=r"hidden_size and collective_us and coll.* missing"):
         Kernels(path=tmp_path / "there", num_layers=1, tensor_parallel_size=2)
+
+
+def test_tables_of_one_gpu_are_not_taken_for_those_of_two(folder: Path) -> None:
+    two: dict[str, Any] = {"path": folder, "num_layers": 1, "tensor_parallel_size": 2, **LINK}
+    with pytest.raises(ValidationError, match=r"profile: has no folder tp2 .*found: tables of one"):
+        Kernels(**two)
+    (folder / "meta.yaml").write_text("tp_degrees: [2]")
+    assert Kernels(**two).folder == folder
+    (folder / "tp1").mkdir()
+    with pytest.raises(ValidationError, match=r"has no folder tp2 .*found: tp1\)"):
+        Kernels(**two)
+
+
+def test_ranks_need_tables_of_their_experts(folder: Path) -> None:
+    with pytest.raises(ValidationError, match="has no folder tp2"):
+        experts(folder, data_parallel_size=2)
+    with pytest.raises(ValidationError, match="num_experts = 64 cannot be split evenly over 3"):
+        experts(folder, data_parallel_size=3, enable_expert_parallel=True)
+    make_kernel_folder(folder / "tp2")
+    with pytest.raises(ValidationError, match=r"tp2: has no moe\.csv with experts sliced over 2"):
+        experts(folder, data_parallel_size=2)
+    with pytest.raises(ValidationError, match="the tables are of a dense model"):
+        Kernels(
+            path=make_kernel_folder(folder / "dense"), num_layers=1, enable_expert_parallel=True
+        )

@@ -15,7 +15,6 @@ scripted randomness, the virtual clock and the format of the log are those of ``
 import atexit
 import json
 import math
-import random
 import shutil
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from to_record import Needs, random_groups_scenario, random_scenario
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -81,155 +81,6 @@ def uniform(*key: int) -> float:
 
 def token(*key: int) -> int:
     return 1_000_000 + scripted(*key) % 2**30
-
-
-def random_scenario(seed: int) -> dict[str, Any]:
-    """Small engines under pressure: few blocks, small budgets, every switch."""
-    draw = random.Random(seed)
-    block_size = draw.choice([1, 2, 4, 8, 16])
-    max_model_len = draw.choice([48, 64, 100, 128])
-    fewest = -(-max_model_len // block_size) + 2
-    is_async = draw.random() < 0.4
-    method = draw.choice([None, "draft_model", "draft_model", "eagle", "eagle", "ngram"])
-    if is_async and method == "ngram":
-        method = "draft_model"
-    k = draw.choice([1, 2, 3, 5, 8])
-    seqs = draw.choice([1, 2, 4, 8, 16])
-    chunked = draw.random() < 0.85
-    budget = max(draw.choice([seqs + 1, 24, 40, 64, 200]), seqs, k + 3)
-    threshold = max(draw.choice([8, 16]), k + 1) if chunked and draw.random() < 0.25 else 0
-    caching = draw.random() < 0.55
-    spec: dict[str, Any] | None = None
-    if method:
-        spec = {"method": method, "k": k}
-        if draw.random() < 0.25:
-            spec["per_batch_size"] = [[1, 2, k], [3, 5, max(0, k - 1)], [7, 9, 0]]
-    engine = {
-        "block_size": block_size,
-        "num_blocks": int(fewest * draw.choice([1, 1.2, 1.6, 2, 4])) + draw.randint(0, 3),
-        "max_model_len": max_model_len,
-        "max_num_batched_tokens": budget if chunked else max(budget, max_model_len),
-        "max_num_seqs": seqs,
-        "max_num_active_seqs": draw.choice([None, None, None, max(1, seqs // 2)]),
-        "enable_chunked_prefill": chunked,
-        "enable_prefix_caching": caching,
-        "policy": "priority" if draw.random() < 0.35 else "fcfs",
-        "long_prefill_token_threshold": threshold,
-        "long_prefill_token_threshold_adaptive": threshold > 0 and draw.random() < 0.4,
-        "scheduler_reserve_full_isl": draw.random() < 0.7,
-        "watermark": draw.choice([0.0, 0.0, 0.05]),
-        "async_scheduling": is_async,
-        "spec": spec,
-    }
-    variable = method == "ngram" and draw.random() < 0.8
-    return {
-        "name": f"random-{seed}",
-        "kind": "random",
-        "seed": seed,
-        "engine": engine,
-        "cost": {"base_ns": 5_000_000, "per_token_ns": 20_000, "per_ctx_ns": 40},
-        "acceptance": {"alpha": draw.choice([0.0, 0.5, 0.8, 1.0])},
-        "drafts": {"mode": "ngram", "p_zero": 0.4} if variable else {"mode": "full"},
-        "requests": random_requests(draw, engine),
-    }
-
-
-def random_groups_scenario(seed: int) -> dict[str, Any]:
-    """The same with layers that attend differently, under pools that are hardly enough."""
-    scenario, draw = random_scenario(seed), random.Random(f"groups {seed}")
-    engine = scenario["engine"]
-    layers = random_layers(draw)
-    engine["kv_groups"] = layers
-    engine["enable_prefix_caching"] = draw.random() < 0.75
-    engine["max_model_len"] = length = draw.choice([64, 100, 200, 256])
-    engine["block_size"] = draw.choice([1, 2, 4, 4, 8, 8, 16])
-    budget = draw.choice([engine["max_num_seqs"] + 1, 24, 48, 100, 300])
-    least = max(engine["max_num_seqs"], engine["spec"]["k"] + 3 if engine["spec"] else 0)
-    engine["max_num_batched_tokens"] = max(
-        budget, least, 0 if engine["enable_chunked_prefill"] else length
-    )
-    spec = engine["spec"]
-    if spec and spec["method"] == "eagle" and draw.random() < 0.4:
-        spec["method"] = "mtp"
-    if spec and spec["method"] != "ngram" and draw.random() < 0.6:
-        layers.append(dict(draw.choice(layers), layers=draw.choice([1, 1, 2])))
-    kinds = {run["kind"] for run in layers}
-    if "chunked_local_attention" in kinds:
-        if spec and spec["method"] in ("eagle", "mtp"):
-            # vLLM then keeps all tokens in all layers, if they have no two windows.
-            kept = [run for run in layers if run["kind"] != "sliding_window"]
-            engine["kv_groups"] = layers = [*kept, {"kind": "full_attention", "layers": 1}]
-            span = layers[0].get("chunk", 8)
-            layers[:-1] = [run | {"chunk": span} if "chunk" in run else run for run in kept]
-        if engine["enable_prefix_caching"]:  # vLLM wants blocks of one size for that
-            for run in layers:
-                run.pop("bytes_per_token", None)
-    config = vllm_config({**engine, "num_blocks": 2})
-    groups = get_kv_cache_groups(config, layer_specs(engine))
-    common = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
-    slides = any(isinstance(group.kv_cache_spec, SlidingWindowSpec) for group in groups)
-    kept = draw.choice([0, 0, 0, None, common, 2 * common, 4 * common])
-    engine["prefix_cache_retention_interval"] = kept if slides else 0
-    fewest = 1 + sum(
-        spec.max_memory_usage_bytes(config) // spec.page_size_bytes
-        for spec in (group.kv_cache_spec for group in groups)
-    )
-    engine["num_blocks"] = int(fewest * draw.choice([1, 1, 1.2, 1.6, 2, 4])) + draw.randint(0, 3)
-    requests = [row for _ in range(draw.choice([1, 2, 3])) for row in random_requests(draw, engine)]
-    requests.sort(key=lambda row: row["arrival_ns"])
-    for number, row in enumerate(requests):
-        row["id"] = f"r{number:02d}"
-    return {**scenario, "name": f"groups-{seed}", "kind": "random groups", "requests": requests}
-
-
-def random_layers(draw: random.Random) -> list[dict[str, Any]]:
-    """Attention layers in the order in which a model might have them."""
-    kinds: list[dict[str, Any]] = [{"kind": "full_attention"}]
-    for _ in range(draw.choice([1, 1, 1, 2, 3])):
-        kinds.append({"kind": "sliding_window", "window": draw.choice([2, 5, 8, 16, 17, 33, 64])})
-    if draw.random() < 0.2:
-        kinds.append({"kind": "chunked_local_attention", "chunk": draw.choice([6, 8, 16, 32, 50])})
-    if draw.random() < 0.15:
-        kinds = kinds[1:]  # no layer attends to everything
-    draw.shuffle(kinds)
-    usual = draw.choice([1, 2, 4, 12])
-    has_widths = draw.random() < 0.35
-    for run in kinds:
-        run["layers"] = draw.choice([usual, usual, 2 * usual, 3 * usual + 1, usual + 1])
-        if has_widths:
-            run["bytes_per_token"] = draw.choice([1024, 2048, 2048, 4096, 3072])
-    return kinds
-
-
-def random_requests(draw: random.Random, engine: dict[str, Any]) -> list[dict[str, Any]]:
-    longest, size = engine["max_model_len"] - 2, engine["block_size"]
-    shared = [[draw.randint(5, 999) for _ in range(longest)] for _ in range(2)]
-    exact = draw.random() < 0.3  # prompts that end right after a block
-    rate, arrival = draw.choice([10, 40, 200]), 0
-    rows: list[dict[str, Any]] = []
-    for number in range(draw.randint(6, 14)):
-        arrival += 0 if draw.random() < 0.2 else int(draw.expovariate(rate) * 1e9)
-        prompt_len = (
-            min(longest, draw.choice([1, size + 1, 2 * size]))
-            if exact
-            else (draw.randint(1, longest))
-        )
-        row: dict[str, Any] = {
-            "id": f"r{number:02d}",
-            "arrival_ns": arrival,
-            "prompt_len": prompt_len,
-            "max_tokens": draw.choice([1, 2, draw.randint(1, 20), draw.randint(1, 50)]),
-        }
-        if engine["enable_prefix_caching"] and draw.random() < 0.7:
-            common = draw.choice([prompt_len, draw.randint(0, prompt_len)])
-            own = [draw.randint(5, 999) for _ in range(prompt_len - common)]
-            row["prompt_token_ids"] = draw.choice(shared)[:common] + own
-        if engine["policy"] == "priority":
-            row["priority"] = draw.choice([0, 0, 1, 2])
-        if draw.random() < 0.2:
-            row["alpha"] = round(draw.random(), 3)
-        rows.append(row)
-    return rows
 
 
 def model_folder() -> str:
@@ -331,6 +182,16 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
     )
     cache.num_gpu_blocks, cache.kv_cache_layout = engine["num_blocks"], "LBNHC"
     return config
+
+
+def needs_of(engine: dict[str, Any]) -> Needs:
+    config = vllm_config({**engine, "num_blocks": 2})
+    specs = [group.kv_cache_spec for group in get_kv_cache_groups(config, layer_specs(engine))]
+    return Needs(
+        math.lcm(*(spec.block_size for spec in specs)),
+        any(isinstance(spec, SlidingWindowSpec) for spec in specs),
+        sum(spec.max_memory_usage_bytes(config) // spec.page_size_bytes for spec in specs),
+    )
 
 
 def make_scheduler(engine: dict[str, Any]) -> Scheduler:
@@ -593,10 +454,10 @@ def main() -> None:
     if not seeds:
         record(json.loads(Path(target).read_text()), Path(target))
         return
-    make = random_groups_scenario if seeds[2:] == ["groups"] else random_scenario
+    has_groups = seeds[2:] == ["groups"]
     Path(target).mkdir(parents=True, exist_ok=True)
     for seed in range(*map(int, seeds[:2])):
-        scenario = make(seed)
+        scenario = random_groups_scenario(seed, needs_of) if has_groups else random_scenario(seed)
         path = Path(target) / f"{scenario['name']}.scenario.json"
         try:
             record(scenario, path)

@@ -206,3 +206,58 @@ def test_compiled_and_by_pieces_agree_on_plain_steps(tables: Path) -> None:
     many = target.forward_time(StepLoad(1000 * counts, counts, counts))
     each = [target.forward_time(StepLoad(1000 * n, n, n)) for n in (1, 8, 64)]
     assert many.tolist() == each
+
+
+EXPERTS = {"model": "qwen3-30b-a3b", "data_parallel_size": 2, "enable_expert_parallel": True}
+
+
+def add_experts(tables: Path) -> None:
+    """Add experts, whole or sliced, the attention heads of that model, and what NCCL takes."""
+    data, shape = tables / "data" / "h200_sxm", {"hidden_size": 2048, "inter_size": 768}
+    sizes = {**shape, "topk": 8, "num_experts": 128, "distribution": "balanced"}
+    splits = {(1, 1): 4.0, (1, 2): 2.0, (2, 1): 3.0}
+    rows = [
+        {"kernel_source": "triton", "moe_dtype": "bfloat16", **sizes, "num_tokens": n,
+         "moe_tp_size": tp, "moe_ep_size": ep, "latency": 0.001 * factor * n}
+        for (tp, ep), factor in splits.items() for n in (1, 16, 256, 65536)
+    ]  # fmt: skip
+    write(data / "moe/vllm/0.24.0", "moe_perf", rows)
+    exchanges = [
+        {"op_name": name, "num_gpus": 2, "nccl_dtype": "half", "message_size": size,
+         "kernel_source": "NCCL", "latency": 0.01 + 1e-9 * size}
+        for name in ("all_gather", "reduce_scatter") for size in (1, 1 << 30)
+    ]  # fmt: skip
+    write(data / "comm/nccl/2.0.0", "nccl_perf", exchanges)
+    for name in ("generation", "context"):
+        path = data / f"attention/vllm/0.24.0/{name}_attention_perf.parquet"
+        found = pq.read_table(path).to_pylist()
+        other = [{**row, "num_key_value_heads": 4} for row in found]
+        write(path.parent, path.stem, found + other)
+
+
+def test_ranks_share_experts_and_exchange_the_tokens_of_all(tables: Path) -> None:
+    """By hand, at 256 tokens: experts at 512, and two exchanges of as many; 48 layers."""
+    add_experts(tables)
+    one = TableProfile.of(options(tables, model="qwen3-30b-a3b"))
+    for is_whole, factor in ((True, 2.0), (False, 3.0)):
+        fields = {**EXPERTS, "enable_expert_parallel": is_whole}
+        two = TableProfile.of(options(tables, **fields))
+        load = StepLoad(256_000, 256, 256)
+        longer = two.profile.target.forward_time(load) - one.profile.target.forward_time(load)
+        per_layer = factor * 512 - 4.0 * 256 + 2 * (10 + 1e-6 * 512 * 2048)
+        assert longer == pytest.approx(48 * per_layer * 1e-6, rel=1e-3)
+        assert two.memory.weight_bytes == pytest.approx(
+            one.memory.weight_bytes - 48 * 128 * 3 * 2048 * 768 * 2 / 2, rel=1e-3
+        )
+
+
+def test_a_profile_of_ranks_is_for_such_ranks(tables: Path) -> None:
+    add_experts(tables)
+    profile = TableProfile.of(options(tables, **EXPERTS)).profile
+    assert profile.target.in_lock_step(2, expert_parallel=True) is profile.target
+    with pytest.raises(ProfileError, match="the profile was composed for 2, True"):
+        profile.target.in_lock_step(4, expert_parallel=True)
+    with pytest.raises(ProfileError, match="has no experts to share out"):
+        TableProfile.of(options(tables, data_parallel_size=2))
+    with pytest.raises(ProfileError, match="no table comm/moe_a2a_perf"):
+        TableProfile.of(options(tables, **EXPERTS, kernels={"a2a": "deepep_ht"}))

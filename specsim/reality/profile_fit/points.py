@@ -270,13 +270,15 @@ def kernels_of(
     if gpu is None:
         names = [str(meta[name]) for name in ("hardware", "gpu") if meta.get(name)]
         gpu = find_gpu(names, str(folder))
-    shape = load_model(model)
+    shape, spec = load_model(model), load_gpu(gpu)
     with validated(str(folder), ProfileError):
         kernels = Kernels(
             path=folder,
             num_layers=shape.num_hidden_layers,
             tensor_parallel_size=tensor_parallel_size,
             hidden_size=shape.hidden_size,
+            collective_us=spec.collective_us,
+            collective_gb_per_s=spec.collective_gb_per_s,
             num_experts=shape.num_experts or None,
             experts_per_token=shape.num_experts_per_tok or None,
         )

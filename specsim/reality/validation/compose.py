@@ -1,5 +1,6 @@
 """What a measured run is simulated as: its engine, its requests, and a profile."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,12 +14,13 @@ from specsim.core.errors import ConfigError, ProfileError, TraceError
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping, validated
 from specsim.engine.config import EngineConfig
-from specsim.hardware import find_gpu, find_model
+from specsim.hardware import find_gpu, find_model, load_gpu, load_model
 from specsim.latency.cuda_graph import CudaGraph
-from specsim.latency.kernels import Kernels
+from specsim.latency.kernels import Kernels, ZeroWrites
 from specsim.profile import Profile, load_profile
 from specsim.proposers import PROPOSERS
 from specsim.reality.profile_fit import kernels_of
+from specsim.reality.profile_fit.points import Origin
 from specsim.reality.validation.run_folder import RunFolder
 from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
@@ -32,6 +34,21 @@ _RESERVED_GIB = 1.15
 Llama-3.1-8B at max_num_batched_tokens 2048 on an RTX 4090 (23.52 GiB x 0.9 - 14.96 GiB of weights -
 2,588 blocks of 2 MiB)."""
 _MEMORY_SHARE = 0.9  # vLLM's default until 0.19
+_MEMORY_REACHED = 0.8  # share of its bandwidth that simple kernels reach
+_HARMLESS = frozenset(
+    {
+        "dtype",
+        "enforce_eager",
+        "seed",
+        "disable_log_stats",
+        "load_format",
+        "skip_tokenizer_init",
+        "served_model_name",
+        "tokenizer",
+        "num_gpu_blocks_override",
+    }
+)
+"""Options of an engine that are either read elsewhere or change no time."""
 _NOT_OURS = frozenset({"model", "tensor_parallel_size", "speculative_config"})
 
 Entries = Sequence[tuple[int, int, int]]
@@ -89,11 +106,11 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
             "num_gpu_blocks is not published: derived from memory (gpu_memory_utilization "
             f"{engine['gpu_memory_utilization']:g}, {profile.reserved_gib:g} GiB set aside)"
         )
-    replicas = _parallel(run, "data_parallel_size")
-    routing: dict[str, Any] = {"kind": "round_robin"}
-    if replicas > 1:
-        routing = {"kind": "least_outstanding", "waiting_weight": 4.0}
-        notes.append(f"{replicas} data-parallel replicas, each by itself; least loaded first")
+    routing: dict[str, Any] = {}
+    if (ranks := _parallel(run, "data_parallel_size")) > 1:
+        # vLLM's own balance until 0.32; see v1/engine/core_client.py of the run's version.
+        routing = {"routing": {"kind": "least_outstanding", "waiting_weight": 4.0}}
+        notes.append(f"{ranks} data-parallel ranks; a request goes to the least loaded")
     experiment = Experiment.parse(
         {
             "workload": {
@@ -101,8 +118,7 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
             },
             "engine": engine,
             "profile": replaced.profile or str(run.profile_folder),
-            "replicas": replicas,
-            "routing": routing,
+            **routing,
             **({"acceptance": {"kind": "recorded", "proposer": RECORD}} if speculation else {}),
         },
         str(run.path / "meta.json"),
@@ -134,6 +150,8 @@ def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, A
     if not run.meta:
         notes.append("no meta.json: the engine's options are vLLM's defaults")
     options: dict[str, Any] = {"gpu_memory_utilization": _MEMORY_SHARE}
+    if blocks := run.engine_kwargs.get("num_gpu_blocks_override"):
+        options["num_gpu_blocks"] = blocks
     sources = (
         run.section("resolved_config", "scheduler_config"),
         run.section("resolved_config", "cache_config"),
@@ -148,7 +166,20 @@ def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, A
     if replaced.num_gpu_blocks is not None:
         options["num_gpu_blocks"] = replaced.num_gpu_blocks
         notes.append(f"num_gpu_blocks = {replaced.num_gpu_blocks}, as given")
+    _note_ignored(run, notes)
     return {name: options[name] for name in EngineConfig.model_fields if name in options}
+
+
+def _note_ignored(run: RunFolder, notes: list[str]) -> None:
+    """Name the options of the run's engine that change nothing here, other than by being unset."""
+    known = EngineConfig.model_fields.keys() | _HARMLESS
+    ignored = [
+        f"{name} = {value!r}"
+        for name, value in run.engine_kwargs.items()
+        if name not in known and value not in (None, False, "auto")
+    ]
+    if ignored:
+        notes.append(f"options of the engine that are not simulated: {', '.join(sorted(ignored))}")
 
 
 def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
@@ -174,6 +205,7 @@ def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
         find_gpu([str(name) for name in known if name], str(run.path)),
         _parallel(run, "tensor_parallel_size"),
     )
+    kernels = _with_zeros(run, kernels, origin)
     with validated(str(folder), ProfileError):
         return Profile.model_validate(
             {
@@ -190,6 +222,17 @@ def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
                 "reserved_gib": _RESERVED_GIB,
             }
         )
+
+
+def _with_zeros(run: RunFolder, kernels: Kernels, origin: Origin) -> Kernels:
+    """Write zeros for the experts of other GPUs, as vLLM did before 0.32; see `ZeroWrites`."""
+    shape, bandwidth = load_model(origin.model), load_gpu(origin.gpu).memory_gb_per_s
+    version = re.match(r"0\.(\d+)", str(run.meta.get("vllm_version", "")))
+    if not shape.num_experts or bandwidth is None or version is None or int(version[1]) >= 32:
+        return kernels
+    width = shape.moe_intermediate_size * (2 if shape.has_gated_mlp else 1) + shape.hidden_size
+    zeros = ZeroWrites(bytes_per_expert=2.0 * width, gb_per_s=_MEMORY_REACHED * bandwidth)
+    return kernels.model_copy(update={"zero_writes": zeros})
 
 
 def _model_key(run: RunFolder, meta: dict[str, Any], model: str | None) -> str:

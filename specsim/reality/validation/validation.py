@@ -139,7 +139,7 @@ def replay(run: RunFolder, composed: Replay) -> Validation:
         statistics=compare_runs(run.runs, requests),
         details={
             "profile": composed.experiment.profile,
-            "replicas": composed.experiment.replicas,
+            "replicas": composed.experiment.num_engines,
             "is_async": simulation.deployment.is_async,
             "num_gpu_blocks": engine.num_gpu_blocks,
             "block_size": engine.block_size,

@@ -59,7 +59,7 @@ class _Page:
 
     def __init__(self, run: ResultsFolder, experiment: Experiment) -> None:
         self._run = run
-        self._engines = range(experiment.replicas)
+        self._engines = range(experiment.num_engines)
         self._engine = Deployment.of(experiment).engine
         self._model = str(self._engine.model)
 

@@ -89,6 +89,11 @@ def find_capacity(
     Raises:
         SpecsimError: The load of the experiment cannot be varied, or a simulation cannot be run.
     """
+    if experiment.num_engines > experiment.replicas:
+        raise ConfigError(
+            f"engine.data_parallel_size = {experiment.engine.data_parallel_size}: capacity counts "
+            "GPUs by tensor parallelism only; leave it out, or use compare"
+        )
     loads = Loads(_driven(experiment, goal), goal.replications)
     candidates = [
         _Candidate(hardware, label, policy, loads, goal)

@@ -43,7 +43,7 @@ class LoadSeries:
     @classmethod
     def of(cls, loads: Loads, batches: BatchTuning) -> "LoadSeries":
         """Return the series that the throughput by batch size suggests."""
-        replicas = loads.experiment.replicas
+        replicas = loads.experiment.num_engines
         ks = range(loads.experiment.max_draft_len + 1)
         rates = [[point.requests_per_second(k) * replicas for k in ks] for point in batches.points]
         sizes = [point.batch_size * replicas for point in batches.points]

@@ -1,0 +1,148 @@
+"""Data-parallel ranks of a mixture of experts: every pass is made by all, and waits for all."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import tiny_config
+
+from specsim.core.errors import ConfigError, ProfileError, SpecsimError
+from specsim.core.request import Request
+from specsim.run.deployment import Deployment
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import Run, simulate
+from specsim.run.summary import Summary
+
+MOE = {"model": "qwen3-30b-a3b", "gpu": "h200"}
+COLUMNS = ("arrived_at", "scheduled_at", "first_token_at", "ended_at", "deliveries")
+
+
+@pytest.fixture
+def run(constant_step: Callable[..., str]) -> Callable[..., Run]:
+    """Run requests (arrival, prompt, output), in turn on ranks; 10 ms a step and 1 ms a token."""
+
+    def start(
+        rows: list[tuple[float, int, int]], *, of: dict[str, Any] = MOE, **engine: Any
+    ) -> Run:
+        experiment = tiny_config(
+            engine={
+                "num_gpu_blocks": 1000, "max_model_len": 1024, "max_num_batched_tokens": 256,
+                "max_num_seqs": 8, "async_scheduling": False, "enable_prefix_caching": False,
+                "data_parallel_size": 2, **engine,
+            },
+            profile=constant_step(delta_ms=10, gamma_us=1000, **of),
+            routing={"kind": "round_robin"},
+        )  # fmt: skip
+        requests = [
+            Request(index=index, arrived_at=at, prompt_len=prompt, output_len=output)
+            for index, (at, prompt, output) in enumerate(rows)
+        ]
+        return simulate(Experiment.parse(experiment, "ranks"), requests=requests, check=True)
+
+    return start
+
+
+def ends(run: Run) -> list[float]:
+    found: list[float] = Summary(run).tables.requests["ended_at"].tolist()
+    return found
+
+
+def test_a_long_prefill_delays_the_other_rank(run: Callable[..., Run]) -> None:
+    """By hand: a pass of 4 and 40 tokens, one of 1 and 1, one of 1 and a dummy."""
+    rows = [(0.0, 4, 3), (0.0, 40, 2)]
+    first = Summary(run(rows)).tables.requests
+    assert first["first_token_at"].tolist() == pytest.approx([0.050, 0.050])
+    assert first["ended_at"].tolist() == pytest.approx([0.072, 0.061])
+    assert ends(run(rows, of={})) == pytest.approx([0.036, 0.061])  # a dense model: uncoupled
+
+
+def test_who_comes_to_an_idle_rank_waits_for_its_dummy_pass(run: Callable[..., Run]) -> None:
+    """By hand: at 5 ms the rank has gone into the pass that begins at 20 ms, so it joins at 31."""
+    found = Summary(run([(0.0, 10, 5), (0.005, 40, 1)])).tables.requests
+    assert found["scheduled_at"].tolist() == pytest.approx([0.0, 0.020])
+    assert found["ended_at"].tolist() == pytest.approx([0.103, 0.081])
+
+
+def test_all_ranks_wait_together_when_there_is_nothing_to_do(run: Callable[..., Run]) -> None:
+    """By hand: the second request meets a server at rest, on the other rank."""
+    assert ends(run([(0.0, 10, 1), (1.0, 10, 1)])) == pytest.approx([0.020, 1.020])
+
+
+def test_two_steps_in_flight_begin_and_end_together(run: Callable[..., Run]) -> None:
+    """No two different passes of the GPUs overlap, whoever takes part in them."""
+    rng = np.random.default_rng(3)
+    at = np.sort(rng.uniform(0, 3, 60))
+    rows = [(float(t), int(rng.integers(1, 300)), int(rng.integers(1, 30))) for t in at]
+    done = run(rows, async_scheduling=True, data_parallel_size=3)
+    steps = Summary(done).tables.steps
+    real = steps["batched_tokens"] > 0
+    passes = sorted(set(zip(steps["started_at"][real], steps["ended_at"][real], strict=True)))
+    assert len(passes) < int(real.sum())
+    assert all(one[1] <= other[0] + 1e-12 for one, other in pairwise(passes))
+    tables = Summary(done).tables.requests
+    assert tables["output_len"].tolist() == [row[2] for row in rows]
+    assert set(tables["replica"].tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("arrivals", [{"kind": "poisson", "rate": 40.0}, {"kind": "closed_loop"}])
+def test_nothing_is_lost_with_drafts_or_clients_who_wait(
+    constant_step: Callable[..., str], arrivals: dict[str, Any], *, is_async: bool
+) -> None:
+    if arrivals["kind"] == "closed_loop":
+        arrivals = {**arrivals, "concurrency": 5}
+    config = tiny_config(
+        profile=constant_step(delta_ms=10, gamma_us=100, drafts={"eagle3": {"step_ms": 1}}, **MOE)
+    )
+    config["workload"]["arrivals"] = arrivals
+    config["engine"] |= {"data_parallel_size": 2, "async_scheduling": is_async}
+    experiment = Experiment.parse(config, "ranks")
+    assert experiment.routing.kind == "least_outstanding"
+    found = [Summary(simulate(experiment, check=True)).tables.requests for _ in range(2)]
+    assert (found[0]["ended_at"] > found[0]["arrived_at"]).all()
+    assert len(found[0]["ended_at"]) == config["workload"]["num_requests"]
+    assert all((found[0][name] == found[1][name]).all() for name in COLUMNS)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_one_rank_is_a_replica_to_the_byte(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, *, is_async: bool
+) -> None:
+    rows = [(0.01 * n, 5 + 7 * n % 90, 1 + 5 * n % 23) for n in range(40)]
+    fields = {"data_parallel_size": 1, "async_scheduling": is_async}
+    plain = Summary(run(rows, **fields)).tables
+    monkeypatch.setattr(Deployment, "is_lock_step", property(lambda _: True))
+    alone = Summary(run(rows, **fields)).tables
+    for name in COLUMNS:
+        assert plain.requests[name].tobytes() == alone.requests[name].tobytes()
+    for name in ("started_at", "ended_at", "target_time", "batched_tokens"):
+        assert plain.steps[name].tobytes() == alone.steps[name].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"replicas": 2}, ConfigError, "several servers of several ranks"),
+        ({"incidents": [{"kind": "slowdown", "replica": 0, "at": 1.0, "factor": 2.0}]},
+         ConfigError, "without one of its ranks"),
+        ({"engine": {"data_parallel_size": 2, "scheduler": "prefill_first"}},
+         ConfigError, "prefill_first .vLLM V0. has no ranks"),
+        ({"engine": {"data_parallel_size": 0}}, ConfigError, "data_parallel_size"),
+        ({"engine": {"enable_expert_parallel": True}}, ProfileError, "latency model 'linear'"),
+        ({"engine": {"enable_expert_parallel": True}, "of": {}}, ProfileError, "has no experts"),
+    ],
+)  # fmt: skip
+def test_what_is_not_simulated_is_refused_in_one_line(
+    constant_step: Callable[..., str],
+    changes: dict[str, Any],
+    error: type[SpecsimError],
+    message: str,
+) -> None:
+    changes = {"engine": {"data_parallel_size": 2}, **changes}
+    profile = constant_step(delta_ms=10, **changes.pop("of", MOE))
+    config = tiny_config(**{**changes, "profile": profile, "acceptance": None})
+    with pytest.raises(error, match=message) as caught:
+        Deployment.of(Experiment.parse(config, "bad"))
+    assert len(str(caught.value).splitlines()) == 1
