@@ -31,6 +31,22 @@ def rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
+def test_capacity_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ROOT / "experiments" / "capacity-statistics"
+    monkeypatch.syspath_prepend(folder)
+    alarms = importlib.import_module("false_alarms")
+    monkeypatch.setattr(alarms, "QUEUE_LENS", (300,))
+    monkeypatch.setattr(alarms, "SERVER_LENS", (300,))
+    alarms.main(5, 1, tmp_path)
+    assert len(rows(tmp_path / "false_alarms.csv")) == 2 * 7 + 6
+    kept = rows(folder / "false_alarms.csv")
+    assert all(float(row["called_unstable"]) <= 0.025 for row in kept if float(row["load"]) <= 1)
+    settings = rows(folder / "results.csv")
+    assert len(settings) == 12
+    assert all(abs(float(row["off_by_percent"])) <= 3 for row in settings)
+    assert sum(row["covers"] == "True" for row in settings) >= 11
+
+
 def test_smartspec_fig5(tmp_path: Path) -> None:
     fig5 = script("smartspec-fig5")
     fig5.main(tmp_path, sizes=(1, 16), rounds=1)

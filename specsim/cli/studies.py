@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from specsim.policies import Policy
     from specsim.study.gate import GateResults, Suite
 
-_NUM_REQUESTS = 1000
+_NUM_REQUESTS = 2000
+_MAX_REQUESTS = 64_000
 
 
 class Drive(StrEnum):
@@ -82,27 +83,34 @@ def capacity(
     ] = 0.02,
     overrides: Overrides = None,
     seed: Seed = None,
-    replications: Annotated[int, typer.Option(min=1, help="Runs of each load.")] = 3,
+    replications: Annotated[int, typer.Option(min=1, help="Runs of each load.")] = 5,
     num_requests: Annotated[
         int | None,
         typer.Option(
-            min=50, max=100_000_000, help="Requests per run; by default the experiment's, or 1000."
+            min=50,
+            max=100_000_000,
+            help="Requests per run, fixed, as for CI; by default runs grow until the answer stops "
+            "moving, from 2,000 or the experiment's num_requests if that is more.",
         ),
     ] = None,
+    max_requests: Annotated[
+        int, typer.Option(min=50, max=100_000_000, help="So far runs may grow.")
+    ] = _MAX_REQUESTS,
     workers: Workers = ALL_CORES,
     out: Out = None,
 ) -> None:
     """Find the largest load within limits, how many GPUs a target rate takes, and what it costs.
 
     A load is sustained if enough requests keep all limits and the backlog does not grow. Each GPU
-    and policy is searched by bracketing and bisection, on the same requests and luck. With --out
-    the folder gets capacity.json, and capacity.parquet with every load that was tried.
+    and policy is searched by bracketing and bisection, on the same requests and luck, in runs that
+    grow until the answer stops moving. Those whose 95 % intervals overlap are not ranked. With
+    --out the folder gets capacity.json, and capacity.parquet with every load that was tried.
     """
     from specsim.study.runner import warm_up
 
     warm_up(workers)
     from specsim.run.experiment import Experiment
-    from specsim.show.render.studies import capacity_tables
+    from specsim.show.render.capacity import capacity_tables, capacity_verdict
     from specsim.study.capacity import (
         Choices,
         Goal,
@@ -119,9 +127,10 @@ def capacity(
             "--slo is missing and the experiment has no slo; give limits, such as ttft:500,tpot:50"
         )
     _check_ranges(attainment, tolerance, qps)
-    count = num_requests or experiment.workload.num_requests or _NUM_REQUESTS
+    count = num_requests or max(experiment.workload.num_requests or 0, _NUM_REQUESTS)
+    longest = None if num_requests else max_requests
     is_closed = drive is Drive.CONCURRENCY
-    goal = Goal(limits, attainment, tolerance, is_closed, qps, replications, count)
+    goal = Goal(limits, attainment, tolerance, is_closed, qps, replications, count, longest)
     table = Prices.load(prices)
     names = [] if gpus is None else [name.strip() for name in gpus.split(",")]
     chosen = _chosen(policies, experiment.effective_policy)
@@ -134,6 +143,8 @@ def capacity(
         if folder is not None:
             found.save(folder)
     show(*capacity_tables(found, config.name))
+    for line in capacity_verdict(found):
+        typer.echo(line)
     source = "examples of list prices, replace them by --prices" if prices is None else prices
     typer.echo(f"prices of {table.date}: {source}")
     warn(found.notes)

@@ -21,7 +21,6 @@ from specsim.results.export import (
 )
 from specsim.results.metrics import (
     PERCENTILES,
-    is_unstable,
     latencies,
     latency_statistics,
     speculation_metrics,
@@ -29,8 +28,10 @@ from specsim.results.metrics import (
     time_shares,
     token_latencies,
 )
+from specsim.results.steady import is_unstable
 from specsim.results.tables import RunTables, assemble
 from specsim.run.simulate import Run
+from specsim.run.trust import Beyond, roofline_warnings
 
 _EPOCH = "19700101-000000"
 """Stands in vLLM's field ``date``: the same run gives the same bytes on every day."""
@@ -57,8 +58,12 @@ class Summary:
     @cached_property
     def is_unstable(self) -> bool:
         """Whether the queue kept growing as long as requests arrived."""
-        requests = self.tables.requests
-        return is_unstable(requests["arrived_at"], requests["ended_at"])
+        return is_unstable(self.tables.requests)
+
+    @cached_property
+    def beyond(self) -> Beyond:
+        """Steps beyond the profile's valid range."""
+        return Beyond.of(self.tables.totals)
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -66,16 +71,8 @@ class Summary:
         found = []
         if self.is_unstable:
             found.append("UNSTABLE: arrivals were faster than service, the queue kept growing")
-        totals, valid = self.tables.totals, self.run.deployment.profile.valid_range
-        for kind in ("context", "batched"):
-            name = f"{kind}_tokens"
-            largest, limit = int(totals[name]), getattr(valid, name)
-            if largest > limit:
-                share = int(totals[f"beyond_{kind}"]) / int(totals["steps"])
-                found.append(
-                    f"{share:.1%} of the steps lie outside the profile's valid range: up to "
-                    f"{largest:,} {name.replace('_', ' ')}, fitted up to {limit:,}"
-                )
+        profile = self.run.deployment.profile
+        found += roofline_warnings(profile) + self.beyond.warnings(profile)
         return found + self._late_incidents()
 
     def _late_incidents(self) -> list[str]:
@@ -188,6 +185,7 @@ class Summary:
             "is_async": run.deployment.is_async,
             "num_gpu_blocks": run.deployment.engine.num_gpu_blocks,
             "unstable": self.is_unstable,
+            "beyond_valid_range": self.beyond.share,
             "warnings": self.warnings,
             "num_steps": num_steps,
             "num_preemptions": int(requests["preemptions"].sum()),

@@ -96,7 +96,14 @@ class Comparison:
     @property
     def warnings(self) -> list[str]:
         """What a user should know before believing the numbers."""
-        return [*self.notes, *sorted({text for each in self.results for text in each.warnings})]
+        every = {each.label: each.warnings for each in self.results}
+        common = set.intersection(*map(set, every.values()))
+        own = [f"{label}: {text}" for label, some in every.items() for text in some]
+        return [
+            *self.notes,
+            *sorted(common),
+            *(text for text in own if text.partition(": ")[2] not in common),
+        ]
 
     @property
     def standings(self) -> list[Standing]:

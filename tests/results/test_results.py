@@ -13,10 +13,9 @@ from conftest import tiny_config
 
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
-from specsim.core.rng import generator
 from specsim.core.version import __version__
 from specsim.results.folder import load_requests
-from specsim.results.metrics import Slo, is_unstable, keeps_limits, latencies, tpot
+from specsim.results.metrics import Slo, keeps_limits, latencies, tpot
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -177,28 +176,3 @@ def test_a_load_beyond_the_profile_is_mentioned(constant_step: Callable[..., str
     summary = Summary(simulate(Experiment.parse(tiny_config(profile=path, policy="off"), "x")))
     assert len(summary.warnings) == 1
     assert "outside the profile's valid range" in summary.warnings[0]
-
-
-def queue(load: float, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Arrivals and ends of a single server with constant service of one second."""
-    arrivals = np.cumsum(generator(1, "arrivals").exponential(1 / load, count))
-    ends, busy_until = np.empty(count), 0.0
-    for number, at in enumerate(arrivals):
-        busy_until = ends[number] = max(busy_until, at) + 1.0
-    return arrivals, ends
-
-
-@pytest.mark.parametrize(
-    ("load", "unstable"), [(0.5, False), (0.8, False), (1.3, True), (3.0, True)]
-)
-def test_overload_is_told_from_load(load: float, unstable: bool) -> None:
-    assert is_unstable(*queue(load, 1000)) is unstable
-
-
-def test_a_run_shorter_than_its_requests_is_not_called_unstable() -> None:
-    arrivals = np.cumsum(generator(2, "arrivals").exponential(1.0, 300))
-    assert not is_unstable(arrivals, arrivals + 1000.0)
-
-
-def test_a_burst_is_not_called_unstable() -> None:
-    assert not is_unstable(np.zeros(100), np.arange(1.0, 101.0))

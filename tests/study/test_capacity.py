@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from math import exp, factorial
 from pathlib import Path
 from statistics import fmean
@@ -17,12 +18,17 @@ from hypothesis import strategies as st
 from specsim.core.errors import ConfigError
 from specsim.policies.off import Off
 from specsim.results.metrics import Slo
+from specsim.results.steady import Trend
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
+from specsim.run.trust import Beyond
 from specsim.study.capacity import Choices, Goal, Prices, find_capacity, find_hardware, parse_slo
 from specsim.study.capacity.findings import Offer, pareto_front
-from specsim.study.capacity.search import Bracket, LoadProbe, largest_sustained
+from specsim.study.capacity.interval import interval_between
+from specsim.study.capacity.probe import LoadProbe, LoadRun
+from specsim.study.capacity.ranking import Ranked, best
+from specsim.study.capacity.search import Answer, Bracket, explore, largest_sustained
 
 
 def found_by(limit: float, start: float, tolerance: float = 0.01, **rest: Any) -> Bracket:
@@ -106,7 +112,7 @@ def test_of_one_request_at_a_time_it_is_what_theory_says(
     limit_ms: float, attainment: float, constant_step: Callable[..., str]
 ) -> None:
     experiment = single_server(constant_step(delta_ms=100.0), 10_000)
-    goal = Goal(Slo(e2el_ms=limit_ms), attainment, 0.005, False, None, 3, 10_000)
+    goal = Goal(Slo(e2el_ms=limit_ms), attainment, 0.005, False, None, 3, 10_000, None)
     choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
     [found] = find_capacity(experiment, goal, choices, workers=2).found
     assert found.rate == pytest.approx(m_d_1_capacity(limit_ms / 1e3, 0.1, attainment), rel=0.02)
@@ -117,7 +123,7 @@ def test_without_tight_limits_it_is_the_rate_at_which_the_backlog_begins_to_grow
     constant_step: Callable[..., str],
 ) -> None:
     experiment = single_server(constant_step(delta_ms=100.0), 10_000)
-    goal = Goal(Slo(e2el_ms=1e9), 0.99, 0.005, False, None, 3, 10_000)
+    goal = Goal(Slo(e2el_ms=1e9), 0.99, 0.005, False, None, 3, 10_000, None)
     choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
     [found] = find_capacity(experiment, goal, choices, workers=2).found
     assert found.rate == pytest.approx(10.0, rel=0.02)  # one per service time
@@ -132,7 +138,7 @@ def small(policy: str = "off") -> Experiment:
 
 def test_it_is_where_a_dense_sweep_says() -> None:
     experiment, slo = small("static:k=2"), Slo(ttft_ms=60, tpot_ms=20)
-    goal = Goal(slo, 0.95, 0.01, False, None, 2, 200)
+    goal = Goal(slo, 0.95, 0.01, False, None, 2, 200, None)
     choices = Choices(
         find_hardware(experiment, []),
         {"static:k=2": experiment.effective_policy},
@@ -170,7 +176,7 @@ def test_the_command_writes_what_it_prints(cli: Run, tmp_path: Path) -> None:
     assert code == 0, err
     assert "prices of 2026-01-01: p.yaml" in out
     assert "no price of a100-40gb" in err
-    assert "l40s, a100-40gb: steps as the roofline says" in err
+    assert "a100-40gb: steps as the roofline says" in err
     found = json.loads((tmp_path / "done" / "capacity.json").read_text())
     results = {(each["hardware"], each["policy"]): each for each in found["results"]}
     assert len(results) == 6
@@ -234,13 +240,153 @@ def test_a_run_that_is_too_short_to_tell_proves_nothing(cli: Run, tmp_path: Path
     assert "h100 off: runs were too short to tell" in err
 
 
+def run_at(
+    load: float, missed: float, growth: float = 0.0, latency: float = 1.0, count: int = 1000
+) -> LoadRun:
+    return LoadRun(
+        load=load,
+        num_requests=count,
+        num_steady=count,
+        missed=missed,
+        missed_by={"ttft_ms": missed},
+        reached_ms={"ttft_ms": 1.0},
+        trend=Trend(growth, 0.0),
+        is_too_short=False,
+        requests_per_second=load,
+        mean_output_len=1.0,
+        latencies_ms={"mean_e2el_ms": latency},
+        most_running=1,
+        resource="step_time",
+        beyond=Beyond(1, 0, 0, 1, 1),
+    )
+
+
 def test_of_the_front_none_is_both_cheaper_and_faster() -> None:
     def offer(cost: float | None, latency: float) -> Offer:
-        probe = LoadProbe(1.0, 1.0, False, False, 1.0, 1.0, {"mean_e2el_ms": latency})
+        probe = LoadProbe((run_at(1.0, 0.0, latency=latency),))
         return Offer("h", "p", probe, 1.0, 1.0, cost)
 
     given = [offer(3, 10), offer(1, 30), offer(2, 40), offer(1, 35), offer(4, 10), offer(None, 1)]
     assert pareto_front(given) == [given[1], given[0]]
+
+
+GOAL = Goal(Slo(ttft_ms=500), 0.99, 0.02, False, None, 5, 2000, 64_000)
+
+
+def answer_of(
+    capacities: list[float], bias: float, goal: Goal = GOAL, growing: float = 99
+) -> Answer:
+    """Search where replication r misses its limits by a known law, biased while runs are short."""
+
+    def missed(load: float, limit: float) -> float:
+        return min(1.0, 0.01 * (load / limit) ** 80)
+
+    search = explore(12.0, goal, goal.num_requests)
+    asked = next(search)
+    for _ in range(60):
+        shift = 1 + bias * 2000 / asked.num_requests
+        growth = max(0.0, 1 - growing / asked.load)
+        runs = [
+            run_at(asked.load, missed(asked.load, each * shift), growth, count=asked.num_requests)
+            for each in capacities
+        ]
+        try:
+            asked = search.send(LoadProbe(tuple(runs)))
+        except StopIteration as stop:
+            return stop.value
+    raise AssertionError("the search does not end")
+
+
+SPREAD = [9.8, 9.9, 10.0, 10.1, 10.2]
+
+
+@pytest.mark.parametrize("bias", [-0.1, 0.0, 0.1])
+def test_runs_grow_until_the_answer_stops_moving(bias: float) -> None:
+    found = answer_of(SPREAD, bias)
+    assert found.is_settled
+    assert found.num_requests == 32_000
+    assert found.bracket.sustained == pytest.approx(10.0, rel=0.03)
+    assert found.interval is not None
+    assert found.interval.low < 10.0 < found.interval.high
+    assert found.interval.half_width < 0.04
+
+
+def test_an_answer_that_still_moves_is_not_settled() -> None:
+    assert not answer_of(SPREAD, 5.0).is_settled
+
+
+def test_a_fixed_number_of_requests_stays_fixed() -> None:
+    found = answer_of(SPREAD, 0.3, replace(GOAL, max_requests=None))
+    assert found.num_requests == 2000
+    assert found.bracket.sustained == pytest.approx(13.0, rel=0.03)
+
+
+def test_a_backlog_bounds_the_load_that_limits_allow() -> None:
+    found = answer_of([20.0] * 5, 0.0, growing=8.0)
+    assert found.bracket.sustained == pytest.approx(8.0, rel=0.03)
+
+
+def test_the_jackknife_has_the_spread_of_the_replications() -> None:
+    """Of lines, it is Student's interval of the mean of the roots (t of 4 is 2.776)."""
+
+    def probe(load: float) -> LoadProbe:
+        return LoadProbe(tuple(run_at(load, 0.01 * (load / each) ** 20) for each in SPREAD))
+
+    found = interval_between(probe(9.9), probe(10.1), 0.99)
+    assert found is not None
+    assert found.estimate == pytest.approx(10.0, rel=0.003)
+    expected = 2.776 * 0.0158 / 5**0.5
+    assert found.half_width == pytest.approx(expected, rel=0.2)
+    alone = LoadProbe(probe(9.9).runs[:1]), LoadProbe(probe(10.1).runs[:1])
+    assert interval_between(*alone, 0.99) is None
+
+
+def test_what_overlaps_is_not_ranked() -> None:
+    def ranked(name: str, low: float, high: float) -> Ranked:
+        return Ranked("h", name, low, (low + high) / 2, (low, high))
+
+    a, b, c = ranked("a", 1, 3), ranked("b", 2, 4), ranked("c", 3.5, 5)
+    assert best([c, b, a]).leaders == [a, b]
+    assert best([c, b, a]).others == [c]
+    unknown = Ranked("h", "u", 9, 9, None)
+    assert best([a, unknown]).leaders == [a, unknown]
+
+
+def readme() -> Experiment:
+    config = tiny_config(policy={"kind": "static", "k": 3})
+    config["workload"] = {
+        "arrivals": {"kind": "poisson", "rate": 8.0},
+        "lengths": {"kind": "dataset", "name": "sharegpt"},
+        "num_requests": 200,
+    }
+    config["engine"] = {
+        "max_num_seqs": 256,
+        "speculative_config": {"method": "eagle3", "num_speculative_tokens": 5},
+    }
+    config["acceptance"]["alpha"] = 0.62
+    return Experiment.parse(config, "README")
+
+
+@pytest.mark.slow
+def test_filling_up_is_not_taken_for_a_backlog() -> None:
+    """With k = 3, README's server was said to sustain 35.9 requests/s; it does 45."""
+    experiment = readme()
+    goal = Goal(Slo(ttft_ms=500, tpot_ms=50), 0.99, 0.02, False, None, 3, 2000, 8192)
+    policies = {"static:k=3": experiment.effective_policy}
+    choices = Choices(find_hardware(experiment, []), policies, Prices.load(None))
+    [found] = find_capacity(experiment, goal, choices, workers=2).found
+    assert found.rate == pytest.approx(45.2, rel=0.04)
+    assert (found.binds, found.resource) == ("ttft_ms", "max_num_seqs")
+    assert found.interval is not None
+    assert found.interval.low < 45.2 < found.interval.high
+
+
+def test_the_number_of_processes_changes_nothing() -> None:
+    experiment = small()
+    goal = Goal(Slo(ttft_ms=100, tpot_ms=30), 0.9, 0.05, False, None, 2, 100, 400)
+    choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
+    one, two = (find_capacity(experiment, goal, choices, workers=n).to_dict() for n in (1, 2))
+    assert json.dumps(one) == json.dumps(two)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +449,7 @@ def test_failures_are_refused_before_anything_is_run() -> None:
     experiment = small()
     incidents = [{"kind": "failure", "replica": 1, "at": 1.0, "until": 2.0}]
     failing = Experiment.parse({**experiment.to_dict(), "replicas": 2, "incidents": incidents}, "x")
-    goal = Goal(Slo(e2el_ms=1e9), 0.99, 0.1, False, None, 1, 100)
+    goal = Goal(Slo(e2el_ms=1e9), 0.99, 0.1, False, None, 1, 100, None)
     choices = Choices(find_hardware(failing, []), {"off": Off()}, Prices.load(None))
     with pytest.raises(ConfigError, match="incidents: a load cannot be looked for"):
         find_capacity(failing, goal, choices)

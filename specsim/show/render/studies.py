@@ -1,89 +1,18 @@
-"""Studies: a capacity plan, a tuning, and the verdicts of a gate."""
+"""Studies: a tuning, and the verdicts of a gate."""
 
 import json
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
 
 from specsim.show.render import interval, new_table
 
 if TYPE_CHECKING:
-    from specsim.study.capacity import Capacity, Found
     from specsim.study.gate.verdict import GateVerdict, MetricChange
     from specsim.study.paired import SpeedUp
     from specsim.study.tune import Tuning
     from specsim.study.tune.batch import BatchTuning
-    from specsim.study.tune.crossover import Check, Crossover
-
-
-def capacity_tables(capacity: "Capacity", name: str) -> list[Table]:
-    """Return what each hardware sustains by policy, and the front of latency and cost, if any."""
-    fronts = [_front(capacity)] if capacity.front else []
-    return [_sustained(capacity, name), *fronts]
-
-
-def _sustained(capacity: "Capacity", name: str) -> Table:
-    goal, currency = capacity.goal, capacity.prices.currency
-    limits = ", ".join(
-        f"{metric.removesuffix('_ms').upper()} {limit:g} ms"
-        for metric, limit in goal.slo.model_dump(exclude_none=True).items()
-    )
-    columns = [
-        "hardware", "policy", *(["clients"] if goal.is_closed else []), "requests/s",
-        "within limits", "TTFT p99, ms", "TPOT p99, ms", "output tokens/s", "GPU-hours / 1 M",
-        f"{currency} / 1 M",
-    ]  # fmt: skip
-    if goal.target_rate is not None:
-        columns += ["replicas", "GPUs", f"{currency} / h", f"{currency} / 1 M then"]
-    title = f"{name}: the most that one replica sustains with {goal.attainment:.4g} within {limits}"
-    return new_table(title, columns, map(_sustained_row, capacity.found))
-
-
-def _sustained_row(found: "Found") -> list[str]:
-    goal, probe, rate = found.goal, found.at_capacity, found.rate
-    head = [escape(found.hardware.label), escape(found.policy)]
-    if probe is None or rate is None:
-        lowest = found.probes[0]
-        at = f"{lowest.attainment:.2%} at {lowest.load:.3g}"
-        return [*head, *(["none"] if goal.is_closed else []), "none", at]
-    offer, latencies = found.offer(probe), probe.latencies_ms
-    row = [
-        *head,
-        *([f"{probe.load:.0f}"] if goal.is_closed else []),
-        f"{rate:.4g}",
-        f"{probe.attainment:.2%}",
-        f"{latencies['p99_ttft_ms']:,.1f}",
-        f"{latencies['p99_tpot_ms']:,.2f}",
-        f"{rate * probe.mean_output_len:,.0f}",
-        f"{offer.gpu_hours:.4f}",
-        _money(offer.cost),
-    ]
-    if goal.target_rate is not None and found.replicas is not None:
-        gpus = found.replicas * found.hardware.gpus_per_replica
-        row += [f"{found.replicas:,}", f"{gpus:,}"]
-        row += [_money(found.cost_per_hour), _money(found.cost_at_target)]
-    return row
-
-
-def _front(capacity: "Capacity") -> Table:
-    currency = capacity.prices.currency
-    columns = [f"{currency} / 1 M", "mean latency, ms", "hardware", "policy", "requests/s"]
-    rows = (
-        [
-            _money(offer.cost),
-            f"{offer.probe.latencies_ms['mean_e2el_ms']:,.1f}",
-            escape(offer.hardware),
-            escape(offer.policy),
-            f"{offer.rate:.4g}",
-        ]
-        for offer in capacity.front
-    )
-    return new_table("no load on one replica is both cheaper and faster than these", columns, rows)
-
-
-def _money(amount: float | None) -> str:
-    return "-" if amount is None else f"{amount:,.3f}"
+    from specsim.study.tune.crossover import Check, Crossover, LoadCheck
 
 
 def tuning_tables(tuning: "Tuning", title: str) -> list[Table]:
@@ -132,6 +61,12 @@ def _load(value: float) -> str:
     return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
+def _state(load: "LoadCheck") -> str:
+    if load.is_saturated:
+        return "SATURATED"
+    return f"UNSTABLE: k={', '.join(map(str, load.unstable))}" if load.unstable else ""
+
+
 def _check_table(check: "Check", title: str) -> Table:
     ks = range(1, len(check.loads[0].fixed))
     fixed = [f"k={k}" for k in ks]
@@ -145,7 +80,7 @@ def _check_table(check: "Check", title: str) -> Table:
             f"{load.over_best_fixed.mean:.3f} (k={load.best_fixed})",
             interval(load.over_best_fixed),
             f"{load.oracle_over_schedule.mean:.3f}",
-            "SATURATED" if load.is_saturated else "",
+            _state(load),
         ]
         for load in check.loads
     ]

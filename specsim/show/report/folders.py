@@ -184,7 +184,25 @@ class _Result(BaseModel):
     cost_per_hour: float | None
     cost_per_million_tokens: float | None = None
     cost_per_million_tokens_at_target: float | None
+    requests_per_second_interval: tuple[float, float] | None = None
+    binds: str | None = None
+    resource: str | None = None
+    margins: dict[str, float] = {}
     probes: list[_Probe]
+
+
+class _Leader(BaseModel):
+    """One of those that are best."""
+
+    hardware: str
+    policy: str
+    value: float
+
+
+class _Ranking(BaseModel):
+    """What is best, as far as intervals show."""
+
+    leaders: list[_Leader] = []
 
 
 class _Plan(BaseModel):
@@ -202,6 +220,8 @@ class _Plan(BaseModel):
     prices: dict[str, Any]
     experiment: dict[str, Any]
     results: list[_Result]
+    most: _Ranking = _Ranking()
+    cheapest: _Ranking = _Ranking()
     notes: list[str]
 
 
@@ -245,6 +265,8 @@ def _load_capacity(folder: Path) -> Study:
             "attainment": plan.attainment,
             "slo": plan.slo,
             "target_rate": plan.target_rate,
+            "most": [each.model_dump() for each in plan.most.leaders],
+            "cheapest": [each.model_dump() for each in plan.cheapest.leaders],
             "results": [
                 {**result.model_dump(exclude=unused), "places": list(own)}
                 for own, result in zip(places, plan.results, strict=True)

@@ -10,9 +10,11 @@ from specsim.core.errors import ConfigError
 from specsim.policies import Policy
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
+from specsim.run.trust import ROOFLINE
 from specsim.study.capacity.choices import Choices, Goal, Hardware, Prices, find_hardware, parse_slo
 from specsim.study.capacity.findings import Capacity, Found
-from specsim.study.capacity.search import LoadProbe, Task, explore, measure
+from specsim.study.capacity.probe import LoadProbe, LoadRun, Task, measure
+from specsim.study.capacity.search import Asked, Search, explore
 from specsim.study.loads import Loads, Trial, check_steady
 from specsim.study.runner import LocalProcesses, Runner
 from specsim.workload import WorkloadConfig
@@ -24,7 +26,8 @@ __all__ = [
 ]  # fmt: skip
 
 _START_CLIENTS = 16
-_FINEST, _COARSEST = 0.01, 0.05  # shares of the arrivals by which a growing backlog is told
+_ROUNDS = 6  # requests per client of a closed loop
+_FILLS = 8  # times as many requests as the server holds at once are in the first runs
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,12 @@ class _Candidate:
     loads: Loads
     goal: Goal
 
-    def at(self, load: float) -> list[Task]:
+    def at(self, asked: Asked) -> list[Task]:
         """Return the simulations of a load."""
         # A closed loop has to be full for most of the run.
-        count = self.goal.num_requests
-        count = max(count, 6 * int(load)) if self.goal.is_closed else count
-        return self._tasks(load, self.loads.trials(self.policy, load, count))
+        least = _ROUNDS * int(asked.load) if self.goal.is_closed else 0
+        count = max(asked.num_requests, least)
+        return self._tasks(asked.load, self.loads.trials(self.policy, asked.load, count))
 
     def at_once(self) -> list[Task]:
         """Return the simulations of all requests at once, which show the saturated server."""
@@ -50,9 +53,22 @@ class _Candidate:
         return self._tasks(count, self.loads.closed_trials(self.policy, count, count))
 
     def _tasks(self, load: float, trials: list[Trial]) -> list[Task]:
-        share = min(max(self.goal.tolerance, _FINEST), _COARSEST)
         profile, slo = self.hardware.profile, self.goal.slo
-        return [Task(load, trial, profile, slo, share) for trial in trials]
+        return [Task(load, trial, profile, slo, self.goal.attainment) for trial in trials]
+
+    def search(self, saturated: LoadProbe | None) -> Search:
+        """Return the search for its capacity.
+
+        Args:
+            saturated: Of all requests at once; None in a closed loop.
+        """
+        count = self.goal.num_requests
+        if saturated is None:
+            return explore(float(_START_CLIENTS), self.goal, count)
+        if self.goal.max_requests is not None:
+            # A server that holds many requests at once takes long to be steady.
+            count = max(count, _FILLS * max(run.most_running for run in saturated.runs))
+        return explore(saturated.requests_per_second, self.goal, count)
 
 
 def find_capacity(
@@ -126,12 +142,12 @@ def _driven(experiment: Experiment, goal: Goal) -> Experiment:
 
 
 def _search(candidates: list[_Candidate], runner: Runner, prices: Prices) -> list[Found]:
-    starts = [float(_START_CLIENTS)] * len(candidates)
+    saturated: list[LoadProbe | None] = [None] * len(candidates)
     if not candidates[0].goal.is_closed:
         groups = runner.run(measure, [candidate.at_once() for candidate in candidates])
-        starts = [LoadProbe.over(group).requests_per_second for group in groups]
-    searches = [explore(start, c.goal) for start, c in zip(starts, candidates, strict=True)]
-    asked: dict[int, float] = {number: next(search) for number, search in enumerate(searches)}
+        saturated = [_probe(group) for group in groups]
+    searches = [each.search(full) for each, full in zip(candidates, saturated, strict=True)]
+    asked: dict[int, Asked] = {number: next(search) for number, search in enumerate(searches)}
     ended: dict[int, Found] = {}
     while asked:
         groups = runner.run(
@@ -139,14 +155,17 @@ def _search(candidates: list[_Candidate], runner: Runner, prices: Prices) -> lis
         )
         for number, group in zip(list(asked), groups, strict=True):
             try:
-                asked[number] = searches[number].send(LoadProbe.over(group))
+                asked[number] = searches[number].send(_probe(group))
             except StopIteration as stop:
                 del asked[number]
                 own = candidates[number]
                 price = prices.per_gpu_hour.get(own.hardware.profile.gpu)
-                bracket, probes = stop.value
-                ended[number] = Found(own.hardware, own.label, bracket, probes, price, own.goal)
+                ended[number] = Found(own.hardware, own.label, stop.value, price, own.goal)
     return [ended[number] for number in range(len(candidates))]
+
+
+def _probe(runs: list[LoadRun]) -> LoadProbe:
+    return LoadProbe(tuple(runs))
 
 
 def _notes(found: list[Found], prices: Prices) -> list[str]:
@@ -155,18 +174,26 @@ def _notes(found: list[Found], prices: Prices) -> list[str]:
     unpriced = sorted({h.profile.gpu for h in hardware} - set(prices.per_gpu_hour))
     notes = []
     if guessed:
-        notes.append(
-            f"{', '.join(guessed)}: steps as the roofline says, not as measured; it flatters "
-            "speculation at medium batch sizes (profiles/README.md)"
-        )
+        notes.append(f"{', '.join(guessed)}: {ROOFLINE}")
         if len(guessed) < len(hardware):
             notes.append("measured and roofline profiles differ by more than their GPUs do")
     if unpriced:
         notes.append(f"no price of {', '.join(unpriced)}: add it by --prices FILE")
+    for each in found:
+        if each.at_capacity is not None:
+            warnings = each.at_capacity.beyond.warnings(each.hardware.profile)
+            notes += [f"{each.hardware.label} {each.policy}: {text}" for text in warnings]
+    return notes + _doubts(found)
+
+
+def _doubts(found: list[Found]) -> list[str]:
+    """Return what was not found out, and what to do about it."""
+    notes = []
     for those, advice in (
         (
             [each for each in found if each.is_limited_by_length],
-            "runs were too short to tell whether more is sustained; raise --num-requests",
+            "runs were too short to tell whether more is sustained; raise --num-requests or "
+            "--max-requests",
         ),
         (
             [each for each in found if each.at_capacity is None],
@@ -175,6 +202,16 @@ def _notes(found: list[Found], prices: Prices) -> list[str]:
         (
             [each for each in found if each.bracket.exceeded is None],
             "no load was too high; raise --num-requests or lower the limits",
+        ),
+        (
+            [each for each in found if each.is_unsettled],
+            "the answer had not stopped moving when runs were as long as allowed; raise "
+            "--max-requests or --replications",
+        ),
+        (
+            [each for each in found if each.goal.max_requests is None and each.rate is not None],
+            "runs of a fixed length, which may be too short; leave out --num-requests to have them "
+            "made longer until the answer stops moving",
         ),
     ):
         if those:

@@ -36,7 +36,10 @@ class Goal:
     """Runs of each load; run i has the seed of the experiment plus i, and all loads, policies and
     hardware meet the same requests."""
     num_requests: int
-    """Of each run."""
+    """Of each run; where it is not fixed, of the first ones."""
+    max_requests: int | None
+    """Runs are made longer up to so many requests, until the answer stops moving; None keeps
+    `num_requests` as it is."""
 
 
 def parse_slo(text: str) -> Slo:

@@ -14,7 +14,10 @@ from specsim.core.version import __version__
 from specsim.results.export import write_parquet
 from specsim.run.experiment import Experiment
 from specsim.study.capacity.choices import Goal, Hardware, Prices
-from specsim.study.capacity.search import SHARES, Bracket, LoadProbe
+from specsim.study.capacity.interval import Interval
+from specsim.study.capacity.probe import LoadProbe
+from specsim.study.capacity.ranking import Ranked, Ranking, best
+from specsim.study.capacity.search import SHARES, Answer, Bracket
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,14 @@ class Offer:
     """Per million output tokens."""
     cost: float | None
     """Per million output tokens; None where no price is known."""
+    cost_at_target: float | None = None
+    """The same of whole replicas, each with this load at most, that serve the target rate; None
+    without one."""
+
+    @property
+    def compared_cost(self) -> float | None:
+        """The cost by which offers are compared: at the target rate where there is one."""
+        return self.cost if self.cost_at_target is None else self.cost_at_target
 
 
 @dataclass(frozen=True)
@@ -38,25 +49,70 @@ class Found:
 
     hardware: Hardware
     policy: str
-    bracket: Bracket
-    probes: list[LoadProbe]
-    """All loads that were tried, rising."""
+    answer: Answer
     price: float | None
     """Per GPU and hour."""
     goal: Goal
 
+    @property
+    def bracket(self) -> Bracket:
+        """Between which loads it ceases to keep its limits."""
+        return self.answer.bracket
+
+    @property
+    def probes(self) -> list[LoadProbe]:
+        """All loads that were tried, rising."""
+        return self.answer.probes
+
     @cached_property
     def at_capacity(self) -> LoadProbe | None:
         """The largest sustained load; None if there is none."""
-        return next((p for p in self.probes if p.load == self.bracket.sustained), None)
+        return self.answer.at(self.bracket.sustained)
+
+    @cached_property
+    def beyond_capacity(self) -> LoadProbe | None:
+        """The smallest load that was not sustained; None if there is none."""
+        return self.answer.at(self.bracket.exceeded)
 
     @property
     def is_limited_by_length(self) -> bool:
         """Whether the smallest load that was not sustained failed by too short a run alone."""
-        at_limit = next((p for p in self.probes if p.load == self.bracket.exceeded), None)
+        at_limit = self.beyond_capacity
         if at_limit is None or at_limit.is_unstable:
             return False
         return at_limit.is_too_short and at_limit.attainment >= self.goal.attainment
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether runs were made longer, but not long enough for the answer to stop moving."""
+        is_found = self.rate is not None and self.bracket.exceeded is not None
+        return is_found and self.goal.max_requests is not None and not self.answer.is_settled
+
+    @property
+    def binds(self) -> str | None:
+        """What is missed first beyond the capacity: ``ttft_ms`` and so on, or ``backlog``."""
+        if self.beyond_capacity is None or self.is_limited_by_length:
+            return None
+        return self.beyond_capacity.binds(self.goal.attainment)
+
+    @property
+    def resource(self) -> str | None:
+        """What requests wait for there: ``max_num_seqs``, ``kv_memory`` or ``step_time``."""
+        return None if self.beyond_capacity is None else self.beyond_capacity.resource
+
+    @property
+    def margins(self) -> dict[str, float]:
+        """How far each limit is at the capacity, as a share of the limit."""
+        return {} if self.at_capacity is None else self.at_capacity.margins(self.goal.slo)
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """The 95 % interval of `rate`, requests per second; None where nothing says how sure."""
+        own, rate, load = self.answer.interval, self.rate, self.bracket.sustained
+        if own is None or rate is None or load is None:
+            return None
+        # In a closed loop requests follow from clients, at most in proportion.
+        return own.times(rate / load)
 
     @property
     def rate(self) -> float | None:
@@ -73,8 +129,11 @@ class Found:
         """Return what a load costs."""
         tokens_per_hour = self.rate_of(probe) * probe.mean_output_len * 3600
         gpu_hours = self.hardware.gpus_per_replica * 1e6 / tokens_per_hour
+        rate, target = self.rate_of(probe), self.goal.target_rate
         cost = None if self.price is None else gpu_hours * self.price
-        return Offer(self.hardware.label, self.policy, probe, self.rate_of(probe), gpu_hours, cost)
+        spare = 1.0 if target is None else ceil(target / rate) * rate / target
+        at_target = None if cost is None or target is None else cost * spare
+        return Offer(self.hardware.label, self.policy, probe, rate, gpu_hours, cost, at_target)
 
     @property
     def offers(self) -> list[Offer]:
@@ -95,19 +154,51 @@ class Found:
         return ceil(self.goal.target_rate / self.rate)
 
     @property
+    def replicas_interval(self) -> tuple[int, int] | None:
+        """Fewest and most replicas for the target rate, by the interval of the rate."""
+        if self.goal.target_rate is None or self.interval is None:
+            return None
+        low, high = self.interval.low, self.interval.high
+        return ceil(self.goal.target_rate / high), ceil(self.goal.target_rate / low)
+
+    @property
     def cost_per_hour(self) -> float | None:
         """Of the replicas for the target rate."""
-        if self.replicas is None or self.price is None:
+        return None if self.replicas is None else self._cost_per_hour(self.replicas)
+
+    @property
+    def cost_interval(self) -> tuple[float, float] | None:
+        """Least and most cost per hour for the target rate, by the interval of the rate."""
+        if self.replicas_interval is None:
             return None
-        return self.replicas * self.hardware.gpus_per_replica * self.price
+        costs = [self._cost_per_hour(count) for count in self.replicas_interval]
+        return None if costs[0] is None or costs[1] is None else (costs[0], costs[1])
+
+    def _cost_per_hour(self, replicas: int) -> float | None:
+        if self.price is None:
+            return None
+        return replicas * self.hardware.gpus_per_replica * self.price
 
     @property
     def cost_at_target(self) -> float | None:
         """Per million output tokens, with the replicas for the target rate."""
-        if self.cost_per_hour is None or self.at_capacity is None or not self.goal.target_rate:
-            return None
-        tokens_per_hour = self.goal.target_rate * self.at_capacity.mean_output_len * 3600
-        return self.cost_per_hour * 1e6 / tokens_per_hour
+        return None if self.at_capacity is None else self.offer(self.at_capacity).cost_at_target
+
+
+def _turned(interval: Interval | None) -> tuple[float, float] | None:
+    return None if interval is None else (-interval.high, -interval.low)
+
+
+def _cost_of(found: Found) -> tuple[float | None, tuple[float, float] | None]:
+    """Return the cost per hour for the target rate; without one, per million output tokens."""
+    if found.goal.target_rate is not None:
+        return found.cost_per_hour, found.cost_interval
+    if found.at_capacity is None or found.rate is None:
+        return None, None
+    cost, between = found.offer(found.at_capacity).cost, found.interval
+    if cost is None or between is None:
+        return cost, None
+    return cost, (cost * found.rate / between.high, cost * found.rate / between.low)
 
 
 @dataclass(frozen=True)
@@ -120,6 +211,29 @@ class Capacity:
     found: list[Found]
     notes: list[str] = field(default_factory=list)
     """What a user should know before believing the numbers."""
+
+    @cached_property
+    def most(self) -> Ranking:
+        """What sustains the most requests per second on one replica."""
+        return best(
+            [
+                Ranked(f.hardware.label, f.policy, f.rate, -f.rate, _turned(f.interval))
+                for f in self.found
+                if f.rate is not None
+            ]
+        )
+
+    @cached_property
+    def cheapest(self) -> Ranking:
+        """What costs the least for the target rate, or at full load where there is none."""
+        return best(
+            [
+                Ranked(f.hardware.label, f.policy, cost, cost, between)
+                for f in self.found
+                for cost, between in [_cost_of(f)]
+                if cost is not None
+            ]
+        )
 
     @cached_property
     def front(self) -> list[Offer]:
@@ -138,10 +252,13 @@ class Capacity:
             "target_rate": goal.target_rate,
             "replications": goal.replications,
             "num_requests": goal.num_requests,
+            "max_requests": goal.max_requests,
             "prices": self.prices.model_dump(),
             "experiment": self.experiment.to_dict(),
             "results": [_result(found) for found in self.found],
             "pareto_front": [_offer(offer) for offer in self.front],
+            "most": self.most.to_dict(),
+            "cheapest": self.cheapest.to_dict(),
             "notes": self.notes,
         }
 
@@ -169,7 +286,11 @@ class Capacity:
 
 def pareto_front(offers: Iterable[Offer]) -> list[Offer]:
     """Return the offers with a price that none beats in price and mean latency, by rising price."""
-    priced = [(offer.cost, _latency(offer), offer) for offer in offers if offer.cost is not None]
+    priced = [
+        (offer.compared_cost, _latency(offer), offer)
+        for offer in offers
+        if offer.compared_cost is not None
+    ]
     front: list[Offer] = []
     for _, latency, offer in sorted(priced, key=lambda each: each[:2]):
         if not front or latency < _latency(front[-1]):
@@ -182,7 +303,7 @@ def _latency(offer: Offer) -> float:
 
 
 def _result(found: Found) -> dict[str, Any]:
-    probe = found.at_capacity
+    probe, between = found.at_capacity, found.interval
     return {
         "hardware": found.hardware.label,
         "gpu": found.hardware.profile.gpu,
@@ -191,10 +312,18 @@ def _result(found: Found) -> dict[str, Any]:
         "policy": found.policy,
         **asdict(found.bracket),
         "requests_per_second": found.rate,
+        "requests_per_second_interval": None if between is None else [between.low, between.high],
+        "is_settled": found.answer.is_settled,
+        "longest_runs": found.answer.num_requests,
+        "binds": found.binds,
+        "resource": found.resource,
+        "margins": found.margins,
         **({} if probe is None else _at_load(probe)),
         **({} if probe is None else _costs(found.offer(probe))),
         "replicas": found.replicas,
+        "replicas_interval": found.replicas_interval and list(found.replicas_interval),
         "cost_per_hour": found.cost_per_hour,
+        "cost_per_hour_interval": found.cost_interval and list(found.cost_interval),
         "cost_per_million_tokens_at_target": found.cost_at_target,
         "probes": [_row(found, each) for each in found.probes],
     }
@@ -208,6 +337,8 @@ def _row(found: Found, probe: LoadProbe) -> dict[str, Any]:
         "requests_per_second": found.rate_of(probe),
         "is_sustained": probe.is_sustained(found.goal.attainment),
         "is_unstable": probe.is_unstable,
+        "num_requests": probe.num_requests,
+        "replications": len(probe.runs),
         **_at_load(probe),
         **_costs(found.offer(probe)),
     }
@@ -217,6 +348,7 @@ def _at_load(probe: LoadProbe) -> dict[str, Any]:
     return {
         "attainment": probe.attainment,
         "mean_output_len": probe.mean_output_len,
+        "beyond_valid_range": probe.beyond.share,
         **probe.latencies_ms,
     }
 
@@ -233,4 +365,5 @@ def _offer(offer: Offer) -> dict[str, Any]:
         "requests_per_second": offer.rate,
         "mean_e2el_ms": offer.probe.latencies_ms["mean_e2el_ms"],
         **_costs(offer),
+        "cost_per_million_tokens_at_target": offer.cost_at_target,
     }

@@ -1,117 +1,20 @@
 """Search: the largest load that is sustained, by bracketing and bisection, and loads below it.
 
-A generator, which asks for a load and is sent whether that is sustained: so many searches can go on
-side by side, and a closed form can stand for the simulations of a `LoadProbe`.
+Generators, which ask for a load and are sent its probe: so many searches can go on side by side,
+and a closed form can stand for the simulations of a `LoadProbe`.
+
+Runs are made longer until the answer stops moving. The first are short and the search coarse; then
+each time they are made four times as long, it begins where it ended before, and looks only around
+that.
 """
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from math import sqrt
-from statistics import fmean
+from math import log, sqrt
 
-import numpy as np
-from numpy.typing import NDArray
-
-from specsim.profile import Profile
-from specsim.results.metrics import Slo, is_unstable, keeps_limits, latency, ttft
-from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
 from specsim.study.capacity.choices import Goal
-from specsim.study.loads import Trial, steady_window
-from specsim.workload.arrivals.synthetic import ClosedLoop
-
-_LONGEST = 0.25  # mean latency, as a share of the time in which requests arrive
-
-
-@dataclass(frozen=True)
-class Task:
-    """One simulation, and the limits that its requests are held against."""
-
-    load: float
-    trial: Trial
-    profile: Profile
-    slo: Slo
-    tolerance: float
-    """Smallest share by which answers must fall behind arrivals to be found too few."""
-
-
-@dataclass(frozen=True)
-class LoadProbe:
-    """A load that was tried, and what is kept of its simulations."""
-
-    load: float
-    """Requests/s or clients."""
-    attainment: float
-    """Share of the requests that kept all limits. Of those that arrived after the first fifth, for
-    the server fills up during that, and before the last tenth."""
-    is_unstable: bool
-    """Whether the backlog grew as long as requests arrived."""
-    is_too_short: bool
-    """Whether requests took more than a quarter of the time in which they arrived: then the server
-    may hold a backlog that has had no time to show."""
-    requests_per_second: float
-    """Answered, while requests arrived and the server was full."""
-    mean_output_len: float
-    """Tokens per request."""
-    latencies_ms: dict[str, float]
-    """Of the same requests as `attainment`: ``mean_e2el_ms``, ``p99_ttft_ms`` and so on."""
-
-    @classmethod
-    def over(cls, runs: "list[LoadProbe]") -> "LoadProbe":
-        """Return the mean of several runs at one load, none of which may be at fault."""
-        return cls(
-            load=runs[0].load,
-            attainment=fmean(run.attainment for run in runs),
-            is_unstable=any(run.is_unstable for run in runs),
-            is_too_short=any(run.is_too_short for run in runs),
-            requests_per_second=fmean(run.requests_per_second for run in runs),
-            mean_output_len=fmean(run.mean_output_len for run in runs),
-            latencies_ms={
-                name: fmean(run.latencies_ms[name] for run in runs) for name in runs[0].latencies_ms
-            },
-        )
-
-    def is_sustained(self, attainment: float) -> bool:
-        """Return whether enough requests kept their limits and the backlog was seen not to grow."""
-        return self.attainment >= attainment and not (self.is_unstable or self.is_too_short)
-
-
-def measure(task: Task) -> LoadProbe:
-    """Run a simulation and return what is kept of it."""
-    trial = task.trial
-    run = simulate(
-        trial.experiment, requests=trial.requests(), profile=task.profile, keeps_steps=False
-    )
-    tables = Summary(run).tables
-    requests, arrivals = tables.requests, trial.experiment.workload.arrivals
-    arrived_at, ended_at = requests["arrived_at"], requests["ended_at"]
-    order = np.argsort(arrived_at, kind="stable")
-    steady = order[len(order) // 5 : len(order) - len(order) // 10]
-    start, end = steady_window(requests, arrivals)
-    lasts_long = float(latency(requests).mean()) > _LONGEST * float(np.ptp(arrived_at))
-    return LoadProbe(
-        load=task.load,
-        attainment=float(keeps_limits(tables, task.slo)[steady].mean()),
-        is_unstable=is_unstable(arrived_at, ended_at, task.tolerance),
-        is_too_short=lasts_long and not isinstance(arrivals, ClosedLoop),  # never overloaded
-        requests_per_second=float(((ended_at > start) & (ended_at <= end)).sum() / (end - start)),
-        mean_output_len=float(requests["output_len"].mean()),
-        latencies_ms=_statistics(requests[steady]),
-    )
-
-
-def _statistics(requests: NDArray[np.void]) -> dict[str, float]:
-    """Return statistics of latencies, milliseconds; the TPOT of a single token is 0."""
-    first, whole = ttft(requests), latency(requests)
-    per_token = (whole - first) / np.maximum(requests["output_len"] - 1, 1)
-    samples = {"ttft": first * 1e3, "tpot": per_token * 1e3, "e2el": whole * 1e3}
-    means = {f"mean_{name}_ms": float(values.mean()) for name, values in samples.items()}
-    return means | {
-        f"p{percentile}_{name}_ms": float(np.percentile(values, percentile))
-        for name, values in samples.items()
-        for percentile in (50, 99)
-    }
-
+from specsim.study.capacity.interval import Interval, interval_between
+from specsim.study.capacity.probe import LoadProbe
 
 SHARES = (0.25, 0.5, 0.75)
 """Of the capacity: where else latency and cost are looked at."""
@@ -120,6 +23,10 @@ _DOWN = 2.0
 _UP = 1.25  # the start is near saturation, so that one step up is mostly enough
 _LOWEST = 1 / 64
 _HIGHEST = 64.0
+_COARSE = 0.05  # tolerance of the first search, whose runs are short
+_LONGER = 4  # times as long are the next runs
+_WIDEST = 1.5  # times the tolerance: half the interval of an answer that has settled
+_INSIDE = 1 / 8  # of the tolerance: so far below the estimate the answer is confirmed
 
 
 @dataclass(frozen=True)
@@ -132,8 +39,40 @@ class Bracket:
     """The smallest that was seen not to be; None if even the highest was sustained."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A load to be tried."""
+
+    load: float
+    num_requests: int
+    """Of each run."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a search comes to."""
+
+    bracket: Bracket
+    interval: Interval | None
+    """Of the capacity, in units of the load; None where nothing says how sure it is."""
+    is_settled: bool
+    """Whether the answer had stopped moving when the search ended."""
+    num_requests: int
+    """Of each of the last and longest runs."""
+    probes: list[LoadProbe]
+    """Of all loads that were tried, rising; of each the longest runs."""
+
+    def at(self, load: float | None) -> LoadProbe | None:
+        """Return the probe of a load; None if it was not tried."""
+        return next((probe for probe in self.probes if probe.load == load), None)
+
+
+Search = Generator[Asked, LoadProbe, Answer]
+Steps = Generator[Asked, LoadProbe, None]
+
+
 def largest_sustained(
-    start: float, tolerance: float, *, is_whole: bool = False
+    start: float, tolerance: float, *, is_whole: bool = False, up: float = _UP, down: float = _DOWN
 ) -> Generator[float, bool, Bracket]:
     """Search for the largest sustained load.
 
@@ -141,6 +80,7 @@ def largest_sustained(
         start: Where to begin, best near saturation; a 64th to 64 times of it are covered.
         tolerance: Ratio, less 1, of the two ends of the bracket at which to stop.
         is_whole: Whether loads are whole numbers of at least 1.
+        up, down: Ratios of the steps by which the bracket is looked for.
 
     Yields:
         A load to try; to be answered by whether it is sustained.
@@ -155,12 +95,14 @@ def largest_sustained(
         else:
             high = load
         if high is None:
-            load = max(load + step, _possible(load * _UP, is_whole))
+            load = max(load + step, _possible(load * up, is_whole))
+            up = min(up**2, _UP)
             if load > start * _HIGHEST:
                 return Bracket(low, None)
         elif low is None:
-            load = _possible(load / _DOWN, is_whole)
-            if load == high or load < start * _LOWEST:
+            load = min(load - step, _possible(load / down, is_whole))
+            down = min(down**2, _DOWN)
+            if load < max(step, start * _LOWEST):
                 return Bracket(None, high)
     while high / low > 1 + tolerance:
         middle = _possible(sqrt(low * high), is_whole)
@@ -177,32 +119,105 @@ def _possible(load: float, is_whole: bool) -> float:
     return float(max(1, round(load))) if is_whole else load
 
 
-def explore(
-    start: float, goal: Goal
-) -> Generator[float, LoadProbe, tuple[Bracket, list[LoadProbe]]]:
+class _Stage:
+    """Runs of one length, and what they showed."""
+
+    def __init__(self, goal: Goal, num_requests: int) -> None:
+        self.num_requests = num_requests
+        self.probes: dict[float, LoadProbe] = {}
+        self.bracket = Bracket(None, None)
+        self.interval: Interval | None = None
+        self._goal = goal
+
+    def search(self, start: float, tolerance: float, up: float, down: float) -> Steps:
+        """Find the bracket, and where in it the capacity lies."""
+        search = largest_sustained(
+            start, tolerance, is_whole=self._goal.is_closed, up=up, down=down
+        )
+        load = next(search)
+        while True:
+            if load not in self.probes:
+                self.probes[load] = yield Asked(load, self.num_requests)
+            try:
+                load = search.send(self._is_sustained(load))
+            except StopIteration as stop:
+                self.bracket = stop.value
+                break
+        low, high = self.bracket.sustained, self.bracket.exceeded
+        if low is not None and high is not None:
+            attainment = self._goal.attainment
+            self.interval = interval_between(self.probes[low], self.probes[high], attainment)
+
+    def confirm(self) -> Steps:
+        """Try a load just below the estimate, and narrow the bracket by it."""
+        low, high = self.bracket.sustained, self.bracket.exceeded
+        if low is None or high is None or self.interval is None or self._goal.is_closed:
+            return
+        load = self.interval.estimate * (1 - self._goal.tolerance * _INSIDE)
+        if low * (1 + self._goal.tolerance / 2) < load < high:
+            self.probes[load] = yield Asked(load, self.num_requests)
+            is_sustained = self._is_sustained(load)
+            self.bracket = Bracket(load, high) if is_sustained else Bracket(low, load)
+
+    def _is_sustained(self, load: float) -> bool:
+        return self.probes[load].is_sustained(self._goal.attainment)
+
+    @property
+    def estimate(self) -> float | None:
+        """The capacity; the sustained load where nothing says more."""
+        return self.interval.estimate if self.interval else self.bracket.sustained
+
+    def is_settled(self, before: float) -> bool:
+        """Whether the capacity is known well enough, and no other than from shorter runs."""
+        if self.interval is None:
+            return False
+        moved = abs(log(self.interval.estimate / before))
+        tolerance = self._goal.tolerance
+        return moved <= tolerance and self.interval.half_width <= _WIDEST * tolerance
+
+
+def explore(start: float, goal: Goal, num_requests: int) -> Search:
     """Look for the capacity of one replica, and at some loads below it.
 
     Args:
         start: A load near saturation.
+        num_requests: Of the first runs, and of all where their number is fixed.
 
     Yields:
         A load to try; to be answered by its probe.
-
-    Returns:
-        The bracket, and all loads that were tried, rising.
     """
-    probes: dict[float, LoadProbe] = {}
-    search = largest_sustained(start, goal.tolerance, is_whole=goal.is_closed)
-    load = next(search)
-    while True:
-        probes[load] = yield load
-        try:
-            load = search.send(probes[load].is_sustained(goal.attainment))
-        except StopIteration as stop:
-            bracket: Bracket = stop.value
-            break
-    for share in SHARES if bracket.sustained else ():
-        load = _possible(share * (bracket.sustained or 0.0), goal.is_closed)
+    stage = _Stage(goal, num_requests)
+    may_grow = num_requests * _LONGER <= (goal.max_requests or 0)
+    coarse = max(_COARSE, goal.tolerance) if may_grow else goal.tolerance
+    yield from stage.search(start, coarse, _UP, _DOWN)
+    interval, is_settled = stage.interval, False
+    if may_grow:
+        stage, interval, is_settled = yield from _lengthened(stage, goal, goal.max_requests or 0)
+    if interval is not None and stage.bracket.sustained is not None:
+        interval = interval.around(stage.bracket.sustained)
+    probes = dict(stage.probes)
+    for share in SHARES if stage.bracket.sustained else ():
+        load = _possible(share * (stage.bracket.sustained or 0.0), goal.is_closed)
         if load not in probes:
-            probes[load] = yield load
-    return bracket, [probes[load] for load in sorted(probes)]
+            probes[load] = yield Asked(load, num_requests)
+    rising = [probes[load] for load in sorted(probes)]
+    return Answer(stage.bracket, interval, is_settled, stage.num_requests, rising)
+
+
+def _lengthened(
+    first: _Stage, goal: Goal, max_requests: int
+) -> Generator[Asked, LoadProbe, tuple[_Stage, Interval | None, bool]]:
+    """Make runs longer until the answer stops moving, and confirm it."""
+    stage, interval, is_settled = first, first.interval, False
+    while not is_settled and stage.estimate and stage.num_requests * _LONGER <= max_requests:
+        before, is_first = stage.estimate, stage is first
+        stage = _Stage(goal, stage.num_requests * _LONGER)
+        start, step = before * (1 - _INSIDE * goal.tolerance), 1 + goal.tolerance
+        yield from stage.search(start, goal.tolerance, step, step)
+        interval = stage.interval
+        if interval is not None:
+            # What is left of an error that falls with the length of the runs.
+            interval = interval.moved_from(before, 1 / (_LONGER - 1))
+            is_settled = not is_first and stage.is_settled(before)
+    yield from stage.confirm()
+    return stage, interval, is_settled

@@ -173,6 +173,7 @@ def _load(load: LoadCheck) -> dict[str, Any]:
         "name": load.name,
         "load": load.load,
         "is_saturated": load.is_saturated,
+        "unstable_k": load.unstable,
         "best_fixed_k": load.best_fixed,
         "schedule_over_best_fixed": asdict(load.over_best_fixed),
         "speed_up_over_off": {

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from specsim.policies.schedule import Schedule
 from specsim.results.metrics import latency
+from specsim.results.steady import Trend, backlog_trend
 from specsim.run.deployment import Deployment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -43,6 +44,8 @@ class Measurement:
     """Of the largest step."""
     batched_tokens: int
     """Of the largest step."""
+    trend: Trend
+    """Of the backlog."""
 
 
 class Trials(Runner):
@@ -79,6 +82,7 @@ def _measure(trial: Trial) -> Measurement:
         mean_output_len=float(requests["output_len"].mean()),
         context_tokens=int(steps["context_tokens"].max()),
         batched_tokens=int(steps["batched_tokens"].max()),
+        trend=backlog_trend(requests),
     )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from specsim.policies import Policy
 from specsim.policies.references import OracleGoodput
 from specsim.policies.schedule import Schedule
+from specsim.results.steady import Trend
 from specsim.study.loads import Loads, fixed_policy
 from specsim.study.paired import SpeedUp, speed_up
 from specsim.study.tune.batch import BatchTuning, Measurement, Trials, latency_ratio
@@ -210,6 +211,12 @@ class LoadCheck:
     def speed_up(self, group: list[Measurement]) -> SpeedUp:
         """Return a policy's speed-up over no speculation."""
         return latency_ratio(self.fixed[0], group)
+
+    @property
+    def unstable(self) -> list[int]:
+        """Every k whose backlog grew as long as requests arrived."""
+        trends = (Trend.pooled([m.trend for m in group]) for group in self.fixed)
+        return [k for k, trend in enumerate(trends) if trend.is_growing]
 
     @property
     def oracle_over_schedule(self) -> SpeedUp:

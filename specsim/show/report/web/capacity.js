@@ -13,6 +13,35 @@ function shownResults() {
   );
 }
 
+/** Those of a ranking that are shown; more than one: intervals overlap, and none is named first. */
+function leaders(what, ranking, said) {
+  const shownNow = ranking.filter((each) =>
+    shownResults().some(
+      ({ places: [h, p] }) =>
+        HARDWARE.labels[h] === each.hardware && POLICY.labels[p] === each.policy,
+    ),
+  );
+  if (!shownNow.length || shownNow.length < ranking.length) return null;
+  const names = shownNow.map(({ hardware, policy }) =>
+    HARDWARE.labels.length > 1 ? `${hardware}, ${policy}` : policy,
+  );
+  return names.length > 1
+    ? `${what}: no difference shown between ${listed(names)}`
+    : `${what}: ${names[0]}, ${said(shownNow[0].value)}`;
+}
+
+function intervalText(result) {
+  const between = result.requests_per_second_interval;
+  return between ? `${number(between[0])} to ${number(between[1])}` : "";
+}
+
+function bindsText({ binds, resource, margins }) {
+  const name = (metric) => metric.replace("_ms", "").replace(/^(ttft|tpot|e2el)$/, (m) => m.toUpperCase());
+  const left = Object.entries(margins).map(([metric, share]) => `${name(metric)} ${percent(share)}`);
+  if (!binds) return "";
+  return `${name(binds)} (${resource.replaceAll("_", " ")})${left.length ? `; margins ${listed(left)}` : ""}`;
+}
+
 function capacityFinding() {
   const { attainment, slo, target_rate: target } = DATA.capacity;
   const limits = Object.entries(slo).map(
@@ -21,20 +50,13 @@ function capacityFinding() {
   const found = shownResults().filter((result) => result.sustained != null);
   const asked = `${percent(attainment)} of the requests within ${listed(limits)}.`;
   if (!found.length) return `None of these sustains any load with ${asked}`;
-  const most = found.reduce((a, b) => (b.sustained > a.sustained ? b : a));
-  const priced = found.filter((result) => result.cost_per_million_tokens != null);
-  const texts = [`Most: ${capacityName(most)}, ${number(most.sustained)} ${LOAD.unit} per replica`];
-  if (priced.length) {
-    const cheap = priced.reduce((a, b) =>
-      b.cost_per_million_tokens < a.cost_per_million_tokens ? b : a,
-    );
-    const replicas = cheap.replicas
-      ? `, ${plural(cheap.replicas, "replica")} for ${number(target)} requests/s`
-      : "";
-    texts.push(
-      `cheapest: ${capacityName(cheap)}, ${money(cheap.cost_per_million_tokens)} per million output tokens${replicas}`,
-    );
-  }
+  const per = target ? `for ${number(target)} requests/s` : "at full load";
+  const unit = target ? "per hour" : "per million output tokens";
+  const texts = [
+    leaders("most", DATA.capacity.most, (value) => `${number(value)} requests/s per replica`),
+    leaders(`cheapest ${per}`, DATA.capacity.cheapest, (value) => `${money(value)} ${unit}`),
+  ].filter(Boolean);
+  if (!texts.length) texts.push(`${found.length} sustain a load`);
   return `${texts.join("; ")}. With ${asked}`;
 }
 
@@ -57,7 +79,7 @@ function drawCapacity(plot) {
       hoverinfo: "text",
       hovertext: mine.map((result) =>
         result
-          ? `${literal(capacityName(result))}: sustained ${number(result.sustained)}, not ${number(result.exceeded)} ${LOAD.unit}`
+          ? `${literal(capacityName(result))}: sustained ${number(result.sustained)}, not ${number(result.exceeded)} ${LOAD.unit}<br>95 % interval ${intervalText(result)} requests/s<br>${bindsText(result)}`
           : "",
       ),
     };
@@ -89,6 +111,8 @@ function capacityCard() {
         POLICY.title,
         `sustained, ${LOAD.unit}`,
         `not sustained, ${LOAD.unit}`,
+        "95 % interval, requests/s",
+        "what binds",
         `${DATA.currency} per million output tokens`,
         "replicas",
         "GPUs",
@@ -100,6 +124,8 @@ function capacityCard() {
         POLICY.labels[result.places[1]],
         number(result.sustained),
         number(result.exceeded),
+        intervalText(result),
+        bindsText(result),
         number(result.cost_per_million_tokens),
         number(result.replicas),
         number(result.replicas && result.replicas * result.gpus_per_replica),

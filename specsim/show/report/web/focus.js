@@ -62,6 +62,15 @@ function quantiles(points, name) {
   return kept[0].map((_, i) => kept.reduce((sum, values) => sum + values[i], 0) / kept.length);
 }
 
+/** How many replications kept their distributions: of a comparison, the first alone. */
+function keptNote(cells) {
+  const counts = cells.map(({ points }) => new Set(points.map((each) => each.replication)).size);
+  const most = Math.max(...counts);
+  if (most > 1) return "Quantiles are averaged over the replications.";
+  const [first] = cells[0].points;
+  return DATA.replications.length > 1 ? `Of replication ${first.replication} alone.` : "";
+}
+
 function quantile(values, share) {
   return values[Math.round(share * (values.length - 1))];
 }
@@ -88,7 +97,7 @@ function cdfCard() {
           : `p99 ${title} from ${number(low[0])} ms (${low[1]}) to ${number(high[0])} ms (${high[1]})`;
       };
       return tails.length
-        ? `${tail("ttft", "TTFT")}; ${tail("e2el", "E2E latency")}. Quantiles are averaged over the replications.`
+        ? `${tail("ttft", "TTFT")}; ${tail("e2el", "E2E latency")}. ${keptNote(atFocus(has))}`
         : "";
     },
     draw: (plot) => {

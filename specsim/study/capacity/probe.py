@@ -1,0 +1,251 @@
+"""Probes: one load of one server, simulated several times, and what is kept of that."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.profile import Profile
+from specsim.results.metrics import Slo, latency, tpot, ttft
+from specsim.results.steady import Trend, arrival_order, backlog_trend, warm_up_of
+from specsim.results.tables import RunTables
+from specsim.run.deployment import Deployment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+from specsim.run.trust import Beyond
+from specsim.study.loads import Trial, steady_window
+from specsim.workload.arrivals.synthetic import ClosedLoop
+
+_LONGEST = 0.25  # mean latency, as a share of the time in which requests arrive
+_DRAINING = 10  # the last tenth of the requests, which meet a server that empties
+_FULL = 0.9  # of the KV cache, at the largest step
+
+BACKLOG = "backlog"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One simulation, and the limits that its requests are held against."""
+
+    load: float
+    trial: Trial
+    profile: Profile
+    slo: Slo
+    attainment: float
+    """Share of the requests that must keep all limits."""
+
+
+@dataclass(frozen=True)
+class LoadRun:
+    """One simulation at a load. Of its requests, those that meet a steady server are looked at."""
+
+    load: float
+    """Requests/s or clients."""
+    num_requests: int
+    num_steady: int
+    """Requests after the warm-up and before the last tenth."""
+    missed: float
+    """Share of the steady requests that missed a limit."""
+    missed_by: dict[str, float]
+    """Share that missed each limit: ``ttft_ms``, ``tpot_ms``, ``e2el_ms``."""
+    reached_ms: dict[str, float]
+    """Of each limited metric, the quantile at the attainment that is asked for."""
+    trend: Trend
+    """Of the backlog."""
+    is_too_short: bool
+    """Whether requests took more than a quarter of the time in which they arrived: then the server
+    may hold a backlog that has had no time to show."""
+    requests_per_second: float
+    """Answered, while requests arrived and the server was full."""
+    mean_output_len: float
+    """Tokens per request."""
+    latencies_ms: dict[str, float]
+    """``mean_e2el_ms``, ``p99_ttft_ms`` and so on."""
+    most_running: int
+    """Most requests at once that had begun and not ended."""
+    resource: str
+    """What a waiting request waits for: ``max_num_seqs``, ``kv_memory`` or ``step_time``."""
+    beyond: Beyond
+    """Steps beyond the profile's valid range."""
+
+
+@dataclass(frozen=True)
+class LoadProbe:
+    """A load that was tried: runs with different seeds."""
+
+    runs: tuple[LoadRun, ...]
+
+    def without(self, number: int) -> "LoadProbe":
+        """Return the probe without one of its runs."""
+        return LoadProbe(self.runs[:number] + self.runs[number + 1 :])
+
+    def mean(self, value: Callable[[LoadRun], float]) -> float:
+        """Return the mean over the runs."""
+        return fmean(map(value, self.runs))
+
+    def _means(self, values: Callable[[LoadRun], dict[str, float]]) -> dict[str, float]:
+        each = [values(run) for run in self.runs]
+        return {name: fmean(one[name] for one in each) for name in each[0]}
+
+    @property
+    def load(self) -> float:
+        """Requests/s or clients."""
+        return self.runs[0].load
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of each run."""
+        return self.runs[0].num_requests
+
+    @property
+    def attainment(self) -> float:
+        """Share of the steady requests that kept all limits."""
+        return 1.0 - self.mean(lambda run: run.missed)
+
+    @property
+    def trend(self) -> Trend:
+        """Trend of the backlog, over all runs."""
+        return Trend.pooled([run.trend for run in self.runs])
+
+    @property
+    def is_unstable(self) -> bool:
+        """Whether the backlog grew as long as requests arrived."""
+        return self.trend.is_growing
+
+    @property
+    def is_too_short(self) -> bool:
+        """Whether any run was too short to be steady."""
+        return any(run.is_too_short for run in self.runs)
+
+    @property
+    def requests_per_second(self) -> float:
+        """Answered, while requests arrived and the server was full."""
+        return self.mean(lambda run: run.requests_per_second)
+
+    @property
+    def mean_output_len(self) -> float:
+        """Tokens per request."""
+        return self.mean(lambda run: run.mean_output_len)
+
+    @property
+    def latencies_ms(self) -> dict[str, float]:
+        """Mean over the runs of ``mean_e2el_ms``, ``p99_ttft_ms`` and so on."""
+        return self._means(lambda run: run.latencies_ms)
+
+    @property
+    def beyond(self) -> Beyond:
+        """Steps beyond the profile's valid range, of all runs."""
+        return Beyond.over([run.beyond for run in self.runs])
+
+    def binds(self, attainment: float) -> str:
+        """Return the limit that is missed most, or ``backlog`` if enough requests keep all."""
+        if self.attainment >= attainment:
+            return BACKLOG
+        misses = self._means(lambda run: run.missed_by)
+        return max(misses, key=lambda name: misses[name])
+
+    @property
+    def resource(self) -> str:
+        """What a waiting request waits for, in most runs."""
+        names = [run.resource for run in self.runs]
+        return max(sorted(set(names)), key=names.count)
+
+    def is_sustained(self, attainment: float) -> bool:
+        """Return whether enough requests kept their limits and the backlog was seen not to grow."""
+        return self.attainment >= attainment and not (self.is_unstable or self.is_too_short)
+
+    def margins(self, slo: Slo) -> dict[str, float]:
+        """Return how far each limited metric is from its limit, as a share of that."""
+        limits = slo.model_dump(exclude_none=True)
+        reached = self._means(lambda run: run.reached_ms)
+        return {name: 1.0 - reached[name] / limit for name, limit in limits.items()}
+
+
+def measure(task: Task) -> LoadRun:
+    """Run a simulation and return what is kept of it."""
+    trial = task.trial
+    run = simulate(
+        trial.experiment, requests=trial.requests(), profile=task.profile, keeps_steps=False
+    )
+    tables = Summary(run).tables
+    requests, arrivals = tables.requests, trial.experiment.workload.arrivals
+    clients = arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None
+    steady = _steady(requests, clients)
+    start, end = steady_window(requests, arrivals)
+    ended_at = requests["ended_at"]
+    lasts_long = float(latency(requests).mean()) > _LONGEST * float(np.ptp(requests["arrived_at"]))
+    missed = _missed(steady, task.slo)
+    most_running, resource = _waited_for(tables, run.deployment)
+    return LoadRun(
+        load=task.load,
+        num_requests=len(requests),
+        num_steady=len(steady),
+        missed=float(np.any(list(missed.values()), axis=0).mean()),
+        missed_by={name: float(each.mean()) for name, each in missed.items()},
+        reached_ms={
+            name: float(np.quantile(values, task.attainment))
+            for name, values in _limited(steady, task.slo).items()
+        },
+        trend=backlog_trend(requests) if clients is None else Trend(0.0, 0.0),
+        is_too_short=lasts_long and clients is None,  # a closed loop is never overloaded
+        requests_per_second=float(((ended_at > start) & (ended_at <= end)).sum() / (end - start)),
+        mean_output_len=float(requests["output_len"].mean()),
+        latencies_ms=_statistics(steady),
+        most_running=most_running,
+        resource=resource,
+        beyond=Beyond.of(tables.totals),
+    )
+
+
+def _steady(requests: NDArray[np.void], clients: int | None) -> NDArray[np.void]:
+    """Return the requests that meet a steady server, in the order of arrival.
+
+    Of a closed loop, in which the number of requests does not tell: from when each client has been
+    answered twice on average.
+    """
+    count = len(requests)
+    first = warm_up_of(requests) if clients is None else min(2 * clients, count // 2)
+    steady: NDArray[np.void] = requests[arrival_order(requests)[first : count - count // _DRAINING]]
+    return steady
+
+
+def _limited(requests: NDArray[np.void], slo: Slo) -> dict[str, NDArray[np.float64]]:
+    """Return the metrics that have a limit, milliseconds; one token has a TPOT of 0."""
+    samples = {
+        "ttft_ms": ttft(requests) * 1e3,
+        "tpot_ms": tpot(requests, of_one_token=0.0) * 1e3,
+        "e2el_ms": latency(requests) * 1e3,
+    }
+    return {name: samples[name] for name in slo.model_dump(exclude_none=True)}
+
+
+def _missed(requests: NDArray[np.void], slo: Slo) -> dict[str, NDArray[np.bool_]]:
+    limits = slo.model_dump(exclude_none=True)
+    return {name: values > limits[name] for name, values in _limited(requests, slo).items()}
+
+
+def _statistics(requests: NDArray[np.void]) -> dict[str, float]:
+    """Return statistics of latencies, milliseconds; the TPOT of a single token is 0."""
+    samples = _limited(requests, Slo(ttft_ms=1, tpot_ms=1, e2el_ms=1))
+    means = {f"mean_{name}": float(values.mean()) for name, values in samples.items()}
+    return means | {
+        f"p{percentile}_{name}": float(np.percentile(values, percentile))
+        for name, values in samples.items()
+        for percentile in (50, 99)
+    }
+
+
+def _waited_for(tables: RunTables, deployment: Deployment) -> tuple[int, str]:
+    """Return the most requests that ran at once, and what those that waited were waiting for."""
+    requests = tables.requests
+    begun, ended = np.sort(requests["scheduled_at"]), np.sort(requests["ended_at"])
+    running = np.arange(1, len(begun) + 1) - np.searchsorted(ended, begun, side="right")
+    most, slots = int(running.max()), deployment.setup.limits["max_num_running"]
+    if most >= slots:
+        return most, "max_num_seqs"
+    length = int((requests["prompt_len"] + requests["output_len"]).mean())
+    share = int(tables.totals["context_tokens"]) / deployment.kv_capacity(max(length, 1))
+    is_full = share > _FULL or requests["preemptions"].any()
+    return most, "kv_memory" if is_full else "step_time"
