@@ -11,6 +11,7 @@ import typer
 
 from specsim.cli.calibration import calibrate
 from specsim.cli.inspection import breakdown, export, list_members, plot, report, schema, timeline
+from specsim.cli.policies import policy_app
 from specsim.cli.profiles import profile_app
 from specsim.cli.reality import acceptance_app, observe, parity, validate
 from specsim.cli.simulation import ManyPolicies, compare, run, sweep
@@ -43,6 +44,7 @@ app.command()(calibrate)
 app.command()(observe)
 app.command()(validate)
 app.command()(parity)
+app.add_typer(policy_app, name="policy")
 app.add_typer(profile_app, name="profile")
 app.add_typer(acceptance_app, name="acceptance")
 app.add_typer(trace_app, name="trace")

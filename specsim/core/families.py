@@ -25,6 +25,7 @@ import yaml
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
 
+from specsim.core.blame import fault
 from specsim.core.errors import ConfigError
 from specsim.core.settings import Settings, nearest, parse_yaml
 
@@ -229,3 +230,5 @@ def _load(path: str) -> object:
         return getattr(import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"cannot load '{path}': {error}") from error
+    except Exception as error:  # the user's module runs when it is imported
+        raise ConfigError(f"cannot load '{path}': {fault(error)}") from error

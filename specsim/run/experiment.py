@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from specsim.acceptance import ACCEPTANCE, Acceptance
 from specsim.core.atomic import new_file
+from specsim.core.blame import blamed
 from specsim.core.errors import ConfigError
 from specsim.core.resources import following
 from specsim.core.settings import Settings, load_mapping, parse_yaml, validated
@@ -125,7 +126,7 @@ class Experiment(Settings):
     @classmethod
     def parse(cls, data: dict[str, Any], source: str) -> Self:
         """Return the experiment that a mapping, of a source, describes; a ConfigError if none."""
-        with validated(source, ConfigError):
+        with blamed(), validated(source, ConfigError):
             return cls.model_validate(data)
 
     @classmethod

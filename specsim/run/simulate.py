@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.blame import blamed
 from specsim.core.errors import CapacityError, InvariantError
 from specsim.core.request import Request
 from specsim.core.rng import generator
@@ -40,6 +41,7 @@ class Run:
     deliveries: Deliveries | None = None
 
 
+@blamed()
 def simulate(  # noqa: PLR0913 - only the experiment need be given
     experiment: Experiment,
     *,
