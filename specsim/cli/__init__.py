@@ -17,7 +17,7 @@ from specsim.cli.reality import acceptance_app, observe, parity, validate
 from specsim.cli.simulation import ManyPolicies, compare, run, sweep
 from specsim.cli.studies import capacity, gate, tune
 from specsim.cli.traces import draft_eval, tokens_app, trace_app
-from specsim.core.version import __version__
+from specsim.core.version import __version__, foreign
 
 __all__ = ["app"]
 
@@ -56,6 +56,8 @@ app.command()(schema)
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"specsim {__version__}")
+        if why := foreign():
+            typer.echo(f"warning: {why}", err=True)
         raise typer.Exit
 
 
@@ -75,8 +77,13 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    large: Annotated[
+        bool, typer.Option("--large", help="Let runs begin however large they are.")
+    ] = False,
 ) -> None:
     """Read the options that come before the command."""
+    if large:
+        os.environ["SPECSIM_LARGE"] = "1"  # worker processes see it, too
     if context.invoked_subcommand not in _MEASURING:
         for name, value in _SMALL.items():
             os.environ.setdefault(name, value)

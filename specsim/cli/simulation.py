@@ -235,5 +235,5 @@ def _backend(workers: int | None, where: Where, ray_address: str | None) -> "Bac
     try:
         from specsim.study.ray_cluster import RayCluster
     except ImportError as error:
-        raise ConfigError("--backend ray needs Ray; pip install 'specsim[cluster]'") from error
+        raise ConfigError("--backend ray needs Ray; pip install 'llm-specsim[cluster]'") from error
     return RayCluster(workers, ray_address)

@@ -72,7 +72,7 @@ def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
     try:
         check_replaceable(path, replaced)  # before the work
         path.mkdir(parents=True, exist_ok=True)
-        temporary = Path(mkdtemp(prefix=".unfinished-", dir=path))
+        temporary = Path(mkdtemp(prefix=".unfinished-", dir=path.resolve()))  # no URI
         yield temporary
         children = sorted(temporary.iterdir())
         check_replaceable(path, [child.name for child in children])

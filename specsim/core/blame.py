@@ -30,10 +30,12 @@ def blamed() -> Iterator[None]:
     except SpecsimError:
         raise
     except Exception as error:
-        who = _user_of(error.__traceback__)
-        if who is None:
+        # What leaves SimPy is a copy; where it was raised, its cause knows.
+        is_copy = type(error.__cause__) is type(error)
+        first = error.__cause__ if is_copy and error.__cause__ is not None else error
+        if isinstance(first, SpecsimError) or (who := _user_of(first.__traceback__)) is None:
             raise
-        raise PluginError(f"{name_of(who)}: {fault(error, file_of(who))}") from error
+        raise PluginError(f"{name_of(who)}: {fault(first, file_of(who))}") from first
 
 
 def name_of(member: object) -> str:

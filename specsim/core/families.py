@@ -27,7 +27,8 @@ from pydantic_core import PydanticCustomError, core_schema
 
 from specsim.core.blame import fault
 from specsim.core.errors import ConfigError
-from specsim.core.settings import Settings, nearest, parse_yaml
+from specsim.core.reading import parse_yaml
+from specsim.core.settings import Settings, nearest
 
 M = TypeVar("M", bound="Member")
 

@@ -7,6 +7,7 @@ all. What exceeds a limit is an error of one line, found before it costs time or
 import csv
 import json
 import os
+import re
 import stat
 import struct
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ MAX_TEXT_BYTES = 64 << 20
 """Largest YAML or JSON document that is read whole."""
 MAX_DATA_BYTES = 4 << 30
 """Largest file of rows."""
+MAX_ROWS = 100_000_000
+"""Rows of a table, as many as a run may have requests."""
 MAX_LINE = 64 << 20
 """Longest line of a file of rows, characters."""
 MAX_DEPTH = 100
@@ -32,6 +35,8 @@ MAX_DIGITS = 400
 _FASTEST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times as fast
 _YAML: Any = type("_Yaml", (_FASTEST,), {})
 """As PyYAML's, but no value of it is a ValueError, and no key stands twice."""
+_ALIAS = re.compile(r"(?:^|[\s\[{,:-])\*\w", re.MULTILINE)
+_NESTED = re.compile(r"(?:[\[{]\s*(?:\"[^\"]*\"\s*:\s*)?){%d}" % (MAX_DEPTH + 1))
 _PARQUET_MAGIC = b"PAR1"
 
 
@@ -79,10 +84,21 @@ def _check_events(text: str) -> None:
 
     libyaml's own composer recurses per level, and ends the process when its stack is full.
     """
-    if text.count("[") + text.count("{") > MAX_DEPTH or text.count("*"):
-        _count(yaml.parse(text, _YAML))
-    elif _deepest_indent(text) > MAX_DEPTH:
-        _count(yaml.parse(text, _YAML))
+    if _ALIAS.search(text) or max(_flow_depth(text), _deepest_indent(text)) > MAX_DEPTH:
+        _check(yaml.parse(text, _YAML))
+
+
+def _flow_depth(text: str) -> int:
+    """Return a bound on the levels of flow style; brackets may also stand in texts and comments."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return 0
+    depth = deepest = 0
+    for line in text.splitlines():
+        opened = line.count("[") + line.count("{")
+        deepest = max(deepest, depth + opened)
+        is_plain = not ({"#", "'", '"'} & {*line})
+        depth = max(0, depth + opened - (line.count("]") + line.count("}") if is_plain else 0))
+    return deepest
 
 
 def _deepest_indent(text: str) -> int:
@@ -90,34 +106,30 @@ def _deepest_indent(text: str) -> int:
     return max((len(line) - len(line.lstrip(" -?:\t")) for line in text.splitlines()), default=0)
 
 
-def _count(events: Iterator[Any]) -> None:
+def _check(events: Iterator[Any]) -> None:
     sizes: dict[str, int] = {}
-    total, open_nodes = 0, []  # of each open node: its anchor, and the total where it begins
+    total = 0
+    open_nodes: list[tuple[str, int]] = []  # the anchor of each, and the total where it begins
     for event in events:
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in open_nodes):
-                raise ConstructorError(
-                    None, None, f"the alias '*{event.anchor}' holds itself", event.start_mark
-                )
+                raise _refusal(f"the alias '*{event.anchor}' holds itself", event)
             total += sizes.get(event.anchor, 1)
-        elif isinstance(event, yaml.ScalarEvent):
-            total += 1
-            if event.anchor:
-                sizes[event.anchor] = 1
-        elif isinstance(event, yaml.CollectionStartEvent):
-            open_nodes.append((event.anchor, total))
-            total += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_nodes.pop()
-            if anchor:
-                sizes[anchor] = total - before
+            sizes[anchor] = total - before
+        elif isinstance(event, yaml.NodeEvent):
+            total += 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_nodes.append((event.anchor, total - 1))
         if len(open_nodes) > MAX_DEPTH:
-            raise ConstructorError(
-                None, None, f"nested more than {MAX_DEPTH} levels deep", event.start_mark
-            )
+            raise _refusal(f"nested more than {MAX_DEPTH} levels deep", event)
         if total > MAX_NODES:
-            what = f"its aliases stand for more than {MAX_NODES:,} values"
-            raise ConstructorError(None, None, what, event.start_mark)
+            raise _refusal(f"its aliases stand for more than {MAX_NODES:,} values", event)
+
+
+def _refusal(why: str, where: Any) -> ConstructorError:
+    return ConstructorError(None, None, why, where.start_mark)
 
 
 def _scalar(kind: str) -> Any:
@@ -164,7 +176,9 @@ for _kind in ("binary", "set", "omap", "pairs"):
 
 
 def parse_json(text: str) -> Any:
-    """Return the value that a text in JSON holds; an UnreadableError, with a line, if it is none."""
+    """Return the value that a text in JSON holds; an UnreadableError if it is none."""
+    if _NESTED.search(text):
+        raise UnreadableError(f"not JSON: nested more than {MAX_DEPTH} levels deep")
     try:
         return json.loads(text)
     except json.JSONDecodeError as problem:
@@ -204,6 +218,17 @@ def check_parquet(path: Path) -> None:
     (length,) = struct.unpack("<I", tail[:4])
     if not 0 < length <= size - 12:
         raise UnreadableError("is not a complete Parquet file: its footer is broken")
+
+
+def check_rows(metadata: Any) -> None:
+    """Raise an UnreadableError if a Parquet file's columns would take too much memory."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    size = sum(group.total_byte_size for group in groups)
+    if not 0 <= size <= MAX_DATA_BYTES or metadata.num_rows > MAX_ROWS:
+        raise UnreadableError(
+            f"holds {metadata.num_rows:,} rows of {size / 2**20:,.0f} MiB; at most {MAX_ROWS:,} "
+            f"rows of {MAX_DATA_BYTES / 2**20:,.0f} MiB are read; split it"
+        )
 
 
 def short(value: object) -> str:

@@ -8,11 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from specsim.core.errors import SpecsimError
 from specsim.core.reading import UnreadableError, parse_json, parse_yaml, read_text, short
@@ -26,22 +32,35 @@ class Settings(BaseModel):
     # Built when first used: a program imports a hundred of them, and a run uses twenty.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _check_names(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for key in data:
-                if key not in cls.model_fields:
-                    hint = nearest(str(key), list(cls.model_fields))
-                    raise PydanticCustomError(
-                        "unknown_field", "unknown field '{key}'; {hint}", {"key": key, "hint": hint}
-                    )
-        return data
+    def _check_names(cls, data: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        """Tell of unknown fields beside all else that is wrong."""
+        known = cls.model_fields
+        if not isinstance(data, dict) or data.keys() <= known.keys():
+            return check(data)
+        found = [_unknown(key, list(known)) for key in data if key not in known]
+        try:
+            check({name: value for name, value in data.items() if name in known})
+        except ValidationError as problem:
+            for each in problem.errors(include_url=False):
+                kind = PydanticCustomError(cast("Any", each["type"]), cast("Any", each["msg"]))
+                found.append(InitErrorDetails(type=kind, loc=each["loc"], input=each["input"]))
+        raise ValidationError.from_exception_data(cls.__name__, found)
+
+
+def _unknown(key: object, known: list[str]) -> InitErrorDetails:
+    context = {
+        "key": short(key)[1:-1] if isinstance(key, str) else short(key),
+        "hint": nearest(str(key), known),
+    }
+    kind = PydanticCustomError("unknown_field", "unknown field '{key}'; {hint}", context)
+    return InitErrorDetails(type=kind, loc=(), input=key)
 
 
 def nearest(name: str, known: list[str]) -> str:
     """Return a clause for the end of an error message: the closest known word, or all of them."""
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name[:100], known, n=1)
     return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(sorted(known))}"
 
 

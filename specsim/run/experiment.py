@@ -17,8 +17,9 @@ from specsim.acceptance import ACCEPTANCE, Acceptance
 from specsim.core.atomic import new_file
 from specsim.core.blame import blamed
 from specsim.core.errors import ConfigError
+from specsim.core.reading import parse_yaml
 from specsim.core.resources import following
-from specsim.core.settings import Settings, load_mapping, parse_yaml, validated
+from specsim.core.settings import Settings, load_mapping, validated
 from specsim.engine.config import EngineConfig
 from specsim.engine.incidents import Incident, check_incidents
 from specsim.policies import POLICIES, Policy
@@ -47,7 +48,7 @@ class Experiment(Settings):
     routing: Annotated[Router, ROUTING] = RoundRobin()
     incidents: tuple[Incident, ...] | None = None
     """Failures and slow-downs of replicas."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     slo: Slo | None = None
 
     @property
@@ -193,7 +194,7 @@ def overridden(
         ConfigError: An override has no ``=``, or its path leads through something that is not a
             mapping.
     """
-    result: dict[str, Any] = json.loads(json.dumps(data, default=str))
+    result: dict[str, Any] = json.loads(json.dumps(data, default=str, skipkeys=True))
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:
@@ -201,7 +202,8 @@ def overridden(
         try:
             value = parse_yaml(text)
         except yaml.YAMLError as error:
-            raise ConfigError(f"{option} {override}: the value is not YAML") from error
+            why = getattr(error, "problem", None) or "cannot be parsed"
+            raise ConfigError(f"{option} {override:.80}: the value is not YAML: {why}") from error
         set_field(result, path, value, f"{option} {override}")
     return result
 

@@ -26,6 +26,7 @@ from specsim.results.records import Deliveries, ReplicaRecords, records_of_run
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
+from specsim.run.size import check_size
 from specsim.workload.arrivals import Arrivals
 from specsim.workload.arrivals.synthetic import ClosedLoop
 
@@ -65,6 +66,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     """
     deployment = Deployment.of(experiment, profile)
     if requests is None:
+        check_size(experiment)
         requests = list(experiment.workload.build(experiment.seed).requests())
     _check_requests(requests, deployment)
     drafting = Drafting(experiment, deployment, requests)

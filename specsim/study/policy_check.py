@@ -19,7 +19,7 @@ import numpy as np
 from specsim.core.blame import blamed, name_of
 from specsim.core.errors import ConfigError, InvariantError, PluginError, SpecsimError
 from specsim.core.request import Request
-from specsim.policies import POLICIES, Policy
+from specsim.policies import Policy
 from specsim.proposers import PROPOSERS
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate

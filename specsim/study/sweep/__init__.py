@@ -23,6 +23,7 @@ from specsim.results.folder import StepsTable
 from specsim.results.metrics import distributions
 from specsim.results.timeline import over_time
 from specsim.run.simulate import simulate
+from specsim.run.size import check_size
 from specsim.run.summary import Summary
 from specsim.study.inputs import inputs_of
 from specsim.study.runner import Backend, Job, LocalProcesses, Runner
@@ -255,6 +256,7 @@ def run_point(point: SweepPoint) -> dict[str, Any]:
     """Run a point and return its record, as in ``points/<number>.json``, also if it fails."""
     try:
         experiment = point.experiment()
+        check_size(experiment)
         requests = _requests(experiment.workload.model_dump_json(), experiment.seed)
         summary = Summary(simulate(experiment, requests=requests))
         found = {
