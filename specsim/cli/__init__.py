@@ -80,10 +80,15 @@ def _root(
     large: Annotated[
         bool, typer.Option("--large", help="Let runs begin however large they are.")
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let outputs replace files that specsim did not write.")
+    ] = False,
 ) -> None:
     """Read the options that come before the command."""
     if large:
         os.environ["SPECSIM_LARGE"] = "1"  # worker processes see it, too
+    if force:
+        os.environ["SPECSIM_FORCE"] = "1"
     if context.invoked_subcommand not in _MEASURING:
         for name, value in _SMALL.items():
             os.environ.setdefault(name, value)

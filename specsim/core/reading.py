@@ -36,8 +36,11 @@ _FASTEST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten ti
 _YAML: Any = type("_Yaml", (_FASTEST,), {})
 """As PyYAML's, but no value of it is a ValueError, and no key stands twice."""
 _ALIAS = re.compile(r"(?:^|[\s\[{,:-])\*\w", re.MULTILINE)
-_NESTED = re.compile(r"(?:[\[{]\s*(?:\"[^\"]*\"\s*:\s*)?){%d}" % (MAX_DEPTH + 1))
+_NESTED = re.compile(rf"(?:[\[{{]\s*(?:\"[^\"]*\"\s*:\s*)?){{{MAX_DEPTH + 1}}}")
 _PARQUET_MAGIC = b"PAR1"
+
+
+_INPUTS: set[Path] = set()
 
 
 class UnreadableError(ValueError):
@@ -50,6 +53,7 @@ def check_file(path: Path, limit: int = MAX_DATA_BYTES) -> None:
     An OSError if there is nothing.
     """
     status = path.stat()
+    _INPUTS.add(path.resolve())
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(21, os.strerror(21), str(path))
     if not stat.S_ISREG(status.st_mode):
@@ -59,6 +63,11 @@ def check_file(path: Path, limit: int = MAX_DATA_BYTES) -> None:
             f"has {status.st_size / 2**20:,.0f} MiB, more than the {limit / 2**20:,.0f} MiB that "
             "are read; split it, or name another file"
         )
+
+
+def is_input(path: Path) -> bool:
+    """Return whether this process has read a file, so that no output may take its place."""
+    return path.resolve() in _INPUTS
 
 
 def read_text(path: Path) -> str:
@@ -107,9 +116,11 @@ def _deepest_indent(text: str) -> int:
 
 
 def _check(events: Iterator[Any]) -> None:
-    sizes: dict[str, int] = {}
+    sizes: dict[str | None, int] = {}
     total = 0
-    open_nodes: list[tuple[str, int]] = []  # the anchor of each, and the total where it begins
+    open_nodes: list[
+        tuple[str | None, int]
+    ] = []  # the anchor of each, and the total where it begins
     for event in events:
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in open_nodes):
@@ -155,7 +166,7 @@ def _mapping(loader: Any, node: yaml.MappingNode) -> Any:
             problem = "a key must be a text; write one"
             raise ConstructorError(None, None, problem, key.start_mark)
         if key.value in seen:
-            problem = f"the key '{short(key.value)}' stands here twice; leave one"
+            problem = f"the key '{key.value:.60}' stands here twice; leave one"
             raise ConstructorError(None, None, problem, key.start_mark)
         seen.add(str(key.value))
     return loader.construct_yaml_map(node)

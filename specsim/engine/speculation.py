@@ -174,9 +174,7 @@ class Speculation:
             drafts=drafts,
         )
 
-    def _decide(
-        self, step: StepView, accepted_lens: Ints | None, free_slots: int
-    ) -> int | Ints | list[int]:
+    def _decide(self, step: StepView, accepted_lens: Ints | None, free_slots: int) -> Any:
         policy, source = self.policy, self.source
         drafts = None
         if source is not None and source.looks_up and policy.uses_confidences:

@@ -20,6 +20,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.reading import parse_yaml
 from specsim.core.resources import following
 from specsim.core.settings import Settings, load_mapping, validated
+from specsim.core.version import __version__
 from specsim.engine.config import EngineConfig
 from specsim.engine.incidents import Incident, check_incidents
 from specsim.policies import POLICIES, Policy
@@ -148,6 +149,8 @@ class Experiment(Settings):
         """Write the resolved configuration as YAML."""
         with new_file(path) as temporary:
             text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+            # By which a later run knows that it may be replaced.
+            text = f"# specsim_version: {__version__}\n{text}"
             temporary.write_text(text, encoding="utf-8")
 
     @property
