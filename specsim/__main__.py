@@ -40,7 +40,7 @@ def main() -> None:
         if text is None or "--debug" in sys.argv:
             raise
         for line in text.splitlines() or [type(error).__name__]:
-            sys.stderr.write(f"error: {line}\n")
+            sys.stderr.write(f"error: {line:.2000}\n")
         if isinstance(error, OSError):
             sys.stdout = None  # what it still holds would fail again
         sys.exit(2)

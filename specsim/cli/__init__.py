@@ -17,6 +17,7 @@ from specsim.cli.reality import acceptance_app, observe, parity, validate
 from specsim.cli.simulation import ManyPolicies, compare, run, sweep
 from specsim.cli.studies import capacity, gate, tune
 from specsim.cli.traces import draft_eval, tokens_app, trace_app
+from specsim.core.reading import track_inputs
 from specsim.core.version import __version__, foreign
 
 __all__ = ["app"]
@@ -85,6 +86,7 @@ def _root(
     ] = False,
 ) -> None:
     """Read the options that come before the command."""
+    track_inputs()
     if large:
         os.environ["SPECSIM_LARGE"] = "1"  # worker processes see it, too
     if force:

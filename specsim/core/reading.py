@@ -41,6 +41,7 @@ _PARQUET_MAGIC = b"PAR1"
 
 
 _INPUTS: set[Path] = set()
+_tracks_inputs = False
 
 
 class UnreadableError(ValueError):
@@ -53,7 +54,8 @@ def check_file(path: Path, limit: int = MAX_DATA_BYTES) -> None:
     An OSError if there is nothing.
     """
     status = path.stat()
-    _INPUTS.add(path.resolve())
+    if _tracks_inputs:
+        _INPUTS.add(path.resolve())
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(21, os.strerror(21), str(path))
     if not stat.S_ISREG(status.st_mode):
@@ -65,8 +67,15 @@ def check_file(path: Path, limit: int = MAX_DATA_BYTES) -> None:
         )
 
 
+def track_inputs() -> None:
+    """Begin a command: remember which files it reads."""
+    global _tracks_inputs  # noqa: PLW0603 - a program that is no command replaces what it likes
+    _tracks_inputs = True
+    _INPUTS.clear()
+
+
 def is_input(path: Path) -> bool:
-    """Return whether this process has read a file, so that no output may take its place."""
+    """Return whether this command has read a file, so that no output may take its place."""
     return path.resolve() in _INPUTS
 
 

@@ -145,9 +145,10 @@ async def send_all(
         bodies: One per request.
         on_end: Given each request when it has ended, well or not.
     """
+    lens = [request.output_len for request in workload.requests]
 
     async def send(index: int, due_at: float) -> None:
-        sent = Sent(index, due_at, await client.ask(bodies[index]))
+        sent = Sent(index, due_at, await client.ask(bodies[index], lens[index]))
         on_end(sent)
         if sent.answer.error == INTERRUPTED:
             raise asyncio.CancelledError
