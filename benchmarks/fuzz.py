@@ -58,40 +58,140 @@ VARIANTS: list[dict[str, Any]] = [
     {"workload.arrivals": {"kind": "closed_loop", "concurrency": 4, "think_time": 1.0}},
     {"workload.arrivals": "burst"},
     {"workload.arrivals": {"kind": "constant", "rate": 3.0}, "workload.duration": 3.0},
-    {"workload.lengths": {"kind": "lognormal", "prompt": {"mean": 100, "sigma": 0.5},
-                          "output": {"mean": 25, "sigma": 0.5}}},
-    {"workload.lengths": {"kind": "truncated_normal", "prompt": {"mean": 51, "std": 12, "max": 99},
-                          "output": {"mean": 12, "std": 6, "min": 1, "max": 51}}},
-    {"workload.lengths": {"kind": "shift", "at": 0.5, "before": "constant:prompt=9,output=4",
-                          "after": "dataset:name=gsm8k"}},
+    {
+        "workload.lengths": {
+            "kind": "lognormal",
+            "prompt": {"mean": 100, "sigma": 0.5},
+            "output": {"mean": 25, "sigma": 0.5},
+        }
+    },
+    {
+        "workload.lengths": {
+            "kind": "truncated_normal",
+            "prompt": {"mean": 51, "std": 12, "max": 99},
+            "output": {"mean": 12, "std": 6, "min": 1, "max": 51},
+        }
+    },
+    {
+        "workload.lengths": {
+            "kind": "shift",
+            "at": 0.5,
+            "before": "constant:prompt=9,output=4",
+            "after": "dataset:name=gsm8k",
+        }
+    },
     {"replicas": 2, "incidents": [{"kind": "failure", "replica": 0, "at": 0.1, "until": 0.3}]},
     {"policy": "goodput", "routing": "round_robin"},
-    {"engine.speculative_config.num_speculative_tokens_per_batch_size": [[1, 8, 3]],
-     "policy": None},
+    {
+        "engine.speculative_config.num_speculative_tokens_per_batch_size": [[1, 8, 3]],
+        "policy": None,
+    },
     {"acceptance": {"kind": "per_position", "unconditional_rates": [0.8, 0.6, 0.5]}},
     {"engine.scheduler": "prefill_first", "engine.max_num_batched_tokens": 1024},
-]  # fmt: skip
+]
 NASTY: list[Any] = [
-    None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 10**400, 1e308, -1e308, 1e-300, 5e-324,
-    float("nan"), float("inf"), 0.5, "", " ", "x" * 5000, "static:k=3", "off", "a:b:c",
-    "/dev/zero", "/dev/null", "no/such/folder", "\x00", "\ud7ff", "é", "[", "{", "*a", "&a", "!!python/object",
-    "nan", "1e400", "2020-13-45", "9" * 4300, [], {}, [[]], [{}], {"kind": None}, {"kind": "x"},
-    [1] * 1000, {"a": {"b": {"c": {}}}}, ["x", 1, None], {"": ""}, {"kind": "os:system"}, "os:system",
-    [0, 0], [1e308, 1e308], {"linspace": [0, 1, 10**9]}, -0.0, "0x10", "1_000", "y", "~",
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2**31,
+    2**63,
+    2**64,
+    -(2**63),
+    10**400,
+    1e308,
+    -1e308,
+    1e-300,
+    5e-324,
+    float("nan"),
+    float("inf"),
+    0.5,
+    "",
+    " ",
+    "x" * 5000,
+    "static:k=3",
+    "off",
+    "a:b:c",
+    "/dev/zero",
+    "/dev/null",
+    "no/such/folder",
+    "\x00",
+    "\ud7ff",
+    "é",
+    "[",
+    "{",
+    "*a",
+    "&a",
+    "!!python/object",
+    "nan",
+    "1e400",
+    "2020-13-45",
+    "9" * 4300,
+    [],
+    {},
+    [[]],
+    [{}],
+    {"kind": None},
+    {"kind": "x"},
+    [1] * 1000,
+    {"a": {"b": {"c": {}}}},
+    ["x", 1, None],
+    {"": ""},
+    {"kind": "os:system"},
+    "os:system",
+    [0, 0],
+    [1e308, 1e308],
+    {"linspace": [0, 1, 10**9]},
+    -0.0,
+    "0x10",
+    "1_000",
+    "y",
+    "~",
+]
 FRAGMENTS = [
-    b"[" * 30000, b"{" * 200, b"&a [*a]", b"*a", b"!!binary aGVsbG8=: 1", b"9" * 4300, b"\x00", b"\xff",
-    b"\xef\xbb\xbf", b"? ", b": ", b"- " * 3000, b"<<: *a\n", b"a: &a [x,x,x]\nb: &b [*a,*a,*a]\n",
-    b"%YAML 1.1\n---\n", b"\n---\n", b"'", b'"', b"|", b">", b"!!set {a}", b"!!timestamp 1", b"1e999",
-    b",,,,", b"\r", b"PAR1", b"\x1f\x8b", b"NaN", b"Infinity", b"-1", b"\xe2\x80\xa8", b"null",
-]  # fmt: skip
+    b"[" * 30000,
+    b"{" * 200,
+    b"&a [*a]",
+    b"*a",
+    b"!!binary aGVsbG8=: 1",
+    b"9" * 4300,
+    b"\x00",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"? ",
+    b": ",
+    b"- " * 3000,
+    b"<<: *a\n",
+    b"a: &a [x,x,x]\nb: &b [*a,*a,*a]\n",
+    b"%YAML 1.1\n---\n",
+    b"\n---\n",
+    b"'",
+    b'"',
+    b"|",
+    b">",
+    b"!!set {a}",
+    b"!!timestamp 1",
+    b"1e999",
+    b",,,,",
+    b"\r",
+    b"PAR1",
+    b"\x1f\x8b",
+    b"NaN",
+    b"Infinity",
+    b"-1",
+    b"\xe2\x80\xa8",
+    b"null",
+]
 ROWS: dict[str, bytes] = {
     "a.csv": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,4,2\n"
     b"2023-11-16 18:17:04.03,9,5\n",
     "b.csv": b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,C,4,2,6,x\n",
     "c.jsonl": b'{"timestamp":0,"input_length":600,"output_length":5,"hash_ids":[1,2]}\n'
     b'{"timestamp":9,"input_length":30,"output_length":5,"hash_ids":[1]}\n',
-    "d.jsonl": b'{"chat_id":1,"timestamp":0,"input_length":20,"output_length":5,"hash_ids":[1,2]}\n',
+    "d.jsonl": b'{"chat_id":1,"timestamp":0,"input_length":20,"output_length":5,'
+    b'"hash_ids":[1,2]}\n',
     "e.jsonl": b'{"prompt_len":3,"output_len":2,"arrived_at":0.5,"id":"r","priority":1,'
     b'"prompt_token_ids":[1,2,3],"output_token_ids":[4,5]}\n',
     "f.json": b'{"input_lens":[3,4],"output_lens":[1,2],"start_times":[0.0,1.0]}',
@@ -104,25 +204,111 @@ class P(Policy):
         {body}
 """
 ANSWERS = [
-    "-1", "[1]", "[1] * (batch.size + 1)", "np.int64(3)", "99", "None", "'a'", "1 // 0", "1.5", "True",
-    "[[1]] * batch.size", "np.ones(batch.size)", "np.ones(batch.size, int)", "[-1] * batch.size",
-    "{}", "[None] * batch.size", "batch.nothing", "np.array(2)", "[2**70] * batch.size", "(1,)",
-    "float('nan')", "iter([1])", "batch.known_lens * 0", "np.full(batch.size, 2**40)", "[]", "exit()",
-]  # fmt: skip
+    "-1",
+    "[1]",
+    "[1] * (batch.size + 1)",
+    "np.int64(3)",
+    "99",
+    "None",
+    "'a'",
+    "1 // 0",
+    "1.5",
+    "True",
+    "[[1]] * batch.size",
+    "np.ones(batch.size)",
+    "np.ones(batch.size, int)",
+    "[-1] * batch.size",
+    "{}",
+    "[None] * batch.size",
+    "batch.nothing",
+    "np.array(2)",
+    "[2**70] * batch.size",
+    "(1,)",
+    "float('nan')",
+    "iter([1])",
+    "batch.known_lens * 0",
+    "np.full(batch.size, 2**40)",
+    "[]",
+    "exit()",
+]
 COMMANDS = [
-    "run", "compare", "sweep", "capacity", "tune", "gate", "draft-eval", "report", "plot", "timeline",
-    "breakdown", "export", "observe", "validate", "parity", "profile fit", "profile show",
-    "profile build", "profile roofline", "acceptance fit", "trace describe", "trace convert",
-    "trace synth", "tokens from-text", "tokens describe", "list", "policy check", "schema",
-]  # fmt: skip
+    "run",
+    "compare",
+    "sweep",
+    "capacity",
+    "tune",
+    "gate",
+    "draft-eval",
+    "report",
+    "plot",
+    "timeline",
+    "breakdown",
+    "export",
+    "observe",
+    "validate",
+    "parity",
+    "profile fit",
+    "profile show",
+    "profile build",
+    "profile roofline",
+    "acceptance fit",
+    "trace describe",
+    "trace convert",
+    "trace synth",
+    "tokens from-text",
+    "tokens describe",
+    "list",
+    "policy check",
+    "schema",
+]
 OPTIONS = [
-    "--out", "--set", "--seed", "--json", "--plot", "--policies", "--replications", "--workers", "--check",
-    "--no-steps", "--dry-run", "--slo", "--rates", "--update", "--junit", "--tolerance", "--where",
-    "--metric", "--format", "--window", "--chrome-trace", "--prometheus", "--vllm-bench", "--model",
-    "--gpu", "--tp", "--draft", "--kind", "--steps", "--arrivals", "--lengths", "--num-requests",
-    "--duration", "--proposer", "--tokens", "--opt", "--grid", "--profile", "--url", "--tokenizer",
-    "--prices", "--bins", "--replica", "--help", "--resume", "--keep-going",
-]  # fmt: skip
+    "--out",
+    "--set",
+    "--seed",
+    "--json",
+    "--plot",
+    "--policies",
+    "--replications",
+    "--workers",
+    "--check",
+    "--no-steps",
+    "--dry-run",
+    "--slo",
+    "--rates",
+    "--update",
+    "--junit",
+    "--tolerance",
+    "--where",
+    "--metric",
+    "--format",
+    "--window",
+    "--chrome-trace",
+    "--prometheus",
+    "--vllm-bench",
+    "--model",
+    "--gpu",
+    "--tp",
+    "--draft",
+    "--kind",
+    "--steps",
+    "--arrivals",
+    "--lengths",
+    "--num-requests",
+    "--duration",
+    "--proposer",
+    "--tokens",
+    "--opt",
+    "--grid",
+    "--profile",
+    "--url",
+    "--tokenizer",
+    "--prices",
+    "--bins",
+    "--replica",
+    "--help",
+    "--resume",
+    "--keep-going",
+]
 
 
 def put(config: dict[str, Any], path: str, value: Any) -> None:
@@ -243,10 +429,14 @@ def a_trace(rng: random.Random) -> list[str]:
     else:
         data = torn(ROWS[name], rng)
     Path(name).write_bytes(data)
-    return rng.choice((
-        ["trace", "describe", name], ["trace", "convert", name, rng.choice((name, "o.jsonl", "keep"))],
-        ["tokens", "describe", name], ["draft-eval", "--proposer", "ngram", "--tokens", name],
-    ))  # fmt: skip
+    return rng.choice(
+        (
+            ["trace", "describe", name],
+            ["trace", "convert", name, rng.choice((name, "o.jsonl", "keep"))],
+            ["tokens", "describe", name],
+            ["draft-eval", "--proposer", "ngram", "--tokens", name],
+        )
+    )
 
 
 def _as_json(value: Any) -> bytes:
@@ -283,12 +473,17 @@ def a_folder(rng: random.Random) -> list[str]:
         path.write_bytes(_as_json(mutated(json.loads(path.read_text()), rng)))
     else:
         path.write_bytes(torn(path.read_bytes(), rng))
-    return rng.choice((
-        ["report", "run"], ["breakdown", "run", "--json", "b.json"],
-        ["export", "run", "--prometheus", "p.txt", "--vllm-bench", "v.json"],
-        ["export", "run", "--chrome-trace", "c.json"], ["validate", "run", "--profile", "h100/llama-3.1-8b"],
-        ["run", "run/config.yaml"], ["profile", "fit", "run", "--model", "llama-3.1-8b", "--gpu", "h100"],
-    ))  # fmt: skip
+    return rng.choice(
+        (
+            ["report", "run"],
+            ["breakdown", "run", "--json", "b.json"],
+            ["export", "run", "--prometheus", "p.txt", "--vllm-bench", "v.json"],
+            ["export", "run", "--chrome-trace", "c.json"],
+            ["validate", "run", "--profile", "h100/llama-3.1-8b"],
+            ["run", "run/config.yaml"],
+            ["profile", "fit", "run", "--model", "llama-3.1-8b", "--gpu", "h100"],
+        )
+    )
 
 
 def a_policy(rng: random.Random) -> list[str]:
@@ -344,9 +539,14 @@ def read_reply(path: str) -> int:
 
 
 KINDS = {
-    "config": a_config, "study": a_study, "trace": a_trace, "arguments": some_arguments,
-    "results": a_folder, "policy": a_policy, "reply": a_reply,
-}  # fmt: skip
+    "config": a_config,
+    "study": a_study,
+    "trace": a_trace,
+    "arguments": some_arguments,
+    "results": a_folder,
+    "policy": a_policy,
+    "reply": a_reply,
+}
 
 
 def digests() -> dict[str, str]:
@@ -373,7 +573,7 @@ def run_case(number: int, seed: int, kinds: list[str], folder: str) -> dict[str,
     sys.argv = ["specsim", *args]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            code = read_reply(args[1]) if args[0] == "(reply)" else main() or 0  # type: ignore[func-returns-value]
+            code = read_reply(args[1]) if args[0] == "(reply)" else main() or 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
         except BaseException:
@@ -387,9 +587,14 @@ def run_case(number: int, seed: int, kinds: list[str], folder: str) -> dict[str,
         problems.append("no message")
     seconds = time.monotonic() - begun_at
     return {
-        "kind": kind, "args": args, "code": code, "problems": problems, "seconds": seconds,
-        "trace": trace or err.getvalue()[-3000:], "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    }  # fmt: skip
+        "kind": kind,
+        "args": args,
+        "code": code,
+        "problems": problems,
+        "seconds": seconds,
+        "trace": trace or err.getvalue()[-3000:],
+        "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
 
 
 def work(pipe: Connection, seed: int, kinds: list[str], root: str) -> None:
@@ -438,39 +643,49 @@ def fuzz(options: argparse.Namespace, root: str) -> list[dict[str, Any]]:
     """Run all cases; return those in which something was wrong."""
     numbers = iter(options.only or range(options.number))
     given = (options.seed, options.kinds, root)
-    workers, found, counts = [Worker(*given) for _ in range(options.workers)], [], Counter()
+    found: list[dict[str, Any]] = []
+    counts: Counter[tuple[str, Any]] = Counter()
+    workers = [Worker(*given) for _ in range(options.workers)]
     busy = [worker for worker in workers if _next(worker, numbers)]
     while busy:
         ready = set(wait([worker.pipe for worker in busy], timeout=1.0))
         for worker in list(busy):
-            result = None
-            if worker.pipe in ready:
-                try:
-                    _, result = worker.pipe.recv()
-                except EOFError:
-                    result = {"kind": "?", "problems": ["process died"], "rss": LIMIT_BYTES}
-            elif time.monotonic() - worker.since > LIMIT_SECONDS + 60 * (not counts):
-                result = {"kind": "?", "problems": ["hang"], "rss": LIMIT_BYTES}
+            result = _result(worker, ready, patience=LIMIT_SECONDS + 60 * (not counts))
             if result is None:
                 continue
-            if result["rss"] * 1024 > LIMIT_BYTES and "args" in result:
-                result["problems"].append(f"memory {result['rss'] >> 10} MiB")
-            if result.get("seconds", 0) > 10:
-                result["problems"].append(f"slow {result['seconds']:.0f} s")
-            counts[result["kind"], result.get("code")] += 1
+            counts[result["kind"], result["code"]] += 1
             if result["problems"]:
                 found.append({"number": worker.number, **result})
-                print(worker.number, result["problems"], result.get("args"), flush=True)
+                print(worker.number, result["problems"], result["args"], flush=True)
             busy.remove(worker)
-            if result["rss"] * 1024 > LIMIT_BYTES // 2:
+            has_grown = result["rss"] > LIMIT_BYTES // 2
+            if has_grown:
                 worker.end()
-                worker = Worker(*given)  # noqa: PLW2901
-            if _next(worker, numbers):
-                busy.append(worker)
+            other = Worker(*given) if has_grown else worker
+            if _next(other, numbers):
+                busy.append(other)
     for (kind, code), count in sorted(counts.items(), key=str):
         print(f"{kind:10} exit {code}: {count}")
     print(f"{sum(counts.values())} cases, {len(found)} with something wrong")
     return found
+
+
+def _result(worker: Worker, ready: set[Any], patience: float) -> dict[str, Any] | None:
+    """Return what came of a worker's case; None if it is still under way."""
+    nothing = {"kind": "?", "code": None, "args": [], "rss": LIMIT_BYTES, "trace": ""}
+    if worker.pipe not in ready:
+        is_hanging = time.monotonic() - worker.since > patience
+        return {**nothing, "problems": ["hang"]} if is_hanging else None
+    try:
+        _, result = worker.pipe.recv()
+    except EOFError:
+        return {**nothing, "problems": ["process died"]}
+    result["rss"] *= 1024
+    if result["rss"] > LIMIT_BYTES:
+        result["problems"].append(f"memory {result['rss'] >> 20} MiB")
+    if result["seconds"] > 10:
+        result["problems"].append(f"slow {result['seconds']:.0f} s")
+    return dict(result)
 
 
 def _next(worker: Worker, numbers: Any) -> bool:

@@ -13,7 +13,7 @@ _ANYWHERE = ("--debug", "--force", "--large")
 def _run(app: Callable[..., object]) -> int:
     """Run the command line; a wrong option or argument is one line, too."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="specsim", standalone_mode=False)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

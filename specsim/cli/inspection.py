@@ -95,8 +95,8 @@ def _read_from(*folders: Path) -> Iterator[None]:
         if "--debug" in sys.argv:
             raise
         raise ConfigError(
-            f"{', '.join(map(str, folders))}: what it holds makes no sense, so it was edited or cut "
-            f"short ({fault(error)}); run the experiment again"
+            f"{', '.join(map(str, folders))}: what it holds makes no sense, so it was edited or "
+            f"cut short ({fault(error)}); run the experiment again"
         ) from error
 
 

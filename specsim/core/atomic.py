@@ -125,8 +125,8 @@ def check_replaceable(folder: Path, names: Iterable[str]) -> None:
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
             if os.path.lexists(file) and not _is_ours(file) and not _is_forced(file):
                 raise ConfigError(
-                    f"{file}: was not written by specsim and would be lost; move it or name another "
-                    "folder, or add --force"
+                    f"{file}: was not written by specsim and would be lost; move it or name "
+                    "another folder, or add --force"
                 )
             _check_no_input(file)
 

@@ -416,7 +416,8 @@ def test_a_run_that_crashes_is_told_in_every_file(
 ) -> None:
     (tmp_path / "gate_crash.py").write_text(
         "from specsim.policies.base import Policy\n\n\nclass Crash(Policy):\n"
-        "    kind: str = 'crash'\n\n    def draft_lens(self, batch, memory):\n        return 1 // 0\n"
+        "    kind: str = 'crash'\n\n    def draft_lens(self, batch, memory):\n"
+        "        return 1 // 0\n"
     )
     path = suite(replications=1, scenarios={"one": {"policy": "static:k=1"}})
     assert cli("gate", "--update", "b.json", path.name, "--workers", 1)[0] == 0

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +22,7 @@ from specsim.reality.observe.limits import (
     TooMuchError,
     check_stream,
     check_tokens,
+    one_line,
     read_page,
 )
 
@@ -103,8 +103,8 @@ async def find_server(session: aiohttp.ClientSession, url: str, model: str | Non
         raise ConfigError(f"{url}: /v1/models answers {status}; set OPENAI_API_KEY to the key")
     if 300 <= status < 400:
         raise ConfigError(
-            f"{url}: redirects to {one_line(target or 'nowhere')}, and prompts are sent to no other "
-            "host than the one you name; give that with --url if it is the server"
+            f"{url}: redirects to {one_line(target or 'nowhere')}, and prompts are sent to no "
+            "other host than the one you name; give that with --url if it is the server"
         )
     models = _models(text) if status == 200 else None
     if not models:
@@ -181,16 +181,6 @@ def parse_metrics(text: str) -> Metrics:
             if isfinite(value):
                 values[key] = values.get(key, 0.0) + value
     return Metrics(values, cache_config)
-
-
-def one_line(error: object, limit: int = 200) -> str:
-    """Return what an error says, or its kind if it says nothing, as one line."""
-    if isinstance(error, aiohttp.ClientConnectorError):
-        cause = error.os_error  # the rest is how aiohttp was called
-        number = cause.errno or 0
-        error = os.strerror(number) if number > 0 else cause.strerror or cause
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 _OWN_FIELDS = frozenset({"prompt", "model", "max_tokens", "min_tokens", "stream", "n"})

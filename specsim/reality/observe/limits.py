@@ -1,5 +1,7 @@
 """Limits on what a server may answer: a broken or hostile one costs an error, not the machine."""
 
+import os
+
 import aiohttp
 
 MAX_BODY_BYTES = 32 << 20
@@ -39,3 +41,13 @@ def check_tokens(count: int, wanted: int | None) -> None:
     """Raise a TooMuchError if an answer has twice as many tokens as were asked for."""
     if wanted is not None and count > 2 * wanted + 64:
         raise TooMuchError(f"more than {count - 1:,} tokens where {wanted:,} were asked for")
+
+
+def one_line(error: object, limit: int = 200) -> str:
+    """Return what an error says, or its kind if it says nothing, as one line."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error  # the rest is how aiohttp was called
+        number = cause.errno or 0
+        error = os.strerror(number) if number > 0 else cause.strerror or cause
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
