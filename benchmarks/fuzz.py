@@ -333,7 +333,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
 def mutated(value: Any, rng: random.Random) -> Any:
     """Return nested values with one to three of them replaced, left out or added."""
     value = copy.deepcopy(value)
-    for _ in range(rng.choice((1, 1, 2, 3))):
+    for _ in range(rng.choice((1, 1, 1, 2))):
         spots = places(value)
         if not spots:
             break
@@ -354,7 +354,7 @@ def mutated(value: Any, rng: random.Random) -> Any:
 
 def torn(data: bytes, rng: random.Random) -> bytes:
     """Return bytes with some of them changed, left out or added."""
-    for _ in range(rng.choice((1, 1, 2, 4))):
+    for _ in range(rng.choice((1, 1, 1, 2))):
         at = rng.randrange(len(data) + 1)
         action = rng.random()
         if action < 0.3:
@@ -423,18 +423,30 @@ def a_trace(rng: random.Random) -> list[str]:
         pq.write_table(pa.table({"prompt_len": [3, value], "output_len": [1, 2]}), name)
         data = Path(name).read_bytes()
         data = torn(data, rng) if rng.random() < 0.7 else data
-    elif name.endswith(".jsonl") and rng.random() < 0.6:
+    elif name.endswith(".jsonl") and rng.random() < 0.8:
         rows = [json.loads(line) for line in ROWS[name].splitlines()]
         data = b"".join(_as_json(mutated(row, rng)) + b"\n" for row in rows)
     else:
         data = torn(ROWS[name], rng)
     Path(name).write_bytes(data)
+    config = {**BASE, "workload": {"arrivals": {"kind": "trace", "path": name}}}
+    Path("t.yaml").write_bytes(as_yaml(config))
     return rng.choice(
         (
             ["trace", "describe", name],
             ["trace", "convert", name, rng.choice((name, "o.jsonl", "keep"))],
             ["tokens", "describe", name],
-            ["draft-eval", "--proposer", "ngram", "--tokens", name],
+            [
+                "draft-eval",
+                "--proposer",
+                "ngram",
+                "--tokens",
+                name,
+                "--opt",
+                "num_speculative_tokens=3",
+            ],
+            ["run", "t.yaml"],
+            ["run", "t.yaml", "--set", f"workload.arrivals.rate={rng.choice((1, 1e-9, 1e9))}"],
         )
     )
 
