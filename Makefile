@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-extras test-vllm lint bench docs picture clean
+.PHONY: demo test test-extras test-vllm lint bench fuzz docs picture clean
 
 demo: $(VENV)/.installed
 	$(BIN)/specsim compare experiments/demo/demo.yaml --policies off static:k=3 --replications 1 --out results/demo
@@ -30,6 +30,10 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/speed.py
+
+# 3,000 inputs that nobody would write: two minutes.
+fuzz: $(VENV)/.installed
+	$(BIN)/python benchmarks/fuzz.py
 
 # The site, in site/: it loads nothing from other hosts and opens without a network.
 docs: export NO_MKDOCS_2_WARNING := true

@@ -1,34 +1,72 @@
 """Entry point: ``specsim`` and ``python -m specsim``."""
 
 import sys
+from collections.abc import Callable
 
 from specsim.core.errors import SpecsimError
+from specsim.core.version import foreign
+
+_ANYWHERE = ("--debug", "--force", "--large")
+"""Options of every command, which may also stand behind it."""
+
+
+def _run(app: Callable[..., object]) -> int:
+    """Run the command line; a wrong option or argument is one line, too."""
+    try:
+        code = app(prog_name="specsim", standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+            error.show()  # type: ignore[attr-defined]
+            return 2
+        context = getattr(error, "ctx", None)
+        command = f"{context.command_path}: " if context is not None else ""
+        text = " ".join(error.format_message().split())
+        sys.stderr.write(f"error: {command}{text}; see --help\n")
+        return 2
+    return code if isinstance(code, int) else 0
 
 
 def main() -> None:
     """Run the command line; an error of specsim is one line and exit code 2."""
-    from specsim.cli import app  # noqa: PLC0415 - worker processes import this file, and no more
-
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _ANYWHERE)
     try:
-        app()
-    except SpecsimError as error:
-        if "--debug" in sys.argv:
-            raise
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
-    except MemoryError as error:
-        if "--debug" in sys.argv:
-            raise
-        sys.stderr.write(f"error: out of memory: {error}; simulate fewer requests at a time\n")
-        sys.exit(2)
-    except OSError as error:  # of files the commands say more; this is standard output
-        if "--debug" in sys.argv:
-            raise
-        sys.stderr.write(f"error: {error.filename or 'output'}: {error.strerror or error}\n")
-        sys.stdout = None  # what it still holds would fail again
-        sys.exit(2)
+        sys.exit(_run(_app()))
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        text = _explained(error)
+        if text is None or "--debug" in sys.argv:
+            raise
+        for line in text.splitlines() or [type(error).__name__]:
+            sys.stderr.write(f"error: {line:.2000}\n")
+        if isinstance(error, OSError):
+            sys.stdout = None  # what it still holds would fail again
+        sys.exit(2)
+
+
+def _app() -> Callable[..., object]:
+    try:
+        from specsim.cli import app  # noqa: PLC0415 - worker processes import this file, no more
+    except ImportError as error:
+        if (why := foreign()) is None:
+            raise
+        raise SpecsimError(f"{why} ({error})") from error
+    return app
+
+
+def _explained(error: Exception) -> str | None:
+    """Return what to tell of an exception; None if it is a bug."""
+    if isinstance(error, SpecsimError):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "a value is nested too deeply; make it flatter"
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error}; simulate fewer requests at a time"
+    if isinstance(error, OSError):  # of files the commands say more; this is standard output
+        return f"{error.filename or 'output'}: {error.strerror or error}"
+    return None
 
 
 if __name__ == "__main__":

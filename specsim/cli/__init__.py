@@ -11,12 +11,14 @@ import typer
 
 from specsim.cli.calibration import calibrate
 from specsim.cli.inspection import breakdown, export, list_members, plot, report, schema, timeline
+from specsim.cli.policies import policy_app
 from specsim.cli.profiles import profile_app
 from specsim.cli.reality import acceptance_app, observe, parity, validate
 from specsim.cli.simulation import ManyPolicies, compare, run, sweep
 from specsim.cli.studies import capacity, gate, tune
 from specsim.cli.traces import draft_eval, tokens_app, trace_app
-from specsim.core.version import __version__
+from specsim.core.reading import track_inputs
+from specsim.core.version import __version__, foreign
 
 __all__ = ["app"]
 
@@ -43,6 +45,7 @@ app.command()(calibrate)
 app.command()(observe)
 app.command()(validate)
 app.command()(parity)
+app.add_typer(policy_app, name="policy")
 app.add_typer(profile_app, name="profile")
 app.add_typer(acceptance_app, name="acceptance")
 app.add_typer(trace_app, name="trace")
@@ -54,6 +57,8 @@ app.command()(schema)
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"specsim {__version__}")
+        if why := foreign():
+            typer.echo(f"warning: {why}", err=True)
         raise typer.Exit
 
 
@@ -73,8 +78,19 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    large: Annotated[
+        bool, typer.Option("--large", help="Let runs begin however large they are.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let outputs replace files that specsim did not write.")
+    ] = False,
 ) -> None:
     """Read the options that come before the command."""
+    track_inputs()
+    if large:
+        os.environ["SPECSIM_LARGE"] = "1"  # worker processes see it, too
+    if force:
+        os.environ["SPECSIM_FORCE"] = "1"
     if context.invoked_subcommand not in _MEASURING:
         for name, value in _SMALL.items():
             os.environ.setdefault(name, value)

@@ -122,7 +122,7 @@ def _torch_subject(
             raise
         raise ConfigError(
             "--engine torch: PyTorch is not installed here; install it: "
-            "pip install 'specsim[calibrate]'"
+            "pip install 'llm-specsim[calibrate]'"
         ) from error
     built = build_engine(shape, device.value, plan, threads=threads, seed=seed)
     typer.echo(f"torch on {device}, model {name}: about {plan.minutes} minutes", err=True)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from io import TextIOWrapper
@@ -13,7 +14,8 @@ import typer
 
 from specsim.cli.options import need, output_file, show, spinner, warn, write_json
 from specsim.core.atomic import new_file
-from specsim.core.errors import ConfigError
+from specsim.core.blame import fault
+from specsim.core.errors import ConfigError, SpecsimError
 
 
 def list_members(
@@ -79,6 +81,25 @@ def _labels(folders: list[Path]) -> list[str]:
     return [str(folder.relative_to(shared)) for folder in resolved]
 
 
+@contextmanager
+def _read_from(*folders: Path) -> Iterator[None]:
+    """Say of results that make no sense where they lie; `--debug` shows what failed on them.
+
+    What a file holds is checked where it is read, but not every number of every list.
+    """
+    try:
+        yield
+    except SpecsimError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        if "--debug" in sys.argv:
+            raise
+        raise ConfigError(
+            f"{', '.join(map(str, folders))}: what it holds makes no sense, so it was edited or "
+            f"cut short ({fault(error)}); run the experiment again"
+        ) from error
+
+
 def timeline(
     results: Annotated[
         list[Path], typer.Argument(help="Folders that run --out wrote.", show_default=False)
@@ -120,7 +141,7 @@ def timeline(
     check_suffix(plot)
     _check_keeps_results(table, f"{plot}: its series")
     _check_distinct(results)
-    with spinner("reading the steps"):
+    with spinner("reading the steps"), _read_from(*results):
         timelines = {}
         for label, folder in zip(_labels(results), results, strict=True):
             steps = load_steps(folder)
@@ -158,7 +179,7 @@ def breakdown(
         from specsim.show.plots.runs import plot_breakdown
 
         check_suffix(plot)
-    with spinner("reading the results"):
+    with spinner("reading the results"), _read_from(results):
         found = break_down(results)
     with spinner("writing"), output_file(json_out) as json_file:
         write_json(json_file, found.to_dict())
@@ -215,8 +236,9 @@ def export(
     if window is not None and chrome_trace is None:
         raise ConfigError("--window: only --chrome-trace uses it; leave it out")
     span = _window(window)
-    found, experiment = load_folder(run)
-    with spinner("writing"), ExitStack() as files:
+    with _read_from(run):
+        found, experiment = load_folder(run)
+    with spinner("writing"), _read_from(run), ExitStack() as files:
         new = {option: files.enter_context(new_file(path)) for option, path in paths.items()}
         if chrome_trace is not None:
             compressed = chrome_trace.suffix == ".gz"
@@ -316,9 +338,9 @@ def report(
     page = out or results / "report.html"
     if page.suffix not in (".html", ".htm"):
         raise ConfigError(f"--out {page}: a page must end in .html; rename it")
-    with spinner("reading the results"):
+    with spinner("reading the results"), _read_from(results):
         study = _load(results, prices)
-    with spinner("writing the page"):
+    with spinner("writing the page"), _read_from(results):
         write_page(study, page)
     size = page.stat().st_size / 1e6
     count = f"{len(study.points):,} of {study.num_expected:,} runs"
@@ -353,10 +375,10 @@ def plot(
     from specsim.show.plots.study import plot_study
     from specsim.show.report.cells import find_measure, restricted
 
-    with spinner("reading the results"):
+    with spinner("reading the results"), _read_from(results):
         study, held = restricted(_load(results, prices), where or [])
         measure = find_measure(study, metric)
-    with spinner("drawing"):
+    with spinner("drawing"), _read_from(results):
         drawn, left_out = plot_study(study, measure, out or results / "plots", f".{file_format}")
     warn([f"only runs with {choice}, for others say --where" for choice in held])
     for path in drawn:

@@ -91,7 +91,8 @@ def can_draw(picture: str) -> bool:
 
 
 def _how_to_install(library: str) -> str:
-    return f"{library} is not installed here; install it: pip install 'specsim[{_EXTRAS[library]}]'"
+    extra = f"'llm-specsim[{_EXTRAS[library]}]'"
+    return f"{library} is not installed here; install it: pip install {extra}"
 
 
 _SLOW = 1.0  # seconds after which a progress bar appears

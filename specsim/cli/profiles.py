@@ -232,7 +232,12 @@ def build(
         str,
         typer.Option(help="A name in profiles/, or a HuggingFace config.json.", show_default=False),
     ],
-    gpu: Annotated[str, typer.Option(help="A name in profiles/: h200.", show_default=False)],
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help="A name in profiles/, h200, or a YAML file like those.", show_default=False
+        ),
+    ],
     tp: Annotated[int, typer.Option("--tp", min=1, help="GPUs of each replica.")] = 1,
     dp: Annotated[
         int, typer.Option("--dp", min=1, help="Data-parallel ranks that share the experts.")
@@ -313,7 +318,12 @@ def roofline(
         str,
         typer.Option(help="A name in profiles/, or a HuggingFace config.json.", show_default=False),
     ],
-    gpu: Annotated[str, typer.Option(help="A name in profiles/: h100.", show_default=False)],
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help="A name in profiles/, h100, or a YAML file like those.", show_default=False
+        ),
+    ],
     tp: Annotated[int, typer.Option("--tp", min=1, help="GPUs of each replica.")] = 1,
     draft: Annotated[
         list[str] | None,

@@ -27,7 +27,7 @@ from specsim.cli.options import (
 from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specsim.study.sweep import Backend
+    from specsim.study.sweep import Backend, Sweep
 
 
 class ManyPolicies(TyperCommand):
@@ -190,8 +190,17 @@ def sweep(
         Path | None,
         typer.Option(help="Folder for the results; by default results/NAME.", show_default=False),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the points, about how long, what is wrong.")
+    ] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Run the others if some points cannot be run.")
+    ] = False,
 ) -> None:
     """Run an experiment along several axes.
+
+    All points are checked before the first is run: profiles, traces, and whether their fields go
+    together.
 
     The folder gets sweep.yaml, points/00017.json as soon as that point has ended, and at last
     points.parquet, one row per point. Killed at any moment, --resume goes on, to the same bytes. A
@@ -206,8 +215,17 @@ def sweep(
         warm_up(workers)
     from specsim.show.render.runs import sweep_tables
     from specsim.study.sweep import Sweep, SweepFolder, run_sweep
+    from specsim.study.sweep.check import problems_of
 
     plan = Sweep.load(config, all_overrides(overrides, seed))
+    with spinner("checking the points"):
+        problems = problems_of(plan)
+    if dry_run:
+        _show_plan(plan, workers or os.cpu_count() or 1)
+    if problems and not keep_going:
+        raise ConfigError("\n".join(f"{config}: {problem}" for problem in problems))
+    if dry_run:
+        return
     place = _backend(workers, backend, ray_address)
     folder = SweepFolder.create(out or Path("results") / config.stem, plan, resume=resume)
     with progress("points", plan.num_points) as on_progress:
@@ -226,6 +244,24 @@ def sweep(
         raise typer.Exit(1)
 
 
+_MOST_SHOWN = 50
+
+
+def _show_plan(plan: "Sweep", workers: int) -> None:
+    """Print the points of a sweep, and about how long they take."""
+    from itertools import islice
+
+    from specsim.run.size import as_time
+    from specsim.study.sweep.check import point_name, seconds_of
+
+    for point in islice(plan.points(), _MOST_SHOWN):
+        typer.echo(f"{point.number:05}: {point_name(point)}, seed {point.seed}")
+    if plan.num_points > _MOST_SHOWN:
+        typer.echo(f"... and {plan.num_points - _MOST_SHOWN:,} more")
+    about = as_time(seconds_of(plan) / workers)
+    typer.echo(f"{plan.num_points:,} points, about {about} with {workers} at a time")
+
+
 def _backend(workers: int | None, where: Where, ray_address: str | None) -> "Backend":
     from specsim.study.sweep import LocalProcesses
 
@@ -235,5 +271,5 @@ def _backend(workers: int | None, where: Where, ray_address: str | None) -> "Bac
     try:
         from specsim.study.ray_cluster import RayCluster
     except ImportError as error:
-        raise ConfigError("--backend ray needs Ray; pip install 'specsim[cluster]'") from error
+        raise ConfigError("--backend ray needs Ray; pip install 'llm-specsim[cluster]'") from error
     return RayCluster(workers, ray_address)

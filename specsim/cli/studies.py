@@ -1,6 +1,7 @@
 """Commands that run an experiment many times: ``capacity``, ``tune`` and ``gate``."""
 
 import json
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +29,8 @@ from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from specsim.policies import Policy
-    from specsim.study.gate import GateResults, Suite
+    from specsim.study.gate import GateResults, GateVerdict, Suite
+    from specsim.study.gate.verdict import GateFailure
 
 _NUM_REQUESTS = 2000
 _MAX_REQUESTS = 64_000
@@ -281,6 +283,9 @@ def gate(
 ) -> None:
     """Compare a revision with a baseline, scenario by scenario; exit with 1 if it is worse.
 
+    The exit code is 0 if nothing is worse, 1 if something is, 2 if a file or option is wrong, and 3
+    if a run crashed. The files of --json and --junit are written in each of these cases.
+
     The scenarios of CURRENT are run with the seeds of the baseline, so that both meet the same
     requests and the same luck. A metric is worse if it is so by more than its tolerance and beyond
     doubt. Write the baseline with --update:
@@ -295,9 +300,9 @@ def gate(
 
         warm_up(workers)
     from specsim.show.render.studies import gate_table, gate_verdict
-    from specsim.study.gate import GateResults, Suite, check_same_suite, judge
+    from specsim.study.gate import Suite
     from specsim.study.gate.suite import parse_tolerances, tolerances_of
-    from specsim.study.gate.verdict import github_annotations, write_junit
+    from specsim.study.gate.verdict import GateFailure, github_annotations, write_junit
 
     outputs = {"--json": json_out, "--junit": junit, "--github": github or None}
     given = parse_tolerances(tolerance or ())
@@ -313,27 +318,44 @@ def gate(
         _refuse({option: path if path and path.resolve() in inputs else None}, "on its own input")
     is_shared = json_out and junit and json_out.resolve() == junit.resolve()
     _refuse({"--junit": junit if is_shared else None}, "with the file of --json; name another")
-    before = GateResults.load(baseline)
+    _refuse({"--set": overrides if is_stored else None}, "with results; name a suite, YAML")
+
     with output_file(json_out) as json_file, output_file(junit) as junit_file:
-        if is_stored:
-            _refuse({"--set": overrides}, "with results; name a suite, YAML")
-            after = GateResults.load(current)
-            tolerances = {**before.tolerances, **given}
-        else:
-            suite = Suite.load(current, overrides or ())
-            tolerances = {**(suite.tolerances or before.tolerances), **given}
-            check_same_suite(before, suite)
-            after = _run(suite, tolerances, workers, None)
-        judgement = judge(before, after, tolerances)
+        judgement = _judged(baseline, current, overrides or [], given, workers)
         write_json(json_file, judgement.to_dict())
         if junit_file is not None:
             write_junit(judgement, junit_file)
+    if isinstance(judgement, GateFailure):
+        for line in judgement.error.splitlines():
+            typer.echo(f"error: {line}", err=True)
+        raise typer.Exit(judgement.exit_code)
     show(gate_table(judgement, f"{current.name} against {baseline.name}"))
     for line in (*gate_verdict(judgement), *(github_annotations(judgement) if github else ())):
         typer.echo(line)
     warn(judgement.notes)
     if not judgement.is_passed:
         raise typer.Exit(1)
+
+
+def _judged(
+    baseline: Path, current: Path, overrides: list[str], given: dict[str, float], workers: int
+) -> "GateVerdict | GateFailure":
+    """Return a judgement, or why there is none: the files say so, too, and no older ones stay."""
+    from specsim.study.gate import GateResults, Suite, check_same_suite, judge
+    from specsim.study.gate.verdict import GateFailure
+
+    try:
+        before = GateResults.load(baseline)
+        if current.suffix == ".json":
+            return judge(before, GateResults.load(current), {**before.tolerances, **given})
+        suite = Suite.load(current, overrides)
+        tolerances = {**(suite.tolerances or before.tolerances), **given}
+        check_same_suite(before, suite)
+        return judge(before, _run(suite, tolerances, workers, None), tolerances)
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        return GateFailure.of(error)
 
 
 def _refuse(given: dict[str, Any], where: str) -> None:

@@ -103,7 +103,7 @@ def from_text(
     answer; or `conversations` in ShareGPT's form, of which every answer to a human makes a request.
     No chat template is applied: messages are joined as "role:", line break, content, empty line.
     An entry without an answer, or with an empty one, is an error. Nothing but `id` is kept of
-    other fields. It needs: pip install 'specsim\[tokens]'.
+    other fields. It needs: pip install 'llm-specsim\[tokens]'.
     """
     from specsim.tokens.convert import load_tokenizer, write_token_trace
 

@@ -5,27 +5,44 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from tempfile import mkdtemp
 
 from specsim.core.errors import ConfigError
+from specsim.core.reading import is_input
+
+FORCES = "SPECSIM_FORCE"
+"""Environment variable that lets outputs replace any file but inputs, as ``specsim --force``."""
+CACHE_VARIABLE = "SPECSIM_CACHE_DIR"
+"""Environment variable: the folder of what is kept between runs, not ``~/.cache/specsim``."""
 
 _MARK = b"specsim_version"
 """What nearly every JSON file and every table of results holds."""
-_UNMARKED = ("config.yaml", "plot.png", "report.png", "timeline.png", "timeline.parquet")
+_UNMARKED = ("plot.png", "report.png", "timeline.png", "timeline.parquet")
 """Results without that mark: they are specsim's where one with it stands beside them."""
 
 
+def cache_folder() -> Path:
+    """Return where specsim keeps what it needs again: compiled code, and what it has written."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specsim"
+
+
 @contextmanager
-def new_file(path: Path) -> Iterator[Path]:
+def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
     """Give an empty temporary file to write to; it becomes `path` only if the block succeeds.
 
     Args:
-        path: Replaced if it exists, or what it links to; folders made for it are taken away again
-            if the block fails.
+        path: Replaced if specsim wrote it, or what it links to; folders made for it are taken away
+            again if the block fails.
+        is_own: Whether the caller knows that what it replaces is specsim's.
 
     Raises:
-        ConfigError: It is there and no file, or its folder cannot be written to.
+        ConfigError: It is there and no file, an input of this command, or not specsim's, or its
+            folder cannot be written to.
     """
     temporary: Path | None = None
     made: list[Path] = []
@@ -34,12 +51,18 @@ def new_file(path: Path) -> Iterator[Path]:
         if target.exists() and not target.is_file():  # to replace /dev/null would break the machine
             kind = "is a folder" if target.is_dir() else "is no ordinary file"
             raise ConfigError(f"{path}: cannot be written: {kind}; name a file")
+        if not is_own:
+            _check_file(path)
         made.extend(folder for folder in target.parents if not folder.exists())
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         temporary.touch()  # a folder that cannot be written to is found before the work
         yield temporary
+        if not is_own:
+            _check_file(path)  # by now all inputs have been read
         temporary.replace(target)
+        if not is_own:
+            _note_written(target)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
@@ -72,7 +95,7 @@ def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
     try:
         check_replaceable(path, replaced)  # before the work
         path.mkdir(parents=True, exist_ok=True)
-        temporary = Path(mkdtemp(prefix=".unfinished-", dir=path))
+        temporary = Path(mkdtemp(prefix=".unfinished-", dir=path.resolve()))  # no URI
         yield temporary
         children = sorted(temporary.iterdir())
         check_replaceable(path, [child.name for child in children])
@@ -100,21 +123,71 @@ def check_replaceable(folder: Path, names: Iterable[str]) -> None:
     for name in names:
         path = folder / name
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            if os.path.lexists(file) and not _is_ours(file):
+            if os.path.lexists(file) and not _is_ours(file) and not _is_forced(file):
                 raise ConfigError(
                     f"{file}: was not written by specsim and would be lost; move it or name "
-                    "another folder"
+                    "another folder, or add --force"
                 )
+            _check_no_input(file)
+
+
+def _check_file(path: Path) -> None:
+    """Raise a ConfigError if a file that is to be replaced is somebody else's."""
+    _check_no_input(path)
+    if path.is_file() and path.stat().st_size and not _is_ours(path) and not _is_forced(path):
+        raise ConfigError(
+            f"{path}: was not written by specsim and would be lost; name another file, or add "
+            "--force"
+        )
+
+
+def _check_no_input(path: Path) -> None:
+    if path.is_file() and is_input(path):
+        raise ConfigError(f"{path}: is an input of this very command; name another output")
+
+
+def _is_forced(path: Path) -> bool:
+    return bool(os.environ.get(FORCES)) and not path.is_dir()
+
+
+def _note(path: Path) -> Path:
+    name = sha256(os.fsencode(path.resolve())).hexdigest()[:24]
+    return cache_folder() / "written" / name
+
+
+def _identity(path: Path) -> str:
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _note_written(path: Path) -> None:
+    """Remember a file, so that it may be replaced as long as nobody else has changed it."""
+    with suppress(OSError, RuntimeError):  # without a home the user has to say --force
+        note = _note(path)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(_identity(path))
+
+
+def _is_noted(path: Path) -> bool:
+    with suppress(OSError, RuntimeError):
+        return _note(path).read_text() == _identity(path)
+    return False
 
 
 def _is_ours(path: Path) -> bool:
+    if path.is_file() and _is_noted(path):
+        return True
     if path.name in _UNMARKED and path.is_file():
         return any(_is_marked(other) for other in path.parent.iterdir())
     return _is_marked(path)
 
 
 def _is_marked(path: Path) -> bool:
-    if path.suffix not in (".json", ".parquet") or not path.is_file() or not path.stat().st_size:
+    if (
+        path.suffix not in (".json", ".parquet", ".yaml")
+        or not path.is_file()
+        or not path.stat().st_size
+    ):
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(_MARK) >= 0

@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError, SpecsimError
+from specsim.core.reading import (
+    UnreadableError,
+    check_file,
+    check_parquet,
+    check_rows,
+    csv_rows,
+    lines,
+    parse_json,
+)
 
 Columns = dict[str, NDArray[np.float64]]
 """Shape (rows,) each, by name."""
@@ -103,8 +111,9 @@ def _rows(path: Path) -> Iterator[list[str]]:
         return
     parse = _json_rows if path.suffix == ".jsonl" else _csv_rows
     try:
+        check_file(path)
         yield from parse(path)
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, UnicodeDecodeError, UnreadableError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ProfileError(f"{path}: cannot be read: {reason}") from error
 
@@ -116,9 +125,13 @@ def opened_parquet(path: Path, error: type[SpecsimError]) -> Iterator[Any]:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        with pq.ParquetFile(path) as file:
+        check_parquet(path)
+        with pq.ParquetFile(path.resolve()) as file:
+            check_rows(file.metadata)
             yield file
-    except (OSError, pa.ArrowInvalid) as problem:
+    except UnreadableError as problem:
+        raise error(f"{path}: {problem}") from problem
+    except (OSError, pa.ArrowException) as problem:
         raise error(f"{path}: is not a complete Parquet file") from problem
 
 
@@ -126,16 +139,16 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
     is_packed = path.suffix == ".gz"
     encoding = "utf-8" if is_packed else "utf-8-sig"
     with (gzip.open if is_packed else open)(path, "rt", encoding=encoding, newline="") as stream:
-        yield from (row for row in csv.reader(stream) if row)
+        yield from (row for row in csv_rows(stream) if row)
 
 
 def _json_rows(path: Path) -> Iterator[list[str]]:
     """Take as columns what the first line has numbers for."""
     names: list[str] = []
     with path.open(encoding="utf-8") as stream:
-        for line, text in enumerate(stream, start=1):
+        for line, text in enumerate(lines(stream), start=1):
             try:
-                row = json.loads(text)
+                row = parse_json(text)
             except ValueError as error:
                 raise ProfileError(
                     f"{path}, line {line}: is not JSON; it may have been cut off: remove it"

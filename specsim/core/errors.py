@@ -7,6 +7,8 @@ The tree::
       TraceError (ValueError)      a workload file cannot be read as what it claims to be
       ProfileError (ValueError)    a profile is missing, malformed or of another model
       CapacityError (ValueError)   a request or a model can never fit the memory it is given
+      PluginError (ValueError)     a class of the user's raised, or answered what it must not
+      CrashError                   a run ended by a bug, or its process was killed
       InvariantError               the simulator contradicted itself: a bug, please report it
 
 Each message names the file and line or the field, the value, the rule and what to do, in one line.
@@ -32,6 +34,14 @@ class ProfileError(SpecsimError, ValueError):
 
 class CapacityError(SpecsimError, ValueError):
     """A request, or a model, can never fit the memory it is given."""
+
+
+class PluginError(SpecsimError, ValueError):
+    """A policy, or another class of the user's, raised an exception or broke its contract."""
+
+
+class CrashError(SpecsimError):
+    """A run of a study ended by a bug, or its process was killed."""
 
 
 class InvariantError(SpecsimError):

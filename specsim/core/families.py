@@ -25,8 +25,10 @@ import yaml
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
 
+from specsim.core.blame import fault
 from specsim.core.errors import ConfigError
-from specsim.core.settings import Settings, nearest, parse_yaml
+from specsim.core.reading import parse_yaml
+from specsim.core.settings import Settings, nearest
 
 M = TypeVar("M", bound="Member")
 
@@ -229,3 +231,5 @@ def _load(path: str) -> object:
         return getattr(import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"cannot load '{path}': {error}") from error
+    except Exception as error:  # the user's module runs when it is imported
+        raise ConfigError(f"cannot load '{path}': {fault(error)}") from error

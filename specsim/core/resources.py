@@ -11,7 +11,7 @@ from typing import Any
 
 _PATH_FIELDS = ("path", "corpus")
 """Fields of settings that name a file or a folder."""
-_FILE_SUFFIXES = {"profile": (".yaml", ".yml"), "model": (".json",)}
+_FILE_SUFFIXES = {"profile": (".yaml", ".yml"), "model": (".json",), "gpu": (".yaml", ".yml")}
 """Fields that name a file if their value ends like this, and else something shipped."""
 _PATH_IN_SHORT_FORM = re.compile(rf"(?<=[:,])(\s*(?:{'|'.join(_PATH_FIELDS)})\s*=\s*)([^,]+)")
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -4,23 +4,25 @@ Every configuration class of specsim extends `Settings`: immutable, unknown fiel
 name the nearest known field, NaN and infinity are no numbers.
 """
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
-from yaml.constructor import ConstructorError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from specsim.core.errors import SpecsimError
+from specsim.core.reading import UnreadableError, parse_json, parse_yaml, read_text, short
 
-_FASTEST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times as fast
-_YAML: Any = type("_Yaml", (_FASTEST,), {})
-"""As PyYAML's, but no value of it is a ValueError, and no key stands twice."""
 _KINDS = {list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
 
 
@@ -30,68 +32,48 @@ class Settings(BaseModel):
     # Built when first used: a program imports a hundred of them, and a run uses twenty.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _check_names(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for key in data:
-                if key not in cls.model_fields:
-                    hint = nearest(str(key), list(cls.model_fields))
-                    raise PydanticCustomError(
-                        "unknown_field", "unknown field '{key}'; {hint}", {"key": key, "hint": hint}
-                    )
-        return data
+    def _check_names(cls, data: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        """Tell of unknown fields beside all else that is wrong."""
+        known = cls.model_fields
+        if not isinstance(data, dict) or data.keys() <= known.keys():
+            return check(data)
+        found = [_unknown(key, list(known)) for key in data if key not in known]
+        try:
+            check({name: value for name, value in data.items() if name in known})
+        except ValidationError as problem:
+            for each in problem.errors(include_url=False):
+                kind = PydanticCustomError(cast("Any", each["type"]), cast("Any", each["msg"]))
+                found.append(InitErrorDetails(type=kind, loc=each["loc"], input=each["input"]))
+        raise ValidationError.from_exception_data(cls.__name__, found)
+
+
+def _unknown(key: object, known: list[str]) -> InitErrorDetails:
+    context = {
+        "key": short(key)[1:-1] if isinstance(key, str) else short(key),
+        "hint": nearest(str(key), known),
+    }
+    kind = PydanticCustomError("unknown_field", "unknown field '{key}'; {hint}", context)
+    return InitErrorDetails(type=kind, loc=(), input=key)
 
 
 def nearest(name: str, known: list[str]) -> str:
     """Return a clause for the end of an error message: the closest known word, or all of them."""
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name[:100], known, n=1)
     return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(sorted(known))}"
-
-
-def parse_yaml(text: str) -> Any:
-    """Return the value that a text in YAML holds; a yaml.YAMLError if it is none."""
-    return yaml.load(text, _YAML)
-
-
-def _scalar(kind: str) -> Callable[[Any, yaml.ScalarNode], Any]:
-    construct = getattr(_FASTEST, f"construct_yaml_{kind}")
-
-    def checked(loader: Any, node: yaml.ScalarNode) -> Any:
-        try:
-            return construct(loader, node)
-        except ValueError as problem:
-            what = f"{_short(node.value)} is no {kind}: {problem}"
-            raise ConstructorError(None, None, what, node.start_mark) from problem
-
-    return checked
-
-
-def _mapping(loader: Any, node: yaml.MappingNode) -> Any:
-    seen: set[str] = set()
-    for key, _ in node.value:
-        if isinstance(key, yaml.ScalarNode) and key.value in seen:
-            problem = f"the key '{key.value}' stands here twice; leave one"
-            raise ConstructorError(None, None, problem, key.start_mark)
-        seen.add(str(key.value))
-    return loader.construct_yaml_map(node)
-
-
-_YAML.add_constructor("tag:yaml.org,2002:map", _mapping)
-for _kind in ("int", "float", "timestamp"):
-    _YAML.add_constructor(f"tag:yaml.org,2002:{_kind}", _scalar(_kind))
 
 
 def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
     """Return the mapping that a YAML or JSON file holds; raise `error` if it holds none."""
     try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else parse_yaml(text)
+        text = read_text(path)
+        data = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror}") from problem
-    except UnicodeDecodeError as problem:
-        raise error(f"{path}: is not a UTF-8 text file") from problem
-    except (yaml.YAMLError, json.JSONDecodeError) as problem:
+    except UnreadableError as problem:
+        raise error(f"{path}: {problem}") from problem
+    except yaml.YAMLError as problem:
         raise error(f"{path}: {_where(problem, text)}") from problem
     if not isinstance(data, dict):
         found = (
@@ -101,9 +83,7 @@ def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
     return data
 
 
-def _where(problem: yaml.YAMLError | json.JSONDecodeError, text: str) -> str:
-    if isinstance(problem, json.JSONDecodeError):
-        return f"line {problem.lineno}: not JSON: {problem.msg}"
+def _where(problem: yaml.YAMLError, text: str) -> str:
     mark = getattr(problem, "problem_mark", None)
     what = getattr(problem, "problem", None) or "cannot be parsed"
     if mark is None:
@@ -114,31 +94,29 @@ def _where(problem: yaml.YAMLError | json.JSONDecodeError, text: str) -> str:
 
 @contextmanager
 def validated(source: str, error: type[SpecsimError]) -> Iterator[None]:
-    """Turn a pydantic error inside the block into one line, with the source of the values."""
+    """Turn a pydantic error inside the block into a line per problem, with the values' source."""
     try:
         yield
     except ValidationError as problem:
-        raise error(f"{source}: {explain(problem)}") from problem
+        lines = explain(problem).splitlines()
+        raise error("\n".join(f"{source}: {line}" for line in lines)) from problem
 
 
 def explain(problem: ValidationError) -> str:
-    """Return the first problem of a validation as one line: field, value, rule, remedy."""
-    first, *rest = problem.errors(include_url=False)
-    field = ".".join(str(part) for part in first["loc"])
-    kind, given = first["type"], first["input"]
+    """Return all problems of a validation, a line each: field, value, rule, remedy."""
+    return "\n".join(dict.fromkeys(map(_told, problem.errors(include_url=False))))
+
+
+def _told(problem: Any) -> str:
+    """Return one problem as one line."""
+    field = ".".join(str(part) for part in problem["loc"])
+    kind, given = problem["type"], problem["input"]
     if kind == "missing":
-        text = f"'{field}' is missing"
-    elif kind in ("family", "unknown_field", "value_error"):
-        text = f"{field + ': ' if field else ''}{first['msg'].removeprefix('Value error, ')}"
-    elif kind in ("model_type", "dict_type"):
-        text = f"{field} = {_short(given)}: should be a mapping of fields"
-    elif kind == "int_parsing":
-        text = f"{field} = {_short(given)}: should be an integer, in digits alone"
-    else:
-        text = f"{field} = {_short(given)}: {first['msg'].removeprefix('Input ').lower()}"
-    return text + (f" (and {len(rest)} more)" if rest else "")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+        return f"'{field}' is missing"
+    if kind in ("family", "unknown_field", "value_error"):
+        return f"{field + ': ' if field else ''}{problem['msg'].removeprefix('Value error, ')}"
+    if kind in ("model_type", "dict_type"):
+        return f"{field} = {short(given)}: should be a mapping of fields"
+    if kind == "int_parsing":
+        return f"{field} = {short(given)}: should be an integer, in digits alone"
+    return f"{field} = {short(given)}: {problem['msg'].removeprefix('Input ').lower()}"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
+from specsim.engine.answers import answers_of
 from specsim.engine.sources import DraftSource, drafter_loads
 from specsim.engine.table import Table
 from specsim.engine.view import StepView
@@ -42,6 +43,8 @@ class Speculation:
 
     def __post_init__(self) -> None:
         policy, source = self.policy, self.source
+        self.answers = answers_of(policy, self.max_draft_len)
+        """Checks what the policy returns; None for one that specsim ships."""
         self.trims = policy.trims
         self.skips_prefills = policy.disables_prefill and (
             self.proposer is not None and self.proposer.has_prefill
@@ -64,6 +67,8 @@ class Speculation:
         if not self.policy.is_dynamic:
             return np.full(largest + 1, self.max_draft_len, dtype=np.int64)
         lens = self.policy.lens_by_size(largest, self.memory)
+        if self.answers is not None:
+            lens = self.answers.by_size(lens, largest)
         if lens is None:
             return None
         lens[0] = self.max_draft_len
@@ -73,13 +78,19 @@ class Speculation:
         """Return which of several drafters serves a request; asked when it arrives."""
         if not self.policy.selects_drafter or not self.max_draft_len:
             return 0
-        return self.policy.choose_drafter(request, prompt_len, self.memory)
+        chosen = self.policy.choose_drafter(request, prompt_len, self.memory)
+        if self.answers is not None and self.proposer is not None:
+            chosen = self.answers.drafter(chosen, len(self.proposer.cost_keys), request)
+        return chosen
 
     def trim(self, table: Table, step: StepView) -> None:
         """Settle what a scheduled step verifies, and whom the drafter will never serve."""
         if self.skips_prefills and step["is_admitted"].any():
             batch = self._batch(step, step.load)
-            if self.policy.skips_draft_prefill(batch, self.memory):
+            skips = self.policy.skips_draft_prefill(batch, self.memory)
+            if self.answers is not None:
+                skips = self.answers.yes("skips_draft_prefill", skips, step)
+            if skips:
                 left_out = step.rows[step["is_admitted"] == 1]
                 table.sequences["is_undrafted"][left_out] = 1
         draft_lens = np.array(step["draft_len"])
@@ -92,7 +103,7 @@ class Speculation:
             assert self.source is not None
             confidences = self.source.confidences(step.requests, step.output_lens, draft_lens)
         drafts = DraftView(draft_lens, confidences)
-        verified_lens = np.asarray(self.policy.verify_lens(batch, drafts, self.memory))
+        verified_lens = np.asarray(self._verified_lens(batch, drafts, step))
         dropped = int(step["draft_len"].sum()) - int(verified_lens.sum())
         if not dropped:
             return
@@ -104,11 +115,20 @@ class Speculation:
         if not record["drafts_on_top"]:
             record["drafter_batched_tokens"] = record["batched_tokens"]
 
+    def _verified_lens(self, batch: BatchView, drafts: DraftView, step: StepView) -> Any:
+        if self.answers is None:
+            return self.policy.verify_lens(batch, drafts, self.memory)
+        draft_lens = drafts.draft_lens.copy()  # which the policy may change in place
+        lens = self.policy.verify_lens(batch, drafts, self.memory)
+        return self.answers.verify_lens(lens, draft_lens, step)
+
     def ask(self, step: StepView, accepted_lens: Ints | None, free_slots: int) -> None:
         """Decide for how many draft tokens the drafter is run at the end of a step.
 
         `accepted_lens` is None where that is not known yet, `free_slots` room for drafts, tokens.
         """
+        if self.answers is not None:
+            self.answers.goes_on(step)
         if not step.size:
             return
         found_lens = None
@@ -117,7 +137,7 @@ class Speculation:
             if accepted_lens is not None:
                 emitted_lens = accepted_lens + 1
             found_lens = self.source.find(
-                step, emitted_lens, lambda scores: self.policy.uses_lookup(scores, self.memory)
+                step, emitted_lens, lambda scores: self._uses_lookup(scores, step)
             )
         asked: Any = self.max_draft_len
         if self.policy.is_dynamic:
@@ -125,6 +145,10 @@ class Speculation:
         if found_lens is not None:
             asked = np.minimum(asked, found_lens)
         step["asked_len"][:] = step["offered_len"][:] = asked
+
+    def _uses_lookup(self, scores: NDArray[np.float64], step: StepView) -> Any:
+        used = self.policy.uses_lookup(scores, self.memory)
+        return used if self.answers is None else self.answers.uses_lookup(used, len(scores), step)
 
     def _batch(
         self,
@@ -150,9 +174,7 @@ class Speculation:
             drafts=drafts,
         )
 
-    def _decide(
-        self, step: StepView, accepted_lens: Ints | None, free_slots: int
-    ) -> int | Ints | list[int]:
+    def _decide(self, step: StepView, accepted_lens: Ints | None, free_slots: int) -> Any:
         policy, source = self.policy, self.source
         drafts = None
         if source is not None and source.looks_up and policy.uses_confidences:
@@ -163,9 +185,13 @@ class Speculation:
         batch = self._batch(
             step, step.load, accepted_lens=accepted_lens, free_slots=free_slots, drafts=drafts
         )
-        asked = policy.draft_lens(batch, self.memory)
-        if policy.estimates_alpha:
-            step.record["alpha_estimate"] = policy.alpha_estimate(self.memory)
+        asked: Any = policy.draft_lens(batch, self.memory)
+        alpha = policy.alpha_estimate(self.memory) if policy.estimates_alpha else None
+        if self.answers is not None:
+            asked = self.answers.draft_lens(asked, step)
+            alpha = None if alpha is None else self.answers.alpha(alpha, step)
+        if alpha is not None:
+            step.record["alpha_estimate"] = alpha
         if isinstance(asked, Tree):
             assert source is not None
             source.keep_tree(step, asked)

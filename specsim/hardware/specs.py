@@ -207,9 +207,16 @@ class MemoryPlan:
         )
 
 
+def gpu_file(name: str) -> Path | None:
+    """Return the file of a GPU, which may be named by its path; None if there is none."""
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    return find_resource("profiles", f"{name}.yaml")
+
+
 def load_gpu(name: str) -> GpuSpec:
-    """Return the GPU in ``profiles/<name>.yaml``; a ProfileError if there is none."""
-    path = find_resource("profiles", f"{name}.yaml")
+    """Return the GPU in ``profiles/<name>.yaml``, or in a file; a ProfileError if there is none."""
+    path = gpu_file(name)
     if path is None:
         known = resource_names("profiles", "*.yaml")
         raise ProfileError(f"no GPU '{name}' in profiles/; {nearest(name, known)}")

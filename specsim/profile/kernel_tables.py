@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError
+from specsim.core.reading import UnreadableError, check_parquet
 from specsim.core.settings import load_mapping, nearest
 
 Values = NDArray[np.float64]
@@ -35,7 +36,7 @@ def tables_folder() -> Path:
     if found is None or not found.submodule_search_locations:
         raise ProfileError(
             "kernel tables: the package aiconfigurator-core is not installed; install "
-            "'specsim[tables]', or name a folder of that layout (--tables)"
+            "'llm-specsim[tables]', or name a folder of that layout (--tables)"
         )
     return Path(found.submodule_search_locations[0]) / "systems"
 
@@ -103,8 +104,9 @@ class KernelTables:
             )
         path = files[-1]
         try:
-            rows = pq.read_table(path)
-        except (OSError, pa.ArrowException) as error:
+            check_parquet(path)
+            rows = pq.read_table(path.resolve())
+        except (OSError, pa.ArrowException, UnreadableError) as error:
             raise ProfileError(f"{path}: cannot be read as Parquet: {error}") from error
         if "latency" not in rows.column_names:
             raise ProfileError(

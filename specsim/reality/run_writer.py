@@ -136,7 +136,7 @@ class RunWriter:
 
     def mark(self, *, complete: bool) -> None:
         """Say in ``meta.json`` whether what has been written until now is all there is."""
-        with new_file(self._folder / _META) as temporary:
+        with new_file(self._folder / _META, is_own=True) as temporary:
             text = json.dumps({**self._meta, "complete": complete}, indent=1)
             temporary.write_text(text + "\n", encoding="utf-8")
 
@@ -153,7 +153,7 @@ class RunWriter:
             for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
                 row = json.loads(line)
                 last[row["request_id"]] = (row["queued_ts"], line)
-            with new_file(path) as temporary:
+            with new_file(path, is_own=True) as temporary:
                 text = "".join(line for _, line in sorted(last.values()))
                 temporary.write_text(text, encoding="utf-8")
         self.mark(complete=complete)
@@ -194,6 +194,6 @@ def add_repetition(folder: Path, repeated: Path) -> Path:
     if not source.is_file():
         raise ConfigError(f"{repeated}: has no {_REQUESTS}; give the folder of a measured run")
     path = folder / f"requests-{len(list(folder.glob('requests*.jsonl'))) + 1}.jsonl"
-    with new_file(path) as temporary:
+    with new_file(path, is_own=True) as temporary:
         temporary.write_bytes(source.read_bytes())
     return path

@@ -15,9 +15,12 @@ from pydantic import Field, model_validator
 
 from specsim.acceptance import ACCEPTANCE, Acceptance
 from specsim.core.atomic import new_file
+from specsim.core.blame import blamed
 from specsim.core.errors import ConfigError
+from specsim.core.reading import parse_yaml
 from specsim.core.resources import following
-from specsim.core.settings import Settings, load_mapping, parse_yaml, validated
+from specsim.core.settings import Settings, load_mapping, validated
+from specsim.core.version import __version__
 from specsim.engine.config import EngineConfig
 from specsim.engine.incidents import Incident, check_incidents
 from specsim.policies import POLICIES, Policy
@@ -46,7 +49,7 @@ class Experiment(Settings):
     routing: Annotated[Router, ROUTING] = RoundRobin()
     incidents: tuple[Incident, ...] | None = None
     """Failures and slow-downs of replicas."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     slo: Slo | None = None
 
     @property
@@ -158,7 +161,7 @@ class Experiment(Settings):
     @classmethod
     def parse(cls, data: dict[str, Any], source: str) -> Self:
         """Return the experiment that a mapping, of a source, describes; a ConfigError if none."""
-        with validated(source, ConfigError):
+        with blamed(), validated(source, ConfigError):
             return cls.model_validate(data)
 
     @classmethod
@@ -179,6 +182,8 @@ class Experiment(Settings):
         """Write the resolved configuration as YAML."""
         with new_file(path) as temporary:
             text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+            # By which a later run knows that it may be replaced.
+            text = f"# specsim_version: {__version__}\n{text}"
             temporary.write_text(text, encoding="utf-8")
 
     @property
@@ -225,7 +230,7 @@ def overridden(
         ConfigError: An override has no ``=``, or its path leads through something that is not a
             mapping.
     """
-    result: dict[str, Any] = json.loads(json.dumps(data, default=str))
+    result: dict[str, Any] = json.loads(json.dumps(data, default=str, skipkeys=True))
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:
@@ -233,7 +238,8 @@ def overridden(
         try:
             value = parse_yaml(text)
         except yaml.YAMLError as error:
-            raise ConfigError(f"{option} {override}: the value is not YAML") from error
+            why = getattr(error, "problem", None) or "cannot be parsed"
+            raise ConfigError(f"{option} {override:.80}: the value is not YAML: {why}") from error
         set_field(result, path, value, f"{option} {override}")
     return result
 

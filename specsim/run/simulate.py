@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.blame import blamed
 from specsim.core.errors import CapacityError, InvariantError
 from specsim.core.request import Request
 from specsim.core.rng import generator
@@ -26,6 +27,7 @@ from specsim.results.records import Deliveries, ReplicaRecords, records_of_run
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
+from specsim.run.size import check_size
 from specsim.workload.arrivals import Arrivals
 from specsim.workload.arrivals.synthetic import ClosedLoop
 
@@ -41,6 +43,7 @@ class Run:
     deliveries: Deliveries | None = None
 
 
+@blamed()
 def simulate(  # noqa: PLR0913 - only the experiment need be given
     experiment: Experiment,
     *,
@@ -64,6 +67,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     """
     deployment = Deployment.of(experiment, profile)
     if requests is None:
+        check_size(experiment)
         requests = list(experiment.workload.build(experiment.seed).requests())
     _check_requests(requests, deployment)
     drafting = Drafting(experiment, deployment, requests)

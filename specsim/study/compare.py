@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -215,9 +216,18 @@ def _on_one_engine(
     return experiment.replace(engine=engine), notes
 
 
+_SIMPLE = re.compile(r"[a-z0-9_]+:[A-Za-z0-9.=_]+")
+"""Labels whose colon alone becomes a dash: ``static:k=3``, and no other is ``static-k=3``."""
+
+
 def folder_name(label: str) -> str:
-    """Return the label of a policy as the name of a folder."""
-    return re.sub(r"[^A-Za-z0-9.=_-]+", "-", label)
+    """Return the label of a policy as the name of a folder, different for each label."""
+    name = re.sub(r"[^A-Za-z0-9.=_-]+", "-", label)
+    return name if name == label or _SIMPLE.fullmatch(label) else f"{name}-{_digest(label)}"
+
+
+def _digest(label: str) -> str:
+    return sha256(label.encode()).hexdigest()[:6]
 
 
 def _run_one(task: tuple[Experiment, Path | None]) -> dict[str, Any]:

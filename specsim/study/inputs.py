@@ -14,6 +14,7 @@ from specsim.acceptance.nested import Preset
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.resources import find_resource, following, locate
 from specsim.core.settings import Settings, load_mapping
+from specsim.hardware.specs import gpu_file
 from specsim.profile import find_profile, load_profile
 from specsim.run.experiment import Experiment
 
@@ -38,7 +39,7 @@ def inputs_of(experiment: Experiment) -> dict[str, Input]:
         found["profile"] = _input(f"profile {name}", find_profile(name))
         profile = load_profile(name)
         found["profile.model"] = _input(f"model {profile.model}", _model_file(profile.model))
-        found["profile.gpu"] = _input(f"GPU {profile.gpu}", _shipped(f"{profile.gpu}.yaml"))
+        found["profile.gpu"] = _input(f"GPU {profile.gpu}", gpu_file(profile.gpu))
         parts.extend(_parts(profile, "profile."))
     for field, part in parts:
         if isinstance(part, Preset):

@@ -19,7 +19,7 @@ from multiprocessing.context import BaseContext
 from threading import Thread, current_thread, main_thread
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from specsim.core.errors import SpecsimError
+from specsim.core.errors import CrashError, SpecsimError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -198,7 +198,7 @@ def _outcome(function: Callable[[T], R], task: T) -> R | SpecsimError:
 
 
 def _as_error(task: object, why: str) -> SpecsimError:
-    return SpecsimError(f"a simulation was lost: {why}")
+    return CrashError(f"a simulation was lost: {why}")
 
 
 def warm_up(workers: int) -> None:

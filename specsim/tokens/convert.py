@@ -22,9 +22,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, TraceError
+from specsim.core.reading import MAX_TEXT_BYTES, UnreadableError, check_file
 from specsim.workload.files import Row, TraceFile
 
-_EXTRA = "pip install 'specsim[tokens]'"
+_EXTRA = "pip install 'llm-specsim[tokens]'"
 
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -57,9 +58,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
             that is not installed.
     """
     try:
+        check_file(path, MAX_TEXT_BYTES)
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: {error}") from error
     if data.lstrip().startswith(b"{"):
         _check_json(path, data)
         return _of_json(_library("tokenizers", path), path, data)
@@ -93,7 +97,7 @@ def _check_json(path: Path, data: bytes) -> None:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or not for a machine
         raise ConfigError(f"{path}: is not JSON: {error}") from error
-    if "model" not in content:
+    if not isinstance(content, dict) or "model" not in content:
         fields = ", ".join(list(content)[:5]) or "nothing"
         raise ConfigError(
             f"{path}: has no 'model' (found: {fields}), so it is no tokenizer; give the model's "

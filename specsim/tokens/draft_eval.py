@@ -17,8 +17,9 @@ import numpy as np
 import yaml
 
 from specsim.core.errors import ConfigError, TraceError
+from specsim.core.reading import parse_yaml
 from specsim.core.request import UNRECORDED, Request, Text
-from specsim.core.settings import parse_yaml, validated
+from specsim.core.settings import validated
 from specsim.lookup import Draft, KnownTexts, Lookup
 from specsim.policies.hybrid_suffix import HybridSuffix
 from specsim.proposers import PROPOSERS, Proposer

@@ -4,6 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from specsim.core.errors import ConfigError
 from specsim.core.rng import generator
 from specsim.core.settings import Settings
 from specsim.workload.arrivals import ARRIVALS, Arrivals, OpenArrivals
@@ -13,6 +14,9 @@ from specsim.workload.lengths import LENGTHS, Lengths
 from specsim.workload.trace import Trace
 
 __all__ = ["Trace", "WorkloadConfig"]
+
+
+_LATEST = 2.0**42  # from here on doubles are a millisecond apart
 
 
 class WorkloadConfig(Settings):
@@ -39,6 +43,19 @@ class WorkloadConfig(Settings):
             raise ValueError("give num_requests or duration (seconds): the workload has no end")
         return self
 
+    @property
+    def expected_requests(self) -> float:
+        """About how many requests there are; 0 where a file says it."""
+        count = self.arrivals.expected_count(self.duration)
+        if self.num_requests is None:
+            return count
+        return min(count, self.num_requests) if count else self.num_requests
+
+    @property
+    def expected_tokens(self) -> float:
+        """About how many tokens they have; 0 where a file says it."""
+        return self.expected_requests * (0.0 if self.lengths is None else self.lengths.mean_len)
+
     def build(self, seed: int) -> Trace:
         """Return the requests of one run, with arrival times except for a closed loop.
 
@@ -47,7 +64,14 @@ class WorkloadConfig(Settings):
 
         Raises:
             TraceError: A file that the workload names cannot be used.
+            ConfigError: The last requests arrive so late that the clock cannot tell them apart.
         """
+        trace = self._build(seed)
+        if trace.arrived_at is not None and len(trace):
+            _check_clock(float(trace.arrived_at[-1]))
+        return trace
+
+    def _build(self, seed: int) -> Trace:
         if isinstance(self.arrivals, TraceReplay):
             trace = self.arrivals.select(self.num_requests, self.duration)
             if self.lengths is None:
@@ -66,3 +90,12 @@ class WorkloadConfig(Settings):
     def _bodies(self, seed: int, count: int) -> Trace:
         assert self.lengths is not None
         return self.lengths.draw(generator(seed, "lengths"), count)
+
+
+def _check_clock(last: float) -> None:
+    """Raise if double precision cannot tell a millisecond at the last arrival, seconds."""
+    if not last < _LATEST:
+        raise ConfigError(
+            f"workload: the last request arrives after {last:.3g} s, where the clock cannot tell a "
+            f"millisecond any more (from {_LATEST:.2g} s on); raise the rate, or shorten the gaps"
+        )

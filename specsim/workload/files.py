@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from specsim.core.columns import opened_parquet
 from specsim.core.errors import TraceError
+from specsim.core.reading import MAX_DATA_BYTES, UnreadableError, check_file, lines, short
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PARQUET_MAGIC = b"PAR1"
 _ENCODING = "utf-8-sig"  # UTF-8, with or without the mark that Windows puts before it
-_BROKEN = (OSError, EOFError, UnicodeDecodeError, zlib.error)
+_BROKEN = (OSError, EOFError, UnicodeDecodeError, UnreadableError, zlib.error, csv.Error)
 """What reading raises of a file that is cut off, or not what it claims to be."""
+_LARGEST = 2**31 - 1
 _TOO_LARGE = "a number in it has too many digits, or it is nested too deeply; correct or remove it"
 
 
@@ -36,10 +38,10 @@ class Row:
     def integer(self, field: str, *, minimum: int = 0) -> int:
         """Return a field; a TraceError unless it is a whole number of at least the minimum."""
         value = self.number(field)
-        if value != int(value) or value < minimum:
+        if value != int(value) or not minimum <= value <= _LARGEST:
             raise TraceError(
-                f"{self.place}: {field} = {self.values[field]!r} must be a whole number of at "
-                f"least {minimum}; correct or remove the row"
+                f"{self.place}: {field} = {short(self.values[field])} must be a whole number from "
+                f"{minimum} to 2**31 - 1; correct or remove the row"
             )
         return int(value)
 
@@ -48,11 +50,11 @@ class Row:
         value = self.get(field)
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = float("nan")
         if not abs(number) < float("inf"):
             raise TraceError(
-                f"{self.place}: {field} = {value!r} is not a finite number; correct or remove "
+                f"{self.place}: {field} = {short(value)} is not a finite number; correct or remove "
                 "the row"
             )
         return number
@@ -67,6 +69,19 @@ class Row:
             )
         return value
 
+    def hash_ids(self, field: str) -> tuple[int, ...]:
+        """Return a field; a TraceError unless it is a list of whole numbers or texts."""
+        values = self.get(field)
+        if not isinstance(values, list):
+            raise TraceError(f"{self.place}: {field} is not a list of ids; correct or remove it")
+        for place, value in enumerate(values):
+            if type(value) not in (int, str):
+                raise TraceError(
+                    f"{self.place}: {field}[{place}] = {short(value)}, but an id is a whole number "
+                    "or a text; correct or remove the row"
+                )
+        return tuple(values)
+
     def token_ids(self, field: str) -> NDArray[np.int64]:
         """Return a field; a TraceError unless it is a list of whole numbers in [0, 2**31)."""
         values = self.get(field)
@@ -76,7 +91,7 @@ class Row:
         for place, value in enumerate(values):
             if type(value) is not int or not 0 <= value < 2**31:
                 raise TraceError(
-                    f"{self.place}: {field}[{place}] = {value!r:.60}, but token ids are {rule}"
+                    f"{self.place}: {field}[{place}] = {short(value)}, but token ids are {rule}"
                 )
         return np.array(values, dtype=np.int64)
 
@@ -87,10 +102,13 @@ class TraceFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            check_file(path)
             with path.open("rb") as stream:
                 self._magic = stream.read(4)
         except OSError as error:
             raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
+        except UnreadableError as error:
+            raise TraceError(f"{path}: {error}") from error
         if not self._magic:
             raise TraceError(f"{path}: is empty; a workload has at least one request")
 
@@ -114,7 +132,7 @@ class TraceFile:
     def _first_line(self) -> str:
         try:
             with self._open() as stream:
-                return next((line.strip() for line in stream if line.strip()), "")
+                return next((line.strip() for line in lines(stream) if line.strip()), "")
         except _BROKEN as error:
             raise TraceError(f"{self.path}: is neither text, gzip nor Parquet: {error}") from error
 
@@ -136,7 +154,8 @@ class TraceFile:
         """The whole of a JSON file."""
         try:
             with self._open() as stream:
-                return json.load(stream)
+                text = stream.read(MAX_DATA_BYTES)
+                return json.loads(text)
         except json.JSONDecodeError as error:
             raise TraceError(f"{self.path}, line {error.lineno}: not JSON: {error.msg}") from error
         except _BROKEN as error:
@@ -159,19 +178,19 @@ class TraceFile:
     def _parquet_rows(self) -> Iterator[Row]:
         with opened_parquet(self.path, TraceError) as file:
             table = file.read()
-        columns = [column.to_pylist() for column in table.columns]
+            columns = [column.to_pylist() for column in table.columns]
         for number, values in enumerate(zip(*columns, strict=True)):
             row = dict(zip(table.column_names, values, strict=True))
             yield Row(f"{self.path}, row {number}", row)
 
     def _csv_rows(self, stream: IO[str]) -> Iterator[Row]:
-        reader = csv.DictReader(stream, restval=None)
+        reader = csv.DictReader(lines(stream), restval=None)
         for values in reader:
             values.pop(None, None)
             yield Row(f"{self.path}, line {reader.line_num}", values)
 
     def _json_rows(self, stream: IO[str]) -> Iterator[Row]:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(lines(stream), start=1):
             if not line.strip():
                 continue
             place = f"{self.path}, line {number}"

@@ -45,7 +45,7 @@ def test_pictures_need_matplotlib(
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
     without("matplotlib")
-    install = "matplotlib is not installed here; install it: pip install 'specsim[plots]'"
+    install = "matplotlib is not installed here; install it: pip install 'llm-specsim[plots]'"
     assert cli(*args) == (2, "", f"error: {source}: {install}\n")
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -69,6 +69,6 @@ def test_results_and_the_page_do_without_pictures(
 def test_observe_needs_aiohttp(run_folder: Path, cli: Run, without: Callable[[str], None]) -> None:
     without("aiohttp")
     args = ("--url", "http://127.0.0.1:1", "--workload", run_folder.with_name("tiny.yaml"))
-    install = "aiohttp is not installed here; install it: pip install 'specsim[observe]'"
+    install = "aiohttp is not installed here; install it: pip install 'llm-specsim[observe]'"
     assert cli("observe", *args, "--out", "new") == (2, "", f"error: observe: {install}\n")
     assert not Path("new").exists()

@@ -85,3 +85,37 @@ def test_what_specsim_wrote_is_replaced_and_other_names_stay(cli: Run, here: Pat
     assert not (here / "r" / "off" / "timeline.png").exists()
     assert (here / "r" / "notes.txt").read_text() == "mine"
     assert cli("run", "e.yaml", "--out", "r/off")[0] == 0
+
+
+def test_no_output_takes_the_place_of_an_input_or_of_a_users_file(cli: Run, here: Path) -> None:
+    before = (here / "e.yaml").read_bytes()
+    (here / "config.yaml").write_bytes(before)
+    assert cli("run", "config.yaml", "--out", "r")[0] == 0
+    (here / "summary.json").write_bytes((here / "r" / "summary.json").read_bytes())
+    assert cli("run", "config.yaml", "--out", ".")[0] == 2
+    assert (here / "config.yaml").read_bytes() == before
+    roofline = ("profile", "roofline", "--model", "llama-3.1-8b", "--gpu", "h100", "--out")
+    code, _, err = cli(*roofline, "e.yaml")
+    assert code == 2
+    assert "was not written by specsim and would be lost" in err
+    assert (here / "e.yaml").read_bytes() == before
+    assert cli(*roofline, "p.yaml")[0] == 0
+    assert cli(*roofline, "p.yaml")[0] == 0  # its own
+    (here / "p.yaml").write_text("changed: by hand\n")
+    assert cli(*roofline, "p.yaml")[0] == 2
+    assert cli(*roofline, "p.yaml", "--force")[0] == 0
+
+
+def test_a_trace_is_not_converted_into_itself(cli: Run, here: Path) -> None:
+    trace = here / "a.jsonl"
+    trace.write_text('{"prompt_len": 3, "output_len": 2}\n')
+    for extra in ((), ("--force",)):
+        code, _, err = cli("trace", "convert", "a.jsonl", "a.jsonl", *extra)
+        assert code == 2
+        assert "is an input of this very command" in err
+    assert trace.read_text() == '{"prompt_len": 3, "output_len": 2}\n'
+
+
+def test_a_folder_may_be_named_like_a_policy(cli: Run, here: Path) -> None:
+    assert cli("run", "e.yaml", "--out", "static:k=3")[0] == 0
+    assert cli("breakdown", "static:k=3")[0] == 0

@@ -1,5 +1,6 @@
 """specsim observe, against a small server with vLLM's streaming interface."""
 
+import asyncio
 import json
 import signal
 import socket
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from conftest import Run
 from openai_server import DELIVERIES, STEP, FakeVllm, serving
 
 from specsim.core.request import PrefixIds, Request
-from specsim.reality.observe.client import Answer, parse_metrics
+from specsim.reality.observe.client import Answer, _read, parse_metrics
+from specsim.reality.observe.limits import MAX_EVENT_BYTES, TooMuchError
 from specsim.reality.observe.outcome import accepted_drafts, request_row
 from specsim.reality.observe.workload import Prompts, Sent, load_workload
 from specsim.reality.validation import load_run
@@ -399,3 +402,69 @@ def test_key_is_sent_and_not_recorded(
     assert server.keys == {"Bearer sk-secret"}
     recorded = Path("run/meta.json").read_text() + Path("run/requests.jsonl").read_text()
     assert "secret" not in recorded
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions"])
+def test_no_prompt_goes_where_a_redirect_leads(
+    path: str, workload: Path, tmp_path: Path, cli: Run
+) -> None:
+    heard: list[str] = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(self.path)
+
+        def do_GET(self) -> None:
+            self.do_POST()
+
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            is_listed = self.path == "/v1/models" != path
+            self.send_response(200 if is_listed else 307)
+            self.send_header("Location", f"http://localhost:{other.server_port}{self.path}")
+            self.end_headers()
+            if is_listed:
+                self.wfile.write(b'{"data": [{"id": "m"}]}')
+
+        def do_GET(self) -> None:
+            self.do_POST()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with (
+        HTTPServer(("127.0.0.1", 0), Elsewhere) as other,
+        HTTPServer(("127.0.0.1", 0), Redirecting) as server,
+    ):
+        for each in (other, server):
+            threading.Thread(target=each.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        code, _, err = cli(
+            "observe", "--workload", workload, "--url", url, "--out", tmp_path / "out"
+        )
+        for each in (other, server):
+            each.shutdown()
+    assert code == 2
+    assert "redirects to" in err or "HTTP 307" in err
+    assert not heard
+
+
+@pytest.mark.parametrize(
+    ("chunk", "message"),
+    [
+        (b'data: {"choices":[{"text":"a"}]}\n', "more than .* tokens where 5 were asked for"),
+        (b"x" * (MAX_EVENT_BYTES // 4), "an event of more than 8 MiB"),
+    ],
+)
+def test_an_answer_without_end_is_given_up(chunk: bytes, message: str) -> None:
+    class Endless:
+        async def iter_any(self) -> Any:
+            while True:
+                yield chunk
+
+    class Response:
+        content = Endless()
+
+    with pytest.raises(TooMuchError, match=message):
+        asyncio.run(_read(Response(), Answer(0.0), 5))  # type: ignore[arg-type]

@@ -402,5 +402,31 @@ def test_bad_calls_are_explained(
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+    if (verdict := tmp_path / "v.json").exists():
+        told = json.loads(verdict.read_text())
+        assert (told["passed"], told["is_crash"]) == (False, False)
+        assert told["error"] in err
+        verdict.unlink()
     after = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     assert after == before
+
+
+def test_a_run_that_crashes_is_told_in_every_file(
+    cli: Run, suite: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "gate_crash.py").write_text(
+        "from specsim.policies.base import Policy\n\n\nclass Crash(Policy):\n"
+        "    kind: str = 'crash'\n\n    def draft_lens(self, batch, memory):\n"
+        "        return 1 // 0\n"
+    )
+    path = suite(replications=1, scenarios={"one": {"policy": "static:k=1"}})
+    assert cli("gate", "--update", "b.json", path.name, "--workers", 1)[0] == 0
+    path = suite(replications=1, scenarios={"one": {"policy": "gate_crash:Crash"}})
+    files = ("--json", "v.json", "--junit", "v.xml", "--workers", 1)
+    assert cli("gate", "b.json", "b.json", *files)[0] == 0
+    code, _, err = cli("gate", "b.json", path.name, *files)
+    assert code == 3
+    assert "ZeroDivisionError" in err
+    assert "gate_crash.py, line 8" in err
+    assert json.loads((tmp_path / "v.json").read_text())["is_crash"]
+    assert 'type="crash"' in (tmp_path / "v.xml").read_text()

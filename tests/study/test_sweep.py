@@ -115,11 +115,17 @@ def test_a_sweep_of_both_kinds_of_scheduling_says_so(tmp_path: Path) -> None:
     assert not Sweep.load(sweep_file(tmp_path, AXES)).notes
 
 
-def test_a_failing_point_is_recorded_and_the_others_go_on(cli: Run, tmp_path: Path) -> None:
+def test_a_failing_point_is_refused_or_recorded_and_the_others_go_on(
+    cli: Run, tmp_path: Path
+) -> None:
     axes = [{"policy": ["static:k=2", "static:k=3"]},
             {"engine.speculative_config.num_speculative_tokens": [2, 3]}]  # fmt: skip
     path = sweep_file(tmp_path, axes)
-    code, out, err = cli("sweep", path, "--workers", 1, "--out", "done")
+    code, _, err = cli("sweep", path, "--workers", 1, "--out", "done")
+    assert code == 2
+    assert "policy static:k=3, engine.speculative_config.num_speculative_tokens 2: " in err
+    assert not (tmp_path / "done").exists()
+    code, out, err = cli("sweep", path, "--workers", 1, "--out", "done", "--keep-going")
     assert code == 1
     assert "4 points" in out
     assert "1 of 4 points failed; the first, policy static:k=3" in err
@@ -127,8 +133,26 @@ def test_a_failing_point_is_recorded_and_the_others_go_on(cli: Run, tmp_path: Pa
     assert [error is None for error in table["error"].to_pylist()] == [True, True, False, True]
     assert "k = 3" in table["error"][2].as_py()
     first = (tmp_path / "done" / "points.parquet").read_bytes()
-    assert cli("sweep", path, "--workers", 1, "--out", "done", "--resume")[0] == 1
+    again = ("--out", "done", "--keep-going", "--resume")
+    assert cli("sweep", path, "--workers", 1, *again)[0] == 1
     assert (tmp_path / "done" / "points.parquet").read_bytes() == first
+
+
+def test_all_problems_are_told_before_the_first_point_is_run(cli: Run, tmp_path: Path) -> None:
+    trace = {"kind": "trace", "path": "none.jsonl"}
+    axes = [{"profile": ["h100/llama-3.1-8b", "none.yaml"]},
+            {"workload.arrivals": ["burst", trace]}]  # fmt: skip
+    path = sweep_file(tmp_path, axes)
+    code, out, err = cli("sweep", path, "--workers", 1, "--out", "done", "--dry-run")
+    assert code == 2
+    assert out.count("seed") == 4
+    assert "4 points, about" in out
+    assert [line.split(": ")[-1] for line in err.splitlines()].count(
+        "No such file or directory"
+    ) > 1
+    assert not (tmp_path / "done").exists()
+    assert cli("sweep", path, "--workers", 1, "--out", "done")[0] == 2
+    assert not (tmp_path / "done").exists()
 
 
 def test_a_point_that_kills_its_process_is_named_and_the_others_go_on(

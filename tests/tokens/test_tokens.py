@@ -307,7 +307,7 @@ def test_a_missing_library_is_said(
     path = words if library == "tokenizers" else ranks_file(tmp_path)
     err = refused("from-text", log(tmp_path, [PAIR]), "--tokenizer", path, "--out", "t.jsonl")
     assert f"needs the library '{library}'" in err
-    assert "pip install 'specsim[tokens]'" in err
+    assert "pip install 'llm-specsim[tokens]'" in err
 
 
 @pytest.mark.parametrize(

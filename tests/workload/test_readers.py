@@ -175,7 +175,7 @@ BAD = {
     "missing column": (b"arrived_at,num_prefill_tokens\n1,2\n", "no known format has these"),
     "negative length": (
         VIDUR + b"0,5,5\n1,-3,2\n",
-        r"line 3: num_prefill_tokens = '-3' must be a whole number of at least 0",
+        r"line 3: num_prefill_tokens = '-3' must be a whole number from 0 to 2",
     ),
     "fractional length": (
         VIDUR + b"0,5.5,5\n", "must be a whole number"),

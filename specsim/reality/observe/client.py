@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,8 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
+from specsim.reality.observe.limits import (
+    LONGEST_ANSWER,
+    TooMuchError,
+    check_stream,
+    check_tokens,
+    one_line,
+    read_page,
+)
 
-_TIMEOUT = aiohttp.ClientTimeout(total=30)
+_GET: Any = {"timeout": aiohttp.ClientTimeout(total=30), "allow_redirects": False}
+"""A redirect would send prompts and the key to who knows whom."""
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _INFO = "vllm:cache_config_info"
@@ -84,14 +92,20 @@ async def find_server(session: aiohttp.ClientSession, url: str, model: str | Non
         ConfigError: Nothing answers, something else does, or it has no such model.
     """
     try:
-        async with session.get(f"{url}/v1/models", timeout=_TIMEOUT) as response:
-            status, text = response.status, await response.text(errors="replace")
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        async with session.get(f"{url}/v1/models", **_GET) as response:
+            status, text = response.status, await read_page(response)
+            target = response.headers.get("Location")
+    except (aiohttp.ClientError, TimeoutError, OSError, TooMuchError) as error:
         raise ConfigError(
             f"{url}: no server answers ({one_line(error)}); start one there, or correct --url"
         ) from error
     if status in (401, 403):
         raise ConfigError(f"{url}: /v1/models answers {status}; set OPENAI_API_KEY to the key")
+    if 300 <= status < 400:
+        raise ConfigError(
+            f"{url}: redirects to {one_line(target or 'nowhere')}, and prompts are sent to no "
+            "other host than the one you name; give that with --url if it is the server"
+        )
     models = _models(text) if status == 200 else None
     if not models:
         raise ConfigError(
@@ -123,20 +137,28 @@ def _models(text: str) -> dict[str, Mapping[str, Any]] | None:
 async def _version(session: aiohttp.ClientSession, url: str) -> str | None:
     """Return what vLLM says of its version; other servers have no such page."""
     try:
-        async with session.get(f"{url}/version", timeout=_TIMEOUT) as response:
-            found = json.loads(await response.text(errors="replace"))
+        async with session.get(f"{url}/version", **_GET) as response:
+            found = json.loads(await read_page(response))
             return str(found["version"]) if response.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError, KeyError):
+    except (
+        aiohttp.ClientError,
+        TimeoutError,
+        OSError,
+        TooMuchError,
+        ValueError,
+        TypeError,
+        KeyError,
+    ):
         return None
 
 
 async def read_metrics(session: aiohttp.ClientSession, url: str) -> Metrics | None:
     """Return a server's metrics; None if it does not answer, or has no such page."""
     try:
-        async with session.get(f"{url}/metrics", timeout=_TIMEOUT) as response:
-            text = await response.text(errors="replace")
+        async with session.get(f"{url}/metrics", **_GET) as response:
+            text = await read_page(response)
             return parse_metrics(text) if response.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, OSError):
+    except (aiohttp.ClientError, TimeoutError, OSError, TooMuchError):
         return None
 
 
@@ -159,16 +181,6 @@ def parse_metrics(text: str) -> Metrics:
             if isfinite(value):
                 values[key] = values.get(key, 0.0) + value
     return Metrics(values, cache_config)
-
-
-def one_line(error: object, limit: int = 200) -> str:
-    """Return what an error says, or its kind if it says nothing, as one line."""
-    if isinstance(error, aiohttp.ClientConnectorError):
-        cause = error.os_error  # the rest is how aiohttp was called
-        number = cause.errno or 0
-        error = os.strerror(number) if number > 0 else cause.strerror or cause
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 _OWN_FIELDS = frozenset({"prompt", "model", "max_tokens", "min_tokens", "stream", "n"})
@@ -232,7 +244,9 @@ def new_session(key: str | None, timeout: float) -> aiohttp.ClientSession:
         trace_configs=[watch],
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
         headers={"Authorization": f"Bearer {key}"} if key else {},
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT, sock_read=timeout),
+        timeout=aiohttp.ClientTimeout(
+            total=LONGEST_ANSWER * timeout, sock_connect=_CONNECT_TIMEOUT, sock_read=timeout
+        ),
     )
 
 
@@ -272,23 +286,33 @@ class Client:
         }
         return json.dumps(fields, separators=(",", ":")).encode()
 
-    async def ask(self, body: bytes) -> Answer:
-        """Send a request and read its answer to the end, or as far as it comes before an error."""
+    async def ask(self, body: bytes, output_len: int | None = None) -> Answer:
+        """Send a request and read its answer to the end, or as far as it comes before an error.
+
+        Args:
+            output_len: Tokens that were asked for; an answer of far more is an error.
+        """
         answer = Answer(monotonic())
         headers = {"Content-Type": "application/json"}
         try:
             async with self._session.post(
-                self._url, data=body, headers=headers, trace_request_ctx=answer
+                self._url,
+                data=body,
+                headers=headers,
+                trace_request_ctx=answer,
+                allow_redirects=False,
             ) as response:
                 if response.status != 200:
-                    said = _message(await response.text(errors="replace"))
+                    said = _message(await read_page(response))
                     answer.error = one_line(f"HTTP {response.status}: {said}")
                 else:
-                    await _read(response, answer)
+                    await _read(response, answer, output_len)
         except asyncio.CancelledError:  # by an interrupt: what has come is still wanted
             answer.error = INTERRUPTED
         except TimeoutError:
-            answer.error = "timeout: the server fell silent"
+            answer.error = "timeout: the server fell silent, or does not come to an end"
+        except TooMuchError as error:
+            answer.error, answer.is_whole = str(error), False
         except aiohttp.ServerDisconnectedError:
             answer.error = "the server hung up before it answered"
         except (aiohttp.ClientPayloadError, ConnectionError) as error:
@@ -301,11 +325,13 @@ class Client:
         return answer
 
 
-async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
+async def _read(response: aiohttp.ClientResponse, answer: Answer, output_len: int | None) -> None:
     """Read server-sent events to the end of the stream; what ends before the last is an error."""
-    rest = b""
+    rest, size, seen = b"", 0, 0
     async for chunk in response.content.iter_any():
         now = monotonic()
+        size += len(chunk)
+        check_stream(len(rest) + len(chunk), size)
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if not line.startswith(b"data:"):
@@ -314,7 +340,10 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
             if data == b"[DONE]":
                 answer.is_whole = answer.error is None
             elif answer.error is None:
+                before = len(answer.deliveries)
                 _take(data, now, answer)
+                seen += sum(count for _, count in answer.deliveries[before:])
+                check_tokens(seen, output_len)
     if not answer.is_whole and answer.error is None:
         answer.error = "the stream ended before the answer did"
 

@@ -5,10 +5,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from specsim.core.errors import ConfigError
 from specsim.core.request import UNRECORDED, PrefixIds, Request
@@ -27,7 +28,7 @@ class _Observed(Settings):
     workload: WorkloadConfig
     engine: EngineConfig = EngineConfig()
     """How the server was started."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
 @dataclass(frozen=True)
@@ -144,9 +145,10 @@ async def send_all(
         bodies: One per request.
         on_end: Given each request when it has ended, well or not.
     """
+    lens = [request.output_len for request in workload.requests]
 
     async def send(index: int, due_at: float) -> None:
-        sent = Sent(index, due_at, await client.ask(bodies[index]))
+        sent = Sent(index, due_at, await client.ask(bodies[index], lens[index]))
         on_end(sent)
         if sent.answer.error == INTERRUPTED:
             raise asyncio.CancelledError

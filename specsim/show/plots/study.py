@@ -29,6 +29,9 @@ _SERIES = (
 )
 _PARTS = {"target": "#3d6a8a", "draft": "#86b3c9", "overhead": "#d9b26a", "idle": "#e3e6ea"}
 
+_LETTER, _HANDLE = 0.095, 0.6
+"""Width of a letter of a legend, and of what stands beside its text, inches."""
+
 
 def _same_load(drawing: Drawing) -> str | None:
     axis = drawing.axis(2)
@@ -50,7 +53,10 @@ def _draw_over_load(drawing: Drawing) -> Figure:
     if measure.unit == "ms":
         make_log(first.yaxis)
     handles, labels = first.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(6, len(labels)))
+    longest = max(map(len, labels), default=1)
+    fitting = int(figure.get_figwidth() / (_LETTER * longest + _HANDLE))
+    columns = max(1, min(6, len(labels), fitting))
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns)
     return figure
 
 

@@ -7,7 +7,8 @@ meets the same requests and the same luck.
 
 from collections.abc import Callable
 
-from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.blame import fault
+from specsim.core.errors import ConfigError, CrashError, SpecsimError
 from specsim.core.version import __version__
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -75,6 +76,8 @@ def _run_one(task: Task) -> dict[str, float]:
         data = Summary(simulate(experiment, keeps_steps=False)).data
     except SpecsimError as error:
         raise type(error)(f"scenario '{name}': {error}") from error
+    except Exception as error:  # a bug
+        raise CrashError(f"scenario '{name}': {fault(error)}") from error
     known = {**data["specsim"], **data}
     for metric in metrics:
         if known[metric] is None:

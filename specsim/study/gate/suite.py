@@ -226,7 +226,7 @@ def baseline_file(path: Path) -> Iterator[Path]:
             is_ours = False
         if not is_ours:
             raise ConfigError(f"{path}: holds no baseline, so it is left alone; name another file")
-    with new_file(path) as temporary:
+    with new_file(path, is_own=True) as temporary:
         yield temporary
 
 

@@ -17,7 +17,14 @@ from statistics import fmean, variance
 from typing import Any, Literal
 from xml.etree import ElementTree as Xml
 
-from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.blame import fault
+from specsim.core.errors import (
+    ConfigError,
+    CrashError,
+    InvariantError,
+    PluginError,
+    SpecsimError,
+)
 from specsim.run.experiment import Experiment
 from specsim.study.gate.suite import (
     METRICS,
@@ -290,8 +297,11 @@ def _welch(
     return change, student_t(freedom, error) * sum(parts) ** 0.5
 
 
-def write_junit(judgement: GateVerdict, path: Path) -> None:
+def write_junit(judgement: "GateVerdict | GateFailure", path: Path) -> None:
     """Write a judgement as JUnit XML: a suite per scenario, a case per metric."""
+    if isinstance(judgement, GateFailure):
+        judgement.write_junit(path)
+        return
     root = Xml.Element("testsuites", name="specsim gate")
     for scenario, group in groupby(judgement.comparisons, key=lambda each: each.scenario):
         comparisons = list(group)
@@ -310,6 +320,51 @@ def write_junit(judgement: GateVerdict, path: Path) -> None:
                 Xml.SubElement(case, "failure", message=each.text, type="regression")
             else:
                 Xml.SubElement(case, "system-out").text = f"{each.verdict}: {each.text}"
+    _write_xml(root, path)
+
+
+@dataclass(frozen=True)
+class GateFailure:
+    """Why there is no judgement."""
+
+    error: str
+    is_crash: bool
+    """Whether a run ended by a bug, and not what it was given."""
+
+    @classmethod
+    def of(cls, error: Exception) -> "GateFailure":
+        """Return what an exception says."""
+        bugs = (CrashError, InvariantError, PluginError)
+        is_crash = isinstance(error, bugs) or not isinstance(error, SpecsimError)
+        return cls(fault(error) if not isinstance(error, SpecsimError) else str(error), is_crash)
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command."""
+        return 3 if self.is_crash else 2
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as the file of a judgement, which has not passed."""
+        return {"passed": False, "error": self.error, "is_crash": self.is_crash}
+
+    def write_junit(self, path: Path) -> None:
+        """Write it as JUnit XML: one case, with an error."""
+        root = Xml.Element("testsuites", name="specsim gate")
+        suite = Xml.SubElement(
+            root, "testsuite", name="specsim gate", tests="1", failures="0", errors="1"
+        )
+        case = Xml.SubElement(suite, "testcase", classname="specsim gate", name="run")
+        kind = "crash" if self.is_crash else "input"
+        Xml.SubElement(case, "error", message=_printable(self.error), type=kind)
+        _write_xml(root, path)
+
+
+def _printable(text: str) -> str:
+    """Return a text without what XML cannot hold."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+
+
+def _write_xml(root: Xml.Element, path: Path) -> None:
     Xml.indent(root)
     Xml.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 

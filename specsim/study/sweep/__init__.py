@@ -23,6 +23,7 @@ from specsim.results.folder import StepsTable
 from specsim.results.metrics import distributions
 from specsim.results.timeline import over_time
 from specsim.run.simulate import simulate
+from specsim.run.size import check_size
 from specsim.run.summary import Summary
 from specsim.study.inputs import inputs_of
 from specsim.study.runner import Backend, Job, LocalProcesses, Runner
@@ -36,6 +37,7 @@ __all__ = [
 
 
 _FORMAT = 1
+_UNREADABLE = "cannot be read"
 _DRAWN = ("distributions", "timeline", "breakdown")
 """Parts of a record that are large and not needed for the table."""
 _HEADER = ("sweep_format", "specsim_version", "seed", "num_points", "profiles", "inputs")
@@ -76,7 +78,7 @@ class SweepFolder:
             if any(path.glob("points*")):
                 raise ConfigError(f"{path}: holds points of no sweep; name another folder")
             folder = cls(path, sweep, __version__, *_digests(sweep))
-            with new_file(plan) as temporary:
+            with new_file(plan, is_own=True) as temporary:
                 temporary.write_text(folder._as_yaml(), encoding="utf-8")
             return folder
         found = cls.open(path)
@@ -91,8 +93,12 @@ class SweepFolder:
             )
         _check_same(found.sweep, sweep, plan)
         profiles, inputs = _digests(sweep)
-        changed = [f"profile {n}" for n, kept in found.profiles.items() if profiles.get(n) != kept]
-        changed += [name for name, kept in found.inputs.items() if inputs.get(name) != kept]
+        changed = [
+            f"profile {name}"
+            for name, kept in found.profiles.items()
+            if kept != _UNREADABLE and profiles.get(name) != kept  # nothing was run with such a one
+        ]
+        changed += [n for n, kept in found.inputs.items() if kept and inputs.get(n) != kept]
         for name in changed:
             raise ConfigError(
                 f"{plan}: --resume: {name} has changed since the sweep began; name another folder"
@@ -138,7 +144,7 @@ class SweepFolder:
 
     def write(self, record: dict[str, Any]) -> None:
         """Keep the record of a point that has ended."""
-        with new_file(self.record_path(record["point"])) as temporary:
+        with new_file(self.record_path(record["point"]), is_own=True) as temporary:
             temporary.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="ascii")
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -162,7 +168,7 @@ class SweepFolder:
                 f"{self.path}: holds {len(records)} of {self.sweep.num_points} points; run the "
                 "sweep again with --resume"
             )
-        with new_file(self.path / "points.parquet") as temporary:
+        with new_file(self.path / "points.parquet", is_own=True) as temporary:
             pq.write_table(_table(records), temporary, compression="zstd")
         return records
 
@@ -184,7 +190,7 @@ def _profile_digest(name: str) -> str:
     try:
         content = load_profile(name).model_dump_json()
     except SpecsimError:
-        return "cannot be read"  # its points will say why
+        return _UNREADABLE  # its points will say why
     return sha256(content.encode()).hexdigest()[:12]
 
 
@@ -255,6 +261,7 @@ def run_point(point: SweepPoint) -> dict[str, Any]:
     """Run a point and return its record, as in ``points/<number>.json``, also if it fails."""
     try:
         experiment = point.experiment()
+        check_size(experiment)
         requests = _requests(experiment.workload.model_dump_json(), experiment.seed)
         summary = Summary(simulate(experiment, requests=requests))
         found = {

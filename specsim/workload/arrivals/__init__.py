@@ -16,6 +16,10 @@ class Arrivals(Member):
 
     kind: str
 
+    def expected_count(self, duration: float | None) -> float:
+        """Return about how many requests come within a duration, seconds; 0 if nobody knows."""
+        return 0.0
+
 
 class OpenArrivals(Arrivals):
     """Requests that come whatever happens to those before them."""
@@ -51,10 +55,15 @@ class RenewalArrivals(OpenArrivals):
             assert count is not None
             return np.cumsum(self.gaps(rng, count))
         expected = int(self.rate * duration * 1.1) + 100
-        times = np.cumsum(self.gaps(rng, expected))
-        while times[-1] < duration:
-            times = np.concatenate([times, times[-1] + np.cumsum(self.gaps(rng, expected))])
+        size = expected if count is None else min(expected, count)
+        times = np.cumsum(self.gaps(rng, size))
+        while times[-1] < duration and (count is None or len(times) < count):
+            times = np.concatenate([times, times[-1] + np.cumsum(self.gaps(rng, size))])
         return times[times < duration][:count]
+
+    def expected_count(self, duration: float | None) -> float:
+        """Return the mean number of requests within a duration."""
+        return 0.0 if duration is None else self.rate * duration
 
 
 ARRIVALS = Family("workload.arrivals", Arrivals)

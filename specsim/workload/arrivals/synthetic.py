@@ -38,11 +38,16 @@ class Constant(OpenArrivals):
         self, rng: np.random.Generator, *, count: int | None, duration: float | None
     ) -> NDArray[np.float64]:
         """Return the multiples of 1 / rate; divided, not summed, so that they do not drift."""
-        if count is None:
-            assert duration is not None
-            count = int(np.ceil(duration * self.rate))
+        if duration is not None:
+            expected = int(np.ceil(duration * self.rate))
+            count = expected if count is None else min(count, expected)
+        assert count is not None
         times = np.arange(count) / self.rate
         return times if duration is None else times[times < duration]
+
+    def expected_count(self, duration: float | None) -> float:
+        """Return the number of requests within a duration."""
+        return 0.0 if duration is None else self.rate * duration
 
 
 @final
@@ -75,6 +80,7 @@ class Gamma(RenewalArrivals):
 
 
 Duration = Annotated[float, Field(gt=0)]
+_MOST_ARRIVALS = 1e15
 Rate = Annotated[float, Field(ge=0)]
 
 
@@ -95,7 +101,20 @@ class Piecewise(OpenArrivals):
     def _check_rates(self) -> Self:
         if not any(rate for _, rate in self.segments):
             raise ValueError("all rates of the segments are 0: nothing would ever arrive")
+        if not self.expected_count(None) <= _MOST_ARRIVALS:
+            raise ValueError(
+                f"segments: {self.expected_count(None):.3g} requests would come; lower the rates "
+                "or the durations"
+            )
         return self
+
+    def expected_count(self, duration: float | None) -> float:
+        """Return the mean number of requests of all segments, as far as they are within it."""
+        left, count = float("inf") if duration is None else duration, 0.0
+        for span, rate in self.segments:
+            count += min(span, left) * rate
+            left = max(0.0, left - span)
+        return count
 
     def times(
         self, rng: np.random.Generator, *, count: int | None, duration: float | None
@@ -105,6 +124,7 @@ class Piecewise(OpenArrivals):
         ends = np.concatenate([[0.0], np.cumsum(spans)])
         totals = np.concatenate([[0.0], np.cumsum(spans * rates)])
         size = int(totals[-1] + 10 * np.sqrt(totals[-1]) + 100)
+        size = size if count is None else min(size, count)
         unit_times = np.cumsum(rng.exponential(1.0, size))
         unit_times = unit_times[unit_times < totals[-1]]
         segment = np.searchsorted(totals, unit_times, side="right") - 1
@@ -121,9 +141,9 @@ class ClosedLoop(Arrivals):
 
     kind: Literal["closed_loop"] = "closed_loop"
     examples = ({"concurrency": 16, "think_time": 1.0},)
-    concurrency: int = Field(gt=0)
+    concurrency: int = Field(gt=0, le=100_000_000)
     """Clients, and so the largest number of requests in the system."""
-    think_time: float = Field(default=0.0, ge=0)
+    think_time: float = Field(default=0.0, ge=0, le=1e9)
     """Mean time between an answer and the next request of that client, seconds."""
     think_time_shape: Literal["constant", "exponential"] = "constant"
 

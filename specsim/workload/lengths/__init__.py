@@ -8,7 +8,10 @@ from numpy.typing import NDArray
 from specsim.core.families import Family, Member
 from specsim.workload.trace import Trace
 
-__all__ = ["LENGTHS", "Lengths", "to_tokens"]
+__all__ = ["LENGTHS", "LONGEST", "Lengths", "to_tokens"]
+
+LONGEST = 2**31 - 1
+"""Tokens of a prompt or an answer; no model's context comes near it."""
 
 
 class Lengths(Member):
@@ -21,6 +24,11 @@ class Lengths(Member):
         """Return so many requests, without arrivals."""
 
     @property
+    def mean_len(self) -> float:
+        """About how many tokens prompt and output have together; 0 where a file says it."""
+        return 0.0
+
+    @property
     def num_rows(self) -> int | None:
         """How many requests the source holds; None if it never runs out."""
         return None
@@ -30,5 +38,5 @@ LENGTHS = Family("workload.lengths", Lengths)
 
 
 def to_tokens(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the values rounded to whole tokens, at least 1."""
-    return np.maximum(1, np.rint(values)).astype(np.int64)
+    """Return the values rounded to whole tokens, from 1 to 2**31 - 1."""
+    return np.clip(np.rint(values), 1, LONGEST).astype(np.int64)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.settings import Settings, nearest
-from specsim.workload.lengths import LENGTHS, Lengths, to_tokens
+from specsim.workload.lengths import LENGTHS, LONGEST, Lengths, to_tokens
 from specsim.workload.trace import Trace
 
 
@@ -17,17 +17,22 @@ class ConstantLengths(Lengths):
 
     kind: Literal["constant"] = "constant"
     examples = ({"prompt": 512, "output": 128},)
-    prompt: int = Field(ge=1)
+    prompt: int = Field(ge=1, le=LONGEST)
     """Tokens."""
-    output: int = Field(ge=1)
+    output: int = Field(ge=1, le=LONGEST)
     """Tokens."""
+
+    @property
+    def mean_len(self) -> float:
+        """Mean tokens of prompt and output together."""
+        return float(self.prompt + self.output)
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return equal requests."""
         return Trace(np.full(count, self.prompt), np.full(count, self.output))
 
 
-Bound = Annotated[int, Field(ge=1)]
+Bound = Annotated[int, Field(ge=1, le=LONGEST)]
 
 
 @final
@@ -49,6 +54,11 @@ class Uniform(Lengths):
                 raise ValueError(f"{name} = [{low}, {high}]: the shortest comes first")
         return self
 
+    @property
+    def mean_len(self) -> float:
+        """Mean tokens of prompt and output together."""
+        return (sum(self.prompt) + sum(self.output)) / 2
+
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return uniform lengths, prompt and output independent."""
         return Trace(
@@ -58,9 +68,9 @@ class Uniform(Lengths):
 
 
 class _Tail(Settings):
-    mean: float = Field(ge=1)
+    mean: float = Field(ge=1, le=LONGEST)
     """Of the length itself, tokens."""
-    sigma: float = Field(ge=0)
+    sigma: float = Field(ge=0, le=10)
     """Standard deviation of the logarithm of the length."""
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
@@ -77,17 +87,25 @@ class Lognormal(Lengths):
     prompt: _Tail
     output: _Tail
 
+    @property
+    def mean_len(self) -> float:
+        """Mean tokens of prompt and output together."""
+        return self.prompt.mean + self.output.mean
+
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return lognormal lengths, prompt and output independent."""
         return Trace(self.prompt.draw(rng, count), self.output.draw(rng, count))
+
+
+_MOST_DRAWS = 100  # of a bell that is a hundred times as wide as its bounds, all are enough
 
 
 class _Bell(Settings):
     mean: float
     """Of the normal distribution before it is truncated, tokens."""
     std: float = Field(ge=0)
-    min: int = Field(default=1, ge=1)
-    max: int = Field(ge=1)
+    min: int = Field(default=1, ge=1, le=LONGEST)
+    max: int = Field(ge=1, le=LONGEST)
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -98,13 +116,26 @@ class _Bell(Settings):
         return self
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """Draw by rejection: with the mean within the bounds most draws are kept."""
+        """Draw by rejection: with the mean within the bounds most draws are kept.
+
+        Where the bell is so wide that few are, what is missing is drawn from its inverse.
+        """
+        low, high = self.min - 0.5, self.max + 0.5
         kept = np.empty(0)
-        while len(kept) < count:
+        for _ in range(_MOST_DRAWS):
+            if len(kept) >= count:
+                break
             values = rng.normal(self.mean, self.std, 2 * count + 16)
-            inside = (values >= self.min - 0.5) & (values < self.max + 0.5)
-            kept = np.concatenate([kept, values[inside]])
+            kept = np.concatenate([kept, values[(values >= low) & (values < high)]])
+        if (missing := count - len(kept)) > 0:
+            kept = np.concatenate([kept, self._inverted(rng.random(missing), low, high)])
         return np.clip(to_tokens(kept[:count]), self.min, self.max)
+
+    def _inverted(
+        self, shares: NDArray[np.float64], low: float, high: float
+    ) -> NDArray[np.float64]:
+        """Return quantiles of a bell so wide that it is flat between two bounds."""
+        return low + shares * (high - low)
 
 
 @final
@@ -120,6 +151,11 @@ class TruncatedNormal(Lengths):
     )
     prompt: _Bell
     output: _Bell
+
+    @property
+    def mean_len(self) -> float:
+        """Mean tokens of prompt and output together."""
+        return self.prompt.mean + self.output.mean
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return truncated normal lengths, prompt and output independent."""
@@ -235,6 +271,11 @@ class ShiftedLengths(Lengths):
         bounds = [] if before is None else [before / self.at]
         bounds += [] if after is None else [after / (1 - self.at)]
         return int(min(bounds)) if bounds else None
+
+    @property
+    def mean_len(self) -> float:
+        """Mean tokens of prompt and output together."""
+        return self.at * self.before.mean_len + (1 - self.at) * self.after.mean_len
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return requests of the one source, then of the other."""

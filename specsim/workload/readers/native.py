@@ -53,7 +53,7 @@ def _put_optional(builder: TraceBuilder, row: Row) -> None:
             builder.put(field, ids)
     if "prefix_hash_ids" in values:
         piece_size = row.integer("prefix_block_size", minimum=1)
-        builder.put("prefix_ids", PrefixIds(tuple(row.get("prefix_hash_ids")), piece_size))
+        builder.put("prefix_ids", PrefixIds(row.hash_ids("prefix_hash_ids"), piece_size))
     for field in values:
         if field.startswith(_ACCEPTED):
             builder.put_record(field.removeprefix(_ACCEPTED), _accepted(row, field))

@@ -98,15 +98,15 @@ def add_hashed(
         seconds_per_unit: Of the column ``timestamp``.
     """
     prompt_len = row.integer("input_length")
-    hash_ids = row.get("hash_ids")
-    if not isinstance(hash_ids, list) or len(hash_ids) < prompt_len // piece_size:
+    hash_ids = row.hash_ids("hash_ids")
+    if len(hash_ids) < prompt_len // piece_size:
         raise TraceError(
             f"{row.place}: hash_ids must list an id for each {piece_size} of the {prompt_len} "
             "prompt tokens"
         )
     output_len = row.integer("output_length")
     if builder.add(prompt_len, output_len, row.number("timestamp") * seconds_per_unit):
-        builder.put("prefix_ids", PrefixIds(tuple(hash_ids), piece_size))
+        builder.put("prefix_ids", PrefixIds(hash_ids, piece_size))
 
 
 @final

@@ -1,0 +1,87 @@
+"""Blame: whose code an exception comes from, and from which line, in one line.
+
+A policy, a router or any other class of the user's runs deep inside a simulation. What it raises is
+no bug of specsim's, and a traceback through the engine would hide the one line that matters.
+"""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from specsim.core.errors import PluginError, SpecsimError
+from specsim.core.settings import Settings
+
+_OURS = "specsim."
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def is_shipped(thing: object) -> bool:
+    """Return whether the class of an object belongs to specsim itself."""
+    return type(thing).__module__.startswith(_OURS)
+
+
+@contextmanager
+def blamed() -> Iterator[None]:
+    """Turn what a user's class raises inside the block into a PluginError of one line."""
+    try:
+        yield
+    except SpecsimError:
+        raise
+    except Exception as error:
+        # What leaves SimPy is a copy; where it was raised, its cause knows.
+        is_copy = type(error.__cause__) is type(error)
+        first = error.__cause__ if is_copy and error.__cause__ is not None else error
+        if isinstance(first, SpecsimError) or (who := _user_of(first.__traceback__)) is None:
+            raise
+        raise PluginError(f"{name_of(who)}: {fault(first, file_of(who))}") from first
+
+
+def name_of(member: object) -> str:
+    """Return what a message calls a member of a family: its class and its name."""
+    kind = getattr(member, "kind", None)
+    return f"{type(member).__name__} '{kind}'" if isinstance(kind, str) else type(member).__name__
+
+
+def fault(error: BaseException, file: str | None = None) -> str:
+    """Return an exception in one line: type, message, file and line.
+
+    Args:
+        file: Where to look for the line; by default, and if it is not there, where it was raised.
+    """
+    what = (str(error).splitlines() or [""])[0]
+    text = f"{type(error).__name__}: {what}" if what else type(error).__name__
+    if isinstance(error, SyntaxError):  # it names the line that was read, not one that ran
+        place, number = error.filename or file or "", error.lineno or 0
+        return f"SyntaxError: {error.msg} ({Path(place).name}, line {number})"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file]
+    mine = own or [frame for frame in frames if not _is_library(frame.filename)]
+    if not mine:
+        return text
+    where = mine[-1]
+    return f"{text} ({where.filename}, line {where.lineno}, in {where.name})"
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(("<", str(_PACKAGE))) or "site-packages" in file
+
+
+def file_of(member: object) -> str | None:
+    """Return the file that the class of a member stands in, None if that is not known."""
+    function = next(
+        (value for value in vars(type(member)).values() if hasattr(value, "__code__")), None
+    )
+    return None if function is None else str(function.__code__.co_filename)
+
+
+def _user_of(place: TracebackType | None) -> Settings | None:
+    """Return the innermost object of a user's class whose method was running."""
+    found = None
+    while place is not None:
+        who = place.tb_frame.f_locals.get("self")
+        if isinstance(who, Settings) and not is_shipped(who):
+            found = who
+        place = place.tb_next
+    return found

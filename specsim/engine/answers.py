@@ -1,0 +1,156 @@
+"""Answers: what a policy of the user's returns, checked before the engine acts on it.
+
+Policies that specsim ships are held to the same rules by the contract tests, so that their answers
+need not be looked at while a run goes on.
+"""
+
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.blame import is_shipped, name_of
+from specsim.core.errors import PluginError
+from specsim.core.step import Ints, Tree
+from specsim.engine.view import StepView
+from specsim.policies.base import Policy
+
+_MOST_EMPTY_STEPS = 10_000  # in a row; a step that can run nothing is followed by one that can
+
+
+def answers_of(policy: Policy, max_draft_len: int) -> "Answers | None":
+    """Return what checks the answers of a policy; None if specsim ships it."""
+    return None if is_shipped(policy) else Answers(policy, max_draft_len)
+
+
+class Answers:
+    """Checks the answers of one policy; each method returns the answer in one form.
+
+    A PluginError names the policy, the method, the step and the value.
+    """
+
+    def __init__(self, policy: Policy, max_draft_len: int) -> None:
+        self._policy = policy
+        self._largest = max_draft_len
+        self._num_empty = 0
+
+    def draft_lens(self, given: Any, step: StepView) -> int | Ints | Tree:
+        """Return draft lengths: one for all, one per sequence, or a tree."""
+        if isinstance(given, Tree):
+            rule = "lengths: only a policy that sets drafts_trees returns a tree"
+            self._need(self._policy.drafts_trees, "draft_lens", step, given, rule)
+            self._need(given.num_nodes <= self._largest, "draft_lens", step, given, self._range)
+            return given
+        if _is_one(given):
+            self._need(0 <= given <= self._largest, "draft_lens", step, given, self._range)
+            return int(given)
+        return self._lens("draft_lens", given, step, self._largest, self._range)
+
+    def verify_lens(self, given: Any, draft_lens: Ints, step: StepView) -> Ints:
+        """Return how many drafts of each sequence are verified."""
+        rule = f"from 0 to the drafts of each sequence, {_short(draft_lens)}"
+        return self._lens("verify_lens", given, step, draft_lens, rule)
+
+    def uses_lookup(self, given: Any, size: int, step: StepView) -> NDArray[np.bool_]:
+        """Return whether each draft of a lookup is used."""
+        values = _array(given)
+        is_right = values is not None and values.shape == (size,) and values.dtype == np.bool_
+        self._need(is_right, "uses_lookup", step, given, f"{size} truth values, one per draft")
+        return np.asarray(values, dtype=np.bool_)
+
+    def yes(self, method: str, given: Any, step: StepView) -> bool:
+        """Return a truth value."""
+        self._need(isinstance(given, bool | np.bool_), method, step, given, "True or False")
+        return bool(given)
+
+    def alpha(self, given: Any, step: StepView) -> float:
+        """Return an estimate of alpha, nan where there is none."""
+        is_number = isinstance(given, int | float | np.number) and not isinstance(given, bool)
+        is_right = is_number and not given < 0 and not given > 1
+        self._need(is_right, "alpha_estimate", step, given, "a number from 0 to 1, or nan")
+        return float(given)
+
+    def drafter(self, given: Any, num_drafters: int, request: int) -> int:
+        """Return the number of a drafter."""
+        if not _is_one(given) or not 0 <= given < num_drafters:
+            rule = f"a whole number from 0 to {num_drafters - 1}"
+            self._refuse("choose_drafter", f"for request {request}", given, rule)
+        return int(given)
+
+    def by_size(self, given: Any, largest: int) -> Ints | None:
+        """Return draft lengths by the size of the step."""
+        if given is None:
+            return None
+        values = _array(given)
+        is_right = values is not None and values.shape == (largest + 1,) and _is_whole(values)
+        if not is_right or values is None or values.min() < 0 or values.max() > self._largest:
+            rule = f"{largest + 1} whole numbers, {self._range}"
+            self._refuse("lens_by_size", "before the run", given, rule)
+        return np.array(values, dtype=np.int64)
+
+    def goes_on(self, step: StepView) -> None:
+        """Raise if steps run nothing, again and again."""
+        self._num_empty = 0 if step.size else self._num_empty + 1
+        if self._num_empty > _MOST_EMPTY_STEPS:
+            raise PluginError(
+                f"{name_of(self._policy)}: {_MOST_EMPTY_STEPS:,} steps in a row, the last at "
+                f"{step.record['scheduled_at']:g} s, ran nothing although requests wait: the run "
+                "makes no progress; what the policy drafts leaves no room for any sequence"
+            )
+
+    @property
+    def _range(self) -> str:
+        return f"from 0 to {self._largest}, the longest draft"
+
+    def _lens(
+        self, method: str, given: Any, step: StepView, largest: int | Ints, rule: str
+    ) -> Ints:
+        values = _array(given)
+        if values is None or values.shape != (step.size,) or not _is_whole(values):
+            one = ", or one whole number for all" if method == "draft_lens" else ""
+            many = f"{step.size} whole numbers, one per sequence of the batch{one}"
+            self._refuse(method, _at(step), given, many)
+        wrong = np.flatnonzero((values < 0) | (values > largest))
+        if len(wrong):
+            where = f"(place {wrong[0]}: {values[wrong[0]]}) {_at(step)}"
+            self._refuse(method, where, given, rule)
+        return values.astype(np.int64)
+
+    def _need(self, is_right: Any, method: str, step: StepView, given: Any, rule: str) -> None:
+        if not is_right:
+            self._refuse(method, _at(step), given, rule)
+
+    def _refuse(self, method: str, where: str, given: Any, rule: str) -> NoReturn:
+        raise PluginError(
+            f"{name_of(self._policy)}: {method} returned {_short(given)} {where}; it must be {rule}"
+        )
+
+
+def _at(step: StepView) -> str:
+    return f"in step {int(step.record['index'])} ({step.size} sequences)"
+
+
+def _array(given: Any) -> NDArray[Any] | None:
+    """Return a list or array as an array; None for what is neither, or not of one shape."""
+    if not isinstance(given, list | tuple | np.ndarray):
+        return None
+    try:
+        return np.asarray(given) if len(given) else np.zeros(0, dtype=np.int64)
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _is_one(value: Any) -> bool:
+    """Return whether a value is a single whole number."""
+    if isinstance(value, np.ndarray):
+        return value.shape == () and _is_whole(value)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_whole(values: NDArray[Any]) -> bool:
+    return values.dtype.kind in "iu"
+
+
+def _short(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,237 @@
+"""Policy check: a policy through a hundred small worlds, and what it breaks in them.
+
+A world is an experiment of a fraction of a second with one thing that real servers have and first
+drafts of policies forget: a step of prefills alone, no memory, requests that come all at once or
+one by one, steps scheduled before the last one's outcome is known, replicas that fail.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from specsim.core.blame import blamed, name_of
+from specsim.core.errors import ConfigError, InvariantError, PluginError, SpecsimError
+from specsim.core.request import Request
+from specsim.policies import Policy
+from specsim.proposers import PROPOSERS
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+
+_LONGEST = 10.0  # seconds that a world of a fraction of a second may take
+_PROFILES = {"medusa": "a100/llama-7b"}
+_METHODS: tuple[dict[str, Any], ...] = (
+    {"method": "eagle3"},
+    {"method": "ngram"},
+    {"method": "medusa"},
+    {"method": "draft_models", "models": ["draft_model", "eagle3"]},
+)
+_LOADS: dict[str, dict[str, Any]] = {
+    "one request": {"arrivals": "burst", "num_requests": 1},
+    "all at once": {"arrivals": "burst", "num_requests": 40},
+    "a steady stream": {"arrivals": "poisson:rate=40", "num_requests": 30},
+    "idle between requests": {"arrivals": "constant:rate=0.5", "num_requests": 4},
+    "clients that wait": {"arrivals": "closed_loop:concurrency=4", "num_requests": 12},
+}
+_FIRST = ("one request", "a usual server", "sync")
+_BASE = {"profile": "h100/llama-3.1-8b", "acceptance": "bernoulli:alpha=0.7"}
+_SHORT = "uniform:prompt=[1, 200],output=[1, 40]"
+_SERVERS: dict[str, dict[str, Any]] = {
+    "a usual server": {},
+    "almost no memory": {"num_gpu_blocks": 30, "max_model_len": 256},
+    "long prompts": {"max_num_batched_tokens": 64, "lengths": "constant:prompt=900,output=4"},
+    "answers of one token": {"lengths": "constant:prompt=20,output=1"},
+    "a batch of one": {"max_num_seqs": 1},
+    "prefill first": {"scheduler": "prefill_first", "max_num_batched_tokens": 1024},
+    "no prefix cache": {"enable_prefix_caching": False},
+}
+_MODES = ("sync", "async")
+_INCIDENTS: dict[str, list[dict[str, Any]]] = {
+    "a replica fails and comes back": [{"kind": "failure", "replica": 0, "at": 0.1, "until": 0.3}],
+    "a replica fails for good": [{"kind": "failure", "replica": 1, "at": 0.05}],
+    "a replica is slow": [{"kind": "slowdown", "replica": 0, "at": 0.0, "factor": 50.0}],
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """One small experiment."""
+
+    name: str
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PolicyCheck:
+    """What came of all worlds."""
+
+    policy: str
+    num_worlds: int
+    """That were run."""
+    broken: dict[str, list[str]]
+    """By what was wrong, the names of the worlds in which it was."""
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing was wrong."""
+        return not self.broken
+
+
+def check_policy(
+    policy: Policy, config: Any, on_progress: Callable[[int], None] | None = None
+) -> PolicyCheck:
+    """Run a policy through all worlds that it can be run in.
+
+    Args:
+        config: The policy as an experiment names it.
+        on_progress: Told the number of worlds that have ended.
+
+    Raises:
+        ConfigError: No drafting method goes together with it.
+    """
+    begun_at = monotonic()
+    method = _method(policy)
+    broken: dict[str, list[str]] = {}
+    worlds = list(worlds_of(policy, config, method))
+    _compile()  # which takes longer than any world may
+    for number, world in enumerate(worlds, start=1):
+        for problem in _problems(world, policy):
+            broken.setdefault(problem, []).append(world.name)
+        if on_progress is not None:
+            on_progress(number)
+    return PolicyCheck(name_of(policy), len(worlds), broken, monotonic() - begun_at)
+
+
+def _compile() -> None:
+    simulate(Experiment.parse({**_BASE, **_world({}, *_FIRST), "policy": "off"}, "world"))
+
+
+def _method(policy: Policy) -> dict[str, Any]:
+    """Return the first drafting method that a policy goes together with."""
+    refusals = []
+    for fields in _METHODS:
+        spec = {**fields, "num_speculative_tokens": 5}
+        try:
+            with blamed():
+                policy.check_proposer(PROPOSERS.parse(spec))
+        except ValueError as refusal:
+            refusals.append(str(refusal))
+        else:
+            return spec
+    raise ConfigError(f"no drafting method goes together with it: {refusals[0]}")
+
+
+def worlds_of(policy: Policy, config: Any, method: dict[str, Any]) -> Iterator[World]:
+    """Yield the worlds of a policy."""
+    needs_sync = policy.needs_sync or policy.uses_confidences
+    can_async = not needs_sync and PROPOSERS.parse(method).supports_async
+    modes = [name for name in _MODES if name == "sync" or can_async]
+    base = {**_BASE, "policy": config}
+    base["profile"] = _PROFILES.get(method["method"], base["profile"])
+    for load, server, mode in product(_LOADS, _SERVERS, modes):
+        if server == "prefill first" and mode == "async":
+            continue  # vLLM V0 knew no such thing
+        yield World(f"{load}, {server}, {mode}", {**base, **_world(method, load, server, mode)})
+    for incident, mode, load in product(_INCIDENTS, modes, ("all at once", "a steady stream")):
+        world = _world(method, load, "a usual server", mode)
+        more = {"replicas": 2, "incidents": _INCIDENTS[incident]}
+        yield World(f"{incident}, {load}, {mode}", {**base, **world, **more})
+    for length, alpha, mode in product((1, 8), (0.0, 1.0), modes):
+        changed = {**method, "num_speculative_tokens": length}
+        world = _world(changed, "a steady stream", "a usual server", mode)
+        name = f"k up to {length}, alpha {alpha:g}, {mode}"
+        yield World(name, {**base, **world, "acceptance": f"bernoulli:alpha={alpha}"})
+
+
+def _world(method: dict[str, Any], load: str, server: str, mode: str) -> dict[str, Any]:
+    engine = {
+        "num_gpu_blocks": 400,
+        "max_model_len": 1024,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 256,
+        "async_scheduling": mode == "async",
+        **_SERVERS[server],
+        **({"speculative_config": method} if method else {}),
+    }
+    lengths = engine.pop("lengths", _SHORT)
+    return {"workload": {**_LOADS[load], "lengths": lengths}, "engine": engine, "seed": 1}
+
+
+def _problems(world: World, policy: Policy) -> Iterator[str]:
+    """Yield what a policy breaks in a world, a line each."""
+    try:
+        with _time_limit(policy):
+            experiment = Experiment.parse(world.config, "world")
+            requests = _with_tokens(experiment) if policy.uses_tokens else None
+            runs = [simulate(experiment, requests=requests, check=True) for _ in range(2)]
+    except PluginError as error:
+        yield _without_step(str(error))
+    except InvariantError as error:
+        yield f"breaks the engine: {error}"
+    except SpecsimError as error:
+        yield f"cannot be run: {error}"
+    else:
+        first, second = (Summary(run).data for run in runs)
+        if first != second:
+            yield (
+                "two runs with one seed differ: it remembers something outside `memory`, or draws "
+                "from a generator other than ServerView.rng"
+            )
+
+
+def _with_tokens(experiment: Experiment) -> list[Request]:
+    """Return the requests of a world with made-up token ids."""
+    rng = np.random.default_rng(1)
+    requests = []
+    for request in experiment.workload.build(experiment.seed).requests():
+        ids = rng.integers(0, 50, request.prompt_len + request.output_len)
+        requests.append(
+            Request(
+                index=request.index,
+                prompt_len=request.prompt_len,
+                output_len=request.output_len,
+                arrived_at=request.arrived_at,
+                prompt_token_ids=ids[: request.prompt_len],
+                output_token_ids=ids[request.prompt_len :],
+            )
+        )
+    return requests
+
+
+def _without_step(text: str) -> str:
+    """Return a message without what differs from step to step, so that equal faults count once."""
+    before, found, after = text.partition(" in step ")
+    return before + after[after.find(";") :] if found else text
+
+
+@contextmanager
+def _time_limit(policy: Policy) -> Iterator[None]:
+    """Raise a PluginError in whatever line of Python runs when a world takes too long."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def ring(number: int, frame: Any) -> None:
+        while frame is not None and frame.f_locals.get("self") is not policy:
+            own = frame.f_locals.get("self")
+            if isinstance(own, type(policy)):
+                break
+            frame = frame.f_back
+        where = "" if frame is None else f" ({frame.f_code.co_filename}, line {frame.f_lineno})"
+        raise PluginError(f"{name_of(policy)}: a world was not done after {_LONGEST:g} s{where}")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, _LONGEST)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,89 @@
+"""Files from outside cost an error, not the machine."""
+
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsim.core.columns import opened_parquet
+from specsim.core.errors import ConfigError
+from specsim.core.settings import Settings, load_mapping, validated
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join(['*' + before] * 9)}]\n"
+    for before, name in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a [*a]", "the alias '*a' holds itself"),
+        (BOMB, "its aliases stand for more than 5,000,000 values"),
+        ("a: " + "[" * 2000 + "]" * 2000, "nested more than 100 levels deep"),
+        ("a: " + "[" * 30000 + "]" * 30000, "nested more than 100 levels deep"),
+        ("a: # ]]]\n" + "[ # ]\n" * 30000 + "]" * 30000, "nested more than 100 levels deep"),
+        ("!!binary aGVsbG8=: 1", "a key must be a text"),
+        ("a: !!binary aGVsbG8=", "of no use here"),
+        ("? [1]\n: 2", "a key must be a text"),
+        ("a: 2020-13-45", "is no timestamp"),
+        ("a: " + "9" * 4300, "a number of 4,300 digits"),
+        ("a: " + "9" * 5000, "a number of 5,000 digits"),
+    ],
+)
+def test_a_text_that_means_too_much_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    begun_at = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        load_mapping(path, ConfigError)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - begun_at < 5
+
+
+@pytest.mark.parametrize("text", ["[" * 2000 + "]" * 2000, '{"a":' * 2000 + "1" + "}" * 2000])
+def test_nested_json_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="nested more than 100 levels deep"):
+        load_mapping(path, ConfigError)
+
+
+def test_a_device_is_no_file() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: is no ordinary file"):
+        load_mapping(Path("/dev/zero"), ConfigError)
+
+
+@pytest.mark.parametrize("length", [0, 5, 2**31, 2**32 - 1])
+def test_a_broken_footer_never_reaches_the_reader(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1" + struct.pack("<I", length) + b"PAR1")
+    with (
+        pytest.raises(ConfigError, match="is not a complete Parquet file"),
+        opened_parquet(path, ConfigError),
+    ):
+        raise AssertionError
+
+
+class Inner(Settings):
+    x: int
+
+
+class Outer(Settings):
+    inner: Inner
+    y: int
+
+
+def test_every_problem_has_a_line() -> None:
+    data: dict[str, Any] = {"inner": {"x": "one", "z": 1}, "yy": 2}
+    with pytest.raises(ConfigError) as caught, validated("a.yaml", ConfigError):
+        Outer.model_validate(data)
+    assert str(caught.value).splitlines() == [
+        "a.yaml: unknown field 'yy'; did you mean 'y'?",
+        "a.yaml: inner: unknown field 'z'; choose from x",
+        "a.yaml: inner.x = 'one': should be an integer, in digits alone",
+        "a.yaml: 'y' is missing",
+    ]

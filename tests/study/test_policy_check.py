@@ -1,0 +1,74 @@
+"""Policies of the user's are held to their contract."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from specsim.core.errors import PluginError
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+
+SOURCE = """import numpy as np
+
+from specsim.policies.base import Policy
+
+
+class Mine(Policy):
+    kind: str = "mine"
+
+    def draft_lens(self, batch, memory):
+        return {answer}
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("-1", "draft_lens returned -1 in step 0 .* must be from 0 to 3"),
+        ("[1] * (batch.size + 1)", "must be 1 whole numbers, one per sequence"),
+        ("[1] if batch.size > 1 else 0", r"draft_lens returned \\[1\\] in step"),
+        ("99", "draft_lens returned 99 in step 0"),
+        ("None", "draft_lens returned None"),
+        ("1.5", "draft_lens returned 1.5"),
+        ("True", "draft_lens returned True"),
+        ("[-1] * batch.size", "place 0: -1"),
+        ("[2**70] * batch.size", "whole numbers"),
+        ("1 // 0", "ZeroDivisionError: .* line 10, in draft_lens"),
+        ("batch.nothing", "AttributeError: .* line 10, in draft_lens"),
+    ],
+)
+def test_a_wrong_answer_names_policy_step_and_value(
+    answer: str, message: str, tiny: Callable[..., Experiment], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    name = f"policy_{abs(hash(answer))}"
+    (tmp_path / f"{name}.py").write_text(SOURCE.format(answer=answer))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PluginError, match=f"Mine '{name}:Mine': .*{message}") as caught:
+        simulate(tiny(policy=f"{name}:Mine"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "answer", ["np.int64(3)", "np.array(2)", "[1] * batch.size", "(0,) * batch.size"]
+)
+def test_right_answers_are_taken(
+    answer: str, tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"right_{abs(hash(answer))}"
+    (tmp_path / f"{name}.py").write_text(SOURCE.format(answer=answer))
+    monkeypatch.syspath_prepend(tmp_path)
+    simulate(tiny(policy=f"{name}:Mine"))
+
+
+@pytest.mark.parametrize(("answer", "code"), [("[1] * batch.size", 0), ("-1", 1), ("1 // 0", 1)])
+def test_the_check_tells_what_a_policy_breaks(
+    answer: str, code: int, cli: Run, tmp_path: Path
+) -> None:
+    name = f"checked_{abs(hash(answer))}"
+    (tmp_path / f"{name}.py").write_text(SOURCE.format(answer=answer))
+    found, out, _ = cli("policy", "check", f"{tmp_path / name}.py:Mine")
+    assert found == code
+    assert ("holds: 85 worlds" in out) is (code == 0)
