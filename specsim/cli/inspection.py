@@ -14,7 +14,6 @@ import typer
 
 from specsim.cli.options import need, output_file, show, spinner, warn, write_json
 from specsim.core.atomic import new_file
-from specsim.core.blame import fault
 from specsim.core.errors import ConfigError, SpecsimError
 
 
@@ -94,6 +93,8 @@ def _read_from(*folders: Path) -> Iterator[None]:
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         if "--debug" in sys.argv:
             raise
+        from specsim.core.blame import fault
+
         raise ConfigError(
             f"{', '.join(map(str, folders))}: what it holds makes no sense, so it was edited or "
             f"cut short ({fault(error)}); run the experiment again"

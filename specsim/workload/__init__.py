@@ -16,7 +16,7 @@ from specsim.workload.trace import Trace
 __all__ = ["Trace", "WorkloadConfig"]
 
 
-_LATEST = 2.0**42  # from here on doubles are a millisecond apart
+_LATEST = 2.0**46  # from here on doubles are more than a hundredth of a second apart
 
 
 class WorkloadConfig(Settings):
@@ -93,9 +93,9 @@ class WorkloadConfig(Settings):
 
 
 def _check_clock(last: float) -> None:
-    """Raise if double precision cannot tell a millisecond at the last arrival, seconds."""
+    """Raise if double precision cannot tell 10 ms at the last arrival, seconds."""
     if not last < _LATEST:
         raise ConfigError(
-            f"workload: the last request arrives after {last:.3g} s, where the clock cannot tell a "
-            f"millisecond any more (from {_LATEST:.2g} s on); raise the rate, or shorten the gaps"
+            f"workload: the last request arrives after {last:.3g} s, where the clock cannot tell "
+            f"10 ms any more (from {_LATEST:.2g} s on); raise the rate, or shorten the gaps"
         )

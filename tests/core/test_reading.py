@@ -24,7 +24,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         (BOMB, "its aliases stand for more than 5,000,000 values"),
         ("a: " + "[" * 2000 + "]" * 2000, "nested more than 100 levels deep"),
         ("a: " + "[" * 30000 + "]" * 30000, "nested more than 100 levels deep"),
-        ("a: # ]]]\n" + "[ # ]\n" * 30000 + "]" * 30000, "nested more than 100 levels deep"),
+        ("a: # ]]]\n" + "  [ # ]\n" * 30000 + "]" * 30000, "nested more than 100 levels deep"),
         ("!!binary aGVsbG8=: 1", "a key must be a text"),
         ("a: !!binary aGVsbG8=", "of no use here"),
         ("? [1]\n: 2", "a key must be a text"),

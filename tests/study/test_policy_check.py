@@ -28,7 +28,7 @@ class Mine(Policy):
     [
         ("-1", "draft_lens returned -1 in step 0 .* must be from 0 to 3"),
         ("[1] * (batch.size + 1)", "must be 1 whole numbers, one per sequence"),
-        ("[1] if batch.size > 1 else 0", r"draft_lens returned \\[1\\] in step"),
+        ("[1] if batch.size > 1 else 0", "draft_lens returned .1. in step"),
         ("99", "draft_lens returned 99 in step 0"),
         ("None", "draft_lens returned None"),
         ("1.5", "draft_lens returned 1.5"),

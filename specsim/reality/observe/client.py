@@ -26,8 +26,8 @@ from specsim.reality.observe.limits import (
     read_page,
 )
 
+# A redirect would send prompts and the key to who knows whom.
 _GET: Any = {"timeout": aiohttp.ClientTimeout(total=30), "allow_redirects": False}
-"""A redirect would send prompts and the key to who knows whom."""
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _INFO = "vllm:cache_config_info"
@@ -289,8 +289,7 @@ class Client:
     async def ask(self, body: bytes, output_len: int | None = None) -> Answer:
         """Send a request and read its answer to the end, or as far as it comes before an error.
 
-        Args:
-            output_len: Tokens that were asked for; an answer of far more is an error.
+        One of far more tokens than were asked for, `output_len`, is an error.
         """
         answer = Answer(monotonic())
         headers = {"Content-Type": "application/json"}

@@ -1,0 +1,47 @@
+"""Runs that are too large, or that the clock cannot tell apart, do not begin."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import tiny_config
+
+from specsim.core.errors import ConfigError
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+
+WIDE = {"mean": 10, "std": 1e308, "max": 20}
+
+
+@pytest.mark.parametrize(
+    ("workload", "more", "message"),
+    [
+        ({"num_requests": 15_000_000}, {}, "would take about .* GiB of memory"),
+        ({}, {"replicas": 100_000}, "on 100,000 replicas would take about"),
+        ({"arrivals": "poisson:rate=1e-300"}, {}, "the clock cannot tell 10 ms"),
+        ({"arrivals": "poisson:rate=1e9", "num_requests": None, "duration": 1e9}, {}, "would take"),
+    ],
+)
+def test_a_run_without_measure_is_refused_before_it_begins(
+    workload: dict[str, Any],
+    more: dict[str, Any],
+    message: str,
+    tiny: Callable[..., Experiment],
+) -> None:
+    changed = {**tiny_config()["workload"], **workload}
+    with pytest.raises(ConfigError, match=message):
+        simulate(tiny(workload=changed, **more))
+
+
+def test_bad_numbers_are_refused_with_the_file(tiny: Callable[..., Experiment]) -> None:
+    with pytest.raises(ConfigError, match="seed = 9223372036854775808"):
+        tiny(seed=2**63)
+    rates = {"kind": "piecewise", "segments": [[1, 1e308]]}
+    with pytest.raises(ConfigError, match="requests would come"):
+        tiny(workload={**tiny_config()["workload"], "arrivals": rates})
+
+
+def test_a_bell_without_end_is_flat(tiny: Callable[..., Experiment]) -> None:
+    lengths = {"kind": "truncated_normal", "prompt": WIDE, "output": WIDE}
+    run = simulate(tiny(workload={**tiny_config()["workload"], "lengths": lengths}))
+    assert {request.prompt_len for request in run.requests} <= set(range(1, 21))
