@@ -17,7 +17,7 @@ from specsim.cli.reality import acceptance_app, observe, parity, validate
 from specsim.cli.simulation import ManyPolicies, compare, run, sweep
 from specsim.cli.studies import capacity, gate, tune
 from specsim.cli.traces import draft_eval, tokens_app, trace_app
-from specsim.core.reading import track_inputs
+from specsim.core.atomic import track_inputs
 from specsim.core.version import __version__, foreign
 
 __all__ = ["app"]

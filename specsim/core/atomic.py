@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from specsim.core.errors import ConfigError
-from specsim.core.reading import is_input
 
 FORCES = "SPECSIM_FORCE"
 """Environment variable that lets outputs replace any file but inputs, as ``specsim --force``."""
@@ -21,6 +20,28 @@ _MARK = b"specsim_version"
 """What nearly every JSON file and every table of results holds."""
 _UNMARKED = ("plot.png", "report.png", "timeline.png", "timeline.parquet")
 """Results without that mark: they are specsim's where one with it stands beside them."""
+
+
+class _Inputs:
+    """Files that the command at hand has read; a program that is no command replaces any."""
+
+    paths: set[Path] | None = None
+
+
+def track_inputs() -> None:
+    """Begin a command: remember which files it reads."""
+    _Inputs.paths = set()
+
+
+def note_input(path: Path) -> None:
+    """Say that a file is read."""
+    if _Inputs.paths is not None:
+        _Inputs.paths.add(path.resolve())
+
+
+def is_input(path: Path) -> bool:
+    """Return whether this command has read a file, so that no output may take its place."""
+    return _Inputs.paths is not None and path.resolve() in _Inputs.paths
 
 
 def cache_folder() -> Path:

@@ -17,6 +17,8 @@ from typing import IO, Any
 import yaml
 from yaml.constructor import ConstructorError
 
+from specsim.core.atomic import note_input
+
 MAX_TEXT_BYTES = 64 << 20
 """Largest YAML or JSON document that is read whole."""
 MAX_DATA_BYTES = 4 << 30
@@ -40,10 +42,6 @@ _NESTED = re.compile(rf"(?:[\[{{]\s*(?:\"[^\"]*\"\s*:\s*)?){{{MAX_DEPTH + 1}}}")
 _PARQUET_MAGIC = b"PAR1"
 
 
-_INPUTS: set[Path] = set()
-_tracks_inputs = False
-
-
 class UnreadableError(ValueError):
     """A text that is none of its kind, or exceeds a limit; says why, and on which line."""
 
@@ -54,8 +52,7 @@ def check_file(path: Path, limit: int = MAX_DATA_BYTES) -> None:
     An OSError if there is nothing.
     """
     status = path.stat()
-    if _tracks_inputs:
-        _INPUTS.add(path.resolve())
+    note_input(path)
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(21, os.strerror(21), str(path))
     if not stat.S_ISREG(status.st_mode):
@@ -65,18 +62,6 @@ def check_file(path: Path, limit: int = MAX_DATA_BYTES) -> None:
             f"has {status.st_size / 2**20:,.0f} MiB, more than the {limit / 2**20:,.0f} MiB that "
             "are read; split it, or name another file"
         )
-
-
-def track_inputs() -> None:
-    """Begin a command: remember which files it reads."""
-    global _tracks_inputs  # noqa: PLW0603 - a program that is no command replaces what it likes
-    _tracks_inputs = True
-    _INPUTS.clear()
-
-
-def is_input(path: Path) -> bool:
-    """Return whether this command has read a file, so that no output may take its place."""
-    return path.resolve() in _INPUTS
 
 
 def read_text(path: Path) -> str:
