@@ -26,16 +26,19 @@ class _Inputs:
     """Files that the command at hand has read; a program that is no command replaces any."""
 
     paths: set[Path] | None = None
+    own: set[Path] = set()  # noqa: RUF012 - of this process, as `paths` is
+    """Files that it has written itself before it read them."""
 
 
 def track_inputs() -> None:
     """Begin a command: remember which files it reads."""
     _Inputs.paths = set()
+    _Inputs.own = set()
 
 
 def note_input(path: Path) -> None:
     """Say that a file is read."""
-    if _Inputs.paths is not None:
+    if _Inputs.paths is not None and path.resolve() not in _Inputs.own:
         _Inputs.paths.add(path.resolve())
 
 
@@ -82,6 +85,7 @@ def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
         if not is_own:
             _check_file(path)  # by now all inputs have been read
         temporary.replace(target)
+        _Inputs.own.add(target)
         if not is_own:
             _note_written(target)
     except OSError as error:
