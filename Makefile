@@ -64,7 +64,8 @@ $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
 
 # What takes long to install: PyTorch (a CPU build is enough), Ray, and a browser where we may.
 $(VENV)/.installed-extras: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[cluster,tables]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[cluster]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'aiconfigurator-core==0.12.0' # its data is all that is read
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium chromium-driver) || true
 	touch $@
 
