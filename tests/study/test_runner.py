@@ -74,6 +74,7 @@ def test_ctrl_c_ends_all_processes_at_once_and_silently(moment: str, tmp_path: P
     script = tmp_path / "script.py"  # a file, for workers import the function by its name
     script.write_text(
         "import os, signal, sys, threading, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also behind nohup
         "from specsim.study.runner import LocalProcesses, Runner, warm_up\n"
         "def work(number):\n"
         "    open(f'begun-{number}', 'w').close()\n"
