@@ -15,12 +15,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 
 from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest, validated
 from specsim.hardware import GIB, MemoryPlan, ModelShape, load_gpu, load_model
-from specsim.profile.kernel_tables import KernelTables, Table, chosen, columns, tables_folder
+from specsim.profile.kernel_tables import GpuTables, MeasuredTable, chosen, columns, tables_folder
+from specsim.profile.kernel_times import (
+    ExpertTimes,
+    HeadTimes,
+    MatrixTimes,
+    line_of,
+    one_kernel,
+    skewed,
+)
 from specsim.profile.memory import default_layout, memory_plan
 from specsim.profile.profile import Profile
 
@@ -41,7 +48,6 @@ _SYNC_STEP_MS = 1.2  # as in the measured steps of profiles/h100/llama-3.1-8b.ya
 _FRONT_MS = 3.0  # HTTP, tokenization and handing over
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
-_ALL_REDUCE_EAGER_BYTES = 8 << 20  # vLLM's custom all-reduce carries less; beyond, NCCL
 _MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
 _USUAL_HEAD_DIM = 128
 _TOLERANCE = 0.005  # of times, by which points are left out that lie between others
@@ -121,7 +127,7 @@ class TableProfile:
             raise ProfileError(f"--dtype {options.dtype}: {nearest(options.dtype, [*DTYPES])}")
         model, gpu = load_model(options.model), load_gpu(options.gpu)
         folder = options.tables or tables_folder()
-        tables = KernelTables(folder, options.gpu, options.engine)
+        tables = GpuTables(folder, options.gpu, options.engine)
         target = _Composer(model, options, tables)
         fields: dict[str, Any] = {
             "model": options.model,
@@ -166,7 +172,7 @@ def _provenance(options: TableOptions, sources: list[str]) -> dict[str, Any]:
     }
 
 
-def _drafts(options: TableOptions, tables: KernelTables) -> dict[str, Any]:
+def _drafts(options: TableOptions, tables: GpuTables) -> dict[str, Any]:
     """Return the costs of drafters: forward passes of heads and models, host time of lookups."""
     found: dict[str, Any] = {"ngram": {"token_us": 20}, "suffix": {"token_us": 20}}
     for method, name in options.drafts.items():
@@ -195,7 +201,7 @@ class _Matrix(NamedTuple):
 class _Composer:
     """Looks up every kernel of one model."""
 
-    def __init__(self, shape: ModelShape, options: TableOptions, tables: KernelTables) -> None:
+    def __init__(self, shape: ModelShape, options: TableOptions, tables: GpuTables) -> None:
         size, heads = options.tensor_parallel_size, shape.num_attention_heads
         if heads % size:
             raise ProfileError(
@@ -292,10 +298,10 @@ class _Composer:
         return -(-self._shape.num_key_value_heads // self._size)
 
     @cached_property
-    def _gemm(self) -> "_Gemm":
+    def _gemm(self) -> "MatrixTimes":
         table = self._tables.table("gemm", "gemm_perf")
         dtype = self._dtype.matrices or "bfloat16"
-        found = _Gemm(table, dtype, self._options.kernels.get("gemm"))
+        found = MatrixTimes(table, dtype, self._options.kernels.get("gemm"))
         self._note(found.source)
         return found
 
@@ -324,7 +330,7 @@ class _Composer:
 
     def _head(self) -> dict[str, Any]:
         shape = self._shape
-        table = _Gemm(self._tables.table("gemm", "gemm_perf"), "bfloat16", None)
+        table = MatrixTimes(self._tables.table("gemm", "gemm_perf"), "bfloat16", None)
         times = table.times(-(-shape.vocab_size // self._size), shape.hidden_size)
         # Sampling reads the logits a few times.
         bandwidth = float(self._tables.system["gpu"]["mem_bw"]) * _MEMORY_SHARE
@@ -339,7 +345,7 @@ class _Composer:
         """Return what reading experts takes, and what all else of them does, all layers."""
         shape = self._shape
         table = self._tables.table("moe", "moe_perf")
-        experts = _Experts(
+        experts = ExpertTimes(
             shape.hidden_size,
             shape.moe_intermediate_size,
             shape.num_experts,
@@ -351,11 +357,11 @@ class _Composer:
         wanted = {"moe_dtype": self._dtype.experts, **split}
         rows = chosen(table, "experts", **wanted)
         measured, kernel = experts.rows_of(rows, table, self._options.kernels.get("moe"))
-        times = experts.times(_skewed(measured, table), tokens)
+        times = experts.times(skewed(measured, table), tokens)
         if "carried over" in kernel:
             # Few tokens only read weights, which no kernel does faster than at this very size.
             here, name = experts.rows_of(rows, table, None)
-            times = np.maximum(times, experts.times(_skewed(here, table), tokens))
+            times = np.maximum(times, experts.times(skewed(here, table), tokens))
             kernel = f"{kernel}; at least as long as {name}"
         self._note(f"{table.source} ({kernel})")
         missed = 1 - experts.chosen / experts.number
@@ -372,7 +378,7 @@ class _Composer:
         table = self._tables.table("comm", "custom_allreduce_perf")
         rows = chosen(table, "all-reduce", num_gpus=self._size, backend="vllm_graph")
         self._note(table.source)
-        sizes, times = _line(rows, "message_size")
+        sizes, times = line_of(rows, "message_size")
         each = np.interp(sent, sizes, times)
         slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
         each = np.where(sent > sizes[-1], times[-1] + slope * (sent - sizes[-1]), each)
@@ -393,17 +399,17 @@ class _Composer:
             table = self._tables.table("comm", "moe_a2a_perf")
             sizes = {"ep_size": gpus, "hidden_size": shape.hidden_size, "comm_backend": name}
             for phase in ("dispatch", "combine"):
-                points, times = _line(
+                points, times = line_of(
                     chosen(table, "all-to-all", phase=phase, **sizes), "num_tokens"
                 )
                 total += np.interp(tokens, points, times)
         else:
-            table = KernelTables(self._tables.folder, self._options.gpu, "nccl").table(
+            table = GpuTables(self._tables.folder, self._options.gpu, "nccl").table(
                 "comm", "nccl_perf"
             )
             for operation in ("all_gather", "reduce_scatter"):
                 wanted = {"op_name": operation, "num_gpus": gpus, "nccl_dtype": "half"}
-                points, times = _line(chosen(table, "exchange", **wanted), "message_size")
+                points, times = line_of(chosen(table, "exchange", **wanted), "message_size")
                 total += np.interp(tokens * self._ranks * shape.hidden_size, points, times)
         self._note(table.source)
         return np.asarray(shape.num_hidden_layers * total)
@@ -437,8 +443,13 @@ class _Composer:
             }
 
     def _heads(
-        self, table: Table, wanted: Mapping[str, Any], heads: int, keys: int, kernel: str | None
-    ) -> tuple["_Heads", str]:
+        self,
+        table: MeasuredTable,
+        wanted: Mapping[str, Any],
+        heads: int,
+        keys: int,
+        kernel: str | None,
+    ) -> tuple["HeadTimes", str]:
         """Return the rows of a number of heads, or of an n-th of them at n times the batch."""
         there = table.rows["head_dim"].to_pylist()
         if wanted["head_dim"] not in there and _USUAL_HEAD_DIM in there:
@@ -447,24 +458,21 @@ class _Composer:
             heads, keys = max(1, round(heads * share)), max(1, round(keys * share))
             wanted = {**wanted, "head_dim": _USUAL_HEAD_DIM}
         rows = chosen(table, "attention", **wanted)
-        rows, name = _one_kernel(rows, table, kernel)
+        rows, name = one_kernel(rows, table, kernel)
         known = set(
             zip(rows["num_heads"].to_pylist(), rows["num_key_value_heads"].to_pylist(), strict=True)
         )
         parts = [n for n in range(1, keys + 1) if not heads % n and not keys % n]
         times = next((n for n in parts if (heads // n, keys // n) in known), 1)
-        of = Table(rows, f"{table.source}, {name}")
+        of = MeasuredTable(rows, f"{table.source}, {name}")
         split = {"num_key_value_heads": keys // times, "num_heads": heads // times}
         rows = chosen(of, "attention", **split)
         batch, isl, step, latency = columns(rows, "batch_size", "isl", "step")
-        return _Heads(batch / times, isl + step, latency), name
+        return HeadTimes(batch / times, isl + step, latency), name
 
     def _note(self, source: str) -> None:
         if source not in self.sources:
             self.sources.append(source)
-
-
-_SKEWS = ("power_law_1.2", "power_law_1.01", "balanced")
 
 
 class _LayerKind(NamedTuple):
@@ -488,159 +496,6 @@ def _layer_kinds(shape: ModelShape) -> list[_LayerKind]:
     return [_LayerKind(each.layers, each.window, *heads) for each in kinds]
 
 
-class _Heads:
-    """Attention of a number of heads; times in microseconds."""
-
-    def __init__(self, batch: Values, lens: Values, times: Values) -> None:
-        self._batch, self._lens, self._times = batch, lens, times
-
-    def grid(self) -> tuple[Values, Values, Values]:
-        """Return context lengths, sequences, and the times of decodes; larger never faster."""
-        is_whole = self._batch >= 1
-        lens, batches = np.unique(self._lens[is_whole]), np.unique(self._batch[is_whole])
-        grid = np.full((len(lens), len(batches)), np.nan)
-        places = np.searchsorted(lens, self._lens[is_whole])
-        grid[places, np.searchsorted(batches, self._batch[is_whole])] = self._times[is_whole]
-        return lens, batches, _completed(grid, lens, batches)
-
-    def prompts(self) -> tuple[Values, Values]:
-        """Return lengths of whole prompts, and what one of each takes."""
-        single = self._batch == 1
-        order = np.argsort(self._lens[single])
-        return self._lens[single][order], _rising(self._times[single][order])
-
-
-def _completed(grid: Values, lens: Values, batches: Values) -> Values:
-    """Return the grid without gaps: where memory ended, tokens read take as long as before."""
-    for row in range(grid.shape[0]):
-        for column in range(grid.shape[1]):
-            if np.isnan(grid[row, column]):
-                by_len = grid[row - 1, column] * lens[row] / lens[row - 1] if row else np.nan
-                grid[row, column] = (
-                    by_len
-                    if column == 0
-                    else grid[row, column - 1] * batches[column] / batches[column - 1]
-                )
-    return _rising(_rising(grid.T).T)
-
-
-def _skewed(rows: Any, table: Table) -> Any:
-    """Return the rows of experts that tokens choose unevenly, as they do."""
-    there = set(rows["distribution"].to_pylist())
-    skew = next(name for name in (*_SKEWS, *sorted(there)) if name in there)
-    return chosen(Table(rows, table.source), "experts", distribution=skew)
-
-
-class _Experts(NamedTuple):
-    """The experts of a layer."""
-
-    hidden_size: int
-    inter_size: int
-    number: int
-    chosen: int
-    """Of these, how many each token visits."""
-
-    def rows_of(self, rows: Any, table: Table, kernel: str | None) -> tuple[Any, str]:
-        """Return the rows of these experts, or of others of a kernel that was not run on these."""
-        sizes = {
-            "hidden_size": self.hidden_size,
-            "inter_size": self.inter_size,
-            "num_experts": self.number,
-            "topk": self.chosen,
-        }
-        if kernel is not None:
-            rows, name = _one_kernel(rows, table, kernel)
-            of = Table(rows, f"{table.source}, {name}")
-            try:
-                return chosen(of, "experts", **sizes), name
-            except ProfileError:
-                other = {column: rows[column][0].as_py() for column in sizes}
-                sizes_of_other = f"{other['hidden_size']} x {other['inter_size']}"
-                return chosen(of, "experts", **other), f"{name}, carried over from {sizes_of_other}"
-        return _one_kernel(chosen(Table(rows, table.source), "experts", **sizes), table, None)
-
-    def times(self, rows: Any, tokens: Values) -> Values:
-        """Return what a layer takes, microseconds.
-
-        From experts of another size by the time of a weight that is read, or multiplied, at as many
-        tokens per expert.
-        """
-        points, times = _line(rows, "num_tokens")
-        number, chosen_of, hidden, inter = (
-            rows[name][0].as_py() for name in ("num_experts", "topk", "hidden_size", "inter_size")
-        )
-        width = self.hidden_size * self.inter_size / (hidden * inter)
-        alike = tokens * self.chosen / self.number * number / chosen_of
-        scaled = np.interp(alike, points, times) * self.number / number
-        active, fewest = (
-            self.number * (1 - (1 - self.chosen / self.number) ** tokens),
-            chosen_of,
-        )
-        return np.asarray(width * np.where(alike < 1, times[0] * active / fewest, scaled))
-
-
-class _Gemm:
-    """Times of matrix products of one data type and kernel, by tokens and both sizes."""
-
-    def __init__(self, table: Table, dtype: str, kernel: str | None) -> None:
-        rows, name = _one_kernel(chosen(table, "matrices", gemm_dtype=dtype), table, kernel)
-        self.source = f"{table.source} ({name})"
-        tokens, outputs, inputs, times = columns(rows, "m", "n", "k")
-        self._axes = [np.unique(outputs), np.unique(inputs)]
-        self.tokens = np.unique(tokens)
-        self._grid = np.full([len(self.tokens), *map(len, self._axes)], np.nan)
-        places = [np.searchsorted(self.tokens, tokens)]
-        places += [
-            np.searchsorted(a, v) for a, v in zip(self._axes, (outputs, inputs), strict=True)
-        ]
-        self._grid[tuple(places)] = times
-
-    def times(self, outputs: int, inputs: int) -> Values:
-        """Return what each number of tokens takes, microseconds, shape (tokens,)."""
-        corners = [_between(a, v) for a, v in zip(self._axes, (outputs, inputs), strict=True)]
-        total = np.zeros(len(self.tokens))
-        for row, row_weight in corners[0]:
-            for column, weight in corners[1]:
-                total += row_weight * weight * self._filled(row, column)
-        known = np.isfinite(total)
-        if not known[0]:
-            raise ProfileError(
-                f"{self.source}: no matrices near {inputs} x {outputs} were measured; choose "
-                "another --tp, or use `specsim profile roofline`"
-            )
-        return _rising(_extended(self.tokens, total, known))
-
-    def _filled(self, row: int, column: int) -> Values:
-        """Return a column of times; where a size was not measured, a smaller one's, scaled."""
-        outputs = self._axes[0]
-        times = self._grid[:, row, column]
-        for lower in range(row - 1, -1, -1):
-            if np.isfinite(times).any():
-                break
-            times = self._grid[:, lower, column] * outputs[row] / outputs[lower]
-        return np.asarray(times)
-
-
-def _between(axis: Values, value: float) -> list[tuple[int, float]]:
-    """Return places on a rising axis and their weights; beyond its end, the last one scaled."""
-    if value >= axis[-1]:
-        return [(len(axis) - 1, value / axis[-1])]
-    above = int(np.searchsorted(axis, value))
-    if axis[above] == value or above == 0:
-        return [(above, 1.0)]
-    share = (value - axis[above - 1]) / (axis[above] - axis[above - 1])
-    return [(above - 1, 1.0 - share), (above, share)]
-
-
-def _extended(tokens: Values, times: Values, known: NDArray[np.bool_]) -> Values:
-    """Return times with those filled in that were not measured, by the largest that was."""
-    filled = np.interp(tokens, tokens[known], times[known])
-    last = np.flatnonzero(known)[-1]
-    beyond = tokens > tokens[last]
-    filled[beyond] = times[last] * tokens[beyond] / tokens[last]
-    return filled
-
-
 def _small_weights(tokens: Values, times: Values, share: float) -> Values:
     """Return times for weights of 4 bits from those of 16, which the tables have.
 
@@ -650,35 +505,6 @@ def _small_weights(tokens: Values, times: Values, share: float) -> Values:
     computing = tokens * (times[-1] / tokens[-1])
     read = _SMALL_READ * share * times[0]
     return np.asarray(np.maximum(read, _SMALL_COMPUTE * computing))
-
-
-def _one_kernel(rows: Any, table: Table, wanted: str | None) -> tuple[Any, str]:
-    """Return rows of which no two are of the same shape, and the kernel of most of them.
-
-    Where an engine takes another kernel for other shapes, so does the table. Where several were
-    measured for the same shape, it is the one that is asked for, or the one with most rows.
-    """
-    names = rows["kernel_source"].to_pylist()
-    counts = {name: names.count(name) for name in sorted(set(names))}
-    fitting = {name: count for name, count in counts.items() if (wanted or "") in name}
-    if not fitting:
-        raise ProfileError(
-            f"{table.source}: no kernel '{wanted}'; choose one of those that were measured: "
-            f"{', '.join(counts)}"
-        )
-    name = max(fitting, key=lambda name: fitting[name])
-    shapes = rows.drop_columns(["latency", "kernel_source"])
-    if wanted is None and shapes.group_by(shapes.column_names).aggregate([]).num_rows == len(names):
-        return rows, name
-    return chosen(Table(rows, table.source), "kernel", kernel_source=name), name
-
-
-def _line(rows: Any, axis: str) -> tuple[Values, Values]:
-    """Return an axis and times along it, of equal points the mean; larger never faster."""
-    at, times = columns(rows, axis)
-    points, places = np.unique(at, return_inverse=True)
-    means = np.bincount(places, times) / np.bincount(places)
-    return points, _rising(means)
 
 
 def _needed(axis: Values, curves: Values) -> NDArray[np.int64]:
@@ -696,15 +522,6 @@ def _needed(axis: Values, curves: Values) -> NDArray[np.int64]:
             last = end - 1
             kept.append(last)
     return np.array([*kept, len(axis) - 1])
-
-
-def _rising(times: Values) -> Values:
-    """Return the nearest times of which none is longer than a later one, along the last axis.
-
-    Measured once, some sizes took longer than larger ones; an engine that pads does not.
-    """
-    fitted = [np.exp(isotonic_regression(row).x) for row in np.log(np.atleast_2d(times))]
-    return np.array(fitted).reshape(times.shape)
 
 
 def _tile(kernel: str, group: int) -> int:

@@ -41,7 +41,7 @@ def tables_folder() -> Path:
     return Path(found.submodule_search_locations[0]) / "systems"
 
 
-class Table(NamedTuple):
+class MeasuredTable(NamedTuple):
     """One table, and where it lies."""
 
     rows: pa.Table
@@ -49,7 +49,7 @@ class Table(NamedTuple):
     """GPU, engine, version and file."""
 
 
-class KernelTables:
+class GpuTables:
     """The tables of one GPU and one engine.
 
     Args:
@@ -72,9 +72,9 @@ class KernelTables:
             )
         known = sorted(each.name for each in data.iterdir() if each.is_dir())
         self.gpu = _gpu_folder(gpu, known, folder)
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, MeasuredTable] = {}
 
-    def table(self, family: str, name: str) -> Table:
+    def table(self, family: str, name: str) -> MeasuredTable:
         """Return the newest table of a family, such as ``gemm``, ``gemm_perf``.
 
         Raises:
@@ -92,7 +92,7 @@ class KernelTables:
         folder = self.folder / "data" / self.gpu / family / self.engine
         return sorted(folder.glob(f"*/{name}.parquet"), key=lambda file: _version(file.parent.name))
 
-    def _read(self, family: str, name: str) -> Table:
+    def _read(self, family: str, name: str) -> MeasuredTable:
         files = self._files(family, name)
         if not files:
             others = (self.folder / "data" / self.gpu / family).glob(f"*/*/{name}.parquet")
@@ -113,7 +113,7 @@ class KernelTables:
                 f"{path}: has no column 'latency' (found: {', '.join(rows.column_names)}); it is "
                 "no kernel table of this layout"
             )
-        return Table(rows, f"{self.gpu} {self.engine} {path.parent.name} {name}")
+        return MeasuredTable(rows, f"{self.gpu} {self.engine} {path.parent.name} {name}")
 
     @property
     def system(self) -> Mapping[str, Any]:
@@ -121,7 +121,7 @@ class KernelTables:
         return load_mapping(self.folder / f"{self.gpu}.yaml", ProfileError)
 
 
-def chosen(table: Table, what: str, **wanted: object) -> pa.Table:
+def chosen(table: MeasuredTable, what: str, **wanted: object) -> pa.Table:
     """Return the rows of a table in which columns have given values; columns it lacks are ignored.
 
     Raises:

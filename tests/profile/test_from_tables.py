@@ -12,7 +12,7 @@ from conftest import Run
 from specsim.core.errors import ProfileError
 from specsim.core.step import Pieces, StepLoad
 from specsim.profile.from_tables import TableOptions, TableProfile
-from specsim.profile.kernel_tables import KernelTables
+from specsim.profile.kernel_tables import GpuTables
 
 READ = 1e-9  # milliseconds per number of a matrix
 COMPUTE = 1e-11  # milliseconds per multiplication
@@ -172,7 +172,7 @@ def test_what_is_missing_is_named(tables: Path, fields: dict, message: str) -> N
 
 def test_folders_and_files_of_another_layout(tables: Path, tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="has no folder data/"):
-        KernelTables(tmp_path / "elsewhere", "h200")
+        GpuTables(tmp_path / "elsewhere", "h200")
     broken = tables / "data/h200_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
     broken.write_text("not Parquet")
     with pytest.raises(ProfileError, match="cannot be read as Parquet"):

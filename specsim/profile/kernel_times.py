@@ -1,0 +1,212 @@
+"""What kernels of any shape take, looked up in tables of those that were measured.
+
+Times are microseconds, and of larger sizes never shorter. Between measured shapes the times of
+matrices are interpolated linearly in both sizes, which is exact where they depend on the product of
+the two.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
+
+from specsim.core.errors import ProfileError
+from specsim.profile.kernel_tables import MeasuredTable, chosen, columns
+
+Values = NDArray[np.float64]
+
+_SKEWS = ("power_law_1.2", "power_law_1.01", "balanced")
+
+
+class HeadTimes:
+    """Attention of a number of heads; times in microseconds."""
+
+    def __init__(self, batch: Values, lens: Values, times: Values) -> None:
+        self._batch, self._lens, self._times = batch, lens, times
+
+    def grid(self) -> tuple[Values, Values, Values]:
+        """Return context lengths, sequences, and the times of decodes; larger never faster."""
+        is_whole = self._batch >= 1
+        lens, batches = np.unique(self._lens[is_whole]), np.unique(self._batch[is_whole])
+        grid = np.full((len(lens), len(batches)), np.nan)
+        places = np.searchsorted(lens, self._lens[is_whole])
+        grid[places, np.searchsorted(batches, self._batch[is_whole])] = self._times[is_whole]
+        return lens, batches, _completed(grid, lens, batches)
+
+    def prompts(self) -> tuple[Values, Values]:
+        """Return lengths of whole prompts, and what one of each takes."""
+        single = self._batch == 1
+        order = np.argsort(self._lens[single])
+        return self._lens[single][order], _rising(self._times[single][order])
+
+
+def _completed(grid: Values, lens: Values, batches: Values) -> Values:
+    """Return the grid without gaps: where memory ended, tokens read take as long as before."""
+    for row in range(grid.shape[0]):
+        for column in range(grid.shape[1]):
+            if np.isnan(grid[row, column]):
+                by_len = grid[row - 1, column] * lens[row] / lens[row - 1] if row else np.nan
+                grid[row, column] = (
+                    by_len
+                    if column == 0
+                    else grid[row, column - 1] * batches[column] / batches[column - 1]
+                )
+    return _rising(_rising(grid.T).T)
+
+
+def skewed(rows: Any, table: MeasuredTable) -> Any:
+    """Return the rows of experts that tokens choose unevenly, as they do."""
+    there = set(rows["distribution"].to_pylist())
+    skew = next(name for name in (*_SKEWS, *sorted(there)) if name in there)
+    return chosen(MeasuredTable(rows, table.source), "experts", distribution=skew)
+
+
+class ExpertTimes(NamedTuple):
+    """The experts of a layer."""
+
+    hidden_size: int
+    inter_size: int
+    number: int
+    chosen: int
+    """Of these, how many each token visits."""
+
+    def rows_of(self, rows: Any, table: MeasuredTable, kernel: str | None) -> tuple[Any, str]:
+        """Return the rows of these experts, or of others of a kernel that was not run on these."""
+        sizes = {
+            "hidden_size": self.hidden_size,
+            "inter_size": self.inter_size,
+            "num_experts": self.number,
+            "topk": self.chosen,
+        }
+        if kernel is not None:
+            rows, name = one_kernel(rows, table, kernel)
+            of = MeasuredTable(rows, f"{table.source}, {name}")
+            try:
+                return chosen(of, "experts", **sizes), name
+            except ProfileError:
+                other = {column: rows[column][0].as_py() for column in sizes}
+                sizes_of_other = f"{other['hidden_size']} x {other['inter_size']}"
+                return chosen(of, "experts", **other), f"{name}, carried over from {sizes_of_other}"
+        return one_kernel(
+            chosen(MeasuredTable(rows, table.source), "experts", **sizes), table, None
+        )
+
+    def times(self, rows: Any, tokens: Values) -> Values:
+        """Return what a layer takes, microseconds.
+
+        From experts of another size by the time of a weight that is read, or multiplied, at as many
+        tokens per expert.
+        """
+        points, times = line_of(rows, "num_tokens")
+        number, chosen_of, hidden, inter = (
+            rows[name][0].as_py() for name in ("num_experts", "topk", "hidden_size", "inter_size")
+        )
+        width = self.hidden_size * self.inter_size / (hidden * inter)
+        alike = tokens * self.chosen / self.number * number / chosen_of
+        scaled = np.interp(alike, points, times) * self.number / number
+        active, fewest = (
+            self.number * (1 - (1 - self.chosen / self.number) ** tokens),
+            chosen_of,
+        )
+        return np.asarray(width * np.where(alike < 1, times[0] * active / fewest, scaled))
+
+
+class MatrixTimes:
+    """Times of matrix products of one data type and kernel, by tokens and both sizes."""
+
+    def __init__(self, table: MeasuredTable, dtype: str, kernel: str | None) -> None:
+        rows, name = one_kernel(chosen(table, "matrices", gemm_dtype=dtype), table, kernel)
+        self.source = f"{table.source} ({name})"
+        tokens, outputs, inputs, times = columns(rows, "m", "n", "k")
+        self._axes = [np.unique(outputs), np.unique(inputs)]
+        self.tokens = np.unique(tokens)
+        self._grid = np.full([len(self.tokens), *map(len, self._axes)], np.nan)
+        places = [np.searchsorted(self.tokens, tokens)]
+        places += [
+            np.searchsorted(a, v) for a, v in zip(self._axes, (outputs, inputs), strict=True)
+        ]
+        self._grid[tuple(places)] = times
+
+    def times(self, outputs: int, inputs: int) -> Values:
+        """Return what each number of tokens takes, microseconds, shape (tokens,)."""
+        corners = [_between(a, v) for a, v in zip(self._axes, (outputs, inputs), strict=True)]
+        total = np.zeros(len(self.tokens))
+        for row, row_weight in corners[0]:
+            for column, weight in corners[1]:
+                total += row_weight * weight * self._filled(row, column)
+        known = np.isfinite(total)
+        if not known[0]:
+            raise ProfileError(
+                f"{self.source}: no matrices near {inputs} x {outputs} were measured; choose "
+                "another --tp, or use `specsim profile roofline`"
+            )
+        return _rising(_extended(self.tokens, total, known))
+
+    def _filled(self, row: int, column: int) -> Values:
+        """Return a column of times; where a size was not measured, a smaller one's, scaled."""
+        outputs = self._axes[0]
+        times = self._grid[:, row, column]
+        for lower in range(row - 1, -1, -1):
+            if np.isfinite(times).any():
+                break
+            times = self._grid[:, lower, column] * outputs[row] / outputs[lower]
+        return np.asarray(times)
+
+
+def _between(axis: Values, value: float) -> list[tuple[int, float]]:
+    """Return places on a rising axis and their weights; beyond its end, the last one scaled."""
+    if value >= axis[-1]:
+        return [(len(axis) - 1, value / axis[-1])]
+    above = int(np.searchsorted(axis, value))
+    if axis[above] == value or above == 0:
+        return [(above, 1.0)]
+    share = (value - axis[above - 1]) / (axis[above] - axis[above - 1])
+    return [(above - 1, 1.0 - share), (above, share)]
+
+
+def _extended(tokens: Values, times: Values, known: NDArray[np.bool_]) -> Values:
+    """Return times with those filled in that were not measured, by the largest that was."""
+    filled = np.interp(tokens, tokens[known], times[known])
+    last = np.flatnonzero(known)[-1]
+    beyond = tokens > tokens[last]
+    filled[beyond] = times[last] * tokens[beyond] / tokens[last]
+    return filled
+
+
+def one_kernel(rows: Any, table: MeasuredTable, wanted: str | None) -> tuple[Any, str]:
+    """Return rows of which no two are of the same shape, and the kernel of most of them.
+
+    Where an engine takes another kernel for other shapes, so does the table. Where several were
+    measured for the same shape, it is the one that is asked for, or the one with most rows.
+    """
+    names = rows["kernel_source"].to_pylist()
+    counts = {name: names.count(name) for name in sorted(set(names))}
+    fitting = {name: count for name, count in counts.items() if (wanted or "") in name}
+    if not fitting:
+        raise ProfileError(
+            f"{table.source}: no kernel '{wanted}'; choose one of those that were measured: "
+            f"{', '.join(counts)}"
+        )
+    name = max(fitting, key=lambda name: fitting[name])
+    shapes = rows.drop_columns(["latency", "kernel_source"])
+    if wanted is None and shapes.group_by(shapes.column_names).aggregate([]).num_rows == len(names):
+        return rows, name
+    return chosen(MeasuredTable(rows, table.source), "kernel", kernel_source=name), name
+
+
+def line_of(rows: Any, axis: str) -> tuple[Values, Values]:
+    """Return an axis and times along it, of equal points the mean; larger never faster."""
+    at, times = columns(rows, axis)
+    points, places = np.unique(at, return_inverse=True)
+    means = np.bincount(places, times) / np.bincount(places)
+    return points, _rising(means)
+
+
+def _rising(times: Values) -> Values:
+    """Return the nearest times of which none is longer than a later one, along the last axis.
+
+    Measured once, some sizes took longer than larger ones; an engine that pads does not.
+    """
+    fitted = [np.exp(isotonic_regression(row).x) for row in np.log(np.atleast_2d(times))]
+    return np.array(fitted).reshape(times.shape)
