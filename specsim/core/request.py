@@ -57,7 +57,8 @@ class Text(NamedTuple):
 class Request:
     """One prompt as the client sent it, and the answer that the model will give.
 
-    `output_len` is where the answer ends; a server learns it only by reaching it.
+    `output_len` is where the answer ends; a server learns it only by reaching it, unless that is
+    all that was asked for.
     """
 
     index: int
@@ -69,6 +70,8 @@ class Request:
     id: str = ""
     priority: int = 0
     """Smaller runs first under ``scheduling_policy: priority``, as in vLLM."""
+    max_tokens: int | None = None
+    """Most that the client asked for: a shorter answer ends by a stop token. None: `output_len`."""
     prompt_token_ids: NDArray[np.int64] | None = None
     output_token_ids: NDArray[np.int64] | None = None
     prefix_ids: PrefixIds | None = None

@@ -28,6 +28,10 @@ class Facts:
         rows = np.zeros(len(requests), dtype=TABLE_TYPES["facts"][0])
         rows["prompt_len"] = [request.prompt_len for request in requests]
         rows["output_len"] = [request.output_len for request in requests]
+        rows["max_tokens"] = [
+            request.output_len if request.max_tokens is None else request.max_tokens
+            for request in requests
+        ]
         rows["priority"] = [request.priority for request in requests]
         rows["rank"] = np.unique([request.id for request in requests], return_inverse=True)[1]
         starts = np.zeros(len(requests) + 1, dtype=np.int64)

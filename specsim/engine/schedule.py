@@ -46,8 +46,8 @@ def begin(table: Table, row: int, request: int, arrived_at: float) -> None:
     sequence.first_token_at = 0.0
     sequence.delivered_at = 0.0
     sequence.prompt_len = fact.prompt_len
-    sequence.requested_len = fact.prompt_len + fact.output_len
-    sequence.max_len = min(sequence.requested_len, table.limits[0].max_model_len)
+    sequence.requested_len = fact.prompt_len + fact.max_tokens
+    sequence.max_len = min(fact.prompt_len + fact.output_len, table.limits[0].max_model_len)
     sequence.known_len = fact.prompt_len
     sequence.computed_len = 0
     sequence.draft_len = 0

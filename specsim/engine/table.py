@@ -101,6 +101,7 @@ class Fact(Protocol):
 
     prompt_len: int
     output_len: int
+    max_tokens: int  # asked for; what is beyond output_len the scheduler must expect
     priority: int
     rank: int  # place of its id among all ids, which breaks ties of priority
     key_at: int  # where its shared block keys begin
@@ -359,7 +360,7 @@ class Table(NamedTuple):
 
 
 _SHORT: dict[type, tuple[str, ...]] = {
-    Fact: ("prompt_len", "output_len", "priority", "rank", "num_keys"),
+    Fact: ("prompt_len", "output_len", "max_tokens", "priority", "rank", "num_keys"),
     Block: ("holders", "next_free", "previous_free", "next_alike"),
 }
 """Fields of four bytes, not eight, of what there is much of."""

@@ -1,5 +1,6 @@
 """Workloads: which requests come, when, and how long they are."""
 
+from dataclasses import replace
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -29,6 +30,10 @@ class WorkloadConfig(Settings):
     """Number of requests; of a trace, the first so many."""
     duration: float | None = Field(default=None, gt=0)
     """Seconds during which requests arrive."""
+    max_tokens: int | None = Field(default=None, ge=1, le=1 << 30)
+    """Most that each client asks for: an answer that is shorter ends by a stop token, which the
+    scheduler does not foresee; asynchronously, it has then scheduled one step too many. Without
+    it, answers are exactly as long as asked for (``ignore_eos``)."""
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
@@ -69,7 +74,16 @@ class WorkloadConfig(Settings):
         trace = self._build(seed)
         if trace.arrived_at is not None and len(trace):
             _check_clock(float(trace.arrived_at[-1]))
-        return trace
+        return trace if self.max_tokens is None else self._limited(trace)
+
+    def _limited(self, trace: Trace) -> Trace:
+        longest = int(trace.output_lens.max(initial=0))
+        if longest > (self.max_tokens or 0):
+            raise ConfigError(
+                f"workload.max_tokens = {self.max_tokens} is less than the longest answer of "
+                f"{longest} tokens; raise it, or shorten the answers"
+            )
+        return replace(trace, max_tokens=self.max_tokens)
 
     def _build(self, seed: int) -> Trace:
         if isinstance(self.arrivals, TraceReplay):

@@ -37,6 +37,8 @@ class Trace:
     prefix_ids: Sequence[PrefixIds] | None = None
     recorded_lens: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     """Per proposer and request: accepted length of a draft at every output position."""
+    max_tokens: int | None = None
+    """See `specsim.core.request.Request`; the same for all."""
     num_dropped: int = 0
     """Rows left out because they were failed requests (no prompt or no output)."""
     format: str = ""
@@ -99,6 +101,7 @@ class Trace:
                 arrived_at=arrived_at,
                 id=self.ids[index] if self.ids else "",
                 priority=priority,
+                max_tokens=self.max_tokens,
                 prompt_token_ids=self.prompt_token_ids[index] if self.prompt_token_ids else None,
                 output_token_ids=self.output_token_ids[index] if self.output_token_ids else None,
                 prefix_ids=self.prefix_ids[index] if self.prefix_ids else None,

@@ -1,6 +1,9 @@
 """The scheduler's rules, where a recording would not show them by themselves."""
 
+import pytest
+
 from specsim.core.compiled import as_records
+from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.engine.facts import Facts
 from specsim.engine.kv import admit_blocks
@@ -8,6 +11,9 @@ from specsim.engine.schedule import begin, schedule
 from specsim.engine.setup import Setup
 from specsim.engine.table import FREE, RUNNING, WAITING, Table
 from specsim.hardware.kv_groups import one_group
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import Run, simulate
+from specsim.workload import WorkloadConfig
 
 
 def running(*prompt_lens: int, priorities: tuple[int, ...], **limits: int) -> Table:
@@ -73,3 +79,38 @@ def test_of_equals_the_one_that_came_first_is_preempted_last() -> None:
     table.sequences[0].arrived_at = 2.0
     schedule(table)
     assert statuses(table, 3) == [WAITING, RUNNING, RUNNING]
+
+
+@pytest.mark.parametrize(("asynchronous", "wasted"), [(True, 1), (False, 0)])
+def test_an_answer_that_ends_by_a_stop_token_has_been_scheduled_once_more(
+    asynchronous: bool, wasted: int
+) -> None:
+    def simulated(max_tokens: int | None) -> Run:
+        config = {
+            "workload": {
+                "arrivals": {"kind": "closed_loop", "concurrency": 1},
+                "lengths": {"kind": "constant", "prompt": 100, "output": 20},
+                "num_requests": 3,
+                "max_tokens": max_tokens,
+            },
+            "engine": {"async_scheduling": asynchronous},
+            "profile": "h100/llama-3.1-8b",
+        }
+        return simulate(Experiment.parse(config, "test"))
+
+    steps = [len(simulated(asked).replicas[0].steps) for asked in (None, 20, 50)]
+    assert steps[1] == steps[0]
+    assert steps[2] == steps[0] + 3 * wasted
+
+
+def test_no_answer_is_longer_than_was_asked_for() -> None:
+    workload = WorkloadConfig.model_validate(
+        {
+            "arrivals": {"kind": "poisson", "rate": 1},
+            "lengths": {"kind": "constant", "prompt": 1, "output": 20},
+            "num_requests": 2,
+            "max_tokens": 19,
+        }
+    )
+    with pytest.raises(ConfigError, match=r"max_tokens = 19 is less than the longest answer of 20"):
+        workload.build(0)

@@ -52,7 +52,19 @@ def random_scenario(
         cost=cost,
         acceptance=AcceptanceScript(alpha=rng.choice([0.0, 0.3, 0.7, 0.95, 1.0])),
         drafts=DraftScript(mode=mode, p_zero=rng.choice([0.0, 0.3, 0.9])),
-        requests=_requests(rng, engine, cost),
+        requests=_stopping(Random(f"stops {number}"), _requests(rng, engine, cost)),
+    )
+
+
+def _stopping(rng: Random, rows: tuple[RequestScript, ...]) -> tuple[RequestScript, ...]:
+    """Return requests of which, in every other scenario, some end before all that they ask for."""
+    if rng.random() < 0.5:
+        return rows
+    return tuple(
+        row.model_copy(update={"stop_after": rng.randint(1, row.max_tokens)})
+        if rng.random() < 0.7
+        else row
+        for row in rows
     )
 
 

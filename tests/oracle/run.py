@@ -60,13 +60,15 @@ def _request(scenario: "Scenario", index: int) -> Request:
             for stream, number, start, count in segments
             for each in _token_ids(scenario.seed, stream, number, start + count)[start:]
         ]
-    output = _token_ids(scenario.seed, _OUTPUT_TOKENS, index, row.max_tokens)
+    output_len = min(row.max_tokens, row.stop_after or row.max_tokens)
+    output = _token_ids(scenario.seed, _OUTPUT_TOKENS, index, output_len)
     return Request(
         index=index,
         id=row.id,
         arrived_at=row.arrival_ns,
         prompt_len=row.prompt_len,
-        output_len=row.max_tokens,
+        output_len=output_len,
+        max_tokens=row.max_tokens,
         priority=row.priority,
         prompt_token_ids=np.array(prompt, dtype=np.int64),
         output_token_ids=np.array(output, dtype=np.int64),

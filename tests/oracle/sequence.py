@@ -26,9 +26,10 @@ class Sequence:
         self.index = request.index
         self.arrived_at = arrived_at
         self.prompt_len = request.prompt_len
-        self.requested_len = request.prompt_len + request.output_len
+        asked_len = request.output_len if request.max_tokens is None else request.max_tokens
+        self.requested_len = request.prompt_len + asked_len
         """Prompt plus max_tokens."""
-        self.max_len = min(self.requested_len, max_model_len)
+        self.max_len = min(request.prompt_len + request.output_len, max_model_len)
         """Length at which the request ends."""
         self.known_len = request.prompt_len
         """Prompt plus output tokens that the scheduler has been told about."""

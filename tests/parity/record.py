@@ -5,11 +5,13 @@ have only the scenario in common::
 
     python tests/parity/record.py tests/parity/recorded 0 40
     python tests/parity/record.py tests/parity/recorded 0 12 groups
+    python tests/parity/record.py tests/parity/recorded 0 12 stops
     python tests/parity/record.py tests/parity/recorded/worked.scenario.json
 
 The first writes ``random-SEED.scenario.json`` and ``random-SEED.log.json`` for seeds 0 to 39, the
-second ``groups-SEED``, with several KV cache groups, the third the log of one scenario. The
-scripted randomness, the virtual clock and the format of the log are those of ``specsim parity``.
+second ``groups-SEED``, with several KV cache groups, the third ``stops-SEED``, with answers that
+end by a stop token, the last the log of one scenario. The scripted randomness, the virtual clock
+and the format of the log are those of ``specsim parity``.
 """
 
 import atexit
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from to_record import Needs, random_groups_scenario, random_scenario
+from to_record import Needs, random_groups_scenario, random_scenario, random_stops_scenario
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -255,7 +257,13 @@ class Driver:
             request = Request(
                 request_id=row["id"],
                 prompt_token_ids=prompt,
-                sampling_params=SamplingParams(max_tokens=row["max_tokens"], ignore_eos=True),
+                sampling_params=SamplingParams(
+                    max_tokens=row["max_tokens"],
+                    ignore_eos=True,
+                    stop_token_ids=[token(self.seed, OUTPUT, number, row["stop_after"] - 1)]
+                    if row.get("stop_after")
+                    else None,
+                ),
                 pooling_params=None,
                 arrival_time=float(row["arrival_ns"]),
                 priority=row.get("priority", 0),
@@ -454,10 +462,13 @@ def main() -> None:
     if not seeds:
         record(json.loads(Path(target).read_text()), Path(target))
         return
-    has_groups = seeds[2:] == ["groups"]
+    kind = seeds[2] if seeds[2:] else ""
     Path(target).mkdir(parents=True, exist_ok=True)
     for seed in range(*map(int, seeds[:2])):
-        scenario = random_groups_scenario(seed, needs_of) if has_groups else random_scenario(seed)
+        if kind == "groups":
+            scenario = random_groups_scenario(seed, needs_of)
+        else:
+            scenario = (random_stops_scenario if kind == "stops" else random_scenario)(seed)
         path = Path(target) / f"{scenario['name']}.scenario.json"
         try:
             record(scenario, path)

@@ -67,6 +67,16 @@ def random_scenario(seed: int) -> dict[str, Any]:
     }
 
 
+def random_stops_scenario(seed: int) -> dict[str, Any]:
+    """The same with answers that end by a stop token, before all that was asked for."""
+    scenario, draw = random_scenario(seed), random.Random(f"stops {seed}")
+    for row in scenario["requests"]:
+        if draw.random() < 0.8:
+            row["max_tokens"] += draw.choice([1, 2, 5, 30])
+            row["stop_after"] = draw.randint(1, row["max_tokens"])
+    return scenario | {"name": f"stops-{seed}", "kind": "stops"}
+
+
 def random_groups_scenario(
     seed: int, needs_of: Callable[[dict[str, Any]], Needs]
 ) -> dict[str, Any]:

@@ -411,3 +411,21 @@ def test_all_real_rows_can_be_read() -> None:
             assert run.prompt is not None
             assert np.array_equal(run.prompt.draw(rng, run.num_prompts), given.lens[:, 0])
             assert np.array_equal(drawn(rng, run.num_prompts), given.lens[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("cells", "asked"),
+    [
+        ({"osl": "256", "total_output_tokens": "4000"}, 256),
+        ({"osl": "100.25"}, 1 << 20),
+        ({"osl": "100.25", "max_tokens": "512"}, 512),
+        ({"osl": "100.25", "ignore_eos": "no (max_tokens=300, no stop strings)"}, 300),
+        ({"osl": "255", "ignore_eos": "no (max_tokens=256)"}, None),  # most end there
+        ({"osl": "100.25", "ignore_eos": "yes"}, None),
+        ({"osl": "100"}, None),
+    ],
+)
+def test_what_ends_by_itself_was_asked_for_longer(
+    tmp_path: Path, cells: dict[str, str], asked: int | None
+) -> None:
+    assert one(tmp_path, **cells).max_tokens == asked

@@ -107,6 +107,8 @@ class RequestScript(Settings):
     arrival_ns: int = Field(ge=0)
     prompt_len: int = Field(gt=0)
     max_tokens: int = Field(gt=0)
+    stop_after: int | None = Field(default=None, gt=0)
+    """Output tokens after which the model says a stop token, if that is before `max_tokens`."""
     priority: int = 0
     alpha: float | None = None
     prompt_token_ids: tuple[int, ...] | None = None
@@ -240,15 +242,17 @@ def _prompt(scenario: Scenario, index: int) -> NDArray[np.int64]:
 
 def _request(scenario: Scenario, index: int) -> Request:
     row = scenario.requests[index]
+    output_len = min(row.max_tokens, row.stop_after or row.max_tokens)
     return Request(
         index=index,
         id=row.id,
         arrived_at=row.arrival_ns,
         prompt_len=row.prompt_len,
-        output_len=row.max_tokens,
+        output_len=output_len,
+        max_tokens=row.max_tokens,
         priority=row.priority,
         prompt_token_ids=_prompt(scenario, index),
-        output_token_ids=_token_ids(scenario.seed, _OUTPUT_TOKENS, index, row.max_tokens),
+        output_token_ids=_token_ids(scenario.seed, _OUTPUT_TOKENS, index, output_len),
     )
 
 

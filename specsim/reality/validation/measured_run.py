@@ -85,6 +85,8 @@ class MeasuredRun:
     """Whether the server's counters (steps, drafts) include the warm-up."""
     prompt: Lengths | None
     output: Lengths | None
+    max_tokens: int | None
+    """What clients asked for where answers end by a stop token; None where they end as asked."""
     lengths_seed: int
     notes: tuple[str, ...] = ()
     """What was assumed."""

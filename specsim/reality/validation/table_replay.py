@@ -99,7 +99,15 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
         experiment,
         _requests(run, lens, concentration, seed, arrived_at),
         _requests(run, warmups, concentration, seed + 1) if len(warmups) else None,
-        key=(experiment.hash, lens.tobytes(), len(warmups), run.rates, concentration, shared),
+        key=(
+            experiment.hash,
+            lens.tobytes(),
+            len(warmups),
+            run.rates,
+            concentration,
+            shared,
+            run.max_tokens,
+        ),
     )
 
 
@@ -129,6 +137,7 @@ def _requests(
         *(lens[:, 0], lens[:, 1], arrived_at),
         prefix_ids=[prefix] * len(lens) if shared else None,
         recorded_lens=records,
+        max_tokens=None if run.max_tokens is None else max(run.max_tokens, int(lens[:, 1].max())),
     )
 
 

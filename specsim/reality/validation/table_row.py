@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,24 @@ _UNIFORM = re.compile(r"uniform\s+(\d+)\s*(?:\.\.|-|to)\s*(\d+)", re.I)
 _SHARED = re.compile(
     r"(?:system\s+)?(\d+)(?:\s+shared prefix)?\s*\+\s*(?:question\s+)?(\d+)\b(?!.*growing)", re.I
 )
+_MAX_TOKENS = re.compile(r"max_tokens\s*=\s*(\d+)")
+_UNTOLD = 1 << 20  # more than any answer has
+_CUT_OFF = 0.95  # of what is asked for, on average: then most answers end there
 _ENGINE = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
 _BLOCK_SIZE = 16  # vLLM's default
 COLUMNS = (
     *("run_id", "model", "quantisation", "gpu", "num_gpus", "tp", "engine", "engine_version"),
     *("method", "draft_model", "num_speculative_tokens", "accept_rate_per_pos"),
-    *("acceptance_spread", "isl", "osl", "dataset", "seed", "ignore_eos", "temperature"),
+    *(
+        "acceptance_spread",
+        "isl",
+        "osl",
+        "dataset",
+        "seed",
+        "ignore_eos",
+        "max_tokens",
+        "temperature",
+    ),
     *("concurrency", "request_rate", "burstiness", "num_prompts", "num_warmups"),
     *("total_input_tokens", "total_output_tokens", *_ENGINE, "num_gpu_blocks"),
     *("gpu_memory_utilization", "prefix_caching", "async_scheduling"),
@@ -98,6 +111,7 @@ class Row:
             counts_warmups=self._counts_warmups(measured, num_prompts, num_warmups, k),
             prompt=prompt,
             output=output,
+            max_tokens=self._max_tokens(output),
             lengths_seed=self._seed(),
             notes=tuple(self.notes),
             gaps=tuple(self.gaps),
@@ -201,13 +215,28 @@ class Row:
     def _output(self, count: int) -> Lengths | None:
         """Return the lengths of the answers: as they were, if they could end by themselves."""
         given = self._lengths("osl")
-        is_fixed = self.text("ignore_eos").lower().startswith(("yes", "true", "1"))
-        if given is not None and (given.bounds is not None or is_fixed):
+        if given is not None and (given.bounds is not None or self._ignores_eos()):
             return given
         total = self.number("total_output_tokens")
         tokens, requests = self.number("output_tok_s"), self.number("request_throughput")
         mean = total / count if total and count else tokens / requests if tokens and requests else 0
         return Lengths(mean) if mean else given
+
+    def _ignores_eos(self) -> bool:
+        return self.text("ignore_eos").lower().startswith(("yes", "true", "1"))
+
+    def _max_tokens(self, output: Lengths | None) -> int | None:
+        """Return what clients asked for, where most answers ended before it; None where not."""
+        if output is None or output.bounds is not None or self._ignores_eos():
+            return None
+        named = _MAX_TOKENS.search(self.text("ignore_eos"))
+        asked = self.whole("max_tokens", 1) or (int(named[1]) if named else None)
+        given = self._lengths("osl")
+        if asked is None and given is not None and given.mean > output.mean:
+            asked = int(given.mean)
+        if asked is None:
+            return _UNTOLD if output.mean % 1 else None  # a whole mean: all alike, as asked for
+        return max(asked, ceil(output.mean)) if output.mean < _CUT_OFF * asked else None
 
     def _lengths(self, column: str) -> Lengths | None:
         cell = self.text(column)
