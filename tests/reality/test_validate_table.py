@@ -418,6 +418,7 @@ def test_all_real_rows_can_be_read() -> None:
     [
         ({"osl": "256", "total_output_tokens": "4000"}, 256),
         ({"osl": "100.25"}, 1 << 20),
+        ({"osl": "100.253", "total_output_tokens": "4010"}, 1 << 20),
         ({"osl": "100.25", "max_tokens": "512"}, 512),
         ({"osl": "100.25", "ignore_eos": "no (max_tokens=300, no stop strings)"}, 300),
         ({"osl": "255", "ignore_eos": "no (max_tokens=256)"}, None),  # most end there

@@ -232,8 +232,8 @@ class Row:
         named = _MAX_TOKENS.search(self.text("ignore_eos"))
         asked = self.whole("max_tokens", 1) or (int(named[1]) if named else None)
         given = self._lengths("osl")
-        if asked is None and given is not None and given.mean > output.mean:
-            asked = int(given.mean)
+        if asked is None and given is not None and not given.mean % 1:
+            asked = int(given.mean) if given.mean > output.mean else None
         if asked is None:
             return _UNTOLD if output.mean % 1 else None  # a whole mean: all alike, as asked for
         return max(asked, ceil(output.mean)) if output.mean < _CUT_OFF * asked else None
