@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-extras test-vllm lint bench fuzz docs picture clean
+.PHONY: demo test test-extras test-vllm lint bench fuzz gpu docs picture clean
 
 demo: $(VENV)/.installed
 	$(BIN)/specsim compare experiments/demo/demo.yaml --policies off static:k=3 --replications 1 --out results/demo
@@ -34,6 +34,11 @@ bench: $(VENV)/.installed
 # 3,000 inputs that nobody would write: two minutes.
 fuzz: $(VENV)/.installed
 	$(BIN)/python benchmarks/fuzz.py
+
+# On a machine with a CUDA GPU: profile it, serve with our own engine and with vLLM at k = 0, 1, 3, 5, and
+# keep profiles and errors. 36 minutes; a rehearsal without a GPU: experiments/calibration-gpu/run.py --device cpu
+gpu: $(VENV)/.installed-gpu
+	$(BIN)/python experiments/calibration-gpu/run.py
 
 # The site, in site/: it loads nothing from other hosts and opens without a network.
 docs: export NO_MKDOCS_2_WARNING := true
@@ -67,6 +72,10 @@ $(VENV)/.installed-extras: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 --editable '.[cluster]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'aiconfigurator-core==0.12.0' # its data is all that is read
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium chromium-driver) || true
+	touch $@
+
+$(VENV)/.installed-gpu: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check vllm --editable '.[plots,calibrate]'
 	touch $@
 
 clean:

@@ -255,7 +255,6 @@ def test_wrong_folders_are_found_before_vllm_starts(
             ["--model", target, "--draft-model", model(tmp_path / "other", vocab_size=400)],
             "give a draft model with the same tokens",
         ),
-        (["--model", target, "--device", "cuda", "--quick"], "--quick: is for --device cpu"),
         (["--model", target, "--out", tmp_path], "is there already and not empty"),
     ):
         code, _, error = cli(

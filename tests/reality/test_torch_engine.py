@@ -188,7 +188,6 @@ def calibrate(cli: Run, *args: object) -> tuple[int, str]:
         (("--model", "llama-3.1-70b"), "GiB left; choose a smaller model"),
         (("--model", "mixtral-8x7b"), "has experts, which the torch engine does not run"),
         (("--device", "cuda"), "PyTorch sees no GPU here"),
-        (("--device", "cuda", "--quick"), "--quick: is for --device cpu"),
         (("--device", "cuda", "--threads", "2"), "--threads: is for --device cpu"),
     ],
 )

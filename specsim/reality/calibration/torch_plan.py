@@ -284,3 +284,12 @@ CUDA = Plan(
     real_loads=("low", "medium", "saturated"),
 )
 """A model of some billion weights on one GPU; not yet run on one."""
+
+QUICK_CUDA = replace(
+    CUDA,
+    grid=replace(CUDA.grid, rounds=3),
+    loads=(Load("low", 0.25, 12.0), Load("medium", 0.6, 12.0), Load("saturated", 2.0, 4.0)),
+    minutes=15,
+    real_loads=("medium",),
+)
+"""The same with less of everything; not yet run on a GPU either."""

@@ -138,8 +138,9 @@ class VllmPlan:
 
 
 def plan_for(device: str, *, quick: bool = False, threads: int = 1) -> VllmPlan:
-    """Return the plan for a device, ``cpu`` or ``cuda``; quick and threads are for a CPU."""
-    seconds = 6.0 if quick else 20.0 if device == "cpu" else 40.0
+    """Return the plan for a device, ``cpu`` or ``cuda``; threads are for a CPU."""
+    full_s, quick_s = (20.0, 6.0) if device == "cpu" else (40.0, 10.0)
+    seconds = quick_s if quick else full_s
     shares = {"fit-low": 0.2, "low": 0.35, "fit-high": 0.7, "high": 0.55}
     loads = tuple(Load(name, share, seconds) for name, share in shares.items())
     if device == "cuda":
