@@ -21,7 +21,7 @@ from conftest import Run
 from openai_server import DELIVERIES, STEP, FakeVllm, serving
 
 from specsim.core.request import PrefixIds, Request
-from specsim.reality.observe.client import Answer, _read, parse_metrics
+from specsim.reality.observe.client import StreamedAnswer, _read, parse_metrics
 from specsim.reality.observe.limits import MAX_EVENT_BYTES, TooMuchError
 from specsim.reality.observe.outcome import accepted_drafts, request_row
 from specsim.reality.observe.workload import Prompts, Sent, load_workload
@@ -276,7 +276,7 @@ def test_positions_of_drafts() -> None:
 
 
 def test_a_queue_time_that_is_no_number_is_not_believed() -> None:
-    answer = Answer(0.0, [(1.0, 2)], metrics={"queue_time_ms": "1.5"})
+    answer = StreamedAnswer(0.0, [(1.0, 2)], metrics={"queue_time_ms": "1.5"})
     assert request_row(Sent(0, 0.0, answer), np.arange(3))["scheduled_ts"] is None
 
 
@@ -467,4 +467,4 @@ def test_an_answer_without_end_is_given_up(chunk: bytes, message: str) -> None:
         content = Endless()
 
     with pytest.raises(TooMuchError, match=message):
-        asyncio.run(_read(Response(), Answer(0.0), 5))  # type: ignore[arg-type]
+        asyncio.run(_read(Response(), StreamedAnswer(0.0), 5))  # type: ignore[arg-type]

@@ -211,7 +211,7 @@ class Options:
 
 
 @dataclass
-class Answer:
+class StreamedAnswer:
     """What came back; times in seconds on the monotonic clock."""
 
     sent_at: float
@@ -286,12 +286,12 @@ class Client:
         }
         return json.dumps(fields, separators=(",", ":")).encode()
 
-    async def ask(self, body: bytes, output_len: int | None = None) -> Answer:
+    async def ask(self, body: bytes, output_len: int | None = None) -> StreamedAnswer:
         """Send a request and read its answer to the end, or as far as it comes before an error.
 
         One of far more tokens than were asked for, `output_len`, is an error.
         """
-        answer = Answer(monotonic())
+        answer = StreamedAnswer(monotonic())
         headers = {"Content-Type": "application/json"}
         try:
             async with self._session.post(
@@ -324,7 +324,9 @@ class Client:
         return answer
 
 
-async def _read(response: aiohttp.ClientResponse, answer: Answer, output_len: int | None) -> None:
+async def _read(
+    response: aiohttp.ClientResponse, answer: StreamedAnswer, output_len: int | None
+) -> None:
     """Read server-sent events to the end of the stream; what ends before the last is an error."""
     rest, size, seen = b"", 0, 0
     async for chunk in response.content.iter_any():
@@ -347,7 +349,7 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer, output_len: in
         answer.error = "the stream ended before the answer did"
 
 
-def _take(data: bytes, now: float, answer: Answer) -> None:
+def _take(data: bytes, now: float, answer: StreamedAnswer) -> None:
     """Note what one event brings."""
     try:
         event = json.loads(data)
@@ -366,7 +368,7 @@ def _take(data: bytes, now: float, answer: Answer) -> None:
         answer.error = one_line(f"in the stream: an event that is not understood: {error}")
 
 
-def _count(choice: dict[str, Any], usage: dict[str, Any], answer: Answer) -> int:
+def _count(choice: dict[str, Any], usage: dict[str, Any], answer: StreamedAnswer) -> int:
     """Return how many tokens an event delivers, by the best that the server tells."""
     token_ids = choice.get("token_ids")
     if token_ids is not None:

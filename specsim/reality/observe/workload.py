@@ -16,7 +16,7 @@ from specsim.core.request import UNRECORDED, PrefixIds, Request
 from specsim.core.rng import generator
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.engine.config import EngineConfig
-from specsim.reality.observe.client import INTERRUPTED, Answer, Client
+from specsim.reality.observe.client import INTERRUPTED, Client, StreamedAnswer
 from specsim.run.experiment import Experiment, overridden
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.synthetic import ClosedLoop
@@ -125,7 +125,7 @@ class Sent:
     """Number in the workload."""
     due_at: float
     """When it was to be sent, seconds on the monotonic clock."""
-    answer: Answer
+    answer: StreamedAnswer
 
     @property
     def lateness(self) -> float:

@@ -18,7 +18,7 @@ _LEAST_LEFT = 0.1
 
 
 @dataclass(frozen=True)
-class Drafting:
+class DraftingOfRuns:
     """How measured runs drafted, and what their differences say that it costs."""
 
     method: str
@@ -63,7 +63,7 @@ class Drafting:
 
 def without_drafting(
     parts: "Sequence[Points]", lens: Sequence[int], method: str, source: str
-) -> "tuple[list[Points], Drafting]":
+) -> "tuple[list[Points], DraftingOfRuns]":
     """Return the steps without the time of drafting, and that time.
 
     One robust regression of all steps: the target's coefficients, of steps with and without
@@ -77,7 +77,7 @@ def without_drafting(
     Raises:
         ProfileError: Draft lengths and batches are collinear.
     """
-    drafting = Drafting(method, tuple(sorted(set(lens))))
+    drafting = DraftingOfRuns(method, tuple(sorted(set(lens))))
     if len(drafting.draft_lens) == 1:
         return list(parts), drafting
     columns, seconds = _columns(parts, lens), np.concatenate([part.seconds for part in parts])

@@ -14,7 +14,7 @@ from specsim.core.step import StepLoad
 from specsim.hardware import GIB, find_gpu, find_model, load_gpu, load_model, num_kv_blocks
 from specsim.latency.kernels import Kernels
 from specsim.reality.host_speed import HostSpeed
-from specsim.reality.profile_fit.drafting import Drafting, without_drafting
+from specsim.reality.profile_fit.drafting import DraftingOfRuns, without_drafting
 
 _NAMES = {
     "context_tokens": ("context_tokens",),
@@ -80,7 +80,7 @@ class Origin:
     model: str
     gpu: str
     tensor_parallel_size: int = 1
-    drafting: Drafting | None = None
+    drafting: DraftingOfRuns | None = None
     """Of measured runs; None if none of them speculated."""
     reserved_gib: float = 1.15
     gpu_memory_utilization: float = 0.9

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
 from specsim.reality.validation.measured_run import LATENCIES, MeasuredRun
-from specsim.reality.validation.table_row import COLUMNS, Row, filled
+from specsim.reality.validation.table_row import COLUMNS, TableRow, filled
 
 _NAMES = {
     "model": "model_id",
@@ -57,7 +57,7 @@ def read_bench_result(path: Path, given: Mapping[str, str]) -> MeasuredRun:
                 "of `vllm bench serve --save-result`; give such a file, or a table as CSV"
             )
     cells = filled(path, 1, {"run_id": path.stem, **_cells(result)}, given)
-    run = Row(path, 1, cells).run()
+    run = TableRow(path, 1, cells).run()
     lens = _lens(path, result, run.num_prompts)
     failed = result.get("failed") or 0
     notes = (f"{failed} requests failed: they are left out",) if failed else ()

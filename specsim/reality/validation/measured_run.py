@@ -28,7 +28,7 @@ METRICS = (
 
 
 @dataclass(frozen=True)
-class Lengths:
+class MeasuredLengths:
     """How long the prompts or answers of a run were, tokens."""
 
     mean: float
@@ -83,8 +83,8 @@ class MeasuredRun:
     num_warmups: int
     counts_warmups: bool
     """Whether the server's counters (steps, drafts) include the warm-up."""
-    prompt: Lengths | None
-    output: Lengths | None
+    prompt: MeasuredLengths | None
+    output: MeasuredLengths | None
     max_tokens: int | None
     """What clients asked for where answers end by a stop token; None where they end as asked."""
     lengths_seed: int

@@ -42,7 +42,7 @@ class ErrorSummary:
 
 
 @dataclass(frozen=True)
-class SpeedUp:
+class MeasuredSpeedUp:
     """Speed of a choice of drafts over no speculation, all else alike."""
 
     runs: str
@@ -146,7 +146,7 @@ def _summary(predictions: Sequence[Prediction], metric: str) -> ErrorSummary | N
 
 def speed_ups(
     predictions: Sequence[Prediction], speed: str | None = None
-) -> tuple[list[SpeedUp], list[BestChoice]]:
+) -> tuple[list[MeasuredSpeedUp], list[BestChoice]]:
     """Return the speed-ups of speculation, and the fastest choice for each load.
 
     Repetitions count as their mean.
@@ -160,7 +160,7 @@ def speed_ups(
     """
     if speed is not None and speed not in SPEEDS:
         raise ConfigError(f"--speed {speed}: must be one of {', '.join(SPEEDS)}")
-    ups: list[SpeedUp] = []
+    ups: list[MeasuredSpeedUp] = []
     bests: list[BestChoice] = []
     groups = _alike(predictions)
     for name, members in zip(_names(groups), groups, strict=True):
@@ -171,7 +171,7 @@ def speed_ups(
         if "none" in speeds:
             real, ours = speeds["none"]
             ups += [
-                SpeedUp(name, choice, metric, each[0] / real, each[1] / ours)
+                MeasuredSpeedUp(name, choice, metric, each[0] / real, each[1] / ours)
                 for choice, each in speeds.items()
                 if choice != "none"
             ]
@@ -265,7 +265,7 @@ class TableErrors:
     by_metric: list[ErrorSummary]
     by_group: dict[str, dict[str, list[ErrorSummary]]]
     """By name in `GROUPS`, then by group."""
-    speed_ups: list[SpeedUp]
+    speed_ups: list[MeasuredSpeedUp]
     best: list[BestChoice]
 
     @classmethod

@@ -11,15 +11,15 @@ from specsim.core.columns import first_line, read_columns, table_header
 from specsim.core.errors import ConfigError
 from specsim.core.settings import nearest
 from specsim.reality.validation.bench_result import is_bench_result, read_bench_result
-from specsim.reality.validation.measured_run import METRICS, Lengths, MeasuredRun
-from specsim.reality.validation.table_row import Row, filled
+from specsim.reality.validation.measured_run import METRICS, MeasuredLengths, MeasuredRun
+from specsim.reality.validation.table_row import TableRow, filled
 
 
 def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[MeasuredRun]:
     """Return the runs in a table, CSV (gzip or not) or Parquet, or a result of vLLM's benchmark.
 
-    A row that lacks what a simulation takes is returned with its `MeasuredRun.gaps`. Lengths that
-    a row lacks are those of rows with the same model, dataset and number of requests.
+    A row that lacks what a simulation takes is returned with its `MeasuredRun.gaps`. Lengths that a
+    row lacks are those of rows with the same model, dataset and number of requests.
 
     Args:
         given: What its empty cells hold, by column.
@@ -43,7 +43,7 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
     rows = zip(*words.values(), strict=True)
     return _completed(
         [
-            Row(path, line, filled(path, line, cells, given or {})).run()
+            TableRow(path, line, filled(path, line, cells, given or {})).run()
             for line, row in enumerate(rows, start=first_line(path))
             for cells in (dict(zip(words, map(str.strip, row), strict=True)),)
         ]
@@ -156,7 +156,7 @@ def _requests_of(run: MeasuredRun) -> tuple[str, ...]:
 
 
 def _completed_run(run: MeasuredRun, others: list[MeasuredRun]) -> MeasuredRun:
-    changes: dict[str, Lengths] = {}
+    changes: dict[str, MeasuredLengths] = {}
     notes = list(run.notes)
     for name, column in (("prompt", "isl"), ("output", "osl")):
         known = [lens for each in others if (lens := getattr(each, name)) is not None]

@@ -12,7 +12,7 @@ from typing import Any
 from specsim.core.errors import ConfigError
 from specsim.core.settings import nearest
 from specsim.proposers import PROPOSERS
-from specsim.reality.validation.measured_run import METRICS, Lengths, MeasuredRun
+from specsim.reality.validation.measured_run import METRICS, MeasuredLengths, MeasuredRun
 
 _EMPTY = frozenset({"", "-", "nan", "none", "null", "n/a"})
 _NUMBER = re.compile(
@@ -72,7 +72,7 @@ def filled(
 
 
 @dataclass
-class Row:
+class TableRow:
     """The cells of a row, and what reading them finds out."""
 
     path: Path
@@ -208,11 +208,11 @@ class Row:
                 self.gaps.append("num_prompts is empty: give the number of requests")
         return count
 
-    def _prompt(self, count: int) -> Lengths | None:
+    def _prompt(self, count: int) -> MeasuredLengths | None:
         total = self.number("total_input_tokens")
-        return self._lengths("isl") or (Lengths(total / count) if total and count else None)
+        return self._lengths("isl") or (MeasuredLengths(total / count) if total and count else None)
 
-    def _output(self, count: int) -> Lengths | None:
+    def _output(self, count: int) -> MeasuredLengths | None:
         """Return the lengths of the answers: as they were, if they could end by themselves."""
         given = self._lengths("osl")
         if given is not None and (given.bounds is not None or self._ignores_eos()):
@@ -220,12 +220,12 @@ class Row:
         total = self.number("total_output_tokens")
         tokens, requests = self.number("output_tok_s"), self.number("request_throughput")
         mean = total / count if total and count else tokens / requests if tokens and requests else 0
-        return Lengths(mean) if mean else given
+        return MeasuredLengths(mean) if mean else given
 
     def _ignores_eos(self) -> bool:
         return self.text("ignore_eos").lower().startswith(("yes", "true", "1"))
 
-    def _max_tokens(self, output: Lengths | None) -> int | None:
+    def _max_tokens(self, output: MeasuredLengths | None) -> int | None:
         """Return what clients asked for, where most answers ended before it; None where not."""
         if output is None or output.bounds is not None or self._ignores_eos():
             return None
@@ -238,19 +238,19 @@ class Row:
             return _UNTOLD if output.mean % 1 else None  # a whole mean: all alike, as asked for
         return max(asked, ceil(output.mean)) if output.mean < _CUT_OFF * asked else None
 
-    def _lengths(self, column: str) -> Lengths | None:
+    def _lengths(self, column: str) -> MeasuredLengths | None:
         cell = self.text(column)
         uniform, shared = _UNIFORM.search(cell), _SHARED.match(cell)
         if uniform:
             low, high = int(uniform[1]), int(uniform[2])
             if not 1 <= low <= high:
                 raise self.wrong(column, "uniform LOW..HIGH with 1 <= LOW <= HIGH")
-            return Lengths((low + high) / 2, (low, high))
+            return MeasuredLengths((low + high) / 2, (low, high))
         if shared:
             prefix, own = int(shared[1]), int(shared[2])
-            return Lengths(prefix + own, shared=prefix)
+            return MeasuredLengths(prefix + own, shared=prefix)
         mean = self.number(column) if _NUMBER.fullmatch(cell) else None
-        return Lengths(mean) if mean else None
+        return MeasuredLengths(mean) if mean else None
 
     def _seed(self) -> int:
         given = self.whole("seed")
