@@ -91,9 +91,7 @@ def _lengths(*ks: int) -> tuple[Cell, ...]:
 
 
 def _contexts(*pairs: tuple[int, int]) -> tuple[Cell, ...]:
-    return tuple(
-        Cell(256, k, PREFIX, f"{prefix} shared prefix + 96 suffix") for prefix, k in pairs
-    )
+    return tuple(Cell(256, k, PREFIX, f"{prefix} shared prefix + 96 suffix") for prefix, k in pairs)
 
 
 ON_A100 = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "drafts": LLAMA_HEAD}

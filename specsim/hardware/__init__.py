@@ -3,6 +3,7 @@
 from specsim.hardware.kv_groups import KVLayers, KVLayout, kv_layout
 from specsim.hardware.specs import (
     GIB,
+    AttentionWidth,
     GpuSpec,
     MemoryPlan,
     ModelShape,
@@ -15,6 +16,7 @@ from specsim.hardware.specs import (
 
 __all__ = [
     "GIB",
+    "AttentionWidth",
     "GpuSpec",
     "KVLayers",
     "KVLayout",

@@ -23,7 +23,7 @@ _COUNTS = (
 )
 # Defaults of the classes of these model types, which their configs leave out.
 _MULTI_HEAD = {"bloom", "opt"}
-_TIED = {"bloom", "gemma", "gemma2", "gemma3_text", "opt"}
+_TIED = {"bloom", "gemma", "gemma2", "gemma3_text", "gemma4_text", "opt"}
 _UNGATED = {"bloom", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
 _SPANS = ("sliding_window", "attention_chunk_size")
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4}  # each so many-th layer attends to all
@@ -36,6 +36,9 @@ _NOT_MODELLED = {
     "first_k_dense_replace": "layers with and without experts",
     "mlp_only_layers": "layers with and without experts",
     "is_encoder_decoder": "an encoder",
+    "num_kv_shared_layers": "layers that share keys and values",
+    "hidden_size_per_layer_input": "an embedding of each layer",
+    "enable_moe_block": "experts beside a dense MLP",
 }
 
 
@@ -74,6 +77,7 @@ class _Config:
             "tie_word_embeddings": self._data.get("tie_word_embeddings", self._type in _TIED),
             "has_gated_mlp": self._type not in _UNGATED,
             **self._attention(counts["num_hidden_layers"]),
+            **self._global_widths(),
             "torch_dtype": self._dtype(),
             "source": self._source,
         }
@@ -147,6 +151,15 @@ class _Config:
             # Of a dense MLP, which no layer has.
             "intermediate_size": self._data.get("intermediate_size", width),
         }
+
+    def _global_widths(self) -> dict[str, int]:
+        """Return the width of layers that attend to everything, where it is their own (Gemma 4)."""
+        if "global_head_dim" not in self._data:
+            return {}
+        names = ["global_head_dim"]
+        if self._data.get("attention_k_eq_v"):
+            names.append("num_global_key_value_heads")
+        return {name: self._count(name) for name in names}
 
     def _attention(self, num_layers: int) -> dict[str, Any]:
         """Return which layers attend to a part of the sequence only; nothing if none does."""

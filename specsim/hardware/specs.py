@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -45,6 +45,17 @@ class GpuSpec(Settings):
     source: str
 
 
+class AttentionWidth(NamedTuple):
+    """How wide the attention of a layer is."""
+
+    num_key_value_heads: int
+    head_dim: int
+
+    def per_gpu(self, tensor_parallel_size: int) -> int:
+        """Return the key-value heads of each of some GPUs, which replicate them if too few."""
+        return -(-self.num_key_value_heads // tensor_parallel_size)
+
+
 class ModelShape(Settings):
     """A decoder-only transformer in the field names of a HuggingFace ``config.json``.
 
@@ -73,6 +84,11 @@ class ModelShape(Settings):
     """Vectors that a drafting head fuses into one: 2 in EAGLE, 3 in EAGLE-3; 0 of a model."""
     num_attention_inputs: int = Field(default=1, gt=0)
     """Vectors, side by side, that attention is computed from; 2 in EAGLE-3."""
+    backbone_hidden_size: int | None = Field(default=None, gt=0)
+    """Of the target, where a drafting head takes its vectors and gives back such; by default as
+    wide as the head's own."""
+    has_own_kv_cache: bool = True
+    """False where all layers of a drafting head read keys and values of the target's."""
     has_own_embedding: bool = True
     """False where a drafting head uses the target's."""
     has_own_lm_head: bool = True
@@ -85,6 +101,10 @@ class ModelShape(Settings):
     layer_types: tuple[LayerType, ...] | None = None
     """How each layer attends; by default all alike: in a sliding_window if there is one, else to
     everything."""
+    global_head_dim: int | None = Field(default=None, gt=0)
+    """In layers of type full_attention, if it is another than head_dim."""
+    num_global_key_value_heads: int | None = Field(default=None, gt=0)
+    """In layers of type full_attention, if they are others."""
     torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     source: str
 
@@ -123,14 +143,56 @@ class ModelShape(Settings):
     def num_parameters(self) -> int:
         """Weights of matrices and norms; no biases, no learned positions (1.3 % of OPT-125M)."""
         hidden, num_mlps = self.hidden_size, self.num_experts or 1
-        queries, keys = self.num_attention_heads, self.num_key_value_heads
-        attention = self.num_attention_inputs * (queries + 2 * keys) + queries
+        inputs, queries = self.num_attention_inputs, self.num_attention_heads
+        attention = sum(
+            layers * each.head_dim * (inputs * (queries + self.num_projected(each)) + queries)
+            for each, layers in self.attention_widths.items()
+        )
         mlp = (3 if self.has_gated_mlp else 2) * self.mlp_width
-        per_layer = attention * self.head_dim + num_mlps * mlp + self.num_experts + 2
+        per_layer = num_mlps * mlp + self.num_experts + 2
+        layers = attention + self.num_hidden_layers * per_layer
         has_matrix = self.has_own_lm_head and not self.tie_word_embeddings
         vocabulary = self.vocab_size * (self.has_own_embedding + has_matrix)
-        fusing = self.num_fused_inputs * hidden
-        return hidden * (self.num_hidden_layers * per_layer + vocabulary + fusing + 1)
+        fusing = sum(matrix[0] * matrix[1] for matrix in self.fusing_matrices) // hidden
+        return hidden * (layers + vocabulary + fusing + 1)
+
+    def num_projected(self, width: AttentionWidth, tensor_parallel_size: int = 1) -> int:
+        """Return the heads of keys and values that a layer computes of a token, on each GPU.
+
+        Where values are the keys, vLLM has their matrix twice (0.32.0 ``models/gemma4.py``).
+        """
+        return 2 * width.per_gpu(tensor_parallel_size) if self.has_own_kv_cache else 0
+
+    @property
+    def fusing_matrices(self) -> tuple[tuple[int, int], ...]:
+        """Outputs and inputs of the matrices of a drafting head before and after its layers."""
+        if not self.num_fused_inputs:
+            return ()
+        width = self.backbone_hidden_size or self.hidden_size
+        before = (self.hidden_size, self.num_fused_inputs * width)
+        return (before, (width, self.hidden_size)) if self.backbone_hidden_size else (before,)
+
+    def attention_width(self, kind: LayerType) -> AttentionWidth:
+        """Return how wide layers of a type are."""
+        heads, head_dim = self.num_key_value_heads, self.head_dim
+        if kind == "full_attention":
+            heads = self.num_global_key_value_heads or heads
+            head_dim = self.global_head_dim or head_dim
+        return AttentionWidth(heads, head_dim)
+
+    @property
+    def layer_counts(self) -> Counter[LayerType]:
+        """How many layers of each type, in order of first appearance."""
+        usual: LayerType = "sliding_attention" if self.sliding_window else "full_attention"
+        return Counter(self.layer_types or (usual,) * self.num_hidden_layers)
+
+    @property
+    def attention_widths(self) -> Counter[AttentionWidth]:
+        """How many layers are how wide."""
+        counts: Counter[AttentionWidth] = Counter()
+        for kind, layers in self.layer_counts.items():
+            counts[self.attention_width(kind)] += layers
+        return counts
 
     @property
     def bytes_per_weight(self) -> int:
@@ -151,32 +213,46 @@ class ModelShape(Settings):
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Key and value of one token in every layer, bytes."""
-        width = self.num_key_value_heads * self.head_dim * self.bytes_per_weight
-        return 2 * self.num_hidden_layers * width
+        """Key and value of one token in every layer, bytes; 0 without a cache of its own."""
+        return int(self.kv_bytes_per_token_and_gpu(1))
 
-    def kv_layers(self, bytes_per_token: float) -> tuple[KVLayers, ...]:
+    def kv_layers(
+        self, bytes_per_token: float, tensor_parallel_size: int = 1
+    ) -> tuple[KVLayers, ...]:
         """Return the layers as far as their KV cache goes, alike ones together.
 
         Args:
-            bytes_per_token: Of key and value in one layer, on one GPU.
+            bytes_per_token: Of key and value in all layers, on each GPU.
         """
-        usual: LayerType = "sliding_attention" if self.sliding_window else "full_attention"
-        counts = Counter(self.layer_types or (usual,) * self.num_hidden_layers)
+        counts, own = self.layer_counts, self.kv_bytes_per_token_and_gpu(tensor_parallel_size)
+        is_uniform = len(self.attention_widths) == 1
+        mean = bytes_per_token / self.num_hidden_layers
         return tuple(
             KVLayers(
                 kind=_KV_KINDS[each],
                 layers=count,
                 window=self.sliding_window if each == "sliding_attention" else None,
                 chunk=self.attention_chunk_size if each == "chunked_attention" else None,
-                bytes_per_token=bytes_per_token,
+                bytes_per_token=mean
+                if is_uniform
+                else self._layer_bytes(self.attention_width(each), tensor_parallel_size)
+                * (bytes_per_token / own),
             )
-            for each, count in counts.items()  # in order of first appearance, as vLLM has them
+            for each, count in counts.items()  # as vLLM has them
         )
 
     def kv_bytes_per_token_and_gpu(self, tensor_parallel_size: int) -> float:
         """Return it for one GPU of several, bytes; of fewer heads than GPUs, each has one."""
-        return self.kv_bytes_per_token / min(tensor_parallel_size, self.num_key_value_heads)
+        if not self.has_own_kv_cache:
+            return 0.0
+        return sum(
+            layers * self._layer_bytes(each, tensor_parallel_size)
+            for each, layers in self.attention_widths.items()
+        )
+
+    def _layer_bytes(self, width: AttentionWidth, size: int) -> float:
+        heads = width.num_key_value_heads
+        return 2 * heads * width.head_dim * self.bytes_per_weight / min(size, heads)
 
 
 @dataclass(frozen=True)

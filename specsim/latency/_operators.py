@@ -60,14 +60,17 @@ def matrix_operators(shape: ModelShape, tensor_parallel_size: int = 1) -> list[O
     embeddings, activation functions and the router's choice are left out, as in SSSD's table 1.
     """
     size, layers, hidden = tensor_parallel_size, shape.num_hidden_layers, shape.hidden_size
-    queries = shape.num_attention_heads // size * shape.head_dim
-    keys = _key_value_heads(shape, size) * shape.head_dim
-    operators = [
-        Operator.matmul("qkv", shape.num_attention_inputs * hidden, queries + 2 * keys, layers),
-        Operator.matmul("o", queries, hidden, layers),
-    ]
-    if shape.num_fused_inputs:
-        operators.append(Operator.matmul("fuse", shape.num_fused_inputs * hidden, hidden))
+    operators = []
+    for each, count in shape.attention_widths.items():
+        queries = shape.num_attention_heads // size * each.head_dim
+        keys = shape.num_projected(each, size) * each.head_dim
+        inputs = shape.num_attention_inputs * hidden
+        operators += [
+            Operator.matmul("qkv", inputs, queries + keys, count),
+            Operator.matmul("o", queries, hidden, count),
+        ]
+    for outputs, inputs in shape.fusing_matrices:
+        operators.append(Operator.matmul("fuse", inputs, outputs))
     width = -(-shape.mlp_width // size)
     gated = 2 if shape.has_gated_mlp else 1
     mlp = [
@@ -83,9 +86,10 @@ def matrix_operators(shape: ModelShape, tensor_parallel_size: int = 1) -> list[O
 
 def attention_operator(shape: ModelShape, tensor_parallel_size: int = 1) -> AttentionOperator:
     """Return the attention of all layers, as one of the GPUs runs it."""
-    width = shape.num_hidden_layers * shape.head_dim
-    queries = shape.num_attention_heads // tensor_parallel_size * width
-    keys = _key_value_heads(shape, tensor_parallel_size) * width
+    queries = keys = 0
+    for each, count in shape.attention_widths.items():
+        queries += shape.num_attention_heads // tensor_parallel_size * count * each.head_dim
+        keys += each.per_gpu(tensor_parallel_size) * count * each.head_dim
     return AttentionOperator(4.0 * queries, 2.0 * keys, 2.0 * keys + 2.0 * queries)
 
 
@@ -121,7 +125,3 @@ def _experts(operator: Operator, shape: ModelShape) -> Operator:
         num_experts=shape.num_experts,
         experts_per_token=chosen,
     )
-
-
-def _key_value_heads(shape: ModelShape, tensor_parallel_size: int) -> int:
-    return -(-shape.num_key_value_heads // tensor_parallel_size)

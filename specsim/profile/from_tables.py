@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest, validated
-from specsim.hardware import GIB, MemoryPlan, ModelShape, load_gpu, load_model
+from specsim.hardware import GIB, AttentionWidth, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.profile.kernel_tables import GpuTables, MeasuredTable, chosen, columns, tables_folder
 from specsim.profile.kernel_times import (
     ExpertTimes,
@@ -65,13 +65,15 @@ class Dtype(NamedTuple):
     """As gemm tables call it; None where only weights are small and the tables have 16 bits."""
     experts: str
     """As moe tables call it."""
+    peak: str = "bfloat16"
+    """As GPUs call what multiplies them."""
 
 
 DTYPES = {
     "bfloat16": Dtype(2.0, "bfloat16", "bfloat16"),
-    "fp8": Dtype(1.0, "fp8", "fp8"),
-    "fp8_block": Dtype(1.0, "fp8_block", "fp8_block"),
-    "nvfp4": Dtype(0.5625, "nvfp4", "nvfp4"),
+    "fp8": Dtype(1.0, "fp8", "fp8", "float8"),
+    "fp8_block": Dtype(1.0, "fp8_block", "fp8_block", "float8"),
+    "nvfp4": Dtype(0.5625, "nvfp4", "nvfp4", "float4"),
     "int4": Dtype(0.53, None, "int4_wo"),
     "mxfp4": Dtype(0.53, "bfloat16", "w4a16_mxfp4"),  # experts only, as in gpt-oss
 }
@@ -98,6 +100,8 @@ class TableOptions:
     kernels: Mapping[str, str] = field(default_factory=dict)
     """By family, a part of the name of the kernel that the server logged."""
     reserved_gib: float = 1.15
+    tables_of: str | None = None
+    """Another GPU, as in ``profiles/``, whose tables are carried over by the data sheets."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class TableProfile:
             raise ProfileError(f"--dtype {options.dtype}: {nearest(options.dtype, [*DTYPES])}")
         model, gpu = load_model(options.model), load_gpu(options.gpu)
         folder = options.tables or tables_folder()
-        tables = GpuTables(folder, options.gpu, options.engine)
+        tables = GpuTables(folder, options.tables_of or options.gpu, options.engine)
         target = _Composer(model, options, tables)
         fields: dict[str, Any] = {
             "model": options.model,
@@ -160,6 +164,12 @@ class TableProfile:
 
 
 def _provenance(options: TableOptions, sources: list[str]) -> dict[str, Any]:
+    scales, carried = _Scales.of(options), ""
+    if options.tables_of is not None:
+        carried = (
+            f"Carried over from {options.tables_of} by the data sheets: what reads memory takes "
+            f"{scales.read:.3g} times as long, what computes {scales.compute:.3g} times. "
+        )
     return {
         "engine": f"{options.engine}, kernels measured one by one",
         "source": "aiconfigurator-core (Apache-2.0): " + "; ".join(sources),
@@ -167,7 +177,7 @@ def _provenance(options: TableOptions, sources: list[str]) -> dict[str, Any]:
         "notes": (
             f"Weights {options.dtype}, KV cache {options.kv_dtype}. Composed by `specsim profile "
             "build`; norms, rotary embedding and activations by their memory traffic. "
-            f"{NOT_MEASURED}"
+            f"{carried}{NOT_MEASURED}"
         ),
     }
 
@@ -188,6 +198,38 @@ def _drafts(options: TableOptions, tables: GpuTables) -> dict[str, Any]:
             "kv_bytes_per_token": drafter.kv_bytes_per_token,
         }
     return found
+
+
+class _Scales(NamedTuple):
+    """What times become on another GPU than the one that they were measured on."""
+
+    read: float = 1.0
+    """Of what reads memory: attention of decodes, reading weights, small kernels."""
+    compute: float = 1.0
+    """Of all else: growth with the tokens, attention of prompts."""
+
+    @classmethod
+    def of(cls, options: TableOptions) -> "_Scales":
+        """Return what the data sheets of both GPUs say; a ProfileError if one does not."""
+        if options.tables_of is None:
+            return cls()
+        if options.tensor_parallel_size * options.data_parallel_size > 1:
+            raise ProfileError(
+                f"--tables-of {options.tables_of}: what GPUs send each other is not carried over; "
+                "leave --tp and --dp out, or use `specsim profile roofline`"
+            )
+        name = DTYPES[options.dtype].peak
+        read, compute = [], []
+        for gpu in (options.tables_of, options.gpu):
+            spec = load_gpu(gpu)
+            if spec.memory_gb_per_s is None or name not in spec.peak_tflops:
+                raise ProfileError(
+                    f"--tables-of {options.tables_of}: GPU '{gpu}' lacks memory_gb_per_s or "
+                    f"peak_tflops of {name}; add them to its file"
+                )
+            read.append(spec.memory_gb_per_s)
+            compute.append(spec.peak_tflops[name])
+        return cls(read[0] / read[1], compute[0] / compute[1])
 
 
 class _Matrix(NamedTuple):
@@ -217,6 +259,7 @@ class _Composer:
         self._shape, self._options, self._tables = shape, options, tables
         self._ranks = ranks
         self._size = size
+        self._scales = _Scales.of(options)
         self._dtype = DTYPES[options.dtype]
         self.sources: list[str] = []
 
@@ -227,6 +270,7 @@ class _Composer:
         if self._shape.num_experts:
             expert_read, expert_rest = self._experts(tokens)
             read, compute = read + expert_read, compute + expert_rest
+        read, compute = self._scales.read * read, self._scales.compute * compute
         small = self._small_kernels(tokens)
         compute = compute + small + self._all_reduces(tokens) + self._exchanges(tokens)
         total = np.maximum.accumulate(read + compute)
@@ -274,15 +318,15 @@ class _Composer:
 
     def _layer_matrices(self) -> list[_Matrix]:
         shape, size, layers = self._shape, self._size, self._shape.num_hidden_layers
-        queries = shape.num_attention_heads // size * shape.head_dim
-        keys = self._key_value_heads * shape.head_dim
-        inputs = shape.num_attention_inputs * shape.hidden_size
-        found = [
-            _Matrix(queries + 2 * keys, inputs, layers),
-            _Matrix(shape.hidden_size, queries, layers),
-        ]
-        if shape.num_fused_inputs:
-            found.append(_Matrix(shape.hidden_size, shape.num_fused_inputs * shape.hidden_size))
+        inputs, found = shape.num_attention_inputs * shape.hidden_size, []
+        for each, count in shape.attention_widths.items():
+            queries = shape.num_attention_heads // size * each.head_dim
+            keys = shape.num_projected(each, size) * each.head_dim
+            found += [
+                _Matrix(queries + keys, inputs, count),
+                _Matrix(shape.hidden_size, queries, count),
+            ]
+        found += [_Matrix(*sizes) for sizes in shape.fusing_matrices]
         if shape.num_experts:
             return [*found, _Matrix(shape.num_experts, shape.hidden_size, layers)]
         width = -(-shape.mlp_width // size)
@@ -292,10 +336,6 @@ class _Composer:
             _Matrix(gated * width, shape.hidden_size, layers),
             _Matrix(shape.hidden_size, width, layers),
         ]
-
-    @property
-    def _key_value_heads(self) -> int:
-        return -(-self._shape.num_key_value_heads // self._size)
 
     @cached_property
     def _gemm(self) -> "MatrixTimes":
@@ -319,22 +359,28 @@ class _Composer:
     def _small_kernels(self, tokens: Values) -> Values:
         """Return norms, rotary embedding, writing the KV cache, activation: all layers."""
         shape, size = self._shape, self._size
-        queries = shape.num_attention_heads // size * shape.head_dim
-        keys = self._key_value_heads * shape.head_dim
         width = shape.mlp_width // size * (shape.num_experts_per_tok or 1)
-        numbers = 8 * shape.hidden_size + 2 * (queries + keys) + 4 * keys + 3 * width
-        bandwidth = float(self._tables.system["gpu"]["mem_bw"]) * _MEMORY_SHARE
-        per_token = numbers * _MATRIX_BYTES / bandwidth * 1e6
-        layer = _SMALL_KERNELS * _LAUNCH_US + per_token * tokens
-        return np.asarray(shape.num_hidden_layers * layer)
+        total = np.zeros(len(tokens))
+        for each, count in shape.attention_widths.items():
+            queries = shape.num_attention_heads // size * each.head_dim
+            keys = shape.num_projected(each, size) // 2 * each.head_dim
+            numbers = 8 * shape.hidden_size + 2 * (queries + keys) + 4 * keys + 3 * width
+            per_token = numbers * _MATRIX_BYTES / self._bandwidth * 1e6
+            total += count * (_SMALL_KERNELS * _LAUNCH_US + per_token * tokens)
+        return total
+
+    @property
+    def _bandwidth(self) -> float:
+        """What small kernels reach, bytes per second."""
+        return float(self._tables.system["gpu"]["mem_bw"]) * _MEMORY_SHARE / self._scales.read
 
     def _head(self) -> dict[str, Any]:
         shape = self._shape
         table = MatrixTimes(self._tables.table("gemm", "gemm_perf"), "bfloat16", None)
         times = table.times(-(-shape.vocab_size // self._size), shape.hidden_size)
         # Sampling reads the logits a few times.
-        bandwidth = float(self._tables.system["gpu"]["mem_bw"]) * _MEMORY_SHARE
-        logits = 3 * 4 * shape.vocab_size * table.tokens / bandwidth * 1e6
+        logits = 3 * 4 * shape.vocab_size * table.tokens / self._bandwidth * 1e6
+        times = self._scales.compute * times + times[0] * (self._scales.read - self._scales.compute)
         times = np.maximum.accumulate(times + 5 * _LAUNCH_US + logits)
         sampled = table.tokens <= _MOST_SAMPLED
         tokens, times = table.tokens[sampled], times[sampled]
@@ -418,9 +464,10 @@ class _Composer:
         decode = self._tables.table("attention", "generation_attention_perf")
         prompt = self._tables.table("attention", "context_attention_perf")
         for kind in _layer_kinds(self._shape):
-            heads, keys = kind.heads // self._size, -(-kind.key_heads // self._size)
+            keys = kind.width.per_gpu(self._size)
+            heads = self._shape.num_attention_heads // self._size
             wanted = {
-                "head_dim": kind.head_dim,
+                "head_dim": kind.width.head_dim,
                 "kv_cache_dtype": self._options.kv_dtype,
                 "window_size": kind.window or 0,
             }
@@ -429,6 +476,7 @@ class _Composer:
             prompts, _ = self._heads(prompt, wanted, heads, keys, name)
             self._note(f"{decode.source} ({kernel})")
             contexts, sequences, grid = decodes.grid()
+            grid = self._scales.read * grid
             kept = _needed(contexts, grid.T)
             contexts, grid = contexts[kept], grid[kept]
             lens, times = prompts.prompts()
@@ -439,7 +487,10 @@ class _Composer:
                 "context_tokens": contexts.astype(int).tolist(),
                 "sequences": sequences.astype(int).tolist(),
                 "decode_us": [_rounded(row) for row in grid],
-                "prompt": {"at": lens.astype(int).tolist(), "times_us": _rounded(times)},
+                "prompt": {
+                    "at": lens.astype(int).tolist(),
+                    "times_us": _rounded(self._scales.compute * times),
+                },
             }
 
     def _heads(
@@ -480,20 +531,24 @@ class _LayerKind(NamedTuple):
 
     num_layers: int
     window: int | None
-    heads: int
-    key_heads: int
-    head_dim: int
+    width: AttentionWidth
 
 
 def _layer_kinds(shape: ModelShape) -> list[_LayerKind]:
-    heads = (shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim)
-    kinds = shape.kv_layers(1.0)
-    if any(each.chunk for each in kinds):
+    counts = shape.layer_counts
+    if "chunked_attention" in counts:
         raise ProfileError(
             f"{shape.name}: has layers of chunked attention, whose kernels no table has; use "
             "`specsim profile roofline`"
         )
-    return [_LayerKind(each.layers, each.window, *heads) for each in kinds]
+    return [
+        _LayerKind(
+            count,
+            shape.sliding_window if kind == "sliding_attention" else None,
+            shape.attention_width(kind),
+        )
+        for kind, count in counts.items()
+    ]
 
 
 def _small_weights(tokens: Values, times: Values, share: float) -> Values:

@@ -37,6 +37,8 @@ PUBLISHED = {
     "eagle3-qwen3-30b-a3b": (145.2e6, 2_048),
     "eagle3-qwen3-32b": (782.5e6, 4_096),
     "eagle3-qwen3-8b": (399.5e6, 4_096),
+    "gemma-4-31b": (30.7e9, 901_120),  # its model card; 50 layers of 16,384 bytes, 10 of 8,192
+    "gemma-4-31b-assistant": (469.5e6, 0),  # counted by hand
     "gpt-oss-120b": (116.83e9, 73_728),  # its model card
     "gpt-oss-20b": (20.91e9, 49_152),
     "llama-160m": (162_417_408, 36_864),

@@ -132,7 +132,7 @@ def test_a_config_says_which_layers_have_windows(
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    layers = load_model(str(path)).kv_layers(2048)
+    layers = load_model(str(path)).kv_layers(2048 * 24)
     assert {each.kind: each.layers for each in layers} == counts
     spans = {each.window or each.chunk for each in layers if each.kind != "full_attention"}
     given = config["sliding_window"] or config.get("attention_chunk_size")

@@ -113,6 +113,7 @@ class Row:
             output=output,
             max_tokens=self._max_tokens(output),
             lengths_seed=self._seed(),
+            kv_tokens=self._kv_tokens(),
             notes=tuple(self.notes),
             gaps=tuple(self.gaps),
         )
@@ -266,11 +267,12 @@ class Row:
         return {name: value for name, value in options.items() if value is not None}
 
     def _blocks(self, block_size: int) -> int | None:
-        cell = self.text("num_gpu_blocks")
-        match = _NUMBER.fullmatch(cell)
-        if match and match[2]:
-            return int(float(match[1].replace(",", ""))) // block_size
-        return self.whole("num_gpu_blocks", 2)
+        tokens = self._kv_tokens()
+        return self.whole("num_gpu_blocks", 2) if tokens is None else tokens // block_size
+
+    def _kv_tokens(self) -> int | None:
+        match = _NUMBER.fullmatch(self.text("num_gpu_blocks"))
+        return int(float(match[1].replace(",", ""))) if match and match[2] else None
 
     def _is_async(self) -> bool | None:
         """Return what the row says, or what its version did; None where that is not known."""
