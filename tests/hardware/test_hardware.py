@@ -163,6 +163,20 @@ def test_families_name_their_fields_differently(
     assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped
 
 
+def test_gemma_4_has_layers_of_two_widths(written: Written) -> None:
+    shipped = load_model("gemma-4-31b")
+    fields = shipped.model_dump(exclude={"name", "source", "num_experts", "tie_word_embeddings"})
+    config = {**fields, "model_type": "gemma4_text", "attention_k_eq_v": True, "enable_moe_block":
+              False, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}  # fmt: skip
+    shape = load_model(written(config))
+    assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped
+    assert [tuple(each) for each in shape.attention_widths] == [(16, 256), (4, 512)]
+    own_keys = load_model(written({**config, "attention_k_eq_v": False}))
+    assert [tuple(each) for each in own_keys.attention_widths] == [(16, 256), (16, 512)]
+    with pytest.raises(ProfileError, match=r"'enable_moe_block' .* experts beside a dense MLP"):
+        load_model(written({**config, "enable_moe_block": True}))
+
+
 @pytest.mark.parametrize(
     "field",
     ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",

@@ -208,6 +208,67 @@ def test_compiled_and_by_pieces_agree_on_plain_steps(tables: Path) -> None:
     assert many.tolist() == each
 
 
+def test_tables_are_carried_over_by_the_data_sheets(tables: Path) -> None:
+    """H200 to H100 NVL: 4,800 and 3,900 GB/s, 989.5 and 835.5 TFLOP/s."""
+    own, other = (
+        TableProfile.of(options(tables, **fields)).profile
+        for fields in ({}, {"gpu": "h100-nvl", "tables_of": "h200"})
+    )
+    read, compute = 4800 / 3900, 989.5 / 835.5
+    assert other.target.read_us[0] == pytest.approx(read * own.target.read_us[0], rel=1e-4)
+    assert other.target.compute_us[-1] == pytest.approx(
+        compute * own.target.compute_us[-1], rel=0.01
+    )
+    mine, theirs = (each.target.attention[0] for each in (other, own))
+    assert mine.decode_us[-1][-1] == pytest.approx(read * theirs.decode_us[-1][-1], rel=1e-4)
+    assert mine.prompt.times_us[-1] == pytest.approx(compute * theirs.prompt.times_us[-1], rel=1e-4)
+    assert "Carried over from h200" in (other.provenance.notes or "")
+    for fields, message in (
+        ({"tensor_parallel_size": 2}, "what GPUs send each other is not carried over"),
+        ({"gpu": "ascend-910b4"}, "lacks memory_gb_per_s or peak_tflops"),
+    ):
+        given = {"gpu": "h100-nvl", "tables_of": "h200", **fields}
+        with pytest.raises(ProfileError, match=f"--tables-of h200: .*{message}"):
+            TableProfile.of(options(tables, **given))
+
+
+def add_attention(tables: Path, *widths: tuple[int, int, int]) -> None:
+    """Add heads, key-value heads and windows: of dimension 256 in windows, of 512 without."""
+    for name in ("generation", "context"):
+        path = tables / f"data/h200_sxm/attention/vllm/0.24.0/{name}_attention_perf.parquet"
+        rows = pq.read_table(path).to_pylist()
+        added = [
+            {**row, "num_heads": heads, "num_key_value_heads": keys, "window_size": window,
+             "head_dim": 256 if window else 512, "latency": row["latency"] * (1 if window else 3)}
+            for row in rows for heads, keys, window in widths
+        ]  # fmt: skip
+        write(path.parent, path.stem, rows + added)
+
+
+def test_layers_of_two_widths_and_a_head_that_reads_their_keys(tables: Path) -> None:
+    with pytest.raises(ProfileError, match="window_size = 1024"):
+        TableProfile.of(options(tables, model="gemma-4-31b"))
+    add_attention(tables, (32, 16, 1024), (32, 4, 0))
+    made = TableProfile.of(
+        options(tables, model="gemma-4-31b", drafts={"mtp": "gemma-4-31b-assistant"})
+    )
+    layers = made.profile.target.attention
+    assert [(each.num_layers, each.window) for each in layers] == [(50, 1024), (10, None)]
+    assert layers[1].decode_us[0][0] == pytest.approx(3 * layers[0].decode_us[0][0], rel=1e-3)
+    widths = 50 * (16384 + 8192) + 10 * (24576 - 4096 + 16384)  # values have a matrix, as in vLLM
+    one, matrices = READ + COMPUTE, 5376 * (widths + 60 * 3 * 21504)
+    assert made.profile.target.read_us[0] == pytest.approx(1e3 * one * matrices, rel=1e-3)
+    draft = made.profile.drafts["mtp"]
+    assert draft.kv_bytes_per_token == 0
+    # Queries and outputs only, before and after them matrices from and to the target's width.
+    layers_of_head = 1024 * (3 * 2 * 8192 + 2 * 16384 + 4 * 3 * 8192)
+    assert draft.latency.read_us[0] == pytest.approx(
+        1e3 * one * (layers_of_head + 3 * 5376 * 1024), rel=1e-3
+    )
+    assert made.memory.draft_block_bytes == 0
+    assert made.memory.block_bytes == 10 * 16 * 16384
+
+
 EXPERTS = {"model": "qwen3-30b-a3b", "data_parallel_size": 2, "enable_expert_parallel": True}
 
 
