@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -210,8 +210,13 @@ class Row:
         return count
 
     def _prompt(self, count: int) -> Lengths | None:
-        total = self.number("total_input_tokens")
-        return self._lengths("isl") or (Lengths(total / count) if total and count else None)
+        total, found = self.number("total_input_tokens"), self._lengths("isl")
+        hits = self.number("prefix_hit_rate")
+        if found is not None and found.shared and hits:
+            # More than the common prefix, where a server had met the very prompts before.
+            shared = max(found.shared, round(min(hits, 1.0) * found.mean))
+            return replace(found, shared=shared)
+        return found or (Lengths(total / count) if total and count else None)
 
     def _output(self, count: int) -> Lengths | None:
         """Return the lengths of the answers: as they were, if they could end by themselves."""
