@@ -51,6 +51,8 @@ MODELS = (
     Model(
         "gemma-4-31b", (1, 2), {"mtp": "gemma-4-31b-assistant"}, ("bfloat16", "fp8"), not_on=NARROW
     ),
+    Model("deepseek-v3", (4, 8), {"mtp": "deepseek-v3-mtp"}, ("fp8_block",)),
+    Model("kimi-k2.5", (4, 8), {}, ("int4_experts",)),
     Model("mixtral-8x7b", (1, 2, 4), {}),
     Model("mistral-7b", (1,), {}),
     Model("llama-2-13b", (1,), {}),

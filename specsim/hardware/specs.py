@@ -50,10 +50,21 @@ class AttentionWidth(NamedTuple):
 
     num_key_value_heads: int
     head_dim: int
+    latent_dim: int = 0
+    """Numbers kept of a token for all heads together, in place of keys and values (MLA)."""
 
     def per_gpu(self, tensor_parallel_size: int) -> int:
         """Return the key-value heads of each of some GPUs, which replicate them if too few."""
         return -(-self.num_key_value_heads // tensor_parallel_size)
+
+
+class LayerMatrix(NamedTuple):
+    """A matrix that every token is multiplied with in some layers, as each GPU has it."""
+
+    name: str
+    outputs: int
+    inputs: int
+    layers: int
 
 
 class ModelShape(Settings):
@@ -72,6 +83,10 @@ class ModelShape(Settings):
     """Experts that each token visits."""
     moe_intermediate_size: int = Field(default=0, ge=0)
     """Width of an expert."""
+    n_shared_experts: int = Field(default=0, ge=0)
+    """Further experts, which every token visits."""
+    first_k_dense_replace: int = Field(default=0, ge=0)
+    """First layers, which have one MLP of intermediate_size in place of experts."""
     num_attention_heads: int = Field(gt=0)
     num_key_value_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0)
@@ -105,6 +120,13 @@ class ModelShape(Settings):
     """In layers of type full_attention, if it is another than head_dim."""
     num_global_key_value_heads: int | None = Field(default=None, gt=0)
     """In layers of type full_attention, if they are others."""
+    kv_lora_rank: int | None = Field(default=None, gt=0)
+    """Of multi-head latent attention: what is kept of a token for all heads together, besides
+    qk_rope_head_dim numbers. head_dim is then that of queries and keys, both parts together."""
+    q_lora_rank: int | None = Field(default=None, gt=0)
+    """The same of queries; None if they are computed at once."""
+    qk_rope_head_dim: int = Field(default=0, ge=0)
+    v_head_dim: int = Field(default=0, ge=0)
     torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     source: str
 
@@ -132,6 +154,11 @@ class ModelShape(Settings):
             )
         if self.num_experts and not self.moe_intermediate_size:
             raise ValueError("moe_intermediate_size is missing: the width of an expert")
+        if self.num_experts and self.first_k_dense_replace >= self.num_hidden_layers:
+            raise ValueError(
+                f"first_k_dense_replace = {self.first_k_dense_replace}: must be fewer than "
+                f"num_hidden_layers = {self.num_hidden_layers}; correct one of them"
+            )
         return self
 
     @property
@@ -140,28 +167,68 @@ class ModelShape(Settings):
         return self.moe_intermediate_size if self.num_experts else self.intermediate_size
 
     @property
+    def num_expert_layers(self) -> int:
+        """How many layers have experts."""
+        return self.num_hidden_layers - self.first_k_dense_replace if self.num_experts else 0
+
+    @property
     def num_parameters(self) -> int:
         """Weights of matrices and norms; no biases, no learned positions (1.3 % of OPT-125M)."""
-        hidden, num_mlps = self.hidden_size, self.num_experts or 1
-        inputs, queries = self.num_attention_inputs, self.num_attention_heads
-        attention = sum(
-            layers * each.head_dim * (inputs * (queries + self.num_projected(each)) + queries)
-            for each, layers in self.attention_widths.items()
-        )
-        mlp = (3 if self.has_gated_mlp else 2) * self.mlp_width
-        per_layer = num_mlps * mlp + self.num_experts + 2
-        layers = attention + self.num_hidden_layers * per_layer
+        hidden = self.hidden_size
+        matrices = (*self.attention_matrices(1), *self.mlp_matrices(1))
+        layers = sum(each.outputs * each.inputs * each.layers for each in matrices)
+        layers += self.expert_bytes // self.bytes_per_weight
+        layers += hidden * (self.num_experts * self.num_expert_layers + 2 * self.num_hidden_layers)
         has_matrix = self.has_own_lm_head and not self.tie_word_embeddings
         vocabulary = self.vocab_size * (self.has_own_embedding + has_matrix)
-        fusing = sum(matrix[0] * matrix[1] for matrix in self.fusing_matrices) // hidden
-        return hidden * (layers + vocabulary + fusing + 1)
+        fusing = sum(outputs * inputs for outputs, inputs in self.fusing_matrices)
+        return layers + fusing + hidden * (vocabulary + 1)
+
+    def attention_matrices(self, tensor_parallel_size: int) -> list[LayerMatrix]:
+        """Return those of attention: split by heads, replicated where those are too few.
+
+        Where values are the keys (Gemma 4), vLLM has their matrix twice (0.32.0
+        ``models/gemma4.py``).
+        """
+        size, hidden, found = tensor_parallel_size, self.hidden_size, []
+        inputs = self.num_attention_inputs * hidden
+        for each, layers in self.attention_widths.items():
+            heads = self.num_attention_heads // size
+            queries = outputs = heads * each.head_dim
+            if each.latent_dim:
+                assert self.kv_lora_rank is not None
+                plain = each.head_dim - self.qk_rope_head_dim
+                outputs = heads * self.v_head_dim
+                down, up = self.q_lora_rank or queries, heads * (plain + self.v_head_dim)
+                found.append(LayerMatrix("qkv", down + each.latent_dim, inputs, layers))
+                if self.q_lora_rank:
+                    found.append(LayerMatrix("q", queries, self.q_lora_rank, layers))
+                found.append(LayerMatrix("kv", up, self.kv_lora_rank, layers))
+            else:
+                keys = 2 * self.num_projected(each, size) * each.head_dim
+                found.append(LayerMatrix("qkv", queries + keys, inputs, layers))
+            found.append(LayerMatrix("o", hidden, outputs, layers))
+        return found
+
+    def mlp_matrices(self, tensor_parallel_size: int) -> list[LayerMatrix]:
+        """Return those of MLPs and shared experts, split by their width."""
+        hidden, gated = self.hidden_size, 2 if self.has_gated_mlp else 1
+        shared = self.n_shared_experts * self.moe_intermediate_size
+        dense_layers = self.num_hidden_layers - self.num_expert_layers
+        found = []
+        for full, layers in (
+            (self.intermediate_size, dense_layers),
+            (shared, self.num_expert_layers),
+        ):
+            if full and layers:
+                width = -(-full // tensor_parallel_size)
+                found.append(LayerMatrix("up", gated * width, hidden, layers))
+                found.append(LayerMatrix("down", hidden, width, layers))
+        return found
 
     def num_projected(self, width: AttentionWidth, tensor_parallel_size: int = 1) -> int:
-        """Return the heads of keys and values that a layer computes of a token, on each GPU.
-
-        Where values are the keys, vLLM has their matrix twice (0.32.0 ``models/gemma4.py``).
-        """
-        return 2 * width.per_gpu(tensor_parallel_size) if self.has_own_kv_cache else 0
+        """Return the heads of keys, and of values, that each GPU computes of a token."""
+        return width.per_gpu(tensor_parallel_size) if self.has_own_kv_cache else 0
 
     @property
     def fusing_matrices(self) -> tuple[tuple[int, int], ...]:
@@ -175,6 +242,8 @@ class ModelShape(Settings):
     def attention_width(self, kind: LayerType) -> AttentionWidth:
         """Return how wide layers of a type are."""
         heads, head_dim = self.num_key_value_heads, self.head_dim
+        if self.kv_lora_rank:
+            return AttentionWidth(1, head_dim, self.kv_lora_rank + self.qk_rope_head_dim)
         if kind == "full_attention":
             heads = self.num_global_key_value_heads or heads
             head_dim = self.global_head_dim or head_dim
@@ -204,7 +273,7 @@ class ModelShape(Settings):
         """Memory of the experts' weights, bytes; 0 of a dense model."""
         matrices = 3 if self.has_gated_mlp else 2
         each = matrices * self.hidden_size * self.moe_intermediate_size * self.bytes_per_weight
-        return self.num_hidden_layers * self.num_experts * each
+        return self.num_expert_layers * self.num_experts * each
 
     @property
     def weight_bytes(self) -> int:
@@ -252,6 +321,8 @@ class ModelShape(Settings):
 
     def _layer_bytes(self, width: AttentionWidth, size: int) -> float:
         heads = width.num_key_value_heads
+        if width.latent_dim:
+            return float(width.latent_dim * self.bytes_per_weight)
         return 2 * heads * width.head_dim * self.bytes_per_weight / min(size, heads)
 
 

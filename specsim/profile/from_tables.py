@@ -50,6 +50,7 @@ _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and v
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
 _USUAL_HEAD_DIM = 128
+_OF_LATENT = ("hidden_size", "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "head_dim")
 _TOLERANCE = 0.005  # of times, by which points are left out that lie between others
 _SMALL_READ, _SMALL_COMPUTE = 1.35, 1.5
 _PACKED_ROWS = 128  # query rows of a tile, all heads of a key-value head side by side
@@ -75,7 +76,10 @@ DTYPES = {
     "fp8_block": Dtype(1.0, "fp8_block", "fp8_block", "float8"),
     "nvfp4": Dtype(0.5625, "nvfp4", "nvfp4", "float4"),
     "int4": Dtype(0.53, None, "int4_wo"),
-    "mxfp4": Dtype(0.53, "bfloat16", "w4a16_mxfp4"),  # experts only, as in gpt-oss
+    # Of experts only: as in gpt-oss, in Kimi-K2.5, and in its NVFP4 version.
+    "mxfp4": Dtype(0.53, "bfloat16", "w4a16_mxfp4"),
+    "int4_experts": Dtype(0.53, "bfloat16", "int4_wo"),
+    "nvfp4_experts": Dtype(0.5625, "bfloat16", "nvfp4", "float4"),
 }
 
 
@@ -188,7 +192,8 @@ def _drafts(options: TableOptions, tables: GpuTables) -> dict[str, Any]:
     for method, name in options.drafts.items():
         shape = load_model(name)
         alone = {"data_parallel_size": 1, "enable_expert_parallel": False}
-        plain = TableOptions(**{**vars(options), "model": name, "dtype": "bfloat16", **alone})
+        dtype = options.dtype if shape.num_experts else "bfloat16"  # a layer like the target's
+        plain = TableOptions(**{**vars(options), "model": name, "dtype": dtype, **alone})
         drafter = _Composer(shape, plain, tables)
         found[method] = {
             "basis": "pass",
@@ -283,8 +288,21 @@ class _Composer:
             "compute_us": _rounded((total - read)[kept]),
             "head": self._head(),
             "attention": list(self._attention()),
+            **self._latent_fields,
             **self._parallel_fields,
         }
+
+    @property
+    def _latent_fields(self) -> dict[str, Any]:
+        """Return how much longer a pair takes where drafts are verified than in a prompt.
+
+        Prompts have keys and values of each head; with drafts, all heads read the latent vector.
+        """
+        shape = self._shape
+        if not shape.kv_lora_rank:
+            return {}
+        latent = 2 * shape.kv_lora_rank + shape.qk_rope_head_dim
+        return {"verify_factor": round(latent / (shape.head_dim + shape.v_head_dim), 3)}
 
     @property
     def _parallel_fields(self) -> dict[str, Any]:
@@ -301,9 +319,8 @@ class _Composer:
         own = shape.has_own_embedding + (shape.has_own_lm_head and not shape.tie_word_embeddings)
         plain = of_vocabulary * own * _MATRIX_BYTES
         rest = shape.num_parameters - of_vocabulary * own
-        if self._options.dtype == "mxfp4":
-            experts = 3 * shape.hidden_size * shape.moe_intermediate_size
-            experts *= shape.num_experts * shape.num_hidden_layers
+        if self._dtype.matrices == "bfloat16":
+            experts = shape.expert_bytes // shape.bytes_per_weight
             small = experts * self._dtype.bytes_per_weight + (rest - experts) * _MATRIX_BYTES
         else:
             small = rest * self._dtype.bytes_per_weight
@@ -317,25 +334,12 @@ class _Composer:
         return self._shape.kv_bytes_per_token_and_gpu(self._size) * share
 
     def _layer_matrices(self) -> list[_Matrix]:
-        shape, size, layers = self._shape, self._size, self._shape.num_hidden_layers
-        inputs, found = shape.num_attention_inputs * shape.hidden_size, []
-        for each, count in shape.attention_widths.items():
-            queries = shape.num_attention_heads // size * each.head_dim
-            keys = shape.num_projected(each, size) * each.head_dim
-            found += [
-                _Matrix(queries + keys, inputs, count),
-                _Matrix(shape.hidden_size, queries, count),
-            ]
+        shape, size = self._shape, self._size
+        found = [_Matrix(*each[1:]) for each in shape.attention_matrices(size)]
         found += [_Matrix(*sizes) for sizes in shape.fusing_matrices]
         if shape.num_experts:
-            return [*found, _Matrix(shape.num_experts, shape.hidden_size, layers)]
-        width = -(-shape.mlp_width // size)
-        gated = 2 if shape.has_gated_mlp else 1
-        return [
-            *found,
-            _Matrix(gated * width, shape.hidden_size, layers),
-            _Matrix(shape.hidden_size, width, layers),
-        ]
+            found.append(_Matrix(shape.num_experts, shape.hidden_size, shape.num_expert_layers))
+        return found + [_Matrix(*each[1:]) for each in shape.mlp_matrices(size)]
 
     @cached_property
     def _gemm(self) -> "MatrixTimes":
@@ -345,12 +349,30 @@ class _Composer:
         self._note(found.source)
         return found
 
+    @cached_property
+    def _plain_gemm(self) -> "MatrixTimes | None":
+        """What bounds the times of block-scaled matrices, whose table has launches by the host.
+
+        None of it is below 55 microseconds on Hopper, 150 on Blackwell, where those of 8 bits with
+        one scale, which read and compute as much, take 5; both meet where computing takes longer.
+        Latent attention with four such matrices took 89 in all.
+        """
+        if self._dtype.matrices != "fp8_block":
+            return None
+        table = self._tables.table("gemm", "gemm_perf")
+        found = MatrixTimes(table, "fp8", None)
+        self._note(f"{found.source} where that is shorter")
+        return found
+
     def _sum(self, matrices: list[_Matrix]) -> tuple[Values, Values]:
         """Return the batched tokens that were measured, and all matrices together, microseconds."""
-        gemm = self._gemm
+        gemm, plain = self._gemm, self._plain_gemm
         total = np.zeros(len(gemm.tokens))
         for matrix in matrices:
             times = gemm.times(matrix.outputs, matrix.inputs)
+            if plain is not None:
+                others = plain.times(matrix.outputs, matrix.inputs)
+                times = np.minimum(times, np.interp(gemm.tokens, plain.tokens, others))
             if self._dtype.matrices is None:
                 times = _small_weights(gemm.tokens, times, self._dtype.bytes_per_weight / 2)
             total += matrix.runs * times
@@ -363,10 +385,14 @@ class _Composer:
         total = np.zeros(len(tokens))
         for each, count in shape.attention_widths.items():
             queries = shape.num_attention_heads // size * each.head_dim
-            keys = shape.num_projected(each, size) // 2 * each.head_dim
-            numbers = 8 * shape.hidden_size + 2 * (queries + keys) + 4 * keys + 3 * width
+            keys = shape.num_projected(each, size) * each.head_dim
+            numbers, kernels = 8 * shape.hidden_size + 3 * width, _SMALL_KERNELS
+            if each.latent_dim:  # rotary embedding and writing the cache were measured with it
+                kernels -= 2
+            else:
+                numbers += 2 * (queries + keys) + 4 * keys
             per_token = numbers * _MATRIX_BYTES / self._bandwidth * 1e6
-            total += count * (_SMALL_KERNELS * _LAUNCH_US + per_token * tokens)
+            total += count * (kernels * _LAUNCH_US + per_token * tokens)
         return total
 
     @property
@@ -413,7 +439,7 @@ class _Composer:
         missed = 1 - experts.chosen / experts.number
         read = times[0] * (1 - missed**tokens) / (1 - missed ** tokens[0])
         read = np.minimum(read, times)
-        layers = shape.num_hidden_layers
+        layers = shape.num_expert_layers
         return layers * read, layers * (times - read)
 
     def _all_reduces(self, tokens: Values) -> Values:
@@ -458,23 +484,18 @@ class _Composer:
                 points, times = line_of(chosen(table, "exchange", **wanted), "message_size")
                 total += np.interp(tokens * self._ranks * shape.hidden_size, points, times)
         self._note(table.source)
-        return np.asarray(shape.num_hidden_layers * total)
+        return np.asarray(shape.num_expert_layers * total)
 
     def _attention(self) -> Iterator[dict[str, Any]]:
-        decode = self._tables.table("attention", "generation_attention_perf")
-        prompt = self._tables.table("attention", "context_attention_perf")
         for kind in _layer_kinds(self._shape):
             keys = kind.width.per_gpu(self._size)
             heads = self._shape.num_attention_heads // self._size
-            wanted = {
-                "head_dim": kind.width.head_dim,
-                "kv_cache_dtype": self._options.kv_dtype,
-                "window_size": kind.window or 0,
-            }
-            name = self._options.kernels.get("attention")
-            decodes, kernel = self._heads(decode, wanted, heads, keys, name)
-            prompts, _ = self._heads(prompt, wanted, heads, keys, name)
-            self._note(f"{decode.source} ({kernel})")
+            if kind.width.latent_dim:
+                decodes, kernel = self._latent(heads, "generation")
+                prompts, _ = self._latent(heads, "context")
+            else:
+                decodes, kernel = self._times_of(kind, heads, keys, "generation")
+                prompts, _ = self._times_of(kind, heads, keys, "context")
             contexts, sequences, grid = decodes.grid()
             grid = self._scales.read * grid
             kept = _needed(contexts, grid.T)
@@ -492,6 +513,55 @@ class _Composer:
                     "times_us": _rounded(self._scales.compute * times),
                 },
             }
+
+    def _times_of(
+        self, kind: "_LayerKind", heads: int, keys: int, phase: str
+    ) -> tuple["HeadTimes", str]:
+        """Return the times of attention in one phase, and the kernel."""
+        table = self._tables.table("attention", f"{phase}_attention_perf")
+        wanted = {
+            "head_dim": kind.width.head_dim,
+            "kv_cache_dtype": self._options.kv_dtype,
+            "window_size": kind.window or 0,
+        }
+        found, kernel = self._heads(
+            table, wanted, heads, keys, self._options.kernels.get("attention")
+        )
+        if phase == "generation":
+            self._note(f"{table.source} ({kernel})")
+        return found, kernel
+
+    def _latent(self, heads: int, phase: str) -> tuple["HeadTimes", str]:
+        """Return the times of latent attention in one phase, and the kernel.
+
+        They were measured in DeepSeek-V3, with all matrices of a layer's attention, which count by
+        themselves. Of few sequences the tables of vLLM 0.24 have what the host takes to launch it
+        all: on GB300 those of 0.27 are half as long.
+        """
+        measured = load_model("deepseek-v3").model_copy(update={"num_attention_heads": heads})
+        if any(getattr(self._shape, name) != getattr(measured, name) for name in _OF_LATENT):
+            sizes = ", ".join(f"{name} {getattr(measured, name)}" for name in _OF_LATENT)
+            raise ProfileError(
+                f"'{self._options.model}': latent attention was measured with {sizes} only, as in "
+                "DeepSeek-V3; use `specsim profile roofline`"
+            )
+        table = self._tables.table("mla", f"mla_{phase}_module_perf")
+        wanted = {
+            "model": measured.name,
+            "gemm_type": self._dtype.matrices or "bfloat16",
+            "kv_cache_dtype": self._options.kv_dtype,
+            "mla_dtype": "bfloat16",
+            "num_heads": heads,
+        }
+        rows = chosen(table, "latent attention", **wanted)
+        rows, kernel = one_kernel(rows, table, self._options.kernels.get("attention"))
+        if phase == "generation":
+            self._note(f"{table.source} ({kernel})")
+        batch, isl, step, latency = columns(rows, "batch_size", "isl", "step")
+        one_layer = [_Matrix(*each[1:3]) for each in measured.attention_matrices(1)]
+        tokens, matrices = self._sum(one_layer)
+        own = latency - np.interp(batch * isl, tokens, matrices)
+        return HeadTimes(batch, isl + step, np.maximum(own, _LAUNCH_US)), kernel
 
     def _heads(
         self,
