@@ -288,7 +288,8 @@ def build(
     import yaml
 
     from specsim.profile.from_roofline import parse_pairs
-    from specsim.profile.from_tables import TableOptions, TableProfile
+    from specsim.profile.from_tables import TableProfile
+    from specsim.profile.table_options import TableOptions
     from specsim.show.render.profiles import built_table
 
     options = TableOptions(

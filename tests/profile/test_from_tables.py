@@ -13,8 +13,9 @@ from conftest import Run
 from specsim.core.errors import ProfileError
 from specsim.core.step import Pieces, StepLoad
 from specsim.hardware import load_model
-from specsim.profile.from_tables import TableOptions, TableProfile
+from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import GpuTables
+from specsim.profile.table_options import TableOptions
 
 READ = 1e-9  # milliseconds per number of a matrix
 COMPUTE = 1e-11  # milliseconds per multiplication
