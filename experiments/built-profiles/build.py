@@ -15,9 +15,12 @@ from typing import NamedTuple
 import yaml
 
 from specsim.core.errors import SpecsimError
-from specsim.profile.from_tables import TableOptions, TableProfile
+from specsim.profile.from_tables import TableProfile
+from specsim.profile.table_options import TableOptions
 
 GPUS = ("h100", "h200", "b200", "b300", "gb200", "gb300", "a100-80gb", "l40s", "rtx-pro-6000")
+CARRIED = {"h100-nvl": "h100"}
+"""GPUs without tables, and whose are carried over."""
 FITTED = {"h100/llama-3.1-8b"}
 
 
@@ -27,12 +30,15 @@ class Model(NamedTuple):
     """Of tensor parallelism."""
     drafts: dict[str, str]
     dtypes: tuple[str, ...] = ("bfloat16",)
+    not_on: tuple[str, ...] = ()
+    """GPUs whose tables have no such attention."""
 
 
 def eagle(name: str, **others: str) -> dict[str, str]:
     return {"eagle3": f"eagle3-{name}", **others}
 
 
+NARROW = ("a100-80gb", "l40s", "rtx-pro-6000")
 LLAMA, QWEN = {"draft_model": "llama-3.2-1b"}, {"draft_model": "qwen3-0.6b"}
 MODELS = (
     Model("llama-3.1-8b", (1, 2), eagle("llama-3.1-8b", **LLAMA), ("bfloat16", "fp8")),
@@ -43,6 +49,11 @@ MODELS = (
     Model("qwen3-30b-a3b", (1, 2), eagle("qwen3-30b-a3b", **QWEN)),
     Model("gpt-oss-20b", (1,), eagle("gpt-oss-20b"), ("mxfp4",)),
     Model("gpt-oss-120b", (1, 2, 4), eagle("gpt-oss-120b"), ("mxfp4",)),
+    Model(
+        "gemma-4-31b", (1, 2), {"mtp": "gemma-4-31b-assistant"}, ("bfloat16", "fp8"), not_on=NARROW
+    ),
+    Model("deepseek-v3", (4, 8), {"mtp": "deepseek-v3-mtp"}, ("fp8_block",)),
+    Model("kimi-k2.5", (4, 8), {}, ("int4_experts",)),
     Model("mixtral-8x7b", (1, 2, 4), {}),
     Model("mistral-7b", (1,), {}),
     Model("llama-2-13b", (1,), {}),
@@ -51,15 +62,18 @@ MODELS = (
 
 def variants() -> Iterator[tuple[str, TableOptions]]:
     """Yield the name and the options of every profile."""
-    for gpu in GPUS:
+    for gpu in (*GPUS, *CARRIED):
         for model in MODELS:
+            if gpu in model.not_on:
+                continue
             for dtype in model.dtypes:
-                for size in model.sizes:
+                for size in {1} & {*model.sizes} if gpu in CARRIED else model.sizes:
                     name = f"{gpu}/{model.name}"
                     name += f"-{dtype}" if dtype == "fp8" else ""
                     name += f"-tp{size}" if size > 1 else ""
                     name += "-kernels" if name in FITTED else ""
                     options = {"tensor_parallel_size": size, "dtype": dtype}
+                    options["tables_of"] = CARRIED.get(gpu)
                     yield name, TableOptions(model.name, gpu, model.drafts, **options)
 
 

@@ -20,14 +20,16 @@ from typing import Any
 
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.profile.from_tables import TableOptions, TableProfile
+from specsim.profile.from_tables import TableProfile
+from specsim.profile.table_options import TableOptions
 from specsim.reality.profile_fit.run_fit import DEVIATIONS, RunFit, fit_runs
 from specsim.reality.validation import MeasuredRun, TableErrors, read_table, select_rows
 
 HERE = Path(__file__).parent
 A100, H100 = "a100_llama-3.1-8b_eagle3.csv", "h100_qwen3-8b_eagle3.csv"
-H200 = "h200_gpt-oss-120b_eagle3.csv"
+H200, NVL = "h200_gpt-oss-120b_eagle3.csv", "h100nvl_gemma-4-31b_mtp.csv"
 RANDOM = "random tokens (InferenceX benchmark_serving, seed 0)"
+PREFIX = "prefix_repetition (1 shared prefix)"
 GSM8K = 'gsm8k {"n_shot": 8}'
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 AWQ = "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4"
@@ -51,11 +53,18 @@ class Cell:
     clients: int
     k: int
     dataset: str
+    prompt: str = ""
+    """As in the column isl, where one data set has prompts of several lengths."""
 
     def holds(self, run: MeasuredRun) -> bool:
         """Return whether a run is one of it."""
         own = (run.concurrency, run.num_speculative_tokens, run.cells.get("dataset", ""))
-        return own == (self.clients, self.k, self.dataset)
+        is_alike = not self.prompt or self.prompt == run.cells.get("isl", "")
+        return is_alike and own == (self.clients, self.k, self.dataset)
+
+    def __str__(self) -> str:
+        of = f"{self.dataset}, {self.prompt}" if self.prompt else self.dataset
+        return f"{of}, C = {self.clients}, k = {self.k}"
 
 
 @dataclass(frozen=True)
@@ -82,8 +91,19 @@ def _lengths(*ks: int) -> tuple[Cell, ...]:
     return tuple(Cell(8, k, "philschmid/mt-bench (80 prompts)") for k in ks)
 
 
+def _contexts(*pairs: tuple[int, int]) -> tuple[Cell, ...]:
+    return tuple(Cell(256, k, PREFIX, f"{prefix} shared prefix + 96 suffix") for prefix, k in pairs)
+
+
 ON_A100 = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "drafts": LLAMA_HEAD}
 ON_H100 = {"model": "qwen3-8b", "gpu": "h100"}
+ON_NVL = {
+    "model": "gemma-4-31b",
+    "gpu": "h100-nvl",
+    "tables_of": "h100",  # no table is of an H100 NVL
+    "dtype": "fp8",
+    "drafts": {"mtp": "gemma-4-31b-assistant"},
+}
 SERVERS = (
     Server(
         "a100-llama-3.1-8b-fp16",
@@ -143,6 +163,20 @@ SERVERS = (
         },
         _loads((1, 1), (8, 0), (64, 1), dataset=RANDOM),
     ),
+    Server(
+        "h100nvl-gemma-4-31b",
+        NVL,
+        ("concurrency=11", "method=none", "method=mtp"),
+        ON_NVL,
+        _loads((11, 0), (11, 2), (11, 7), dataset=PREFIX),
+    ),
+    Server(
+        "h100nvl-gemma-4-31b-256",
+        NVL,
+        ("concurrency=256", "method=none", "method=mtp (dynamic-SD schedule fixed K=3)"),
+        ON_NVL,
+        _contexts((400, 3), (900, 0), (4000, 3)),
+    ),
 )
 """The cells were chosen before any of the runs had been simulated with a fit: see README.md."""
 
@@ -201,7 +235,7 @@ def _summary(server: Server, found: RunFit) -> dict[str, Any]:
     rows = {"fitted": len(found.fitted[0]), "held_out": len(found.held_out[0])}
     pairs = {"before": 0, "after": 1}
     return {
-        "fitted_cells": [f"{c.dataset}, C = {c.clients}, k = {c.k}" for c in server.cells],
+        "fitted_cells": [str(cell) for cell in server.cells],
         "rows": rows,
         "num_evaluations": told["num_evaluations"],
         "parameters": told["parameters"],

@@ -18,8 +18,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from specsim.profile.from_tables import TableOptions, TableProfile
+from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import tables_folder
+from specsim.profile.table_options import TableOptions
 from specsim.reality.validation.table import read_table
 from specsim.reality.validation.table_replay import Replayer
 
@@ -27,9 +28,11 @@ MODELS = {
     "Qwen/Qwen3-32B": ("qwen3-32b", "bfloat16"),
     "meta-llama/Llama-3.1-70B": ("llama-3.1-70b", "fp8"),
     "nvidia/Llama-3.1-8B-Instruct-FP8": ("llama-3.1-8b", "fp8"),
+    "moonshotai/Kimi-K2.5": ("kimi-k2.5", ""),
     "openai/gpt-oss-120b": ("gpt-oss-120b", "mxfp4"),
 }
 DTYPES = {"fp4": "nvfp4", "fp8": "fp8", "": "bfloat16"}
+OF_EXPERTS = {"fp4": "nvfp4_experts", "int4": "int4_experts"}
 REQUESTS_PER_CLIENT = 10
 METRICS = ("ttft_mean_ms", "tpot_mean_ms")
 
@@ -44,6 +47,8 @@ def sets(folder: Path) -> dict[tuple[str, str, str, int], list[dict[str, str]]]:
                 model, dtype = MODELS[row["model_path"]]
                 if model == "llama-3.1-70b":
                     dtype = DTYPES[row["precision"]]
+                elif model == "kimi-k2.5":
+                    dtype = OF_EXPERTS[row["precision"]]
                 gpu = row["system"].removesuffix("_sxm")
                 found[gpu, model, dtype, int(row["tp_size"])].append(row)
     return dict(sorted(found.items()))
@@ -98,10 +103,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", type=Path, help="folder of kernel tables")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--model", help="only this one")
     args = parser.parse_args()
     folder = args.tables or tables_folder()
     summary = []
     for (gpu, model, dtype, size), rows in sets(folder).items():
+        if args.model not in {None, model}:
+            continue
         options = TableOptions(model, gpu, tensor_parallel_size=size, dtype=dtype, tables=folder)
         found = errors(TableProfile.of(options), rows)
         figures = {

@@ -265,6 +265,10 @@ def build(
         Path | None,
         typer.Option(help="Folder of kernel tables; by default that of aiconfigurator-core."),
     ] = None,
+    tables_of: Annotated[
+        str | None,
+        typer.Option(help="Another GPU, whose tables to carry over: h100 for an h100-nvl."),
+    ] = None,
     reserved_gib: Annotated[
         float, typer.Option(min=0, help="Activations and CUDA graphs; by default of an 8B model.")
     ] = 1.15,
@@ -284,7 +288,8 @@ def build(
     import yaml
 
     from specsim.profile.from_roofline import parse_pairs
-    from specsim.profile.from_tables import TableOptions, TableProfile
+    from specsim.profile.from_tables import TableProfile
+    from specsim.profile.table_options import TableOptions
     from specsim.show.render.profiles import built_table
 
     options = TableOptions(
@@ -298,6 +303,7 @@ def build(
         kv_dtype=kv_dtype,
         engine=engine,
         tables=tables,
+        tables_of=tables_of,
         kernels=parse_pairs("--kernel", "FAMILY=NAME, such as moe=marlin", kernel or []),
         reserved_gib=reserved_gib,
     )

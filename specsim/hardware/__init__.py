@@ -1,11 +1,11 @@
 """Hardware: models and GPUs by their shapes and data sheets."""
 
 from specsim.hardware.kv_groups import KVLayers, KVLayout, kv_layout
+from specsim.hardware.model_shape import AttentionWidth, ModelShape
 from specsim.hardware.specs import (
     GIB,
     GpuSpec,
     MemoryPlan,
-    ModelShape,
     find_gpu,
     find_model,
     load_gpu,
@@ -15,6 +15,7 @@ from specsim.hardware.specs import (
 
 __all__ = [
     "GIB",
+    "AttentionWidth",
     "GpuSpec",
     "KVLayers",
     "KVLayout",

@@ -23,19 +23,20 @@ _COUNTS = (
 )
 # Defaults of the classes of these model types, which their configs leave out.
 _MULTI_HEAD = {"bloom", "opt"}
-_TIED = {"bloom", "gemma", "gemma2", "gemma3_text", "opt"}
+_TIED = {"bloom", "gemma", "gemma2", "gemma3_text", "gemma4_text", "opt"}
 _UNGATED = {"bloom", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
 _SPANS = ("sliding_window", "attention_chunk_size")
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4}  # each so many-th layer attends to all
 # Counting these models as if they were ordinary ones would give wrong numbers.
 _NOT_MODELLED = {
     "quantization_config": "quantized weights",
-    "kv_lora_rank": "multi-head latent attention",
-    "n_shared_experts": "experts that all tokens share",
+    "index_topk": "sparse attention",
     "shared_expert_intermediate_size": "experts that all tokens share",
-    "first_k_dense_replace": "layers with and without experts",
     "mlp_only_layers": "layers with and without experts",
     "is_encoder_decoder": "an encoder",
+    "num_kv_shared_layers": "layers that share keys and values",
+    "hidden_size_per_layer_input": "an embedding of each layer",
+    "enable_moe_block": "experts beside a dense MLP",
 }
 
 
@@ -74,6 +75,8 @@ class _Config:
             "tie_word_embeddings": self._data.get("tie_word_embeddings", self._type in _TIED),
             "has_gated_mlp": self._type not in _UNGATED,
             **self._attention(counts["num_hidden_layers"]),
+            **self._global_widths(),
+            **self._latent_widths(),
             "torch_dtype": self._dtype(),
             "source": self._source,
         }
@@ -95,11 +98,12 @@ class _Config:
                     f"{self._source}: '{name}' says that the model has {what}, which is not "
                     "modelled; fit a profile to measured steps instead"
                 )
-        if self._data.get("decoder_sparse_step", 1) != 1:
-            raise ProfileError(
-                f"{self._source}: decoder_sparse_step = {self._data['decoder_sparse_step']}: "
-                "layers with and without experts are not modelled; fit a profile to measured steps"
-            )
+        for name in ("decoder_sparse_step", "moe_layer_freq"):
+            if self._data.get(name, 1) != 1:
+                raise ProfileError(
+                    f"{self._source}: {name} = {self._data[name]}: layers with and without "
+                    "experts in turn are not modelled; fit a profile to measured steps"
+                )
 
     def _count(self, name: str, hint: str = "it is part of every model's config.json") -> int:
         if name not in self._data:
@@ -115,6 +119,8 @@ class _Config:
 
     def _head_dim(self, counts: dict[str, int]) -> int:
         hidden, heads = counts["hidden_size"], counts["num_attention_heads"]
+        if "kv_lora_rank" in self._data:
+            return self._count("qk_nope_head_dim") + self._count("qk_rope_head_dim")
         if "head_dim" in self._data:
             return self._count("head_dim")
         if hidden % heads:
@@ -144,9 +150,32 @@ class _Config:
                 "num_experts_per_tok", "the number of experts that each token visits"
             ),
             "moe_intermediate_size": width,
+            **{
+                each: self._count(each)
+                for each in self._given("n_shared_experts", "first_k_dense_replace")
+            },
             # Of a dense MLP, which no layer has.
             "intermediate_size": self._data.get("intermediate_size", width),
         }
+
+    def _global_widths(self) -> dict[str, int]:
+        """Return the width of layers that attend to everything, where it is their own (Gemma 4)."""
+        if "global_head_dim" not in self._data:
+            return {}
+        names = ["global_head_dim"]
+        if self._data.get("attention_k_eq_v"):
+            names.append("num_global_key_value_heads")
+        return {name: self._count(name) for name in names}
+
+    def _latent_widths(self) -> dict[str, int]:
+        """Return the widths of multi-head latent attention (DeepSeek)."""
+        if "kv_lora_rank" not in self._data:
+            return {}
+        names = ["kv_lora_rank", "qk_rope_head_dim", "v_head_dim"]
+        return {name: self._count(name) for name in (*names, *self._given("q_lora_rank"))}
+
+    def _given(self, *names: str) -> list[str]:
+        return [name for name in names if self._data.get(name)]
 
     def _attention(self, num_layers: int) -> dict[str, Any]:
         """Return which layers attend to a part of the sequence only; nothing if none does."""

@@ -6,24 +6,19 @@ profiling run is divided into blocks.
 """
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from specsim.core.errors import CapacityError, ProfileError
 from specsim.core.resources import find_resource, resource_names
 from specsim.core.settings import Settings, load_mapping, nearest, validated
-from specsim.hardware.kv_groups import KINDS, Kind, KVLayers
 from specsim.hardware.model_config import is_model_config, shape_fields
+from specsim.hardware.model_shape import ModelShape
 
 GIB = 1 << 30
-LayerType = Literal["full_attention", "sliding_attention", "chunked_attention"]
-_SPANS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-_KV_KINDS: dict[LayerType, Kind] = dict(zip(get_args(LayerType), KINDS, strict=True))
-_BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class GpuSpec(Settings):
@@ -43,140 +38,6 @@ class GpuSpec(Settings):
     collective_gb_per_s: float | None = Field(default=None, gt=0)
     """What each GPU sends in one of 0.25 to 32 MiB, measured, 10^9 bytes per second."""
     source: str
-
-
-class ModelShape(Settings):
-    """A decoder-only transformer in the field names of a HuggingFace ``config.json``.
-
-    Or the head of an EAGLE drafter: one layer, with a matrix before it that fuses its inputs.
-    """
-
-    name: str
-    num_hidden_layers: int = Field(gt=0)
-    hidden_size: int = Field(gt=0)
-    intermediate_size: int = Field(gt=0)
-    num_experts: int = Field(default=0, ge=0)
-    """Experts per layer, in place of one MLP; 0 of a dense model."""
-    num_experts_per_tok: int = Field(default=0, ge=0)
-    """Experts that each token visits."""
-    moe_intermediate_size: int = Field(default=0, ge=0)
-    """Width of an expert."""
-    num_attention_heads: int = Field(gt=0)
-    num_key_value_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
-    vocab_size: int = Field(gt=0)
-    max_position_embeddings: int = Field(gt=0)
-    tie_word_embeddings: bool = False
-    has_gated_mlp: bool = True
-    """Whether the MLP has a gate, and so three matrices (Llama) instead of two (OPT)."""
-    num_fused_inputs: int = Field(default=0, ge=0)
-    """Vectors that a drafting head fuses into one: 2 in EAGLE, 3 in EAGLE-3; 0 of a model."""
-    num_attention_inputs: int = Field(default=1, gt=0)
-    """Vectors, side by side, that attention is computed from; 2 in EAGLE-3."""
-    has_own_embedding: bool = True
-    """False where a drafting head uses the target's."""
-    has_own_lm_head: bool = True
-    """False where a drafting head uses the target's."""
-    sliding_window: int | None = Field(default=None, gt=0)
-    """Tokens that a token attends to, itself included, in layers of type sliding_attention."""
-    attention_chunk_size: int | None = Field(default=None, gt=0)
-    """Tokens of a chunk, in layers of type chunked_attention: a token attends to those of its
-    own."""
-    layer_types: tuple[LayerType, ...] | None = None
-    """How each layer attends; by default all alike: in a sliding_window if there is one, else to
-    everything."""
-    torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    source: str
-
-    @model_validator(mode="after")
-    def _check_layer_types(self) -> Self:
-        types = self.layer_types
-        if types is None:
-            return self
-        if len(types) != self.num_hidden_layers:
-            raise ValueError(
-                f"layer_types names {len(types)} layers of num_hidden_layers = "
-                f"{self.num_hidden_layers}; name each"
-            )
-        for kind, name in _SPANS.items():
-            if kind in types and getattr(self, name) is None:
-                raise ValueError(f"layer_types has '{kind}', but {name} is missing; add it")
-        return self
-
-    @model_validator(mode="after")
-    def _check_experts(self) -> Self:
-        if not min(self.num_experts, 1) <= self.num_experts_per_tok <= self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok = {self.num_experts_per_tok}: each token visits at least 1 "
-                f"of the num_experts = {self.num_experts} experts; a dense model has 0 of 0"
-            )
-        if self.num_experts and not self.moe_intermediate_size:
-            raise ValueError("moe_intermediate_size is missing: the width of an expert")
-        return self
-
-    @property
-    def mlp_width(self) -> int:
-        """Width of the MLP, or of an expert in its place."""
-        return self.moe_intermediate_size if self.num_experts else self.intermediate_size
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights of matrices and norms; no biases, no learned positions (1.3 % of OPT-125M)."""
-        hidden, num_mlps = self.hidden_size, self.num_experts or 1
-        queries, keys = self.num_attention_heads, self.num_key_value_heads
-        attention = self.num_attention_inputs * (queries + 2 * keys) + queries
-        mlp = (3 if self.has_gated_mlp else 2) * self.mlp_width
-        per_layer = attention * self.head_dim + num_mlps * mlp + self.num_experts + 2
-        has_matrix = self.has_own_lm_head and not self.tie_word_embeddings
-        vocabulary = self.vocab_size * (self.has_own_embedding + has_matrix)
-        fusing = self.num_fused_inputs * hidden
-        return hidden * (self.num_hidden_layers * per_layer + vocabulary + fusing + 1)
-
-    @property
-    def bytes_per_weight(self) -> int:
-        """Size of one number, of weights, activations and KV cache alike."""
-        return _BYTES_OF[self.torch_dtype]
-
-    @property
-    def expert_bytes(self) -> int:
-        """Memory of the experts' weights, bytes; 0 of a dense model."""
-        matrices = 3 if self.has_gated_mlp else 2
-        each = matrices * self.hidden_size * self.moe_intermediate_size * self.bytes_per_weight
-        return self.num_hidden_layers * self.num_experts * each
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory of the weights, bytes."""
-        return self.num_parameters * self.bytes_per_weight
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Key and value of one token in every layer, bytes."""
-        width = self.num_key_value_heads * self.head_dim * self.bytes_per_weight
-        return 2 * self.num_hidden_layers * width
-
-    def kv_layers(self, bytes_per_token: float) -> tuple[KVLayers, ...]:
-        """Return the layers as far as their KV cache goes, alike ones together.
-
-        Args:
-            bytes_per_token: Of key and value in one layer, on one GPU.
-        """
-        usual: LayerType = "sliding_attention" if self.sliding_window else "full_attention"
-        counts = Counter(self.layer_types or (usual,) * self.num_hidden_layers)
-        return tuple(
-            KVLayers(
-                kind=_KV_KINDS[each],
-                layers=count,
-                window=self.sliding_window if each == "sliding_attention" else None,
-                chunk=self.attention_chunk_size if each == "chunked_attention" else None,
-                bytes_per_token=bytes_per_token,
-            )
-            for each, count in counts.items()  # in order of first appearance, as vLLM has them
-        )
-
-    def kv_bytes_per_token_and_gpu(self, tensor_parallel_size: int) -> float:
-        """Return it for one GPU of several, bytes; of fewer heads than GPUs, each has one."""
-        return self.kv_bytes_per_token / min(tensor_parallel_size, self.num_key_value_heads)
 
 
 @dataclass(frozen=True)

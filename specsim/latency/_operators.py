@@ -59,33 +59,38 @@ def matrix_operators(shape: ModelShape, tensor_parallel_size: int = 1) -> list[O
     replicated), MLP and experts by their width, the LM head by its vocabulary. Norms, rotary
     embeddings, activation functions and the router's choice are left out, as in SSSD's table 1.
     """
-    size, layers, hidden = tensor_parallel_size, shape.num_hidden_layers, shape.hidden_size
-    queries = shape.num_attention_heads // size * shape.head_dim
-    keys = _key_value_heads(shape, size) * shape.head_dim
+    size, hidden = tensor_parallel_size, shape.hidden_size
     operators = [
-        Operator.matmul("qkv", shape.num_attention_inputs * hidden, queries + 2 * keys, layers),
-        Operator.matmul("o", queries, hidden, layers),
+        Operator.matmul(name, inputs, outputs, count)
+        for name, outputs, inputs, count in shape.attention_matrices(size)
     ]
-    if shape.num_fused_inputs:
-        operators.append(Operator.matmul("fuse", shape.num_fused_inputs * hidden, hidden))
-    width = -(-shape.mlp_width // size)
-    gated = 2 if shape.has_gated_mlp else 1
+    for outputs, inputs in shape.fusing_matrices:
+        operators.append(Operator.matmul("fuse", inputs, outputs))
     mlp = [
-        Operator.matmul("up", hidden, gated * width, layers),
-        Operator.matmul("down", width, hidden, layers),
+        Operator.matmul(name, inputs, outputs, count)
+        for name, outputs, inputs, count in shape.mlp_matrices(size)
     ]
     if shape.num_experts:
+        layers, width = shape.num_expert_layers, -(-shape.moe_intermediate_size // size)
+        gated = 2 if shape.has_gated_mlp else 1
         operators.append(Operator.matmul("router", hidden, shape.num_experts, layers))
-        mlp = [_experts(operator, shape) for operator in mlp]
+        mlp += [
+            _experts(Operator.matmul("up", hidden, gated * width, layers), shape),
+            _experts(Operator.matmul("down", width, hidden, layers), shape),
+        ]
     head = Operator.matmul("lm_head", hidden, -(-shape.vocab_size // size))
     return [*operators, *mlp, head._replace(is_sampled=True)]
 
 
 def attention_operator(shape: ModelShape, tensor_parallel_size: int = 1) -> AttentionOperator:
     """Return the attention of all layers, as one of the GPUs runs it."""
-    width = shape.num_hidden_layers * shape.head_dim
-    queries = shape.num_attention_heads // tensor_parallel_size * width
-    keys = _key_value_heads(shape, tensor_parallel_size) * width
+    queries = keys = latent = 0
+    for each, count in shape.attention_widths.items():
+        queries += shape.num_attention_heads // tensor_parallel_size * count * each.head_dim
+        keys += each.per_gpu(tensor_parallel_size) * count * each.head_dim
+        latent += count * each.latent_dim
+    if latent:
+        return AttentionOperator(4.0 * queries, latent, latent + 2.0 * queries)
     return AttentionOperator(4.0 * queries, 2.0 * keys, 2.0 * keys + 2.0 * queries)
 
 
@@ -121,7 +126,3 @@ def _experts(operator: Operator, shape: ModelShape) -> Operator:
         num_experts=shape.num_experts,
         experts_per_token=chosen,
     )
-
-
-def _key_value_heads(shape: ModelShape, tensor_parallel_size: int) -> int:
-    return -(-shape.num_key_value_heads // tensor_parallel_size)

@@ -78,7 +78,7 @@ def kv_layers(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) 
     makes a whole number of layers, else to be one.
     """
     width = layer_bytes(profile, model)
-    target = model.kv_layers(width)
+    target = model.kv_layers(_token_bytes(profile, model), profile.tensor_parallel_size)
     if all(each.kind == FULL for each in target):
         return None
     added = []

@@ -123,6 +123,12 @@ class Deployment:
         in_flight_tokens = self.engine.in_flight_tokens(is_async=self.is_async)
         return self.setup.kv.capacity(self.setup.limits["num_blocks"], length, in_flight_tokens)
 
+    def blocks_of(self, tokens: int) -> int:
+        """Return how many KV blocks a server has that logs so many tokens of KV cache."""
+        length = self.engine.max_model_len or 1
+        in_flight_tokens = self.engine.in_flight_tokens(is_async=self.is_async)
+        return -(-tokens * self.setup.kv.most_blocks(length, in_flight_tokens) // length)
+
 
 def _check_same(engine: EngineConfig, profile: Profile, model: ModelShape) -> None:
     names = {profile.model.lower(), model.name.lower()}

@@ -24,6 +24,8 @@ PUBLISHED = {
     "bloom-1b1": (1_065_314_304, 147_456),
     "bloom-560m": (559_214_592, 98_304),
     "bloom-7b": (7_069_016_064, 491_520),
+    "deepseek-v3": (671e9, 70_272),  # its model card; 61 layers of 576 numbers
+    "deepseek-v3-mtp": (12.53e9, 1_152),  # counted by hand
     "eagle-llama-2-13b": (0.37e9, 20_480),
     "eagle-llama-2-70b": (0.99e9, 4_096),
     "eagle-llama-2-7b": (0.24e9, 16_384),
@@ -37,8 +39,11 @@ PUBLISHED = {
     "eagle3-qwen3-30b-a3b": (145.2e6, 2_048),
     "eagle3-qwen3-32b": (782.5e6, 4_096),
     "eagle3-qwen3-8b": (399.5e6, 4_096),
+    "gemma-4-31b": (30.7e9, 901_120),  # its model card; 50 layers of 16,384 bytes, 10 of 8,192
+    "gemma-4-31b-assistant": (469.5e6, 0),  # counted by hand
     "gpt-oss-120b": (116.83e9, 73_728),  # its model card
     "gpt-oss-20b": (20.91e9, 49_152),
+    "kimi-k2.5": (1.026e12, 70_272),  # its index of weights
     "llama-160m": (162_417_408, 36_864),
     "llama-2-13b": (13_015_864_320, 819_200),
     "llama-2-70b": (68_976_648_192, 327_680),
@@ -161,6 +166,35 @@ def test_families_name_their_fields_differently(
     assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped
 
 
+def test_deepseek_has_latent_attention_and_dense_layers(written: Written) -> None:
+    shipped = load_model("deepseek-v3")
+    renamed = {"num_experts": "n_routed_experts", "head_dim": "qk_nope_head_dim"}
+    fields = shipped.model_dump(exclude={"name", "source"})
+    config = {renamed.get(name, name): value for name, value in fields.items()}
+    config |= {"model_type": "deepseek_v3", "qk_nope_head_dim": 128, "moe_layer_freq": 1}
+    shape = load_model(written(config))
+    assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped
+    # Of the 8 GPUs each keeps the latent vector of all heads, and an eighth of the experts.
+    assert shape.kv_bytes_per_token_and_gpu(8) == 61 * 576 * 2
+    assert shape.expert_bytes == 58 * 256 * 3 * 7168 * 2048 * 2
+    with pytest.raises(ProfileError, match="first_k_dense_replace = 61: must be fewer than num_hi"):
+        load_model(written({**config, "first_k_dense_replace": 61}))
+
+
+def test_gemma_4_has_layers_of_two_widths(written: Written) -> None:
+    shipped = load_model("gemma-4-31b")
+    fields = shipped.model_dump(exclude={"name", "source", "num_experts", "tie_word_embeddings"})
+    config = {**fields, "model_type": "gemma4_text", "attention_k_eq_v": True, "enable_moe_block":
+              False, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}  # fmt: skip
+    shape = load_model(written(config))
+    assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped
+    assert [tuple(each)[:2] for each in shape.attention_widths] == [(16, 256), (4, 512)]
+    own_keys = load_model(written({**config, "attention_k_eq_v": False}))
+    assert [tuple(each)[:2] for each in own_keys.attention_widths] == [(16, 256), (16, 512)]
+    with pytest.raises(ProfileError, match=r"'enable_moe_block' .* experts beside a dense MLP"):
+        load_model(written({**config, "enable_moe_block": True}))
+
+
 @pytest.mark.parametrize(
     "field",
     ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -198,7 +232,9 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ({"torch_dtype": "int4"}, "torch_dtype = 'int4'"),
         ({"num_experts": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 64}, "of the num_"),
         ({"quantization_config": {"bits": 4}}, "'quantization_config' .* quantized weights"),
-        ({"kv_lora_rank": 512}, "multi-head latent attention, which is not modelled"),
+        ({"kv_lora_rank": 512}, "'qk_nope_head_dim' is missing"),
+        ({"index_topk": 2048}, "sparse attention, which is not modelled"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq = 2: layers with and without experts in turn"),
         ({"decoder_sparse_step": 2}, "decoder_sparse_step = 2: layers with and without experts"),
         ({"draft_vocab_size": 32000}, "an EAGLE-3 head"),
         ({"hidden_size": None, "text_config": {}}, "describes several models; save its 'text_conf"),

@@ -132,7 +132,7 @@ def test_a_config_says_which_layers_have_windows(
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    layers = load_model(str(path)).kv_layers(2048)
+    layers = load_model(str(path)).kv_layers(2048 * 24)
     assert {each.kind: each.layers for each in layers} == counts
     spans = {each.window or each.chunk for each in layers if each.kind != "full_attention"}
     given = config["sliding_window"] or config.get("attention_chunk_size")
@@ -322,3 +322,19 @@ def test_a_run_with_windows_keeps_all_invariants(gpt_oss: str, cli: Run, tmp_pat
     assert summary["completed"] == 30
     assert cli("profile", "show", gpt_oss)[0] == 0
     assert load_profile(gpt_oss).model.endswith("gpt-oss-120b.json")
+
+
+def test_layers_of_two_widths_share_blocks_as_in_vllm() -> None:
+    """Gemma-4-31B; vLLM 0.32.0 makes these groups, and a server logged these tokens."""
+    shape = load_model("gemma-4-31b")
+    layers = shape.kv_layers(shape.kv_bytes_per_token_and_gpu(1))
+    assert [each.bytes_per_token for each in layers] == [16384, 8192]
+    layout = kv_layout(layers, 16)
+    groups = [(group.kind, group.block_size, group.num_layers) for group in layout.groups]
+    assert groups == [("sliding_window", 16, 10)] * 5 + [("full_attention", 32, 10)]
+    assert layout.block_bytes == 10 * 16 * 16384
+    # 50.1 GB for the cache: what 0.9 of an H100 NVL leaves beside 34.8 GiB.
+    assert layout.capacity(20_026, 34_816, 2 * 8_192) == 106_723
+    # Of 4 key-value heads each of 8 GPUs has one, of 16 two; 8-bit entries are half as long.
+    halves = shape.kv_layers(shape.kv_bytes_per_token_and_gpu(8) / 2, 8)
+    assert [each.bytes_per_token for each in halves] == [1024, 1024]

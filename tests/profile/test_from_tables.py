@@ -1,5 +1,6 @@
 """Profiles composed from kernel tables: of a made-up GPU whose kernels follow simple laws."""
 
+import json
 from itertools import product
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from conftest import Run
 
 from specsim.core.errors import ProfileError
 from specsim.core.step import Pieces, StepLoad
-from specsim.profile.from_tables import TableOptions, TableProfile
+from specsim.hardware import load_model
+from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import GpuTables
+from specsim.profile.table_options import TableOptions
 
 READ = 1e-9  # milliseconds per number of a matrix
 COMPUTE = 1e-11  # milliseconds per multiplication
@@ -206,6 +209,170 @@ def test_compiled_and_by_pieces_agree_on_plain_steps(tables: Path) -> None:
     many = target.forward_time(StepLoad(1000 * counts, counts, counts))
     each = [target.forward_time(StepLoad(1000 * n, n, n)) for n in (1, 8, 64)]
     assert many.tolist() == each
+
+
+def test_tables_are_carried_over_by_the_data_sheets(tables: Path) -> None:
+    """H200 to H100 NVL: 4,800 and 3,900 GB/s, 989.5 and 835.5 TFLOP/s."""
+    own, other = (
+        TableProfile.of(options(tables, **fields)).profile
+        for fields in ({}, {"gpu": "h100-nvl", "tables_of": "h200"})
+    )
+    read, compute = 4800 / 3900, 989.5 / 835.5
+    assert other.target.read_us[0] == pytest.approx(read * own.target.read_us[0], rel=1e-4)
+    assert other.target.compute_us[-1] == pytest.approx(
+        compute * own.target.compute_us[-1], rel=0.01
+    )
+    mine, theirs = (each.target.attention[0] for each in (other, own))
+    assert mine.decode_us[-1][-1] == pytest.approx(read * theirs.decode_us[-1][-1], rel=1e-4)
+    assert mine.prompt.times_us[-1] == pytest.approx(compute * theirs.prompt.times_us[-1], rel=1e-4)
+    assert "Carried over from h200" in (other.provenance.notes or "")
+    for fields, message in (
+        ({"tensor_parallel_size": 2}, "what GPUs send each other is not carried over"),
+        ({"gpu": "ascend-910b4"}, "lacks memory_gb_per_s or peak_tflops"),
+    ):
+        given = {"gpu": "h100-nvl", "tables_of": "h200", **fields}
+        with pytest.raises(ProfileError, match=f"--tables-of h200: .*{message}"):
+            TableProfile.of(options(tables, **given))
+
+
+def add_attention(tables: Path, *widths: tuple[int, int, int]) -> None:
+    """Add heads, key-value heads and windows: of dimension 256 in windows, of 512 without."""
+    for name in ("generation", "context"):
+        path = tables / f"data/h200_sxm/attention/vllm/0.24.0/{name}_attention_perf.parquet"
+        rows = pq.read_table(path).to_pylist()
+        added = [
+            {**row, "num_heads": heads, "num_key_value_heads": keys, "window_size": window,
+             "head_dim": 256 if window else 512, "latency": row["latency"] * (1 if window else 3)}
+            for row in rows for heads, keys, window in widths
+        ]  # fmt: skip
+        write(path.parent, path.stem, rows + added)
+
+
+def test_layers_of_two_widths_and_a_head_that_reads_their_keys(tables: Path) -> None:
+    with pytest.raises(ProfileError, match="window_size = 1024"):
+        TableProfile.of(options(tables, model="gemma-4-31b"))
+    add_attention(tables, (32, 16, 1024), (32, 4, 0))
+    made = TableProfile.of(
+        options(tables, model="gemma-4-31b", drafts={"mtp": "gemma-4-31b-assistant"})
+    )
+    layers = made.profile.target.attention
+    assert [(each.num_layers, each.window) for each in layers] == [(50, 1024), (10, None)]
+    assert layers[1].decode_us[0][0] == pytest.approx(3 * layers[0].decode_us[0][0], rel=1e-3)
+    widths = 50 * (16384 + 8192) + 10 * (24576 - 4096 + 16384)  # values have a matrix, as in vLLM
+    one, matrices = READ + COMPUTE, 5376 * (widths + 60 * 3 * 21504)
+    assert made.profile.target.read_us[0] == pytest.approx(1e3 * one * matrices, rel=1e-3)
+    draft = made.profile.drafts["mtp"]
+    assert draft.kv_bytes_per_token == 0
+    # Queries and outputs only, before and after them matrices from and to the target's width.
+    layers_of_head = 1024 * (3 * 2 * 8192 + 2 * 16384 + 4 * 3 * 8192)
+    assert draft.latency.read_us[0] == pytest.approx(
+        1e3 * one * (layers_of_head + 3 * 5376 * 1024), rel=1e-3
+    )
+    assert made.memory.draft_block_bytes == 0
+    assert made.memory.block_bytes == 10 * 16 * 16384
+
+
+LATENT = 3e-7  # milliseconds per token of latent attention's context
+
+
+def add_latent_attention(tables: Path) -> float:
+    """Add the modules of 16 heads of DeepSeek-V3, and its experts; return its matrices' numbers."""
+    data = tables / "data" / "h200_sxm"
+    matrices = 7168 * (1536 + 576) + 1536 * 16 * 192 + 512 * 16 * 256 + 16 * 128 * 7168
+    shapes = {"kernel_source": "FLASH_ATTN_MLA", "gemm_type": "bfloat16", "mla_dtype": "bfloat16",
+              "kv_cache_dtype": "bfloat16", "num_heads": 16}  # fmt: skip
+
+    def took(tokens: int) -> float:
+        return (READ + COMPUTE * tokens) * matrices
+
+    decodes = [
+        {**shapes, "batch_size": b, "isl": 1, "step": n - 1,
+         "latency": took(b) + 0.01 + LATENT * b * n}
+        for b, n in product([1, 16, 256], [1, 1024, 16384])
+    ]  # fmt: skip
+    prompts = [
+        {**shapes, "batch_size": 1, "isl": n, "step": 0,
+         "latency": took(n) + 0.01 + PAIR * 16 * n * n / 2}
+        for n in [1, 16, 256, 4096, 16384]
+    ]  # fmt: skip
+    write(data / "mla/vllm/0.24.0", "mla_generation_module_perf", decodes)
+    write(data / "mla/vllm/0.24.0", "mla_context_module_perf", prompts)
+    experts = {"kernel_source": "triton", "moe_dtype": "int4_wo", "hidden_size": 7168,
+               "inter_size": 2048, "topk": 8, "num_experts": 256, "distribution": "balanced",
+               "moe_tp_size": 8, "moe_ep_size": 1}  # fmt: skip
+    write(
+        data / "moe/vllm/0.24.0",
+        "moe_perf",
+        [{**experts, "num_tokens": n, "latency": 0.001 * n} for n in (1, 16, 256, 65536)],
+    )
+    reduced = {"kernel_source": "vllm", "num_gpus": 8, "backend": "vllm_graph", "latency": 1e-9}
+    write(
+        data / "comm/vllm/0.24.0",
+        "custom_allreduce_perf",
+        [{**reduced, "message_size": size} for size in (1, 1 << 30)],
+    )
+    return matrices
+
+
+DEEPSEEK = {"model": "deepseek-v3", "tensor_parallel_size": 8, "dtype": "int4_experts"}
+
+
+def test_latent_attention_without_its_matrices_which_count_once(tables: Path) -> None:
+    matrices = add_latent_attention(tables)
+    made = TableProfile.of(options(tables, **DEEPSEEK))
+    target = made.profile.target
+    (layers,) = target.attention
+    assert layers.num_layers == 61
+    own = 0.01 + LATENT * 256 * 16384
+    assert layers.decode_us[-1][-1] == pytest.approx(1e3 * own, rel=1e-3)
+    assert layers.prompt.times_us[-1] == pytest.approx(
+        1e3 * (0.01 + PAIR * 16 * 16384**2 / 2), rel=1e-3
+    )
+    # Of every layer's matrices, 3 dense MLPs, 58 routers and shared experts, and 58 times experts.
+    shared, dense = 3 * 7168 * 2048 / 8, 3 * 7168 * 18432 / 8
+    numbers = 61 * matrices + 3 * dense + 58 * (shared + 256 * 7168)
+    read = (READ + COMPUTE) * numbers + 58 * 0.001
+    assert target.read_us[0] == pytest.approx(1e3 * read, rel=1e-3)
+    assert target.verify_factor == (2 * 512 + 64) / (192 + 128)
+    assert made.memory.block_bytes == 16 * 61 * 576 * 2
+    experts = 58 * 256 * 3 * 7168 * 2048
+    small = 0.53 * experts + 2 * (671.03e9 - experts)
+    assert made.memory.weight_bytes == pytest.approx(small / 8, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"kv_lora_rank": 256}, "latent attention was measured with hidden_size 7168, kv_lora_r"),
+        ({"num_attention_heads": 64}, "no latent attention with num_heads = 8 .measured: 16."),
+        ({"num_experts": 128}, "no experts with num_experts = 128 .measured: 256."),
+    ],
+)
+def test_latent_attention_of_another_size(
+    tables: Path, tmp_path: Path, model: dict, message: str
+) -> None:
+    add_latent_attention(tables)
+    shape = {**load_model("deepseek-v3").model_dump(), **model}
+    path = tmp_path / "shape.json"
+    path.write_text(json.dumps(shape))
+    with pytest.raises(ProfileError, match=message):
+        TableProfile.of(options(tables, **{**DEEPSEEK, "model": str(path)}))
+
+
+def test_launches_by_the_host_do_not_count_as_matrices(tables: Path) -> None:
+    """Block-scaled matrices that all take 60 microseconds are bounded by those with one scale."""
+    path = tables / "data/h200_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
+    rows = pq.read_table(path).to_pylist()
+    plain = [{**row, "gemm_dtype": "fp8", "latency": row["latency"] / 2} for row in rows]
+    block = [
+        {**row, "gemm_dtype": "fp8_block", "latency": max(0.06, row["latency"] / 2)} for row in rows
+    ]
+    write(path.parent, "gemm_perf", rows + plain + block)
+    one, other = (
+        TableProfile.of(options(tables, dtype=dtype)).profile.target
+        for dtype in ("fp8", "fp8_block")
+    )
+    assert (other.read_us, other.compute_us) == (one.read_us, one.compute_us)
 
 
 EXPERTS = {"model": "qwen3-30b-a3b", "data_parallel_size": 2, "enable_expert_parallel": True}

@@ -5,8 +5,9 @@ from importlib.util import find_spec
 import pytest
 import yaml
 
-from specsim.profile.from_tables import TableOptions, TableProfile
+from specsim.profile.from_tables import TableProfile
 from specsim.profile.profile import find_profile
+from specsim.profile.table_options import TableOptions
 
 pytestmark = [
     pytest.mark.extras,

@@ -13,6 +13,7 @@ from conftest import Run, data_folder, needs
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError
 from specsim.profile import load_profile
 from specsim.reality.validation import (
+    Lengths,
     MeasuredRun,
     Replayer,
     TableErrors,
@@ -21,6 +22,8 @@ from specsim.reality.validation import (
     select_rows,
     with_lengths,
 )
+from specsim.reality.validation.table_replay import _in_blocks, compose_row
+from specsim.run.deployment import Deployment
 
 REAL = data_folder() / "gpu-runs"
 PROFILE = "h100/llama-3.1-8b"
@@ -265,6 +268,27 @@ def test_async_scheduling_by_word_and_by_version(tmp_path: Path) -> None:
     flags = one(tmp_path, engine_version="0.11.2", other_flags="x; async scheduling on; y")
     assert flags.engine["async_scheduling"] is True
     assert one(tmp_path).engine["num_gpu_blocks"] == 2000
+
+
+def test_prompts_that_a_server_had_met_before_are_in_its_cache(tmp_path: Path) -> None:
+    """Of Gemma-4-31B without speculation: all but what fills no block of 32 tokens."""
+    given = {"isl": "400 shared prefix + 96 suffix"}
+    assert one(tmp_path, **given).prompt == Lengths(496, shared=400)
+    assert one(tmp_path, **given, prefix_hit_rate="0.9677").prompt == Lengths(496, shared=480)
+    assert one(tmp_path, **given, prefix_hit_rate="0.71").prompt == Lengths(496, shared=400)
+    assert one(tmp_path, isl="496", prefix_hit_rate="0.9").prompt == Lengths(496)
+
+
+def test_tokens_of_kv_cache_are_blocks_of_the_models_groups(tmp_path: Path) -> None:
+    profile = load_profile("h200/gpt-oss-120b")
+    given = {"max_model_len": "10240", "max_num_batched_tokens": "8192", "num_gpu_blocks":
+             "600000 tokens", "concurrency": "4"}  # fmt: skip
+    (run,) = read_table(made_up(tmp_path / "t.csv", {**BASE, **NONE, **given, "model": ""}))
+    row = compose_row(run)
+    held = Deployment.of(_in_blocks(row, profile), profile).kv_capacity(10240)
+    assert held == pytest.approx(600_000, rel=1e-4)
+    plain = load_profile(PROFILE)
+    assert _in_blocks(row, plain).engine.num_gpu_blocks == 600_000 // 16
 
 
 def test_rows_are_chosen_by_their_cells(table: Path, cli: Run) -> None:

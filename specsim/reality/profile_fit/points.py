@@ -271,6 +271,11 @@ def kernels_of(
         names = [str(meta[name]) for name in ("hardware", "gpu") if meta.get(name)]
         gpu = find_gpu(names, str(folder))
     shape, spec = load_model(model), load_gpu(gpu)
+    if len(shape.attention_widths) > 1 or shape.kv_lora_rank or shape.n_shared_experts:
+        raise ProfileError(
+            f"{folder}: '{model}' has latent attention, shared experts or layers of several "
+            "widths, which such tables do not tell apart; use `specsim profile build`"
+        )
     with validated(str(folder), ProfileError):
         kernels = Kernels(
             path=folder,

@@ -136,6 +136,7 @@ def check_shape(shape: ModelShape) -> None:
         "experts": shape.num_experts > 0,
         "an MLP without gate": not shape.has_gated_mlp,
         "fused inputs": shape.num_fused_inputs > 0,
+        "layers of several widths": len(shape.attention_widths) > 1,
     }
     for part, is_there in unknown.items():
         if is_there:

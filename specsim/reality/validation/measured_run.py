@@ -92,6 +92,8 @@ class MeasuredRun:
     """What was assumed."""
     gaps: tuple[str, ...] = ()
     """What is missing of load, speculation or measured values, and what would do."""
+    kv_tokens: int | None = None
+    """KV cache that the server logged in tokens; `engine` has blocks of one group of layers."""
     lens: NDArray[np.int64] | None = None
     """Of single requests, where they are known, shape (num_prompts, 2), prompt and answer."""
 

@@ -17,6 +17,7 @@ from specsim.profile import Profile, load_profile
 from specsim.reality.validation.measured_run import LATENCIES, STATISTICS, MeasuredRun
 from specsim.reality.validation.spread import DEFAULT_SPREAD, fates
 from specsim.results.tables import RunTables
+from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -54,6 +55,8 @@ class ReplayedRow:
     """What ran before and counts only in the server's counters; None if it need not be known."""
     key: tuple[object, ...]
     """The same for rows that are one and the same simulation, such as repetitions."""
+    kv_tokens: int | None = None
+    """See `MeasuredRun`; how many blocks they are depends on the profile's layers."""
 
 
 def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPREAD) -> ReplayedRow:
@@ -108,6 +111,7 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
             shared,
             run.max_tokens,
         ),
+        kv_tokens=run.kv_tokens,
     )
 
 
@@ -225,10 +229,26 @@ def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
     """
     traces = [trace for trace in (row.requests, row.warmups) if trace is not None]
     try:
-        summaries = [_simulated(row.experiment, trace, profile) for trace in traces]
+        experiment = _in_blocks(row, profile)
+        summaries = [_simulated(experiment, trace, profile) for trace in traces]
     except SpecsimError as error:
         raise type(error)(f"{row.place}: {error}") from error
     return _client_metrics(summaries[0]) | _counters([each.tables for each in summaries])
+
+
+def _in_blocks(row: ReplayedRow, profile: Profile) -> Experiment:
+    """Return the experiment with the blocks that hold the tokens, of layers in several groups."""
+    if row.kv_tokens is None:
+        return row.experiment
+
+    def with_blocks(count: int) -> Experiment:
+        engine = row.experiment.engine.model_copy(update={"num_gpu_blocks": count})
+        return row.experiment.model_copy(update={"engine": engine})
+
+    deployed = Deployment.of(with_blocks(row.kv_tokens), profile)  # no block holds less than one
+    if not deployed.setup.kv.is_hybrid:
+        return row.experiment
+    return with_blocks(deployed.blocks_of(row.kv_tokens))
 
 
 def _simulated(experiment: Experiment, trace: Trace, profile: Profile) -> Summary:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -113,6 +113,7 @@ class TableRow:
             output=output,
             max_tokens=self._max_tokens(output),
             lengths_seed=self._seed(),
+            kv_tokens=self._kv_tokens(),
             notes=tuple(self.notes),
             gaps=tuple(self.gaps),
         )
@@ -209,8 +210,13 @@ class TableRow:
         return count
 
     def _prompt(self, count: int) -> MeasuredLengths | None:
-        total = self.number("total_input_tokens")
-        return self._lengths("isl") or (MeasuredLengths(total / count) if total and count else None)
+        total, found = self.number("total_input_tokens"), self._lengths("isl")
+        hits = self.number("prefix_hit_rate")
+        if found is not None and found.shared and hits:
+            # More than the common prefix, where a server had met the very prompts before.
+            shared = max(found.shared, round(min(hits, 1.0) * found.mean))
+            return replace(found, shared=shared)
+        return found or (MeasuredLengths(total / count) if total and count else None)
 
     def _output(self, count: int) -> MeasuredLengths | None:
         """Return the lengths of the answers: as they were, if they could end by themselves."""
@@ -266,11 +272,12 @@ class TableRow:
         return {name: value for name, value in options.items() if value is not None}
 
     def _blocks(self, block_size: int) -> int | None:
-        cell = self.text("num_gpu_blocks")
-        match = _NUMBER.fullmatch(cell)
-        if match and match[2]:
-            return int(float(match[1].replace(",", ""))) // block_size
-        return self.whole("num_gpu_blocks", 2)
+        tokens = self._kv_tokens()
+        return self.whole("num_gpu_blocks", 2) if tokens is None else tokens // block_size
+
+    def _kv_tokens(self) -> int | None:
+        match = _NUMBER.fullmatch(self.text("num_gpu_blocks"))
+        return int(float(match[1].replace(",", ""))) if match and match[2] else None
 
     def _is_async(self) -> bool | None:
         """Return what the row says, or what its version did; None where that is not known."""

@@ -1,0 +1,286 @@
+"""What a model's forward pass takes, kernel by kernel, from a GPU's tables.
+
+What runs follows from the model's shape: matrices, norms and rotary embedding, attention, experts,
+all-reduces, LM head. Between measured shapes the times of matrices are interpolated linearly in
+both sizes, which is exact where they depend on the product of the two.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.errors import ProfileError
+from specsim.hardware import ModelShape
+from specsim.profile.attention_tables import AttentionTables, Matrix, needed, rounded
+from specsim.profile.kernel_tables import GpuTables, chosen
+from specsim.profile.kernel_times import ExpertTimes, MatrixTimes, line_of, skewed
+from specsim.profile.table_options import DTYPES, Scales, TableOptions
+
+Values = NDArray[np.float64]
+
+_MATRIX_BYTES = 2  # of activations, norms and the LM head
+_LAUNCH_US = 1.5  # of a kernel within a CUDA graph, besides what it does
+_SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
+_MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
+_MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
+_SMALL_READ, _SMALL_COMPUTE = 1.35, 1.5
+
+
+class Composer:
+    """Looks up every kernel of one model."""
+
+    def __init__(self, shape: ModelShape, options: TableOptions, tables: GpuTables) -> None:
+        size, heads = options.tensor_parallel_size, shape.num_attention_heads
+        if heads % size:
+            raise ProfileError(
+                f"--tp {size}: '{options.model}' has {heads} attention heads, which cannot be "
+                "split evenly; choose a divisor of that"
+            )
+        ranks = options.data_parallel_size
+        if not shape.num_experts and (ranks > 1 or options.enable_expert_parallel):
+            raise ProfileError(
+                f"--dp {ranks} or --ep: '{options.model}' has no experts to share out; leave them "
+                "out, and set data_parallel_size in the experiment"
+            )
+        self._shape, self._options, self._tables = shape, options, tables
+        self._ranks = ranks
+        self._size = size
+        self._scales = Scales.of(options)
+        self._dtype = DTYPES[options.dtype]
+        self.sources: list[str] = []
+
+    def latency(self) -> dict[str, Any]:
+        """Return the fields of a `specsim.latency.composed.Composed`."""
+        attention = AttentionTables(self._shape, self._options, self._tables, self._sum, self._note)
+        tokens, layer = self._sum(self._layer_matrices())
+        read, compute = np.full(len(tokens), layer[0]), layer - layer[0]
+        if self._shape.num_experts:
+            expert_read, expert_rest = self._experts(tokens)
+            read, compute = read + expert_read, compute + expert_rest
+        read, compute = self._scales.read * read, self._scales.compute * compute
+        small = self._small_kernels(tokens)
+        compute = compute + small + self._all_reduces(tokens) + self._exchanges(tokens)
+        total = np.maximum.accumulate(read + compute)
+        read = np.minimum(np.maximum.accumulate(read), total)
+        kept = needed(tokens, np.stack([total, total + read]))
+        return {
+            "kind": "composed",
+            "batched_tokens": tokens[kept].astype(int).tolist(),
+            "read_us": rounded(read[kept]),
+            "compute_us": rounded((total - read)[kept]),
+            "head": self._head(),
+            "attention": list(attention.layers()),
+            **self._latent_fields,
+            **self._parallel_fields,
+        }
+
+    @property
+    def _latent_fields(self) -> dict[str, Any]:
+        """Return how much longer a pair takes where drafts are verified than in a prompt.
+
+        Prompts have keys and values of each head; with drafts, all heads read the latent vector.
+        """
+        shape = self._shape
+        if not shape.kv_lora_rank:
+            return {}
+        latent = 2 * shape.kv_lora_rank + shape.qk_rope_head_dim
+        return {"verify_factor": round(latent / (shape.head_dim + shape.v_head_dim), 3)}
+
+    @property
+    def _parallel_fields(self) -> dict[str, Any]:
+        if self._ranks == 1 and not self._options.enable_expert_parallel:
+            return {}
+        names = ("data_parallel_size", "enable_expert_parallel")
+        return {name: getattr(self._options, name) for name in names}
+
+    @property
+    def weight_bytes(self) -> float:
+        """Memory of the weights on each GPU, bytes."""
+        shape = self._shape
+        of_vocabulary = shape.hidden_size * shape.vocab_size
+        own = shape.has_own_embedding + (shape.has_own_lm_head and not shape.tie_word_embeddings)
+        plain = of_vocabulary * own * _MATRIX_BYTES
+        rest = shape.num_parameters - of_vocabulary * own
+        if self._dtype.matrices == "bfloat16":
+            experts = shape.expert_bytes // shape.bytes_per_weight
+            small = experts * self._dtype.bytes_per_weight + (rest - experts) * _MATRIX_BYTES
+        else:
+            small = rest * self._dtype.bytes_per_weight
+        elsewhere = (1 - 1 / self._ranks) * shape.expert_bytes / shape.bytes_per_weight
+        return float(plain + small - elsewhere * self._dtype.bytes_per_weight) / self._size
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Key and value of a token in every layer, on each GPU, bytes."""
+        share = 0.5 if self._options.kv_dtype == "fp8" else 1.0
+        return self._shape.kv_bytes_per_token_and_gpu(self._size) * share
+
+    def _layer_matrices(self) -> list[Matrix]:
+        shape, size = self._shape, self._size
+        found = [Matrix(*each[1:]) for each in shape.attention_matrices(size)]
+        found += [Matrix(*sizes) for sizes in shape.fusing_matrices]
+        if shape.num_experts:
+            found.append(Matrix(shape.num_experts, shape.hidden_size, shape.num_expert_layers))
+        return found + [Matrix(*each[1:]) for each in shape.mlp_matrices(size)]
+
+    @cached_property
+    def _gemm(self) -> MatrixTimes:
+        table = self._tables.table("gemm", "gemm_perf")
+        dtype = self._dtype.matrices or "bfloat16"
+        found = MatrixTimes(table, dtype, self._options.kernels.get("gemm"))
+        self._note(found.source)
+        return found
+
+    @cached_property
+    def _plain_gemm(self) -> MatrixTimes | None:
+        """What bounds the times of block-scaled matrices, whose table has launches by the host.
+
+        None of it is below 55 microseconds on Hopper, 150 on Blackwell, where those of 8 bits with
+        one scale, which read and compute as much, take 5; both meet where computing takes longer.
+        Latent attention with four such matrices took 89 in all.
+        """
+        if self._dtype.matrices != "fp8_block":
+            return None
+        table = self._tables.table("gemm", "gemm_perf")
+        found = MatrixTimes(table, "fp8", None)
+        self._note(f"{found.source} where that is shorter")
+        return found
+
+    def _sum(self, matrices: list[Matrix]) -> tuple[Values, Values]:
+        """Return the batched tokens that were measured, and all matrices together, microseconds."""
+        gemm, plain = self._gemm, self._plain_gemm
+        total = np.zeros(len(gemm.tokens))
+        for matrix in matrices:
+            times = gemm.times(matrix.outputs, matrix.inputs)
+            if plain is not None:
+                others = plain.times(matrix.outputs, matrix.inputs)
+                times = np.minimum(times, np.interp(gemm.tokens, plain.tokens, others))
+            if self._dtype.matrices is None:
+                times = _small_weights(gemm.tokens, times, self._dtype.bytes_per_weight / 2)
+            total += matrix.runs * times
+        return gemm.tokens, total
+
+    def _small_kernels(self, tokens: Values) -> Values:
+        """Return norms, rotary embedding, writing the KV cache, activation: all layers."""
+        shape, size = self._shape, self._size
+        width = shape.mlp_width // size * (shape.num_experts_per_tok or 1)
+        total = np.zeros(len(tokens))
+        for each, count in shape.attention_widths.items():
+            queries = shape.num_attention_heads // size * each.head_dim
+            keys = shape.num_projected(each, size) * each.head_dim
+            numbers, kernels = 8 * shape.hidden_size + 3 * width, _SMALL_KERNELS
+            if each.latent_dim:  # rotary embedding and writing the cache were measured with it
+                kernels -= 2
+            else:
+                numbers += 2 * (queries + keys) + 4 * keys
+            per_token = numbers * _MATRIX_BYTES / self._bandwidth * 1e6
+            total += count * (kernels * _LAUNCH_US + per_token * tokens)
+        return total
+
+    @property
+    def _bandwidth(self) -> float:
+        """What small kernels reach, bytes per second."""
+        return float(self._tables.system["gpu"]["mem_bw"]) * _MEMORY_SHARE / self._scales.read
+
+    def _head(self) -> dict[str, Any]:
+        shape = self._shape
+        table = MatrixTimes(self._tables.table("gemm", "gemm_perf"), "bfloat16", None)
+        times = table.times(-(-shape.vocab_size // self._size), shape.hidden_size)
+        # Sampling reads the logits a few times.
+        logits = 3 * 4 * shape.vocab_size * table.tokens / self._bandwidth * 1e6
+        times = self._scales.compute * times + times[0] * (self._scales.read - self._scales.compute)
+        times = np.maximum.accumulate(times + 5 * _LAUNCH_US + logits)
+        sampled = table.tokens <= _MOST_SAMPLED
+        tokens, times = table.tokens[sampled], times[sampled]
+        kept = needed(tokens, times[None])
+        return {"at": tokens[kept].astype(int).tolist(), "times_us": rounded(times[kept])}
+
+    def _experts(self, tokens: Values) -> tuple[Values, Values]:
+        """Return what reading experts takes, and what all else of them does, all layers."""
+        shape = self._shape
+        table = self._tables.table("moe", "moe_perf")
+        experts = ExpertTimes(
+            shape.hidden_size,
+            shape.moe_intermediate_size,
+            shape.num_experts,
+            shape.num_experts_per_tok,
+        )
+        gpus, is_whole = self._size * self._ranks, self._options.enable_expert_parallel
+        split = {"moe_tp_size": 1 if is_whole else gpus, "moe_ep_size": gpus if is_whole else 1}
+        tokens = tokens * self._ranks
+        wanted = {"moe_dtype": self._dtype.experts, **split}
+        rows = chosen(table, "experts", **wanted)
+        measured, kernel = experts.rows_of(rows, table, self._options.kernels.get("moe"))
+        times = experts.times(skewed(measured, table), tokens)
+        if "carried over" in kernel:
+            # Few tokens only read weights, which no kernel does faster than at this very size.
+            here, name = experts.rows_of(rows, table, None)
+            times = np.maximum(times, experts.times(skewed(here, table), tokens))
+            kernel = f"{kernel}; at least as long as {name}"
+        self._note(f"{table.source} ({kernel})")
+        missed = 1 - experts.chosen / experts.number
+        read = times[0] * (1 - missed**tokens) / (1 - missed ** tokens[0])
+        read = np.minimum(read, times)
+        layers = shape.num_expert_layers
+        return layers * read, layers * (times - read)
+
+    def _all_reduces(self, tokens: Values) -> Values:
+        """Return two per layer, one after the embedding; after experts of all ranks, none."""
+        if self._size == 1:
+            return np.zeros(len(tokens))
+        sent = tokens * self._shape.hidden_size * _MATRIX_BYTES
+        table = self._tables.table("comm", "custom_allreduce_perf")
+        rows = chosen(table, "all-reduce", num_gpus=self._size, backend="vllm_graph")
+        self._note(table.source)
+        sizes, times = line_of(rows, "message_size")
+        each = np.interp(sent, sizes, times)
+        slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+        each = np.where(sent > sizes[-1], times[-1] + slope * (sent - sizes[-1]), each)
+        per_layer = 2 if self._ranks == 1 else 1
+        return np.asarray((per_layer * self._shape.num_hidden_layers + 1) * each)
+
+    def _exchanges(self, tokens: Values) -> Values:
+        """Return how long all ranks' tokens take to their experts and back, all layers.
+
+        By all-gather and reduce-scatter, as vLLM does unless it is told otherwise, or by the
+        all-to-all kernel that is named, such as ``a2a=deepep_ht``.
+        """
+        shape, gpus = self._shape, self._size * self._ranks
+        if self._ranks == 1:
+            return np.zeros(len(tokens))
+        name, total = self._options.kernels.get("a2a"), np.zeros(len(tokens))
+        if name is not None:
+            table = self._tables.table("comm", "moe_a2a_perf")
+            sizes = {"ep_size": gpus, "hidden_size": shape.hidden_size, "comm_backend": name}
+            for phase in ("dispatch", "combine"):
+                points, times = line_of(
+                    chosen(table, "all-to-all", phase=phase, **sizes), "num_tokens"
+                )
+                total += np.interp(tokens, points, times)
+        else:
+            table = GpuTables(self._tables.folder, self._options.gpu, "nccl").table(
+                "comm", "nccl_perf"
+            )
+            for operation in ("all_gather", "reduce_scatter"):
+                wanted = {"op_name": operation, "num_gpus": gpus, "nccl_dtype": "half"}
+                points, times = line_of(chosen(table, "exchange", **wanted), "message_size")
+                total += np.interp(tokens * self._ranks * shape.hidden_size, points, times)
+        self._note(table.source)
+        return np.asarray(shape.num_expert_layers * total)
+
+    def _note(self, source: str) -> None:
+        if source not in self.sources:
+            self.sources.append(source)
+
+
+def _small_weights(tokens: Values, times: Values, share: float) -> Values:
+    """Return times for weights of 4 bits from those of 16, which the tables have.
+
+    A small share of the memory is read, at less of its bandwidth, and unpacking makes computing
+    longer: `_SMALL_READ` and `_SMALL_COMPUTE`, fitted once to vLLM's Marlin kernel on an A100.
+    """
+    computing = tokens * (times[-1] / tokens[-1])
+    read = _SMALL_READ * share * times[0]
+    return np.asarray(np.maximum(read, _SMALL_COMPUTE * computing))
