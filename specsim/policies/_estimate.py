@@ -42,24 +42,34 @@ class AlphaWindow:
     A rejected token ends a draft, so a step tries each of its drafts once more than it accepts,
     unless it accepts all of it: the maximum-likelihood alpha is accepted / (accepted + cut short)
     (on-the-fly, eq. 2). The prior counts for a few trials, so that one unlucky draft does not end
-    speculation; and steps that drafted nothing push old evidence out of the window, so that it is
-    tried again.
+    speculation.
 
     Args:
-        window: Steps.
+        window: Steps that drafted something.
         prior: Rate before anything has been seen.
     """
 
     def __init__(self, window: int, prior: float) -> None:
-        self._trials: deque[tuple[int, int]] = deque([(0, 0)] * window)
+        self._window = window
         self._prior = prior
+        self._empty()
+
+    def _empty(self) -> None:
+        self._trials: deque[tuple[int, int]] = deque([(0, 0)] * self._window)
         self._accepted = 0
         self._cut_short = 0
+
+    def renew(self) -> None:
+        """Let what has been seen count no more than a prior does."""
+        self._prior = self.alpha
+        self._empty()
 
     def add(self, outcome: StepOutcome) -> None:
         """Take a step in."""
         accepted = int(outcome.accepted_lens.sum())
         cut_short = int((outcome.accepted_lens != outcome.draft_lens).sum())  # k = 0 tries nothing
+        if not accepted + cut_short:
+            return
         old_accepted, old_cut_short = self._trials.popleft()
         self._trials.append((accepted, cut_short))
         self._accepted += accepted - old_accepted
@@ -109,8 +119,9 @@ def add_fading(desk: Fading) -> int:
         counts[request, 1] = keep * counts[request, 1] + trials
         all_accepted += accepted
         all_trials += trials
-    desk.totals[0] = keep * desk.totals[0] + all_accepted
-    desk.totals[1] = keep * desk.totals[1] + all_trials
+    if all_trials:  # of all requests together, what has been seen is not forgotten by waiting
+        desk.totals[0] = keep * desk.totals[0] + all_accepted
+        desk.totals[1] = keep * desk.totals[1] + all_trials
     return 0
 
 
@@ -135,8 +146,8 @@ def survivals(desk: Fading) -> int:
 class AlphaPerRequest:
     """The acceptance rate of each request, shrunk towards that of all of them.
 
-    Both are ratios of fading counts, so that old steps are forgotten, whether or not something
-    was drafted since.
+    Both are ratios of fading counts; that of a request is forgotten whether or not something was
+    drafted since.
 
     Args:
         window: Steps of a request after which a count has faded to 1/e.
@@ -167,6 +178,11 @@ class AlphaPerRequest:
         accepted, trials = self._totals.tolist()
         rate: float = (accepted + PRIOR_TRIALS * self._prior) / (trials + PRIOR_TRIALS)
         return rate
+
+    def renew(self) -> None:
+        """Let what has been seen of all requests together count no more than a prior does."""
+        self._prior = self.alpha
+        self._totals[:] = 0.0
 
     def alphas(self, requests: Ints) -> NDArray[np.float64]:
         """Return the rate of each of some requests."""

@@ -9,19 +9,20 @@ from pydantic import Field
 
 from specsim.core.step import BatchView, DraftView, Ints
 from specsim.policies._budget import best_common_len
-from specsim.policies._estimate import AlphaWindow, EstimatesAlpha, Estimating
+from specsim.policies._estimate import AlphaWindow, expected_len
+from specsim.policies._trials import Weighing, WeighsDrafter
 from specsim.policies.base import ServerView
 
 
 @dataclass(slots=True)
-class _Memory(Estimating[AlphaWindow]):
+class _Memory(Weighing[AlphaWindow]):
     disable_size: float = inf
     """Batch size at which nothing was proposed any more."""
     num_skips: int = 0
 
 
 @final
-class TurboSpec(EstimatesAlpha):
+class TurboSpec(WeighsDrafter):
     """Proposed length and verification length by goodput, each where it is free to move.
 
     Liu et al. (2025), "TurboSpec", arXiv 2406.14066v3, section 4.2, listings 1 and 2. A draft model
@@ -43,9 +44,9 @@ class TurboSpec(EstimatesAlpha):
 
     def start(self, server: ServerView) -> _Memory:
         """Return the prior and no threshold."""
-        return _Memory(server, AlphaWindow(self.window, self.prior))
+        return _Memory(server, AlphaWindow(self.window, self.prior), self.window)
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return the proposed length: fixed for lookup methods, else that of highest goodput."""
         server = memory.server
         if not server.drafts_by_model:
@@ -53,10 +54,12 @@ class TurboSpec(EstimatesAlpha):
         load = batch.decode_load()
         if not load.num_requests:
             return 0
-        k = best_common_len(server, load, memory.alphas.alpha, batch.free_slots)
+        alpha = memory.alphas.alpha
+        k = best_common_len(server, load, alpha, batch.free_slots)
         if k == 0:
             memory.disable_size = batch.size
-        return k
+        emitted = load.num_requests * expected_len(alpha, k)
+        return memory.trials.settle(batch, load, k, emitted, memory.alphas)
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
         """Return the verification length: all of a model's draft, or as goodput says."""
@@ -84,6 +87,8 @@ class TurboSpec(EstimatesAlpha):
 
     def skips_draft_prefill(self, batch: BatchView, memory: _Memory) -> bool:
         """Return whether the batch is too large for speculation to be worth preparing."""
+        if memory.trials.gives_up:
+            return True
         if batch.size <= memory.disable_size:
             return False
         memory.num_skips += 1
