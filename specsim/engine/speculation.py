@@ -178,6 +178,7 @@ class Speculation:
             load,
             now=float(step.record["scheduled_at"]),
             free_slots=free_slots,
+            num_running=int(step.record["num_running"]),
             is_undrafted=step.of_sequences("is_undrafted") == 1 if self.skips_prefills else None,
             drafts=drafts,
         )

@@ -1,6 +1,6 @@
 """SmartSpec: the draft length of highest estimated goodput, of all requests or of each its own."""
 
-from typing import Any, ClassVar, Literal, cast, final
+from typing import Any, ClassVar, Literal, final
 
 from pydantic import Field
 
@@ -64,7 +64,7 @@ class Goodput(WeighsDrafter):
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return the length of highest goodput for the step that will verify it."""
         if isinstance(memory.alphas, AlphaPerRequest):
-            return _best_lens(batch, cast("Weighing[AlphaPerRequest]", memory))
+            return _best_lens(batch, memory)
         alphas, load = memory.alphas, batch.decode_load()
         k = best_common_len(memory.server, load, alphas.alpha, batch.free_slots)
         emitted = load.num_requests * expected_len(alphas.alpha, k)

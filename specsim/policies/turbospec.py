@@ -30,8 +30,10 @@ class TurboSpec(WeighsDrafter):
     looks up is always asked for the longest draft, since length costs it nothing, and goodput
     decides how many of the tokens found are verified. Whenever k = 0 is chosen, the batch size is
     remembered: prefills in a larger batch leave out the drafter's prefill, and such a request is
-    never drafted for; every `reset_steps` times the threshold is forgotten. As in `goodput`,
-    k = 0 is a candidate.
+    never drafted for; every `reset_steps` times the threshold is forgotten. The batch is what
+    decodes once the prompts have been read: the listing's own step of prompts alone is of a few
+    requests, and would never exceed a threshold in decoding ones. As in `goodput`, k = 0 is a
+    candidate.
     """
 
     kind: Literal["turbospec"] = "turbospec"
@@ -89,7 +91,7 @@ class TurboSpec(WeighsDrafter):
         """Return whether the batch is too large for speculation to be worth preparing."""
         if memory.trials.gives_up:
             return True
-        if batch.size <= memory.disable_size:
+        if batch.num_running <= memory.disable_size:
             return False
         memory.num_skips += 1
         if memory.num_skips % self.reset_steps == 0:

@@ -223,3 +223,22 @@ def test_who_weighs_costs_disables_prefills() -> None:
         is not POLICIES.members["off"].skips_draft_prefill
     }
     assert disabling == {"goodput", "goodput_exact", "slo_aware", "turbospec"}
+
+
+def test_prefills_are_disabled_also_where_they_have_steps_of_their_own(
+    serve: Serve, steps: Steps
+) -> None:
+    # k = 0 pays best for three or more. Whoever then comes is prefilled alone: a batch of one.
+    costs = {
+        "delta_ms": 250,
+        "gamma_us": 250_000,
+        "drafts": {"draft_model": {"basis": "pass", "latency": {
+            "kind": "linear", "alpha_ns": 0, "gamma_us": 1, "delta_ms": 0}}},
+    }  # fmt: skip
+    rows = [*[(0.0, 2, 9)] * 3, (4.5, 2, 20)]
+    run = serve("turbospec", rows, [[1] * 20] * 4, speculative=("draft_model", 1), costs=costs,
+                scheduler="prefill_first")  # fmt: skip
+    drafted = steps(run, "num_requests", "prefill_tokens", "draft_tokens")
+    alone = drafted[[row[1] for row in drafted].index(2) + 1 :]
+    assert {row[0] for row in alone} == {4, 1}
+    assert {row[2] for row in alone} == {0}
