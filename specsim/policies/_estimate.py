@@ -90,7 +90,8 @@ class Fading(NamedTuple):
     totals: Floats
     """The same of all requests."""
     rates: Floats
-    """Share that stays; accepted tokens and trials that every request is given besides."""
+    """Share that stays; accepted tokens and trials that every request is given besides; whether
+    totals fade where nothing is tried."""
     requests: Ints
     accepted_lens: Ints
     draft_lens: Ints
@@ -119,7 +120,7 @@ def add_fading(desk: Fading) -> int:
         counts[request, 1] = keep * counts[request, 1] + trials
         all_accepted += accepted
         all_trials += trials
-    if all_trials:  # of all requests together, what has been seen is not forgotten by waiting
+    if all_trials or desk.rates[3]:
         desk.totals[0] = keep * desk.totals[0] + all_accepted
         desk.totals[1] = keep * desk.totals[1] + all_trials
     return 0
@@ -146,23 +147,27 @@ def survivals(desk: Fading) -> int:
 class AlphaPerRequest:
     """The acceptance rate of each request, shrunk towards that of all of them.
 
-    Both are ratios of fading counts; that of a request is forgotten whether or not something was
-    drafted since.
+    Both are ratios of fading counts, so that old steps are forgotten, whether or not something
+    was drafted since.
 
     Args:
         window: Steps of a request after which a count has faded to 1/e.
         prior: Rate before anything has been seen.
         prior_trials: Trials that the rate of all requests counts for in the rate of one.
+        forgets: Whether the rate of all requests goes back to the prior where nothing is drafted,
+            so that it is tried again; not where `Trials` sees to that.
     """
 
-    def __init__(self, window: float, prior: float, prior_trials: float) -> None:
+    def __init__(
+        self, window: float, prior: float, prior_trials: float, *, forgets: bool = True
+    ) -> None:
         self._prior = prior
         self._prior_trials = prior_trials
         self._counts = PerRequest(0.0, 2)
         """Accepted tokens, trials."""
         self._totals = np.zeros(2)
         """The same of all requests."""
-        rates = np.array([1.0 - 1.0 / window, 0.0, prior_trials])
+        rates = np.array([1.0 - 1.0 / window, 0.0, prior_trials, forgets], dtype=np.float64)
         self._desk = Desk(
             Fading, add_fading, survivals, counts=self._counts, totals=self._totals, rates=rates
         )

@@ -59,7 +59,7 @@ class Goodput(WeighsDrafter):
         window, prior = self.window, self.prior
         if self.granularity == "step":
             return Weighing(server, AlphaWindow(window, prior), window)
-        return Weighing(server, AlphaPerRequest(window, prior, prior_trials=5.0), window)
+        return Weighing(server, AlphaPerRequest(window, prior, 5.0, forgets=False), window)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return the length of highest goodput for the step that will verify it."""
@@ -104,7 +104,7 @@ class GoodputExact(WeighsDrafter):
 
     def start(self, server: ServerView) -> Weighing[AlphaPerRequest]:
         """Return the prior."""
-        alphas = AlphaPerRequest(self.window, self.prior, self.prior_trials)
+        alphas = AlphaPerRequest(self.window, self.prior, self.prior_trials, forgets=False)
         return Weighing(server, alphas, self.window)
 
     def draft_lens(self, batch: BatchView, memory: Weighing[AlphaPerRequest]) -> int | Ints:

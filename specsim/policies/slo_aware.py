@@ -91,7 +91,7 @@ class SloAware(WeighsDrafter):
         tpot = 0.05 if server.tpot_slo is None else server.tpot_slo
         if self.tpot_ms is not None:
             tpot = self.tpot_ms * 1e-3
-        alphas = AlphaPerRequest(self.window, self.prior, prior_trials=20.0)
+        alphas = AlphaPerRequest(self.window, self.prior, 20.0, forgets=False)
         desk = Desk(Late, lens_on_time, first_token_at=PerRequest(np.nan), clock=3)
         return _Memory(server, alphas, self.window, tpot, desk)
 

@@ -242,3 +242,21 @@ def test_prefills_are_disabled_also_where_they_have_steps_of_their_own(
     alone = drafted[[row[1] for row in drafted].index(2) + 1 :]
     assert {row[0] for row in alone} == {4, 1}
     assert {row[2] for row in alone} == {0}
+
+
+def test_what_nobody_drafted_for_is_read_once_by_the_drafter_of_who_finds_it(
+    serve: Serve, steps: Steps
+) -> None:
+    # The second prompt is left out; the third and the fourth find its two blocks of 16 tokens.
+    tokens = [([100 + i] * 8, [i] * 6) if i == 0 else ([7] * 40, [i] * 6) for i in range(4)]
+    rows = [(at, len(prompt), 6) for at, (prompt, _) in zip((0, 1, 3e3, 6e3), tokens, strict=True)]
+    run = serve("turbospec", rows, [[0] * 6] * 4, speculative=("draft_model", 2), costs=DEAR,
+                enable_prefix_caching=True, block_size=16, tokens=tokens)  # fmt: skip
+    names = ("num_requests", "prefill_tokens", "draft_time")
+    prompts = [row for row in steps(run, *names) if row[1]]
+    assert prompts == [
+        (1, 8, 1.5),
+        (2, 40, 1.0625),  # one token of the first request
+        (1, 8, 1 + 40 / 16),  # all of the prompt, though the target reads eight tokens of it
+        (1, 8, 1.5),  # by now its own entries are there
+    ]
