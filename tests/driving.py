@@ -72,6 +72,7 @@ def batch(
     known_lens = prompt_lens + output_lens
     load = StepLoad(int((known_lens - 1).sum()), len(rows) + drafts, len(rows))
     in_prefill = np.isin(requests, chunks)
+    others.setdefault("num_running", len(rows))
     return BatchView(requests, prompt_lens, known_lens, in_prefill, load, drafts=found, **others)
 
 

@@ -88,6 +88,12 @@ class BatchView:
     """When the step was scheduled, seconds."""
     free_slots: int = 1 << 40
     """Room for drafts: KV blocks that nobody holds, and the sequences' look-ahead slots, tokens."""
+    num_running: int = 0
+    """Sequences that run, those included that the step leaves out: under prefill first it holds
+    prompts alone, or decodes alone."""
+    is_undrafted: NDArray[np.bool_] | None = None
+    """Whether the drafter has left each sequence out, so that it is never drafted for; None: it
+    serves all of them."""
     drafts: "DraftView | None" = None
     """What a lookup has found for the next step, at full length. Only for a policy that says
     `uses_confidences`, and only where drafts are real tokens."""

@@ -50,12 +50,38 @@ def charge_drafts(table: Table) -> None:
     state = table.state[0]
     step = table.steps[state.current]
     if table.limits[0].leaves_out:
+        read_prefixes(table)
         _leave_out(table)
     if table.costs[_HAS_DRAFTER] and step.drafter_batched_tokens:
         step.draft_time = state.slowness * _draft_time(table, step.target_time / state.slowness)
     state.last_draft_time = step.draft_time
     if table.limits[0].prefill_first:
         step.verified_draft_time = step.draft_time
+
+
+@inner
+def read_prefixes(table: Table) -> None:
+    """Note what of its cached prefix the drafter has to read for each sequence that joins the step.
+
+    Whom the drafter leaves out fills blocks for the target alone. Another request may find them,
+    and then its drafter reads what it lacks of them along with the prompt. Of several KV cache
+    groups the first one's blocks stand for the drafter's.
+    """
+    current, block_size = table.state[0].current, table.groups[0].block_size
+    for place in range(table.steps[current].num_requests):
+        entry = table.entries[current, place]
+        entry.unread_len = 0
+        sequence = table.sequences[entry.row]
+        if not table.limits[0].enable_prefix_caching or sequence.slot < 0:
+            continue
+        first = entry.start // block_size
+        if not sequence.is_undrafted and (entry.is_admitted or entry.is_resumed):
+            for cached in range(first):
+                block = table.blocks[table.tables[sequence.slot, cached]]
+                entry.unread_len += block.is_undrafted * block_size
+                block.is_undrafted = 0
+        for own in range(first, -(-(entry.start + entry.scheduled_len) // block_size)):
+            table.blocks[table.tables[sequence.slot, own]].is_undrafted = sequence.is_undrafted
 
 
 @inner
@@ -68,6 +94,9 @@ def _leave_out(table: Table) -> None:
     step = table.steps[current]
     for place in range(step.num_requests):
         entry = table.entries[current, place]
+        step.drafter_context_tokens -= entry.unread_len
+        step.drafter_batched_tokens += entry.unread_len
+        step.drafter_prefill_tokens += entry.unread_len
         if table.sequences[entry.row].is_undrafted:
             step.drafter_requests -= 1
             step.drafter_context_tokens -= entry.start

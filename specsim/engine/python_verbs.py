@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from specsim.core.compiled import as_records
 from specsim.core.step import Ints
+from specsim.engine.cost import read_prefixes
 from specsim.engine.draft import offer
 from specsim.engine.facts import Facts
 from specsim.engine.order import (
@@ -157,6 +158,8 @@ class PythonVerbs:
         step, slowness = self.step, self._slowness
         usual_time = float(step.record["target_time"]) / slowness
         loads = [(0, step.drafter_load, np.array(step["asked_len"]))]
+        if self.speculation.skips_prefills:
+            read_prefixes(self._records())
         if self.speculation.is_shared_out or self.speculation.skips_prefills:
             loads = self.speculation.drafter_loads(step)
         draft_time = sum(

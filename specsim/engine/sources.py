@@ -96,9 +96,10 @@ def _loads_with_fallback(step: StepView, drafters: Ints) -> list[tuple[int, Step
 
 
 def _load_of(step: StepView, mine: NDArray[np.bool_], scheduled_lens: Ints) -> StepLoad:
+    unread = int(step["unread_len"][mine].sum())
     return StepLoad(
-        int(step["start"][mine].sum()),
-        int(scheduled_lens[mine].sum()),
+        int(step["start"][mine].sum()) - unread,
+        int(scheduled_lens[mine].sum()) + unread,
         int(mine.sum()),
-        int(step["prefill_len"][mine].sum()),
+        int(step["prefill_len"][mine].sum()) + unread,
     )

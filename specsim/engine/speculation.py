@@ -85,14 +85,8 @@ class Speculation:
 
     def trim(self, table: Table, step: StepView) -> None:
         """Settle what a scheduled step verifies, and whom the drafter will never serve."""
-        if self.skips_prefills and step["is_admitted"].any():
-            batch = self._batch(step, step.load)
-            skips = self.policy.skips_draft_prefill(batch, self.memory)
-            if self.answers is not None:
-                skips = self.answers.yes("skips_draft_prefill", skips, step)
-            if skips:
-                left_out = step.rows[step["is_admitted"] == 1]
-                table.sequences["is_undrafted"][left_out] = 1
+        if self.skips_prefills and step.size:
+            self._leave_out(table, step)
         draft_lens = np.array(step["draft_len"])
         if not self.trims or not draft_lens.any():
             return
@@ -114,6 +108,19 @@ class Speculation:
         record["context_tokens"] = int(record["own_context_tokens"]) + read_anew
         if not record["drafts_on_top"]:
             record["drafter_batched_tokens"] = record["batched_tokens"]
+
+    def _leave_out(self, table: Table, step: StepView) -> None:
+        """Settle whom the drafter serves no more: nobody, or not those that are admitted."""
+        undrafted, is_admitted = table.sequences["is_undrafted"], step["is_admitted"] == 1
+        if self._says_yes("drops_drafter", self.policy.drops_drafter(self.memory), step):
+            undrafted[step.rows] = 1
+        elif is_admitted.any():
+            skips = self.policy.skips_draft_prefill(self._batch(step, step.load), self.memory)
+            if self._says_yes("skips_draft_prefill", skips, step):
+                undrafted[step.rows[is_admitted]] = 1
+
+    def _says_yes(self, method: str, given: Any, step: StepView) -> bool:
+        return bool(given) if self.answers is None else self.answers.yes(method, given, step)
 
     def _verified_lens(self, batch: BatchView, drafts: DraftView, step: StepView) -> Any:
         if self.answers is None:
@@ -171,6 +178,8 @@ class Speculation:
             load,
             now=float(step.record["scheduled_at"]),
             free_slots=free_slots,
+            num_running=int(step.record["num_running"]),
+            is_undrafted=step.of_sequences("is_undrafted") == 1 if self.skips_prefills else None,
             drafts=drafts,
         )
 
@@ -196,8 +205,8 @@ class Speculation:
             assert source is not None
             source.keep_tree(step, asked)
             return asked.num_nodes
-        if self.skips_prefills:
-            asked = np.where(step.of_sequences("is_undrafted") == 1, 0, asked)
+        if batch.is_undrafted is not None:
+            asked = np.where(batch.is_undrafted, 0, asked)
         if policy.draft_threshold is not None and np.any(asked):
             asked = self._until_unsure(batch, asked, policy.draft_threshold)
         return asked

@@ -138,6 +138,7 @@ class Entry(Protocol):
     asked_len: int  # draft tokens that the drafter is run for at the end of the step
     offered_len: int  # draft tokens that it comes up with, and that are verified next
     found_len: int  # draft tokens that a lookup has found for it then
+    unread_len: int  # cached tokens that the drafter, which had left them out, has to read itself
 
 
 class Step(Protocol):
@@ -179,6 +180,9 @@ class Block(Protocol):
     holders: int  # sequences that hold it; kept for published blocks only
     next_free: int  # in the free queue
     previous_free: int
+    is_undrafted: int
+    """Whether the drafter has no entries of what it holds; kept only where it may leave out prompts
+    and prefixes are cached."""
     next_alike: int
     """The next one, by time of publication, whose key has the same place in the index."""
 
@@ -361,7 +365,7 @@ class Table(NamedTuple):
 
 _SHORT: dict[type, tuple[str, ...]] = {
     Fact: ("prompt_len", "output_len", "max_tokens", "priority", "rank", "num_keys"),
-    Block: ("holders", "next_free", "previous_free", "next_alike"),
+    Block: ("holders", "is_undrafted", "next_free", "previous_free", "next_alike"),
 }
 """Fields of four bytes, not eight, of what there is much of."""
 

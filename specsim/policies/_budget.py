@@ -176,6 +176,12 @@ def _taken(owner: Desk[Spending], budget: int, num: int, floor: Ints | None = No
     return desk.counts[:num].copy()
 
 
+def emitted_of(survival: NDArray[np.float64], lens: Ints) -> float:
+    """Return how many tokens of drafts of these lengths are expected to be accepted."""
+    is_drafted = np.arange(survival.shape[1]) < lens[:, np.newaxis]
+    return float(survival.sum(where=is_drafted))
+
+
 def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots: int) -> int:
     """Return the k of highest goodput if all draft k tokens, for which slots are free."""
     num = load.num_requests

@@ -42,24 +42,34 @@ class AlphaWindow:
     A rejected token ends a draft, so a step tries each of its drafts once more than it accepts,
     unless it accepts all of it: the maximum-likelihood alpha is accepted / (accepted + cut short)
     (on-the-fly, eq. 2). The prior counts for a few trials, so that one unlucky draft does not end
-    speculation; and steps that drafted nothing push old evidence out of the window, so that it is
-    tried again.
+    speculation.
 
     Args:
-        window: Steps.
+        window: Steps that drafted something.
         prior: Rate before anything has been seen.
     """
 
     def __init__(self, window: int, prior: float) -> None:
-        self._trials: deque[tuple[int, int]] = deque([(0, 0)] * window)
+        self._window = window
         self._prior = prior
+        self._empty()
+
+    def _empty(self) -> None:
+        self._trials: deque[tuple[int, int]] = deque([(0, 0)] * self._window)
         self._accepted = 0
         self._cut_short = 0
+
+    def renew(self) -> None:
+        """Let what has been seen count no more than a prior does."""
+        self._prior = self.alpha
+        self._empty()
 
     def add(self, outcome: StepOutcome) -> None:
         """Take a step in."""
         accepted = int(outcome.accepted_lens.sum())
         cut_short = int((outcome.accepted_lens != outcome.draft_lens).sum())  # k = 0 tries nothing
+        if not accepted + cut_short:
+            return
         old_accepted, old_cut_short = self._trials.popleft()
         self._trials.append((accepted, cut_short))
         self._accepted += accepted - old_accepted
@@ -80,7 +90,8 @@ class Fading(NamedTuple):
     totals: Floats
     """The same of all requests."""
     rates: Floats
-    """Share that stays; accepted tokens and trials that every request is given besides."""
+    """Share that stays; accepted tokens and trials that every request is given besides; whether
+    totals fade where nothing is tried."""
     requests: Ints
     accepted_lens: Ints
     draft_lens: Ints
@@ -109,8 +120,9 @@ def add_fading(desk: Fading) -> int:
         counts[request, 1] = keep * counts[request, 1] + trials
         all_accepted += accepted
         all_trials += trials
-    desk.totals[0] = keep * desk.totals[0] + all_accepted
-    desk.totals[1] = keep * desk.totals[1] + all_trials
+    if all_trials or desk.rates[3]:
+        desk.totals[0] = keep * desk.totals[0] + all_accepted
+        desk.totals[1] = keep * desk.totals[1] + all_trials
     return 0
 
 
@@ -142,16 +154,20 @@ class AlphaPerRequest:
         window: Steps of a request after which a count has faded to 1/e.
         prior: Rate before anything has been seen.
         prior_trials: Trials that the rate of all requests counts for in the rate of one.
+        forgets: Whether the rate of all requests goes back to the prior where nothing is drafted,
+            so that it is tried again; not where `Trials` sees to that.
     """
 
-    def __init__(self, window: float, prior: float, prior_trials: float) -> None:
+    def __init__(
+        self, window: float, prior: float, prior_trials: float, *, forgets: bool = True
+    ) -> None:
         self._prior = prior
         self._prior_trials = prior_trials
         self._counts = PerRequest(0.0, 2)
         """Accepted tokens, trials."""
         self._totals = np.zeros(2)
         """The same of all requests."""
-        rates = np.array([1.0 - 1.0 / window, 0.0, prior_trials])
+        rates = np.array([1.0 - 1.0 / window, 0.0, prior_trials, forgets], dtype=np.float64)
         self._desk = Desk(
             Fading, add_fading, survivals, counts=self._counts, totals=self._totals, rates=rates
         )
@@ -167,6 +183,11 @@ class AlphaPerRequest:
         accepted, trials = self._totals.tolist()
         rate: float = (accepted + PRIOR_TRIALS * self._prior) / (trials + PRIOR_TRIALS)
         return rate
+
+    def renew(self) -> None:
+        """Let what has been seen of all requests together count no more than a prior does."""
+        self._prior = self.alpha
+        self._totals[:] = 0.0
 
     def alphas(self, requests: Ints) -> NDArray[np.float64]:
         """Return the rate of each of some requests."""

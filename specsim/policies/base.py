@@ -51,6 +51,9 @@ class ServerView:
     drafts_at_one_cost: bool | None = None
     """Whether a step that drafts takes equally long whatever the length of the drafts; None: not
     known."""
+    plain_time: Callable[[StepLoad], float] | None = None
+    """Seconds that a step of this load takes where no drafter runs, not even to keep up with what
+    the target reads; None: as long as one that drafts nothing."""
 
 
 class Policy(Member):
@@ -198,10 +201,21 @@ class Policy(Member):
         """
         return False
 
+    def drops_drafter(self, memory: Any) -> bool:
+        """Return whether the drafter leaves all requests of the scheduled step alone from now on.
+
+        It then need not read what the target reads of them, and can never draft for them again.
+        """
+        return False
+
     @property
     def disables_prefill(self) -> bool:
-        """Whether `skips_draft_prefill` can say yes, so that it must be called."""
-        return type(self).skips_draft_prefill is not Policy.skips_draft_prefill
+        """Whether the drafter may leave requests out, so that the two above must be called."""
+        own = type(self)
+        return (
+            own.skips_draft_prefill is not Policy.skips_draft_prefill
+            or own.drops_drafter is not Policy.drops_drafter
+        )
 
     def alpha_estimate(self, memory: Any) -> float:
         """Return the alpha that it believes in, for timelines; NaN if it has no estimate."""

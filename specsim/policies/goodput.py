@@ -5,15 +5,32 @@ from typing import Any, ClassVar, Literal, final
 from pydantic import Field
 
 from specsim.core.step import BatchView, Ints
-from specsim.policies._budget import best_common_len, best_lens
-from specsim.policies._estimate import AlphaPerRequest, AlphaWindow, EstimatesAlpha, Estimating
+from specsim.policies._budget import best_common_len, best_lens, emitted_of
+from specsim.policies._estimate import AlphaPerRequest, AlphaWindow, expected_len
+from specsim.policies._trials import Weighing, WeighsDrafter
 from specsim.policies.base import ServerView
 
-_Memory = Estimating[AlphaWindow] | Estimating[AlphaPerRequest]
+_Memory = Weighing[AlphaWindow] | Weighing[AlphaPerRequest]
+
+
+def _best_lens(batch: BatchView, memory: Weighing[AlphaPerRequest]) -> int | Ints:
+    """Return the best length of each request, by its own estimate."""
+    server, load = memory.server, batch.decode_load()
+    survival = memory.alphas.survival(batch, server.max_draft_len)
+    lens = best_lens(
+        survival,
+        load,
+        server.step_times,
+        free_slots=batch.free_slots,
+        one_cost=server.drafts_at_one_cost,
+        step_time=server.step_time,
+    )
+    emitted = load.num_requests + emitted_of(survival, lens)
+    return memory.trials.settle(batch, load, lens, emitted, memory.alphas)
 
 
 @final
-class Goodput(EstimatesAlpha):
+class Goodput(WeighsDrafter):
     """Estimated emitted tokens over estimated step time, maximised over k = 0..V.
 
     Liu et al. (2024), "Optimizing Speculative Decoding for Serving Large Language Models Using
@@ -39,27 +56,23 @@ class Goodput(EstimatesAlpha):
 
     def start(self, server: ServerView) -> _Memory:
         """Return the prior."""
+        window, prior = self.window, self.prior
         if self.granularity == "step":
-            return Estimating(server, AlphaWindow(self.window, self.prior))
-        return Estimating(server, AlphaPerRequest(self.window, self.prior, prior_trials=5.0))
+            return Weighing(server, AlphaWindow(window, prior), window)
+        return Weighing(server, AlphaPerRequest(window, prior, 5.0, forgets=False), window)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return the length of highest goodput for the step that will verify it."""
-        server, alphas, load = memory.server, memory.alphas, batch.decode_load()
-        if isinstance(alphas, AlphaPerRequest):
-            return best_lens(
-                alphas.survival(batch, server.max_draft_len),
-                load,
-                server.step_times,
-                free_slots=batch.free_slots,
-                one_cost=server.drafts_at_one_cost,
-                step_time=server.step_time,
-            )
-        return best_common_len(server, load, alphas.alpha, batch.free_slots)
+        if isinstance(memory.alphas, AlphaPerRequest):
+            return _best_lens(batch, memory)
+        alphas, load = memory.alphas, batch.decode_load()
+        k = best_common_len(memory.server, load, alphas.alpha, batch.free_slots)
+        emitted = load.num_requests * expected_len(alphas.alpha, k)
+        return memory.trials.settle(batch, load, k, emitted, alphas)
 
 
 @final
-class GoodputExact(EstimatesAlpha):
+class GoodputExact(WeighsDrafter):
     """The k_1..k_n that maximise sum_i l(alpha_i, k_i) / T(N_context, n + sum_i k_i, max_i k_i).
 
     SmartSpec (Liu et al. 2024, section 5) shies away from lengths per request, whose enumeration
@@ -89,18 +102,11 @@ class GoodputExact(EstimatesAlpha):
     prior_trials: float = Field(default=20.0, gt=0)
     """Trials that the rate of all requests counts for in the rate of one."""
 
-    def start(self, server: ServerView) -> Estimating[AlphaPerRequest]:
+    def start(self, server: ServerView) -> Weighing[AlphaPerRequest]:
         """Return the prior."""
-        return Estimating(server, AlphaPerRequest(self.window, self.prior, self.prior_trials))
+        alphas = AlphaPerRequest(self.window, self.prior, self.prior_trials, forgets=False)
+        return Weighing(server, alphas, self.window)
 
-    def draft_lens(self, batch: BatchView, memory: Estimating[AlphaPerRequest]) -> Ints:
+    def draft_lens(self, batch: BatchView, memory: Weighing[AlphaPerRequest]) -> int | Ints:
         """Return the best lengths for the step that will verify them."""
-        server = memory.server
-        return best_lens(
-            memory.alphas.survival(batch, server.max_draft_len),
-            batch.decode_load(),
-            server.step_times,
-            free_slots=batch.free_slots,
-            one_cost=server.drafts_at_one_cost,
-            step_time=server.step_time,
-        )
+        return _best_lens(batch, memory)

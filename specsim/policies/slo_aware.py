@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.step import BatchView
-from specsim.policies._budget import best_lens
+from specsim.policies._budget import best_lens, emitted_of
 from specsim.policies._desk import Desk, Floats, Ints, PerRequest, loop_on
-from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating
+from specsim.policies._estimate import AlphaPerRequest
+from specsim.policies._trials import Weighing, WeighsDrafter
 from specsim.policies.base import ServerView
 
 
@@ -60,13 +61,13 @@ def lens_on_time(desk: Late) -> int:
 
 
 @dataclass(slots=True)
-class _Memory(Estimating[AlphaPerRequest]):
+class _Memory(Weighing[AlphaPerRequest]):
     tpot: float
     desk: Desk[Late]
 
 
 @final
-class SloAware(EstimatesAlpha):
+class SloAware(WeighsDrafter):
     """Drafts first for requests that would miss their TPOT limit, then where goodput gains most.
 
     Li et al. (2025), "AdaServe", arXiv 2501.12162: a request that has decoded for time t needs
@@ -90,17 +91,17 @@ class SloAware(EstimatesAlpha):
         tpot = 0.05 if server.tpot_slo is None else server.tpot_slo
         if self.tpot_ms is not None:
             tpot = self.tpot_ms * 1e-3
-        alphas = AlphaPerRequest(self.window, self.prior, prior_trials=20.0)
+        alphas = AlphaPerRequest(self.window, self.prior, 20.0, forgets=False)
         desk = Desk(Late, lens_on_time, first_token_at=PerRequest(np.nan), clock=3)
-        return _Memory(server, alphas, tpot, desk)
+        return _Memory(server, alphas, self.window, tpot, desk)
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return what each request needs to be on time, and what pays on top."""
         server, load = memory.server, batch.decode_load()
         gains = memory.alphas.survival(batch, server.max_draft_len)
         floor = self._needed(batch, gains, server.step_time(load, server.max_draft_len), memory)
         floor[batch.in_prefill] = 0
-        return best_lens(
+        lens = best_lens(
             gains,
             load,
             server.step_times,
@@ -109,6 +110,8 @@ class SloAware(EstimatesAlpha):
             one_cost=server.drafts_at_one_cost,
             step_time=server.step_time,
         )
+        emitted = load.num_requests + emitted_of(gains, lens)
+        return memory.trials.settle(batch, load, lens, emitted, memory.alphas)
 
     @staticmethod
     def _needed(

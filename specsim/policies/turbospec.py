@@ -9,19 +9,20 @@ from pydantic import Field
 
 from specsim.core.step import BatchView, DraftView, Ints
 from specsim.policies._budget import best_common_len
-from specsim.policies._estimate import AlphaWindow, EstimatesAlpha, Estimating
+from specsim.policies._estimate import AlphaWindow, expected_len
+from specsim.policies._trials import Weighing, WeighsDrafter
 from specsim.policies.base import ServerView
 
 
 @dataclass(slots=True)
-class _Memory(Estimating[AlphaWindow]):
+class _Memory(Weighing[AlphaWindow]):
     disable_size: float = inf
     """Batch size at which nothing was proposed any more."""
     num_skips: int = 0
 
 
 @final
-class TurboSpec(EstimatesAlpha):
+class TurboSpec(WeighsDrafter):
     """Proposed length and verification length by goodput, each where it is free to move.
 
     Liu et al. (2025), "TurboSpec", arXiv 2406.14066v3, section 4.2, listings 1 and 2. A draft model
@@ -29,8 +30,10 @@ class TurboSpec(EstimatesAlpha):
     looks up is always asked for the longest draft, since length costs it nothing, and goodput
     decides how many of the tokens found are verified. Whenever k = 0 is chosen, the batch size is
     remembered: prefills in a larger batch leave out the drafter's prefill, and such a request is
-    never drafted for; every `reset_steps` times the threshold is forgotten. As in `goodput`,
-    k = 0 is a candidate.
+    never drafted for; every `reset_steps` times the threshold is forgotten. The batch is what
+    decodes once the prompts have been read: the listing's own step of prompts alone is of a few
+    requests, and would never exceed a threshold in decoding ones. As in `goodput`, k = 0 is a
+    candidate.
     """
 
     kind: Literal["turbospec"] = "turbospec"
@@ -43,9 +46,9 @@ class TurboSpec(EstimatesAlpha):
 
     def start(self, server: ServerView) -> _Memory:
         """Return the prior and no threshold."""
-        return _Memory(server, AlphaWindow(self.window, self.prior))
+        return _Memory(server, AlphaWindow(self.window, self.prior), self.window)
 
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return the proposed length: fixed for lookup methods, else that of highest goodput."""
         server = memory.server
         if not server.drafts_by_model:
@@ -53,10 +56,12 @@ class TurboSpec(EstimatesAlpha):
         load = batch.decode_load()
         if not load.num_requests:
             return 0
-        k = best_common_len(server, load, memory.alphas.alpha, batch.free_slots)
+        alpha = memory.alphas.alpha
+        k = best_common_len(server, load, alpha, batch.free_slots)
         if k == 0:
             memory.disable_size = batch.size
-        return k
+        emitted = load.num_requests * expected_len(alpha, k)
+        return memory.trials.settle(batch, load, k, emitted, memory.alphas)
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
         """Return the verification length: all of a model's draft, or as goodput says."""
@@ -84,7 +89,9 @@ class TurboSpec(EstimatesAlpha):
 
     def skips_draft_prefill(self, batch: BatchView, memory: _Memory) -> bool:
         """Return whether the batch is too large for speculation to be worth preparing."""
-        if batch.size <= memory.disable_size:
+        if memory.trials.gives_up:
+            return True
+        if batch.num_running <= memory.disable_size:
             return False
         memory.num_skips += 1
         if memory.num_skips % self.reset_steps == 0:

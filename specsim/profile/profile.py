@@ -317,6 +317,10 @@ class StepCosts:
         """Whether a step that drafts takes equally long whatever the length of its drafts."""
         return not self.drafts or self.drafts[0].has_one_cost
 
+    def plain_time(self, load: StepLoad) -> float:
+        """Return what a decode of this load takes where no drafter runs, seconds."""
+        return self.target.forward_time(load) + self.overhead.step_time(load.num_requests)
+
     def step_time(self, load: StepLoad, draft_lens: int | list[int] | Ints) -> float:
         """Return what a decode of this load takes that drafts so many tokens, seconds.
 

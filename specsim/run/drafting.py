@@ -141,6 +141,7 @@ class Drafting:
             rng=generator(experiment.seed, "policy", str(replica)),
             tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
             drafts_at_one_cost=costs.drafts_at_one_cost,
+            plain_time=costs.plain_time,
         )
         return Speculation(
             policy=policy,

@@ -101,7 +101,7 @@ def test_views_show_what_a_server_could_see_and_nothing_else() -> None:
     visible = {name for name in dir(view(1)) if not name.startswith("_")}
     assert visible == {
         *("in_prefill", "prompt_lens", "known_lens", "output_lens", "requests", "size"),
-        *("load", "decode_load", "now", "free_slots", "drafts"),
+        *("load", "decode_load", "now", "free_slots", "drafts", "is_undrafted", "num_running"),
     }
 
 

@@ -207,12 +207,14 @@ def test_alpha_is_what_was_accepted_of_what_was_verified() -> None:
     policy, memory = started("turbospec:prior=0.5,window=2", 4)
     policy.observe(outcome([2, 1], [1, 1]), memory)
     assert policy.alpha_estimate(memory) == (2 + 2.5) / (3 + 5)
-    policy.observe(outcome([0], [0]), memory)
-    policy.observe(outcome([0], [0]), memory)
-    assert policy.alpha_estimate(memory) == 0.5  # the window has passed
+    for _ in range(5):
+        policy.observe(outcome([0], [0]), memory)  # tries nothing, so nothing is forgotten
+    policy.observe(outcome([1], [0]), memory)
+    policy.observe(outcome([2], [2]), memory)
+    assert policy.alpha_estimate(memory) == (2 + 2.5) / (3 + 5)  # of the last two that tried
 
 
-def test_only_turbospec_disables_prefills() -> None:
+def test_who_weighs_costs_disables_prefills() -> None:
     names = [name for name in POLICIES.members if POLICIES.members[name].model_fields]
     disabling = {
         name
@@ -220,4 +222,41 @@ def test_only_turbospec_disables_prefills() -> None:
         if POLICIES.members[name].skips_draft_prefill
         is not POLICIES.members["off"].skips_draft_prefill
     }
-    assert disabling == {"turbospec"}
+    assert disabling == {"goodput", "goodput_exact", "slo_aware", "turbospec"}
+
+
+def test_prefills_are_disabled_also_where_they_have_steps_of_their_own(
+    serve: Serve, steps: Steps
+) -> None:
+    # k = 0 pays best for three or more. Whoever then comes is prefilled alone: a batch of one.
+    costs = {
+        "delta_ms": 250,
+        "gamma_us": 250_000,
+        "drafts": {"draft_model": {"basis": "pass", "latency": {
+            "kind": "linear", "alpha_ns": 0, "gamma_us": 1, "delta_ms": 0}}},
+    }  # fmt: skip
+    rows = [*[(0.0, 2, 9)] * 3, (4.5, 2, 20)]
+    run = serve("turbospec", rows, [[1] * 20] * 4, speculative=("draft_model", 1), costs=costs,
+                scheduler="prefill_first")  # fmt: skip
+    drafted = steps(run, "num_requests", "prefill_tokens", "draft_tokens")
+    alone = drafted[[row[1] for row in drafted].index(2) + 1 :]
+    assert {row[0] for row in alone} == {4, 1}
+    assert {row[2] for row in alone} == {0}
+
+
+def test_what_nobody_drafted_for_is_read_once_by_the_drafter_of_who_finds_it(
+    serve: Serve, steps: Steps
+) -> None:
+    # The second prompt is left out; the third and the fourth find its two blocks of 16 tokens.
+    tokens = [([100 + i] * 8, [i] * 6) if i == 0 else ([7] * 40, [i] * 6) for i in range(4)]
+    rows = [(at, len(prompt), 6) for at, (prompt, _) in zip((0, 1, 3e3, 6e3), tokens, strict=True)]
+    run = serve("turbospec", rows, [[0] * 6] * 4, speculative=("draft_model", 2), costs=DEAR,
+                enable_prefix_caching=True, block_size=16, tokens=tokens)  # fmt: skip
+    names = ("num_requests", "prefill_tokens", "draft_time")
+    prompts = [row for row in steps(run, *names) if row[1]]
+    assert prompts == [
+        (1, 8, 1.5),
+        (2, 40, 1.0625),  # one token of the first request
+        (1, 8, 1 + 40 / 16),  # all of the prompt, though the target reads eight tokens of it
+        (1, 8, 1.5),  # by now its own entries are there
+    ]

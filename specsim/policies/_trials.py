@@ -1,0 +1,173 @@
+"""Whether a drafter is worth having, and when to try again one that was not."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specsim.core.step import BatchView, Ints, StepLoad, StepOutcome
+from specsim.policies._estimate import Alphas, EstimatesAlpha, Estimating
+from specsim.policies.base import ServerView
+
+FIRST_WAIT, LONGEST_WAIT = 100, 3200
+"""Steps without drafts after which the drafter is tried again; doubled by each trial in vain."""
+TRIAL_TOKENS = 8
+"""Draft tokens that a trial verifies, one for a sequence."""
+MOST_LOST = 5.0
+"""Steps' worth of time that a drafter may cost beyond what it yields before it is given up, or
+would have earned before it is taken back."""
+SKIPPING_SHARE = 0.7
+"""Share of steps without speculation above which prefills leave the drafter out (SmartSpec, section
+5, where it is a matter of experience)."""
+
+
+class Trials:
+    """What a drafter is worth, against a server that has none.
+
+    A drafter with a KV cache reads whatever the target reads, so that drafts of no tokens take time
+    as well, and k = 0 is not yet no speculation. Where speculation has not paid in most of the last
+    steps, prefills leave the drafter out (SmartSpec, "prefill disabling"); and where it has cost
+    too much since it last paid, it is given up: it leaves all requests alone, until it would have
+    earned as much, say because the load has fallen. What was learned of its acceptance is not
+    forgotten meanwhile, but counts for little when it is tried again: for a few tokens, ever more
+    rarely, so that a useless drafter costs next to nothing, and one that has become better is found
+    after `LONGEST_WAIT` steps and the next arrival at most.
+
+    Args:
+        window: Steps that the share of steps without speculation goes over, about.
+    """
+
+    def __init__(self, server: ServerView, window: int) -> None:
+        self._server = server
+        self._weight = 1.0 / window
+        self._unpaid, self._reading_time = 0.0, 0.0
+        """Share of steps without speculation; seconds of a step that the drafter reads prompts."""
+        self._lost, self._missed = 0.0, 0.0
+        self._is_given_up = False
+        self._idle, self._wait = 0, FIRST_WAIT
+        self._left = 0
+        """Draft tokens until the trial is over; 0: there is none."""
+
+    @property
+    def skips_prefill(self) -> bool:
+        """Whether prefills leave the drafter out."""
+        return self._unpaid > SKIPPING_SHARE and not self._left
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether the drafter is to leave all requests alone."""
+        return self._is_given_up and not self._left
+
+    def settle(
+        self, batch: BatchView, load: StepLoad, lens: int | Ints, emitted: float, alphas: Any
+    ) -> int | Ints:
+        """Return these lengths; nothing if the drafter is given up, and now and then a trial.
+
+        Args:
+            load: `batch.decode_load()`.
+            lens: Of highest goodput, where the drafter runs in any case.
+            emitted: Tokens that are expected of them, bonus tokens included.
+            alphas: `AlphaWindow` or `AlphaPerRequest`.
+        """
+        if not load.num_requests:
+            return lens
+        served = ~batch.in_prefill
+        if batch.is_undrafted is not None:
+            served &= ~batch.is_undrafted
+        if not self._left:
+            self._weigh(load, lens, emitted, np.count_nonzero(served) / load.num_requests)
+            if served.any() and np.any(lens) and not self._is_given_up:
+                self._idle = 0
+                return lens
+            self._idle += 1
+            if self._idle >= self._wait:
+                self._left, self._wait = TRIAL_TOKENS, min(2 * self._wait, LONGEST_WAIT)
+                alphas.renew()
+        if not self._left:
+            return 0
+        tried: Ints = np.zeros(batch.size, dtype=np.int64)
+        tried[np.flatnonzero(served)[:TRIAL_TOKENS]] = 1
+        return tried
+
+    def _weigh(self, load: StepLoad, lens: int | Ints, emitted: float, share: float) -> None:
+        """Judge by what the step would gain if all were drafted for, and does with this share."""
+        if np.any(lens):
+            gain = self._gain(load, lens, emitted)
+        else:
+            gain = -self._drafter_time(load) / self._plain_time(load)
+        self._unpaid += self._weight * ((gain <= 0.0 or not np.any(lens)) - self._unpaid)
+        if gain > 0.0:
+            self._wait = FIRST_WAIT
+        if self._is_given_up:
+            self._missed = max(0.0, self._missed + gain)
+            self._is_given_up = self._missed <= MOST_LOST
+            self._lost = 0.0
+        elif share:
+            yielded = gain - (emitted / load.num_requests - 1.0) * (1.0 - share)
+            self._lost = max(0.0, self._lost - yielded)
+            self._is_given_up = bool(self._lost > MOST_LOST and gain <= 0.0)
+            self._missed = 0.0
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn what prompts take to be read by the drafter, and how far a trial has come."""
+        load = outcome.load
+        time = 0.0
+        if load.prefill_tokens:
+            decoding = load.batched_tokens - load.prefill_tokens
+            time = self._drafter_time(load)
+            time -= self._drafter_time(load._replace(batched_tokens=decoding, prefill_tokens=0))
+        self._reading_time += self._weight * (time - self._reading_time)
+        if self._left:
+            drafted, accepted = outcome.draft_lens, outcome.accepted_lens
+            tried = int(accepted.sum()) + int(np.count_nonzero(accepted != drafted))
+            self._left = max(0, self._left - tried)
+            if not self._left:
+                self._idle = 0
+
+    def _gain(self, load: StepLoad, lens: int | Ints, emitted: float) -> float:
+        """Return what a step gains by its drafts, as a share of one without a drafter."""
+        num = load.num_requests
+        drafted = num * lens if isinstance(lens, int) else int(lens.sum())
+        time = self._server.step_time(load._replace(batched_tokens=num + drafted), lens)
+        return emitted / num - (time + self._reading_time) / self._plain_time(load)
+
+    def _drafter_time(self, load: StepLoad) -> float:
+        """Return what the drafter takes to keep up with a step, seconds."""
+        if not load.batched_tokens:
+            return 0.0
+        return self._server.step_time(load, 0) - self._plain_time(load)
+
+    def _plain_time(self, load: StepLoad) -> float:
+        plain_time = self._server.plain_time
+        return self._server.step_time(load, 0) if plain_time is None else plain_time(load)
+
+
+@dataclass(slots=True)
+class Weighing(Estimating[Alphas]):
+    """Memory of a policy that weighs whether a drafter is worth having."""
+
+    window: int
+    """Steps."""
+    trials: Trials = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trials = Trials(self.server, self.window)
+
+
+class WeighsDrafter(EstimatesAlpha):
+    """Base of the policies with such a memory, whose `draft_lens` leave it to `Trials.settle`."""
+
+    def observe(self, outcome: StepOutcome, memory: Any) -> None:
+        """Learn from what was accepted."""
+        super().observe(outcome, memory)
+        memory.trials.observe(outcome)
+
+    def skips_draft_prefill(self, batch: BatchView, memory: Any) -> bool:
+        """Return whether speculation has not paid in most of the last steps."""
+        skips: bool = memory.trials.skips_prefill
+        return skips
+
+    def drops_drafter(self, memory: Any) -> bool:
+        """Return whether the drafter is given up."""
+        drops: bool = memory.trials.gives_up
+        return drops
