@@ -11,6 +11,7 @@ import typer
 
 from specsim.cli.calibration import calibrate
 from specsim.cli.inspection import breakdown, export, list_members, plot, report, schema, timeline
+from specsim.cli.planning import plan
 from specsim.cli.policies import policy_app
 from specsim.cli.profiles import profile_app
 from specsim.cli.reality import acceptance_app, observe, parity, validate
@@ -29,6 +30,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(plan)
 app.command()(run)
 app.command(cls=ManyPolicies)(compare)
 app.command()(sweep)
