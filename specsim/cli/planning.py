@@ -1,7 +1,9 @@
 """Commands that begin: ``plan``, ``init`` and ``demo``."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,15 +11,13 @@ from specsim.cli.options import (
     ALL_CORES,
     Out,
     Workers,
+    output_file,
     progress,
     results_folder,
     spinner,
     warn,
 )
-from specsim.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from specsim.study.plan import Question
+from specsim.core.errors import ConfigError, SpecsimError
 
 _PAGE = "report.html"
 
@@ -68,15 +68,25 @@ def plan(
 
     warm_up(workers)
     from specsim.show.render.plan import plan_lines
-    from specsim.study.plan import make_plan
+    from specsim.study.calls import plan as ask
     from specsim.study.plan.files import FILES, save_plan
 
-    question = _question(
-        vllm, sglang, traffic, qps, slo, gpus, attainment, acceptance, prices, seed
-    )
     with results_folder(out, FILES) as folder:
         with progress("simulations", None) as on_progress:
-            found = make_plan(question, workers=workers, on_progress=on_progress)
+            found = ask(
+                vllm=vllm,
+                sglang=sglang,
+                traffic=traffic,
+                qps=qps,
+                slo=slo,
+                gpus=gpus,
+                attainment=attainment,
+                acceptance=acceptance,
+                prices=prices,
+                seed=seed,
+                workers=workers,
+                on_progress=on_progress,
+            )
         if folder is not None:
             save_plan(found, folder)
     for line in plan_lines(found):
@@ -91,25 +101,80 @@ def plan(
         typer.echo(f"results: {out} ({_PAGE}, serve.sh, docker-compose.yaml, experiment.yaml)")
 
 
-def _question(
-    vllm: str | None, sglang: str | None, traffic: str, qps: float, slo: str, gpus: str,
-    attainment: float, acceptance: str | None, prices: Path | None, seed: int,
-) -> "Question":  # fmt: skip
-    from specsim.study.capacity import Prices, parse_slo
-    from specsim.study.plan import Question
-    from specsim.study.plan.command import read_command
-    from specsim.study.plan.traffic import find_traffic
+def init(
+    out: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="What to write.")] = Path(
+        "experiment.yaml"
+    ),
+) -> None:
+    """Ask for server, traffic, load and limits, and write an experiment with comments.
 
-    if (vllm is None) == (sglang is None):
-        raise ConfigError("give either --vllm 'vllm serve MODEL ...' or --sglang '...'")
-    if not 0 < qps < float("inf"):
-        raise ConfigError(f"--qps {qps}: must be a finite number above 0")
-    if not 0 < attainment <= 1:
-        raise ConfigError(f"--attainment {attainment}: must be above 0 and at most 1")
-    program = "sglang" if vllm is None else "vllm"
-    command = read_command(vllm or sglang or "", program)
-    names = tuple(name.strip() for name in gpus.split(",") if name.strip())
-    return Question(
-        command, find_traffic(traffic, acceptance), parse_slo(slo), qps, names,
-        Prices.load(prices), attainment, seed,
-    )  # fmt: skip
+    Answers may also come from a pipe, one per line; an empty line takes what is proposed.
+
+    specsim init my.yaml
+    """
+    from specsim.study.calls import question_of
+    from specsim.study.plan.files import commented
+    from specsim.study.plan.options import first_option, with_replicas
+
+    answers: dict[str, Any] = {}
+    with output_file(out) as file:
+        ask = _asker()
+        for name, (text, proposed) in _QUESTIONS.items():
+            while True:
+                answers[name] = ask(text, proposed)
+                try:
+                    question = question_of(**answers)
+                    break
+                except SpecsimError as error:
+                    if not sys.stdin.isatty():
+                        raise
+                    typer.echo(f"error: {error}", err=True)
+        option = first_option(question)
+        experiment = with_replicas(option, question, 1)
+        about = f"one {option.hardware.label}; for how many: specsim plan, with the same answers"
+        assert file is not None
+        file.write_text(commented(experiment, about), encoding="utf-8")
+    typer.echo(
+        f"experiment: {out} (specsim run {out}, specsim capacity {out} --qps {question.rate:g})"
+    )
+
+
+_QUESTIONS = {
+    "vllm": ("How is the server started", "vllm serve meta-llama/Llama-3.1-8B-Instruct"),
+    "traffic": ("Traffic (chat, code, summarise, math, a data set, a trace)", "chat"),
+    "qps": ("Requests per second", "10"),
+    "slo": ("Limits in ms", "ttft:500,tpot:50"),
+    "gpus": ("GPU", "h100"),
+}
+
+
+def _asker() -> Callable[[str, str], str]:
+    """Return what asks one question: at the terminal, or of the lines that are piped in."""
+    if sys.stdin.isatty():
+        return lambda text, proposed: str(typer.prompt(text, default=proposed))
+    lines = iter(sys.stdin.read(100_000).splitlines())
+    first = next(lines, None)
+    if first is None:
+        raise ConfigError(
+            "init: there is no terminal to ask at, and no answers in the pipe; give one per line: "
+            + ", ".join(_QUESTIONS)
+        )
+    given = iter([first, *lines])
+    return lambda text, proposed: next(given, "").strip() or proposed
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results/demo"),
+    workers: Workers = ALL_CORES,
+) -> None:
+    """Simulate an hour of chat on one H100, without speculation and with k = 3, in half a minute.
+
+    specsim demo --out results/demo
+    """
+    from specsim.cli.simulation import compare
+    from specsim.core.resources import find_resource
+
+    experiment = find_resource("experiments", "demo/demo.yaml")
+    if experiment is None:
+        raise ConfigError("demo: experiments/demo/demo.yaml is missing; install llm-specsim again")
+    compare(experiment, ["off", "static:k=3"], replications=1, workers=workers, out=out)

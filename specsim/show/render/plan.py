@@ -45,7 +45,8 @@ def _answers(plan: "Plan") -> list[str]:
     else:
         fewest, most = found.replicas_interval
         count = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        sure = f"{between.low:.4g} - {between.high:.4g} requests/s per replica (95 %): {count} replicas"
+        per_replica = f"{between.low:.4g} - {between.high:.4g} requests/s per replica (95 %)"
+        sure = f"{per_replica}: {count} replicas"
     if plan.ties:
         sure += f"; not shown to be cheaper than {', '.join(plan.ties)}"
     return [*lines, f"sure     {sure}"]

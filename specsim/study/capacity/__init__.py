@@ -16,7 +16,7 @@ from specsim.study.capacity.choices import Choices, Goal, Hardware, Prices, find
 from specsim.study.capacity.findings import Capacity, Found
 from specsim.study.capacity.interval import Interval
 from specsim.study.capacity.probe import LoadProbe, LoadRun, Task, measure
-from specsim.study.capacity.search import Asked, Search, explore, refine
+from specsim.study.capacity.search import FILLS, Asked, Search, explore, refine
 from specsim.study.loads import Loads, Trial, check_steady
 from specsim.study.runner import LocalProcesses, Runner
 from specsim.workload import WorkloadConfig
@@ -29,7 +29,6 @@ __all__ = [
 
 _START_CLIENTS = 16
 _ROUNDS = 6  # requests per client of a closed loop
-_FILLS = 8  # times as many requests as the server holds at once are in the first runs
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Contender:
             return explore(float(_START_CLIENTS), self.goal, count)
         if self.goal.max_requests is not None:
             # A server that holds many requests at once takes long to be steady.
-            count = max(count, _FILLS * max(run.most_running for run in saturated.runs))
+            count = max(count, FILLS * max(run.most_running for run in saturated.runs))
         return explore(saturated.requests_per_second, self.goal, count)
 
 
@@ -175,7 +174,7 @@ def refined(
         assert before.rate is not None
         assert before.at_capacity is not None
         held = max(run.most_running for run in before.at_capacity.runs)
-        count = max(candidate.goal.num_requests, _FILLS * held)
+        count = max(candidate.goal.num_requests, FILLS * held)
         enough = partial(is_enough, candidate)
         searches.append(refine(before.rate, candidate.goal, count, enough))
     return _found(candidates, searches, runner, prices)

@@ -16,6 +16,9 @@ from specsim.study.capacity.choices import Goal
 from specsim.study.capacity.interval import Interval, interval_between
 from specsim.study.capacity.probe import LoadProbe
 
+FILLS = 8
+"""Times as many requests as the server holds at once are in runs of which it is full for most."""
+
 _DOWN = 2.0
 _UP = 1.25  # the start is near saturation, so that one step up is mostly enough
 _LOWEST = 1 / 64
@@ -162,6 +165,12 @@ class _Stage:
         """The capacity; the sustained load where nothing says more."""
         return self.interval.estimate if self.interval else self.bracket.sustained
 
+    @property
+    def is_long(self) -> bool:
+        """Whether runs have so many requests that the server was full for most of them."""
+        held = max(run.most_running for probe in self.probes.values() for run in probe.runs)
+        return self.num_requests >= FILLS * held
+
     def is_settled(self, before: float) -> bool:
         """Whether the capacity is known well enough, and no other than from shorter runs."""
         if self.interval is None:
@@ -199,7 +208,8 @@ def refine(
     Args:
         near: What they have shown.
         num_requests: Of the first runs.
-        is_enough: Whether an interval is as narrow as it has to be: then runs grow no more.
+        is_enough: Whether an interval is as narrow as it has to be: then runs that are long enough
+            to fill the server grow no more.
 
     Yields:
         A load to try; to be answered by its probe.
@@ -242,6 +252,7 @@ def _lengthened(
         if interval is not None:
             # What is left of an error that falls with the length of the runs.
             interval = interval.moved_from(before, 1 / (_LONGER - 1))
-            is_settled = is_enough(interval) or (not is_first and stage.is_settled(before))
+            is_settled = stage.is_long and is_enough(interval)
+            is_settled = is_settled or (not is_first and stage.is_settled(before))
     yield from stage.confirm()
     return stage, interval, is_settled

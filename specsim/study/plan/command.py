@@ -45,8 +45,9 @@ _SWITCHES = {
     "trust-remote-code", "enable-auto-tool-choice", "disable-log-requests", "disable-log-stats",
     "enable-log-requests", "enforce-eager", "enable-lora", "enable-dbo", "enable-eplb",
     "disable-custom-all-reduce", "disable-cuda-graph", "enable-torch-compile",
-    "skip-tokenizer-init", "enable-metrics", "enable-dp-attention", "enable-prompt-tokens-details", "headless",
-    "disable-radix-cache", "disable-overlap-schedule", "disable-uvicorn-access-log",
+    "skip-tokenizer-init", "enable-metrics", "enable-dp-attention", "headless",
+    "enable-prompt-tokens-details", "disable-radix-cache", "disable-overlap-schedule",
+    "disable-uvicorn-access-log",
 }  # fmt: skip
 """Flags of neither kind above that take no value; any other unknown one takes what follows it."""
 _SGLANG = {
@@ -275,7 +276,9 @@ class _Reader:
         try:
             found = parse_json(text) if text is not None else {}
         except UnreadableError as error:
-            raise ConfigError(f"{self._source}: --{name} {text:.80}: {error}") from error
+            raise ConfigError(
+                f"{self._source}: --{name} {text:.80}: {error}; quote it: '{{...}}'"
+            ) from error
         if not isinstance(found, dict):
             raise ConfigError(f"{self._source}: --{name} {text:.80}: should be a JSON object")
         for key, value in dotted.items():

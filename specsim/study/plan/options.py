@@ -281,6 +281,14 @@ def _on_vllm(experiment: Experiment, question: Question) -> dict[str, Any] | Non
     return {**drafts, "model": name if "/" in name else f"YOUR-{proposer.method.upper()}"}
 
 
+def first_option(question: Question) -> Option:
+    """Return the option to begin with: the first GPU, with the drafter of the command if any."""
+    options = offered(question, ("off", f"static:k={FIRST_K}")).options
+    label = options[0].hardware.label
+    own = [option for option in options if option.hardware.label == label]
+    return own[1] if len(own) > 1 else own[0]
+
+
 def with_replicas(option: Option, question: Question, replicas: int) -> Experiment:
     """Return the experiment of a whole service, of about a minute of traffic."""
     count = max(_REQUESTS, round(60 * question.rate))
