@@ -5,6 +5,7 @@ python experiments/plan-check/run.py [QUESTION ...]
 
 import csv
 import sys
+from dataclasses import replace
 from math import ceil, inf
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +16,6 @@ from specsim.study.capacity.search import Asked
 from specsim.study.plan import Question, make_plan
 from specsim.study.plan.answer import Plan
 from specsim.study.plan.command import read_command
-from specsim.study.plan.options import goal_of
 from specsim.study.plan.traffic import find_traffic
 from specsim.study.runner import LocalProcesses, Runner
 
@@ -72,9 +72,7 @@ def dense(plan: Plan, name: str, found: Found, runner: Runner) -> float:
     """Return the largest load of a grid that is sustained, from below."""
     if found.rate is None:
         return 0.0
-    contender = plan.options[name].contender(
-        goal_of(plan.question).__class__(**{**vars(found.goal), "replications": SEEDS})
-    )
+    contender = plan.options[name].contender(replace(found.goal, replications=SEEDS))
     place = 0
 
     def is_sustained(place: int) -> bool:

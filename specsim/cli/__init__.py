@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from specsim.cli.calibration import calibrate
+from specsim.cli.examples import example
 from specsim.cli.inspection import breakdown, export, list_members, plot, report, schema, timeline
 from specsim.cli.planning import demo, init, plan
 from specsim.cli.policies import policy_app
@@ -54,10 +55,14 @@ _COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
 for _panel, _members in _COMMANDS.items():
     for _name, _member in _members.items():
         if isinstance(_member, typer.Typer):
+            for _own in _member.registered_commands:
+                _own.epilog = example(
+                    f"{_name} {_own.name or getattr(_own.callback, '__name__', '')}"
+                )
             app.add_typer(_member, name=_name, rich_help_panel=_panel)
         else:
             _class = ManyPolicies if _member in (capacity, compare) else None
-            app.command(_name, cls=_class, rich_help_panel=_panel)(_member)
+            app.command(_name, cls=_class, epilog=example(_name), rich_help_panel=_panel)(_member)
 
 
 def _version(wanted: bool) -> None:

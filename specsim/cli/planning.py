@@ -61,8 +61,6 @@ def plan(
 
     Reads the command line of a server. With --out the folder gets the page report.html, serve.sh,
     docker-compose.yaml, kubernetes.yaml and experiment.yaml to look deeper.
-
-    specsim plan --vllm 'vllm serve Qwen/Qwen3-8B' --traffic chat --qps 20 --gpus h100,l40s
     """
     from specsim.study.runner import warm_up
 
@@ -109,8 +107,6 @@ def init(
     """Ask for server, traffic, load and limits, and write an experiment with comments.
 
     Answers may also come from a pipe, one per line; an empty line takes what is proposed.
-
-    specsim init my.yaml
     """
     from specsim.study.calls import question_of
     from specsim.study.plan.files import commented
@@ -167,10 +163,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results/demo"),
     workers: Workers = ALL_CORES,
 ) -> None:
-    """Simulate an hour of chat on one H100, without speculation and with k = 3, in half a minute.
-
-    specsim demo --out results/demo
-    """
+    """Simulate an hour of chat on one H100, without speculation and with k = 3."""
     from specsim.cli.simulation import compare
     from specsim.core.resources import find_resource
 

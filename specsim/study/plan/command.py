@@ -12,6 +12,7 @@ from typing import Any
 
 from specsim.core.errors import ConfigError
 from specsim.core.reading import UnreadableError, parse_json
+from specsim.proposers import PROPOSERS
 
 _SHORT = {"-tp": "tensor-parallel-size", "-dp": "data-parallel-size", "-q": "quantization",
           "-pp": "pipeline-parallel-size", "-sc": "speculative-config"}  # fmt: skip
@@ -132,9 +133,8 @@ def _after_program(words: list[str], program: str) -> list[str]:
             rest = words[number + 1 :]
             return rest[1:] if rest[:1] == ["serve"] else rest
         if any(start.search(word) for start in _START.values()):
-            raise ConfigError(
-                f"--{program}: begins with '{word}'; give it as --{word.partition('.')[0]}"
-            )
+            other = "sglang" if program == "vllm" else "vllm"
+            raise ConfigError(f"--{program}: '{word}' starts another server; use --{other}")
     return words
 
 
@@ -213,6 +213,8 @@ class _Reader:
         if "gpu_memory_utilization" in engine and self._program == "sglang":
             notes.append("--mem-fraction-static: taken as vLLM's gpu_memory_utilization")
         notes += self._unused(set(engine))
+        if strange := unknown_fields(speculation or {}):
+            notes.append(f"without effect on the answer: {', '.join(strange)} of the drafter")
         if self._program == "sglang":
             notes.append("scheduled as vLLM does, not as SGLang does")
         size = engine.pop("tensor_parallel_size", None)
@@ -286,6 +288,11 @@ class _Reader:
             found[key.partition(".")[2].replace("-", "_")] = int(value) if known else value
         if "method" not in found and "model" in found:
             found["method"] = "eagle3" if "eagle3" in str(found["model"]).lower() else "draft_model"
+        if not isinstance(found.get("method"), str):
+            raise ConfigError(
+                f"{self._source}: --{name} {text or '':.80}: names no method; such as "
+                '{"method": "eagle3", "num_speculative_tokens": 3}'
+            )
         return found
 
     def _sglang_drafts(self) -> dict[str, Any] | None:
@@ -314,6 +321,14 @@ class _Reader:
         if "speculative-draft-model-path" in given:
             drafts["model"] = given["speculative-draft-model-path"]
         return drafts
+
+
+def unknown_fields(speculation: dict[str, Any]) -> list[str]:
+    """Return what vLLM knows of a drafter and the simulation does not."""
+    if "method" not in speculation:
+        return []
+    known = PROPOSERS.find(speculation["method"]).model_fields
+    return [name for name in speculation if name not in known]
 
 
 def _sglang_speculation(drafts: dict[str, Any] | None) -> list[str]:

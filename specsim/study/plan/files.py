@@ -19,6 +19,8 @@ FILES = (
 
 _IMAGES = {"vllm": "vllm/vllm-openai:latest", "sglang": "lmsysorg/sglang:latest"}
 _PORT = 8000
+_GPUS_PER_MACHINE = 8
+_LABELS = {"app": "llm"}
 _MARK = f"# specsim_version: {__version__}\n"
 _COMMENTS = {
     "workload": "who asks for what; arrivals.rate is of the whole service, requests/s",
@@ -52,14 +54,19 @@ def save_plan(plan: Plan, folder: Path) -> None:
     (folder / "serve.sh").write_text(_script(plan, option, line, replicas), encoding="utf-8")
     size = option.hardware.gpus_per_replica
     words = shlex.split(line)
-    _write_yaml(folder / "docker-compose.yaml", [_compose(plan, words, size, replicas)])
+    services = _compose(plan, words, size, replicas)
+    hosts = f"one machine of {_GPUS_PER_MACHINE} GPUs: {len(services['services'])} of {replicas}"
+    _write_yaml(folder / "docker-compose.yaml", [services], f"{hosts} servers")
     _write_yaml(folder / "kubernetes.yaml", _kubernetes(plan, words, size, replicas))
 
 
 def commented(experiment: Experiment, about: str) -> str:
     """Return an experiment as YAML, with a comment above each field."""
     parts = [f"{_MARK}# {about}\n"]
-    for name, value in experiment.to_dict().items():
+    fields = experiment.model_dump(
+        mode="json", exclude_none=True, exclude_defaults=True, warnings=False
+    )
+    for name, value in fields.items():
         text = yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True)
         parts.append((f"# {_COMMENTS[name]}\n" if name in _COMMENTS else "") + text)
     return "".join(parts)
@@ -93,24 +100,30 @@ def _arguments(words: list[str]) -> list[str]:
 
 
 def _compose(plan: Plan, words: list[str], size: int, replicas: int) -> dict[str, Any]:
-    program = plan.question.command.program
-    device = {"driver": "nvidia", "count": size, "capabilities": ["gpu"]}
-    server = {
-        "image": _IMAGES[program],
-        "command": _arguments(words),
-        "ipc": "host",
-        "environment": {"HF_TOKEN": "${HF_TOKEN}"},
-        "expose": [str(_PORT)],
-        "deploy": {
-            "replicas": replicas,
-            "resources": {"reservations": {"devices": [device]}},
-        },
+    """Return the servers of one machine, each with GPUs of its own."""
+    here = min(replicas, max(1, _GPUS_PER_MACHINE // size))
+    return {
+        "services": {
+            f"llm-{number}": {
+                "image": _IMAGES[plan.question.command.program],
+                "command": _arguments(words),
+                "ipc": "host",
+                "environment": {"HF_TOKEN": "${HF_TOKEN}"},
+                "ports": [f"{_PORT + number}:{_PORT}"],
+                "deploy": {"resources": {"reservations": {"devices": [_gpus(number, size)]}}},
+            }
+            for number in range(here)
+        }
     }
-    return {"services": {"llm": server}}
+
+
+def _gpus(number: int, size: int) -> dict[str, Any]:
+    ids = [str(each) for each in range(number * size, (number + 1) * size)]
+    return {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
 
 
 def _kubernetes(plan: Plan, words: list[str], size: int, replicas: int) -> list[dict[str, Any]]:
-    program, labels = plan.question.command.program, {"app": "llm"}
+    program = plan.question.command.program
     container = {
         "name": "server",
         "image": _IMAGES[program],
@@ -126,22 +139,23 @@ def _kubernetes(plan: Plan, words: list[str], size: int, replicas: int) -> list[
     deployment = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": "llm", "labels": labels},
+        "metadata": {"name": "llm", "labels": {**_LABELS}},
         "spec": {
             "replicas": replicas,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
+            "selector": {"matchLabels": {**_LABELS}},
+            "template": {"metadata": {"labels": {**_LABELS}}, "spec": pod},
         },
     }
     service = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "llm"},
-        "spec": {"selector": labels, "ports": [{"port": _PORT, "targetPort": _PORT}]},
+        "spec": {"selector": {**_LABELS}, "ports": [{"port": _PORT, "targetPort": _PORT}]},
     }
     return [deployment, service]
 
 
-def _write_yaml(path: Path, documents: list[dict[str, Any]]) -> None:
-    text = yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=100)
-    path.write_text(_MARK + text, encoding="utf-8")
+def _write_yaml(path: Path, documents: list[dict[str, Any]], about: str = "") -> None:
+    text = yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=1000)
+    head = f"# {about}\n" if about else ""
+    path.write_text(_MARK + head + text, encoding="utf-8")

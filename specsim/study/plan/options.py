@@ -17,7 +17,7 @@ from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
 from specsim.study.capacity import Contender, Goal, Hardware, Prices
 from specsim.study.loads import Loads
-from specsim.study.plan.command import ServerCommand
+from specsim.study.plan.command import ServerCommand, unknown_fields
 from specsim.study.plan.traffic import Traffic
 
 PROFILE_FILE = "profile.yaml"
@@ -249,6 +249,7 @@ def _experiment(
     if method is None:
         return Experiment.parse(config, source), None
     drafts = {"method": method, **(question.command.speculation or {})}
+    drafts = {name: drafts[name] for name in drafts if name not in unknown_fields(drafts)}
     ranges = drafts.pop("num_speculative_tokens_per_batch_size", None)
     limit = drafts.get("num_speculative_tokens") or FIRST_K
     if policy == "schedule":
