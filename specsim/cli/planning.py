@@ -89,8 +89,11 @@ def plan(
             save_plan(found, folder)
     for line in plan_lines(found):
         typer.echo(line)
-    left_out = [f"not searched to the end: {'; '.join(found.left_out)}"] if found.left_out else []
-    warn([*found.assumptions, *left_out, *found.capacity.notes])
+    warn(found.warnings)
+    if found.left_out:
+        typer.echo(
+            f"not searched to the end, after short runs: {'; '.join(found.left_out)}", err=True
+        )
     if out is not None:
         from specsim.show.report import load_study, write_page
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import typer
 import yaml
@@ -40,8 +39,8 @@ def test_every_command_has_an_example_that_its_options_allow(name: str) -> None:
     assert command.epilog == f"Example: specsim {name} {EXAMPLES[name]}"
     try:
         command.make_context(name, [] if words[0] == ">" else words)
-    except click.BadParameter as error:
-        assert "does not exist" in error.message  # noqa: PT017 - of the file, not of an option
+    except Exception as error:
+        assert "does not exist" in str(error)  # noqa: PT017 - the file, not an option
 
 
 def test_commands_stand_in_groups(cli: Run) -> None:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from specsim.study.plan import Plan
     from specsim.study.plan.answer import Point
 
-_ROWS = 5
+_ROWS = 3
 _WIDTH = 24
 
 
@@ -23,7 +23,7 @@ def plan_lines(plan: "Plan") -> list[str]:
         f"{question.rate:g} requests/s of {question.traffic.name} to {question.command.model}, "
         f"{question.attainment:.4g} within {limits}"
     )
-    return [head, *_answers(plan), *_chart(plan)]
+    return [head, *_answers(plan), f"assumes  {'; '.join(plan.assumptions)}", *_chart(plan)]
 
 
 def _answers(plan: "Plan") -> list[str]:

@@ -105,8 +105,8 @@ def _worth(screened: _Screened, left_out: list[str]) -> set[str]:
         )
     for label, cost in least.items():
         if cost > bound:
-            about = "no load keeps the limits" if cost == inf else f"at least {cost:.4g}/h"
-            left_out.append(f"{label}: {about} in short runs")
+            about = "no load keeps the limits" if cost == inf else f"at least {cost:.2f}/h"
+            left_out.append(f"{label}: {about}")
     return {label for label, cost in least.items() if cost <= bound}
 
 
@@ -132,37 +132,36 @@ def _is_worth(option: Option, worth: set[str], drafters: dict[str, str]) -> bool
 
 
 def _finalists(screened: _Screened, worth: set[str], left_out: list[str]) -> list[str]:
-    """Return the options to search to the end, the likely best first; say why others are not.
-
-    Of each hardware the best without speculation and the best with it, if they may be the cheapest
-    of their kind.
-    """
-    rank = partial(_rank, screened)
+    """Return the options to search to the end, the likely best first; say which others are not."""
     chosen: list[str] = []
     for is_off in (True, False):
         names = [name for name, option in screened.options.items() if option.is_off is is_off]
-        names.sort(key=rank)
-        bound = screened.least(names, 1 / _SHORT)
-        best: dict[str, str] = {}
-        for name in names:
-            label = screened.options[name].hardware.label
-            is_likely = inf > screened.cost(name, _SHORT) <= bound
-            if label not in worth and not is_likely:
-                continue  # said of all on that hardware
-            if not is_likely:
-                left_out.append(f"{name}: {_about(screened, name)} in short runs")
-            elif label in best:
-                left_out.append(
-                    f"{name}: {_about(screened, name)} in short runs, no better than {best[label]}"
-                )
-            elif len(best) == _MOST:
-                left_out.append(f"{name}: {_about(screened, name)} in short runs")
-            else:
-                best[label] = name
-        chosen += best.values()
+        names.sort(key=partial(_rank, screened))
+        chosen += _of_kind(screened, names)
     if not chosen:
         raise ConfigError("no option keeps the limits in short runs; raise --slo")
-    return sorted(chosen, key=rank)
+    for name, option in screened.options.items():
+        if name not in chosen and option.hardware.label in worth:
+            left_out.append(f"{name}: {_about(screened, name)}")
+    return sorted(chosen, key=partial(_rank, screened))
+
+
+def _of_kind(screened: _Screened, names: list[str]) -> list[str]:
+    """Return, of options from the best on, those of each hardware that may be the cheapest.
+
+    That is the best one, and the one of highest capacity if that might do with fewer replicas.
+    """
+    bound = screened.least(names, 1 / _SHORT)
+    likely: dict[str, list[str]] = {}
+    for name in names:
+        if inf > screened.cost(name, _SHORT) <= bound:
+            likely.setdefault(screened.options[name].hardware.label, []).append(name)
+    chosen: list[str] = []
+    for own in list(likely.values())[:_MOST]:
+        strongest = max(own, key=lambda name: screened.found[name].rate or 0.0)
+        may_be_cheaper = screened.cost(strongest, _SHORT) < screened.cost(own[0])
+        chosen += [own[0], strongest] if may_be_cheaper and strongest != own[0] else [own[0]]
+    return chosen
 
 
 def _rank(screened: _Screened, name: str) -> tuple[float, bool, float]:
@@ -172,8 +171,8 @@ def _rank(screened: _Screened, name: str) -> tuple[float, bool, float]:
 
 
 def _about(screened: _Screened, name: str) -> str:
-    cost = screened.cost(name)
-    return "no load keeps the limits" if cost == inf else f"about {cost:.4g}/h"
+    cost, latency = screened.cost(name), screened.latency(name)
+    return "no load keeps the limits" if cost == inf else f"about {cost:.2f}/h, {latency:,.0f} ms"
 
 
 def _refined(

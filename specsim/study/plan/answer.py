@@ -108,13 +108,22 @@ class Plan:
 
     @property
     def assumptions(self) -> list[str]:
-        """What the answer rests on: step times, acceptance, traffic, and what is not simulated."""
-        rooflines = {o.hardware.label for o in self.options.values() if not o.hardware.is_measured}
+        """What is taken of traffic and drafters."""
         presets = {o.acceptance: None for o in self.options.values() if o.acceptance}
+        return [self.question.traffic.note, *(f"acceptance {said}" for said in presets)]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is not as it will be, or not simulated."""
+        question = self.question
+        rooflines = {o.hardware.label for o in self.options.values() if not o.hardware.is_measured}
+        limit = question.command.engine.get("max_model_len")
+        is_long = limit is not None and question.traffic.longest > limit
         return [
             *(f"{label}: no profile; {ROOFLINE}" for label in sorted(rooflines)),
-            *(f"acceptance: {said}" for said in presets),
-            *self.question.command.notes,
+            *([f"requests beyond --max-model-len {limit} are simulated, too"] if is_long else []),
+            *question.command.notes,
+            *(note for note in self.capacity.notes if ROOFLINE not in note),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,7 +147,7 @@ class Plan:
             "short_runs": {name: each.rate for name, each in self.screened.items()},
             "left_out": self.left_out,
             "assumptions": self.assumptions,
-            "notes": self.capacity.notes,
+            "warnings": self.warnings,
         }
 
     def _told(self, name: str | None) -> dict[str, Any] | None:

@@ -30,6 +30,7 @@ _SIZES = (1, 2, 4, 8)
 _METHODS = ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix")
 _LOOKUPS = ("ngram", "suffix")
 _REQUESTS = 2000
+_ROOM = 2  # times the longest of 20,000 requests is any of a study
 _ALIASES = {
     "meta-llama-3.1-8b": "llama-3.1-8b", "meta-llama-3.1-70b": "llama-3.1-70b",
     "llama-3.3-70b": "llama-3.1-70b", "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
@@ -109,7 +110,7 @@ def model_of(name: str) -> str:
     if fitting:
         return _ALIASES[max(fitting, key=len)]
     try:
-        return find_model([name], "the command")
+        return find_model([key], "the command")
     except ProfileError as error:
         known = [n for n in resource_names("profiles", "*.json") if not n.startswith("eagle")]
         raise ConfigError(
@@ -133,7 +134,9 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
             known = ", ".join(question.prices.per_gpu_hour)
             raise ConfigError(f"--gpus {gpu}: has no price (known: {known}); add it by --prices")
         for hardware, profile in _hardware(question, gpu, found.left_out):
-            _add(question, hardware, profile, policies, found)
+            is_added = _add(question, hardware, profile, policies, found)
+            if is_added and not hardware.is_measured:
+                break  # of rooflines the smallest that fits
     if not found.options:
         raise ConfigError("; ".join(found.left_out) or "--gpus: name at least one GPU")
     wanted = (question.command.speculation or {}).get("method")
@@ -159,17 +162,12 @@ def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tup
     if question.command.weights:
         left_out.append(f"{gpu}: no profile of {model} in {question.command.weights}")
         return
-    why = ""
     for size in sizes:
-        try:
-            profile = _roofline(model, gpu, size)
-        except SpecsimError as error:
-            why = str(error)
-            continue
         label = gpu if size == 1 else f"{gpu}-tp{size}"
-        yield Hardware(label, profile, is_measured=False), PROFILE_FILE
-        return
-    left_out.append(f"{gpu}: no profile of {model}, and no roofline: {why}")
+        try:
+            yield Hardware(label, _roofline(model, gpu, size), is_measured=False), PROFILE_FILE
+        except SpecsimError as error:
+            left_out.append(f"{label}: no profile of {model}, and no roofline: {error}")
 
 
 def _roofline(model: str, gpu: str, size: int) -> Profile:
@@ -189,8 +187,9 @@ def _add(
     profile: str,
     policies: tuple[str, ...],
     found: Offered,
-) -> None:
-    """Add the options of a hardware that can be run."""
+) -> bool:
+    """Add the options of a hardware that can be run; return whether there are any."""
+    before = len(found.options)
     given = question.command.speculation
     known = [method for method in _METHODS if method in hardware.profile.drafts]
     methods = [given.get("method")] if given else known
@@ -211,10 +210,11 @@ def _add(
         except CapacityError as error:
             found.left_out.append(f"{hardware.label} {policy}: {error}")
             if policy == "off":
-                return  # with a drafter it fits even less
+                break  # with a drafter it fits even less
             continue
         if all(option.name != other.name for other in found.options):
             found.options.append(option)
+    return len(found.options) > before
 
 
 def _policies(given: dict[str, Any] | None, policies: tuple[str, ...]) -> list[str]:
@@ -240,7 +240,7 @@ def _experiment(
     """Return the experiment of one server, and where its acceptance comes from."""
     config: dict[str, Any] = {
         "workload": question.traffic.at(1.0, _REQUESTS),
-        "engine": dict(question.command.engine),
+        "engine": _engine(question),
         "profile": profile,
         "seed": question.seed,
         "slo": question.slo.model_dump(exclude_none=True),
@@ -261,6 +261,19 @@ def _experiment(
     config["engine"]["speculative_config"] = drafts
     config["acceptance"], said = question.traffic.acceptance_for(method, question.model)
     return Experiment.parse(config, source), said
+
+
+def _engine(question: Question) -> dict[str, Any]:
+    """Return the engine's settings, with room for the longest requests.
+
+    A server refuses those that exceed its limit, and nobody knows which of them would be asked
+    again, shorter: they are simulated as they are.
+    """
+    own = dict(question.command.engine)
+    limit = own.get("max_model_len") or load_model(question.model).max_position_embeddings
+    if (needed := _ROOM * question.traffic.longest) > limit:
+        own["max_model_len"] = needed
+    return own
 
 
 def _on_vllm(experiment: Experiment, question: Question) -> dict[str, Any] | None:

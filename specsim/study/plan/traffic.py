@@ -7,12 +7,13 @@ from typing import Any
 
 from specsim.acceptance import ACCEPTANCE
 from specsim.acceptance.nested import preset_names
-from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.errors import ConfigError
 from specsim.core.resources import following, locate
 from specsim.core.settings import load_mapping, nearest, validated
 from specsim.workload import WorkloadConfig
 from specsim.workload.lengths.synthetic import DATASETS
 from specsim.workload.readers import read_trace
+from specsim.workload.trace import Trace
 
 KINDS = {
     "chat": "sharegpt", "code": "instructcoder", "summarise": "cnn_dailymail",
@@ -26,6 +27,7 @@ _DRAFTERS = {"ngram": "ngram", "suffix": "ngram"}
 _PRESETS = {"sharegpt": "sharegpt", "instructcoder": "instructcoder", "gsm8k": "gsm8k",
             "cnn_dailymail": "cnn"}  # fmt: skip
 """Data sets that presets were fitted to, as those call them."""
+_SAMPLE = 20_000
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Traffic:
     """The one of `_PRESETS` that is like it, or nearest by its lengths."""
     note: str
     """What is assumed."""
+    longest: int
+    """Tokens of the longest of some requests, prompt and answer."""
     acceptance: dict[str, Any] | None = None
     """Where an experiment says it."""
 
@@ -88,8 +92,7 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
         workload = {
             "arrivals": {"kind": "poisson"}, "lengths": {"kind": "dataset", "name": dataset},
         }  # fmt: skip
-        note = f"lengths of {dataset}, Poisson arrivals"
-        return Traffic(text, workload, _nearest_dataset(dataset, workload), note, given)
+        return _traffic(text, workload, f"lengths of {dataset}, Poisson arrivals", given, dataset)
     path = locate(Path(text))
     if path.suffix in (".yaml", ".yml"):
         return _of_experiment(path, given)
@@ -103,7 +106,20 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     workload = {"arrivals": arrivals, "lengths": {"kind": "trace", "path": str(path.resolve())}}
     if arrivals["kind"] == "trace":
         del workload["lengths"]
-    return Traffic(path.name, workload, _nearest_dataset("", workload), note, given)
+    return _traffic(path.name, workload, note, given)
+
+
+def _traffic(
+    name: str,
+    workload: dict[str, Any],
+    note: str,
+    acceptance: dict[str, Any] | None,
+    dataset: str = "",
+) -> Traffic:
+    trace = _drawn(workload, _SAMPLE)
+    longest = int((trace.prompt_lens + trace.output_lens).max())
+    nearest_one = _nearest_dataset(dataset, trace)
+    return Traffic(name, workload, nearest_one, note, longest, acceptance)
 
 
 def _of_experiment(path: Path, given: dict[str, Any] | None) -> Traffic:
@@ -123,23 +139,22 @@ def _of_experiment(path: Path, given: dict[str, Any] | None) -> Traffic:
     if isinstance(own, str):
         with validated(f"--traffic {path}: acceptance", ConfigError):
             own = ACCEPTANCE.parse(own).model_dump(mode="json", exclude_none=True)
-    return Traffic(path.name, dumped, _nearest_dataset("", dumped), "as in the experiment", own)
+    return _traffic(path.name, dumped, "as in the experiment", own)
 
 
-def _nearest_dataset(name: str, workload: dict[str, Any]) -> str:
+def _drawn(workload: dict[str, Any], count: int) -> Trace:
+    """Return some requests of a workload."""
+    fields = {**workload, "num_requests": count}
+    if workload["arrivals"]["kind"] != "trace":
+        fields["arrivals"] = {**workload["arrivals"], "rate": 1.0}
+    with validated("--traffic", ConfigError):
+        return WorkloadConfig.model_validate(fields).build(0)
+
+
+def _nearest_dataset(name: str, trace: Trace) -> str:
     """Return the data set with a preset that is the traffic's, or nearest to its mean lengths."""
     if name in _PRESETS:
         return name
-    with validated("--traffic", ConfigError):
-        config = WorkloadConfig.model_validate({**workload, "num_requests": 1000})
-    if config.arrivals.kind != "trace":
-        config = config.model_copy(
-            update={"arrivals": config.arrivals.model_copy(update={"rate": 1.0})}
-        )
-    try:
-        trace = config.build(0)
-    except SpecsimError as error:
-        raise ConfigError(f"--traffic: {error}") from error
     means = (float(trace.prompt_lens.mean()), float(trace.output_lens.mean()))
 
     def distance(dataset: str) -> float:
