@@ -9,21 +9,27 @@ print(summary.data["mean_tpot_ms"])
 summary.save(Path("results"))
 """
 
+from specsim.acceptance.base import Acceptance
 from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
+from specsim.latency.base import LatencyModel
 from specsim.policies import OraclePolicy, Policy, ServerView
 from specsim.profile import Profile, load_profile
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary
+from specsim.study.calls import capacity, gate, plan, sweep
 from specsim.study.compare import compare, parse_policies
+from specsim.study.tune import tune
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
 __all__ = [
+    "Acceptance",
     "BatchView",
     "DraftView",
     "Experiment",
+    "LatencyModel",
     "OraclePolicy",
     "Policy",
     "Profile",
@@ -35,9 +41,14 @@ __all__ = [
     "Summary",
     "Trace",
     "Tree",
+    "capacity",
     "compare",
+    "gate",
     "load_profile",
     "parse_policies",
+    "plan",
     "read_trace",
     "simulate",
+    "sweep",
+    "tune",
 ]

@@ -5,12 +5,15 @@ Functions here do nothing but read arguments and show results. They import late,
 """
 
 import os
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from specsim.cli.calibration import calibrate
+from specsim.cli.examples import example
 from specsim.cli.inspection import breakdown, export, list_members, plot, report, schema, timeline
+from specsim.cli.planning import demo, init, plan
 from specsim.cli.policies import policy_app
 from specsim.cli.profiles import profile_app
 from specsim.cli.reality import acceptance_app, observe, parity, validate
@@ -29,29 +32,37 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(run)
-app.command(cls=ManyPolicies)(compare)
-app.command()(sweep)
-app.command(cls=ManyPolicies)(capacity)
-app.command()(tune)
-app.command()(gate)
-app.command("draft-eval")(draft_eval)
-app.command()(report)
-app.command()(plot)
-app.command()(timeline)
-app.command()(breakdown)
-app.command()(export)
-app.command()(calibrate)
-app.command()(observe)
-app.command()(validate)
-app.command()(parity)
-app.add_typer(policy_app, name="policy")
-app.add_typer(profile_app, name="profile")
-app.add_typer(acceptance_app, name="acceptance")
-app.add_typer(trace_app, name="trace")
-app.add_typer(tokens_app, name="tokens")
-app.command("list")(list_members)
-app.command()(schema)
+_COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    "Answer": {
+        "plan": plan, "init": init, "demo": demo, "capacity": capacity, "tune": tune,
+        "compare": compare, "gate": gate,
+    },
+    "Simulate": {"run": run, "sweep": sweep, "policy": policy_app},
+    "Look": {
+        "report": report, "plot": plot, "timeline": timeline, "breakdown": breakdown,
+        "export": export,
+    },
+    "Real engines": {
+        "calibrate": calibrate, "observe": observe, "validate": validate, "parity": parity,
+    },
+    "Inputs": {
+        "trace": trace_app, "tokens": tokens_app, "draft-eval": draft_eval,
+        "acceptance": acceptance_app, "profile": profile_app,
+    },
+    "Reference": {"list": list_members, "schema": schema},
+}  # fmt: skip
+"""By what they are for, which is where the help shows them."""
+for _panel, _members in _COMMANDS.items():
+    for _name, _member in _members.items():
+        if isinstance(_member, typer.Typer):
+            for _own in _member.registered_commands:
+                _own.epilog = example(
+                    f"{_name} {_own.name or getattr(_own.callback, '__name__', '')}"
+                )
+            app.add_typer(_member, name=_name, rich_help_panel=_panel)
+        else:
+            _class = ManyPolicies if _member in (capacity, compare) else None
+            app.command(_name, cls=_class, epilog=example(_name), rich_help_panel=_panel)(_member)
 
 
 def _version(wanted: bool) -> None:

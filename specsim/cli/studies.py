@@ -28,11 +28,9 @@ from specsim.cli.options import (
 from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specsim.policies import Policy
     from specsim.study.gate import GateResults, GateVerdict, Suite
     from specsim.study.gate.verdict import GateFailure
 
-_NUM_REQUESTS = 2000
 _MAX_REQUESTS = 64_000
 
 
@@ -113,34 +111,26 @@ def capacity(
     warm_up(workers)
     from specsim.run.experiment import Experiment
     from specsim.show.render.capacity import capacity_tables, capacity_verdict
-    from specsim.study.capacity import (
-        Choices,
-        Goal,
-        Prices,
-        find_capacity,
-        find_hardware,
-        parse_slo,
-    )
+    from specsim.study.calls import capacity as ask
 
     experiment = Experiment.load(config, all_overrides(overrides, seed))
-    limits = experiment.slo if slo is None else parse_slo(slo)
-    if limits is None:
-        raise ConfigError(
-            "--slo is missing and the experiment has no slo; give limits, such as ttft:500,tpot:50"
-        )
-    _check_ranges(attainment, tolerance, qps)
-    count = num_requests or max(experiment.workload.num_requests or 0, _NUM_REQUESTS)
-    longest = None if num_requests else max_requests
-    is_closed = drive is Drive.CONCURRENCY
-    goal = Goal(limits, attainment, tolerance, is_closed, qps, replications, count, longest)
-    table = Prices.load(prices)
-    names = [] if gpus is None else [name.strip() for name in gpus.split(",")]
-    chosen = _chosen(policies, experiment.effective_policy)
-    choices = Choices(find_hardware(experiment, names), chosen, table)
     with results_folder(out, ("capacity.json", "capacity.parquet")) as folder:
         with progress("simulations", None) as on_progress:
-            found = find_capacity(
-                experiment, goal, choices, workers=workers, on_progress=on_progress
+            found = ask(
+                experiment,
+                slo=slo,
+                attainment=attainment,
+                gpus=[] if gpus is None else [name.strip() for name in gpus.split(",")],
+                policies=policies,
+                is_closed=drive is Drive.CONCURRENCY,
+                qps=qps,
+                prices=prices,
+                tolerance=tolerance,
+                replications=replications,
+                num_requests=num_requests,
+                max_requests=max_requests,
+                workers=workers,
+                on_progress=on_progress,
             )
         if folder is not None:
             found.save(folder)
@@ -148,32 +138,10 @@ def capacity(
     for line in capacity_verdict(found):
         typer.echo(line)
     source = "examples of list prices, replace them by --prices" if prices is None else prices
-    typer.echo(f"prices of {table.date}: {source}")
+    typer.echo(f"prices of {found.prices.date}: {source}")
     warn(found.notes)
     if out is not None:
         typer.echo(f"results: {out} (capacity.json, capacity.parquet)")
-
-
-def _chosen(policies: list[str] | None, own: "Policy") -> dict[str, "Policy"]:
-    """Return the policies by label: those asked for, else the experiment's own."""
-    from specsim.study.compare import parse_policies
-    from specsim.study.sweep import labels
-
-    if policies:
-        parsed = parse_policies(policies)
-        return {label: parsed[label] for label in policies}
-    fields = own.model_dump(mode="json", exclude_defaults=True) | {"kind": own.kind}
-    return dict(zip(labels([fields]), [own], strict=True))
-
-
-def _check_ranges(attainment: float, tolerance: float, qps: float | None) -> None:
-    for option, value, rule, holds in (
-        ("--attainment", attainment, "above 0 and at most 1", 0 < attainment <= 1),
-        ("--tolerance", tolerance, "from 0.001 to 0.5", 0.001 <= tolerance <= 0.5),
-        ("--qps", qps, "a finite number above 0", qps is None or 0 < qps < float("inf")),
-    ):
-        if not holds:
-            raise ConfigError(f"{option} {value}: must be {rule}")
 
 
 class Emit(StrEnum):

@@ -130,6 +130,8 @@ def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
                 shutil.rmtree(target)
             child.replace(target)
             written.add(child.name)
+            if target.is_file() and not _is_marked(target):
+                _note_written(target)
         for name in replaced:
             if name not in written:
                 (path / name).unlink(missing_ok=True)

@@ -48,7 +48,7 @@ def _sustained_row(found: "Found") -> list[str]:
         *([f"{probe.load:.0f}"] if goal.is_closed else []),
         f"{rate:.4g}",
         _interval(found),
-        _binds(found),
+        binding(found),
         f"{probe.attainment:.2%}",
         f"{latencies['p99_ttft_ms']:,.1f}",
         f"{latencies['p99_tpot_ms']:,.2f}",
@@ -71,8 +71,8 @@ def _interval(found: "Found") -> str:
 _SAID = {"kv_memory": "KV memory", "step_time": "steps", "max_num_seqs": "max_num_seqs"}
 
 
-def _binds(found: "Found") -> str:
-    """Return what is missed first, and why; of limits that are kept, how far off they are."""
+def binding(found: "Found") -> str:
+    """Return what is missed first beyond the capacity, and what requests wait for there."""
     if found.binds is None:
         return "-"
     resource = _SAID[found.resource or "step_time"]

@@ -5,6 +5,7 @@ All searches go on side by side, and their simulations on all processes.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from specsim.core.errors import ConfigError
 from specsim.policies import Policy
@@ -13,25 +14,25 @@ from specsim.run.experiment import Experiment
 from specsim.run.trust import ROOFLINE
 from specsim.study.capacity.choices import Choices, Goal, Hardware, Prices, find_hardware, parse_slo
 from specsim.study.capacity.findings import Capacity, Found
+from specsim.study.capacity.interval import Interval
 from specsim.study.capacity.probe import LoadProbe, LoadRun, Task, measure
-from specsim.study.capacity.search import Asked, Search, explore
+from specsim.study.capacity.search import FILLS, Asked, Search, explore, refine
 from specsim.study.loads import Loads, Trial, check_steady
 from specsim.study.runner import LocalProcesses, Runner
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.synthetic import ClosedLoop
 
 __all__ = [
-    "Capacity", "Choices", "Found", "Goal", "Hardware", "Prices", "find_capacity",
-    "find_hardware", "parse_slo",
+    "Capacity", "Choices", "Contender", "Found", "Goal", "Hardware", "Prices", "find_capacity",
+    "find_hardware", "hardware_notes", "parse_slo", "refined", "searched",
 ]  # fmt: skip
 
 _START_CLIENTS = 16
 _ROUNDS = 6  # requests per client of a closed loop
-_FILLS = 8  # times as many requests as the server holds at once are in the first runs
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class Contender:
     """A hardware and a policy, and the experiment that is run on it."""
 
     hardware: Hardware
@@ -39,6 +40,11 @@ class _Candidate:
     policy: Policy
     loads: Loads
     goal: Goal
+
+    def check(self) -> None:
+        """Raise a SpecsimError if it cannot be run."""
+        changed = self.loads.experiment.replace(f"--policies {self.label}", policy=self.policy)
+        Deployment.of(changed, self.hardware.profile)
 
     def at(self, asked: Asked) -> list[Task]:
         """Return the simulations of a load."""
@@ -67,7 +73,7 @@ class _Candidate:
             return explore(float(_START_CLIENTS), self.goal, count)
         if self.goal.max_requests is not None:
             # A server that holds many requests at once takes long to be steady.
-            count = max(count, _FILLS * max(run.most_running for run in saturated.runs))
+            count = max(count, FILLS * max(run.most_running for run in saturated.runs))
         return explore(saturated.requests_per_second, self.goal, count)
 
 
@@ -96,16 +102,15 @@ def find_capacity(
         )
     loads = Loads(_driven(experiment, goal), goal.replications)
     candidates = [
-        _Candidate(hardware, label, policy, loads, goal)
+        Contender(hardware, label, policy, loads, goal)
         for hardware in choices.hardware
         for label, policy in choices.policies.items()
     ]
     for candidate in candidates:  # what cannot run is found before the first simulation
-        changed = experiment.replace(f"--policies {candidate.label}", policy=candidate.policy)
-        Deployment.of(changed, candidate.hardware.profile)
+        candidate.check()
     with Runner(LocalProcesses(workers), on_progress) as runner:
-        found = _search(candidates, runner, choices.prices)
-    notes = _notes(found, choices.prices)
+        found = searched(candidates, runner, choices.prices)
+    notes = hardware_notes(found, choices.prices) + _doubts(found)
     if experiment.replicas > 1:
         notes.append(
             f"replicas = {experiment.replicas} of the experiment is not used: one replica is "
@@ -141,12 +146,43 @@ def _driven(experiment: Experiment, goal: Goal) -> Experiment:
     return experiment.replace(replicas=1, workload=workload)
 
 
-def _search(candidates: list[_Candidate], runner: Runner, prices: Prices) -> list[Found]:
+def searched(candidates: list[Contender], runner: Runner, prices: Prices) -> list[Found]:
+    """Return what each of some contenders sustains, searched for side by side."""
     saturated: list[LoadProbe | None] = [None] * len(candidates)
     if not candidates[0].goal.is_closed:
         groups = runner.run(measure, [candidate.at_once() for candidate in candidates])
         saturated = [_probe(group) for group in groups]
     searches = [each.search(full) for each, full in zip(candidates, saturated, strict=True)]
+    return _found(candidates, searches, runner, prices)
+
+
+def refined(
+    candidates: list[Contender],
+    known: list[Found],
+    runner: Runner,
+    prices: Prices,
+    is_enough: Callable[[Contender, Interval], bool],
+) -> list[Found]:
+    """Return what contenders sustain of which shorter runs have shown it about.
+
+    Args:
+        known: What they have shown; a contender without a sustained load is no contender.
+        is_enough: Whether an interval is as narrow as it has to be.
+    """
+    searches = []
+    for candidate, before in zip(candidates, known, strict=True):
+        assert before.rate is not None
+        assert before.at_capacity is not None
+        held = max(run.most_running for run in before.at_capacity.runs)
+        count = max(candidate.goal.num_requests, FILLS * held)
+        enough = partial(is_enough, candidate)
+        searches.append(refine(before.rate, candidate.goal, count, enough))
+    return _found(candidates, searches, runner, prices)
+
+
+def _found(
+    candidates: list[Contender], searches: list[Search], runner: Runner, prices: Prices
+) -> list[Found]:
     asked: dict[int, Asked] = {number: next(search) for number, search in enumerate(searches)}
     ended: dict[int, Found] = {}
     while asked:
@@ -158,9 +194,9 @@ def _search(candidates: list[_Candidate], runner: Runner, prices: Prices) -> lis
                 asked[number] = searches[number].send(_probe(group))
             except StopIteration as stop:
                 del asked[number]
-                own = candidates[number]
+                own, answer = candidates[number], stop.value
                 price = prices.per_gpu_hour.get(own.hardware.profile.gpu)
-                ended[number] = Found(own.hardware, own.label, stop.value, price, own.goal)
+                ended[number] = Found(own.hardware, own.label, answer, price, own.goal)
     return [ended[number] for number in range(len(candidates))]
 
 
@@ -168,7 +204,8 @@ def _probe(runs: list[LoadRun]) -> LoadProbe:
     return LoadProbe(tuple(runs))
 
 
-def _notes(found: list[Found], prices: Prices) -> list[str]:
+def hardware_notes(found: list[Found], prices: Prices) -> list[str]:
+    """Return what there is to know of step times and prices before believing the numbers."""
     hardware = {each.hardware.label: each.hardware for each in found}.values()
     guessed = [h.label for h in hardware if not h.is_measured]
     unpriced = sorted({h.profile.gpu for h in hardware} - set(prices.per_gpu_hour))
@@ -183,7 +220,7 @@ def _notes(found: list[Found], prices: Prices) -> list[str]:
         if each.at_capacity is not None:
             warnings = each.at_capacity.beyond.warnings(each.hardware.profile)
             notes += [f"{each.hardware.label} {each.policy}: {text}" for text in warnings]
-    return notes + _doubts(found)
+    return notes
 
 
 def _doubts(found: list[Found]) -> list[str]:

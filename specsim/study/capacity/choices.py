@@ -2,6 +2,7 @@
 
 import datetime
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -40,6 +41,19 @@ class Goal:
     max_requests: int | None
     """Runs are made longer up to so many requests, until the answer stops moving; None keeps
     `num_requests` as it is."""
+    shares: tuple[float, ...] = (0.25, 0.5, 0.75)
+    """Of the capacity: where else latency and cost are looked at."""
+    in_whole_replicas: bool = False
+    """Whether of those the largest below are meant that whole replicas of the target rate have."""
+
+    def looked_at(self, capacity: float) -> list[float]:
+        """Return the loads below a capacity at which latency and cost are looked at."""
+        loads = [share * capacity for share in self.shares]
+        if self.in_whole_replicas and self.target_rate is not None:
+            loads = [self.target_rate / ceil(self.target_rate / load) for load in loads]
+        if self.is_closed:
+            loads = [float(max(1, round(load))) for load in loads]
+        return list(dict.fromkeys(loads))
 
 
 def parse_slo(text: str) -> Slo:

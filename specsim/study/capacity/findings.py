@@ -17,7 +17,7 @@ from specsim.study.capacity.choices import Goal, Hardware, Prices
 from specsim.study.capacity.interval import Interval
 from specsim.study.capacity.probe import LoadProbe
 from specsim.study.capacity.ranking import Ranked, Ranking, best
-from specsim.study.capacity.search import SHARES, Answer, Bracket
+from specsim.study.capacity.search import Answer, Bracket
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Found:
     @property
     def offers(self) -> list[Offer]:
         """The capacity and loads well below it, with what they cost."""
-        highest = max(SHARES) * (self.bracket.sustained or 0.0)
+        highest = max(self.goal.looked_at(self.bracket.sustained or 1.0))
         return [
             self.offer(probe)
             for probe in self.probes
@@ -152,6 +152,13 @@ class Found:
         if self.goal.target_rate is None or self.rate is None:
             return None
         return ceil(self.goal.target_rate / self.rate)
+
+    @cached_property
+    def at_target(self) -> LoadProbe | None:
+        """The load of each of the replicas for the target rate; None if it was not tried."""
+        if self.goal.target_rate is None or self.replicas is None:
+            return None
+        return self.answer.at(self.goal.target_rate / self.replicas)
 
     @property
     def replicas_interval(self) -> tuple[int, int] | None:

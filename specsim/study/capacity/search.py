@@ -8,7 +8,7 @@ each time they are made four times as long, it begins where it ended before, and
 that.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from math import log, sqrt
 
@@ -16,8 +16,8 @@ from specsim.study.capacity.choices import Goal
 from specsim.study.capacity.interval import Interval, interval_between
 from specsim.study.capacity.probe import LoadProbe
 
-SHARES = (0.25, 0.5, 0.75)
-"""Of the capacity: where else latency and cost are looked at."""
+FILLS = 8
+"""Times as many requests as the server holds at once are in runs of which it is full for most."""
 
 _DOWN = 2.0
 _UP = 1.25  # the start is near saturation, so that one step up is mostly enough
@@ -127,13 +127,11 @@ class _Stage:
         self.probes: dict[float, LoadProbe] = {}
         self.bracket = Bracket(None, None)
         self.interval: Interval | None = None
-        self._goal = goal
+        self.goal = goal
 
     def search(self, start: float, tolerance: float, up: float, down: float) -> Steps:
         """Find the bracket, and where in it the capacity lies."""
-        search = largest_sustained(
-            start, tolerance, is_whole=self._goal.is_closed, up=up, down=down
-        )
+        search = largest_sustained(start, tolerance, is_whole=self.goal.is_closed, up=up, down=down)
         load = next(search)
         while True:
             if load not in self.probes:
@@ -145,34 +143,40 @@ class _Stage:
                 break
         low, high = self.bracket.sustained, self.bracket.exceeded
         if low is not None and high is not None:
-            attainment = self._goal.attainment
+            attainment = self.goal.attainment
             self.interval = interval_between(self.probes[low], self.probes[high], attainment)
 
     def confirm(self) -> Steps:
         """Try a load just below the estimate, and narrow the bracket by it."""
         low, high = self.bracket.sustained, self.bracket.exceeded
-        if low is None or high is None or self.interval is None or self._goal.is_closed:
+        if low is None or high is None or self.interval is None or self.goal.is_closed:
             return
-        load = self.interval.estimate * (1 - self._goal.tolerance * _INSIDE)
-        if low * (1 + self._goal.tolerance / 2) < load < high:
+        load = self.interval.estimate * (1 - self.goal.tolerance * _INSIDE)
+        if low * (1 + self.goal.tolerance / 2) < load < high:
             self.probes[load] = yield Asked(load, self.num_requests)
             is_sustained = self._is_sustained(load)
             self.bracket = Bracket(load, high) if is_sustained else Bracket(low, load)
 
     def _is_sustained(self, load: float) -> bool:
-        return self.probes[load].is_sustained(self._goal.attainment)
+        return self.probes[load].is_sustained(self.goal.attainment)
 
     @property
     def estimate(self) -> float | None:
         """The capacity; the sustained load where nothing says more."""
         return self.interval.estimate if self.interval else self.bracket.sustained
 
+    @property
+    def is_long(self) -> bool:
+        """Whether runs have so many requests that the server was full for most of them."""
+        held = max(run.most_running for probe in self.probes.values() for run in probe.runs)
+        return self.num_requests >= FILLS * held
+
     def is_settled(self, before: float) -> bool:
         """Whether the capacity is known well enough, and no other than from shorter runs."""
         if self.interval is None:
             return False
         moved = abs(log(self.interval.estimate / before))
-        tolerance = self._goal.tolerance
+        tolerance = self.goal.tolerance
         return moved <= tolerance and self.interval.half_width <= _WIDEST * tolerance
 
 
@@ -193,11 +197,38 @@ def explore(start: float, goal: Goal, num_requests: int) -> Search:
     interval, is_settled = stage.interval, False
     if may_grow:
         stage, interval, is_settled = yield from _lengthened(stage, goal, goal.max_requests or 0)
-    if interval is not None and stage.bracket.sustained is not None:
-        interval = interval.around(stage.bracket.sustained)
-    probes = dict(stage.probes)
-    for share in SHARES if stage.bracket.sustained else ():
-        load = _possible(share * (stage.bracket.sustained or 0.0), goal.is_closed)
+    return (yield from _looked_below(stage, interval, is_settled, num_requests))
+
+
+def refine(
+    near: float, goal: Goal, num_requests: int, is_enough: Callable[[Interval], bool]
+) -> Search:
+    """Look for a capacity that runs of a quarter of the length have shown about.
+
+    Args:
+        near: What they have shown.
+        num_requests: Of the first runs.
+        is_enough: Whether an interval is as narrow as it has to be: then runs that are long enough
+            to fill the server grow no more.
+
+    Yields:
+        A load to try; to be answered by its probe.
+    """
+    before = _Stage(goal, num_requests // _LONGER)
+    before.bracket = Bracket(near, None)
+    longest = max(goal.max_requests or 0, num_requests)
+    stage, interval, is_settled = yield from _lengthened(before, goal, longest, is_enough)
+    return (yield from _looked_below(stage, interval, is_settled, num_requests))
+
+
+def _looked_below(
+    stage: "_Stage", interval: Interval | None, is_settled: bool, num_requests: int
+) -> Search:
+    """Try some loads below the capacity, and return all that was found."""
+    sustained, probes = stage.bracket.sustained, dict(stage.probes)
+    if interval is not None and sustained is not None:
+        interval = interval.around(sustained)
+    for load in stage.goal.looked_at(sustained) if sustained else ():
         if load not in probes:
             probes[load] = yield Asked(load, num_requests)
     rising = [probes[load] for load in sorted(probes)]
@@ -205,7 +236,10 @@ def explore(start: float, goal: Goal, num_requests: int) -> Search:
 
 
 def _lengthened(
-    first: _Stage, goal: Goal, max_requests: int
+    first: _Stage,
+    goal: Goal,
+    max_requests: int,
+    is_enough: Callable[[Interval], bool] = lambda _: False,
 ) -> Generator[Asked, LoadProbe, tuple[_Stage, Interval | None, bool]]:
     """Make runs longer until the answer stops moving, and confirm it."""
     stage, interval, is_settled = first, first.interval, False
@@ -218,6 +252,7 @@ def _lengthened(
         if interval is not None:
             # What is left of an error that falls with the length of the runs.
             interval = interval.moved_from(before, 1 / (_LONGER - 1))
-            is_settled = not is_first and stage.is_settled(before)
+            is_settled = stage.is_long and is_enough(interval)
+            is_settled = is_settled or (not is_first and stage.is_settled(before))
     yield from stage.confirm()
     return stage, interval, is_settled

@@ -1,0 +1,176 @@
+"""Commands that begin: ``plan``, ``init`` and ``demo``."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specsim.cli.options import (
+    ALL_CORES,
+    Out,
+    Workers,
+    output_file,
+    progress,
+    results_folder,
+    spinner,
+    warn,
+)
+from specsim.core.errors import ConfigError, SpecsimError
+
+_PAGE = "report.html"
+
+
+def plan(
+    vllm: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="The server, as started: 'vllm serve MODEL ...'."),
+    ] = None,
+    sglang: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="Or 'python -m sglang.launch_server ...'."),
+    ] = None,
+    traffic: Annotated[
+        str,
+        typer.Option(help="chat, code, summarise, math, a data set, a trace, or an experiment."),
+    ] = "chat",
+    qps: Annotated[float, typer.Option(help="Requests/s of the whole service.")] = 10.0,
+    slo: Annotated[
+        str, typer.Option(metavar="METRIC:MS,...", help="Limits in ms: ttft:500,tpot:40.")
+    ] = "ttft:500,tpot:50",
+    gpus: Annotated[
+        str, typer.Option(metavar="GPU,...", help="To choose from: h100,l40s,b200.")
+    ] = "h100",
+    attainment: Annotated[
+        float, typer.Option(help="Share of the requests that must keep all limits.")
+    ] = 0.99,
+    acceptance: Annotated[
+        str | None,
+        typer.Option(help="bernoulli:alpha=0.7, in place of the nearest preset."),
+    ] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option(help="Price per GPU and hour, YAML; by default dated examples."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of all runs.")] = 0,
+    workers: Workers = ALL_CORES,
+    out: Out = None,
+) -> None:
+    """Answer how many GPUs of which kind serve some traffic within limits, at the least cost.
+
+    Reads the command line of a server. With --out the folder gets the page report.html, serve.sh,
+    docker-compose.yaml, kubernetes.yaml and experiment.yaml to look deeper.
+    """
+    from specsim.study.runner import warm_up
+
+    warm_up(workers)
+    from specsim.show.render.plan import plan_lines
+    from specsim.study.calls import plan as ask
+    from specsim.study.plan.files import FILES, save_plan
+
+    with results_folder(out, FILES) as folder:
+        with progress("simulations", None) as on_progress:
+            found = ask(
+                vllm=vllm,
+                sglang=sglang,
+                traffic=traffic,
+                qps=qps,
+                slo=slo,
+                gpus=gpus,
+                attainment=attainment,
+                acceptance=acceptance,
+                prices=prices,
+                seed=seed,
+                workers=workers,
+                on_progress=on_progress,
+            )
+        if folder is not None:
+            save_plan(found, folder)
+    for line in plan_lines(found):
+        typer.echo(line)
+    warn(found.warnings)
+    if found.left_out:
+        typer.echo(
+            f"not searched to the end, after short runs: {'; '.join(found.left_out)}", err=True
+        )
+    if out is not None:
+        from specsim.show.report import load_study, write_page
+
+        with spinner("writing the page"):
+            write_page(load_study(out), out / _PAGE)
+        typer.echo(f"results: {out} ({_PAGE}, serve.sh, docker-compose.yaml, experiment.yaml)")
+
+
+def init(
+    out: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="What to write.")] = Path(
+        "experiment.yaml"
+    ),
+) -> None:
+    """Ask for server, traffic, load and limits, and write an experiment with comments.
+
+    Answers may also come from a pipe, one per line; an empty line takes what is proposed.
+    """
+    from specsim.study.calls import question_of
+    from specsim.study.plan.files import commented
+    from specsim.study.plan.options import first_option, with_replicas
+
+    answers: dict[str, Any] = {}
+    with output_file(out) as file:
+        ask = _asker()
+        for name, (text, proposed) in _QUESTIONS.items():
+            while True:
+                answers[name] = ask(text, proposed)
+                try:
+                    question = question_of(**answers)
+                    break
+                except SpecsimError as error:
+                    if not sys.stdin.isatty():
+                        raise
+                    typer.echo(f"error: {error}", err=True)
+        option = first_option(question)
+        experiment = with_replicas(option, question, 1)
+        about = f"one {option.hardware.label}; for how many: specsim plan, with the same answers"
+        assert file is not None
+        file.write_text(commented(experiment, about), encoding="utf-8")
+    typer.echo(
+        f"experiment: {out} (specsim run {out}, specsim capacity {out} --qps {question.rate:g})"
+    )
+
+
+_QUESTIONS = {
+    "vllm": ("How is the server started", "vllm serve meta-llama/Llama-3.1-8B-Instruct"),
+    "traffic": ("Traffic (chat, code, summarise, math, a data set, a trace)", "chat"),
+    "qps": ("Requests per second", "10"),
+    "slo": ("Limits in ms", "ttft:500,tpot:50"),
+    "gpus": ("GPU", "h100"),
+}
+
+
+def _asker() -> Callable[[str, str], str]:
+    """Return what asks one question: at the terminal, or of the lines that are piped in."""
+    if sys.stdin.isatty():
+        return lambda text, proposed: str(typer.prompt(text, default=proposed))
+    lines = iter(sys.stdin.read(100_000).splitlines())
+    first = next(lines, None)
+    if first is None:
+        raise ConfigError(
+            "init: there is no terminal to ask at, and no answers in the pipe; give one per line: "
+            + ", ".join(_QUESTIONS)
+        )
+    given = iter([first, *lines])
+    return lambda text, proposed: next(given, "").strip() or proposed
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results/demo"),
+    workers: Workers = ALL_CORES,
+) -> None:
+    """Simulate an hour of chat on one H100, without speculation and with k = 3."""
+    from specsim.cli.simulation import compare
+    from specsim.core.resources import find_resource
+
+    experiment = find_resource("experiments", "demo/demo.yaml")
+    if experiment is None:
+        raise ConfigError("demo: experiments/demo/demo.yaml is missing; install llm-specsim again")
+    compare(experiment, ["off", "static:k=3"], replications=1, workers=workers, out=out)

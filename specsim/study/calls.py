@@ -1,0 +1,209 @@
+"""Calls: each study in one call, with the defaults of its command; what the public API offers."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from specsim.core.errors import ConfigError
+from specsim.policies import Policy
+from specsim.results.metrics import Slo
+from specsim.run.experiment import Experiment
+from specsim.study.capacity import (
+    Capacity,
+    Choices,
+    Goal,
+    Prices,
+    find_capacity,
+    find_hardware,
+    parse_slo,
+)
+from specsim.study.compare import parse_policies
+from specsim.study.gate import GateResults, GateVerdict, Suite, check_same_suite, judge, run_suite
+from specsim.study.plan import Plan, Question, make_plan
+from specsim.study.plan.command import read_command
+from specsim.study.plan.traffic import find_traffic
+from specsim.study.runner import LocalProcesses
+from specsim.study.sweep import Sweep, SweepFolder, labels, run_sweep
+
+Progress = Callable[[int], None]
+_REQUESTS, _MOST_REQUESTS = 2000, 64_000
+
+
+def plan(  # noqa: PLR0913 - the options of a command
+    *,
+    vllm: str | None = None,
+    sglang: str | None = None,
+    traffic: str = "chat",
+    qps: float = 10.0,
+    slo: str | Slo = "ttft:500,tpot:50",
+    gpus: str | Sequence[str] = "h100",
+    attainment: float = 0.99,
+    acceptance: str | None = None,
+    prices: Path | None = None,
+    seed: int = 0,
+    workers: int = 1,
+    on_progress: Progress | None = None,
+) -> Plan:
+    """Return how many GPUs of which kind serve some traffic within limits, at the least cost.
+
+    Args:
+        vllm, sglang: The command line of the server, one of the two.
+        traffic: A kind such as ``chat``, a data set, a trace, or an experiment.
+        qps: Requests per second of the whole service.
+        slo: Limits, ``ttft:500,tpot:40`` in ms.
+        gpus: To choose from, ``h100,l40s``.
+        acceptance: In short form, in place of the nearest preset.
+        prices: A YAML file of prices per GPU and hour.
+        workers: Processes; the results do not depend on their number.
+
+    Raises:
+        SpecsimError: Something of it is wrong, or is not simulated.
+    """
+    question = question_of(
+        vllm=vllm,
+        sglang=sglang,
+        traffic=traffic,
+        qps=qps,
+        slo=slo,
+        gpus=gpus,
+        attainment=attainment,
+        acceptance=acceptance,
+        prices=prices,
+        seed=seed,
+    )
+    return make_plan(question, workers=workers, on_progress=on_progress)
+
+
+def question_of(  # noqa: PLR0913 - the options of a command
+    *,
+    vllm: str | None = None,
+    sglang: str | None = None,
+    traffic: str = "chat",
+    qps: float | str = 10.0,
+    slo: str | Slo = "ttft:500,tpot:50",
+    gpus: str | Sequence[str] = "h100",
+    attainment: float = 0.99,
+    acceptance: str | None = None,
+    prices: Path | None = None,
+    seed: int = 0,
+) -> Question:
+    """Return what `plan` is asked; texts as on the command line."""
+    if (vllm is None) == (sglang is None):
+        raise ConfigError("give either --vllm 'vllm serve MODEL ...' or --sglang '...'")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"--seed {seed}: must be at least 0 and below 2^63")
+    try:
+        rate = float(qps)
+    except ValueError as error:
+        raise ConfigError(f"--qps {qps:.80}: should be a number") from error
+    _check_ranges(attainment, 0.02, rate)
+    command = read_command(vllm or sglang or "", "sglang" if vllm is None else "vllm")
+    names = gpus.split(",") if isinstance(gpus, str) else gpus
+    return Question(
+        command=command,
+        traffic=find_traffic(traffic, acceptance),
+        slo=parse_slo(slo) if isinstance(slo, str) else slo,
+        rate=rate,
+        gpus=tuple(name.strip() for name in names),
+        prices=Prices.load(prices),
+        attainment=attainment,
+        seed=seed,
+    )
+
+
+def capacity(  # noqa: PLR0913 - the options of a command
+    experiment: Experiment,
+    *,
+    slo: str | Slo | None = None,
+    attainment: float = 0.99,
+    gpus: Sequence[str] = (),
+    policies: Sequence[str] | None = None,
+    is_closed: bool = False,
+    qps: float | None = None,
+    prices: Path | None = None,
+    tolerance: float = 0.02,
+    replications: int = 5,
+    num_requests: int | None = None,
+    max_requests: int = _MOST_REQUESTS,
+    workers: int = 1,
+    on_progress: Progress | None = None,
+) -> Capacity:
+    """Return the largest load within limits that each hardware sustains under each policy.
+
+    Args:
+        slo: Limits; by default the experiment's.
+        gpus: GPUs or profiles; by default the experiment's.
+        policies: In short form; by default the experiment's.
+        is_closed: Whether to vary the number of clients, not the rate.
+        qps: Requests per second to count replicas for.
+        num_requests: Of each run; by default runs grow until the answer stops moving.
+        workers: Processes; the results do not depend on their number.
+
+    Raises:
+        SpecsimError: The load cannot be varied, or a simulation cannot be run.
+    """
+    limits = experiment.slo if slo is None else slo
+    if limits is None:
+        raise ConfigError(
+            "--slo is missing and the experiment has no slo; give limits, such as ttft:500,tpot:50"
+        )
+    limits = parse_slo(limits) if isinstance(limits, str) else limits
+    _check_ranges(attainment, tolerance, qps)
+    count = num_requests or max(experiment.workload.num_requests or 0, _REQUESTS)
+    longest = None if num_requests else max_requests
+    goal = Goal(limits, attainment, tolerance, is_closed, qps, replications, count, longest)
+    chosen = _chosen(policies, experiment.effective_policy)
+    choices = Choices(find_hardware(experiment, list(gpus)), chosen, Prices.load(prices))
+    return find_capacity(experiment, goal, choices, workers=workers, on_progress=on_progress)
+
+
+def _chosen(policies: Sequence[str] | None, own: Policy) -> dict[str, Policy]:
+    """Return the policies by label: those asked for, else the experiment's own."""
+    if policies:
+        parsed = parse_policies(list(policies))
+        return {label: parsed[label] for label in policies}
+    fields = own.model_dump(mode="json", exclude_defaults=True) | {"kind": own.kind}
+    return dict(zip(labels([fields]), [own], strict=True))
+
+
+def _check_ranges(attainment: float, tolerance: float, qps: float | None) -> None:
+    for option, value, rule, holds in (
+        ("--attainment", attainment, "above 0 and at most 1", 0 < attainment <= 1),
+        ("--tolerance", tolerance, "from 0.001 to 0.5", 0.001 <= tolerance <= 0.5),
+        ("--qps", qps, "a finite number above 0", qps is None or 0 < qps < float("inf")),
+    ):
+        if not holds:
+            raise ConfigError(f"{option} {value}: must be {rule}")
+
+
+def sweep(
+    path: Path,
+    out: Path,
+    *,
+    overrides: Iterable[str] = (),
+    resume: bool = False,
+    workers: int = 1,
+    on_progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """Run a sweep, a YAML file, and return a record per point; the folder keeps them.
+
+    Raises:
+        ConfigError: The file is wrong, or the folder holds another sweep.
+    """
+    folder = SweepFolder.create(out, Sweep.load(path, overrides), resume=resume)
+    return run_sweep(folder, LocalProcesses(workers), on_progress)
+
+
+def gate(
+    baseline: Path, suite: Path, *, workers: int = 1, on_progress: Progress | None = None
+) -> GateVerdict:
+    """Run a suite, a YAML file, with the seeds of a baseline, and say whether it is worse.
+
+    Raises:
+        SpecsimError: A file is wrong, they do not belong together, or a scenario cannot be run.
+    """
+    before, current = GateResults.load(baseline), Suite.load(suite, ())
+    tolerances = {**(current.tolerances or before.tolerances)}
+    check_same_suite(before, current)
+    found = run_suite(current, tolerances, workers=workers, on_progress=on_progress)
+    return judge(before, found, tolerances)

@@ -1,0 +1,198 @@
+"""Plan: how many GPUs of which kind serve some traffic within limits, at the least cost.
+
+First short runs of all options, then the trustworthy search for those that may be the cheapest.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import ceil, inf
+
+from specsim.core.errors import ConfigError
+from specsim.study.capacity import Capacity, Contender, Found, hardware_notes, refined, searched
+from specsim.study.capacity.interval import Interval
+from specsim.study.plan.answer import Plan
+from specsim.study.plan.options import FIRST_K, LATER, Option, Question, goal_of, offered
+from specsim.study.runner import LocalProcesses, Runner
+
+__all__ = ["Option", "Plan", "Question", "make_plan"]
+
+_SHORT = 1.15
+"""Ratio within which short runs tell the capacity of long ones; see experiments/plan-check."""
+_OTHER_K = 1.3
+"""The same, also of another draft length than the first that is tried."""
+_MOST = 3
+"""Kinds of hardware that are searched to the end, with and without speculation each."""
+_TOLERANCE, _REPLICATIONS, _REQUESTS, _LONGEST = 0.04, 5, 4000, 32_000
+
+
+@dataclass
+class _Screened:
+    """What short runs have shown."""
+
+    options: dict[str, Option] = field(default_factory=dict)
+    found: dict[str, Found] = field(default_factory=dict)
+
+    def cost(self, name: str, factor: float = 1.0) -> float:
+        """Return the cost per hour for the target, were the capacity `factor` times as high."""
+        found = self.found[name]
+        target, price = found.goal.target_rate, found.price
+        if found.rate is None or target is None or price is None:
+            return inf
+        replicas = ceil(target / (found.rate * factor))
+        return replicas * found.hardware.gpus_per_replica * price
+
+    def latency(self, name: str) -> float:
+        """Return the mean latency at the target rate, milliseconds."""
+        probe = self.found[name].at_target
+        return inf if probe is None else probe.latencies_ms["mean_e2el_ms"]
+
+    def least(self, names: Iterable[str], factor: float) -> float:
+        """Return the least cost of some options."""
+        return min((self.cost(name, factor) for name in names), default=inf)
+
+
+def make_plan(
+    question: Question, *, workers: int = 1, on_progress: Callable[[int], None] | None = None
+) -> Plan:
+    """Find the least cost at which the target rate is served within its limits.
+
+    Args:
+        workers: Processes; the answer does not depend on their number.
+        on_progress: Told the number of simulations that have ended.
+
+    Raises:
+        SpecsimError: The question names what there is not, or nothing serves within the limits.
+    """
+    first = offered(question, ("off", f"static:k={FIRST_K}"))
+    screened, left_out = _Screened(), list(first.left_out)
+    with Runner(LocalProcesses(workers), on_progress) as runner:
+        _screen(screened, first.options, question, runner)
+        worth = _worth(screened, left_out)
+        more = offered(question, LATER).options
+        drafters = _drafters(screened)
+        _screen(screened, [o for o in more if _is_worth(o, worth, drafters)], question, runner)
+        chosen = _finalists(screened, worth, left_out)
+        found = _refined([screened.options[name] for name in chosen], screened, question, runner)
+    experiment = screened.options[chosen[0]].experiment
+    goal = found[0].goal
+    notes = hardware_notes(found, question.prices)
+    capacity = Capacity(experiment, goal, question.prices, found, notes)
+    short = {name: each for name, each in screened.found.items() if name not in chosen}
+    return Plan(question, capacity, screened.options, short, left_out)
+
+
+def _screen(screened: _Screened, options: list[Option], question: Question, runner: Runner) -> None:
+    options = [option for option in options if option.name not in screened.options]
+    if not options:
+        return
+    goal = goal_of(question)
+    found = searched([option.contender(goal) for option in options], runner, question.prices)
+    for option, each in zip(options, found, strict=True):
+        screened.options[option.name], screened.found[option.name] = option, each
+
+
+def _worth(screened: _Screened, left_out: list[str]) -> set[str]:
+    """Return the hardware that may be the cheapest, whatever the draft length."""
+    bound = screened.least(screened.found, 1 / _SHORT)
+    by_hardware: dict[str, list[str]] = {}
+    for name, option in screened.options.items():
+        by_hardware.setdefault(option.hardware.label, []).append(name)
+    least = {label: screened.least(names, _OTHER_K) for label, names in by_hardware.items()}
+    if min(least.values()) == inf:
+        raise ConfigError(
+            "no GPU keeps the limits at any load, in short runs; raise --slo or lower --attainment"
+        )
+    for label, cost in least.items():
+        if cost > bound:
+            about = "no load keeps the limits" if cost == inf else f"at least {cost:.2f}/h"
+            left_out.append(f"{label}: {about}")
+    return {label for label, cost in least.items() if cost <= bound}
+
+
+def _drafters(screened: _Screened) -> dict[str, str]:
+    """Return of each hardware the drafter that serves the target best."""
+    chosen: dict[str, str] = {}
+    for name in sorted(screened.found, key=lambda n: (screened.cost(n), screened.latency(n))):
+        option = screened.options[name]
+        if not option.is_off:
+            chosen.setdefault(option.hardware.label, _drafter(option))
+    return chosen
+
+
+def _drafter(option: Option) -> str:
+    proposer = option.experiment.engine.speculative_config
+    assert proposer is not None
+    return proposer.method
+
+
+def _is_worth(option: Option, worth: set[str], drafters: dict[str, str]) -> bool:
+    label = option.hardware.label
+    return label in worth and drafters.get(label) == _drafter(option)
+
+
+def _finalists(screened: _Screened, worth: set[str], left_out: list[str]) -> list[str]:
+    """Return the options to search to the end, the likely best first; say which others are not."""
+    chosen: list[str] = []
+    for is_off in (True, False):
+        names = [name for name, option in screened.options.items() if option.is_off is is_off]
+        names.sort(key=partial(_rank, screened))
+        chosen += _of_kind(screened, names)
+    if not chosen:
+        raise ConfigError("no option keeps the limits in short runs; raise --slo")
+    for name, option in screened.options.items():
+        if name not in chosen and option.hardware.label in worth:
+            left_out.append(f"{name}: {_about(screened, name)}")
+    return sorted(chosen, key=partial(_rank, screened))
+
+
+def _of_kind(screened: _Screened, names: list[str]) -> list[str]:
+    """Return, of options from the best on, those of each hardware that may be the cheapest.
+
+    That is the best one, and the one of highest capacity if that might do with fewer replicas.
+    """
+    bound = screened.least(names, 1 / _SHORT)
+    likely: dict[str, list[str]] = {}
+    for name in names:
+        if inf > screened.cost(name, _SHORT) <= bound:
+            likely.setdefault(screened.options[name].hardware.label, []).append(name)
+    chosen: list[str] = []
+    for own in list(likely.values())[:_MOST]:
+        strongest = max(own, key=lambda name: screened.found[name].rate or 0.0)
+        may_be_cheaper = screened.cost(strongest, _SHORT) < screened.cost(own[0])
+        chosen += [own[0], strongest] if may_be_cheaper and strongest != own[0] else [own[0]]
+    return chosen
+
+
+def _rank(screened: _Screened, name: str) -> tuple[float, bool, float]:
+    # Of equal cost, what vLLM does by itself comes first.
+    option = screened.options[name]
+    return screened.cost(name), option.needs_a_policy, screened.latency(name)
+
+
+def _about(screened: _Screened, name: str) -> str:
+    cost, latency = screened.cost(name), screened.latency(name)
+    return "no load keeps the limits" if cost == inf else f"about {cost:.2f}/h, {latency:,.0f} ms"
+
+
+def _refined(
+    options: list[Option], screened: _Screened, question: Question, runner: Runner
+) -> list[Found]:
+    goal = replace(
+        goal_of(question),
+        tolerance=_TOLERANCE,
+        replications=_REPLICATIONS,
+        num_requests=_REQUESTS,
+        max_requests=_LONGEST,
+        shares=(1.0, 0.75, 0.5),
+    )
+    contenders = [option.contender(goal) for option in options]
+    known = [screened.found[option.name] for option in options]
+    return refined(contenders, known, runner, question.prices, _is_pinned)
+
+
+def _is_pinned(contender: Contender, interval: Interval) -> bool:
+    """Whether the whole interval asks for one number of replicas."""
+    target = contender.goal.target_rate
+    assert target is not None
+    return ceil(target / interval.low) == ceil(target / interval.high)

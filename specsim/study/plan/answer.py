@@ -1,0 +1,193 @@
+"""Plan: the answer, and what it rests on."""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from specsim.core.version import __version__
+from specsim.run.trust import ROOFLINE
+from specsim.study.capacity import Capacity, Found
+from specsim.study.capacity.probe import LoadProbe
+from specsim.study.paired import SpeedUp, speed_up
+from specsim.study.plan.options import Option, Question
+
+
+@dataclass(frozen=True)
+class Point:
+    """The target rate on so many replicas of an option."""
+
+    name: str
+    """Hardware and label."""
+    replicas: int
+    gpus: int
+    cost: float
+    """Per hour."""
+    latency_ms: float
+    """Mean, end to end."""
+    ttft_ms: float
+    """99th percentile."""
+    tpot_ms: float
+    """99th percentile."""
+    is_sure: bool
+    """False of short runs."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many GPUs of which kind, at what cost, and how sure that is."""
+
+    question: Question
+    capacity: Capacity
+    """Of those that were searched to the end."""
+    options: dict[str, Option]
+    """All that were tried, by hardware and label."""
+    screened: dict[str, Found]
+    """What short runs showed of those that were not."""
+    left_out: list[str]
+    """What was not searched to the end, and why."""
+
+    @cached_property
+    def found(self) -> dict[str, Found]:
+        """What each option that was searched to the end sustains."""
+        return {f"{each.hardware.label} {each.policy}": each for each in self.capacity.found}
+
+    def best(self, *, is_off: bool) -> str | None:
+        """Return the best option without or with speculation; None if none keeps the limits."""
+        names = [name for name in self.found if self.options[name].is_off is is_off]
+        names = [name for name in names if self.found[name].cost_per_hour is not None]
+        return min(names, key=self._rank, default=None)
+
+    def _rank(self, name: str) -> tuple[float, bool, float]:
+        found = self.found[name]
+        probe = found.at_target
+        latency = 0.0 if probe is None else probe.latencies_ms["mean_e2el_ms"]
+        # Of equal cost, what vLLM does by itself comes first.
+        return found.cost_per_hour or 0.0, self.options[name].needs_a_policy, latency
+
+    @cached_property
+    def taken(self) -> str | None:
+        """The option of least cost; of two with one cost, the faster if that is shown."""
+        without, using = self.best(is_off=True), self.best(is_off=False)
+        if without is None or using is None:
+            return without or using
+        costs = [self.found[name].cost_per_hour or 0.0 for name in (without, using)]
+        if costs[0] != costs[1]:
+            return using if costs[1] < costs[0] else without
+        gain = self.gain
+        return using if gain is not None and gain.low is not None and gain.low > 1 else without
+
+    @cached_property
+    def gain(self) -> SpeedUp | None:
+        """How many times as fast the best with speculation answers at the target rate."""
+        names = (self.best(is_off=True), self.best(is_off=False))
+        probes = [self.found[name].at_target for name in names if name is not None]
+        if len(probes) < 2 or probes[0] is None or probes[1] is None:
+            return None
+        return speed_up(_latencies(probes[0]), _latencies(probes[1]))
+
+    @property
+    def ties(self) -> list[str]:
+        """Options of another cost, which is not shown to be higher than that of the one taken."""
+        leaders = [f"{each.hardware} {each.policy}" for each in self.capacity.cheapest.leaders]
+        if self.taken is None or self.taken not in leaders:
+            return leaders
+        cost = self.found[self.taken].cost_per_hour
+        return [name for name in leaders if self.found[name].cost_per_hour != cost]
+
+    @cached_property
+    def front(self) -> list[Point]:
+        """The points than which none is both cheaper and faster, by rising cost."""
+        everything = [(name, each, True) for name, each in self.found.items()]
+        everything += [(name, each, False) for name, each in self.screened.items()]
+        points = [point for entry in everything for point in _points(*entry)]
+        front: list[Point] = []
+        for point in sorted(points, key=lambda p: (p.cost, p.latency_ms)):
+            if not front or point.latency_ms < front[-1].latency_ms:
+                front.append(point)
+        return front
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What is taken of traffic and drafters."""
+        presets = {o.acceptance: None for o in self.options.values() if o.acceptance}
+        return [self.question.traffic.note, *(f"acceptance {said}" for said in presets)]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is not as it will be, or not simulated."""
+        question = self.question
+        rooflines = {o.hardware.label for o in self.options.values() if not o.hardware.is_measured}
+        limit = question.command.engine.get("max_model_len")
+        is_long = limit is not None and question.traffic.longest > limit
+        return [
+            *(f"{label}: no profile; {ROOFLINE}" for label in sorted(rooflines)),
+            *([f"requests beyond --max-model-len {limit} are simulated, too"] if is_long else []),
+            *question.command.notes,
+            *(note for note in self.capacity.notes if ROOFLINE not in note),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as plain values; ``capacity.json`` has what it rests on."""
+        question = self.question
+        return {
+            "specsim_version": __version__,
+            "seed": question.seed,
+            "model": question.command.model,
+            "traffic": question.traffic.name,
+            "requests_per_second": question.rate,
+            "attainment": question.attainment,
+            "slo": question.slo.model_dump(exclude_none=True),
+            "prices": question.prices.model_dump(),
+            "taken": self._told(self.taken),
+            "without_speculation": self._told(self.best(is_off=True)),
+            "with_speculation": self._told(self.best(is_off=False)),
+            "speed_up": self.gain and asdict(self.gain),
+            "no_difference_shown_from": self.ties,
+            "pareto_front": [asdict(point) for point in self.front],
+            "short_runs": {name: each.rate for name, each in self.screened.items()},
+            "left_out": self.left_out,
+            "assumptions": self.assumptions,
+            "warnings": self.warnings,
+        }
+
+    def _told(self, name: str | None) -> dict[str, Any] | None:
+        if name is None:
+            return None
+        found, option = self.found[name], self.options[name]
+        between = found.interval
+        return {
+            "name": name,
+            "gpu": found.hardware.profile.gpu,
+            "tensor_parallel_size": found.hardware.gpus_per_replica,
+            "is_measured": found.hardware.is_measured,
+            "speculative_config": option.speculation,
+            "acceptance": option.acceptance,
+            "replicas": found.replicas,
+            "replicas_interval": found.replicas_interval and list(found.replicas_interval),
+            "cost_per_hour": found.cost_per_hour,
+            "requests_per_second_and_replica": found.rate,
+            "interval": None if between is None else [between.low, between.high],
+            "binds": found.binds,
+            "resource": found.resource,
+            "at_target": found.at_target and found.at_target.latencies_ms,
+        }
+
+
+def _points(name: str, found: Found, is_sure: bool) -> list[Point]:
+    """Return the target rate on as few replicas as keep the limits, and on more."""
+    goal, target = found.goal, found.goal.target_rate
+    if found.bracket.sustained is None or target is None or found.price is None:
+        return []
+    points = []
+    for load in goal.looked_at(found.bracket.sustained):
+        probe, replicas = found.answer.at(load), round(target / load)
+        if probe is None or not probe.is_sustained(goal.attainment):
+            continue
+        gpus, ms = replicas * found.hardware.gpus_per_replica, probe.latencies_ms
+        latencies = (ms["mean_e2el_ms"], ms["p99_ttft_ms"], ms["p99_tpot_ms"])
+        points.append(Point(name, replicas, gpus, gpus * found.price, *latencies, is_sure))
+    return points
+
+
+def _latencies(probe: LoadProbe) -> list[float]:
+    return [run.latencies_ms["mean_e2el_ms"] for run in probe.runs]

@@ -1,0 +1,313 @@
+"""Options: on which GPUs, with which drafter and how many tokens, a model could be served."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from specsim.core.errors import CapacityError, ConfigError, ProfileError, SpecsimError
+from specsim.core.resources import find_resource, resource_names
+from specsim.core.settings import nearest, validated
+from specsim.hardware import load_gpu, load_model
+from specsim.hardware.specs import find_model
+from specsim.policies import POLICIES
+from specsim.profile import Profile, load_profile
+from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
+from specsim.profile.from_tables import HOST_TIMES
+from specsim.results.metrics import Slo
+from specsim.run.experiment import Experiment
+from specsim.study.capacity import Contender, Goal, Hardware, Prices
+from specsim.study.loads import Loads
+from specsim.study.plan.command import ServerCommand, unknown_fields
+from specsim.study.plan.traffic import Traffic
+
+PROFILE_FILE = "profile.yaml"
+"""Where a roofline is written, beside the experiment."""
+FIRST_K = 3
+LATER = ("static:k=1", "static:k=5", "goodput")
+"""Looked at where `FIRST_K` shows the hardware to be worth it."""
+
+_SIZES = (1, 2, 4, 8)
+_METHODS = ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix")
+_LOOKUPS = ("ngram", "suffix")
+_REQUESTS = 2000
+_ROOM = 2  # times the longest of 20,000 requests is any of a study
+_ALIASES = {
+    "meta-llama-3.1-8b": "llama-3.1-8b", "meta-llama-3.1-70b": "llama-3.1-70b",
+    "llama-3.3-70b": "llama-3.1-70b", "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
+    "deepseek-r1-distill-llama-70b": "llama-3.1-70b", "hermes-3-llama-3.1-8b": "llama-3.1-8b",
+    "hermes-3-llama-3.1-70b": "llama-3.1-70b", "deepseek-r1-0528-qwen3-8b": "qwen3-8b",
+    "qwq-32b": "qwen3-32b",
+}  # fmt: skip
+"""Names on HuggingFace, in lower case and without what follows, of models of a shipped shape."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan is asked."""
+
+    command: ServerCommand
+    traffic: Traffic
+    slo: Slo
+    rate: float
+    """Requests per second of the whole service."""
+    gpus: tuple[str, ...]
+    prices: Prices
+    attainment: float = 0.99
+    seed: int = 0
+
+    @property
+    def model(self) -> str:
+        """Name of its shape in ``profiles/``."""
+        return model_of(self.command.model)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A hardware, a drafter and a policy."""
+
+    hardware: Hardware
+    experiment: Experiment
+    label: str
+    acceptance: str | None = None
+    """Where it comes from; None without speculation."""
+    speculation: dict[str, Any] | None = None
+    """vLLM's ``speculative_config``; None without it, and for a policy that vLLM has not."""
+
+    @property
+    def name(self) -> str:
+        """Return hardware and label."""
+        return f"{self.hardware.label} {self.label}"
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is drafted."""
+        return self.label == "off"
+
+    @property
+    def needs_a_policy(self) -> bool:
+        """Whether vLLM alone cannot do it."""
+        return not self.is_off and self.speculation is None
+
+    def contender(self, goal: Goal) -> Contender:
+        """Return what is searched."""
+        loads = Loads(self.experiment, goal.replications)
+        return Contender(self.hardware, self.label, self.experiment.effective_policy, loads, goal)
+
+
+@dataclass
+class Offered:
+    """All options, and what cannot be one."""
+
+    options: list[Option] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """What, and why."""
+
+
+def model_of(name: str) -> str:
+    """Return the shape of a model in ``profiles/``; if none, a ConfigError with the nearest."""
+    key = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    fitting = [alias for alias in _ALIASES if key == alias or key.startswith(f"{alias}-")]
+    if fitting:
+        return _ALIASES[max(fitting, key=len)]
+    try:
+        return find_model([key], "the command")
+    except ProfileError as error:
+        known = [n for n in resource_names("profiles", "*.json") if not n.startswith("eagle")]
+        raise ConfigError(
+            f"model {name}: no shape of it in profiles/; {nearest(key, known)} For another model: "
+            "specsim profile roofline --model config.json, then specsim capacity"
+        ) from error
+
+
+def offered(question: Question, policies: tuple[str, ...]) -> Offered:
+    """Return the options with some policies, and ``off`` if that is among them.
+
+    Raises:
+        ConfigError: A GPU has no price, or there is no hardware at all.
+    """
+    found = Offered()
+    for gpu in question.gpus:
+        if question.gpus.count(gpu) > 1:
+            raise ConfigError(f"--gpus: '{gpu}' is given twice; leave it out once")
+        load_gpu(gpu)
+        if gpu not in question.prices.per_gpu_hour:
+            known = ", ".join(question.prices.per_gpu_hour)
+            raise ConfigError(f"--gpus {gpu}: has no price (known: {known}); add it by --prices")
+        for hardware, profile in _hardware(question, gpu, found.left_out):
+            is_added = _add(question, hardware, profile, policies, found)
+            if is_added and not hardware.is_measured:
+                break  # of rooflines the smallest that fits
+    if not found.options:
+        raise ConfigError("; ".join(found.left_out) or "--gpus: name at least one GPU")
+    wanted = (question.command.speculation or {}).get("method")
+    if wanted is not None and all(option.is_off for option in found.options):
+        raise ConfigError("; ".join(found.left_out))
+    return found
+
+
+def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tuple[Hardware, str]]:
+    """Yield a GPU in the wanted size, or in all of which there are profiles, and their names."""
+    given, model = question.command.tensor_parallel_size, question.model
+    sizes = _SIZES if given is None else (given,)
+    ending = f"-{question.command.weights}" if question.command.weights else ""
+    any_found = False
+    for size in sizes:
+        label = gpu if size == 1 else f"{gpu}-tp{size}"
+        name = f"{gpu}/{model}{ending}{f'-tp{size}' if size > 1 else ''}"
+        if find_resource("profiles", f"{name}.yaml") is not None:
+            any_found = True
+            yield Hardware(label, load_profile(name), is_measured=True), name
+    if any_found:
+        return
+    if question.command.weights:
+        left_out.append(f"{gpu}: no profile of {model} in {question.command.weights}")
+        return
+    for size in sizes:
+        label = gpu if size == 1 else f"{gpu}-tp{size}"
+        try:
+            yield Hardware(label, _roofline(model, gpu, size), is_measured=False), PROFILE_FILE
+        except SpecsimError as error:
+            left_out.append(f"{label}: no profile of {model}, and no roofline: {error}")
+
+
+def _roofline(model: str, gpu: str, size: int) -> Profile:
+    head = f"eagle3-{model}"
+    has_head = find_resource("profiles", f"{head}.json") is not None
+    drafts = {"eagle3": head} if has_head else {}
+    fields = RooflineProfile.of(RooflineOptions(model, gpu, drafts, size)).fields
+    on_host = {method: {"token_us": 20} for method in _LOOKUPS}
+    fields = {**fields, "drafts": {**fields.get("drafts", {}), **on_host}, "overhead": HOST_TIMES}
+    with validated(f"--gpus {gpu}", ProfileError):
+        return Profile.model_validate(fields)
+
+
+def _add(
+    question: Question,
+    hardware: Hardware,
+    profile: str,
+    policies: tuple[str, ...],
+    found: Offered,
+) -> bool:
+    """Add the options of a hardware that can be run; return whether there are any."""
+    before = len(found.options)
+    given = question.command.speculation
+    known = [method for method in _METHODS if method in hardware.profile.drafts]
+    methods = [given.get("method")] if given else known
+    made: list[tuple[str, str | None]] = [("off", None)] if "off" in policies else []
+    for method in methods:
+        if method not in hardware.profile.drafts:
+            found.left_out.append(
+                f"{hardware.label}: no drafting cost of '{method}' (there is: {', '.join(known)})"
+            )
+            continue
+        made += [(policy, method) for policy in _policies(given, policies)]
+    for policy, method in made:
+        try:
+            experiment, said = _experiment(question, profile, policy, method)
+            label = f"{method} {policy}" if len(methods) > 1 and method else policy
+            option = Option(hardware, experiment, label, said, _on_vllm(experiment, question))
+            option.contender(goal_of(question)).check()
+        except CapacityError as error:
+            found.left_out.append(f"{hardware.label} {policy}: {error}")
+            if policy == "off":
+                break  # with a drafter it fits even less
+            continue
+        if all(option.name != other.name for other in found.options):
+            found.options.append(option)
+    return len(found.options) > before
+
+
+def _policies(given: dict[str, Any] | None, policies: tuple[str, ...]) -> list[str]:
+    chosen = [policy for policy in policies if policy != "off"]
+    if given and "off" in policies:
+        if given.get("num_speculative_tokens_per_batch_size") is not None:
+            chosen.append("schedule")
+        if isinstance(k := given.get("num_speculative_tokens"), int):
+            chosen.insert(0, f"static:k={k}")
+    return list(dict.fromkeys(chosen))
+
+
+def goal_of(question: Question) -> Goal:
+    """Return what is looked for, in runs as short as they may be."""
+    slo, rate = question.slo, question.rate
+    shares = (1.0,)
+    return Goal(slo, question.attainment, 0.1, False, rate, 2, _REQUESTS, None, shares, True)
+
+
+def _experiment(
+    question: Question, profile: str, policy: str, method: str | None
+) -> tuple[Experiment, str | None]:
+    """Return the experiment of one server, and where its acceptance comes from."""
+    config: dict[str, Any] = {
+        "workload": question.traffic.at(1.0, _REQUESTS),
+        "engine": _engine(question),
+        "profile": profile,
+        "seed": question.seed,
+        "slo": question.slo.model_dump(exclude_none=True),
+    }
+    source = f"--{question.command.program}"
+    if method is None:
+        return Experiment.parse(config, source), None
+    drafts = {"method": method, **(question.command.speculation or {})}
+    drafts = {name: drafts[name] for name in drafts if name not in unknown_fields(drafts)}
+    ranges = drafts.pop("num_speculative_tokens_per_batch_size", None)
+    limit = drafts.get("num_speculative_tokens") or FIRST_K
+    if policy == "schedule":
+        drafts["num_speculative_tokens_per_batch_size"] = ranges
+    else:
+        config["policy"] = POLICIES.parse(policy).model_dump(mode="json")
+        limit = config["policy"].get("k") or max(limit, 5)
+    drafts["num_speculative_tokens"] = limit
+    config["engine"]["speculative_config"] = drafts
+    config["acceptance"], said = question.traffic.acceptance_for(method, question.model)
+    return Experiment.parse(config, source), said
+
+
+def _engine(question: Question) -> dict[str, Any]:
+    """Return the engine's settings, with room for the longest requests.
+
+    A server refuses those that exceed its limit, and nobody knows which of them would be asked
+    again, shorter: they are simulated as they are.
+    """
+    own = dict(question.command.engine)
+    limit = own.get("max_model_len") or load_model(question.model).max_position_embeddings
+    if (needed := _ROOM * question.traffic.longest) > limit:
+        own["max_model_len"] = needed
+    return own
+
+
+def _on_vllm(experiment: Experiment, question: Question) -> dict[str, Any] | None:
+    """Return vLLM's settings, with the name of a head where it needs one; None if it cannot."""
+    proposer, policy = experiment.engine.speculative_config, experiment.effective_policy
+    if proposer is None or policy.kind not in ("static", "schedule"):
+        return None
+    drafts = {
+        "method": proposer.method,
+        **(question.command.speculation or {}),
+        "num_speculative_tokens": proposer.num_speculative_tokens,
+    }
+    if policy.kind == "static":
+        drafts.pop("num_speculative_tokens_per_batch_size", None)
+    if "model" in drafts or proposer.method in (*_LOOKUPS, "mtp"):
+        return drafts
+    shape = f"{proposer.method}-{question.model}"
+    name = load_model(shape).name if find_resource("profiles", f"{shape}.json") else ""
+    return {**drafts, "model": name if "/" in name else f"YOUR-{proposer.method.upper()}"}
+
+
+def first_option(question: Question) -> Option:
+    """Return the option to begin with: the first GPU, with the drafter of the command if any."""
+    options = offered(question, ("off", f"static:k={FIRST_K}")).options
+    label = options[0].hardware.label
+    own = [option for option in options if option.hardware.label == label]
+    return own[1] if len(own) > 1 else own[0]
+
+
+def with_replicas(option: Option, question: Question, replicas: int) -> Experiment:
+    """Return the experiment of a whole service, of about a minute of traffic."""
+    count = max(_REQUESTS, round(60 * question.rate))
+    config = option.experiment.to_dict()
+    config["workload"] = question.traffic.at(question.rate, count)
+    if replicas > 1:
+        config |= {"replicas": replicas, "routing": {"kind": "least_outstanding"}}
+    return Experiment.parse(config, "plan")

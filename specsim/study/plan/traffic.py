@@ -1,0 +1,165 @@
+"""Traffic: what is asked of the servers, and which acceptance preset is nearest to it."""
+
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+from typing import Any
+
+from specsim.acceptance import ACCEPTANCE
+from specsim.acceptance.nested import preset_names
+from specsim.core.errors import ConfigError
+from specsim.core.resources import following, locate
+from specsim.core.settings import load_mapping, nearest, validated
+from specsim.workload import WorkloadConfig
+from specsim.workload.lengths.synthetic import DATASETS
+from specsim.workload.readers import read_trace
+from specsim.workload.trace import Trace
+
+KINDS = {
+    "chat": "sharegpt", "code": "instructcoder", "summarise": "cnn_dailymail",
+    "summarisation": "cnn_dailymail", "math": "gsm8k", "sql": "spider", "rag": "hagrid",
+    "short-chat": "arena", "poems": "sonnet",
+}  # fmt: skip
+"""Kinds of traffic, by the data set whose lengths they have."""
+
+_DRAFTERS = {"ngram": "ngram", "suffix": "ngram"}
+"""Drafters as presets call them; all others are models, and nearest to EAGLE."""
+_PRESETS = {"sharegpt": "sharegpt", "instructcoder": "instructcoder", "gsm8k": "gsm8k",
+            "cnn_dailymail": "cnn"}  # fmt: skip
+"""Data sets that presets were fitted to, as those call them."""
+_SAMPLE = 20_000
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests of a kind, at whatever rate."""
+
+    name: str
+    workload: dict[str, Any]
+    """As in an experiment, without ``num_requests``; the rate is replaced."""
+    dataset: str
+    """The one of `_PRESETS` that is like it, or nearest by its lengths."""
+    note: str
+    """What is assumed."""
+    longest: int
+    """Tokens of the longest of some requests, prompt and answer."""
+    acceptance: dict[str, Any] | None = None
+    """Where an experiment says it."""
+
+    def at(self, rate: float, num_requests: int) -> dict[str, Any]:
+        """Return a workload at a rate, requests/s."""
+        arrivals = {**self.workload["arrivals"], "rate": rate}
+        arrivals.pop("time_scale", None)
+        return {**self.workload, "arrivals": arrivals, "num_requests": num_requests}
+
+    def acceptance_for(self, method: str, model: str) -> tuple[dict[str, Any], str]:
+        """Return an acceptance model for drafts of a method, and how near it is."""
+        if self.acceptance is not None:
+            return self.acceptance, "as given"
+        drafter = _DRAFTERS.get(method, "eagle")
+        names = [name for name in preset_names() if name.split("/")[1] == drafter]
+        own = [name for name in names if name.startswith(f"{model}/")]
+        name = next(n for n in own or names if n.endswith(f"/{_PRESETS[self.dataset]}"))
+        fitted = name.split("/")[0]
+        other = [f"drafts of {drafter}"] if drafter != method else []
+        other += [f"model {fitted}"] if fitted != model else []
+        other += [f"data set {self.dataset}"] if self.dataset != self._is_of else []
+        said = f"preset {name}" + (f", fitted to {' and '.join(other)}" if other else "")
+        return {"kind": "preset", "name": name}, said
+
+    @property
+    def _is_of(self) -> str:
+        lengths = self.workload.get("lengths") or {}
+        return str(lengths.get("name", "")) if lengths.get("kind") == "dataset" else ""
+
+
+def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
+    """Return the traffic of a kind, a trace, or an experiment's workload.
+
+    Args:
+        text: One of `KINDS`, a data set, or a path.
+        acceptance: In short form, ``bernoulli:alpha=0.7``, in place of the nearest preset.
+
+    Raises:
+        SpecsimError: There is no such traffic, or its rate cannot be varied.
+    """
+    given = None
+    if acceptance is not None:
+        with validated(f"--acceptance {acceptance}", ConfigError):
+            given = ACCEPTANCE.parse(acceptance).model_dump(mode="json", exclude_none=True)
+    dataset = KINDS.get(text, text)
+    if dataset in DATASETS:
+        workload = {
+            "arrivals": {"kind": "poisson"}, "lengths": {"kind": "dataset", "name": dataset},
+        }  # fmt: skip
+        return _traffic(text, workload, f"lengths of {dataset}, Poisson arrivals", given, dataset)
+    path = locate(Path(text))
+    if path.suffix in (".yaml", ".yml"):
+        return _of_experiment(path, given)
+    if not path.exists():
+        hint = nearest(text, [*KINDS, *DATASETS])
+        raise ConfigError(f"--traffic {text}: is no kind of traffic and no file; {hint}")
+    arrivals = {"kind": "trace", "path": str(path.resolve())}
+    note = "lengths and gaps of the trace, stretched to the rate"
+    if read_trace(path).arrived_at is None:
+        arrivals, note = {"kind": "poisson"}, "lengths of the trace, Poisson arrivals"
+    workload = {"arrivals": arrivals, "lengths": {"kind": "trace", "path": str(path.resolve())}}
+    if arrivals["kind"] == "trace":
+        del workload["lengths"]
+    return _traffic(path.name, workload, note, given)
+
+
+def _traffic(
+    name: str,
+    workload: dict[str, Any],
+    note: str,
+    acceptance: dict[str, Any] | None,
+    dataset: str = "",
+) -> Traffic:
+    trace = _drawn(workload, _SAMPLE)
+    longest = int((trace.prompt_lens + trace.output_lens).max())
+    nearest_one = _nearest_dataset(dataset, trace)
+    return Traffic(name, workload, nearest_one, note, longest, acceptance)
+
+
+def _of_experiment(path: Path, given: dict[str, Any] | None) -> Traffic:
+    data = following(load_mapping(path, ConfigError), path.parent)
+    if not isinstance(data.get("workload"), dict):
+        raise ConfigError(f"--traffic {path}: has no workload; give an experiment or a trace")
+    workload = {k: v for k, v in data["workload"].items() if k not in ("num_requests", "duration")}
+    with validated(f"--traffic {path}", ConfigError):
+        parsed = WorkloadConfig.model_validate({**workload, "num_requests": 1})
+    if "rate" not in type(parsed.arrivals).model_fields:
+        raise ConfigError(
+            f"--traffic {path}: workload.arrivals.kind = '{parsed.arrivals.kind}' has no rate to "
+            "be varied; use poisson, gamma, constant or trace"
+        )
+    dumped = parsed.model_dump(mode="json", exclude_none=True, exclude={"num_requests"})
+    own = data.get("acceptance") if given is None else given
+    if isinstance(own, str):
+        with validated(f"--traffic {path}: acceptance", ConfigError):
+            own = ACCEPTANCE.parse(own).model_dump(mode="json", exclude_none=True)
+    return _traffic(path.name, dumped, "as in the experiment", own)
+
+
+def _drawn(workload: dict[str, Any], count: int) -> Trace:
+    """Return some requests of a workload."""
+    fields = {**workload, "num_requests": count}
+    if workload["arrivals"]["kind"] != "trace":
+        fields["arrivals"] = {**workload["arrivals"], "rate": 1.0}
+    with validated("--traffic", ConfigError):
+        return WorkloadConfig.model_validate(fields).build(0)
+
+
+def _nearest_dataset(name: str, trace: Trace) -> str:
+    """Return the data set with a preset that is the traffic's, or nearest to its mean lengths."""
+    if name in _PRESETS:
+        return name
+    means = (float(trace.prompt_lens.mean()), float(trace.output_lens.mean()))
+
+    def distance(dataset: str) -> float:
+        stats = DATASETS[dataset]
+        pairs = zip(means, (stats.prompt_mean, stats.output_mean), strict=True)
+        return sum(log(own / other) ** 2 for own, other in pairs)
+
+    return min(_PRESETS, key=distance)

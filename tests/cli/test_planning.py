@@ -1,0 +1,209 @@
+"""``plan``, ``init``, ``demo``, and what all commands say of themselves."""
+
+import contextlib
+import io
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from conftest import ROOT, Run
+
+from specsim.__main__ import main
+from specsim.cli import app
+from specsim.cli.examples import EXAMPLES
+from specsim.run.experiment import Experiment
+
+
+def all_commands(command: Any, path: str = "") -> dict[str, Any]:
+    members = getattr(command, "commands", None)
+    if members is None:
+        return {path: command}
+    found: dict[str, Any] = {}
+    for name, member in members.items():
+        found |= all_commands(member, f"{path} {name}".strip())
+    return found
+
+
+COMMANDS = all_commands(typer.main.get_command(app))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_an_example_that_its_options_allow(name: str) -> None:
+    words = shlex.split(EXAMPLES[name])
+    command = COMMANDS[name]
+    assert command.epilog == f"Example: specsim {name} {EXAMPLES[name]}"
+    try:
+        command.make_context(name, [] if words[0] == ">" else words)
+    except Exception as error:
+        assert "does not exist" in str(error)  # noqa: PT017 - the file, not an option
+
+
+def test_commands_stand_in_groups(cli: Run) -> None:
+    code, out, _ = cli("--help")
+    assert code == 0
+    panels = ("Answer", "Simulate", "Look", "Real engines", "Inputs", "Reference")
+    assert [out.find(f"─ {panel} ─") for panel in panels] == sorted(
+        out.find(f"─ {panel} ─") for panel in panels
+    )
+    assert all(f"─ {panel} ─" in out for panel in panels)
+
+
+SERVER = (
+    "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-num-seqs 32 --port 9 "
+    """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'"""
+)
+ASKED = ("--vllm", SERVER, "--traffic", "math", "--qps", 20, "--slo", "ttft:500,tpot:50")
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
+    """Ask a plan of two GPUs, once."""
+    folder = tmp_path_factory.mktemp("plan") / "out"
+    out, err = io.StringIO(), io.StringIO()
+    words = ["plan", *map(str, ASKED), "--gpus", "h100,l40s", "--workers", "1"]
+    before, sys.argv = sys.argv, ["specsim", *words, "--out", str(folder)]
+    try:
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main()
+    finally:
+        sys.argv = before
+    assert ended.value.code == 0, err.getvalue()
+    return out.getvalue(), err.getvalue(), folder
+
+
+def test_a_plan_answers_in_about_ten_lines(planned: tuple[str, str, Path]) -> None:
+    out, err, _ = planned
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[1:6]] == ["take", "without", "with", "binds", "sure"]
+    assert len(lines) <= 13
+    assert "USD/h" in lines[1]
+    assert "preset llama-3.1-8b/eagle/gsm8k, fitted to drafts of eagle" in err
+    assert "without effect on the answer: --port" in err
+
+
+def test_its_files_are_what_they_say(planned: tuple[str, str, Path]) -> None:
+    _, _, folder = planned
+    answer = json.loads((folder / "plan.json").read_text())
+    taken = answer["taken"]
+    experiment = Experiment.load(folder / "experiment.yaml")
+    assert experiment.replicas == taken["replicas"]
+    assert experiment.engine.max_num_seqs == 32
+    line = (folder / "serve.sh").read_text().splitlines()[-1]
+    assert line.startswith("exec vllm serve meta-llama/Llama-3.1-8B-Instruct --max-num-seqs 32")
+    assert ("--speculative-config" in line) == (taken["speculative_config"] is not None)
+    services = yaml.safe_load((folder / "docker-compose.yaml").read_text())["services"]
+    assert len(services) == min(taken["replicas"], 8 // taken["tensor_parallel_size"])
+    deployment, service = yaml.safe_load_all((folder / "kubernetes.yaml").read_text())
+    assert deployment["spec"]["replicas"] == taken["replicas"]
+    assert service["kind"] == "Service"
+    assert "<html" in (folder / "report.html").read_text()
+
+
+def test_its_experiment_runs_as_it_is(planned: tuple[str, str, Path], cli: Run) -> None:
+    experiment = planned[2] / "experiment.yaml"
+    code, out, _ = cli("run", experiment, "--set", "workload.num_requests=50")
+    assert code == 0
+    assert "TTFT" in out
+    short = ("--num-requests", 100, "--replications", 1, "--tolerance", 0.5, "--workers", 1)
+    assert cli("capacity", experiment, *short)[0] == 0
+
+
+def test_a_plan_may_be_written_again_but_replaces_nobody_s_file(
+    planned: tuple[str, str, Path], cli: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "serve.sh").write_text("mine\n")
+    code, _, err = cli("plan", *ASKED, "--gpus", "h100", "--out", tmp_path)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "serve.sh: was not written by specsim" in err
+    assert (tmp_path / "serve.sh").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"--qps": "0"}, "--qps 0.0: must be a finite number above 0"),
+        ({"--slo": "ttft"}, "is not METRIC:MILLISECONDS"),
+        ({"--traffic": "chta"}, "did you mean 'chat'?"),
+        ({"--gpus": "h1000"}, "no GPU 'h1000'"),
+        ({"--gpus": "mi300x"}, "has no price"),
+        ({"--gpus": "h100,h100"}, "given twice"),
+        ({"--vllm": "vllm serve someone/Llama-9-8B"}, "did you mean"),
+        ({"--vllm": "vllm serve Qwen/Qwen3-8B --enable-expert-parallel"}, "has no experts"),
+        (
+            {"--vllm": "vllm serve Qwen/Qwen3-8B --max-num-seqs 0"},
+            "max_num_seqs = 0: should be greater than 0",
+        ),
+        ({"--vllm": "vllm serve Qwen/Qwen3-8B --speculative-config '{}'"}, "names no method"),
+        (
+            {"--vllm": 'vllm serve Qwen/Qwen3-8B --speculative-config \'{"method": "mtp"}\''},
+            "no drafting cost of 'mtp'",
+        ),
+        ({"--vllm": "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 1"}, "h100"),
+        ({"--acceptance": "bernoulli:alpha=2"}, "alpha"),
+        ({"--attainment": "2"}, "--attainment 2.0"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2(
+    options: dict[str, str], said: str, cli: Run
+) -> None:
+    asked = dict(zip(ASKED[::2], ASKED[1::2], strict=True)) | {"--gpus": "h100"} | options
+    code, _, err = cli("plan", *(word for pair in asked.items() for word in pair))
+    assert (code, err.count("\n")) == (2, 1), err
+    assert said in err
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def test_init_takes_answers_from_a_pipe(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped(monkeypatch, f"{SERVER}\ncode\n30\n\nl40s\n")
+    code, out, err = cli("init", "my.yaml")
+    assert (code, err) == (0, "")
+    assert "specsim capacity my.yaml --qps 30" in out
+    text = (tmp_path / "my.yaml").read_text()
+    assert text.count("# ") > 5
+    experiment = Experiment.load(tmp_path / "my.yaml")
+    assert (experiment.profile, experiment.max_draft_len) == ("l40s/llama-3.1-8b", 3)
+    assert experiment.slo is not None
+    assert experiment.slo.tpot_ms == 50.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "no terminal to ask at"), ("vllm serve nothing\n", "model nothing"),
+     ("\n\nmany\n", "--qps many: should be a number")],
+)  # fmt: skip
+def test_init_says_what_is_wrong_and_writes_nothing(
+    text: str, said: str, cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped(monkeypatch, text)
+    code, _, err = cli("init", "my.yaml")
+    assert (code, err.count("\n")) == (2, 1)
+    assert said in err
+    assert not (tmp_path / "my.yaml").exists()
+
+
+def test_the_demo_is_what_make_demo_runs(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "specsim.cli.simulation.compare", lambda *args, **options: asked.append((args, options))
+    )
+    assert cli("demo", "--out", "somewhere", "--workers", 1)[0] == 0
+    [((config, policies), options)] = asked
+    assert config == ROOT / "experiments/demo/demo.yaml"
+    made = (ROOT / "Makefile").read_text()
+    assert f"--policies {' '.join(policies)} --replications {options['replications']}" in made
+    shipped = (ROOT / "pyproject.toml").read_text()
+    assert '"experiments/demo" = "specsim/_shipped/experiments/demo"' in shipped

@@ -1,0 +1,245 @@
+"""Plan: which options there are, which are searched to the end, and which is taken."""
+
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import tiny_config
+
+from specsim.core.errors import ConfigError, SpecsimError
+from specsim.results.metrics import Slo
+from specsim.results.steady import Trend
+from specsim.run.trust import Beyond
+from specsim.study.calls import question_of
+from specsim.study.capacity import Capacity, Found, Prices
+from specsim.study.capacity.interval import Interval
+from specsim.study.capacity.probe import LoadProbe, LoadRun
+from specsim.study.capacity.search import Answer, Bracket, refine
+from specsim.study.plan import Option, Plan, Question, make_plan
+from specsim.study.plan.options import goal_of, model_of, offered
+from specsim.study.plan.traffic import KINDS, find_traffic
+
+EAGLE = """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'"""
+
+
+def asked(command: str = f"Qwen/Qwen3-8B {EAGLE}", **changes: object) -> Question:
+    return question_of(**{"vllm": f"vllm serve {command}", "gpus": "h100", **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-70B-Instruct", "llama-3.1-70b"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("/models/openai/gpt-oss-120b/", "gpt-oss-120b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "llama-3.1-8b"),
+    ],
+)
+def test_names_of_huggingface_lead_to_shapes(name: str, shape: str) -> None:
+    assert model_of(name) == shape
+
+
+def test_an_unknown_model_is_told_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'qwen3-8b'"):
+        model_of("Qwen/Qwen33-8B")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_traffic_has_an_acceptance_preset(kind: str) -> None:
+    traffic = find_traffic(kind)
+    for method in ("eagle3", "ngram", "draft_model"):
+        found, said = traffic.acceptance_for(method, "qwen3-8b")
+        assert found["name"] in said
+        assert "model llama-3.1-8b" in said
+
+
+def test_the_nearest_preset_is_of_the_traffic_and_the_drafter() -> None:
+    code = find_traffic("code").acceptance_for("eagle3", "llama-3.1-8b")
+    assert code[1] == "preset llama-3.1-8b/eagle/instructcoder, fitted to drafts of eagle"
+    exact = find_traffic("math").acceptance_for("ngram", "llama-3.1-8b")
+    assert exact[1] == "preset llama-3.1-8b/ngram/gsm8k"
+    rag = find_traffic("rag").acceptance_for("ngram", "llama-3.1-8b")[1]
+    assert "fitted to data set" in rag
+
+
+def test_traffic_may_be_a_trace_or_an_experiment(tmp_path: Path) -> None:
+    trace = find_traffic("traces/summarisation.parquet")
+    assert trace.dataset == "cnn_dailymail"
+    assert trace.at(3.0, 10)["arrivals"]["rate"] == 3.0
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(tiny_config()))
+    own = find_traffic(str(path))
+    assert own.acceptance_for("ngram", "x") == ({"kind": "bernoulli", "alpha": 0.7}, "as given")
+    assert own.at(3.0, 10)["lengths"]["prompt"] == [1, 200]
+    closed = tiny_config()
+    closed["workload"]["arrivals"] = {"kind": "closed_loop", "concurrency": 3}
+    path.write_text(yaml.safe_dump(closed))
+    with pytest.raises(ConfigError, match="has no rate to be varied"):
+        find_traffic(str(path))
+
+
+def names(question: Question, *policies: str) -> list[str]:
+    return [option.name for option in offered(question, policies).options]
+
+
+def test_the_size_in_the_command_is_the_only_one() -> None:
+    assert names(asked("meta-llama/Llama-3.1-70B-Instruct -tp 4"), "off") == ["h100-tp4 off"]
+    every = names(asked("meta-llama/Llama-3.1-70B-Instruct"), "off")
+    assert every == ["h100-tp4 off", "h100-tp8 off"]  # two hold the weights, and no long request
+
+
+def test_options_have_the_drafter_that_is_given_or_all() -> None:
+    assert names(asked(), "off", "static:k=1") == [
+        "h100 off", "h100 static:k=3", "h100 static:k=1",
+    ]  # fmt: skip
+    every = names(asked("Qwen/Qwen3-8B"), "static:k=3")
+    drafters = ("eagle3", "draft_model", "ngram", "suffix")
+    assert every == [f"h100 {drafter} static:k=3" for drafter in drafters]
+
+
+def test_what_vllm_is_told_names_the_head_and_keeps_what_was_given() -> None:
+    command = "meta-llama/Llama-3.1-8B-Instruct -tp 1 --speculative-config.method eagle3"
+    question = asked(f"{command} --speculative-config.draft_tensor_parallel_size 1")
+    fixed, policy = offered(question, ("static:k=5", "goodput")).options
+    assert fixed.speculation == {
+        "method": "eagle3", "draft_tensor_parallel_size": 1, "num_speculative_tokens": 5,
+        "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+    }  # fmt: skip
+    assert (policy.speculation, policy.needs_a_policy) == (None, True)
+    assert "draft_tensor_parallel_size of the drafter" in question.command.notes[0]
+
+
+def test_a_gpu_without_a_profile_falls_back_to_a_roofline_and_that_is_known() -> None:
+    [option] = offered(asked("Qwen/Qwen3-8B --max-model-len 8192", gpus="l4"), ("off",)).options
+    assert not option.hardware.is_measured
+    assert option.hardware.profile.overhead.front_ms == 3.0
+    assert option.experiment.profile == "profile.yaml"
+
+
+def test_what_does_not_fit_is_left_out_with_its_reason() -> None:
+    found = offered(asked("meta-llama/Llama-3.1-70B-Instruct", gpus="l4,h100"), ("off",))
+    assert {option.hardware.profile.gpu for option in found.options} == {"h100"}
+    assert any(reason.startswith("l4") for reason in found.left_out)
+    with pytest.raises(ConfigError, match="no KV block fits"):
+        offered(asked("meta-llama/Llama-3.1-70B-Instruct -tp 1", gpus="l4"), ("off",))
+
+
+def test_requests_longer_than_the_limit_are_simulated() -> None:
+    question = asked("Qwen/Qwen3-8B --max-model-len 2048", traffic="summarise")
+    [option] = offered(question, ("off",)).options
+    assert (option.experiment.engine.max_model_len or 0) > question.traffic.longest > 2048
+
+
+def run_at(load: float, latency: float, shift: float, missed: float, held: int = 8) -> LoadRun:
+    names_ = [f"{s}_{m}_ms" for s in ("mean", "p50", "p99") for m in ("ttft", "tpot", "e2el")]
+    return LoadRun(
+        load=load, num_requests=4000, num_steady=3000, missed=missed, missed_by={"ttft_ms": missed},
+        reached_ms={"ttft_ms": 1.0}, trend=Trend(0.0, 0.0), is_too_short=False,
+        requests_per_second=load, mean_output_len=100.0,
+        latencies_ms=dict.fromkeys(names_, latency * (1 + shift)), most_running=held,
+        resource="step_time", beyond=Beyond(1, 0, 0, 1, 1),
+    )  # fmt: skip
+
+
+def found_of(
+    option: Option, question: Question, rate: float, interval: tuple[float, float], latency: float
+) -> Found:
+    goal = replace(goal_of(question), shares=(1.0,))
+    at = question.rate / ceil(question.rate / rate)
+    loads = sorted({at, rate, rate * 1.02})
+    probes = [
+        LoadProbe(tuple(run_at(load, latency, s / 100, 0.5 * (load > rate)) for s in range(5)))
+        for load in loads
+    ]
+    between = Interval(rate, *interval)
+    answer = Answer(Bracket(rate, rate * 1.02), between, True, 4000, probes)
+    return Found(option.hardware, option.label, answer, 2.0, goal)
+
+
+def plan_of(off: tuple[float, float, float, float], on: tuple[float, float, float, float]) -> Plan:
+    """Make a plan of rate, interval and latency without speculation and with it."""
+    question = asked(qps=100.0)
+    options = {o.label: o for o in offered(question, ("off", "static:k=3")).options}
+    given = {"off": off, "static:k=3": on}
+    found = [
+        found_of(options[label], question, rate, (low, high), latency)
+        for label, (rate, low, high, latency) in given.items()
+    ]
+    experiment = options["off"].experiment
+    capacity = Capacity(experiment, found[0].goal, Prices.load(None), found, [])
+    return Plan(question, capacity, {o.name: o for o in options.values()}, {}, [])
+
+
+def test_the_cheaper_is_taken() -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    assert plan.taken == "h100 static:k=3"
+    assert plan.found[plan.taken].cost_per_hour == 6.0
+    assert plan.ties == []
+    assert not plan.capacity.cheapest.others[0].value < 8.0
+
+
+def test_of_one_cost_the_faster_is_taken() -> None:
+    fast = plan_of((26.0, 25.5, 27.0, 900.0), (27.0, 26.0, 28.0, 600.0))
+    assert fast.taken == "h100 static:k=3"
+    slow = plan_of((26.0, 25.5, 27.0, 900.0), (27.0, 26.0, 28.0, 950.0))
+    assert slow.taken == "h100 off"
+
+
+def test_costs_whose_intervals_overlap_are_not_ordered() -> None:
+    plan = plan_of((26.0, 24.0, 27.0, 900.0), (33.0, 32.0, 35.0, 950.0))
+    assert plan.taken == "h100 off"  # 4 or 5 replicas, and the other 3 or 4
+    assert plan.ties == []
+    plan = plan_of((24.5, 24.0, 26.0, 900.0), (26.0, 24.5, 27.0, 950.0))
+    assert plan.taken == "h100 static:k=3"
+    assert plan.ties == ["h100 off"]
+
+
+def test_the_front_is_of_whole_replicas() -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    assert [(p.replicas, p.cost, p.latency_ms) for p in plan.front] == [
+        (3, 6.0, pytest.approx(969.0)), (4, 8.0, pytest.approx(918.0)),
+    ]  # fmt: skip
+
+
+def refined(held: int, is_enough: bool) -> Answer:
+    goal = replace(goal_of(asked(qps=100.0)), max_requests=64_000, tolerance=0.04)
+    search = refine(10.0, goal, 2000, lambda _: is_enough)
+    wanted = next(search)
+    for _ in range(60):
+        missed = min(1.0, 0.01 * (wanted.load / 10.3) ** 80)
+        run = replace(run_at(wanted.load, 1.0, 0.0, missed, held), num_requests=1)
+        shifted = [replace(run, missed=missed * (1 + s / 50)) for s in range(-2, 3)]
+        try:
+            wanted = search.send(LoadProbe(tuple(shifted)))
+        except StopIteration as stop:
+            return stop.value
+    raise AssertionError("the search does not end")
+
+
+@pytest.mark.parametrize(("held", "is_enough", "length"), [(100, True, 2000), (1000, True, 8000),
+                                                           (100, False, 8000)])  # fmt: skip
+def test_runs_grow_until_they_fill_the_server_and_the_answer_is_enough(
+    held: int, is_enough: bool, length: int
+) -> None:
+    found = refined(held, is_enough)
+    assert found.num_requests == length
+    assert found.interval is not None
+    assert found.interval.low < 10.3 < found.interval.high
+
+
+@pytest.mark.slow
+def test_the_answer_does_not_depend_on_processes() -> None:
+    question = asked(f"Qwen/Qwen3-8B --max-num-seqs 16 {EAGLE}", qps=10.0, traffic="math")
+    one, two = (make_plan(question, workers=n).to_dict() for n in (1, 2))
+    assert one == two
+    assert one["taken"] is not None
+
+
+def test_limits_that_nothing_keeps_are_said() -> None:
+    question = replace(asked(f"Qwen/Qwen3-8B --max-num-seqs 2 {EAGLE}"), slo=Slo(ttft_ms=1.0))
+    with pytest.raises(SpecsimError, match="keeps the limits"):
+        make_plan(question, workers=1)

@@ -1,0 +1,119 @@
+"""Command lines of vLLM and SGLang, read as an engine's settings."""
+
+import json
+
+import pytest
+
+from specsim.core.errors import ConfigError
+from specsim.engine.config import EngineConfig
+from specsim.study.plan.command import read_command
+
+EAGLE = '{"method": "eagle3", "model": "a/head", "num_speculative_tokens": 3}'
+
+
+def test_every_flag_that_matters_reaches_the_engine() -> None:
+    command = read_command(
+        "CUDA_VISIBLE_DEVICES=0,1 vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2 "
+        "--max-num-seqs 64 --max_num_batched_tokens=4K --max-model-len 32k --block-size 32 "
+        "--no-enable-prefix-caching --gpu-memory-utilization .9 --no-async-scheduling "
+        "--num-gpu-blocks-override 5000 --scheduling-policy priority \\\n --port 8000",
+        "vllm",
+    )
+    assert command.model == "meta-llama/Llama-3.1-8B-Instruct"
+    assert command.tensor_parallel_size == 2
+    assert command.engine == {
+        "max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 32_000,
+        "block_size": 32, "enable_prefix_caching": False, "gpu_memory_utilization": 0.9,
+        "async_scheduling": False, "num_gpu_blocks": 5000, "scheduling_policy": "priority",
+    }  # fmt: skip
+    assert EngineConfig.model_validate(command.engine).max_num_seqs == 64
+    assert command.notes == ["without effect on the answer: --port"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        f"--speculative-config '{EAGLE}'",
+        f"--speculative-config='{EAGLE}'",
+        "--speculative-config.method eagle3 --speculative-config.model a/head "
+        "--speculative-config.num_speculative_tokens 3",
+    ],
+)
+def test_speculation_in_all_its_forms(flags: str) -> None:
+    command = read_command(f"vllm serve m {flags}", "vllm")
+    assert command.speculation == json.loads(EAGLE)
+
+
+def test_the_line_to_run_keeps_what_was_typed() -> None:
+    typed = f"vllm serve m -tp 2 --port 9 --speculative-config '{EAGLE}' --trust-remote-code"
+    command = read_command(typed, "vllm")
+    line = "vllm serve m --port 9 --trust-remote-code --tensor-parallel-size 4"
+    assert command.with_options(4, None) == line
+    again = read_command(command.with_options(4, json.loads(EAGLE)), "vllm")
+    assert (again.speculation, again.tensor_parallel_size) == (json.loads(EAGLE), 4)
+
+
+def test_what_changes_speed_and_is_not_simulated_is_named() -> None:
+    command = read_command("vllm serve m --enforce-eager --kv-cache-dtype fp8 -dp 2", "vllm")
+    assert len(command.notes) == 3
+    assert "--enforce-eager" in command.notes[2]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("vllm serve", "names no model"),
+        ("vllm serve m --max-num-seqs", "--max-num-seqs needs a value"),
+        ("vllm serve m --max-num-seqs many", "should be a whole number"),
+        ("vllm serve m --gpu-memory-utilization x", "should be a number"),
+        ("vllm serve m -tp 2 --tensor-parallel-size 4", "given twice"),
+        ("vllm serve m --pipeline-parallel-size 2", "--pipeline-parallel-size 2: is not simulated"),
+        ("vllm serve m --enable-lora", "--enable-lora True: is not simulated"),
+        ("vllm serve m --quantization awq", "weights in awq"),
+        ("vllm serve m-AWQ", "weights in awq"),
+        ("vllm serve m --dtype float32", "profiles are of 16 bits"),
+        ("vllm serve m --speculative-config '{'", "not JSON"),
+        ("vllm serve m --speculative-config 3", "should be a JSON object"),
+        ("vllm serve m --enable-prefix-caching=maybe", "should be true or false"),
+        ("vllm serve 'm", "quote it as in a shell"),
+        ("python -m sglang.launch_server --model m", "use --sglang"),
+    ],
+)
+def test_what_is_wrong_is_one_line(typed: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as error:
+        read_command(typed, "vllm")
+    assert "\n" not in str(error.value)
+
+
+def test_flags_that_ask_for_nothing_are_taken() -> None:
+    typed = "vllm serve m --pipeline-parallel-size 1 --quantization fp8 --dtype half"
+    assert read_command(typed, "vllm").weights == "fp8"
+
+
+def test_sglang_is_read_under_vllm_s_names() -> None:
+    command = read_command(
+        "python -m sglang.launch_server --model-path m --tp 2 --context-length 8192 "
+        "--max-running-requests 32 --chunked-prefill-size 4096 --mem-fraction-static 0.85 "
+        "--disable-radix-cache --speculative-algorithm EAGLE3 --speculative-num-steps 3 "
+        "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4 "
+        "--speculative-draft-model-path a/head",
+        "sglang",
+    )
+    assert (command.model, command.tensor_parallel_size) == ("m", 2)
+    assert command.engine == {
+        "max_model_len": 8192, "max_num_seqs": 32, "max_num_batched_tokens": 4096,
+        "gpu_memory_utilization": 0.85, "enable_prefix_caching": False,
+    }  # fmt: skip
+    assert command.speculation == {
+        "method": "eagle3", "num_speculative_tokens": 3, "model": "a/head",
+    }  # fmt: skip
+    assert "scheduled as vLLM does, not as SGLang does" in command.notes
+    line = command.with_options(2, command.speculation)
+    assert "--speculative-num-draft-tokens 4" in line
+    assert read_command(line, "sglang").speculation == command.speculation
+
+
+def test_sglang_trees_are_refused() -> None:
+    with pytest.raises(ConfigError, match="trees"):
+        read_command("sglang serve --model m --speculative-algorithm EAGLE "
+                     "--speculative-eagle-topk 4", "sglang")  # fmt: skip
