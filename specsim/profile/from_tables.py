@@ -29,15 +29,13 @@ from specsim.profile.kernel_times import (
     skewed,
 )
 from specsim.profile.memory import default_layout, memory_plan
-from specsim.profile.profile import Profile
+from specsim.profile.profile import NOT_MEASURED, Profile
 
 Values = NDArray[np.float64]
 
 DTYPES: Mapping[str, "Dtype"]
 """Of weights, by name."""
 
-NOT_MEASURED = "Overhead is not measured: fit it to runs of your own (`specsim profile fit`)."
-"""What a profile says of itself that was not fitted yet."""
 _MAX_BATCHED_TOKENS = 16384
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _LAUNCH_US = 1.5  # of a kernel within a CUDA graph, besides what it does
