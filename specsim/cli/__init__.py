@@ -11,6 +11,7 @@ import typer
 
 from specsim.cli.calibration import calibrate
 from specsim.cli.inspection import breakdown, export, list_members, plot, report, schema, timeline
+from specsim.cli.interactive import ui
 from specsim.cli.policies import policy_app
 from specsim.cli.profiles import profile_app
 from specsim.cli.reality import acceptance_app, observe, parity, validate
@@ -37,6 +38,7 @@ app.command()(tune)
 app.command()(gate)
 app.command("draft-eval")(draft_eval)
 app.command()(report)
+app.command()(ui)
 app.command()(plot)
 app.command()(timeline)
 app.command()(breakdown)
