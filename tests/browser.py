@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
@@ -19,6 +20,35 @@ _ARGUMENTS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--disable-dev-shm-usage",
 )
+
+
+_FAINT = """
+const pen = Object.assign(document.createElement('canvas'), {width: 1, height: 1})
+  .getContext('2d', {willReadFrequently: true});
+const over = (below, colour) => {
+  pen.fillStyle = `rgb(${below})`; pen.fillRect(0, 0, 1, 1);
+  pen.fillStyle = colour; pen.fillRect(0, 0, 1, 1);
+  return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
+};
+const lightness = rgb => {
+  const [r, g, b] = rgb.map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const behind = element => element
+  ? over(behind(element.parentElement), getComputedStyle(element).backgroundColor) : [255, 255, 255];
+const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+for (let node; (node = walker.nextNode());) {
+  const element = node.parentElement, style = getComputedStyle(element);
+  const isSvg = element instanceof SVGElement;
+  if (!node.data.trim() || !element.checkVisibility() || element.closest('script, style')) continue;
+  if (element.closest('.bars') || style.visibility === 'hidden') continue;  // text on bars: by hand
+  const below = behind(isSvg ? element.closest('svg').parentElement : element);
+  const [a, b] = [lightness(over(below, isSvg ? style.fill : style.color)), lightness(below)];
+  const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  if (contrast < 4.5) found.push(`${contrast.toFixed(2)} ${element.tagName} ${node.data.trim()}`);
+}
+return found;
+"""
 
 
 @contextmanager
@@ -91,6 +121,25 @@ class Page:
                 "{const b = e.getBoundingClientRect(); return b.width + b.height > 1}).length"
             )
         )
+
+    def press(self, key: str) -> None:
+        """Press a key wherever the focus is."""
+        ActionChains(self.driver).send_keys(key).perform()
+
+    def cut_off(self) -> list[str]:
+        """Return the texts of charts that reach beyond their chart."""
+        found: list[str] = self.js(
+            "[...document.querySelectorAll('.plot svg.main-svg text')].filter(e => {"
+            "const a = e.getBoundingClientRect(), b = e.closest('svg').getBoundingClientRect();"
+            "return a.width && (a.left < b.left - 1 || a.right > b.right + 1)})"
+            ".map(e => e.textContent)"
+        )
+        return found
+
+    def faint(self) -> list[str]:
+        """Return the texts whose contrast to what lies behind them is below 4.5 (WCAG 2.2, AA)."""
+        found: list[str] = self.driver.execute_script(_FAINT)
+        return found
 
     def problems(self) -> list[str]:
         """Return what stands in the console, and what the page has loaded."""

@@ -13,6 +13,7 @@ import typer
 from specsim.cli.calibration import calibrate
 from specsim.cli.examples import example
 from specsim.cli.inspection import breakdown, export, list_members, plot, report, schema, timeline
+from specsim.cli.interactive import ui
 from specsim.cli.planning import demo, init, plan
 from specsim.cli.policies import policy_app
 from specsim.cli.profiles import profile_app
@@ -39,7 +40,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     },
     "Simulate": {"run": run, "sweep": sweep, "policy": policy_app},
     "Look": {
-        "report": report, "plot": plot, "timeline": timeline, "breakdown": breakdown,
+        "report": report, "ui": ui, "plot": plot, "timeline": timeline, "breakdown": breakdown,
         "export": export,
     },
     "Real engines": {

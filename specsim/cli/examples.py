@@ -14,6 +14,7 @@ EXAMPLES = {
     "sweep": "SWEEP.yaml --dry-run",
     "policy check": "my.py:MyPolicy",
     "report": "results/cmp",
+    "ui": "EXP.yaml",
     "plot": "results/cmp --metric p99_ttft_ms --format pdf",
     "timeline": "results/cmp/off --plot timeline.png",
     "breakdown": "results/one --json breakdown.json",

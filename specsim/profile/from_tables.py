@@ -13,11 +13,9 @@ from specsim.hardware import GIB, MemoryPlan, load_gpu, load_model
 from specsim.profile.composer import Composer
 from specsim.profile.kernel_tables import GpuTables, tables_folder
 from specsim.profile.memory import default_layout, memory_plan
-from specsim.profile.profile import Profile
+from specsim.profile.profile import NOT_MEASURED, Profile
 from specsim.profile.table_options import DTYPES, Scales, TableOptions
 
-NOT_MEASURED = "Overhead is not measured: fit it to runs of your own (`specsim profile fit`)."
-"""What a profile says of itself that was not fitted yet."""
 _MAX_BATCHED_TOKENS = 16384
 # Time on the host: between what servers of A100, H100 and H200 showed at their smallest loads, none
 # to 0.4 ms without and none to 0.45 ms more with drafts, none to 12 ms per request.

@@ -181,10 +181,13 @@ class Experiment(Settings):
     def save(self, path: Path) -> None:
         """Write the resolved configuration as YAML."""
         with new_file(path) as temporary:
-            text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
-            # By which a later run knows that it may be replaced.
-            text = f"# specsim_version: {__version__}\n{text}"
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(self.to_yaml(), encoding="utf-8")
+
+    def to_yaml(self) -> str:
+        """Return the resolved configuration as YAML."""
+        text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+        # By which a later run knows that it may be replaced.
+        return f"# specsim_version: {__version__}\n{text}"
 
     @property
     def hash(self) -> str:

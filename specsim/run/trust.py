@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specsim.profile import Profile
+from specsim.profile.profile import NOT_MEASURED
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,17 @@ ROOFLINE = (
 )
 
 
+def step_times(profile: Profile) -> str:
+    """Return what step times rest on: ``fitted``, ``kernels`` or ``roofline``.
+
+    Measured steps; kernels that were measured one by one; a data sheet.
+    """
+    if profile.target.kind == "roofline":
+        return "roofline"
+    return "kernels" if NOT_MEASURED in profile.provenance.notes else "fitted"
+
+
 def roofline_warnings(profile: Profile) -> list[str]:
     """Return a line if steps cost what a data sheet says."""
-    is_roofline = profile.target.kind == "roofline"
+    is_roofline = step_times(profile) == "roofline"
     return [f"{profile.model} on {profile.gpu}: {ROOFLINE}"] if is_roofline else []

@@ -182,7 +182,7 @@ def compare(
     Raises:
         SpecsimError: A policy cannot be run with this experiment.
     """
-    experiment, notes = _on_one_engine(experiment, policies)
+    experiment, notes = on_one_engine(experiment, policies)
     tasks = []
     for label, policy in policies.items():
         runs = replicated(experiment, replications, f"--policies {label}", policy=policy)
@@ -198,10 +198,13 @@ def compare(
     return Comparison(results, replications, notes)
 
 
-def _on_one_engine(
+def on_one_engine(
     experiment: Experiment, policies: dict[str, Policy]
 ) -> tuple[Experiment, list[str]]:
-    """Return the experiment without asynchronous scheduling if a policy needs that, and say so."""
+    """Return the experiment as all policies can run it, and what was changed for that.
+
+    That is without asynchronous scheduling if one of them needs to see each step's outcome.
+    """
     needing = [label for label, policy in policies.items() if policy.needs_sync]
     if not needing:
         return experiment, []

@@ -1,8 +1,10 @@
 """The report in a browser: every chart draws, filters act on them, and the sums are right."""
 
+import csv
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from browser import CHROMIUM, DRIVER, Page, browser
@@ -49,6 +51,7 @@ def desktop(path: Path) -> Iterator[Page]:
 def _fresh(request: pytest.FixtureRequest) -> None:
     if "desktop" in request.fixturenames:
         page: Page = request.getfixturevalue("desktop")
+        page.js("history.replaceState(null, '', location.pathname)")
         page.driver.refresh()
         page.wait_for_update(0)
 
@@ -66,7 +69,9 @@ def test_every_chart_is_drawn(path: Path, width: int, height: int, dark: bool) -
             CHARTS, True
         )
         assert page.problems() == []
-        assert page.js("document.documentElement.scrollWidth") <= width
+        assert page.js("document.documentElement.scrollWidth <= innerWidth")
+        assert page.cut_off() == []
+        assert page.faint() == []
         dark_ground = (
             page.js("getComputedStyle(document.body).backgroundColor") == "rgb(16, 19, 24)"
         )
@@ -95,11 +100,11 @@ def test_hardware_load_and_replication_can_be_chosen(desktop: Page) -> None:
     before = desktop.drawn()
     desktop.click("[data-filter=hardware] [data-index='1']")
     assert desktop.drawn()["crossover"] == before["crossover"] / 2
-    desktop.click("[data-filter=load] [data-index='0']")
-    assert desktop.drawn()["crossover"] == 2
     band = desktop.visible_marks("over-load")
     desktop.click("[data-filter=replication] [data-index='1']")
     assert desktop.visible_marks("over-load") < band  # a single replication has no band
+    desktop.click("[data-filter=load] [data-index='0']")
+    assert desktop.drawn()["crossover"] == 2
     assert desktop.problems() == []
 
 
@@ -172,6 +177,74 @@ def test_every_control_can_be_reached_and_named(desktop: Page) -> None:
         rows = f"document.querySelectorAll('#{chart} details tbody tr').length"
         desktop.driver.implicitly_wait(1)
         assert desktop.js(f"new Promise(done => setTimeout(() => done({rows}), 50))") > 0
+
+
+def test_the_page_opens_with_the_answer_and_is_read_in_order(desktop: Page) -> None:
+    levels = desktop.js("[...document.querySelectorAll('h1,h2,h3')].filter(e => e.offsetParent)"
+                        ".map(e => [Number(e.tagName[1]), e.textContent])")  # fmt: skip
+    assert levels[:2] == [[1, EVIL], [2, "The answer"]]
+    steps = [after[0] - before[0] for before, after in zip(levels, levels[1:], strict=False)]
+    assert max(steps) <= 1  # no level is skipped
+    for landmark in ("header", "main", "footer"):
+        assert desktop.js(f"document.querySelectorAll('body > {landmark}').length") == 1
+    desktop.js("[...document.querySelectorAll('details')].forEach(e => e.open = true)")
+    nameless = "[...document.querySelectorAll('table')].filter(e => !e.caption?.textContent)"
+    assert desktop.js(f"new Promise(done => setTimeout(() => done({nameless}.length), 80))") == 0
+
+
+def test_the_keyboard_goes_down_the_page(desktop: Page) -> None:
+    desktop.js("document.querySelector('.skip').focus()")  # to the charts, past the filters
+    active, seen = "document.activeElement", list[float]()
+    while desktop.js(f"{active}.tagName") != "BODY":
+        assert desktop.js(f"getComputedStyle({active}).outlineStyle") != "none"
+        seen.append(desktop.js(f"{active}.getBoundingClientRect().top + scrollY"))
+        desktop.press("\ue004")  # Tab
+    assert len(seen) > 40
+    rises = [a - b for a, b in zip(seen[1:], seen[2:], strict=False)]
+    assert max(rises) < 160, rises  # back up within a card, as to maps side by side, no further
+
+
+def test_every_table_can_be_had_as_csv(desktop: Page) -> None:
+    desktop.js("[...document.querySelectorAll('details')].forEach(e => e.open = true)")
+    desktop.js("new Promise(done => setTimeout(done, 80))")
+    count = desktop.js("document.querySelectorAll('table').length")
+    links: list[str] = desktop.js("[...document.querySelectorAll('a.csv')].map(e => e.href)")
+    assert len(links) == count > 5
+    tables = [list(csv.reader(unquote(link.partition(",")[2]).splitlines())) for link in links]
+    assert all({len(row) for row in table} == {len(table[0])} for table in tables)
+    overview = next(table for table in tables if table[0][0] == "Hardware" and len(table[0]) > 9)
+    place = [head.startswith("mean E2E") for head in overview[0]].index(True)
+    assert all(float(row[place]) > 0 for row in overview[1:])
+
+
+def test_the_address_keeps_what_is_shown(desktop: Page) -> None:
+    desktop.click("[data-filter=policy] [data-index='1']")
+    desktop.choose("#metric", 4)
+    desktop.choose("#focus-load", 2)
+    kept = desktop.js("location.hash")
+    assert ("policy=0.2.3" in kept, "metric=mean_ttft_ms" in kept) == (True, True)
+    before = desktop.drawn()
+    desktop.driver.refresh()
+    desktop.wait_for_update(0)
+    assert (desktop.drawn(), desktop.js("location.hash")) == (before, kept)
+    assert "60 requests/s" in desktop.js("document.querySelector('#cdf h3').textContent")
+    desktop.js("history.replaceState(null, '', '#policy=99.x&metric=none&at=7.7&slices=5')")
+    desktop.driver.refresh()
+    desktop.wait_for_update(0)
+    assert desktop.js("location.hash") == ""  # nothing of it is on this page
+
+
+def test_limits_are_drawn_and_what_is_left_out_is_said(desktop: Page) -> None:
+    assert "SLO 200 ms" in desktop.js("document.querySelector('#cdf .plot').textContent")
+    over_load = "document.querySelector('#over-load .plot').textContent"
+    assert "SLO" not in desktop.js(over_load)  # there is no limit of the latency
+    desktop.choose("#metric", 4)
+    assert "SLO 200 ms" in desktop.js(over_load)
+    left = "document.querySelector('#left-out').textContent"
+    assert desktop.js(left) == ""
+    desktop.click("[data-filter=policy] [data-index='0']")
+    assert "no speculation is filtered out" in desktop.js(left)
+    assert not desktop.js("document.querySelector('#speed-up').offsetParent")
 
 
 def test_the_theme_can_be_switched(desktop: Page) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
 from specsim.profile import Profile
-from specsim.profile.from_tables import NOT_MEASURED
+from specsim.profile.profile import NOT_MEASURED
 from specsim.reality.profile_fit.parameters import Parameter, changed, parameters_of
 from specsim.reality.validation.measured_run import MeasuredRun
 from specsim.reality.validation.prediction_errors import OF_TOKENS, errors_of, measured_of, value_of

@@ -86,9 +86,14 @@ class Chart:
     draw: Callable[[Drawing], Figure]
 
 
+_LINE = 26
+"""Letters; longer names take several lines, so that room is left for the axes."""
+
+
 def _plain(text: str) -> str:
     """Return a text that matplotlib takes literally, and not for a formula."""
-    return text.replace("$", r"\$")
+    lines = [text[start : start + _LINE] for start in range(0, len(text), _LINE)]
+    return "\n".join(lines).replace("$", r"\$")
 
 
 def label_load(axes: Axes, drawing: Drawing) -> None:

@@ -53,7 +53,7 @@ def _draw_over_load(drawing: Drawing) -> Figure:
     if measure.unit == "ms":
         make_log(first.yaxis)
     handles, labels = first.get_legend_handles_labels()
-    longest = max(map(len, labels), default=1)
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=1)
     fitting = int(figure.get_figwidth() / (_LETTER * longest + _HANDLE))
     columns = max(1, min(6, len(labels), fitting))
     figure.legend(handles, labels, loc="outside upper center", ncols=columns)

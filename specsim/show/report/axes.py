@@ -1,5 +1,6 @@
 """Which axis plays which part: hardware, policy, load, or something else."""
 
+from pathlib import PurePath
 from typing import Any
 
 from specsim.show.report.study import HARDWARE, LOAD, OTHER, POLICY, Axis
@@ -76,6 +77,41 @@ def _default_policy(config: dict[str, Any]) -> str:
     if always is None:
         return "schedule"
     return f"static:k={always}" if always else "off"
+
+
+def title_of(config: dict[str, Any], hardware: list[str]) -> str:
+    """Return what was simulated, in a few words, from the experiment itself.
+
+    Args:
+        hardware: Labels of the axis.
+    """
+    workload, engine = config.get("workload") or {}, config.get("engine") or {}
+    profile = str(config.get("profile", ""))
+    model = "" if profile.endswith((".yaml", ".yml")) else profile.partition("/")[2]
+    gpus = list(
+        dict.fromkeys(
+            PurePath(name).stem if name.endswith(("yaml", "yml")) else name.partition("/")[0]
+            for name in hardware
+        )
+    )
+    where = ", ".join(gpus) if len(gpus) < 4 else f"{len(gpus)} GPUs"
+    method = (engine.get("speculative_config") or {}).get("method", "")
+    traffic = [
+        str(part[name])
+        for part in (workload.get("lengths"), workload.get("arrivals"))
+        if isinstance(part, dict)
+        for name in ("name", "path")
+        if part.get(name)
+    ][:1]
+    parts = (f"{model} on {where}" if model else where, method and f"with {method}", *traffic)
+    return ", ".join(filter(None, parts))
+
+
+def slo_of(config: dict[str, Any]) -> dict[str, float]:
+    """Return the limits of a configuration, ms."""
+    found = config.get("slo")
+    limits = found.items() if isinstance(found, dict) else ()
+    return {name: float(value) for name, value in limits if isinstance(value, int | float)}
 
 
 def draft_len(config: dict[str, Any]) -> int | None:

@@ -13,7 +13,7 @@ from specsim.core.version import __version__
 from specsim.results.folder import ResultsFolder, own_block
 from specsim.results.metrics import distributions
 from specsim.results.timeline import over_time
-from specsim.show.report.axes import axis_of, draft_len, single_axes
+from specsim.show.report.axes import axis_of, draft_len, single_axes, slo_of, title_of
 from specsim.show.report.study import COST, HARDWARE, LOAD, POLICY, Point, Study
 from specsim.show.report.sweep_folder import load_sweep
 from specsim.study.compare import folder_name
@@ -48,8 +48,9 @@ def _load_run(folder: Path) -> Study:
     axes = single_axes(run.config)
     return Study(
         kind="run",
-        title=folder.resolve().name,
+        title=title_of(run.config, axes[HARDWARE].labels),
         axes=[axes[role] for role in (HARDWARE, POLICY, LOAD)],
+        slo=slo_of(run.config),
         points=[_point(run, 0, (0, 0, 0), 0, run.summary)],
         num_expected=1,
         draft_lens=[draft_len(run.config)],
@@ -84,7 +85,8 @@ def _load_comparison(folder: Path) -> Study:
     policy = axis_of(POLICY, "policy", list(comparison), [""] * len(comparison))
     return Study(
         kind="comparison",
-        title=folder.resolve().name,
+        title=title_of(configs[0], axes[HARDWARE].labels),
+        slo=slo_of(configs[0]),
         axes=[axes[HARDWARE], policy, axes[LOAD]],
         points=points,
         num_expected=len(points),
@@ -149,6 +151,7 @@ class _Probe(BaseModel):
     attainment: float
     mean_output_len: float
     cost_per_million_tokens: float | None
+    cost_per_million_tokens_at_target: float | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -158,7 +161,7 @@ class _Probe(BaseModel):
             for name, value in self.__pydantic_extra__.items()
             if name.endswith("_ms") and isinstance(value, int | float)
         }
-        cost = self.cost_per_million_tokens
+        cost = self.cost_per_million_tokens_at_target or self.cost_per_million_tokens
         return {
             **latencies,
             **({} if cost is None else {COST: cost}),
@@ -176,12 +179,14 @@ class _Result(BaseModel):
     hardware: str
     policy: str
     gpus_per_replica: int
-    is_measured: bool
+    step_times: str = ""
     sustained: float | None
     exceeded: float | None
     requests_per_second: float | None
     replicas: int | None
+    replicas_interval: tuple[int, int] | None = None
     cost_per_hour: float | None
+    cost_per_hour_interval: tuple[float, float] | None = None
     cost_per_million_tokens: float | None = None
     cost_per_million_tokens_at_target: float | None
     requests_per_second_interval: tuple[float, float] | None = None
@@ -246,7 +251,10 @@ def _load_capacity(folder: Path) -> Study:
     unused = {"hardware", "policy", "probes"}
     return Study(
         kind="capacity",
-        title=folder.resolve().name,
+        title=title_of(plan.experiment, hardware),
+        slo=plan.slo,
+        gpus={result.hardware: result.gpus_per_replica for result in plan.results},
+        step_times={result.hardware: result.step_times for result in plan.results},
         axes=[
             axis_of(HARDWARE, "profile", hardware, [""] * len(hardware)),
             axis_of(POLICY, "policy", policies, [""] * len(policies)),

@@ -12,13 +12,13 @@ from plotly.offline import get_plotlyjs
 
 from specsim.core.atomic import new_file
 from specsim.core.version import __version__
-from specsim.show.report.study import COST, MEASURES, Point, Study, measured, styles
+from specsim.show.report.study import COST, MEASURES, Measure, Point, Study, measured, styles
 from specsim.study.paired import student_t
 
 _WEB = Path(__file__).with_name("web")
 _SCRIPTS = (
     *("dom", "study", "theme", "filters", "chart", "over_load", "maps", "cost", "capacity"),
-    *("focus", "time", "overview", "findings", "provenance", "main"),
+    *("focus", "time", "overview", "answer", "provenance", "address", "main"),
 )
 """In the order in which they stand on the page."""
 
@@ -92,7 +92,7 @@ def page_data(study: Study) -> dict[str, Any]:
             {
                 "name": each.name,
                 "title": each.title,
-                "unit": f"{study.currency} {each.unit}" if each.name == COST else each.unit,
+                "unit": _unit(study, each),
                 "better": "low" if each.is_low_better else "high",
             }
             for each in shown
@@ -101,6 +101,7 @@ def page_data(study: Study) -> dict[str, Any]:
         "points": [
             {
                 **_identity(point),
+                "replicas": int(point.metrics.get("replicas", 1)),
                 "metrics": [_short(found.get(each.name), 6) for each in shown],
                 "quantiles": {k: _shorts(v, 4) for k, v in point.distributions.items()},
                 "timeline": _timeline(point, stride),
@@ -114,6 +115,9 @@ def page_data(study: Study) -> dict[str, Any]:
         "version": study.version,
         "config": study.config,
         "warnings": study.warnings,
+        "slo": study.slo,
+        "gpus": study.gpus,
+        "step_times": study.step_times,
         "prices": list(study.prices.items()),
         "currency": study.currency,
         "price_date": study.price_date,
@@ -122,6 +126,13 @@ def page_data(study: Study) -> dict[str, Any]:
 
 
 _AXIS_FIELDS = ("role", "title", "unit", "field", "labels", "numbers")
+
+
+def _unit(study: Study, measure: Measure) -> str:
+    if measure.name != COST:
+        return measure.unit
+    target = study.capacity and study.capacity["target_rate"]
+    return f"{study.currency} {measure.unit}{f' at {target:g} requests/s' if target else ''}"
 
 
 def _identity(point: Point) -> dict[str, Any]:

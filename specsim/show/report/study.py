@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from specsim.core.errors import SpecsimError
 from specsim.profile import load_profile
 from specsim.results.metrics import SHOWN, TITLES
+from specsim.run.trust import step_times
 
 HARDWARE, POLICY, LOAD, OTHER = "hardware", "policy", "load", "other"
 
@@ -78,6 +79,12 @@ class Study:
     currency: str = "USD"
     price_date: str = ""
     warnings: list[str] = field(default_factory=list)
+    slo: dict[str, float] = field(default_factory=dict)
+    """Limits that all runs have in common, ms, by names such as ``ttft_ms``."""
+    gpus: dict[str, int] = field(default_factory=dict)
+    """GPUs of one replica, by label of the hardware, where known."""
+    step_times: dict[str, str] = field(default_factory=dict)
+    """What step times rest on, likewise; see `specsim.run.trust.step_times`."""
     capacity: dict[str, Any] | None = None
     """What each hardware sustains under each policy, where that was asked for."""
 
@@ -100,7 +107,7 @@ class Study:
 def with_prices(
     study: Study, per_gpu_hour: Mapping[str, float], *, currency: str, date: str
 ) -> Study:
-    """Return a study that knows what a replica costs on each hardware.
+    """Return a study that knows what a replica is, on each hardware, and what it costs.
 
     Args:
         per_gpu_hour: By GPU, named as in ``profiles/<gpu>.yaml``.
@@ -109,16 +116,18 @@ def with_prices(
     Returns:
         Without a price for hardware whose profile is not at hand, or whose GPU is not in the table.
     """
-    prices = {}
+    prices, gpus, basis = {}, {}, {}
     for label, name in zip(study.axes[0].labels, study.profiles, strict=True):
         try:
             profile = load_profile(name)
         except SpecsimError:  # the results may come from another computer
             continue
+        gpus[label], basis[label] = profile.tensor_parallel_size, step_times(profile)
         price = per_gpu_hour.get(profile.gpu)
         if price is not None:
-            prices[label] = price * profile.tensor_parallel_size
-    return replace(study, prices=prices, currency=currency, price_date=date)
+            prices[label] = price * gpus[label]
+    known: dict[str, Any] = {"prices": prices, "gpus": gpus, "step_times": basis}
+    return replace(study, **known, currency=currency, price_date=date)
 
 
 class Measure(NamedTuple):

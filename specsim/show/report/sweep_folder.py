@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from specsim.core.errors import ConfigError
 from specsim.core.settings import validated
 from specsim.core.version import __version__
-from specsim.show.report.axes import axis_of, draft_len, role_of, single_axes
+from specsim.show.report.axes import axis_of, draft_len, role_of, single_axes, slo_of, title_of
 from specsim.show.report.study import HARDWARE, LOAD, OTHER, POLICY, Axis, Point, Study
 from specsim.study.sweep import Sweep, SweepFolder, labels
 
@@ -39,6 +39,7 @@ def load_sweep(folder: Path) -> Study:
             f"{folder}: none of its {sweep.num_points} points has ended yet; wait for the first, "
             "or run the sweep again with --resume"
         )
+    varies_slo = any(field.startswith("slo") for axis in sweep.axes for field in axis)
     configs = {point.number: point.config for point in sweep.points()}
     points = [
         _point(found.record_path(record["point"]), record, grid.places(record["point"]))
@@ -46,8 +47,9 @@ def load_sweep(folder: Path) -> Study:
     ]
     return Study(
         kind="sweep",
-        title=folder.resolve().name,
+        title=title_of(sweep.base, grid.axes[0].labels),
         axes=grid.axes,
+        slo={} if varies_slo else slo_of(sweep.base),
         points=points,
         num_expected=sweep.num_points,
         draft_lens=grid.draft_lens(configs),

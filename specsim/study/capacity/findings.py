@@ -13,6 +13,7 @@ import numpy as np
 from specsim.core.version import __version__
 from specsim.results.export import write_parquet
 from specsim.run.experiment import Experiment
+from specsim.run.trust import step_times
 from specsim.study.capacity.choices import Goal, Hardware, Prices
 from specsim.study.capacity.interval import Interval
 from specsim.study.capacity.probe import LoadProbe
@@ -316,6 +317,7 @@ def _result(found: Found) -> dict[str, Any]:
         "gpu": found.hardware.profile.gpu,
         "gpus_per_replica": found.hardware.gpus_per_replica,
         "is_measured": found.hardware.is_measured,
+        "step_times": step_times(found.hardware.profile),
         "policy": found.policy,
         **asdict(found.bracket),
         "requests_per_second": found.rate,
@@ -361,7 +363,11 @@ def _at_load(probe: LoadProbe) -> dict[str, Any]:
 
 
 def _costs(offer: Offer) -> dict[str, float | None]:
-    return {"gpu_hours_per_million_tokens": offer.gpu_hours, "cost_per_million_tokens": offer.cost}
+    return {
+        "gpu_hours_per_million_tokens": offer.gpu_hours,
+        "cost_per_million_tokens": offer.cost,
+        "cost_per_million_tokens_at_target": offer.cost_at_target,
+    }
 
 
 def _offer(offer: Offer) -> dict[str, Any]:
@@ -372,5 +378,4 @@ def _offer(offer: Offer) -> dict[str, Any]:
         "requests_per_second": offer.rate,
         "mean_e2el_ms": offer.probe.latencies_ms["mean_e2el_ms"],
         **_costs(offer),
-        "cost_per_million_tokens_at_target": offer.cost_at_target,
     }

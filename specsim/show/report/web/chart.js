@@ -1,22 +1,22 @@
 /* Cards: a title, what is seen, the chart, and its numbers as a table. */
 
 const CARDS = [];
+const LEFT_OUT = []; // cards with nothing to show, and why
 
 /**
- * A card. `why()` says why there is nothing to draw, or gives null; `draw(plot)` draws and gives the
- * number of marks; `finding()` says what is seen; `rows()` gives {head, rows} of the table.
- * Most cards need runs that ended and that the filters let through.
+ * A card. `why()` says why it is left out, or gives null; `draw(plot)` draws and gives the number of
+ * marks; `finding()` says what is seen; `rows()` gives {head, rows} of the table. Most cards need
+ * runs that ended and that the filters let through.
  */
 function card(
   id,
   title,
-  { why = () => null, draw, finding = () => "", rows = null, tools = [], needsRuns = true },
+  { why = () => null, draw, finding = () => "", rows = null, tools = [], needsRuns = true, level = 3 },
 ) {
   const plot = make("div", { class: "plot" });
-  const heading = make("h3", { id: `${id}-title` });
+  const heading = make(`h${level}`, { id: `${id}-title` });
   const seen = make("p", { class: "finding" });
-  const missing = make("p", { class: "missing", hidden: true });
-  const alternative = make("div", { class: "scroll", tabindex: "0", role: "region" });
+  const alternative = make("div");
   const details =
     rows &&
     make(
@@ -30,7 +30,6 @@ function card(
     "section",
     { class: "card", id, "data-chart": id, "aria-labelledby": `${id}-title` },
     make("header", {}, make("div", {}, heading, seen), bar),
-    missing,
     plot,
     details,
   );
@@ -38,21 +37,16 @@ function card(
   function fill() {
     if (!details?.open) return;
     const { head, rows: body } = rows();
-    alternative.setAttribute("aria-label", `${title()}: numbers`);
     alternative.replaceChildren(table(title(), head, body));
   }
 
   async function update() {
-    const reason = needsRuns && !cells.size ? "Not drawn: no finished run is selected." : why();
+    const reason = needsRuns && !cells.size ? "no finished run is selected" : why();
     heading.textContent = title();
-    missing.hidden = !reason;
-    [plot, bar, details, seen].forEach((part) => {
-      if (part) part.hidden = Boolean(reason);
-    });
+    element.hidden = Boolean(reason);
     element.dataset.drawn = 0;
-    element.classList.toggle("empty", Boolean(reason));
     if (reason) {
-      missing.textContent = reason;
+      LEFT_OUT.push(`${title()} (${reason})`);
       Plotly.purge(plot);
       plot.replaceChildren();
       return;
@@ -103,6 +97,9 @@ async function paint(plot, label, traces, layout, height) {
   plot.setAttribute("role", "img");
   plot.setAttribute("aria-label", label);
   plot.style.height = `${height}px`;
+  const axes = Object.keys(layout).filter((name) => name.includes("axis")).length;
+  if (plot.dataset.axes !== String(axes)) Plotly.purge(plot); // react() cannot take panels away
+  plot.dataset.axes = axes;
   await Plotly.react(
     plot,
     traces,
@@ -228,4 +225,41 @@ function loadAxis(width) {
 
 function loadNumber(l) {
   return (LOAD.numbers ?? range(LOAD.labels.length))[l];
+}
+
+/** The limit that a metric such as `p99_ttft_ms` is held against. */
+function sloName(metric) {
+  return metric.replace(/^[a-z0-9]+_/, "");
+}
+
+function ends(values) {
+  return values.length ? [Math.min(...values), Math.max(...values)] : [];
+}
+
+/** A limit of the SLO as a line across a panel; none where there is no such limit. */
+function sloLine(name, panel, isVertical = false) {
+  const limit = DATA.slo[name];
+  if (limit == null) return [];
+  const [own, other] = isVertical ? ["x", "y"] : ["y", "x"];
+  const axis = (letter) => `${letter}${panel ? panel + 1 : ""}`;
+  return [
+    {
+      type: "line",
+      [`${own}ref`]: axis(own),
+      [`${own}0`]: limit,
+      [`${own}1`]: limit,
+      [`${other}ref`]: `${axis(other)} domain`,
+      [`${other}0`]: 0,
+      [`${other}1`]: 1,
+      line: { color: colour("slo"), width: 1.4, dash: "dash" },
+      label: {
+        text: `SLO ${number(limit)} ms`,
+        textposition: "end",
+        textangle: 0,
+        xanchor: "right",
+        yanchor: isVertical ? "top" : "bottom",
+        font: { color: colour("slo"), size: 11 },
+      },
+    },
+  ];
 }

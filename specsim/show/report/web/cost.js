@@ -101,36 +101,38 @@ function drawCosts(plot) {
       .map((each) => ({ ...each, ...onPanel(panel) }));
   });
   const metric = METRIC.get(latencyMetric());
+  const limit = DATA.slo[sloName(metric.name)] ?? 0;
   const { layout, height } = panels(
     plot,
     hardware.map((h) => HARDWARE.labels[h]),
     {
       x: () => ({
-        title: `cost, ${DATA.currency} per million output tokens`,
+        title: `cost, ${METRIC.get(COST).unit}`,
         ...logAxis(points.map((each) => each.cost)),
       }),
       y: () => ({
         title: `${metric.title}, ${metric.unit}`,
-        ...logAxis(points.map((each) => each.latency)),
+        ...logAxis([...points.map((each) => each.latency), limit]),
       }),
     },
   );
+  layout.shapes = hardware.flatMap((_, panel) => sloLine(sloName(metric.name), panel));
   return paint(plot, "Latency against cost, with the Pareto front", traces, layout, height);
 }
 
 function costCard() {
   return card("cost", () => capital(`${METRIC.get(latencyMetric()).title} against cost`), {
-    why: () =>
-      METRIC.has(COST) && costPoints().length
-        ? null
-        : "Not drawn: no price of this hardware is known, so there is no cost.",
+    why: () => {
+      if (!METRIC.has(COST) || !costPoints().length) return "no price of this hardware is known";
+      return new Set(costPoints().map(({ l }) => l)).size > 1 ? null : "there is one load";
+    },
     finding: () => {
       const found = front(costPoints());
       if (!found.length) return "No run keeps up with its arrivals.";
       const text = (each) =>
         `${number(each.latency)} ms at ${money(each.cost)} (${costName(each)}, ${loadText(each.l)})`;
       const [first, last] = [found[0], found[found.length - 1]];
-      return `Pareto front: ${found.length === 1 ? text(first) : `from ${text(first)} to ${text(last)}`}. Cost per million output tokens${priceText()}.`;
+      return `Pareto front: ${found.length === 1 ? text(first) : `from ${text(first)} to ${text(last)}`}. Cost ${METRIC.get(COST).unit.replace(`${DATA.currency} `, "")}${priceText()}.`;
     },
     draw: drawCosts,
     rows: () => ({
@@ -138,15 +140,15 @@ function costCard() {
         HARDWARE.title,
         POLICY.title,
         axisCaption(),
-        `cost, ${DATA.currency} per million`,
+        `cost, ${METRIC.get(COST).unit}`,
         `${METRIC.get(latencyMetric()).title}, ms`,
       ],
       rows: front(costPoints()).map((each) => [
         HARDWARE.labels[each.h],
         POLICY.labels[each.p],
         LOAD.labels[each.l],
-        number(each.cost),
-        number(each.latency),
+        each.cost,
+        each.latency,
       ]),
     }),
   });

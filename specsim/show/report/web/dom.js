@@ -20,6 +20,11 @@ function literal(text) {
   return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
 
+/** The same on several lines, for the names beside bars. */
+function wrapped(text) {
+  return (String(text).match(/.{1,22}/g) ?? [""]).map(literal).join("<br>");
+}
+
 const SHORT = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 3 });
 const PLAIN = new Intl.NumberFormat("en-US", {
   minimumSignificantDigits: 3,
@@ -65,40 +70,60 @@ function range(count) {
   return Array.from({ length: count }, (_, index) => index);
 }
 
-/** A table of texts and elements; cells that hold numbers are aligned right. */
-function table(caption, head, rows) {
+/** A mean that a table shows with half its interval, and a CSV without. */
+function valued(text, value) {
+  return make("span", { "data-value": value }, text);
+}
+
+/** A table of numbers, texts and elements, that can be scrolled and downloaded. */
+function table(caption, head, rows, tall = "") {
   const isNumber = head.map((_, column) =>
-    rows.every((row) => /^[-–±\d]/.test(row[column] ?? "–")),
+    rows.every((row) => row[column] == null || typeof row[column] === "number" || row[column].dataset?.value),
   );
+  const content = (cell) => (typeof cell === "number" ? valued(number(cell), cell) : (cell ?? "–"));
+  return tableBox(caption, tableOf(caption, head, rows.map((row) => row.map(content)), isNumber), tall);
+}
+
+/** What is too wide for the page scrolls by itself, by the keyboard, too. */
+function tableBox(caption, element, tall = "") {
+  const scroll = { class: `scroll ${tall}`, tabindex: "0", role: "region", "aria-label": caption };
+  const text = [...element.rows].map((row) => [...row.cells].map(csvCell).join(",")).join("\n");
+  const link = {
+    class: "csv",
+    download: `${caption.replace(/[^A-Za-z0-9]+/g, "-").toLowerCase()}.csv`,
+    href: `data:text/csv;charset=utf-8,${encodeURIComponent(`${text}\n`)}`,
+    "aria-label": `Download as CSV: ${caption}`,
+  };
+  return make("div", { class: "table" }, make("div", scroll, element), make("a", link, "CSV"));
+}
+
+/** The full number where there is one; no text that a spreadsheet would take for a formula. */
+function csvCell(cell) {
+  const value = (cell.dataset.value ? cell : cell.querySelector("[data-value]"))?.dataset.value;
+  const texts = (node) => (node.data ? [node.data] : [...node.childNodes].flatMap(texts));
+  const shown = texts(cell).join(" ");
+  const text = (value ?? (shown === "–" ? "" : shown)).replace(/^(?=[=+@\t]|-\D)/, "'");
+  return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+/** A table whose roles are spelled out: on a phone some are laid out as blocks, and stay tables. */
+function tableOf(caption, head, rows, isNumber) {
+  const cells = (row) =>
+    row.map((content, i) => {
+      const attributes = { class: isNumber[i] && "num", "data-head": head[i] };
+      return i
+        ? make("td", { ...attributes, role: "cell" }, content)
+        : make("th", { ...attributes, role: "rowheader", scope: "row" }, content);
+    });
+  const heads = head.map((text, i) =>
+    make("th", { role: "columnheader", scope: "col", class: isNumber[i] && "num" }, text),
+  );
+  const body = rows.map((row) => make("tr", { role: "row" }, ...cells(row)));
   return make(
     "table",
-    {},
+    { role: "table" },
     make("caption", {}, caption),
-    make(
-      "thead",
-      {},
-      make(
-        "tr",
-        {},
-        ...head.map((text, i) => make("th", { scope: "col", class: isNumber[i] && "num" }, text)),
-      ),
-    ),
-    make(
-      "tbody",
-      {},
-      ...rows.map((row) =>
-        make(
-          "tr",
-          {},
-          ...row.map((cell, i) =>
-            make(
-              i ? "td" : "th",
-              { scope: i ? null : "row", class: isNumber[i] && "num" },
-              cell ?? "–",
-            ),
-          ),
-        ),
-      ),
-    ),
+    make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, ...heads)),
+    make("tbody", { role: "rowgroup" }, ...body),
   );
 }

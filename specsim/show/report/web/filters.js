@@ -124,7 +124,7 @@ function startFilters(onChange) {
   const more = [add(HARDWARE, "hardware"), DATA.capacity ? null : add(LOAD, "load")];
   if (DATA.replications.length > 1) {
     const labels = DATA.replications.map(String);
-    const chosen = new Set(range(labels.length));
+    const chosen = new Set(range(labels.length).filter((i) => state.replications.has(DATA.replications[i])));
     const group = toggles("Replication", labels, chosen, () => {
       state.replications = new Set([...chosen].map((index) => DATA.replications[index]));
       changed();
@@ -139,7 +139,7 @@ function startFilters(onChange) {
       choice(
         axis.title,
         axis.labels,
-        0,
+        state.slices[index],
         (value) => {
           state.slices[index] = value;
           onChange();
@@ -152,7 +152,7 @@ function startFilters(onChange) {
     choice(
       "Shown",
       DATA.metrics.map((metric) => metric.title),
-      0,
+      METRIC.get(state.metric).index,
       (value) => {
         state.metric = DATA.metrics[value].name;
         onChange();

@@ -52,7 +52,7 @@ function atFocus(has) {
 
 function missingAtFocus(has, what) {
   if (atFocus(has).length) return null;
-  return `Not drawn: no ${what} was kept of the runs here${focusName()}.`;
+  return `no ${what} was kept of the runs here`;
 }
 
 /** Quantiles, averaged over the replications: 0 to 100 % in equal steps. */
@@ -101,9 +101,10 @@ function cdfCard() {
         : "";
     },
     draw: (plot) => {
+      const kept = LATENCIES.filter(([name]) => atFocus(has).some(({ points }) => quantiles(points, name)));
       const traces = atFocus(has)
         .flatMap(({ p, points }) =>
-          LATENCIES.map(([name, title], panel) => {
+          kept.map(([name, title], panel) => {
             const values = quantiles(points, name);
             if (!values) return null;
             const shares = values.map((_, i) => i / (values.length - 1));
@@ -123,13 +124,14 @@ function cdfCard() {
           }),
         )
         .filter(Boolean);
-      const { layout, height } = panels(plot, ["", "", ""], {
+      const { layout, height } = panels(plot, kept.map(() => ""), {
         x: (i) => ({
-          title: `${LATENCIES[i][1]}, ms`,
+          title: `${kept[i][1]}, ms`,
           ...logAxis(
             traces
               .filter((trace) => (trace.xaxis ?? "x") === `x${i ? i + 1 : ""}`)
-              .flatMap((trace) => trace.x),
+              .flatMap((trace) => trace.x)
+              .concat(DATA.slo[kept[i][0]] ?? 0),
           ),
         }),
         y: () => ({
@@ -140,6 +142,7 @@ function cdfCard() {
         }),
         rowHeight: 260,
       });
+      layout.shapes = kept.flatMap(([name], panel) => sloLine(name, panel, true));
       return paint(plot, `Cumulative distributions${focusName()}`, traces, layout, height);
     },
     rows: () => ({
@@ -153,7 +156,7 @@ function cdfCard() {
         POLICY.labels[p],
         ...LATENCIES.flatMap(([name]) => {
           const values = quantiles(points, name);
-          return [0.1, 0.5, 0.9, 0.99].map((share) => number(values && quantile(values, share)));
+          return [0.1, 0.5, 0.9, 0.99].map((share) => values && quantile(values, share));
         }),
       ]),
     }),

@@ -4,8 +4,14 @@ let focus = null;
 
 async function update() {
   select();
+  writeAddress();
   focus.build();
+  LEFT_OUT.length = 0;
   for (const each of CARDS) await each.update();
+  for (const group of document.querySelectorAll(".group"))
+    group.hidden = !group.querySelector(".card:not([hidden])");
+  const left = document.getElementById("left-out");
+  left.textContent = LEFT_OUT.length ? `Left out: ${LEFT_OUT.join("; ")}.` : "";
   document.body.dataset.updates = Number(document.body.dataset.updates ?? 0) + 1;
 }
 
@@ -25,13 +31,19 @@ function closerSection() {
 
 function start() {
   document.getElementById("subtitle").textContent = subtitle();
-  document.getElementById("notices").append(...noticeList());
+  readAddress();
+  addEventListener("hashchange", () => location.hash.includes("=") && location.reload());
   startFilters(update);
   focus = focusControls();
   const body = document.getElementById("sections");
   body.append(
-    capacityCard() ?? findingsCard(),
-    section("which", "Which policy, at which load", crossoverCard(), overLoadCard(), heatCard()),
+    answerCard(),
+    notices(),
+    section(
+      "which",
+      "Which policy, at which load",
+      ...[capacityCard(), crossoverCard(), overLoadCard(), heatCard()].filter(Boolean),
+    ),
     section("price", "At what cost", costCard()),
     DATA.capacity ? "" : closerSection(),
     section("all", "All runs", overviewCard(), ...[failedCard(), provenanceCard()].filter(Boolean)),

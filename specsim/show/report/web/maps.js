@@ -1,12 +1,12 @@
 /* Two maps, as tables of coloured cells: which policy is best, and what speculation gains. */
 
-const OWN_LOADS = "Not drawn: each policy was tried at loads of its own.";
+const OWN_LOADS = "each policy was tried at loads of its own";
+const ONE_CASE = "there is one load and one hardware; the ranking stands in the answer";
 
 function mapTable(caption, rowTitle, rows) {
   const loads = shown("load");
-  return make(
-    "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+  return tableBox(
+    caption,
     make(
       "table",
       { class: loads.length > 4 ? "map wide" : "map" },
@@ -34,11 +34,8 @@ function crossoverCard() {
   return card("crossover", () => `Best policy by ${METRIC.get(state.metric).title}`, {
     why: () => {
       if (DATA.capacity) return OWN_LOADS;
-      if (POLICY.labels.length < 2)
-        return `Not drawn: all runs have the same policy (${POLICY.labels[0]}). Sweep policy to compare several.`;
-      return LOAD.labels.length * HARDWARE.labels.length < 2
-        ? "Not drawn: there is one load and one hardware; the ranking stands above."
-        : null;
+      if (POLICY.labels.length < 2) return "all runs have the same policy; sweep policy";
+      return LOAD.labels.length * HARDWARE.labels.length < 2 ? ONE_CASE : null;
     },
     finding: crossoverFinding,
     draw: (plot) => {
@@ -124,11 +121,10 @@ function heatCard() {
     {
       why: () => {
         if (DATA.capacity) return OWN_LOADS;
-        if (DATA.baseline == null)
-          return "Not drawn: there is no run without speculation (policy off) to compare with.";
-        if (!state.shown.policy.has(DATA.baseline))
-          return "Not drawn: the policy without speculation is filtered out.";
-        return heatRows().length ? null : "Not drawn: there is no run with speculation.";
+        if (DATA.baseline == null) return "there is no run without speculation (policy off)";
+        if (!state.shown.policy.has(DATA.baseline)) return "no speculation is filtered out";
+        if (!heatRows().length) return "there is no run with speculation";
+        return LOAD.labels.length * HARDWARE.labels.length < 2 ? ONE_CASE : null;
       },
       finding: heatFinding,
       draw: (plot) => {

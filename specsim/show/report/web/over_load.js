@@ -5,7 +5,7 @@ function overLoadCard() {
   const log = make("input", {
     type: "checkbox",
     id: "log",
-    checked: true,
+    checked: state.isLog,
     onchange: (event) => {
       state.isLog = event.target.checked;
       update();
@@ -15,8 +15,10 @@ function overLoadCard() {
     tools: [make("label", { class: "choice" }, log, "logarithmic")],
     why: () =>
       LOAD.labels.length < 2
-        ? `Not drawn: all runs have the same load (${loadText(0)}). Sweep ${LOAD.field} to see it.`
-        : null,
+        ? `all runs have the same load; sweep ${LOAD.field}`
+        : shown("load").length < 2
+          ? "a single load is shown"
+          : null,
     draw: drawOverLoad,
     finding: overLoadFinding,
     rows: () => ({
@@ -27,7 +29,7 @@ function overLoadCard() {
           .map((p) => [
             HARDWARE.labels[h],
             POLICY.labels[p],
-            ...shown("load").map((l) => spread(interval(valuesOf(cell(h, p, l), state.metric)))),
+            ...shown("load").map((l) => spreadCell(interval(valuesOf(cell(h, p, l), state.metric)))),
           ]),
       ),
     }),
@@ -36,6 +38,10 @@ function overLoadCard() {
 
 function spread({ mean, half }) {
   return half == null ? number(mean) : `${number(mean)} ± ${number(half)}`;
+}
+
+function spreadCell(found) {
+  return found.mean == null ? null : valued(spread(found), found.mean);
 }
 
 function overLoadFinding() {
@@ -61,22 +67,25 @@ function overLoadFinding() {
 function drawOverLoad(plot) {
   const { title, unit } = METRIC.get(state.metric);
   const traces = [];
-  shown("hardware").forEach((h, panel) => {
+  const hardware = shown("hardware").filter((h) => shown("policy").some((p) => hasRuns(h, p)));
+  const limit = DATA.slo[sloName(state.metric)] ?? 0;
+  hardware.forEach((h, panel) => {
     for (const p of shown("policy")) traces.push(...policyOverLoad(h, p, panel));
   });
   const { layout, height } = panels(
     plot,
-    shown("hardware").map((h) => HARDWARE.labels[h]),
+    hardware.map((h) => HARDWARE.labels[h]),
     {
       x: (_, width) => loadAxis(width),
       y: () => ({
         title: unit ? `${title}, ${unit}` : title,
         ...(state.isLog
-          ? logAxis(traces.filter((trace) => trace.marker).flatMap((trace) => trace.y))
-          : { rangemode: "tozero" }),
+          ? logAxis([...traces.filter(({ marker }) => marker).flatMap(({ y }) => y), limit])
+          : { rangemode: "tozero", autorangeoptions: { include: limit } }),
       }),
     },
   );
+  layout.shapes = hardware.flatMap((_, panel) => sloLine(sloName(state.metric), panel));
   return paint(
     plot,
     `${title} by ${LOAD.title}. ${overLoadFinding()}`,

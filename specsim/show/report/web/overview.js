@@ -46,6 +46,7 @@ function overviewColumns() {
                 : make(
                     "span",
                     {
+                      "data-value": row.gain.mean,
                       title:
                         row.gain.low == null
                           ? null
@@ -67,7 +68,7 @@ function overviewColumns() {
         const found = interval(valuesOf(row.points, metric.name));
         return make(
           "span",
-          { title: found.half == null ? null : `± ${number(found.half)}` },
+          { "data-value": found.mean, title: found.half == null ? null : `± ${number(found.half)}` },
           number(found.mean),
         );
       },
@@ -136,26 +137,21 @@ function overviewCard() {
         make(
           "tr",
           {},
-          ...columns.map((each) => make("td", { class: each.isNumber && "num" }, each.show(row))),
+          ...columns.map((each, i) =>
+            make(i ? "td" : "th", { scope: i ? null : "row", class: each.isNumber && "num" }, each.show(row)),
+          ),
         ),
       );
-      const box =
-        plot.querySelector(".scroll") ??
-        make("div", {
-          class: "scroll tall",
-          tabindex: "0",
-          role: "region",
-          "aria-label": "All cases",
-        });
-      box.replaceChildren(
-        make(
-          "table",
-          { class: "overview" },
-          make("thead", {}, make("tr", {}, ...head)),
-          make("tbody", {}, ...body),
-        ),
+      const element = make(
+        "table",
+        { class: "overview" },
+        make("caption", {}, "All cases"),
+        make("thead", {}, make("tr", {}, ...head)),
+        make("tbody", {}, ...body),
       );
-      plot.replaceChildren(box);
+      const { scrollTop, scrollLeft } = plot.querySelector(".scroll") ?? {};
+      plot.replaceChildren(tableBox("All cases", element, "tall"));
+      plot.querySelector(".scroll").scrollTo(scrollLeft ?? 0, scrollTop ?? 0);
       return rows.length;
     },
   });

@@ -1,17 +1,17 @@
 /* What was run, by what, and what did not work. */
 
-function noticeList() {
-  const notices = [];
+/** What to know before believing the numbers, after the answer. */
+function notices() {
+  const found = [];
   const missing = DATA.num_expected - DATA.points.length - DATA.failed.length;
   if (missing > 0)
-    notices.push(
+    found.push(
       `Not finished: ${WHOLE.format(DATA.num_expected - missing)} of ${plural(DATA.num_expected, "run")} are there. The page shows those; run the sweep with --resume for the rest.`,
     );
   if (DATA.failed.length)
-    notices.push(`${plural(DATA.failed.length, "run")} failed; see Failed runs.`);
-  return [...notices, ...DATA.warnings].map((text) =>
-    make("p", { class: "notice", role: "status" }, text),
-  );
+    found.push(`${plural(DATA.failed.length, "run")} failed; see Failed runs.`);
+  const texts = [...found, ...DATA.warnings].map((text) => make("li", {}, text));
+  return texts.length ? make("ul", { class: "notice", "aria-label": "Warnings" }, ...texts) : "";
 }
 
 function subtitle() {
@@ -44,14 +44,11 @@ function failedCard() {
         point.error,
       ]);
       plot.replaceChildren(
-        make(
-          "div",
-          { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Failed runs" },
-          table(
-            "Failed runs",
-            ["run", ...axes.map((axis) => axis.title), "replication", "error"],
-            rows,
-          ),
+        table(
+          "Failed runs",
+          ["run", ...axes.map((axis) => axis.title), "replication", "error"],
+          rows,
+          "tall",
         ),
       );
       return rows.length;
@@ -91,11 +88,7 @@ function provenanceCard() {
             "details",
             {},
             make("summary", {}, "Hash of each configuration"),
-            make(
-              "div",
-              { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Hashes" },
-              rows,
-            ),
+            rows,
           )) ||
           "",
       );
@@ -114,5 +107,6 @@ function provenanceRows() {
       hash,
       ...axes.map((axis) => axis.labels[point.places[DATA.axes.indexOf(axis)]]),
     ]),
+    "tall",
   );
 }

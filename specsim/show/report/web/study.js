@@ -10,7 +10,10 @@ const state = {
   shown: { hardware: shownAll(HARDWARE), policy: shownAll(POLICY), load: shownAll(LOAD) },
   replications: new Set(DATA.replications),
   slices: OTHERS.map(() => 0),
-  metric: DATA.metrics[0].name,
+  // Of a capacity, what is missed first; the limit is drawn beside it.
+  metric:
+    DATA.capacity?.results.map(({ binds }) => `p99_${binds}`).find((name) => METRIC.has(name)) ??
+    DATA.metrics[0].name,
   isLog: true,
   focus: { hardware: 0, load: Math.floor(LOAD.labels.length / 2) },
 };

@@ -20,6 +20,11 @@ function timelineCard() {
     (point.timeline[name] ?? []).map((value) =>
       name === "kv_usage" && value != null ? 100 * value : value,
     );
+  const moves = ([name]) =>
+    atFocus(has).some(({ points: [point] }) => {
+      const [low, high] = ends(series(point, name).filter((value) => value != null));
+      return low !== high;
+    });
   const rows = (pick) => atFocus(has).map(({ p, points: [point] }) => pick(p, point));
   return card("timeline", () => `Over time${focusName()}`, {
     why: () => missingAtFocus(has, "timeline"),
@@ -42,8 +47,9 @@ function timelineCard() {
       return `KV cache at most ${number(kv.kv)} % in use (${POLICY.labels[kv.p]}); ${queueText}.${first}`;
     },
     draw: (plot) => {
+      const drawn = SERIES.filter(moves); // what never changes is told in the text and the table
       const traces = rows((p, point) =>
-        SERIES.map(([name], panel) => ({
+        drawn.map(([name], panel) => ({
           x: point.timeline.time_s,
           y: series(point, name),
           mode: "lines",
@@ -63,10 +69,10 @@ function timelineCard() {
       ).flat();
       const { layout, height } = panels(
         plot,
-        SERIES.map(([, title]) => title),
+        drawn.map(([, title]) => title),
         {
           x: (i) => ({
-            title: i < SERIES.length - 1 && plot.clientWidth < 620 ? "" : "time, s",
+            title: i < drawn.length - 1 && plot.clientWidth < 620 ? "" : "time, s",
             rangemode: "tozero",
           }),
           y: () => ({ title: "", rangemode: "tozero", nticks: 5 }),
@@ -91,8 +97,8 @@ function timelineCard() {
           .filter((i) => i % stride === 0)
           .map((i) => [
             POLICY.labels[p],
-            number(point.timeline.time_s[i]),
-            ...SERIES.map(([name]) => number(series(point, name)[i])),
+            point.timeline.time_s[i],
+            ...SERIES.map(([name]) => series(point, name)[i]),
           ]);
       }).flat(),
     }),
@@ -124,7 +130,7 @@ function breakdownCard() {
     },
     draw: (plot) => {
       const found = shares().reverse();
-      const names = found.map(({ p }) => literal(POLICY.labels[p]));
+      const names = found.map(({ p }) => wrapped(POLICY.labels[p]));
       const traces = PARTS.map(([name, title], i) => ({
         type: "bar",
         orientation: "h",
@@ -178,7 +184,7 @@ function breakdownCard() {
       head: [POLICY.title, ...PARTS.map(([, title]) => `${title}, %`)],
       rows: shares().map(({ p, parts }) => [
         POLICY.labels[p],
-        ...parts.map((share) => number(100 * share)),
+        ...parts.map((share) => 100 * share),
       ]),
     }),
   });
