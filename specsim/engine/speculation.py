@@ -46,8 +46,12 @@ class Speculation:
         self.answers = answers_of(policy, self.max_draft_len)
         """Checks what the policy returns; None for one that specsim ships."""
         self.trims = policy.trims
-        self.skips_prefills = policy.disables_prefill and (
-            self.proposer is not None and self.proposer.has_prefill
+        has_prefill = self.proposer is not None and self.proposer.has_prefill
+        self.drops = policy.may_drop and has_prefill
+        self.skips_prefills = has_prefill and (policy.disables_prefill or policy.may_drop)
+        """Whether there may be sequences that are never drafted for."""
+        self.sees_confidences = policy.uses_confidences and (
+            self.proposer is None or self.proposer.has_confidence
         )
         self.observes = policy.observes
         self.verifies = source is not None and source.verifies
@@ -85,7 +89,14 @@ class Speculation:
 
     def trim(self, table: Table, step: StepView) -> None:
         """Settle what a scheduled step verifies, and whom the drafter will never serve."""
-        if self.skips_prefills and step["is_admitted"].any():
+        if self.drops:
+            left_out = self.policy.drops(self._batch(step, step.load), self.memory)
+            if self.answers is not None:
+                left_out = self.answers.drops(left_out, step)
+            if left_out is not None:
+                table.sequences["is_undrafted"][step.rows[left_out]] = 1
+        skips_prefills = self.skips_prefills and self.policy.disables_prefill
+        if skips_prefills and step["is_admitted"].any():
             batch = self._batch(step, step.load)
             skips = self.policy.skips_draft_prefill(batch, self.memory)
             if self.answers is not None:
@@ -99,7 +110,7 @@ class Speculation:
         # The context once: what batch expansion reads anew, the policy's cost model adds.
         batch = self._batch(step, step.own_load)
         confidences = _NO_CONFIDENCES
-        if self.policy.uses_confidences:
+        if self.sees_confidences:
             assert self.source is not None
             confidences = self.source.confidences(step.requests, step.output_lens, draft_lens)
         drafts = DraftView(draft_lens, confidences)
@@ -177,7 +188,7 @@ class Speculation:
     def _decide(self, step: StepView, accepted_lens: Ints | None, free_slots: int) -> Any:
         policy, source = self.policy, self.source
         drafts = None
-        if source is not None and source.looks_up and policy.uses_confidences:
+        if source is not None and source.looks_up and self.sees_confidences:
             found_lens = np.array(step["found_len"])
             positions = step.output_lens
             confidences = source.confidences(step.requests, positions, found_lens)

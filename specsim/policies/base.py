@@ -51,6 +51,11 @@ class ServerView:
     drafts_at_one_cost: bool | None = None
     """Whether a step that drafts takes equally long whatever the length of the drafts; None: not
     known."""
+    plain_time: Callable[[StepLoad], float] | None = None
+    """Seconds of a step for which no drafter runs, not even to keep its KV cache up; None: that is
+    not known."""
+    has_confidences: bool = True
+    """Whether the drafter knows how sure it is of a token."""
 
 
 class Policy(Member):
@@ -76,6 +81,8 @@ class Policy(Member):
     uses_confidences: ClassVar[bool] = False
     """Whether it wants to know how sure the drafter was of each token; such a policy, too, needs
     synchronous scheduling."""
+    needs_confidences: ClassVar[bool] = True
+    """Whether it cannot do without them, if it wants them."""
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
         """Return the longest draft that it will ever ask for, in tokens.
@@ -134,7 +141,7 @@ class Policy(Member):
                 "has a draft_threshold, so it must set uses_confidences",
             ),
             (
-                self.uses_confidences and not proposer.has_confidence,
+                self.uses_confidences and self.needs_confidences and not proposer.has_confidence,
                 f"needs the confidence of each draft token, which {method} does not know; use a "
                 "draft model or head, or another policy",
             ),
@@ -202,6 +209,19 @@ class Policy(Member):
     def disables_prefill(self) -> bool:
         """Whether `skips_draft_prefill` can say yes, so that it must be called."""
         return type(self).skips_draft_prefill is not Policy.skips_draft_prefill
+
+    def drops(self, batch: BatchView, memory: Any) -> NDArray[np.bool_] | None:
+        """Return which sequences of a step the drafter lets go of for good, shape (batch.size,).
+
+        It reads nothing of theirs from this step on, not even of a prompt that begins in it, and
+        they are never drafted for again. None: of nobody.
+        """
+        return None
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether `drops` can name anyone, so that it must be called."""
+        return type(self).drops is not Policy.drops
 
     def alpha_estimate(self, memory: Any) -> float:
         """Return the alpha that it believes in, for timelines; NaN if it has no estimate."""

@@ -128,7 +128,7 @@ def tally(desk: Calibrating) -> int:
     return 0
 
 
-class _Calibration:
+class Calibration:
     """What came of the tokens that the drafter gave a probability of 0-5 %, 5-10 %, ...
 
     Among equal probabilities it tells drafts of different length apart, and first tokens from later
@@ -175,7 +175,7 @@ class _Calibration:
 @dataclass(slots=True)
 class _Memory:
     server: ServerView
-    calibration: _Calibration | None
+    calibration: Calibration | None
     has_seen_drafts: bool = False
     """Whether drafts were looked at as they were made, and what is verified are parts of them."""
 
@@ -223,7 +223,7 @@ class DraftGoodput(Policy):
     def start(self, server: ServerView) -> _Memory:
         """Return a drafter that is taken at its word."""
         longest = server.max_draft_len
-        return _Memory(server, _Calibration(self.window, longest) if self.calibrate else None)
+        return _Memory(server, Calibration(self.window, longest) if self.calibrate else None)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return what is worth drafting; where that shows only afterwards, the longest length."""

@@ -1,6 +1,8 @@
 """Drafting: what survives of every draft of a run, settled before it begins, and who drafts."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -69,7 +71,7 @@ class Drafting:
         self.survival_lens = np.frombuffer(b"".join(map(b"".join, tables)), dtype=np.uint8)
         if policy.drafts_trees:
             self._draft_luck = self._tree_luck(acceptance, proposer)
-        elif policy.uses_confidences and not self._verifies_tokens:
+        elif policy.uses_confidences and proposer.has_confidence and not self._verifies_tokens:
             self._draft_luck = self._confidence_luck(acceptance, proposer, tables[0])
         if not self._verifies_tokens:
             self._proposer_memory = proposer.start(
@@ -141,6 +143,8 @@ class Drafting:
             rng=generator(experiment.seed, "policy", str(replica)),
             tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
             drafts_at_one_cost=costs.drafts_at_one_cost,
+            plain_time=partial(replace(costs, drafts=()).step_time, draft_lens=0),
+            has_confidences=deployment.proposer is None or deployment.proposer.has_confidence,
         )
         return Speculation(
             policy=policy,
