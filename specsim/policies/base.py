@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.acceptance.base import Oracle
+from specsim.acceptance.base import Oracle, Rates
 from specsim.core.families import Member
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 from specsim.proposers.base import Proposer
@@ -22,6 +22,17 @@ from specsim.proposers.base import Proposer
 
 def _no_token_ids(request: int) -> Iterable[int]:
     return ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """The acceptance model, as one knows it who knows its state, but not the luck."""
+
+    rates: Rates
+    stated_means: NDArray[np.float64]
+    """Mean confidence of each request's drafts, by its index."""
+    concentration: float
+    """As in `specsim.core.draft_luck.DraftLuck.confidence_tables`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,8 @@ class ServerView:
     """Prompt of a request, by its index; only for a policy that says `uses_tokens`."""
     oracle: Oracle | None = None
     """The future; None except for an `OraclePolicy`."""
+    model: ModelView | None = None
+    """The present; None except for a policy that `knows_model`."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     """For a policy that draws: its own stream, the same in every run of one seed."""
     tpot_slo: float | None = None
@@ -83,6 +96,9 @@ class Policy(Member):
     synchronous scheduling."""
     needs_confidences: ClassVar[bool] = True
     """Whether it cannot do without them, if it wants them."""
+
+    knows_model: ClassVar[bool] = False
+    """Whether it is told the acceptance model and its state, as no server could be: a bound."""
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
         """Return the longest draft that it will ever ask for, in tokens.

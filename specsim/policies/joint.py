@@ -1,7 +1,7 @@
 """Joint: how much to draft and then what to verify of it, at the long-run price of a second."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from pydantic import Field
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
 from specsim.policies._desk import PerRequest
 from specsim.policies._estimate import AlphaPerRequest
-from specsim.policies._exchange import Exchange, spend, value_of
+from specsim.policies._exchange import Exchange, Price, spend, spend_on, value_of
 from specsim.policies.base import Policy, ServerView
 from specsim.policies.draft_goodput import Calibration
 
@@ -136,7 +136,7 @@ class _Memory:
 
 @final
 class Joint(Policy):
-    """Propose by what trimming will leave of a draft, then verify what this step's drafts are worth.
+    """Propose by what trimming will leave of a draft, then verify what pays by its confidences.
 
     Two decisions are one: a draft is worth what is left of it once its confidences are known.
     Both maximise tokens - rate x time, the rate being what the server has lately emitted per
@@ -182,25 +182,22 @@ class Joint(Policy):
         """Return a length for all, by what survives of drafts as a rule."""
         server, num = memory.server, load.num_requests
         rate = memory.exchange.rate(num)
-        longest = min(server.max_draft_len, batch.free_slots // num)
-        if not longest:
+        price = Price(server, batch, load, rate)
+        if not price.longest:
             return 0
-        is_dropped = memory.dropped.of(batch.requests) == 1
-        is_served = ~(is_dropped | batch.in_prefill)
-        served = int(np.count_nonzero(is_served))
-        costs = _draft_times(server, batch.load, longest)
-        values = self._values(memory, load, rate, costs, num)
+        tokens, gained = memory.prospects.cumulated()
+        values = price.values(num * tokens, num * gained)
         time = server.plain_time(load) if server.plain_time else server.step_time(load, 0)
-        plain = float(value_of(num, time, rate))
-        scale = rate * time if rate else plain
+        plain = value_of(num, time, rate)
         best = int(values.argmax())
-        gain = (float(values[best]) - plain) / scale
-        memory.note_advantage(gain)
+        memory.note_advantage(float(values[best] - plain) / (rate * time if rate else plain))
+        is_served = (memory.dropped.of(batch.requests) == 0) & ~batch.in_prefill
+        served = int(np.count_nonzero(is_served))
+        if not served:
+            memory.idle_steps += 1
+            return 0
         if served < num:
-            if not served:
-                memory.idle_steps += 1
-                return 0
-            values = self._values(memory, load, rate, costs, served)
+            values = price.values(served * tokens, served * gained)
             best = int(values.argmax())
         least = 1 + int(values[1:].argmax())
         if memory.is_off:
@@ -208,22 +205,6 @@ class Joint(Policy):
             memory.probes_left -= 1
             return least
         return self._explored(best, least, memory)
-
-    def _values(
-        self, memory: _Memory, load: StepLoad, rate: float, costs: NDArray[np.float64], served: int
-    ) -> NDArray[np.float64]:
-        """Return what it is worth to draft 0, 1, ... tokens for so many sequences."""
-        longest = len(costs) - 1
-        tokens, gained = served * memory.prospects.cumulated()[:, :longest]
-        batched = (load.batched_tokens + np.rint(tokens)).astype(np.int64).ravel()
-        times = memory.server.step_times(load, np.append(batched, load.batched_tokens), 0)
-        verify, none = times[:-1].reshape(longest, -1), times[-1]
-        num = load.num_requests
-        values = np.empty(longest + 1)
-        values[0] = value_of(num, none, rate)
-        drafted = value_of(num + gained, verify + costs[1:, np.newaxis], rate)
-        values[1:] = np.maximum(drafted.max(axis=1), value_of(num, none + costs[1:], rate))
-        return values
 
     def _explored(self, best: int, least: int, memory: _Memory) -> int:
         """Return a length, now and then one that does not seem to pay."""
@@ -240,38 +221,12 @@ class Joint(Policy):
 
     def _by_past(self, batch: BatchView, load: StepLoad, memory: _Memory) -> Ints:
         """Return a length for each sequence, by what was accepted of it so far."""
-        server = memory.server
-        num, rate = load.num_requests, memory.exchange.rate(load.num_requests)
-        longest = server.max_draft_len
-        gains = memory.alphas.survival(batch, longest)
-        costs = _draft_times(server, batch.load, longest)
-        token_time = 0.0
-        limits = range(1, longest + 1)
-        if not server.drafts_by_model or server.drafts_at_one_cost:
-            limits = range(longest, longest + 1)
-        if not server.drafts_by_model:
-            token_time = (costs[-1] - costs[1]) / max(longest - 1, 1) / num
-            costs[1:] = costs[1]
-        most = min(batch.free_slots, gains.size)
-        plain = value_of(num, server.step_times(load, _one(num), 0)[0], rate)
-        tried = [
-            spend(
-                gains[:, :limit],
-                load,
-                server.step_times,
-                rate,
-                most=most,
-                draft_time=costs[limit],
-                token_time=token_time,
-            )
-            for limit in limits
-        ]
-        best = max(tried, key=lambda each: each.value)
-        if best.value > plain:
-            memory.idle_steps, memory.gap = 0, _FIRST_GAP
-            return best.lens
-        ones = np.where(batch.in_prefill, 0, self._explored(0, 1, memory))
-        return ones if num <= batch.free_slots else best.lens * 0
+        server, rate = memory.server, memory.exchange.rate(load.num_requests)
+        survival = memory.alphas.survival(batch, server.max_draft_len)
+        lens = Price(server, batch, load, rate).best_lens(survival)
+        if not (most := self._explored(int(lens.max()), 1, memory)) or lens.any():
+            return lens
+        return np.where(batch.in_prefill, 0, most if batch.size <= batch.free_slots else 0)
 
     def _of_found(
         self, batch: BatchView, drafts: DraftView, load: StepLoad, memory: _Memory
@@ -292,28 +247,15 @@ class Joint(Policy):
         server, draft_lens = memory.server, drafts.draft_lens
         if not server.has_confidences:
             return draft_lens
-        gains = memory.calibration.gains(
-            batch.requests, drafts, are_new=not memory.has_seen_drafts
-        )
+        gains = memory.calibration.gains(batch.requests, drafts, are_new=not memory.has_seen_drafts)
         is_drafted = draft_lens > 0
         if not memory.has_seen_drafts and is_drafted.any():
             memory.prospects.add(gains[is_drafted], draft_lens[is_drafted])
         num = batch.size - int(np.count_nonzero(batch.in_prefill))
-        load = batch.load._replace(
-            batched_tokens=batch.load.batched_tokens - int(np.add.reduce(draft_lens)),
-            num_requests=num,
-        )
-        rate = memory.exchange.rate(num)
-        draft_time = 0.0
-        if not rate:
-            draft_time = server.step_time(load, int(draft_lens.max())) - server.step_time(load, 0)
-        best = spend(
-            gains, load, server.step_times, rate, most=gains.size, draft_time=draft_time
-        ).lens
+        lens = spend_on(batch, drafts, gains, server, memory.exchange.rate(num))
         if memory.is_probing:
             first = np.flatnonzero(is_drafted)[:_PROBED]
-            best[first] = np.maximum(best[first], 1)
-        lens: Ints = np.minimum(best, draft_lens)
+            lens[first] = np.maximum(lens[first], 1)
         return lens
 
     def drops(self, batch: BatchView, memory: _Memory) -> NDArray[np.bool_] | None:
@@ -338,20 +280,3 @@ class Joint(Policy):
             memory.alphas.add(outcome)
         elif np.count_nonzero(outcome.draft_lens):
             memory.calibration.add(outcome)
-
-
-def _one(num: int) -> Ints:
-    return np.array([num], dtype=np.int64)
-
-
-def _draft_times(server: ServerView, load: StepLoad, longest: int) -> NDArray[np.float64]:
-    """Return what drafting 0, 1, ..., longest tokens per sequence adds to a step, seconds.
-
-    Each further token takes the same, nearly: contexts grow by a token.
-    """
-    none = server.step_time(load, 0)
-    times = np.full(longest + 1, server.step_time(load, longest) - none)
-    times[0] = 0.0
-    if longest > 1 and not server.drafts_at_one_cost:
-        times[1:] = np.linspace(server.step_time(load, 1) - none, times[-1], longest)
-    return times
