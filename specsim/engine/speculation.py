@@ -90,11 +90,7 @@ class Speculation:
     def trim(self, table: Table, step: StepView) -> None:
         """Settle what a scheduled step verifies, and whom the drafter will never serve."""
         if self.drops:
-            left_out = self.policy.drops(self._batch(step, step.load), self.memory)
-            if self.answers is not None:
-                left_out = self.answers.drops(left_out, step)
-            if left_out is not None:
-                table.sequences["is_undrafted"][step.rows[left_out]] = 1
+            self._drop(table, step)
         skips_prefills = self.skips_prefills and self.policy.disables_prefill
         if skips_prefills and step["is_admitted"].any():
             batch = self._batch(step, step.load)
@@ -125,6 +121,14 @@ class Speculation:
         record["context_tokens"] = int(record["own_context_tokens"]) + read_anew
         if not record["drafts_on_top"]:
             record["drafter_batched_tokens"] = record["batched_tokens"]
+
+    def _drop(self, table: Table, step: StepView) -> None:
+        """Let the drafter go of whom the policy names."""
+        left_out = self.policy.drops(self._batch(step, step.load), self.memory)
+        if self.answers is not None:
+            left_out = self.answers.drops(left_out, step)
+        if left_out is not None:
+            table.sequences["is_undrafted"][step.rows[left_out]] = 1
 
     def _verified_lens(self, batch: BatchView, drafts: DraftView, step: StepView) -> Any:
         if self.answers is None:

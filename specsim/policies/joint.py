@@ -12,24 +12,54 @@ from specsim.policies._desk import PerRequest
 from specsim.policies._estimate import AlphaPerRequest
 from specsim.policies._exchange import Exchange, Price, spend, spend_on, value_of
 from specsim.policies.base import Policy, ServerView
-from specsim.policies.draft_goodput import Calibration
+from specsim.policies.draft_goodput import KINDS, LEN_KINDS, Calibration
 
+_NEW, _SERVED, _LET_GO = range(3)
 _LEVELS = 32  # of survival, equally wide
-_REMEMBERED = 512.0  # drafts after which one has faded to 1/e in the prospects
+_REMEMBERED = 2048.0  # drafts after which one has faded to 1/e in the prospects
+_FIRSTS = 64  # last first tokens, by which drafts are continued that ended early
 _PRIOR_DRAFTS = 4.0
 _PRIOR_TRIALS = 20.0  # that the rate of all requests counts for in the rate of one
-_FIRST_GAP, _LAST_GAP = 16, 2048  # steps between two looks at a drafter that did not pay
-_PROBE_DRAFTS = 8  # of a request that is drafted for to see whether it pays
+_RECENT = 0.6  # share of a request's trials that the next draft leaves
+_STEADY = 100.0  # steps over which a drafter has to be worth its upkeep
 _EVIDENCE = 16  # drafts without which a drafter is not given up
 _WORTHWHILE = 0.01  # share of a step that a drafter which was given up has to gain
+_LOSS = 0.002  # share of all steps that may be lost by drafting what does not seem to pay
+_PROBE_DRAFTS = 8  # of a request that is drafted for though the drafter was given up
 _PROBED = 4  # sequences of which such a step verifies a token at least
+
+
+class Recents:
+    """How the last drafts of each request fared, in classes from poor to good.
+
+    Text is easy or hard to draft for a while, which confidences know nothing of.
+    """
+
+    def __init__(self) -> None:
+        self._trials = PerRequest(0.0, 2)
+        """Accepted tokens and those tried, fading fast."""
+
+    def classes(self, requests: Ints) -> Ints:
+        """Return the class of each request, below `KINDS`; middling before it was drafted for."""
+        accepted, tried = self._trials.of(requests).T
+        levels: Ints = ((accepted + 0.5) / (tried + 1.0) * KINDS).astype(np.int64)
+        return np.minimum(levels, KINDS - 1)
+
+    def add(self, outcome: StepOutcome) -> None:
+        """Take in what became of a step's drafts."""
+        is_tried = outcome.draft_lens > 0
+        requests, accepted = outcome.requests[is_tried], outcome.accepted_lens[is_tried]
+        tried = accepted + (accepted < outcome.draft_lens[is_tried])
+        trials = self._trials.up_to(requests)
+        trials[requests] = _RECENT * trials[requests] + np.column_stack([accepted, tried])
 
 
 class Prospects:
     """How likely the first, second, ... token of a draft survives: not the mean, the distribution.
 
     What is drafted is trimmed when its confidences are known, so that a j-th token is worth
-    E[max(S_j - price, 0)], for which all of the distribution of S_j counts.
+    E[max(S_j - price, 0)], for which all of the distribution of S_j counts. It is known for each
+    class of `Recents`, with that of all classes as the prior.
 
     Args:
         longest: Tokens.
@@ -39,12 +69,13 @@ class Prospects:
     def __init__(self, longest: int, prior: float) -> None:
         survival = prior ** np.arange(1, longest + 1)
         self._longest = longest
-        self._counts = np.zeros((2, longest, _LEVELS))
-        """Drafts and their survival, by place and level of survival."""
+        self._counts = np.zeros((KINDS, 2, longest, _LEVELS))
+        """Drafts and their survival, by class, place and level of survival."""
         at = (np.arange(longest), (survival * (_LEVELS - 1e-9)).astype(np.intp))
-        self._counts[0][at], self._counts[1][at] = _PRIOR_DRAFTS, _PRIOR_DRAFTS * survival
-        self.num = _PRIOR_DRAFTS
-        """Drafts, fading."""
+        self._prior = np.zeros((2, longest, _LEVELS))
+        self._prior[0][at], self._prior[1][at] = _PRIOR_DRAFTS, _PRIOR_DRAFTS * survival
+        self._nums = np.zeros(KINDS)
+        """Drafts of each class, fading."""
         self.seen = 0
         """Drafts."""
         self._firsts: NDArray[np.float64] = np.full(1, prior)
@@ -52,49 +83,55 @@ class Prospects:
         self._decline = np.ones(longest)
         """Conditional survival at each place over that at the first."""
 
-    def add(self, gains: NDArray[np.float64], draft_lens: Ints) -> None:
-        """Take in the survival of drafts, shape (n, at most longest), all longer than 0.
+    def add(self, gains: NDArray[np.float64], draft_lens: Ints, classes: Ints) -> None:
+        """Take in the survival of drafts, shape (n, at most longest), all longer than 0."""
+        num, longest = len(gains), self._longest
+        survival = self._continued(gains, draft_lens)
+        levels = np.minimum((survival * _LEVELS).astype(np.intp), _LEVELS - 1)
+        levels += np.arange(longest) * _LEVELS
+        levels += (classes * (longest * _LEVELS))[:, np.newaxis]
+        size, shape = KINDS * longest * _LEVELS, (KINDS, longest, _LEVELS)
+        nums = np.bincount(classes, minlength=KINDS)
+        keep = np.maximum(1.0 - nums / _REMEMBERED, 0.2)
+        self._counts *= keep[:, np.newaxis, np.newaxis, np.newaxis]
+        self._counts[:, 0] += np.bincount(levels.ravel(), minlength=size).reshape(shape)
+        weights = np.bincount(levels.ravel(), survival.ravel(), minlength=size)
+        self._counts[:, 1] += weights.reshape(shape)
+        self._nums = keep * self._nums + nums
+        self.seen += num
 
-        A draft that ended early would have gone on like those that did not.
-        """
+    def _continued(self, gains: NDArray[np.float64], draft_lens: Ints) -> NDArray[np.float64]:
+        """Return survival as if all had been drafted to the end: by others' first tokens."""
         num, width = gains.shape
         survival = np.zeros((num, self._longest))
         survival[:, :width] = gains
-        self._firsts = gains[:, 0].copy()
+        self._firsts = np.append(gains[:, 0], self._firsts)[:_FIRSTS]
         for place in range(1, self._longest):
             is_open = draft_lens <= place
-            before = survival[:, place - 1]
-            others = np.roll(self._firsts, place)
-            if is_open.all():
-                survival[:, place] = before * np.minimum(others * self._decline[place], 1.0)
-            elif is_open.any():
-                more = before * np.minimum(others * self._decline[place], 1.0)
-                survival[is_open, place] = more[is_open]
-            else:
-                total = float(before.sum()) * float(others.mean())
-                if total > 0.0:
-                    now = float(survival[:, place].sum()) / total
-                    self._decline[place] += min(num / 64.0, 0.5) * (now - self._decline[place])
-        levels = np.minimum((survival * _LEVELS).astype(np.intp), _LEVELS - 1)
-        levels += np.arange(self._longest) * _LEVELS
-        size = self._longest * _LEVELS
-        keep = max(1.0 - num / _REMEMBERED, 0.2)
-        self._counts *= keep
-        self._counts[0] += np.bincount(levels.ravel(), minlength=size).reshape(-1, _LEVELS)
-        weights = np.bincount(levels.ravel(), survival.ravel(), minlength=size)
-        self._counts[1] += weights.reshape(-1, _LEVELS)
-        self.num = keep * self.num + num
-        self.seen += num
+            others = self._firsts[(np.arange(num) + 7 * place) % len(self._firsts)]
+            more = survival[:, place - 1] * others
+            if is_open.any():
+                more *= self._decline[place]
+                survival[:, place] = np.where(is_open, more, survival[:, place])
+            elif total := float(more.sum()):
+                decline = min(float(survival[:, place].sum()) / total, 1.0)
+                weight = min(num / _FIRSTS, 0.5)
+                self._decline[place] += weight * (decline - self._decline[place])
+        return survival
 
-    def cumulated(self) -> NDArray[np.float64]:
-        """Return what a draft of 1, 2, ... tokens leads to if what is likeliest is verified.
+    def of_batch(self, classes: Ints) -> NDArray[np.float64]:
+        """Return what drafts of 1, 2, ... tokens lead to if what is likeliest is verified.
 
         Tokens verified and tokens accepted, by the level down to which they are, shape (2, longest,
         levels).
         """
-        falling = self._counts[:, :, ::-1].cumsum(axis=2)
-        total: NDArray[np.float64] = falling.cumsum(axis=1) / self.num
-        return total
+        nums = np.bincount(classes, minlength=KINDS)
+        total = self._counts.sum(axis=0) + self._prior
+        weights = nums / (self._nums + _PRIOR_DRAFTS)
+        alike = float(weights.sum()) * _PRIOR_DRAFTS / (float(self._nums.sum()) + _PRIOR_DRAFTS)
+        expected = np.tensordot(weights, self._counts, axes=1) + alike * total
+        cumulated: NDArray[np.float64] = expected[:, :, ::-1].cumsum(axis=2).cumsum(axis=1)
+        return cumulated
 
 
 @dataclass(slots=True)
@@ -106,32 +143,35 @@ class _Memory:
     alphas: AlphaPerRequest
     has_seen_drafts: bool = False
     """Whether drafts were looked at as they were made, and what is verified are parts of them."""
+    recents: Recents = field(default_factory=Recents)
     idle_steps: int = 0
-    """Since something was drafted last."""
-    gap: int = _FIRST_GAP
-    """Steps after which that is tried again, though it does not seem to pay."""
+    """Since something was drafted that did not seem to pay."""
     is_probing: bool = False
-    advantage: float = 0.1
-    """What drafting is worth more than a server without a drafter, over what a step is worth."""
+    may_drop: bool = False
+    """Whether the engine asks whom the drafter lets go of."""
+    gains: NDArray[np.float64] = field(default_factory=lambda: np.full(3, 0.05))
+    """What drafting is worth more than a server without a drafter, over what a step is worth, as a
+    mean over steps, fading: for all; for all, with the drafter's prefills; for whom it serves."""
+    upkeep: float = 0.0
+    """Seconds that the drafter would have read prompts since the last decision."""
+    is_closed: bool = False
+    """Whether the drafter is not worth reading the prompts of more requests;"""
     is_off: bool = False
-    """Whether the drafter is not worth its own upkeep."""
-    dropped: PerRequest = field(default_factory=lambda: PerRequest(0, dtype=np.int8))
-    """1 of each request that is not drafted for any more."""
+    """and whether it is not worth its upkeep for those that it has read."""
+    states: PerRequest = field(default_factory=lambda: PerRequest(_NEW, dtype=np.int8))
+    """Of each request: new to the drafter, served, or let go of."""
     probe: int = -1
     """A request that is drafted for nevertheless, to see whether that pays by now; -1: none."""
     probes_left: int = 0
     """Drafts that are made for it."""
 
-    def note_advantage(self, gain: float) -> None:
-        """Take in by what share of a step drafting for all is better than no drafter."""
-        self.advantage += 0.1 * (gain - self.advantage)
-        was_off = self.is_off
+    def note(self, *gains: float) -> None:
+        """Take in the gains of a step, and decide whom the drafter is to serve."""
+        self.gains += (np.array(gains) - self.gains) / _STEADY
         if self.prospects.seen >= _EVIDENCE:
-            self.is_off = self.advantage < (_WORTHWHILE if was_off else 0.0)
-        if self.is_off and not was_off:
-            self.idle_steps = 0
-        if was_off and not self.is_off:
-            self.gap = _FIRST_GAP
+            for_all, with_prefills, for_served = self.gains.tolist()
+            self.is_closed = with_prefills < (_WORTHWHILE if self.is_closed else 0.0)
+            self.is_off = self.is_closed and min(for_all, for_served) < 0.0
 
 
 @final
@@ -185,48 +225,51 @@ class Joint(Policy):
         price = Price(server, batch, load, rate)
         if not price.longest:
             return 0
-        tokens, gained = memory.prospects.cumulated()
-        values = price.values(num * tokens, num * gained)
+        classes = memory.recents.classes(batch.requests)
         time = server.plain_time(load) if server.plain_time else server.step_time(load, 0)
         plain = value_of(num, time, rate)
-        best = int(values.argmax())
-        memory.note_advantage(float(values[best] - plain) / (rate * time if rate else plain))
-        is_served = (memory.dropped.of(batch.requests) == 0) & ~batch.in_prefill
+        worth = rate * time if rate else plain
+        values = price.values(*memory.prospects.of_batch(classes[~batch.in_prefill]))
+        for_all = float(values.max() - plain) / worth
+        is_served = (memory.states.of(batch.requests) == _SERVED) & ~batch.in_prefill
         served = int(np.count_nonzero(is_served))
-        if not served:
-            memory.idle_steps += 1
+        if served < num and memory.may_drop:
+            values = price.values(*memory.prospects.of_batch(classes[is_served]))
+        for_served = float(values.max() - plain) / worth
+        memory.note(for_all, for_all - memory.upkeep / time, for_served)
+        memory.upkeep = 0.0
+        memory.idle_steps += 1
+        if memory.may_drop and not served:
             return 0
-        if served < num:
-            values = price.values(served * tokens, served * gained)
-            best = int(values.argmax())
+        best = int(values.argmax())
         least = 1 + int(values[1:].argmax())
-        if memory.is_off:
-            memory.is_probing, memory.idle_steps = True, 0
+        if memory.probes_left > 0:
+            memory.is_probing = True
             memory.probes_left -= 1
             return least
-        return self._explored(best, least, memory)
+        return self._explored(best, least, float(values[0] - values[least]) / worth, memory)
 
-    def _explored(self, best: int, least: int, memory: _Memory) -> int:
-        """Return a length, now and then one that does not seem to pay."""
-        memory.is_probing = False
-        if best:
-            memory.idle_steps, memory.gap = 0, _FIRST_GAP
-            return best
-        memory.idle_steps += 1
-        if memory.idle_steps < memory.gap:
-            return 0
-        memory.idle_steps, memory.gap = 0, min(2 * memory.gap, _LAST_GAP)
-        memory.is_probing = True
-        return least
+    def _explored(self, best: int, least: int, loss: float, memory: _Memory) -> int:
+        """Return a length, now and then one that loses some of a step's worth, as far as is known.
+
+        So rarely that little is lost.
+        """
+        memory.is_probing = not best and memory.idle_steps * _LOSS >= loss
+        if memory.is_probing:
+            memory.idle_steps = 0
+            return least
+        return best
 
     def _by_past(self, batch: BatchView, load: StepLoad, memory: _Memory) -> Ints:
         """Return a length for each sequence, by what was accepted of it so far."""
         server, rate = memory.server, memory.exchange.rate(load.num_requests)
         survival = memory.alphas.survival(batch, server.max_draft_len)
         lens = Price(server, batch, load, rate).best_lens(survival)
-        if not (most := self._explored(int(lens.max()), 1, memory)) or lens.any():
+        memory.idle_steps += 1
+        if lens.any() or batch.size > batch.free_slots:
             return lens
-        return np.where(batch.in_prefill, 0, most if batch.size <= batch.free_slots else 0)
+        most = self._explored(0, 1, 1.0, memory)
+        return np.where(batch.in_prefill, 0, most)
 
     def _of_found(
         self, batch: BatchView, drafts: DraftView, load: StepLoad, memory: _Memory
@@ -237,7 +280,8 @@ class Joint(Policy):
         num, rate = load.num_requests, memory.exchange.rate(load.num_requests)
         if not drafts.draft_lens.any():
             return drafts.draft_lens
-        gains = memory.calibration.gains(batch.requests, drafts, are_new=True)
+        kinds = LEN_KINDS[drafts.draft_lens]
+        gains = memory.calibration.gains(batch.requests, drafts, kinds, are_new=True)
         token_time = (server.step_time(load, 1) - server.step_time(load, 0)) / num
         most = min(batch.free_slots, gains.size)
         return spend(gains, load, server.step_times, rate, most=most, token_time=token_time).lens
@@ -247,10 +291,12 @@ class Joint(Policy):
         server, draft_lens = memory.server, drafts.draft_lens
         if not server.has_confidences:
             return draft_lens
-        gains = memory.calibration.gains(batch.requests, drafts, are_new=not memory.has_seen_drafts)
+        classes = memory.recents.classes(batch.requests)
+        are_new = not memory.has_seen_drafts
+        gains = memory.calibration.gains(batch.requests, drafts, classes, are_new=are_new)
         is_drafted = draft_lens > 0
-        if not memory.has_seen_drafts and is_drafted.any():
-            memory.prospects.add(gains[is_drafted], draft_lens[is_drafted])
+        if are_new and is_drafted.any():
+            memory.prospects.add(gains[is_drafted], draft_lens[is_drafted], classes[is_drafted])
         num = batch.size - int(np.count_nonzero(batch.in_prefill))
         lens = spend_on(batch, drafts, gains, server, memory.exchange.rate(num))
         if memory.is_probing:
@@ -260,17 +306,27 @@ class Joint(Policy):
 
     def drops(self, batch: BatchView, memory: _Memory) -> NDArray[np.bool_] | None:
         """Return everyone while the drafter is not worth what it takes to keep it up."""
-        server, requests = memory.server, batch.requests
-        if not memory.is_off or server.plain_time is None or batch.drafts is not None:
+        server, requests, load = memory.server, batch.requests, batch.load
+        if server.plain_time is None:
             return None
-        if memory.probe >= 0 and memory.probes_left <= 0:
-            memory.probe = -1
-        is_new = memory.dropped.of(requests) == 0
-        if memory.probe < 0 and memory.idle_steps >= memory.gap and is_new.any():
-            memory.probe, memory.probes_left = int(requests[is_new][-1]), _PROBE_DRAFTS
-            memory.idle_steps, memory.gap = 0, min(2 * memory.gap, _LAST_GAP)
-        let_go: NDArray[np.bool_] = is_new & (requests != memory.probe)
-        memory.dropped.values[requests[let_go]] = 1
+        memory.may_drop = True
+        if load.prefill_tokens:
+            memory.upkeep += server.step_time(load, 0) - server.plain_time(load)
+            if (decodes := batch.decode_load()).num_requests:
+                memory.upkeep -= server.step_time(decodes, 0) - server.plain_time(decodes)
+        states = memory.states.of(requests)
+        let_go: NDArray[np.bool_] = (
+            states == _NEW if memory.is_closed else np.zeros(batch.size, dtype=bool)
+        )
+        if memory.is_off:
+            let_go = states != _LET_GO
+            if memory.probes_left <= 0:
+                memory.probe = -1
+                if memory.idle_steps * _LOSS >= _PROBE_DRAFTS and (states == _NEW).any():
+                    memory.probe = int(requests[states == _NEW][-1])
+                    memory.probes_left, memory.idle_steps = _PROBE_DRAFTS, 0
+            let_go &= requests != memory.probe
+        memory.states.values[requests] = np.where(let_go | (states == _LET_GO), _LET_GO, _SERVED)
         return let_go if let_go.any() else None
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
@@ -280,3 +336,4 @@ class Joint(Policy):
             memory.alphas.add(outcome)
         elif np.count_nonzero(outcome.draft_lens):
             memory.calibration.add(outcome)
+            memory.recents.add(outcome)

@@ -95,7 +95,7 @@ class Bayes(Policy):
         rates = self._rates(batch, server)
         price = Price(server, batch, load, exchange.rate(num))
         if not self.confidences or not server.has_confidences:
-            return price.best_lens(np.cumprod(rates, axis=1))
+            return price.best_lens(np.cumprod(rates, axis=1, dtype=np.float64))
         gains = self._guessed(rates, batch, server)
         return price.best_len(gains, len(gains) / batch.size)
 
@@ -151,4 +151,5 @@ def _posterior(
     stated = np.clip(stated.astype(np.float64), 1e-3, 1.0 - 1e-3)  # rounded to 1/255
     accepted = rates * stated * (1.0 - means)
     rejected = (1.0 - rates) * (1.0 - stated) * means
-    return np.cumprod(accepted / np.maximum(accepted + rejected, 1e-300), axis=1)
+    shares = accepted / np.maximum(accepted + rejected, 1e-300)
+    return np.cumprod(shares, axis=1, dtype=np.float64)
