@@ -19,6 +19,7 @@ _LEVELS = 32  # of survival, equally wide
 _REMEMBERED = 2048.0  # drafts after which one has faded to 1/e in the prospects
 _FIRSTS = 64  # last first tokens, by which drafts are continued that ended early
 _PRIOR_DRAFTS = 4.0
+_ALIKE_DRAFTS = 64.0  # that those of all classes count for in the prospects of one
 _PRIOR_TRIALS = 20.0  # that the rate of all requests counts for in the rate of one
 _RECENT = 0.6  # share of a request's trials that the next draft leaves
 _STEADY = 100.0  # steps over which a drafter has to be worth its upkeep
@@ -80,8 +81,8 @@ class Prospects:
         """Drafts."""
         self._firsts: NDArray[np.float64] = np.full(1, prior)
         """Survival of the last first tokens."""
-        self._decline = np.ones(longest)
-        """Conditional survival at each place over that at the first."""
+        self._decline = np.full((2, longest), 16.0)
+        """Survival at each place, and what it would be if all places were alike; sums, fading."""
 
     def add(self, gains: NDArray[np.float64], draft_lens: Ints, classes: Ints) -> None:
         """Take in the survival of drafts, shape (n, at most longest), all longer than 0."""
@@ -111,12 +112,12 @@ class Prospects:
             others = self._firsts[(np.arange(num) + 7 * place) % len(self._firsts)]
             more = survival[:, place - 1] * others
             if is_open.any():
-                more *= self._decline[place]
+                observed, alike = self._decline[:, place]
+                more = np.minimum(more * (observed / alike), survival[:, place - 1])
                 survival[:, place] = np.where(is_open, more, survival[:, place])
-            elif total := float(more.sum()):
-                decline = min(float(survival[:, place].sum()) / total, 1.0)
-                weight = min(num / _FIRSTS, 0.5)
-                self._decline[place] += weight * (decline - self._decline[place])
+            else:
+                self._decline[:, place] *= max(1.0 - num / _REMEMBERED, 0.2)
+                self._decline[:, place] += survival[:, place].sum(), more.sum()
         return survival
 
     def of_batch(self, classes: Ints) -> NDArray[np.float64]:
@@ -127,8 +128,8 @@ class Prospects:
         """
         nums = np.bincount(classes, minlength=KINDS)
         total = self._counts.sum(axis=0) + self._prior
-        weights = nums / (self._nums + _PRIOR_DRAFTS)
-        alike = float(weights.sum()) * _PRIOR_DRAFTS / (float(self._nums.sum()) + _PRIOR_DRAFTS)
+        weights = nums / (self._nums + _ALIKE_DRAFTS)
+        alike = float(weights.sum()) * _ALIKE_DRAFTS / (float(self._nums.sum()) + _PRIOR_DRAFTS)
         expected = np.tensordot(weights, self._counts, axes=1) + alike * total
         cumulated: NDArray[np.float64] = expected[:, :, ::-1].cumsum(axis=2).cumsum(axis=1)
         return cumulated
