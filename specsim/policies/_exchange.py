@@ -1,16 +1,17 @@
 """What a second is worth in tokens, and what to verify at that price."""
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
-from specsim.policies._times import TimesOf
+from specsim.policies._budget import best_worth
+from specsim.policies._times import Lens, TimesOf
 from specsim.policies.base import ServerView
 
 _CHOICES = 33  # of how much of many drafts is verified
-_LEAST_GAIN = 2.0**-10  # tokens; what gains less is worth no place in a batch
 
 
 class Exchange:
@@ -48,59 +49,9 @@ class Exchange:
         return num * self._tokens / self._sequences * self._steps / self._time
 
 
-class Spent(NamedTuple):
-    """What is best verified."""
-
-    lens: Ints
-    """Of each sequence, tokens."""
-    value: float
-    """Tokens - rate x time; tokens per second where the rate is not known."""
-
-
 def value_of(tokens: Any, time: Any, rate: float) -> Any:
     """Return what steps are worth that emit so many tokens in so many seconds."""
     return tokens - rate * time if rate else tokens / time
-
-
-def spend(  # noqa: PLR0913 - all of it counts
-    gains: NDArray[np.float64],
-    load: StepLoad,
-    step_times: TimesOf,
-    rate: float,
-    *,
-    most: int,
-    draft_time: float = 0.0,
-    token_time: float = 0.0,
-) -> Spent:
-    """Return how much of each draft is best verified.
-
-    The B largest gains are the best B tokens, since gains do not rise along a draft (proof:
-    `goodput_exact`); so it is enough to try every B. Of equal gains all are taken or none.
-
-    Args:
-        gains: P(the first j tokens of draft i are accepted), shape (n, longest).
-        load: Of the step that verifies nothing.
-        rate: What a second is worth, tokens; 0: not known, and goodput is maximised.
-        most: Tokens that may be verified.
-        draft_time: Seconds that drafting takes, whatever is verified.
-        token_time: Seconds that each verified token takes to draft.
-    """
-    falling = np.sort(gains[gains > _LEAST_GAIN])[: -most - 1 : -1] if most > 0 else gains[:0, 0]
-    num = len(falling)
-    emitted = np.full(num + 1, float(load.num_requests))
-    emitted[1:] += np.add.accumulate(falling)
-    times = step_times(load, np.arange(load.batched_tokens, load.batched_tokens + num + 1), 0)
-    times += draft_time + token_time * np.arange(num + 1)
-    values = value_of(emitted, times, rate)
-    best = int(values.argmax())
-    value = float(values[best])
-    if not best:
-        return Spent(np.zeros(len(gains), dtype=np.int64), value)
-    lens: Ints = np.count_nonzero(gains >= falling[best - 1], axis=1)
-    if (over := int(lens.sum()) - most) > 0:  # equal gains beyond what may be verified
-        ends = np.cumsum(lens[::-1])
-        lens[::-1] -= np.diff(np.minimum(ends, over), prepend=0)
-    return Spent(lens, value)
 
 
 class Price:
@@ -109,7 +60,7 @@ class Price:
     Args:
         batch: Of the step.
         load: Of the next one, if nothing is drafted.
-        rate: As for `spend`.
+        rate: What a second is worth, tokens; 0: not known, and goodput is maximised.
     """
 
     def __init__(self, server: ServerView, batch: BatchView, load: StepLoad, rate: float) -> None:
@@ -159,32 +110,37 @@ class Price:
         return int(self.values(tokens, gained).argmax())
 
     def best_lens(self, survival: NDArray[np.float64]) -> Ints:
-        """Return the lengths of highest value, none of which is trimmed; see `spend`."""
-        server, load, times = self._server, self._load, self._draft_times
-        none: Ints = np.zeros(len(survival), dtype=np.int64)
-        longest = min(server.max_draft_len, self._slots)
-        if not longest or not self.longest:
-            return none
-        token_time, limits = 0.0, range(1, self.longest + 1)
-        if not server.drafts_by_model:
-            token_time = float(times[-1] - times[1]) / max(self.longest - 1, 1) / load.num_requests
-            times = np.full(self.longest + 1, times[1] - token_time * load.num_requests)
+        """Return the lengths of highest value, none of which is trimmed."""
+        server, load, rate = self._server, self._load, self._rate
+        best: Ints = np.zeros(len(survival), dtype=np.int64)
+        most = min(self._slots, survival.size)
+        if not self.longest:
+            return best
+        best_value = value_of(load.num_requests, server.step_time(load, 0), rate)
+        limits: Iterable[int] = range(1, self.longest + 1)
         if not server.drafts_by_model or server.drafts_at_one_cost:
-            limits = range(self.longest, self.longest + 1)
-        value = value_of(load.num_requests, server.step_time(load, 0), self._rate)
-        best = Spent(none, float(value))
+            limits = (self.longest,)
         for limit in limits:
-            spent = spend(
-                survival[:, :limit],
-                load,
-                server.step_times,
-                self._rate,
-                most=min(self._slots, survival.size),
-                draft_time=float(times[limit]),
-                token_time=token_time,
-            )
-            best = max(best, spent, key=lambda each: each.value)
-        return best.lens
+            times = self.times_of(limit)
+            lens, value = best_worth(survival[:, :limit], load, times, rate, 0, most)
+            if value > best_value:
+                best, best_value = lens, value
+        return best
+
+    def times_of(self, limit: int) -> TimesOf:
+        """Return what steps take that verify drafts of at most so many tokens."""
+        server, extra = self._server, self._draft_times
+        per_token = 0.0
+        drafting = float(extra[limit])
+        if not server.drafts_by_model:  # pays for what it drafts, which is what is verified
+            per_token = float(extra[1]) / self._load.num_requests
+            drafting = 0.0
+
+        def step_times(load: StepLoad, tokens: Ints, draft_lens: Lens) -> NDArray[np.float64]:
+            times = server.step_times(load, tokens, 0)
+            return times + (drafting + per_token * (tokens - load.batched_tokens))
+
+        return step_times
 
 
 def spend_on(
@@ -200,9 +156,7 @@ def spend_on(
         batched_tokens=batch.load.batched_tokens - int(np.add.reduce(draft_lens)),
         num_requests=batch.size - int(np.count_nonzero(batch.in_prefill)),
     )
-    draft_time = 0.0
-    if not rate:  # those of the next step will take about as long
-        draft_time = server.step_time(load, int(draft_lens.max())) - server.step_time(load, 0)
-    spent = spend(gains, load, server.step_times, rate, most=gains.size, draft_time=draft_time)
-    lens: Ints = np.minimum(spent.lens, draft_lens)
-    return lens
+    # The drafts of the next step will take about as long, which matters to goodput.
+    drafted = 0 if rate else int(draft_lens.max())
+    lens, _ = best_worth(gains, load, server.step_times, rate, drafted, gains.size)
+    return np.minimum(lens, draft_lens)

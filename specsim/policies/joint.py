@@ -8,15 +8,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
+from specsim.policies._budget import best_worth
 from specsim.policies._desk import PerRequest
 from specsim.policies._estimate import AlphaPerRequest
-from specsim.policies._exchange import Exchange, Price, spend, spend_on, value_of
+from specsim.policies._exchange import Exchange, Price, spend_on, value_of
 from specsim.policies.base import Policy, ServerView
 from specsim.policies.draft_goodput import KINDS, LEN_KINDS, Calibration
 
 _NEW, _SERVED, _LET_GO = range(3)
 _LEVELS = 32  # of survival, equally wide
 _REMEMBERED = 2048.0  # drafts after which one has faded to 1/e in the prospects
+_SAMPLE = 32  # drafts of a step that are looked at for the prospects
 _FIRSTS = 64  # last first tokens, by which drafts are continued that ended early
 _PRIOR_DRAFTS = 4.0
 _ALIKE_DRAFTS = 64.0  # that those of all classes count for in the prospects of one
@@ -37,22 +39,23 @@ class Recents:
     """
 
     def __init__(self) -> None:
-        self._trials = PerRequest(0.0, 2)
-        """Accepted tokens and those tried, fading fast."""
+        self._accepted, self._tried = PerRequest(0.5), PerRequest(1.0)
+        """Tokens, fading fast towards one trial of which nothing is known."""
 
     def classes(self, requests: Ints) -> Ints:
         """Return the class of each request, below `KINDS`; middling before it was drafted for."""
-        accepted, tried = self._trials.of(requests).T
-        levels: Ints = ((accepted + 0.5) / (tried + 1.0) * KINDS).astype(np.int64)
-        return np.minimum(levels, KINDS - 1)
+        shares = self._accepted.of(requests) / self._tried.of(requests)
+        classes: Ints = (shares * (KINDS - 1e-9)).astype(np.int64)
+        return classes
 
     def add(self, outcome: StepOutcome) -> None:
         """Take in what became of a step's drafts."""
-        is_tried = outcome.draft_lens > 0
-        requests, accepted = outcome.requests[is_tried], outcome.accepted_lens[is_tried]
-        tried = accepted + (accepted < outcome.draft_lens[is_tried])
-        trials = self._trials.up_to(requests)
-        trials[requests] = _RECENT * trials[requests] + np.column_stack([accepted, tried])
+        requests, accepted, lens = outcome.requests, outcome.accepted_lens, outcome.draft_lens
+        keep = np.where(lens > 0, _RECENT, 1.0)
+        ratios = ((self._accepted, accepted, 0.5), (self._tried, accepted + (accepted < lens), 1.0))
+        for counts, more, initial in ratios:
+            values = counts.up_to(requests)
+            values[requests] = (values[requests] - initial) * keep + (more + initial)
 
 
 class Prospects:
@@ -104,20 +107,23 @@ class Prospects:
     def _continued(self, gains: NDArray[np.float64], draft_lens: Ints) -> NDArray[np.float64]:
         """Return survival as if all had been drafted to the end: by others' first tokens."""
         num, width = gains.shape
+        self._firsts = np.append(gains[:, 0], self._firsts)[:_FIRSTS]
+        places = np.arange(1, self._longest)
+        others = self._firsts[np.add.outer(np.arange(num), 7 * places) % len(self._firsts)]
+        shortest = int(draft_lens.min())
+        if shortest > 1:
+            self._decline *= max(1.0 - num / _REMEMBERED, 0.2)
+            alike = gains[:, : shortest - 1] * others[:, : shortest - 1]
+            self._decline[0, 1:shortest] += gains[:, 1:shortest].sum(axis=0)
+            self._decline[1, 1:shortest] += alike.sum(axis=0)
+        if shortest >= self._longest:
+            return gains
         survival = np.zeros((num, self._longest))
         survival[:, :width] = gains
-        self._firsts = np.append(gains[:, 0], self._firsts)[:_FIRSTS]
-        for place in range(1, self._longest):
-            is_open = draft_lens <= place
-            others = self._firsts[(np.arange(num) + 7 * place) % len(self._firsts)]
-            more = survival[:, place - 1] * others
-            if is_open.any():
-                observed, alike = self._decline[:, place]
-                more = np.minimum(more * (observed / alike), survival[:, place - 1])
-                survival[:, place] = np.where(is_open, more, survival[:, place])
-            else:
-                self._decline[:, place] *= max(1.0 - num / _REMEMBERED, 0.2)
-                self._decline[:, place] += survival[:, place].sum(), more.sum()
+        others *= self._decline[0, 1:] / self._decline[1, 1:]
+        for place in range(shortest, self._longest):
+            more = survival[:, place - 1] * np.minimum(others[:, place - 1], 1.0)
+            survival[:, place] = np.where(draft_lens <= place, more, survival[:, place])
         return survival
 
     def of_batch(self, classes: Ints) -> NDArray[np.float64]:
@@ -126,11 +132,10 @@ class Prospects:
         Tokens verified and tokens accepted, by the level down to which they are, shape (2, longest,
         levels).
         """
-        nums = np.bincount(classes, minlength=KINDS)
-        total = self._counts.sum(axis=0) + self._prior
-        weights = nums / (self._nums + _ALIKE_DRAFTS)
+        weights = np.bincount(classes, minlength=KINDS) / (self._nums + _ALIKE_DRAFTS)
         alike = float(weights.sum()) * _ALIKE_DRAFTS / (float(self._nums.sum()) + _PRIOR_DRAFTS)
-        expected = np.tensordot(weights, self._counts, axes=1) + alike * total
+        expected = (weights + alike) @ self._counts.reshape(KINDS, -1)
+        expected = expected.reshape(self._prior.shape) + alike * self._prior
         cumulated: NDArray[np.float64] = expected[:, :, ::-1].cumsum(axis=2).cumsum(axis=1)
         return cumulated
 
@@ -150,7 +155,7 @@ class _Memory:
     is_probing: bool = False
     may_drop: bool = False
     """Whether the engine asks whom the drafter lets go of."""
-    gains: NDArray[np.float64] = field(default_factory=lambda: np.full(3, 0.05))
+    gains: tuple[float, ...] = (0.05, 0.05, 0.05)
     """What drafting is worth more than a server without a drafter, over what a step is worth, as a
     mean over steps, fading: for all; for all, with the drafter's prefills; for whom it serves."""
     upkeep: float = 0.0
@@ -168,9 +173,10 @@ class _Memory:
 
     def note(self, *gains: float) -> None:
         """Take in the gains of a step, and decide whom the drafter is to serve."""
-        self.gains += (np.array(gains) - self.gains) / _STEADY
+        pairs = zip(self.gains, gains, strict=True)
+        self.gains = tuple(mean + (gain - mean) / _STEADY for mean, gain in pairs)
         if self.prospects.seen >= _EVIDENCE:
-            for_all, with_prefills, for_served = self.gains.tolist()
+            for_all, with_prefills, for_served = self.gains
             self.is_closed = with_prefills < (_WORTHWHILE if self.is_closed else 0.0)
             self.is_off = self.is_closed and min(for_all, for_served) < 0.0
 
@@ -278,30 +284,31 @@ class Joint(Policy):
         """Return what is worth handing over and verifying of what a lookup has found."""
         server = memory.server
         memory.has_seen_drafts = True
-        num, rate = load.num_requests, memory.exchange.rate(load.num_requests)
         if not drafts.draft_lens.any():
             return drafts.draft_lens
         kinds = LEN_KINDS[drafts.draft_lens]
         gains = memory.calibration.gains(batch.requests, drafts, kinds, are_new=True)
-        token_time = (server.step_time(load, 1) - server.step_time(load, 0)) / num
-        most = min(batch.free_slots, gains.size)
-        return spend(gains, load, server.step_times, rate, most=most, token_time=token_time).lens
+        rate = memory.exchange.rate(load.num_requests)
+        times = Price(server, batch, load, rate).times_of(1)
+        return best_worth(gains, load, times, rate, 0, batch.free_slots)[0]
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
         """Return what is worth verifying of what was drafted."""
         server, draft_lens = memory.server, drafts.draft_lens
-        if not server.has_confidences:
+        if not server.has_confidences or not drafts.confidences.size:
             return draft_lens
         classes = memory.recents.classes(batch.requests)
         are_new = not memory.has_seen_drafts
         gains = memory.calibration.gains(batch.requests, drafts, classes, are_new=are_new)
-        is_drafted = draft_lens > 0
-        if are_new and is_drafted.any():
-            memory.prospects.add(gains[is_drafted], draft_lens[is_drafted], classes[is_drafted])
+        drafted = np.flatnonzero(draft_lens)
+        if are_new and (len(drafted) < _SAMPLE or memory.idle_steps % 4 == 0):
+            stride = 1 + len(drafted) // _SAMPLE
+            some = drafted[memory.idle_steps // 4 % stride :: stride]
+            memory.prospects.add(gains[some], draft_lens[some], classes[some])
         num = batch.size - int(np.count_nonzero(batch.in_prefill))
         lens = spend_on(batch, drafts, gains, server, memory.exchange.rate(num))
         if memory.is_probing:
-            first = np.flatnonzero(is_drafted)[:_PROBED]
+            first = drafted[:_PROBED]
             lens[first] = np.maximum(lens[first], 1)
         return lens
 
