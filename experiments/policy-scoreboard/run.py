@@ -34,8 +34,8 @@ LOADS = {
     "summarisation": {"low": 3.0, "medium": 14.0, "saturated": 28.0},
 }
 MODEL_LOADS = {"low": 1.5, "medium": 7.0, "saturated": 14.0}
-REQUESTS = {"low": 100, "medium": 200, "saturated": 300}
-RAMP = [[12, 0.03], [12, 0.5], [12, 1.5]]  # shares of the saturated load, after TurboSpec's ramp
+REQUESTS = {"low": 60, "medium": 150, "saturated": 250}
+RAMP = [[9, 0.03], [9, 0.5], [9, 1.5]]  # shares of the saturated load, after TurboSpec's ramp
 # Of the draft model, which nobody has recorded: alpha per request.
 MODEL_ALPHAS = {"chat": (4.0, 3.0), "code": (7.0, 2.0), "summarisation": (3.5, 3.5)}
 MODEL_LENGTHS = {
@@ -121,7 +121,7 @@ def cells(engine: dict[str, Any]) -> Iterator[Cell]:
             yield Cell("head", traffic, load, scenario(load, loads, lengths, heads))
         suffix = {"method": "suffix", "num_speculative_tokens": 7}
         found = (preset(both[0], "ngram"), preset(both[1], "ngram"))
-        for load in ("low", "medium", "saturated", "ramp"):
+        for load in ("low", "saturated", "ramp"):
             fields = scenario(load, loads, lengths, found)
             fields["engine"] = {**engine, "speculative_config": suffix}
             yield Cell("lookup", traffic, load, fields)
@@ -129,7 +129,7 @@ def cells(engine: dict[str, Any]) -> Iterator[Cell]:
         alphas = [dict(zip("ab", MODEL_ALPHAS[name], strict=True)) for name in both]
         models = [{"kind": "beta", **each} for each in alphas]
         spec = {"method": "draft_model", "num_speculative_tokens": 7}
-        for load in ("low", "medium", "saturated", "ramp", "shift"):
+        for load in ("low", "medium", "saturated", "ramp"):
             fields = scenario(load, MODEL_LOADS, (own[0], own[1]), (models[0], models[1]))
             fields["engine"] = {**engine, "speculative_config": spec}
             fields["profile"] = "a100/llama-7b"
@@ -144,7 +144,7 @@ def recorded(engine: dict[str, Any]) -> Iterator[Cell]:
         if not path.exists():
             print(f"{traffic}: {path} is not here; its recorded cells are left out")
             continue
-        for load in ("medium", "saturated"):
+        for load in ("saturated",):
             workload = {
                 "arrivals": poisson(LOADS[traffic][load]),
                 "lengths": {"kind": "trace", "path": str(path)},

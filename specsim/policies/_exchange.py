@@ -67,6 +67,8 @@ class Price:
         self._server, self._load, self._rate = server, load, rate
         self._slots = batch.free_slots
         self.longest = longest = min(server.max_draft_len, batch.free_slots // load.num_requests)
+        self._shortest = longest if server.drafts_at_one_cost else 1
+        """Of the drafts that are worth a look: where a longer one costs no more, it is no worse."""
         none = server.step_time(batch.load, 0)
         self._draft_times = np.zeros(longest + 1)
         """What drafting 0, 1, ... tokens per sequence adds to the step, seconds."""
@@ -87,23 +89,25 @@ class Price:
                 each, shape (longest, choices);
             gained: and how many are then accepted.
         """
-        load, longest, rate = self._load, self.longest, self._rate
-        batched = np.rint(tokens[:longest]).astype(np.int64).ravel() + load.batched_tokens
+        load, longest, rate, num = self._load, self.longest, self._rate, self._load.num_requests
+        first = self._shortest
+        batched = np.rint(tokens[first - 1 : longest]).astype(np.int64).ravel()
+        batched += load.batched_tokens
         times = self._server.step_times(load, np.append(batched, load.batched_tokens), 0)
-        num, drafting = load.num_requests, self._draft_times[1:, np.newaxis]
-        values = np.empty(longest + 1)
+        drafting = self._draft_times[first:, np.newaxis]
+        values = np.full(longest + 1, -np.inf)
         values[0] = value_of(num, times[-1], rate)
-        verified = times[:-1].reshape(longest, -1) + drafting
-        drafted = value_of(num + gained[:longest], verified, rate)
-        values[1:] = drafted.max(axis=1, initial=-np.inf)
-        np.maximum(values[1:], value_of(num, times[-1] + drafting[:, 0], rate), out=values[1:])
+        verified = times[:-1].reshape(longest + 1 - first, -1) + drafting
+        drafted = value_of(num + gained[first - 1 : longest], verified, rate)
+        none = value_of(num, times[-1] + drafting[:, 0], rate)
+        values[first:] = np.maximum(drafted.max(axis=1), none)
         return values
 
     def best_len(self, gains: NDArray[np.float64], copies: float) -> int:
         """Return the length of highest value for drafts that may survive as their copies do."""
         shares = np.linspace(0.0, 1.0, _CHOICES)
-        tokens, gained = np.empty((2, self.longest, _CHOICES))
-        for k in range(1, self.longest + 1):
+        tokens, gained = np.zeros((2, self.longest, _CHOICES))
+        for k in range(self._shortest, self.longest + 1):
             falling = np.append(0.0, np.sort(gains[:, :k], axis=None)[::-1])
             at = np.rint(shares * (len(falling) - 1)).astype(np.intp)
             tokens[k - 1], gained[k - 1] = at / copies, np.cumsum(falling)[at] / copies

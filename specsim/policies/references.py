@@ -1,11 +1,13 @@
 """References for every other policy: lengths at random, and those of one that knows the future."""
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
+from specsim.policies._desk import PerRequest
 from specsim.policies._exchange import Exchange, Price, spend_on
 from specsim.policies.base import OraclePolicy, Policy, ServerView
 
@@ -62,6 +64,14 @@ class OracleGoodput(OraclePolicy):
 _SAMPLES = 256  # drafts that a guess at this step's confidences is made of
 
 
+@dataclass(slots=True)
+class _Knowing:
+    server: ServerView
+    exchange: Exchange
+    rates: PerRequest
+    """What was known of each request's last drafts when they were made."""
+
+
 @final
 class Bayes(Policy):
     """The bound of a server that knows the acceptance model and its state, but not the luck.
@@ -82,46 +92,43 @@ class Bayes(Policy):
     confidences: bool = True
     """Whether it looks at this step's confidences; if not, at past acceptance alone."""
 
-    def start(self, server: ServerView) -> tuple[ServerView, Exchange]:
+    def start(self, server: ServerView) -> _Knowing:
         """Return what a second is worth: nothing is known of that yet."""
-        return server, Exchange(50.0)
+        return _Knowing(server, Exchange(50.0), PerRequest(0.0, max(server.max_draft_len, 1)))
 
-    def draft_lens(self, batch: BatchView, memory: tuple[ServerView, Exchange]) -> int | Ints:
+    def draft_lens(self, batch: BatchView, memory: _Knowing) -> int | Ints:
         """Return the lengths that are worth most before the luck is known."""
-        (server, exchange), load = memory, batch.decode_load()
+        server, load = memory.server, batch.decode_load()
         num, longest = load.num_requests, server.max_draft_len
         if not num or not longest:
             return 0
-        rates = self._rates(batch, server)
-        price = Price(server, batch, load, exchange.rate(num))
+        assert server.model is not None
+        rates = server.model.rates(batch.requests, np.maximum(batch.output_lens, 0))
+        rates[batch.in_prefill] = 0.0
+        memory.rates.up_to(batch.requests)[batch.requests] = rates
+        price = Price(server, batch, load, memory.exchange.rate(num))
+        if not price.longest:
+            return 0
         if not self.confidences or not server.has_confidences:
             return price.best_lens(np.cumprod(rates, axis=1, dtype=np.float64))
         gains = self._guessed(rates, batch, server)
         return price.best_len(gains, len(gains) / batch.size)
 
-    def verify_lens(
-        self, batch: BatchView, drafts: DraftView, memory: tuple[ServerView, Exchange]
-    ) -> Ints:
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Knowing) -> Ints:
         """Return what is worth verifying by this step's confidences."""
-        (server, exchange), draft_lens = memory, drafts.draft_lens
+        server, draft_lens = memory.server, drafts.draft_lens
         if not self.confidences or not server.has_confidences:
             return draft_lens
         width = drafts.confidences.shape[1]
-        means = self._means(batch, server)
-        gains = _posterior(self._rates(batch, server)[:, :width], drafts.confidences, means)
+        rates = memory.rates.of(batch.requests)[:, :width]
+        gains = _posterior(rates, drafts.confidences, self._means(batch, server))
         gains *= np.arange(width) < draft_lens[:, np.newaxis]
         num = batch.size - int(np.count_nonzero(batch.in_prefill))
-        return spend_on(batch, drafts, gains, server, exchange.rate(num))
+        return spend_on(batch, drafts, gains, server, memory.exchange.rate(num))
 
-    def observe(self, outcome: StepOutcome, memory: tuple[ServerView, Exchange]) -> None:
+    def observe(self, outcome: StepOutcome, memory: _Knowing) -> None:
         """Note what the step took."""
-        memory[1].add(outcome)
-
-    def _rates(self, batch: BatchView, server: ServerView) -> NDArray[np.float64]:
-        assert server.model is not None
-        rates = server.model.rates(batch.requests, np.maximum(batch.output_lens, 0))
-        rates[batch.in_prefill] = 0.0
-        return rates
+        memory.exchange.add(outcome)
 
     def _means(self, batch: BatchView, server: ServerView) -> NDArray[np.float64]:
         assert server.model is not None
