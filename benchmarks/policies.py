@@ -46,6 +46,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "confidence": ("confidence", "eagle3"),
     "adaptive_verification": ("adaptive_verification", "eagle3"),
     "draft_goodput": ("draft_goodput", "eagle3"),
+    "joint": ("joint", "eagle3"),
     "medusa_tree": ("medusa_tree", "medusa"),
     "ema_tiers": ("ema_tiers", "eagle3"),
     "acceptance_target": ("acceptance_target", "eagle3"),

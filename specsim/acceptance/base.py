@@ -1,7 +1,7 @@
 """What every acceptance model answers: how long a draft survives, wherever it is made."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import ClassVar
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.core.errors import ConfigError
 from specsim.core.families import Member
 from specsim.core.request import Request
 from specsim.core.rng import Luck
@@ -17,6 +18,14 @@ MAX_DRAFT_LEN = 254
 """Longest draft: with the bonus token it still fits into a byte, as in every table of a run."""
 
 _FEW = 16  # positions that are faster looked at one by one, in bytes, than counted in integers
+
+
+Rates = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
+"""P(draft token j is accepted | all before it were), by request index and output tokens known.
+
+Shape (n, longest draft). As one knows it who knows the model and its state at the last known token,
+but not the luck of the next ones.
+"""
 
 
 class Acceptance(Member):
@@ -51,6 +60,21 @@ class Acceptance(Member):
     def of_drafter(self, name: str) -> "Acceptance":
         """Return the acceptance model of one of ``speculative_config.models``."""
         return self
+
+    def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
+        """Return what is to be known of the drafts of some requests but their luck.
+
+        Args:
+            requests: Of the run, by index.
+            luck: As for `survival_lens`.
+
+        Raises:
+            ConfigError: There is no model: what was recorded is all that there is.
+        """
+        raise ConfigError(
+            f"acceptance '{self.kind}' has no model whose state could be known; use a model, or "
+            "leave policy 'bayes' out"
+        )
 
     def position_rates(self, num_positions: int) -> list[float] | None:
         """Return P(draft token j is accepted | all before it were), j from 1, for trees.

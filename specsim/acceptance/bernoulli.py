@@ -1,5 +1,6 @@
 """Independent draft tokens: one probability, one per request, one per position, or both."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Literal, Self, final
 
@@ -7,8 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.acceptance.base import DrawnAcceptance, run_lengths, runs_below
+from specsim.acceptance.base import DrawnAcceptance, Rates, run_lengths, runs_below
+from specsim.core.request import Request
 from specsim.core.rng import Luck
+
+
+def _constant(alphas: NDArray[np.float64], factors: NDArray[np.float64]) -> Rates:
+    """Return rates that depend on the request, by index, and on the place in a draft."""
+    table = alphas[:, np.newaxis] * factors
+    return lambda requests, positions: table[requests]
 
 
 @final
@@ -32,6 +40,10 @@ class Bernoulli(DrawnAcceptance):
         accepted = luck.uniforms(indices, counts) < self.alpha
         return run_lengths(accepted, max_draft_len)
 
+    def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
+        """Return alpha."""
+        return _constant(np.full(len(requests), self.alpha), np.ones(max_draft_len))
+
     def position_rates(self, num_positions: int) -> list[float]:
         """Return alpha for every position."""
         return [self.alpha] * num_positions
@@ -53,11 +65,21 @@ class Beta(DrawnAcceptance):
         self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
     ) -> NDArray[np.uint8]:
         """Return the run of accepted positions from each output position on."""
-        from scipy.special import betaincinv  # noqa: PLC0415 - scipy takes 0.2 s
-
-        alphas = betaincinv(self.a, self.b, luck.child("request").per_request(indices))
+        alphas = _alphas(self.a, self.b, luck, indices)
         accepted = luck.uniforms(indices, counts) < np.repeat(alphas, counts)
         return run_lengths(accepted, max_draft_len)
+
+    def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
+        """Return the request's alpha."""
+        indices = [request.index for request in requests]
+        return _constant(_alphas(self.a, self.b, luck, indices), np.ones(max_draft_len))
+
+
+def _alphas(a: float, b: float, luck: Luck, indices: list[int]) -> NDArray[np.float64]:
+    """Return what each request draws from Beta(a, b)."""
+    from scipy.special import betaincinv  # noqa: PLC0415 - scipy takes 0.2 s
+
+    return np.asarray(betaincinv(a, b, luck.child("request").per_request(indices)))
 
 
 Factor = Annotated[float, Field(ge=0, le=1)]
@@ -81,13 +103,19 @@ class BetaPosition(DrawnAcceptance):
         self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
     ) -> NDArray[np.uint8]:
         """Follow every possible draft token by token; position p + j holds the luck of token j."""
-        from scipy.special import betaincinv  # noqa: PLC0415 - scipy takes 0.2 s
-
-        alphas = betaincinv(self.a, self.b, luck.child("request").per_request(indices))
+        alphas = _alphas(self.a, self.b, luck, indices)
         # Dividing the luck once, not multiplying alpha anew for every token of the draft.
         needed = luck.uniforms(indices, counts) / np.repeat(np.maximum(alphas, 1e-300), counts)
+        return runs_below(needed, self._factors(max_draft_len))
+
+    def _factors(self, max_draft_len: int) -> tuple[float, ...]:
         last = self.factors[-1:] * max(max_draft_len - len(self.factors), 0)
-        return runs_below(needed, (self.factors + last)[:max_draft_len])
+        return (self.factors + last)[:max_draft_len]
+
+    def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
+        """Return the request's alpha times the factor of the place."""
+        alphas = _alphas(self.a, self.b, luck, [request.index for request in requests])
+        return _constant(alphas, np.array(self._factors(max_draft_len)))
 
 
 Rate = Annotated[float, Field(ge=0, le=1)]
@@ -139,6 +167,10 @@ class PerPosition(DrawnAcceptance):
     ) -> NDArray[np.uint8]:
         """Follow every possible draft token by token; position p + j holds the luck of token j."""
         return runs_below(luck.uniforms(indices, counts), self.rates[:max_draft_len])
+
+    def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
+        """Return the conditional rates."""
+        return _constant(np.ones(len(requests)), np.array(self.position_rates(max_draft_len)))
 
     def position_rates(self, num_positions: int) -> list[float]:
         """Return the conditional rates, 0 beyond the last."""

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal, final
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr
 
 from specsim.acceptance import ACCEPTANCE, NestedAcceptance
-from specsim.acceptance.base import Acceptance
+from specsim.acceptance.base import Acceptance, Rates
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.core.resources import find_resource, resource_names
@@ -67,6 +69,10 @@ class Preset(Acceptance):
     def position_rates(self, num_positions: int) -> list[float] | None:
         """Ask the model in the file."""
         return self._model.position_rates(num_positions)
+
+    def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
+        """Ask the model in the file."""
+        return self._model.known_rates(requests, luck, max_draft_len)
 
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
@@ -163,3 +169,15 @@ class Shift(Acceptance):
             )
         }
         return [tables[request.index] for request in requests]
+
+    def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
+        """Ask each model about its own requests."""
+        early, late = (
+            model.known_rates(requests, luck, max_draft_len) for model in (self.before, self.after)
+        )
+
+        def rates(indices: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+            is_late = (indices >= self.at_request)[:, np.newaxis]
+            return np.where(is_late, late(indices, positions), early(indices, positions))
+
+        return rates

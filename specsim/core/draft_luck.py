@@ -122,6 +122,12 @@ class DraftLuck:
         return levels.astype(np.float32) / np.float32(_STEPS - 1)
 
     @staticmethod
+    def stated_mean(survival_table: bytes) -> float:
+        """Return the mean confidence of a request's drafts: its acceptance, in few levels."""
+        mean = 1.0 - survival_table.count(0) / max(1, len(survival_table))
+        return (min(max(int(mean * _LEVELS), 0), _LEVELS - 1) + 0.5) / _LEVELS
+
+    @staticmethod
     def confidence_tables(
         requests: Sequence[Request],
         survival_tables: Sequence[bytes],
@@ -147,8 +153,8 @@ class DraftLuck:
         counts = [request.output_len + max_draft_len for request in requests]
         uniforms = luck.uniforms([request.index for request in requests], counts)
         quantiles = (uniforms * _STEPS).astype(np.intp)
-        means = [1.0 - table.count(0) / max(1, len(table)) for table in survival_tables]
-        levels = np.clip((np.array(means) * _LEVELS).astype(np.intp), 0, _LEVELS - 1)
+        means = [DraftLuck.stated_mean(table) for table in survival_tables]
+        levels = (np.array(means) * _LEVELS).astype(np.intp)
         rows = np.repeat(levels, counts)
         accepted, rejected, beyond = (
             _quantile_grid(concentration, a_extra, b_extra)[rows, quantiles]

@@ -63,6 +63,15 @@ class Answers:
         self._need(isinstance(given, bool | np.bool_), method, step, given, "True or False")
         return bool(given)
 
+    def drops(self, given: Any, step: StepView) -> NDArray[np.bool_] | None:
+        """Return who is drafted for no more."""
+        if given is None:
+            return None
+        values = _array(given)
+        is_right = values is not None and values.shape == (step.size,) and values.dtype == np.bool_
+        self._need(is_right, "drops", step, given, f"None, or {step.size} truth values")
+        return np.asarray(values, dtype=np.bool_)
+
     def alpha(self, given: Any, step: StepView) -> float:
         """Return an estimate of alpha, nan where there is none."""
         is_number = isinstance(given, int | float | np.number) and not isinstance(given, bool)

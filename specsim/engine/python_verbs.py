@@ -81,7 +81,7 @@ class PythonVerbs:
         speculation, costs = self.speculation, self._costs.compiled()
         wanted: dict[int, tuple[bool, Callable[[], None]]] = {
             TRIM: (
-                speculation.trims or speculation.skips_prefills,
+                speculation.trims or speculation.leaves_out,
                 lambda: speculation.trim(self.table, self.step),
             ),
             ASK: (speculation.lens_by_size(1) is None, self._ask),
@@ -158,9 +158,9 @@ class PythonVerbs:
         step, slowness = self.step, self._slowness
         usual_time = float(step.record["target_time"]) / slowness
         loads = [(0, step.drafter_load, np.array(step["asked_len"]))]
-        if self.speculation.skips_prefills:
+        if self.speculation.leaves_out:
             read_prefixes(self._records())
-        if self.speculation.is_shared_out or self.speculation.skips_prefills:
+        if self.speculation.is_shared_out or self.speculation.leaves_out:
             loads = self.speculation.drafter_loads(step)
         draft_time = sum(
             slowness * self._costs.draft_time(load, draft_lens, usual_time, drafter)

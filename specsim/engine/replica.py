@@ -313,7 +313,7 @@ def _table(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: Wir
         "keeps_deliveries": int(deliveries is not None),
         "announces_ends": int(wiring.announces_ends),
         "has_offers": int(wiring.offers is not None),
-        "leaves_out": int(speculation.skips_prefills),
+        "leaves_out": int(speculation.leaves_out),
         "charges_pieces": int(costs.uses_pieces and compiled.target is not None),
     }
     shared: dict[str, NDArray[Any]] = {

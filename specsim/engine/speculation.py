@@ -46,8 +46,11 @@ class Speculation:
         self.answers = answers_of(policy, self.max_draft_len)
         """Checks what the policy returns; None for one that specsim ships."""
         self.trims = policy.trims
-        self.skips_prefills = policy.disables_prefill and (
-            self.proposer is not None and self.proposer.has_prefill
+        has_prefill = self.proposer is not None and self.proposer.has_prefill
+        self.leaves_out = has_prefill and (policy.disables_prefill or policy.may_drop)
+        """Whether there may be sequences that are never drafted for."""
+        self.sees_confidences = policy.uses_confidences and (
+            self.proposer is None or self.proposer.has_confidence
         )
         self.observes = policy.observes
         self.verifies = source is not None and source.verifies
@@ -85,7 +88,7 @@ class Speculation:
 
     def trim(self, table: Table, step: StepView) -> None:
         """Settle what a scheduled step verifies, and whom the drafter will never serve."""
-        if self.skips_prefills and step.size:
+        if self.leaves_out and step.size:
             self._leave_out(table, step)
         draft_lens = np.array(step["draft_len"])
         if not self.trims or not draft_lens.any():
@@ -93,7 +96,7 @@ class Speculation:
         # The context once: what batch expansion reads anew, the policy's cost model adds.
         batch = self._batch(step, step.own_load)
         confidences = _NO_CONFIDENCES
-        if self.policy.uses_confidences:
+        if self.sees_confidences:
             assert self.source is not None
             confidences = self.source.confidences(step.requests, step.output_lens, draft_lens)
         drafts = DraftView(draft_lens, confidences)
@@ -110,17 +113,23 @@ class Speculation:
             record["drafter_batched_tokens"] = record["batched_tokens"]
 
     def _leave_out(self, table: Table, step: StepView) -> None:
-        """Settle whom the drafter serves no more: nobody, or not those that are admitted."""
-        undrafted, is_admitted = table.sequences["is_undrafted"], step["is_admitted"] == 1
-        if self._says_yes("drops_drafter", self.policy.drops_drafter(self.memory), step):
-            undrafted[step.rows] = 1
-        elif is_admitted.any():
-            skips = self.policy.skips_draft_prefill(self._batch(step, step.load), self.memory)
-            if self._says_yes("skips_draft_prefill", skips, step):
+        """Settle whom the drafter serves no more."""
+        policy, batch, is_admitted = self.policy, None, step["is_admitted"] == 1
+        undrafted = table.sequences["is_undrafted"]
+        if policy.may_drop:
+            batch = self._batch(step, step.load)
+            dropped = policy.drops(batch, self.memory)
+            if self.answers is not None:
+                dropped = self.answers.drops(dropped, step)
+            if dropped is not None:
+                undrafted[step.rows[dropped]] = 1
+        if policy.disables_prefill and is_admitted.any():
+            batch = batch or self._batch(step, step.load)
+            skips = policy.skips_draft_prefill(batch, self.memory)
+            if self.answers is not None:
+                skips = self.answers.yes("skips_draft_prefill", skips, step)
+            if skips:
                 undrafted[step.rows[is_admitted]] = 1
-
-    def _says_yes(self, method: str, given: Any, step: StepView) -> bool:
-        return bool(given) if self.answers is None else self.answers.yes(method, given, step)
 
     def _verified_lens(self, batch: BatchView, drafts: DraftView, step: StepView) -> Any:
         if self.answers is None:
@@ -179,14 +188,14 @@ class Speculation:
             now=float(step.record["scheduled_at"]),
             free_slots=free_slots,
             num_running=int(step.record["num_running"]),
-            is_undrafted=step.of_sequences("is_undrafted") == 1 if self.skips_prefills else None,
+            is_undrafted=step.of_sequences("is_undrafted") == 1 if self.leaves_out else None,
             drafts=drafts,
         )
 
     def _decide(self, step: StepView, accepted_lens: Ints | None, free_slots: int) -> Any:
         policy, source = self.policy, self.source
         drafts = None
-        if source is not None and source.looks_up and policy.uses_confidences:
+        if source is not None and source.looks_up and self.sees_confidences:
             found_lens = np.array(step["found_len"])
             positions = step.output_lens
             confidences = source.confidences(step.requests, positions, found_lens)

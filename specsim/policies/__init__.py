@@ -2,8 +2,8 @@
 
 from specsim.core.families import Family
 from specsim.policies._times import quick_step_times
-from specsim.policies.base import OraclePolicy, Policy, ServerView
+from specsim.policies.base import ModelView, OraclePolicy, Policy, ServerView
 
-__all__ = ["POLICIES", "OraclePolicy", "Policy", "ServerView", "quick_step_times"]
+__all__ = ["POLICIES", "ModelView", "OraclePolicy", "Policy", "ServerView", "quick_step_times"]
 
 POLICIES = Family("policies", Policy)

@@ -112,13 +112,39 @@ def _limits(
     return limits
 
 
-def best_spending(
+def best_worth(
+    survival: NDArray[np.float64],
+    load: StepLoad,
+    step_times: TimesOf,
+    worth: float,
+    drafts: Lens,
+    most: int,
+) -> tuple[Ints, float]:
+    """Return the lengths that maximise tokens - worth x time, for one price of drafting, and that.
+
+    Of a step that makes such drafts, whatever is verified; see `best_lens`. With a worth of 0 they
+    maximise goodput.
+    """
+    num = len(survival)
+    gains = survival.T.ravel()
+    most = min(gains.size, most)
+    emitted = float(load.num_requests)
+    places, value, least, _ = best_spending(gains, step_times, load, drafts, emitted, most, worth)
+    if not places:
+        return np.zeros(num, dtype=np.int64), value
+    owner = step_times.desk if isinstance(step_times, StepTimes) else _DESK
+    owner.fit(num).found[1] = least
+    return _taken(owner, places, num), value
+
+
+def best_spending(  # noqa: PLR0913
     gains: NDArray[np.float64],
     step_times: TimesOf,
     load: StepLoad,
     drafts: Lens,
     emitted_before: float,
     most: int,
+    worth: float = 0.0,
 ) -> tuple[int, float, float, float]:
     """Return how many of the largest gains make goodput highest; of equal choices the fewest.
 
@@ -140,10 +166,11 @@ def best_spending(
         desk.sizes[4], desk.sizes[5] = True, 0
         desk.found[2] = -1.0
     _put(owner, gains)
-    desk.found[0] = emitted_before
+    desk.found[0], desk.found[3] = emitted_before, worth
     desk.sizes[1] = most + 1
     number = owner.runs[0]()
-    return (number, *desk.found.tolist())
+    goodput, last, undrafted, _ = desk.found.tolist()
+    return number, goodput, last, undrafted
 
 
 def largest(gains: NDArray[np.float64], budget: int, num: int) -> Ints:

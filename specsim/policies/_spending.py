@@ -28,7 +28,8 @@ class Spending(NamedTuple):
     """Of a step that spends 0, 1, ... of them."""
     found: Floats
     """What is emitted in any case, then the highest goodput; the last gain that is spent; goodput
-    if nothing were even drafted, where times are not given."""
+    if nothing were even drafted, where times are not given; what a second is worth, tokens: if it
+    is not 0, tokens - worth x time stands for goodput."""
     counts: Ints
     """Of each sequence: what it drafts, or is to verify."""
     sizes: Ints
@@ -134,7 +135,11 @@ def _worthless(desk: Spending) -> float:
     tokens, longest = desk.load[1], desk.load[4]
     share = 0.999 * gamma - 1e-9 * _step_time(desk, tokens + last, longest)
     emitted: float = desk.found[0]
-    least: float = emitted / _step_time(desk, tokens, longest) * share
+    worth: float = desk.found[3]
+    least: float = worth * share
+    if worth > 0.0:
+        return least if least > 0.0 else _ALL
+    least = emitted / _step_time(desk, tokens, longest) * share
     if least <= 0.0:
         return _ALL
     spent = 0
@@ -218,12 +223,15 @@ def best_budget(desk: Spending) -> int:
     longest = desk.load[4]
     gained = 0.0
     best = 0
-    best_rate = -1.0
+    best_rate = -1e300
+    worth = found[3]
     for budget in range(num + 1):
         if budget:
             gained += falling[budget - 1]
         time = times[budget] if is_given else _step_time(desk, tokens + budget, longest)
         rate = (gained + emitted_before) / time
+        if worth > 0.0:
+            rate = gained + emitted_before - worth * time
         if rate > best_rate:
             best = budget
             best_rate = rate

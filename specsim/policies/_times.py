@@ -39,7 +39,7 @@ def spending_desk(
         drafter=_NO_FORM if drafter is None else drafter,
         costs=costs,
         ends=BUCKETS,
-        found=3,
+        found=4,
         load=6,
         rows=256,
     )

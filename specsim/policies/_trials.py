@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specsim.core.step import BatchView, Ints, StepLoad, StepOutcome
 from specsim.policies._estimate import Alphas, EstimatesAlpha, Estimating
@@ -167,7 +168,6 @@ class WeighsDrafter(EstimatesAlpha):
         skips: bool = memory.trials.skips_prefill
         return skips
 
-    def drops_drafter(self, memory: Any) -> bool:
-        """Return whether the drafter is given up."""
-        drops: bool = memory.trials.gives_up
-        return drops
+    def drops(self, batch: BatchView, memory: Any) -> NDArray[np.bool_] | None:
+        """Return everybody where the drafter is given up."""
+        return np.ones(batch.size, dtype=np.bool_) if memory.trials.gives_up else None

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.acceptance.base import Oracle
+from specsim.acceptance.base import Oracle, Rates
 from specsim.core.families import Member
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 from specsim.proposers.base import Proposer
@@ -22,6 +22,17 @@ from specsim.proposers.base import Proposer
 
 def _no_token_ids(request: int) -> Iterable[int]:
     return ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """The acceptance model, as one knows it who knows its state, but not the luck."""
+
+    rates: Rates
+    stated_means: NDArray[np.float64]
+    """Mean confidence of each request's drafts, by its index."""
+    concentration: float
+    """As in `specsim.core.draft_luck.DraftLuck.confidence_tables`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,8 @@ class ServerView:
     """Prompt of a request, by its index; only for a policy that says `uses_tokens`."""
     oracle: Oracle | None = None
     """The future; None except for an `OraclePolicy`."""
+    model: ModelView | None = None
+    """The present; None except for a policy that `knows_model`."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     """For a policy that draws: its own stream, the same in every run of one seed."""
     tpot_slo: float | None = None
@@ -53,7 +66,9 @@ class ServerView:
     known."""
     plain_time: Callable[[StepLoad], float] | None = None
     """Seconds that a step of this load takes where no drafter runs, not even to keep up with what
-    the target reads; None: as long as one that drafts nothing."""
+    the target reads; None: that is not known."""
+    has_confidences: bool = True
+    """Whether the drafter knows how sure it is of a token."""
 
 
 class Policy(Member):
@@ -79,6 +94,11 @@ class Policy(Member):
     uses_confidences: ClassVar[bool] = False
     """Whether it wants to know how sure the drafter was of each token; such a policy, too, needs
     synchronous scheduling."""
+    needs_confidences: ClassVar[bool] = True
+    """Whether it cannot do without them, if it wants them."""
+
+    knows_model: ClassVar[bool] = False
+    """Whether it is told the acceptance model and its state, as no server could be: a bound."""
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
         """Return the longest draft that it will ever ask for, in tokens.
@@ -137,7 +157,7 @@ class Policy(Member):
                 "has a draft_threshold, so it must set uses_confidences",
             ),
             (
-                self.uses_confidences and not proposer.has_confidence,
+                self.uses_confidences and self.needs_confidences and not proposer.has_confidence,
                 f"needs the confidence of each draft token, which {method} does not know; use a "
                 "draft model or head, or another policy",
             ),
@@ -201,21 +221,23 @@ class Policy(Member):
         """
         return False
 
-    def drops_drafter(self, memory: Any) -> bool:
-        """Return whether the drafter leaves all requests of the scheduled step alone from now on.
-
-        It then need not read what the target reads of them, and can never draft for them again.
-        """
-        return False
-
     @property
     def disables_prefill(self) -> bool:
-        """Whether the drafter may leave requests out, so that the two above must be called."""
-        own = type(self)
-        return (
-            own.skips_draft_prefill is not Policy.skips_draft_prefill
-            or own.drops_drafter is not Policy.drops_drafter
-        )
+        """Whether `skips_draft_prefill` can say yes, so that it must be called."""
+        return type(self).skips_draft_prefill is not Policy.skips_draft_prefill
+
+    def drops(self, batch: BatchView, memory: Any) -> NDArray[np.bool_] | None:
+        """Return which sequences of a step the drafter lets go of for good, shape (batch.size,).
+
+        It reads nothing of theirs from this step on, not even of a prompt that begins in it, and
+        they are never drafted for again. None: of nobody.
+        """
+        return None
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether `drops` can name anyone, so that it must be called."""
+        return type(self).drops is not Policy.drops
 
     def alpha_estimate(self, memory: Any) -> float:
         """Return the alpha that it believes in, for timelines; NaN if it has no estimate."""

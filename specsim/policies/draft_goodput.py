@@ -29,7 +29,9 @@ _STATED = 20  # bins of equal width
 _LEN_CLASSES = (2, 3, 5, 9, 17)  # tokens, the least of each class but the first
 _DEPTH_CLASSES = (2, 3, 5, 9)
 _KINDS = (len(_LEN_CLASSES) + 1) * (len(_DEPTH_CLASSES) + 1)
-_LEN_KINDS = np.digitize(np.arange(256), _LEN_CLASSES) * (len(_DEPTH_CLASSES) + 1)
+LEN_KINDS = np.digitize(np.arange(256), _LEN_CLASSES)
+"""Class of a draft by its length, below `KINDS`."""
+KINDS = len(_LEN_CLASSES) + 1
 _DEPTH_KINDS = np.digitize(np.arange(1, 257), _DEPTH_CLASSES)
 _PRIOR_TRIALS = 20.0  # that a bin's prior counts for
 
@@ -39,8 +41,8 @@ class Calibrating(NamedTuple):
 
     bins: IntRows
     """Of each token of each request's last draft, shape (requests, at least longest)."""
-    len_kinds: Ints
-    """By the length of a draft; a token is of the sum of this"""
+    row_kinds: Ints
+    """Of each draft; a token is of the sum of this"""
     place_kinds: Ints
     """and this, by its place in it."""
     rates: Floats
@@ -98,7 +100,7 @@ def calibrated_gains(desk: Calibrating) -> int:
             if are_new:
                 stated = stated * desk.confidences[row * longest + place]
                 level = int(min(stated * num_levels, num_levels - 1.0))
-                kind = desk.len_kinds[desk.draft_lens[row]] + desk.place_kinds[place]
+                kind = desk.row_kinds[row] + desk.place_kinds[place]
                 bins[request, place] = level * num_kinds + kind
             rate = rates[bins[request, place]]
             if rate < lowest:
@@ -128,7 +130,7 @@ def tally(desk: Calibrating) -> int:
     return 0
 
 
-class _Calibration:
+class Calibration:
     """What came of the tokens that the drafter gave a probability of 0-5 %, 5-10 %, ...
 
     Among equal probabilities it tells drafts of different length apart, and first tokens from later
@@ -146,7 +148,6 @@ class _Calibration:
             calibrated_gains,
             tally,
             bins=self.bins,
-            len_kinds=_LEN_KINDS,
             place_kinds=_DEPTH_KINDS,
             rates=num_bins,
             counts=np.zeros((2, num_bins)),
@@ -154,14 +155,19 @@ class _Calibration:
             seen=(2, num_bins),
         )
 
-    def gains(self, requests: Ints, drafts: DraftView, *, are_new: bool) -> Gains:
-        """Return the observed rates of the like of some drafts, until it is asked again."""
+    def gains(self, requests: Ints, drafts: DraftView, kinds: Ints, *, are_new: bool) -> Gains:
+        """Return the observed rates of the like of some drafts, until it is asked again.
+
+        Kinds tell drafts apart of which equal statements mean different things: a number below
+        `KINDS` for each.
+        """
         num, longest = drafts.confidences.shape
         size = num * longest
         desk = self._desk.fit(max(num, size), requests)
         desk.draft_lens[:num] = drafts.draft_lens
         if are_new:
             desk.confidences[:size] = drafts.confidences.ravel()
+            np.multiply(kinds, len(_DEPTH_CLASSES) + 1, out=desk.row_kinds[:num])
         desk.sizes[:4] = num, longest, are_new, _KINDS
         self._desk.runs[0]()
         return desk.gains[:size].reshape(longest, num).T
@@ -175,7 +181,7 @@ class _Calibration:
 @dataclass(slots=True)
 class _Memory:
     server: ServerView
-    calibration: _Calibration | None
+    calibration: Calibration | None
     has_seen_drafts: bool = False
     """Whether drafts were looked at as they were made, and what is verified are parts of them."""
 
@@ -188,7 +194,8 @@ class _Memory:
         if self.calibration is None:
             stated = np.cumprod(drafts.confidences, axis=1, dtype=np.float64)
             return np.where(np.arange(longest) < draft_lens[:, np.newaxis], stated, 0.0)
-        return self.calibration.gains(requests, drafts, are_new=are_new)
+        kinds = LEN_KINDS[draft_lens]
+        return self.calibration.gains(requests, drafts, kinds, are_new=are_new)
 
 
 @final
@@ -223,7 +230,7 @@ class DraftGoodput(Policy):
     def start(self, server: ServerView) -> _Memory:
         """Return a drafter that is taken at its word."""
         longest = server.max_draft_len
-        return _Memory(server, _Calibration(self.window, longest) if self.calibrate else None)
+        return _Memory(server, Calibration(self.window, longest) if self.calibrate else None)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return what is worth drafting; where that shows only afterwards, the longest length."""

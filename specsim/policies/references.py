@@ -1,10 +1,14 @@
 """References for every other policy: lengths at random, and those of one that knows the future."""
 
-from typing import Literal, final
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from specsim.core.step import BatchView, Ints
+from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
+from specsim.policies._desk import PerRequest
+from specsim.policies._exchange import Exchange, Price, spend_on
 from specsim.policies.base import OraclePolicy, Policy, ServerView
 
 
@@ -55,3 +59,104 @@ class OracleGoodput(OraclePolicy):
             if rate > best_rate:
                 best, best_rate = lens, rate
         return best
+
+
+_SAMPLES = 256  # drafts that a guess at this step's confidences is made of
+
+
+@dataclass(slots=True)
+class _Knowing:
+    server: ServerView
+    exchange: Exchange
+    rates: PerRequest
+    """What was known of each request's last drafts when they were made."""
+
+
+@final
+class Bayes(Policy):
+    """The bound of a server that knows the acceptance model and its state, but not the luck.
+
+    It draws on all that the past of a request can tell: its own acceptance and the regime that its
+    last token was drafted in; and, by Bayes' rule, on this step's confidences. The odds that a
+    token is accepted are those of its state times those of its confidence c over the mean m:
+    f(c | accepted) / f(c | rejected) = c (1 - m) / ((1 - c) m). With these probabilities it decides
+    as `joint` does, which has to learn them.
+    """
+
+    kind: Literal["bayes"] = "bayes"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"confidences": False})
+    uses_confidences: ClassVar[bool] = True
+    needs_confidences: ClassVar[bool] = False
+    needs_sync: ClassVar[bool] = True
+    knows_model: ClassVar[bool] = True
+    confidences: bool = True
+    """Whether it looks at this step's confidences; if not, at past acceptance alone."""
+
+    def start(self, server: ServerView) -> _Knowing:
+        """Return what a second is worth: nothing is known of that yet."""
+        return _Knowing(server, Exchange(50.0), PerRequest(0.0, max(server.max_draft_len, 1)))
+
+    def draft_lens(self, batch: BatchView, memory: _Knowing) -> int | Ints:
+        """Return the lengths that are worth most before the luck is known."""
+        server, load = memory.server, batch.decode_load()
+        num, longest = load.num_requests, server.max_draft_len
+        if not num or not longest:
+            return 0
+        assert server.model is not None
+        rates = server.model.rates(batch.requests, np.maximum(batch.output_lens, 0))
+        rates[batch.in_prefill] = 0.0
+        memory.rates.up_to(batch.requests)[batch.requests] = rates
+        price = Price(server, batch, load, memory.exchange.rate(num))
+        if not price.longest:
+            return 0
+        if not self.confidences or not server.has_confidences:
+            return price.best_lens(np.cumprod(rates, axis=1, dtype=np.float64))
+        gains = self._guessed(rates, batch, server)
+        return price.best_len(gains, len(gains) / batch.size)
+
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Knowing) -> Ints:
+        """Return what is worth verifying by this step's confidences."""
+        server, draft_lens = memory.server, drafts.draft_lens
+        if not self.confidences or not server.has_confidences:
+            return draft_lens
+        width = drafts.confidences.shape[1]
+        rates = memory.rates.of(batch.requests)[:, :width]
+        gains = _posterior(rates, drafts.confidences, self._means(batch, server))
+        gains *= np.arange(width) < draft_lens[:, np.newaxis]
+        num = batch.size - int(np.count_nonzero(batch.in_prefill))
+        return spend_on(batch, drafts, gains, server, memory.exchange.rate(num))
+
+    def observe(self, outcome: StepOutcome, memory: _Knowing) -> None:
+        """Note what the step took."""
+        memory.exchange.add(outcome)
+
+    def _means(self, batch: BatchView, server: ServerView) -> NDArray[np.float64]:
+        assert server.model is not None
+        return server.model.stated_means[batch.requests, np.newaxis]
+
+    def _guessed(
+        self, rates: NDArray[np.float64], batch: BatchView, server: ServerView
+    ) -> NDArray[np.float64]:
+        """Return survival as confidences may come to show it, several guesses for each row."""
+        assert server.model is not None
+        repeats = max(1, _SAMPLES // batch.size)
+        rates = np.repeat(rates, repeats, axis=0)
+        means = np.repeat(self._means(batch, server), repeats, axis=0)
+        is_accepted = server.rng.random(rates.shape) < rates
+        comes_after = np.logical_and.accumulate(is_accepted, axis=1)
+        comes_after = np.pad(comes_after, ((0, 0), (1, 0)), constant_values=True)[:, :-1]
+        total = server.model.concentration
+        hits, misses = is_accepted & comes_after, ~is_accepted & comes_after
+        stated = server.rng.beta(total * means + hits, total * (1.0 - means) + misses)
+        return _posterior(rates, stated, means)
+
+
+def _posterior(
+    rates: NDArray[np.float64], stated: NDArray[np.floating], means: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return how likely the first 1, 2, ... tokens survive, by their confidences."""
+    stated = np.clip(stated.astype(np.float64), 1e-3, 1.0 - 1e-3)  # rounded to 1/255
+    accepted = rates * stated * (1.0 - means)
+    rejected = (1.0 - rates) * (1.0 - stated) * means
+    shares = accepted / np.maximum(accepted + rejected, 1e-300)
+    return np.cumprod(shares, axis=1, dtype=np.float64)

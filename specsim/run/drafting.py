@@ -16,7 +16,7 @@ from specsim.core.step import StepLoad
 from specsim.engine.facts import Facts
 from specsim.engine.sources import DraftSource
 from specsim.engine.speculation import Speculation
-from specsim.policies import OraclePolicy, ServerView, quick_step_times
+from specsim.policies import ModelView, OraclePolicy, ServerView, quick_step_times
 from specsim.proposers import Proposer
 from specsim.proposers.base import offers_by_table
 from specsim.run.deployment import Deployment
@@ -53,6 +53,7 @@ class Drafting:
         self._verifies_tokens = False
         self._draft_luck: DraftLuck | None = None
         self._proposer_memory: Any = None
+        self._model: ModelView | None = None
         if proposer is None or acceptance is None:
             return
         policy, max_draft_len = deployment.policy, deployment.max_draft_len
@@ -67,9 +68,11 @@ class Drafting:
             for model, name in zip(models, proposer.cost_keys, strict=True)
         ]
         self.survival_lens = np.frombuffer(b"".join(map(b"".join, tables)), dtype=np.uint8)
+        if policy.knows_model:
+            self._model = self._model_view(models[0], proposer.cost_keys[0], tables[0])
         if policy.drafts_trees:
             self._draft_luck = self._tree_luck(acceptance, proposer)
-        elif policy.uses_confidences and not self._verifies_tokens:
+        elif policy.uses_confidences and proposer.has_confidence and not self._verifies_tokens:
             self._draft_luck = self._confidence_luck(acceptance, proposer, tables[0])
         if not self._verifies_tokens:
             self._proposer_memory = proposer.start(
@@ -87,6 +90,14 @@ class Drafting:
             for chunk in _chunks(self._requests)
             for table in model.survival_lens(chunk, luck, max_draft_len)
         ]
+
+    def _model_view(self, model: Acceptance, drafter: str, tables: list[bytes]) -> ModelView:
+        luck = self._luck("acceptance", drafter)
+        return ModelView(
+            model.known_rates(self._requests, luck, self._deployment.max_draft_len),
+            np.array([DraftLuck.stated_mean(table) for table in tables]),
+            model.confidence_concentration,
+        )
 
     def _tree_luck(self, acceptance: Acceptance, proposer: Proposer) -> DraftLuck:
         luck = self._luck("acceptance", proposer.method)
@@ -138,10 +149,12 @@ class Drafting:
             drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
             prompt_token_ids=lambda request: _token_ids(self._requests[request]),
             oracle=oracle if isinstance(policy, OraclePolicy) else None,
+            model=self._model,
             rng=generator(experiment.seed, "policy", str(replica)),
             tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
             drafts_at_one_cost=costs.drafts_at_one_cost,
             plain_time=costs.plain_time,
+            has_confidences=deployment.proposer is None or deployment.proposer.has_confidence,
         )
         return Speculation(
             policy=policy,

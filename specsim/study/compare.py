@@ -69,6 +69,8 @@ class Standing:
     the first, and with a single replication."""
     regret_oracle: Regret | None
     """Against the policy ``oracle``, the faster if there are several; None if there is none."""
+    regret_bayes: Regret | None
+    """Against the policy ``bayes``, the faster if there are several; None if there is none."""
     regret_best_static: Regret | None
     """Against the fastest ``static`` policy, chosen with hindsight; None if there is none."""
 
@@ -80,6 +82,7 @@ class Standing:
             "unstable": self.result.is_unstable,
             "speed_up": asdict(self.result.speed_up),
             "regret_oracle": self.regret_oracle and asdict(self.regret_oracle),
+            "regret_bayes": self.regret_bayes and asdict(self.regret_bayes),
             "regret_best_static": self.regret_best_static and asdict(self.regret_best_static),
             "summaries": self.result.summaries,
         }
@@ -110,13 +113,16 @@ class Comparison:
     def standings(self) -> list[Standing]:
         """All policies by falling speed-up; those of equal speed-up in the order given."""
         ranked = sorted(self.results, key=lambda result: -result.speed_up.mean)
-        oracle, best_static = _first_of("oracle", ranked), _first_of("static", ranked)
+        oracle, bayes, best_static = (
+            _first_of(kind, ranked) for kind in ("oracle", "bayes", "static")
+        )
         return [
             Standing(
                 rank=rank,
                 result=result,
                 is_tied=_is_tied(above, result) if above is not None else None,
                 regret_oracle=_regret(oracle, result),
+                regret_bayes=_regret(bayes, result),
                 regret_best_static=_regret(best_static, result),
             )
             for rank, (above, result) in enumerate(zip([None, *ranked], ranked, strict=False), 1)

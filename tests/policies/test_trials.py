@@ -76,7 +76,9 @@ def test_trials_are_small_and_ever_more_rare() -> None:
             tried.append(step)
         policy.observe(outcome(lens, [0] * 20), memory)
         if step > 100:
-            assert policy.drops_drafter(memory) == policy.skips_draft_prefill(batch(0), memory)
+            assert (policy.drops(batch(0), memory) is not None) == policy.skips_draft_prefill(
+                batch(0), memory
+            )
             assert sum(lens) in (0, TRIAL_TOKENS)
     assert policy.alpha_estimate(memory) < 0.05
     trials = [step for step in tried if step > 100]
@@ -97,7 +99,7 @@ def test_a_fall_of_the_load_takes_the_drafter_back() -> None:
         asked = policy.draft_lens(full, memory)
         lens = asked if isinstance(asked, list) else [asked] * 200
         policy.observe(outcome(lens, [n * (i % 4 > 0) for i, n in enumerate(lens)]), memory)
-    assert policy.drops_drafter(memory)
+    assert policy.drops(batch(0), memory) is not None
     few = batch(0, 1)
     assert next(i for i in range(100) if policy.draft_lens(few, memory)) < 30
-    assert not policy.drops_drafter(memory)
+    assert policy.drops(batch(0), memory) is None

@@ -265,6 +265,8 @@ def _ranking_columns(standings: list["Standing"]) -> dict[str, Cell]:
     columns: dict[str, Cell] = {"speed-up": lambda standing: _speed_up(standing.result.speed_up)}
     if (oracle := standings[0].regret_oracle) is not None:
         columns[_above(oracle)] = lambda standing: _regret(standing.regret_oracle)
+    if (bayes := standings[0].regret_bayes) is not None:
+        columns[_above(bayes)] = lambda standing: _regret(standing.regret_bayes)
     if (best_static := standings[0].regret_best_static) is not None:
         columns[_above(best_static)] = lambda standing: _regret(standing.regret_best_static)
     return columns
@@ -276,7 +278,8 @@ def _above(value: "Regret") -> str:
 
 def _caption(standings: list["Standing"]) -> str:
     lines = []
-    if standings[0].regret_oracle or standings[0].regret_best_static:
+    first = standings[0]
+    if first.regret_oracle or first.regret_bayes or first.regret_best_static:
         lines.append("regret: how much longer the mean E2E latency is")
     if standings[0].result.speed_up.low is not None:
         lines.append("±: half of the paired 95 % interval")

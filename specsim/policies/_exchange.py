@@ -1,0 +1,166 @@
+"""What a second is worth in tokens, and what to verify at that price."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
+from specsim.policies._budget import best_worth
+from specsim.policies._times import Lens, TimesOf
+from specsim.policies.base import ServerView
+
+_CHOICES = 33  # of how much of many drafts is verified
+
+
+class Exchange:
+    """The long-run rate of tokens per second, for batches of any size.
+
+    A policy that maximises tokens - rate x time in every step, where rate is the ratio of the two
+    that it arrives at, maximises that ratio over all steps (Dinkelbach 1967); the best ratio within
+    each step does not. Prompts are to be read whatever is drafted, so steps with prefills are left
+    out. Time per step and tokens per sequence change slowly; batches do not, so that the rate is
+    made of the former for a given batch.
+
+    Args:
+        window: Steps after which one has faded to 1/e.
+    """
+
+    def __init__(self, window: float) -> None:
+        self._keep = 1.0 - 1.0 / window
+        self._tokens = self._sequences = self._time = self._steps = 0.0
+
+    def add(self, outcome: StepOutcome) -> None:
+        """Take a step in."""
+        time = outcome.target_time + outcome.draft_time + outcome.overhead_time
+        if outcome.load.prefill_tokens or not len(outcome.requests) or time <= 0.0:
+            return
+        keep = self._keep
+        self._tokens = keep * self._tokens + outcome.output_tokens
+        self._sequences = keep * self._sequences + len(outcome.requests)
+        self._time = keep * self._time + time
+        self._steps = keep * self._steps + 1.0
+
+    def rate(self, num: int) -> float:
+        """Return tokens per second of a batch of so many sequences; 0 while it is not known."""
+        if not self._time:
+            return 0.0
+        return num * self._tokens / self._sequences * self._steps / self._time
+
+
+def value_of(tokens: Any, time: Any, rate: float) -> Any:
+    """Return what steps are worth that emit so many tokens in so many seconds."""
+    return tokens - rate * time if rate else tokens / time
+
+
+class Price:
+    """What drafting is worth at the end of a step, for the sequences of the next.
+
+    Args:
+        batch: Of the step.
+        load: Of the next one, if nothing is drafted.
+        rate: What a second is worth, tokens; 0: not known, and goodput is maximised.
+    """
+
+    def __init__(self, server: ServerView, batch: BatchView, load: StepLoad, rate: float) -> None:
+        self._server, self._load, self._rate = server, load, rate
+        self._slots = batch.free_slots
+        self.longest = longest = min(server.max_draft_len, batch.free_slots // load.num_requests)
+        self._shortest = longest if server.drafts_at_one_cost else 1
+        """Of the drafts that are worth a look: where a longer one costs no more, it is no worse."""
+        none = server.step_time(batch.load, 0)
+        self._draft_times = np.zeros(longest + 1)
+        """What drafting 0, 1, ... tokens per sequence adds to the step, seconds."""
+        if longest:
+            self._draft_times[1:] = server.step_time(batch.load, longest) - none
+        if longest > 1 and not server.drafts_at_one_cost:
+            # Each further token takes the same, nearly: contexts grow by a token.
+            first = server.step_time(batch.load, 1) - none
+            self._draft_times[1:] = np.linspace(first, self._draft_times[-1], longest)
+
+    def values(
+        self, tokens: NDArray[np.float64], gained: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return what it is worth to draft 0, 1, ... tokens for every sequence.
+
+        Args:
+            tokens: How many might be verified of drafts of 1, 2, ... tokens, several choices for
+                each, shape (longest, choices);
+            gained: and how many are then accepted.
+        """
+        load, longest, rate, num = self._load, self.longest, self._rate, self._load.num_requests
+        first = self._shortest
+        batched = np.rint(tokens[first - 1 : longest]).astype(np.int64).ravel()
+        batched += load.batched_tokens
+        times = self._server.step_times(load, np.append(batched, load.batched_tokens), 0)
+        drafting = self._draft_times[first:, np.newaxis]
+        values = np.full(longest + 1, -np.inf)
+        values[0] = value_of(num, times[-1], rate)
+        verified = times[:-1].reshape(longest + 1 - first, -1) + drafting
+        drafted = value_of(num + gained[first - 1 : longest], verified, rate)
+        none = value_of(num, times[-1] + drafting[:, 0], rate)
+        values[first:] = np.maximum(drafted.max(axis=1), none)
+        return values
+
+    def best_len(self, gains: NDArray[np.float64], copies: float) -> int:
+        """Return the length of highest value for drafts that may survive as their copies do."""
+        shares = np.linspace(0.0, 1.0, _CHOICES)
+        tokens, gained = np.zeros((2, self.longest, _CHOICES))
+        for k in range(self._shortest, self.longest + 1):
+            falling = np.append(0.0, np.sort(gains[:, :k], axis=None)[::-1])
+            at = np.rint(shares * (len(falling) - 1)).astype(np.intp)
+            tokens[k - 1], gained[k - 1] = at / copies, np.cumsum(falling)[at] / copies
+        return int(self.values(tokens, gained).argmax())
+
+    def best_lens(self, survival: NDArray[np.float64]) -> Ints:
+        """Return the lengths of highest value, none of which is trimmed."""
+        server, load, rate = self._server, self._load, self._rate
+        best: Ints = np.zeros(len(survival), dtype=np.int64)
+        most = min(self._slots, survival.size)
+        if not self.longest:
+            return best
+        best_value = value_of(load.num_requests, server.step_time(load, 0), rate)
+        limits: Iterable[int] = range(1, self.longest + 1)
+        if not server.drafts_by_model or server.drafts_at_one_cost:
+            limits = (self.longest,)
+        for limit in limits:
+            times = self.times_of(limit)
+            lens, value = best_worth(survival[:, :limit], load, times, rate, 0, most)
+            if value > best_value:
+                best, best_value = lens, value
+        return best
+
+    def times_of(self, limit: int) -> TimesOf:
+        """Return what steps take that verify drafts of at most so many tokens."""
+        server, extra = self._server, self._draft_times
+        per_token = 0.0
+        drafting = float(extra[limit])
+        if not server.drafts_by_model:  # pays for what it drafts, which is what is verified
+            per_token = float(extra[1]) / self._load.num_requests
+            drafting = 0.0
+
+        def step_times(load: StepLoad, tokens: Ints, draft_lens: Lens) -> NDArray[np.float64]:
+            times = server.step_times(load, tokens, 0)
+            return times + (drafting + per_token * (tokens - load.batched_tokens))
+
+        return step_times
+
+
+def spend_on(
+    batch: BatchView,
+    drafts: DraftView,
+    gains: NDArray[np.float64],
+    server: ServerView,
+    rate: float,
+) -> Ints:
+    """Return how much of each draft of a step is best verified, by the gains of its tokens."""
+    draft_lens = drafts.draft_lens
+    load = batch.load._replace(
+        batched_tokens=batch.load.batched_tokens - int(np.add.reduce(draft_lens)),
+        num_requests=batch.size - int(np.count_nonzero(batch.in_prefill)),
+    )
+    # The drafts of the next step will take about as long, which matters to goodput.
+    drafted = 0 if rate else int(draft_lens.max())
+    lens, _ = best_worth(gains, load, server.step_times, rate, drafted, gains.size)
+    return np.minimum(lens, draft_lens)

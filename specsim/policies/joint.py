@@ -1,0 +1,347 @@
+"""Joint: how much to draft and then what to verify of it, at the long-run price of a second."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
+from specsim.policies._budget import best_worth
+from specsim.policies._desk import PerRequest
+from specsim.policies._estimate import AlphaPerRequest
+from specsim.policies._exchange import Exchange, Price, spend_on, value_of
+from specsim.policies.base import Policy, ServerView
+from specsim.policies.draft_goodput import KINDS, LEN_KINDS, Calibration
+
+_NEW, _SERVED, _LET_GO = range(3)
+_LEVELS = 32  # of survival, equally wide
+_REMEMBERED = 2048.0  # drafts after which one has faded to 1/e in the prospects
+_SAMPLE = 32  # drafts of a step that are looked at for the prospects
+_FIRSTS = 64  # last first tokens, by which drafts are continued that ended early
+_PRIOR_DRAFTS = 4.0
+_ALIKE_DRAFTS = 64.0  # that those of all classes count for in the prospects of one
+_PRIOR_TRIALS = 20.0  # that the rate of all requests counts for in the rate of one
+_RECENT = 0.9  # share of a request's trials that the next draft leaves
+_STEADY = 100.0  # steps over which a drafter has to be worth its upkeep
+_EVIDENCE = 16  # drafts without which a drafter is not given up
+_WORTHWHILE = 0.01  # share of a step that a drafter which was given up has to gain
+_LOSS = 0.002  # share of all steps that may be lost by drafting what does not seem to pay
+_PROBE_DRAFTS = 8  # of a request that is drafted for though the drafter was given up
+_PROBED = 4  # sequences of which such a step verifies a token at least
+
+
+class Recents:
+    """How the last drafts of each request fared, in classes from poor to good.
+
+    Text is easy or hard to draft for a while, which confidences know nothing of.
+    """
+
+    def __init__(self) -> None:
+        self._accepted, self._tried = PerRequest(0.5), PerRequest(1.0)
+        """Tokens, fading fast towards one trial of which nothing is known."""
+
+    def classes(self, requests: Ints) -> Ints:
+        """Return the class of each request, below `KINDS`; middling before it was drafted for."""
+        shares = self._accepted.of(requests) / self._tried.of(requests)
+        classes: Ints = (shares * (KINDS - 1e-9)).astype(np.int64)
+        return classes
+
+    def add(self, outcome: StepOutcome) -> None:
+        """Take in what became of a step's drafts."""
+        requests, accepted, lens = outcome.requests, outcome.accepted_lens, outcome.draft_lens
+        keep = np.where(lens > 0, _RECENT, 1.0)
+        ratios = ((self._accepted, accepted, 0.5), (self._tried, accepted + (accepted < lens), 1.0))
+        for counts, more, initial in ratios:
+            values = counts.up_to(requests)
+            values[requests] = (values[requests] - initial) * keep + (more + initial)
+
+
+class Prospects:
+    """How likely the first, second, ... token of a draft survives: not the mean, the distribution.
+
+    What is drafted is trimmed when its confidences are known, so that a j-th token is worth
+    E[max(S_j - price, 0)], for which all of the distribution of S_j counts. It is known for each
+    class of `Recents`, with that of all classes as the prior.
+
+    Args:
+        longest: Tokens.
+        prior: alpha before anything has been drafted.
+    """
+
+    def __init__(self, longest: int, prior: float) -> None:
+        survival = prior ** np.arange(1, longest + 1)
+        self._longest = longest
+        self._counts = np.zeros((KINDS, 2, longest, _LEVELS))
+        """Drafts and their survival, by class, place and level of survival."""
+        at = (np.arange(longest), (survival * (_LEVELS - 1e-9)).astype(np.intp))
+        self._prior = np.zeros((2, longest, _LEVELS))
+        self._prior[0][at], self._prior[1][at] = _PRIOR_DRAFTS, _PRIOR_DRAFTS * survival
+        self._nums = np.zeros(KINDS)
+        """Drafts of each class, fading."""
+        self.seen = 0
+        """Drafts."""
+        self._firsts: NDArray[np.float64] = np.full(1, prior)
+        """Survival of the last first tokens."""
+        self._decline = np.full((2, longest), 16.0)
+        """Survival at each place, and what it would be if all places were alike; sums, fading."""
+
+    def add(self, gains: NDArray[np.float64], draft_lens: Ints, classes: Ints) -> None:
+        """Take in the survival of drafts, shape (n, at most longest), all longer than 0."""
+        num, longest = len(gains), self._longest
+        survival = self._continued(gains, draft_lens)
+        levels = np.minimum((survival * _LEVELS).astype(np.intp), _LEVELS - 1)
+        levels += np.arange(longest) * _LEVELS
+        levels += (classes * (longest * _LEVELS))[:, np.newaxis]
+        size, shape = KINDS * longest * _LEVELS, (KINDS, longest, _LEVELS)
+        nums = np.bincount(classes, minlength=KINDS)
+        keep = np.maximum(1.0 - nums / _REMEMBERED, 0.2)
+        self._counts *= keep[:, np.newaxis, np.newaxis, np.newaxis]
+        self._counts[:, 0] += np.bincount(levels.ravel(), minlength=size).reshape(shape)
+        weights = np.bincount(levels.ravel(), survival.ravel(), minlength=size)
+        self._counts[:, 1] += weights.reshape(shape)
+        self._nums = keep * self._nums + nums
+        self.seen += num
+
+    def _continued(self, gains: NDArray[np.float64], draft_lens: Ints) -> NDArray[np.float64]:
+        """Return survival as if all had been drafted to the end: by others' first tokens."""
+        num, width = gains.shape
+        self._firsts = np.append(gains[:, 0], self._firsts)[:_FIRSTS]
+        places = np.arange(1, self._longest)
+        others = self._firsts[np.add.outer(np.arange(num), 7 * places) % len(self._firsts)]
+        shortest = int(draft_lens.min())
+        if shortest > 1:
+            self._decline *= max(1.0 - num / _REMEMBERED, 0.2)
+            alike = gains[:, : shortest - 1] * others[:, : shortest - 1]
+            self._decline[0, 1:shortest] += gains[:, 1:shortest].sum(axis=0)
+            self._decline[1, 1:shortest] += alike.sum(axis=0)
+        if shortest >= self._longest:
+            return gains
+        survival = np.zeros((num, self._longest))
+        survival[:, :width] = gains
+        others *= self._decline[0, 1:] / self._decline[1, 1:]
+        for place in range(shortest, self._longest):
+            more = survival[:, place - 1] * np.minimum(others[:, place - 1], 1.0)
+            survival[:, place] = np.where(draft_lens <= place, more, survival[:, place])
+        return survival
+
+    def of_batch(self, classes: Ints) -> NDArray[np.float64]:
+        """Return what drafts of 1, 2, ... tokens lead to if what is likeliest is verified.
+
+        Tokens verified and tokens accepted, by the level down to which they are, shape (2, longest,
+        levels).
+        """
+        weights = np.bincount(classes, minlength=KINDS) / (self._nums + _ALIKE_DRAFTS)
+        alike = float(weights.sum()) * _ALIKE_DRAFTS / (float(self._nums.sum()) + _PRIOR_DRAFTS)
+        expected = (weights + alike) @ self._counts.reshape(KINDS, -1)
+        expected = expected.reshape(self._prior.shape) + alike * self._prior
+        cumulated: NDArray[np.float64] = expected[:, :, ::-1].cumsum(axis=2).cumsum(axis=1)
+        return cumulated
+
+
+@dataclass(slots=True)
+class _Memory:
+    server: ServerView
+    exchange: Exchange
+    prospects: Prospects
+    calibration: Calibration
+    alphas: AlphaPerRequest
+    has_seen_drafts: bool = False
+    """Whether drafts were looked at as they were made, and what is verified are parts of them."""
+    recents: Recents = field(default_factory=Recents)
+    idle_steps: int = 0
+    """Since something was drafted that did not seem to pay."""
+    is_probing: bool = False
+    may_drop: bool = False
+    """Whether the engine asks whom the drafter lets go of."""
+    gains: tuple[float, ...] = (0.05, 0.05, 0.05)
+    """What drafting is worth more than a server without a drafter, over what a step is worth, as a
+    mean over steps, fading: for all; for all, with the drafter's prefills; for whom it serves."""
+    upkeep: float = 0.0
+    """Seconds that the drafter would have read prompts since the last decision."""
+    is_closed: bool = False
+    """Whether the drafter is not worth reading the prompts of more requests;"""
+    is_off: bool = False
+    """and whether it is not worth its upkeep for those that it has read."""
+    states: PerRequest = field(default_factory=lambda: PerRequest(_NEW, dtype=np.int8))
+    """Of each request: new to the drafter, served, or let go of."""
+    probe: int = -1
+    """A request that is drafted for nevertheless, to see whether that pays by now; -1: none."""
+    probes_left: int = 0
+    """Drafts that are made for it."""
+
+    def note(self, *gains: float) -> None:
+        """Take in the gains of a step, and decide whom the drafter is to serve."""
+        pairs = zip(self.gains, gains, strict=True)
+        self.gains = tuple(mean + (gain - mean) / _STEADY for mean, gain in pairs)
+        if self.prospects.seen >= _EVIDENCE:
+            for_all, with_prefills, for_served = self.gains
+            self.is_closed = with_prefills < (_WORTHWHILE if self.is_closed else 0.0)
+            self.is_off = self.is_closed and min(for_all, for_served) < 0.0
+
+
+@final
+class Joint(Policy):
+    """Propose by what trimming will leave of a draft, then verify what pays by its confidences.
+
+    Two decisions are one: a draft is worth what is left of it once its confidences are known.
+    Both maximise tokens - rate x time, the rate being what the server has lately emitted per
+    second of decoding (`Exchange`); the derivation is in docs/explanation/joint.md.
+    """
+
+    kind: Literal["joint"] = "joint"
+    uses_confidences: ClassVar[bool] = True
+    needs_confidences: ClassVar[bool] = False
+    needs_sync: ClassVar[bool] = True
+    window: int = Field(default=50, ge=1)
+    """Steps after which tokens and time, and without confidences acceptance, have faded to 1/e."""
+    calibration_window: int = Field(default=1000, ge=1)
+    """Steps after which what came of a stated probability has faded to 1/e."""
+    prior: float = Field(default=0.7, ge=0, le=1)
+    """alpha before anything has been seen."""
+
+    def start(self, server: ServerView) -> _Memory:
+        """Return the prior, and a drafter that is taken at its word."""
+        longest = server.max_draft_len
+        return _Memory(
+            server,
+            Exchange(self.window),
+            Prospects(max(longest, 1), self.prior),
+            Calibration(self.calibration_window, max(longest, 1)),
+            AlphaPerRequest(self.window, self.prior, _PRIOR_TRIALS),
+        )
+
+    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
+        """Return what is worth drafting."""
+        load = batch.decode_load()
+        if not load.num_requests or not memory.server.max_draft_len:
+            return 0
+        if not memory.server.has_confidences:
+            lens = self._by_past(batch, load, memory)
+        elif batch.drafts is not None:
+            lens = self._of_found(batch, batch.drafts, load, memory)
+        else:
+            return self._by_prospects(batch, load, memory)
+        return lens
+
+    def _by_prospects(self, batch: BatchView, load: StepLoad, memory: _Memory) -> int:
+        """Return a length for all, by what survives of drafts as a rule."""
+        server, num = memory.server, load.num_requests
+        rate = memory.exchange.rate(num)
+        price = Price(server, batch, load, rate)
+        if not price.longest:
+            return 0
+        classes = memory.recents.classes(batch.requests)
+        time = server.plain_time(load) if server.plain_time else server.step_time(load, 0)
+        plain = value_of(num, time, rate)
+        worth = rate * time if rate else plain
+        values = price.values(*memory.prospects.of_batch(classes[~batch.in_prefill]))
+        for_all = float(values.max() - plain) / worth
+        is_served = (memory.states.of(batch.requests) == _SERVED) & ~batch.in_prefill
+        served = int(np.count_nonzero(is_served))
+        if served < num and memory.may_drop:
+            values = price.values(*memory.prospects.of_batch(classes[is_served]))
+        for_served = float(values.max() - plain) / worth
+        memory.note(for_all, for_all - memory.upkeep / time, for_served)
+        memory.upkeep = 0.0
+        memory.idle_steps += 1
+        if memory.may_drop and not served:
+            return 0
+        best = int(values.argmax())
+        least = 1 + int(values[1:].argmax())
+        if memory.probes_left > 0:
+            memory.is_probing = True
+            memory.probes_left -= 1
+            return least
+        return self._explored(best, least, float(values[0] - values[least]) / worth, memory)
+
+    def _explored(self, best: int, least: int, loss: float, memory: _Memory) -> int:
+        """Return a length, now and then one that loses some of a step's worth, as far as is known.
+
+        So rarely that little is lost.
+        """
+        memory.is_probing = not best and memory.idle_steps * _LOSS >= loss
+        if memory.is_probing:
+            memory.idle_steps = 0
+            return least
+        return best
+
+    def _by_past(self, batch: BatchView, load: StepLoad, memory: _Memory) -> Ints:
+        """Return a length for each sequence, by what was accepted of it so far."""
+        server, rate = memory.server, memory.exchange.rate(load.num_requests)
+        survival = memory.alphas.survival(batch, server.max_draft_len)
+        lens = Price(server, batch, load, rate).best_lens(survival)
+        memory.idle_steps += 1
+        if lens.any() or batch.size > batch.free_slots:
+            return lens
+        most = self._explored(0, 1, 1.0, memory)
+        return np.where(batch.in_prefill, 0, most)
+
+    def _of_found(
+        self, batch: BatchView, drafts: DraftView, load: StepLoad, memory: _Memory
+    ) -> Ints:
+        """Return what is worth handing over and verifying of what a lookup has found."""
+        server = memory.server
+        memory.has_seen_drafts = True
+        if not drafts.draft_lens.any():
+            return drafts.draft_lens
+        kinds = LEN_KINDS[drafts.draft_lens]
+        gains = memory.calibration.gains(batch.requests, drafts, kinds, are_new=True)
+        rate = memory.exchange.rate(load.num_requests)
+        times = Price(server, batch, load, rate).times_of(1)
+        return best_worth(gains, load, times, rate, 0, batch.free_slots)[0]
+
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
+        """Return what is worth verifying of what was drafted."""
+        server, draft_lens = memory.server, drafts.draft_lens
+        if not server.has_confidences or not drafts.confidences.size:
+            return draft_lens
+        classes = memory.recents.classes(batch.requests)
+        are_new = not memory.has_seen_drafts
+        gains = memory.calibration.gains(batch.requests, drafts, classes, are_new=are_new)
+        drafted = np.flatnonzero(draft_lens)
+        if are_new and (len(drafted) < _SAMPLE or memory.idle_steps % 4 == 0):
+            stride = 1 + len(drafted) // _SAMPLE
+            some = drafted[memory.idle_steps // 4 % stride :: stride]
+            memory.prospects.add(gains[some], draft_lens[some], classes[some])
+        num = batch.size - int(np.count_nonzero(batch.in_prefill))
+        lens = spend_on(batch, drafts, gains, server, memory.exchange.rate(num))
+        if memory.is_probing:
+            first = drafted[:_PROBED]
+            lens[first] = np.maximum(lens[first], 1)
+        return lens
+
+    def drops(self, batch: BatchView, memory: _Memory) -> NDArray[np.bool_] | None:
+        """Return everyone while the drafter is not worth what it takes to keep it up."""
+        server, requests, load = memory.server, batch.requests, batch.load
+        if server.plain_time is None:
+            return None
+        memory.may_drop = True
+        if load.prefill_tokens:
+            memory.upkeep += server.step_time(load, 0) - server.plain_time(load)
+            if (decodes := batch.decode_load()).num_requests:
+                memory.upkeep -= server.step_time(decodes, 0) - server.plain_time(decodes)
+        states = memory.states.of(requests)
+        let_go: NDArray[np.bool_] = (
+            states == _NEW if memory.is_closed else np.zeros(batch.size, dtype=bool)
+        )
+        if memory.is_off:
+            let_go = states != _LET_GO
+            if memory.probes_left <= 0:
+                memory.probe = -1
+                if memory.idle_steps * _LOSS >= _PROBE_DRAFTS and (states == _NEW).any():
+                    memory.probe = int(requests[states == _NEW][-1])
+                    memory.probes_left, memory.idle_steps = _PROBE_DRAFTS, 0
+            let_go &= requests != memory.probe
+        memory.states.values[requests] = np.where(let_go | (states == _LET_GO), _LET_GO, _SERVED)
+        return let_go if let_go.any() else None
+
+    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
+        """Note what came of what was stated, and what the step took."""
+        memory.exchange.add(outcome)
+        if not memory.server.has_confidences:
+            memory.alphas.add(outcome)
+        elif np.count_nonzero(outcome.draft_lens):
+            memory.calibration.add(outcome)
+            memory.recents.add(outcome)

@@ -1,0 +1,174 @@
+"""Proposing by what trimming leaves, verifying at the price of a second, letting a drafter go."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from driving import batch, outcome, started, sure_drafts
+
+from specsim.core.errors import PluginError
+from specsim.core.step import StepLoad
+from specsim.policies import POLICIES, Policy
+from specsim.policies._exchange import Exchange
+from specsim.policies.joint import Prospects
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+
+UNIFORM = {"kind": "uniform", "prompt": [50, 300], "output": [50, 250]}
+
+
+def latency(policy: str, rate: float, alpha: float, **changes: Any) -> float:
+    """Mean end-to-end latency of a draft model that pays per pass, milliseconds."""
+    spec = {"method": "draft_model", "num_speculative_tokens": 7}
+    config: dict[str, Any] = {
+        "workload": {
+            "arrivals": {"kind": "poisson", "rate": rate},
+            "lengths": UNIFORM,
+            "num_requests": 150,
+        },
+        "engine": {"async_scheduling": False, "speculative_config": spec},
+        "acceptance": {"kind": "bernoulli", "alpha": alpha},
+        "profile": "a100/llama-7b",
+        "policy": policy,
+        **changes,
+    }
+    value: float = Summary(simulate(Experiment.parse(config, policy))).data["mean_e2el_ms"]
+    return value
+
+
+def test_a_useless_draft_model_costs_next_to_nothing() -> None:
+    off = latency("off", 8.0, 0.02)
+    assert latency("joint", 8.0, 0.02) < 1.01 * off
+    assert latency("goodput", 8.0, 0.02) > 1.05 * off  # pays for the first pass of k = 0
+
+
+@pytest.mark.parametrize("rate", [2.0, 12.0])
+def test_a_draft_model_of_half_its_tokens_is_asked_for_what_pays(rate: float) -> None:
+    joint = latency("joint", rate, 0.5)
+    assert joint < 1.003 * latency("goodput", rate, 0.5)
+    assert joint < 0.8 * latency("draft_goodput", rate, 0.5)  # which drafts seven tokens always
+
+
+def test_the_drafter_reads_nothing_of_whom_it_has_let_go() -> None:
+    config = {
+        "workload": {"arrivals": {"kind": "poisson", "rate": 6.0}, "lengths": UNIFORM,
+                     "num_requests": 60},
+        "engine": {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 5}},
+        "acceptance": {"kind": "bernoulli", "alpha": 0.01},
+        "profile": "a100/llama-7b",
+        "policy": "joint",
+    }  # fmt: skip
+    result = simulate(Experiment.parse(config, "joint"), check=True, keeps_steps=True)
+    times = result.steps()["draft_time"] if callable(result.steps) else result.steps["draft_time"]
+    assert np.mean(np.asarray(times)[-200:] == 0.0) > 0.9
+
+
+class DropsTooFew(Policy):
+    """Names nobody, in an array of the wrong length."""
+
+    kind: str = "drops_too_few"
+
+    def draft_lens(self, batch: Any, memory: Any) -> int:
+        return 1
+
+    def drops(self, batch: Any, memory: Any) -> Any:
+        return np.zeros(batch.size + 1, dtype=bool)
+
+
+def test_who_is_let_go_of_is_checked() -> None:
+    config = {
+        "workload": {"arrivals": {"kind": "burst"}, "lengths": UNIFORM, "num_requests": 3},
+        "engine": {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 5}},
+        "acceptance": {"kind": "bernoulli", "alpha": 0.5},
+        "profile": "a100/llama-7b",
+        "policy": DropsTooFew(),
+    }
+    with pytest.raises(PluginError, match="drops returned"):
+        simulate(Experiment.parse(config, "test"))
+
+
+def step(load: StepLoad, lens: Any) -> float:
+    """A step of 8 ms that takes 0.5 ms per batched token, and 1 ms per pass of the drafter."""
+    longest = lens if isinstance(lens, int) else max(lens, default=0)
+    return 8e-3 + 0.5e-3 * load.batched_tokens + 1e-3 * longest
+
+
+def emitting(policy: Any, memory: Any, tokens: int, time: float) -> None:
+    """Let steps of two sequences emit so many tokens in so many seconds each."""
+    for _ in range(5):
+        policy.observe(outcome([0, 0], [0, 0], output_tokens=tokens, target_time=time), memory)
+
+
+@pytest.mark.parametrize("rate", [100.0, 400.0, 900.0])
+def test_what_is_verified_is_worth_most_at_the_price_of_a_second(rate: float) -> None:
+    policy, memory = started("joint", 4, step)
+    emitting(policy, memory, 2, 2 / rate)
+    view = sure_drafts([0.9, 0.7, 0.5, 0.4], [0.6, 0.9, 0.2, 0.9])
+    middling = memory.recents.classes(np.arange(2))
+    gains = memory.calibration.gains(np.arange(2), view, middling, are_new=True).copy()
+    lens = policy.verify_lens(batch(0, 1, drafts=8), view, memory)
+
+    def worth(first: int, second: int) -> float:
+        time = step(StepLoad(0, 2 + first + second, 2), 0)
+        return float(2 + gains[0, :first].sum() + gains[1, :second].sum()) - rate * time
+
+    assert worth(*lens) == pytest.approx(max(worth(*each) for each in product(range(5), range(5))))
+
+
+def test_a_second_is_worth_what_decoding_yields_in_it() -> None:
+    exchange = Exchange(50)
+    assert exchange.rate(3) == 0.0
+    exchange.add(outcome([1, 1], [1, 0], target_time=0.01, draft_time=0.005))
+    assert exchange.rate(2) == pytest.approx(3 / 0.015)
+    assert exchange.rate(4) == pytest.approx(6 / 0.015)  # as much for each sequence
+    prefill = StepLoad(0, 500, 2, 498)
+    exchange.add(outcome([1, 1], [1, 0], target_time=9.0, load=prefill))
+    assert exchange.rate(2) == pytest.approx(3 / 0.015)
+
+
+def test_prospects_are_what_drafts_showed() -> None:
+    prospects = Prospects(2, 0.5)
+    rng = np.random.default_rng(0)
+    survival = np.cumprod(rng.beta(0.5, 0.5, (3000, 2)), axis=1)
+    for rows in np.split(survival, 100):
+        prospects.add(rows, np.full(len(rows), 2), np.zeros(len(rows), dtype=np.int64))
+    tokens, gained = prospects.of_batch(np.zeros(1, dtype=np.int64))
+    for price in (0.25, 0.5, 0.75):
+        left_out = int(price * 32)  # levels below the price
+        for longest in (1, 2):
+            rows = survival[:, :longest]
+            is_worth = rows >= price
+            found = tokens[longest - 1, -1 - left_out], gained[longest - 1, -1 - left_out]
+            assert found[0] == pytest.approx(is_worth.sum() / len(rows), abs=0.05)
+            assert found[1] == pytest.approx((rows * is_worth).sum() / len(rows), abs=0.05)
+
+
+def test_short_drafts_are_continued_by_the_first_tokens_of_others() -> None:
+    prospects = Prospects(3, 0.5)
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        rows = rng.beta(0.5, 0.5, (30, 1))
+        prospects.add(rows, np.ones(30, dtype=np.int64), np.zeros(30, dtype=np.int64))
+    gained = prospects.of_batch(np.zeros(1, dtype=np.int64))[1]
+    assert gained[:, -1] == pytest.approx([0.5, 0.75, 0.875], abs=0.04)
+
+
+def test_without_confidences_it_goes_by_past_acceptance() -> None:
+    spec = {"method": "ngram", "num_speculative_tokens": 5}
+    engine = {"async_scheduling": False, "speculative_config": spec}
+    mine, exact = (
+        latency(policy, 8.0, 0.6, engine=engine) for policy in ("joint", "goodput_exact")
+    )
+    assert mine < 1.005 * exact
+
+
+def test_bayes_with_confidences_is_ahead_of_bayes_without() -> None:
+    with_them, without, joint = (
+        latency(policy, 12.0, 0.6, acceptance={"kind": "beta", "a": 3.0, "b": 2.0})
+        for policy in ("bayes", "bayes:confidences=false", "joint")
+    )
+    assert with_them < without
+    assert with_them < 1.005 * joint
+    assert POLICIES.parse("bayes").knows_model
