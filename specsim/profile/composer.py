@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from specsim.core.errors import ProfileError
 from specsim.hardware import ModelShape
 from specsim.profile.attention_tables import AttentionTables, Matrix, needed, rounded
-from specsim.profile.kernel_tables import GpuTables, chosen
+from specsim.profile.kernel_tables import GpuTables, MeasuredTable, chosen
 from specsim.profile.kernel_times import ExpertTimes, MatrixTimes, line_of, skewed
 from specsim.profile.table_options import DTYPES, Scales, TableOptions
 
@@ -211,8 +211,11 @@ class Composer:
         split = {"moe_tp_size": 1 if is_whole else gpus, "moe_ep_size": gpus if is_whole else 1}
         tokens = tokens * self._ranks
         wanted = {"moe_dtype": self._dtype.experts, **split}
-        rows = chosen(table, "experts", **wanted)
-        measured, kernel = experts.rows_of(rows, table, self._options.kernels.get("moe"))
+        try:
+            rows = chosen(table, "experts", **wanted)
+            measured, kernel = experts.rows_of(rows, table, self._options.kernels.get("moe"))
+        except ProfileError as error:
+            raise ProfileError(f"{error}{_other_dtypes(experts, table)}") from error
         times = experts.times(skewed(measured, table), tokens)
         if "carried over" in kernel:
             # Few tokens only read weights, which no kernel does faster than at this very size.
@@ -273,6 +276,20 @@ class Composer:
     def _note(self, source: str) -> None:
         if source not in self.sources:
             self.sources.append(source)
+
+
+def _other_dtypes(experts: ExpertTimes, table: MeasuredTable) -> str:
+    """Return with what other --dtype experts of this size were measured, as the end of a message.
+
+    Empty if with none.
+    """
+    try:
+        rows, _ = experts.rows_of(table.rows, table, None)
+    except ProfileError:
+        return ""
+    there = set(rows["moe_dtype"].to_pylist())
+    names = [name for name, each in DTYPES.items() if each.experts in there]
+    return f"; of this size experts were measured with --dtype {', '.join(names)}"
 
 
 def _small_weights(tokens: Values, times: Values, share: float) -> Values:

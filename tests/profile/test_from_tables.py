@@ -345,7 +345,7 @@ def test_latent_attention_without_its_matrices_which_count_once(tables: Path) ->
     [
         ({"kv_lora_rank": 256}, "latent attention was measured with hidden_size 7168, kv_lora_r"),
         ({"num_attention_heads": 64}, "no latent attention with num_heads = 8 .measured: 16."),
-        ({"num_experts": 128}, "no experts with num_experts = 128 .measured: 256."),
+        ({"num_experts": 128}, "no experts with num_experts = 128 .measured: 256.*nearest is 256$"),
     ],
 )
 def test_latent_attention_of_another_size(
@@ -357,6 +357,14 @@ def test_latent_attention_of_another_size(
     path.write_text(json.dumps(shape))
     with pytest.raises(ProfileError, match=message):
         TableProfile.of(options(tables, **{**DEEPSEEK, "model": str(path)}))
+
+
+def test_experts_of_another_dtype_are_named(tables: Path) -> None:
+    add_latent_attention(tables)
+    with pytest.raises(
+        ProfileError, match=r"moe_dtype = bfloat16.* with --dtype int4, int4_experts"
+    ):
+        TableProfile.of(options(tables, **{**DEEPSEEK, "dtype": "bfloat16"}))
 
 
 def test_launches_by_the_host_do_not_count_as_matrices(tables: Path) -> None:

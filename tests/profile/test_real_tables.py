@@ -9,6 +9,7 @@ from specsim.profile.from_tables import TableProfile
 from specsim.profile.profile import find_profile
 from specsim.profile.table_options import TableOptions
 
+MTP = {"mtp": "gemma-4-31b-assistant"}
 pytestmark = [
     pytest.mark.extras,
     pytest.mark.skipif(
@@ -23,6 +24,20 @@ pytestmark = [
         ("h200/gpt-oss-120b", TableOptions("gpt-oss-120b", "h200", dtype="mxfp4")),
         ("b200/qwen3-8b-fp8", TableOptions("qwen3-8b", "b200", dtype="fp8")),
         ("a100-80gb/mistral-7b", TableOptions("mistral-7b", "a100-80gb")),
+        (
+            "h100-nvl/gemma-4-31b-fp8",
+            TableOptions("gemma-4-31b", "h100-nvl", MTP, dtype="fp8", tables_of="h100"),
+        ),
+        (
+            "h200/deepseek-v3-tp8",
+            TableOptions(
+                "deepseek-v3",
+                "h200",
+                {"mtp": "deepseek-v3-mtp"},
+                dtype="fp8_block",
+                tensor_parallel_size=8,
+            ),
+        ),
     ],
 )
 def test_shipped_profiles_are_reproduced(name: str, options: TableOptions) -> None:
