@@ -34,15 +34,21 @@ class Model(NamedTuple):
     """GPUs whose tables have no such attention."""
 
 
-def eagle(name: str, **others: str) -> dict[str, str]:
+def eagle(name: str, /, **others: str) -> dict[str, str]:
     return {"eagle3": f"eagle3-{name}", **others}
 
 
 NARROW = ("a100-80gb", "l40s", "rtx-pro-6000")
-LLAMA, QWEN = {"draft_model": "llama-3.2-1b"}, {"draft_model": "qwen3-0.6b"}
+
+
+def llama(name: str) -> dict[str, str]:
+    return eagle(name, draft_model="llama-3.2-1b", eagle=f"eagle-{name}")
+
+
+QWEN = {"draft_model": "qwen3-0.6b"}
 MODELS = (
-    Model("llama-3.1-8b", (1, 2), eagle("llama-3.1-8b", **LLAMA), ("bfloat16", "fp8")),
-    Model("llama-3.1-70b", (2, 4, 8), eagle("llama-3.1-70b", **LLAMA), ("bfloat16", "fp8")),
+    Model("llama-3.1-8b", (1, 2), llama("llama-3.1-8b"), ("bfloat16", "fp8")),
+    Model("llama-3.1-70b", (2, 4, 8), llama("llama-3.1-70b"), ("bfloat16", "fp8")),
     Model("llama-3.2-1b", (1,), {}),
     Model("qwen3-8b", (1,), eagle("qwen3-8b", **QWEN), ("bfloat16", "fp8")),
     Model("qwen3-32b", (1, 2, 4), eagle("qwen3-32b", **QWEN), ("bfloat16", "fp8")),
@@ -56,6 +62,7 @@ MODELS = (
     Model("kimi-k2.5", (4, 8), {}, ("int4_experts",)),
     Model("mixtral-8x7b", (1, 2, 4), {}),
     Model("mistral-7b", (1,), {}),
+    Model("mimo-7b", (1,), {"mtp": "mtp-mimo-7b"}),
     Model("llama-2-13b", (1,), {}),
 )
 

@@ -86,6 +86,12 @@ class Answers:
             self._refuse("choose_drafter", f"for request {request}", given, rule)
         return int(given)
 
+    def prefix_size(self, given: Any, step: StepView) -> int:
+        """Return a number of sequences."""
+        is_right = _is_one(given) and given >= 1
+        self._need(is_right, "prefix_size", step, given, "a whole number of sequences, at least 1")
+        return int(given)
+
     def by_size(self, given: Any, largest: int) -> Ints | None:
         """Return draft lengths by the size of the step."""
         if given is None:

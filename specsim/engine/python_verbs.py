@@ -133,6 +133,10 @@ class PythonVerbs:
         free_slots += int(limits["lookahead_len"][0]) * step.size
         accepted_lens = np.array(step["accepted_len"]) if knows else None
         self.speculation.ask(step, accepted_lens, free_slots)
+        if self.speculation.policy.picks_prefix:
+            running = self.table.running[: self.num_running]
+            known_lens = self.table.sequences["known_len"][running]
+            self._set(most_run=self.speculation.prefix_size(step, known_lens))
 
     def _offer(self) -> None:
         step = self.step

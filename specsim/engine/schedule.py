@@ -142,7 +142,7 @@ def _schedule_running(table: Table) -> None:
     step = table.steps[state.current]
     slots, lookahead_len = limits.draft_slots, limits.lookahead_len
     last_len = limits.max_model_len - 1  # one position stays free for the sampled token
-    for place in range(state.num_running):
+    for place in range(min(state.num_running, state.most_run)):
         if step.tokens_left <= 0 or step.inputs_left <= slots:
             break
         row = table.running[place]

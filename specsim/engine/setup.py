@@ -149,7 +149,7 @@ def _state(most: int, num_blocks: int, num_groups: int) -> NDArray[Any]:
     state = zeros("state", 1)
     state["slowness"] = 1.0
     state["queue_head"] = state["queue_tail"] = NO_ROW
-    state["num_free_slots"] = most
+    state["num_free_slots"] = state["most_run"] = most
     state["first_free"] = 1 if num_blocks > 1 else NO_BLOCK
     state["last_free"] = num_blocks - 1
     state["num_free"] = num_blocks - 1

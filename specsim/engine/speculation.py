@@ -162,6 +162,11 @@ class Speculation:
             asked = np.minimum(asked, found_lens)
         step["asked_len"][:] = step["offered_len"][:] = asked
 
+    def prefix_size(self, step: StepView, known_lens: Ints) -> int:
+        """Return how many of the running sequences the next step may hold, at least one."""
+        given = self.policy.prefix_size(known_lens, self.memory) if len(known_lens) else 1
+        return given if self.answers is None else self.answers.prefix_size(given, step)
+
     def _uses_lookup(self, scores: NDArray[np.float64], step: StepView) -> Any:
         used = self.policy.uses_lookup(scores, self.memory)
         return used if self.answers is None else self.answers.uses_lookup(used, len(scores), step)

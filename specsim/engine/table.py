@@ -275,6 +275,7 @@ class State(Protocol):
     last_draft_time: float
     slowness: float  # how many times as long everything takes
     num_running: int
+    most_run: int  # of those, how many a step may hold, first come first
     num_waiting: int
     queue_head: int
     queue_tail: int

@@ -192,6 +192,19 @@ class Policy(Member):
             (`drafts_trees`) one shape for all of them.
         """
 
+    @property
+    def picks_prefix(self) -> bool:
+        """Whether `prefix_size` is to be asked: whether the step may leave sequences out."""
+        return False
+
+    def prefix_size(self, known_lens: Ints, memory: Any) -> int:
+        """Return how many of the running sequences the next step holds at most, first come first.
+
+        Those behind wait, with their KV blocks (SmartSpec, algorithm 2, line 2). `known_lens` are
+        the tokens of each running sequence, in order of admission.
+        """
+        return len(known_lens)
+
     def lens_by_size(self, largest: int, memory: Any) -> NDArray[np.int64] | None:
         """Return the draft length by the number of sequences of a step, if nothing else counts.
 

@@ -1,8 +1,9 @@
-"""A few draft lengths, chosen by a smoothed accepted length."""
+"""A few draft lengths for each size of batch, chosen by a smoothed accepted length."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Annotated, Any, ClassVar, Literal, Self, final
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -12,82 +13,119 @@ from specsim.policies.base import Policy, ServerView
 
 
 @dataclass(slots=True)
-class _Memory:
+class _Slot:
+    """What is known of batches of some size and above, up to the next slot's."""
+
     tiers: list[int]
     tier: int
     """Place in `tiers`."""
     accepted_len: float
     """Smoothed mean accepted length of the batch, without bonus tokens."""
+    down_hysteresis: float
     num_steps: int = 0
+
+
+@dataclass(slots=True)
+class _Memory:
+    sizes: list[int]
+    slots: list[_Slot]
+
+    def slot(self, num_requests: int) -> _Slot:
+        return self.slots[max(0, bisect_right(self.sizes, num_requests) - 1)]
 
 
 @final
 class EmaTiers(Policy):
-    """Tiers of k; the smoothed accepted length moves between them, with hysteresis.
+    """Tiers of k by batch size; the smoothed accepted length moves between them, with hysteresis.
 
-    SGLang's adaptive speculation (``srt/speculative/adaptive_spec_params.py``, its first
-    defaults): every `interval` verified steps after the warm-up, go down while the smoothed length
-    is at most the next lower tier - 0.5 + `down_hysteresis`, else up while it exceeds the current
-    tier - 0.5 + `up_hysteresis`. A change takes effect with the next drafts. Blind to cost.
+    SGLang's adaptive speculation (``srt/speculative/adaptive_spec_params.py`` and
+    ``adaptive_step_router.py`` at 015c872 and a12239f, their defaults). A step belongs to the slot
+    of the largest size that it reaches. Every `interval` verified steps of a slot after its
+    warm-up, go down while its smoothed length is at most the next lower tier - 0.5 +
+    `down_hysteresis`, else up while it exceeds the current tier - 0.5 + `up_hysteresis`; from 0 to
+    the next tier, to try again. A change takes effect with the next drafts. Cost is known only
+    through the tiers that a size is given. SGLang rounds the size up to one of its CUDA graphs
+    first; here it is not.
     """
 
     kind: Literal["ema_tiers"] = "ema_tiers"
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"tiers": [0, 2, 4]})
-    tiers: tuple[int, ...] = Field(default=(1, 3, 7), min_length=1)
+    tiers: dict[Annotated[int, Field(ge=1)], Annotated[tuple[int, ...], Field(min_length=1)]] = (
+        Field(default={1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}, min_length=1)
+    )
+    """Draft lengths by the least size of batch that they are for; a list is for all sizes."""
     smoothing: float = Field(default=0.2, gt=0, le=1)
     """Weight of the newest step."""
     interval: int = Field(default=5, ge=1)
     """Verified steps between decisions."""
     warm_up: int = Field(default=10, ge=0)
     """Verified steps before the first."""
-    down_hysteresis: float = -0.25
+    down_hysteresis: float | None = None
+    """By default -0.25 for the smallest batches and 0 for others."""
     up_hysteresis: float = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _for_all_sizes(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("tiers"), list | tuple):
+            return {**data, "tiers": {1: data["tiers"]}}
+        return data
 
     @model_validator(mode="after")
     def _check_tiers(self) -> Self:
-        if self.tiers[0] < 0 or any(b <= a for a, b in pairwise(self.tiers)):
-            raise ValueError(f"tiers {list(self.tiers)} must be at least 0 and rising")
+        for tiers in self.tiers.values():
+            if tiers[0] < 0 or any(b <= a for a, b in pairwise(tiers)):
+                raise ValueError(f"tiers {list(tiers)} must be at least 0 and rising")
         return self
 
     def start(self, server: ServerView) -> _Memory:
-        """Return the middle tier; tiers beyond the longest draft are cut to it."""
-        tiers = sorted({min(k, server.max_draft_len) for k in self.tiers})
-        tier = len(tiers) // 2
-        return _Memory(tiers, tier, tiers[tier] - 1.0)
+        """Return the middle tiers; tiers beyond the longest draft are cut to it."""
+        slots = []
+        for number, (_, lens) in enumerate(sorted(self.tiers.items())):
+            tiers = sorted({min(k, server.max_draft_len) for k in lens})
+            tier = len(tiers) // 2
+            usual = 0.0 if number else -0.25
+            down = usual if self.down_hysteresis is None else self.down_hysteresis
+            slots.append(_Slot(tiers, tier, tiers[tier] - 1.0, down))
+        return _Memory(sorted(self.tiers), slots)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
         """Return the k of the tier."""
-        return memory.tiers[memory.tier]
+        slot = memory.slot(batch.size)
+        return slot.tiers[slot.tier]
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Smooth the accepted length; at the end of an interval, change the tier."""
         if not len(outcome.accepted_lens):
             return
-        k = memory.tiers[memory.tier]
-        if k:
+        slot = memory.slot(len(outcome.accepted_lens))
+        if slot.tiers[slot.tier]:
             drafted = np.count_nonzero(outcome.draft_lens)
             if not drafted:
                 return
             mean = int(outcome.accepted_lens.sum()) / drafted
-            memory.accepted_len += self.smoothing * (mean - memory.accepted_len)
-        memory.num_steps += 1
-        since = memory.num_steps - self.warm_up
+            slot.accepted_len += self.smoothing * (mean - slot.accepted_len)
+        slot.num_steps += 1
+        since = slot.num_steps - self.warm_up
         if since > 0 and since % self.interval == 0:
-            memory.tier = self._next_tier(memory)
+            slot.tier = self._next_tier(slot)
 
-    def _next_tier(self, memory: _Memory) -> int:
-        tiers, tier = memory.tiers, memory.tier
+    def _next_tier(self, slot: _Slot) -> int:
+        tiers, tier = slot.tiers, slot.tier
         if tiers[tier] == 0:  # without drafts there is nothing to learn from: try again
-            return min(tier + 1, len(tiers) - 1)
+            tier = min(tier + 1, len(tiers) - 1)
+            if slot.accepted_len < 0:
+                slot.accepted_len = tiers[tier] - 1.0
+            return tier
         while tier > 0:
             lower = tiers[tier - 1]
-            limit = (0.5 if lower == 0 else lower - 0.5) + self.down_hysteresis
-            if memory.accepted_len > limit:
+            limit = (0.5 if lower == 0 else lower - 0.5) + slot.down_hysteresis
+            if slot.accepted_len > limit:
                 break
             tier -= 1
-        if tier == memory.tier:
+        if tier == slot.tier:
             while tier < len(tiers) - 1:
-                if memory.accepted_len <= tiers[tier] - 0.5 + self.up_hysteresis:
+                if slot.accepted_len <= tiers[tier] - 0.5 + self.up_hysteresis:
                     break
                 tier += 1
         return tier

@@ -2,14 +2,16 @@
 
 from typing import Any, ClassVar, Literal, final
 
+import numpy as np
 from pydantic import Field
 
-from specsim.core.step import BatchView, Ints
+from specsim.core.step import BatchView, Ints, StepLoad
 from specsim.policies._budget import best_common_len, best_lens, emitted_of
 from specsim.policies._estimate import AlphaPerRequest, AlphaWindow, expected_len
 from specsim.policies._trials import Weighing, WeighsDrafter
 from specsim.policies.base import ServerView
 
+_MOST_PREFIXES = 32  # of a large batch, at even distances
 _Memory = Weighing[AlphaWindow] | Weighing[AlphaPerRequest]
 
 
@@ -41,14 +43,21 @@ class Goodput(WeighsDrafter):
 
     k = 0 is among the candidates: the text requires speculation to be switched off under load,
     though TurboSpec's listing 2 starts at 1. A k whose KV slots are not free is left out (line 5).
-    The paper's candidate batches, prefixes of the queue, need not be enumerated: vLLM's scheduler
-    has settled the batch, and of its sequences all or none should draft, since the goodput of m
-    drafting sequences, (n + m g) / (t + m c), is monotone in m.
+    With `candidates` prefixes, the step holds the first-come prefix of the running sequences that
+    has the highest goodput, each with its own best k (lines 2 to 11): a few long contexts at the
+    end may cost more than they yield. They wait until those before them have ended. It is no
+    default, since what is put off is not saved: a step's goodput says nothing of the next one.
     """
 
     kind: Literal["goodput"] = "goodput"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"granularity": "request"})
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {},
+        {"granularity": "request"},
+        {"candidates": "prefixes"},
+    )
     granularity: Literal["step", "request"] = "step"
+    candidates: Literal["batch", "prefixes"] = "batch"
+    """Batches among which that of highest goodput is run."""
     window: int = Field(default=50, ge=1)
     """Steps that the moving average goes over; the paper finds it uncritical."""
     prior: float = Field(default=0.7, ge=0, le=1)
@@ -69,6 +78,25 @@ class Goodput(WeighsDrafter):
         k = best_common_len(memory.server, load, alphas.alpha, batch.free_slots)
         emitted = load.num_requests * expected_len(alphas.alpha, k)
         return memory.trials.settle(batch, load, k, emitted, alphas)
+
+    @property
+    def picks_prefix(self) -> bool:
+        """Whether batches smaller than vLLM's are looked at."""
+        return self.candidates == "prefixes"
+
+    def prefix_size(self, known_lens: Ints, memory: _Memory) -> int:
+        """Return the prefix of highest goodput, all of its sequences taken to decode."""
+        server, alpha = memory.server, memory.alphas.alpha
+        context_lens = np.cumsum(known_lens - 1)
+        best_size, best_rate, num = 1, 0.0, len(known_lens)
+        for size in range(num, 0, -max(1, num // _MOST_PREFIXES)):
+            load = StepLoad(int(context_lens[size - 1]), size, size)
+            k = best_common_len(server, load, alpha, server.max_draft_len * size)
+            time = server.step_time(load._replace(batched_tokens=size * (1 + k)), k)
+            rate = size * expected_len(alpha, k) / time
+            if rate > best_rate:
+                best_size, best_rate = size, rate
+        return best_size
 
 
 @final

@@ -87,7 +87,9 @@ class QLearning(Policy):
     which are accepted most: there as here. A length of 0 has no reward and is no action. One table
     serves all requests. The n-th visit of an entry moves it by n^-`decay` of the way, since at a
     constant rate the noise of a reward outweighs what tells two lengths apart (Watkins and Dayan
-    1992: the steps must add up to infinity, their squares must not).
+    1992: the steps must add up to infinity, their squares must not). It begins with the most that
+    can be earned: values that grow from 0 leave entries behind that look bad for having been seen
+    early, and without luck in exploring are never looked at again.
     """
 
     kind: Literal["q_learning"] = "q_learning"
@@ -99,7 +101,7 @@ class QLearning(Policy):
     """Drafts of random lengths at first; some 25 answers, as in appendix C.1."""
 
     def start(self, server: ServerView) -> _Memory:
-        """Return an empty table."""
+        """Return a table in which everything is as good as can be."""
         longest = server.max_draft_len
         size = (longest + 1) ** 2
         desk = Desk(
@@ -113,7 +115,7 @@ class QLearning(Policy):
             seen=size,
             found=(3, size),
         )
-        values = np.zeros((longest + 1, longest + 1))
+        values = np.full((longest + 1, longest + 1), 1.0 / (1.0 - self.discount))
         return _Memory(server.rng, values, desk, PerRequest(longest, dtype=np.int64))
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:

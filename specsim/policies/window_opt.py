@@ -25,9 +25,9 @@ class WindowOpt(EstimatesAlpha):
 
     alpha: maximum likelihood over the request's last drafts, accepted / (accepted + drafts with a
     rejection), capped at `alpha_max`; a and b: the most recent drafting time per token and
-    verification time. "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding",
-    section 4.1, eq. 1 and 2. There is no profile and no term for the batch: b is what the last
-    step happened to take.
+    verification time, of steps that read no prompt, which says nothing of what verifying takes. "A
+    Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 4.1, eq. 1 and 2.
+    There is no profile and no term for the batch: b is what the last step happened to take.
     """
 
     kind: Literal["window_opt"] = "window_opt"
@@ -52,6 +52,8 @@ class WindowOpt(EstimatesAlpha):
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Learn alpha from the drafts, a and b from the clock."""
         super().observe(outcome, memory)
+        if outcome.load.prefill_tokens:
+            return
         memory.verify_time = outcome.target_time + outcome.overhead_time
         longest = int(outcome.draft_lens.max(initial=0))
         if longest:

@@ -29,6 +29,8 @@ PUBLISHED = {
     "eagle-llama-2-13b": (0.37e9, 20_480),
     "eagle-llama-2-70b": (0.99e9, 4_096),
     "eagle-llama-2-7b": (0.24e9, 16_384),
+    "eagle-llama-3.1-70b": (0.99e9, 4_096),
+    "eagle-llama-3.1-8b": (0.25e9, 4_096),
     "eagle-vicuna-13b": (0.37e9, 20_480),
     "eagle-vicuna-7b": (0.24e9, 16_384),
     "eagle3-llama-3.1-8b": (425e6, 4_096),
@@ -53,8 +55,10 @@ PUBLISHED = {
     "llama-3.2-1b": (1_235_814_400, 32_768),
     "llama-7b": (6_738_415_616, 524_288),
     "llama-7m": (6_820_096, 4_096),  # made up; counted from its tensors in the torch engine
+    "mimo-7b": (7.622e9, 147_456),  # with the next 7.83 billion, as on HuggingFace
     "mistral-7b": (7_241_732_096, 131_072),
     "mixtral-8x7b": (46_702_792_704, 131_072),
+    "mtp-mimo-7b": (210.8e6, 4_096),  # counted by hand from its config
     "opt-125m": (125_239_296, 36_864),
     "opt-13b": (12_853_473_280, 819_200),
     "qwen3-0.6b": (596_049_920, 114_688),

@@ -133,3 +133,26 @@ def test_every_draft_model_needs_an_acceptance_model(
     only_small = {"kind": "per_drafter", "models": {"small": {"kind": "bernoulli", "alpha": 0.5}}}
     with pytest.raises(ConfigError, match=r"acceptance.models has no 'large' \(it has: small\)"):
         simulate(experiment.replace(acceptance=only_small))
+
+
+def test_theorem_2_as_printed_is_not_what_eq_3_to_5_say() -> None:
+    rng = np.random.default_rng(0)
+    k, agreed, num = np.arange(1, 9), 0, 4000
+    for _ in range(num):
+        (a1, a2), (alpha1, alpha2) = np.sort(rng.uniform(0.01, 0.5, 2)), np.sort(rng.random(2))
+        rates, tokens, lens = [], [], []
+        for a, alpha in ((a1, alpha1), (a2, alpha2)):
+            emitted = (1 - alpha ** (k + 1)) / (1 - alpha)
+            d = int((emitted / (k * a + 1.0)).argmax())
+            tokens.append(emitted[d])
+            lens.append(k[d])
+            rates.append(
+                emitted[d] / (k[d] * a + 1.0)
+            )  # eq. 3 to 5: a token takes (d a + b) / d rho
+        rho = np.array(tokens) / lens
+        fewer, slower = 1 / tokens[0] - 1 / tokens[1], a2 - a1  # of n per token of the answer
+        exact = fewer > a2 / rho[1] - a1 / rho[0]
+        assert exact == (rates[1] > rates[0])
+        printed = fewer > slower / (rho[1] - rho[0])
+        agreed += bool(printed) == bool(exact)
+    assert 0.6 < agreed / num < 0.8
