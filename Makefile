@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test test-extras test-vllm lint bench fuzz gpu docs picture clean
 
 demo: $(VENV)/.installed
-	$(BIN)/specsim compare experiments/demo/demo.yaml --policies off static:k=3 --replications 1 --out results/demo
+	$(BIN)/specsim demo --out results/demo
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 -m 'not extras'

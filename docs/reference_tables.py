@@ -243,6 +243,8 @@ def _command(path: str, command: Any) -> str:
     arguments = [_argument_name(each) for each in shown if each.param_type_name == "argument"]
     if not hasattr(command, "commands"):
         parts.append(f"```text\n{' '.join([path, *arguments, '[OPTIONS]'])}\n```\n")
+    if command.epilog:
+        parts.append(f"```text\n{command.epilog.removeprefix('Example: ')}\n```\n")
     hints = get_type_hints(command.callback) if command.callback else {}
     rows = [_parameter(each, hints[each.name]) for each in shown]
     return "\n".join([*parts, table(("option", "default", "meaning"), rows) if rows else ""])

@@ -10,7 +10,7 @@ The rooms, in the order in which a run passes through (ARCHITECTURE.md walks one
 ``proposers``, ``lookup``, ``acceptance``   who drafts, from what, what survives
 ``latency``, ``profile``, ``hardware``      how long a step takes, on which GPU, with which model
 ``results``      records, metrics, files
-``study``        many runs for one answer: compare, tune, sweep, capacity, gate
+``study``        many runs for one answer: compare, tune, sweep, capacity, plan, gate
 ``reality``      real engines: calibration, validation, parity with recordings
 ``tokens``       traces of real tokens
 ``show``, ``cli``   tables, pictures, pages; the command line

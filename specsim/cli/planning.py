@@ -69,7 +69,7 @@ def plan(
     from specsim.study.calls import plan as ask
     from specsim.study.plan.files import FILES, save_plan
 
-    with results_folder(out, FILES) as folder:
+    with results_folder(out, (*FILES, _PAGE)) as folder:
         with progress("simulations", None) as on_progress:
             found = ask(
                 vllm=vllm,

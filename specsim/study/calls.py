@@ -29,49 +29,17 @@ Progress = Callable[[int], None]
 _REQUESTS, _MOST_REQUESTS = 2000, 64_000
 
 
-def plan(  # noqa: PLR0913 - the options of a command
-    *,
-    vllm: str | None = None,
-    sglang: str | None = None,
-    traffic: str = "chat",
-    qps: float = 10.0,
-    slo: str | Slo = "ttft:500,tpot:50",
-    gpus: str | Sequence[str] = "h100",
-    attainment: float = 0.99,
-    acceptance: str | None = None,
-    prices: Path | None = None,
-    seed: int = 0,
-    workers: int = 1,
-    on_progress: Progress | None = None,
-) -> Plan:
+def plan(*, workers: int = 1, on_progress: Progress | None = None, **asked: Any) -> Plan:
     """Return how many GPUs of which kind serve some traffic within limits, at the least cost.
 
     Args:
-        vllm, sglang: The command line of the server, one of the two.
-        traffic: A kind such as ``chat``, a data set, a trace, or an experiment.
-        qps: Requests per second of the whole service.
-        slo: Limits, ``ttft:500,tpot:40`` in ms.
-        gpus: To choose from, ``h100,l40s``.
-        acceptance: In short form, in place of the nearest preset.
-        prices: A YAML file of prices per GPU and hour.
         workers: Processes; the results do not depend on their number.
+        asked: As of `question_of`.
 
     Raises:
         SpecsimError: Something of it is wrong, or is not simulated.
     """
-    question = question_of(
-        vllm=vllm,
-        sglang=sglang,
-        traffic=traffic,
-        qps=qps,
-        slo=slo,
-        gpus=gpus,
-        attainment=attainment,
-        acceptance=acceptance,
-        prices=prices,
-        seed=seed,
-    )
-    return make_plan(question, workers=workers, on_progress=on_progress)
+    return make_plan(question_of(**asked), workers=workers, on_progress=on_progress)
 
 
 def question_of(  # noqa: PLR0913 - the options of a command
@@ -87,7 +55,20 @@ def question_of(  # noqa: PLR0913 - the options of a command
     prices: Path | None = None,
     seed: int = 0,
 ) -> Question:
-    """Return what `plan` is asked; texts as on the command line."""
+    """Return what a plan is asked.
+
+    Args:
+        vllm, sglang: The command line of the server, one of the two.
+        traffic: A kind such as ``chat``, a data set, a trace, or an experiment.
+        qps: Requests per second of the whole service.
+        slo: Limits, ``ttft:500,tpot:40`` in ms.
+        gpus: To choose from, ``h100,l40s``.
+        acceptance: In short form, in place of the nearest preset.
+        prices: A YAML file of prices per GPU and hour.
+
+    Raises:
+        ConfigError: Something of it is wrong, or is not simulated.
+    """
     if (vllm is None) == (sglang is None):
         raise ConfigError("give either --vllm 'vllm serve MODEL ...' or --sglang '...'")
     if not 0 <= seed < 2**63:
