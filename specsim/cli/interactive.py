@@ -41,10 +41,10 @@ def ui(
     with listen(playground, port) as server:
         with spinner("simulating for the first time"):
             server.answer(Moved())
-        typer.echo(f"ui: {server.url} (Ctrl-C ends it)")
-        if not no_browser:
-            webbrowser.open(server.url)
         try:
+            typer.echo(f"ui: {server.url} (Ctrl-C ends it)")
+            if not no_browser:
+                webbrowser.open(server.url)
             server.serve_forever()
         except KeyboardInterrupt:
             typer.echo("ui: ended")

@@ -21,7 +21,6 @@ from specsim.latency import LATENCY
 from specsim.latency._form import CompiledCosts
 from specsim.latency.base import LatencyModel
 
-
 NOT_MEASURED = "Overhead is not measured: fit it to runs of your own (`specsim profile fit`)."
 """In the notes of a profile that was composed of kernels and not yet fitted to runs."""
 

@@ -1,4 +1,4 @@
-"""Playground: an experiment with some settings moved, and what comes of it beside no speculation."""
+"""Playground: an experiment with some settings moved, and what comes of it beside policy off."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -196,7 +196,7 @@ class Playground:
 
 
 def _sigma(lens: NDArray[np.int64]) -> float:
-    return float(np.std(np.log(np.maximum(lens, 1))))
+    return round(float(np.std(np.log(np.maximum(lens, 1)))), 4)
 
 
 def _move_policy(data: dict[str, Any], engine: dict[str, Any], to: Moved) -> None:

@@ -111,7 +111,10 @@ class _UiHandler(BaseHTTPRequestHandler):
         """Return what follows the token; None, once refused, for those who do not have it."""
         names = {f"{_HOST}:{self.server.server_port}", f"localhost:{self.server.server_port}"}
         origin = self.headers.get("Origin")
-        if self.headers.get("Host") not in names or origin not in {None, *map("http://".__add__, names)}:
+        if self.headers.get("Host") not in names or origin not in {
+            None,
+            *map("http://".__add__, names),
+        }:
             self._fail(HTTPStatus.FORBIDDEN, "this page is for the browser it was opened in")
             return None
         token, slash, rest = self.path.removeprefix("/").partition("/")
@@ -156,7 +159,7 @@ class _UiHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the base
+    def log_message(self, format: str, *args: object) -> None:
         """Say nothing: the terminal is its user's."""
 
 
