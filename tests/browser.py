@@ -35,7 +35,8 @@ const lightness = rgb => {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 };
 const behind = element => element
-  ? over(behind(element.parentElement), getComputedStyle(element).backgroundColor) : [255, 255, 255];
+  ? over(behind(element.parentElement), getComputedStyle(element).backgroundColor)
+  : [255, 255, 255];
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
 for (let node; (node = walker.nextNode());) {
   const element = node.parentElement, style = getComputedStyle(element);

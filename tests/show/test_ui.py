@@ -66,7 +66,10 @@ def test_the_answer_is_that_of_a_comparison(ask: Ask) -> None:
         replications=1,
     )
     expected = compared.results[1]
-    assert status == 200
+    assert (status, found["simulated"]) == (200, 2)
+    assert (
+        ask({"rate": 30, "k": 2, "alpha": 0.5, "ttft_ms": 1})[1]["simulated"] == 0
+    )  # its limits alone
     assert found["speed_up"] == expected.speed_up.mean
     assert found["runs"][0]["tpot"]["p99"] == expected.summaries[0]["p99_tpot_ms"]
     assert found["runs"][1]["ttft"]["p50"] == compared.results[0].summaries[0]["p50_ttft_ms"]
@@ -157,7 +160,7 @@ def test_the_page_needs_nothing_from_a_network(ask: Ask) -> None:
 
 
 def test_the_newest_wins(server: UiServer, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
-    begun, answered = Event(), server._playground.answer
+    begun, answered = Event(), server.playground.answer
 
     def slow(moved: Moved, on_progress: Callable[[int], None]) -> dict[str, Any]:
         while moved.rate == 1:
@@ -165,7 +168,7 @@ def test_the_newest_wins(server: UiServer, monkeypatch: pytest.MonkeyPatch, ask:
             on_progress(0)
         return answered(moved, on_progress)
 
-    monkeypatch.setattr(server._playground, "answer", slow)
+    monkeypatch.setattr(server.playground, "answer", slow)
     old: list[int] = []
     thread = Thread(target=lambda: old.append(ask({"rate": 1})[0]))
     thread.start()
