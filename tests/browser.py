@@ -35,7 +35,8 @@ const lightness = rgb => {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 };
 const behind = element => element
-  ? over(behind(element.parentElement), getComputedStyle(element).backgroundColor) : [255, 255, 255];
+  ? over(behind(element.parentElement), getComputedStyle(element).backgroundColor)
+  : [255, 255, 255];
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
 for (let node; (node = walker.nextNode());) {
   const element = node.parentElement, style = getComputedStyle(element);
@@ -74,11 +75,12 @@ def browser(*, width: int, height: int, dark: bool = False) -> Iterator[webdrive
 
 
 class Page:
-    """A report in a browser."""
+    """A report, or another page that counts how often it was drawn, in a browser."""
 
-    def __init__(self, driver: webdriver.Chrome, path: Path) -> None:
+    def __init__(self, driver: webdriver.Chrome, at: Path | str, count: str = "updates") -> None:
         self.driver = driver
-        driver.get(path.resolve().as_uri())
+        self._count = f"Number(document.body.dataset.{count} ?? 0)"
+        driver.get(at if isinstance(at, str) else at.resolve().as_uri())
         self.wait_for_update(0)
 
     def js(self, script: str, *arguments: object) -> Any:
@@ -87,8 +89,7 @@ class Page:
 
     def wait_for_update(self, before: int) -> None:
         """Wait until all charts have been drawn more often than before."""
-        done = "Number(document.body.dataset.updates ?? 0)"
-        WebDriverWait(self.driver, 60).until(lambda _: self.js(done) > before)
+        WebDriverWait(self.driver, 60).until(lambda _: self.js(self._count) > before)
 
     def click(self, selector: str) -> None:
         """Press a button, by the keyboard, and wait for the charts."""

@@ -28,23 +28,18 @@ def ui(
 
     Examples: specsim ui; specsim ui experiment.yaml --port 0
     """
-    from specsim.run.experiment import Experiment, overridden
-    from specsim.show.ui import Moved, Playground, listen
-    from specsim.show.ui.playground import EXAMPLE
+    from specsim.run.experiment import Experiment
+    from specsim.show import ui as page
 
-    changes = all_overrides(overrides, seed)
-    if config is None:
-        experiment = Experiment.parse(overridden(EXAMPLE, changes), "example")
-    else:
-        experiment = Experiment.load(config, changes)
-    playground = Playground(experiment)
-    with listen(playground, port) as server:
+    config = config or Path(page.__file__).with_name("example.yaml")
+    playground = page.Playground(Experiment.load(config, all_overrides(overrides, seed)))
+    with page.listen(playground, port) as server:
         with spinner("simulating for the first time"):
-            server.answer(Moved())
-        typer.echo(f"ui: {server.url} (Ctrl-C ends it)")
-        if not no_browser:
-            webbrowser.open(server.url)
+            server.answer(page.Moved())
         try:
+            typer.echo(f"ui: {server.url} (Ctrl-C ends it)")
+            if not no_browser:
+                webbrowser.open(server.url)
             server.serve_forever()
         except KeyboardInterrupt:
             typer.echo("ui: ended")

@@ -12,9 +12,12 @@ from reporting import POLICIES, RATES, Tags, copied, sweep_folder, whole_sweep
 
 from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
+from specsim.profile import load_profile
+from specsim.run.trust import step_times
 from specsim.show.report import Study, load_study
-from specsim.show.report.axes import draft_len
+from specsim.show.report.axes import draft_len, title_of
 from specsim.show.report.cells import restricted
+from specsim.show.report.page import page_data
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +171,44 @@ def test_a_run_and_a_point_of_a_sweep_show_the_same(cli: Run, folder: Path) -> N
     assert point.timeline == record["timeline"]
     assert point.distributions == record["distributions"]
     assert point.breakdown == pytest.approx(record["breakdown"])
+
+
+def test_a_capacity_is_compared_by_its_cost_at_the_asked_rate(tmp_path: Path) -> None:
+    plan = capacity_plan()
+    for result in plan["results"]:
+        result["step_times"] = "kernels"
+        for probe in result["probes"]:
+            probe["cost_per_million_tokens_at_target"] = 2 * probe["cost_per_million_tokens"]
+    (tmp_path / "capacity.json").write_text(json.dumps(plan))
+    study = load_study(tmp_path)
+    assert study.points[3].metrics["cost_per_mtok"] == 0.25  # at full load it would be half
+    assert (study.slo, study.gpus) == ({"ttft_ms": 500.0}, {"h100": 1})
+    assert study.step_times == {"h100": "kernels"}
+    units = {each["name"]: each["unit"] for each in page_data(study)["metrics"]}
+    assert units["cost_per_mtok"] == "EUR per million output tokens at 20 requests/s"
+
+
+def test_a_page_is_called_by_its_experiment_not_by_its_folder(study: Study, cli: Run) -> None:
+    assert study.title == "llama-3.1-8b on h100, slow, with eagle3"
+    assert study.slo == {"ttft_ms": 200.0, "tpot_ms": 30.0}
+    lengths = {"kind": "dataset", "name": "sharegpt"}
+    config = {"profile": "l40s/llama-3.1-8b", "workload": {"lengths": lengths}}
+    assert title_of(config, ["l40s/llama-3.1-8b"]) == "llama-3.1-8b on l40s, sharegpt"
+    assert title_of(config, ["h100", "l40s", "a100", "b200"]).startswith("llama-3.1-8b on 4 GPUs")
+    assert title_of({"workload": None, "engine": None}, ["my/fast.yaml"]) == "fast"
+
+
+def test_hardware_says_what_its_step_times_rest_on(folder: Path, cli: Run) -> None:
+    assert cli("report", folder, "--out", "page.html")[0] == 0
+    data = json.loads(Tags(Path("page.html").read_text()).data)
+    assert data["step_times"] == {"h100/llama-3.1-8b": "fitted", "slow": "fitted"}
+    assert data["gpus"] == {"h100/llama-3.1-8b": 1, "slow": 1}
+    assert step_times(load_profile("b200/llama-3.1-8b")) == "kernels"
+    assert (
+        cli("profile", "roofline", "--model", "llama-3.1-8b", "--gpu", "l4", "--out", "l4.yaml")[0]
+        == 0
+    )
+    assert step_times(load_profile("l4.yaml")) == "roofline"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -183,7 +184,7 @@ def test_the_page_opens_with_the_answer_and_is_read_in_order(desktop: Page) -> N
     levels = desktop.js("[...document.querySelectorAll('h1,h2,h3')].filter(e => e.offsetParent)"
                         ".map(e => [Number(e.tagName[1]), e.textContent])")  # fmt: skip
     assert levels[:2] == [[1, EVIL], [2, "The answer"]]
-    steps = [after[0] - before[0] for before, after in zip(levels, levels[1:], strict=False)]
+    steps = [after[0] - before[0] for before, after in pairwise(levels)]
     assert max(steps) <= 1  # no level is skipped
     for landmark in ("header", "main", "footer"):
         assert desktop.js(f"document.querySelectorAll('body > {landmark}').length") == 1
@@ -200,7 +201,7 @@ def test_the_keyboard_goes_down_the_page(desktop: Page) -> None:
         seen.append(desktop.js(f"{active}.getBoundingClientRect().top + scrollY"))
         desktop.press("\ue004")  # Tab
     assert len(seen) > 40
-    rises = [a - b for a, b in zip(seen[1:], seen[2:], strict=False)]
+    rises = [a - b for a, b in pairwise(seen[1:])]
     assert max(rises) < 160, rises  # back up within a card, as to maps side by side, no further
 
 

@@ -58,6 +58,25 @@ def test_a_price_draws_latency_against_cost(study: Study, tmp_path: Path) -> Non
     assert (tmp_path / "cost.svg" in drawn, left_out) == (True, [])
 
 
+def test_no_chart_cuts_its_legend_or_labels(study: Study) -> None:
+    from specsim.show.plots.drawing import Drawing  # noqa: PLC0415 - matplotlib takes a second
+    from specsim.show.plots.study import _CHARTS  # noqa: PLC0415
+
+    long = [f"my_package.policies.adaptive:LoadAwarePolicy{n}:k=3,window=100" for n in range(3)]
+    one = replace(study.axes[0], labels=study.axes[0].labels[:1])
+    points = [point for point in study.points if point.places[0] == 0]
+    axes = [one, replace(study.axes[1], labels=["off", *long]), study.axes[2]]
+    narrow = replace(study, axes=axes, points=points, prices=dict.fromkeys(one.labels, 2.0))
+    for chart in _CHARTS:
+        figure = chart.draw(Drawing(narrow, MEASURES[0], 0, 1))
+        figure.canvas.draw()
+        room, used = figure.bbox_inches, figure.get_tightbbox()
+        assert used.x0 >= 0, chart.name
+        assert used.y0 >= 0, chart.name
+        assert used.x1 <= room.x1, chart.name
+        assert used.y1 <= room.y1, chart.name
+
+
 def test_no_two_policies_look_alike() -> None:
     found = styles([True] + [False] * 70)
     assert found[0] == BASELINE

@@ -10,14 +10,21 @@ const BASIS = {
 /** "h100: fitted to measured steps"; those of the same kind together. */
 function basisText() {
   const kinds = Object.keys(BASIS)
-    .map((kind) => [kind, shown("hardware").filter((h) => DATA.step_times[HARDWARE.labels[h]] === kind)])
+    .map((kind) => [
+      kind,
+      shown("hardware").filter((h) => DATA.step_times[HARDWARE.labels[h]] === kind),
+    ])
     .filter(([, those]) => those.length);
-  const texts = kinds.map(([kind, those]) => `of ${listed(those.map((h) => HARDWARE.labels[h]))} are ${BASIS[kind]}`);
+  const texts = kinds.map(
+    ([kind, those]) => `of ${listed(those.map((h) => HARDWARE.labels[h]))} are ${BASIS[kind]}`,
+  );
   return texts.length ? `Step times ${texts.join("; those ")}.` : "";
 }
 
 function priceDate() {
-  return DATA.price_date && (DATA.prices.length || DATA.capacity) ? `Prices of ${DATA.price_date.replaceAll("-", "\u2011")}.` : "";
+  return DATA.price_date && (DATA.prices.length || DATA.capacity)
+    ? `Prices of ${DATA.price_date.replaceAll("-", "\u2011")}.`
+    : "";
 }
 
 /** What results are compared by: cost, at the asked load if there is one, or else what they sustain. */
@@ -31,17 +38,22 @@ function leader(results) {
   if (!first) return null;
   const names = DATA.capacity.cheapest.length ? DATA.capacity.cheapest : DATA.capacity.most;
   const isOf = (each) => (name) =>
-    name.hardware === HARDWARE.labels[each.places[0]] && name.policy === POLICY.labels[each.places[1]];
+    name.hardware === HARDWARE.labels[each.places[0]] &&
+    name.policy === POLICY.labels[each.places[1]];
   const isTied = (each) => each !== first && names.some(isOf(first)) && names.some(isOf(each));
   return { first, tied: results.filter(isTied) };
 }
 
 function between(interval, show) {
-  return interval && show(interval[0]) !== show(interval[1]) ? ` (${show(interval[0])} to ${show(interval[1])})` : "";
+  return interval && show(interval[0]) !== show(interval[1])
+    ? ` (${show(interval[0])} to ${show(interval[1])})`
+    : "";
 }
 
 function gpuText({ replicas, replicas_interval: ends, gpus_per_replica: each }) {
-  return replicas == null ? "–" : `${number(replicas * each)}${between(ends, (count) => number(count * each))}`;
+  return replicas == null
+    ? "–"
+    : `${number(replicas * each)}${between(ends, (count) => number(count * each))}`;
 }
 
 function capacityHeadline(found) {
@@ -50,10 +62,15 @@ function capacityHeadline(found) {
   const { target_rate: target } = DATA.capacity;
   const [h, p] = first.places;
   const cost = target ? first.cost_per_hour : first.cost_per_million_tokens;
-  const price = cost == null ? "" : `, ${money(cost)} ${target ? "per hour" : "per million output tokens"}`;
-  const what = target ? `${gpuText(first)} × ${HARDWARE.labels[h]}` : `${HARDWARE.labels[h]}: ${number(first.requests_per_second)} requests/s per replica`;
-  const names = tied.every(({ places }) => places[0] === h) ? tied.map(({ places }) => POLICY.labels[places[1]]) : tied.map(capacityName);
-  const tie = tied.length ? `: no difference is shown to ${listed(names)}` : "";
+  const price =
+    cost == null ? "" : `, ${money(cost)} ${target ? "per hour" : "per million output tokens"}`;
+  const what = target
+    ? `${gpuText(first)} × ${HARDWARE.labels[h]}`
+    : `${HARDWARE.labels[h]}: ${number(first.requests_per_second)} requests/s per replica`;
+  const names = tied.every(({ places }) => places[0] === h)
+    ? tied.map(({ places }) => POLICY.labels[places[1]])
+    : tied.map(capacityName);
+  const tie = tied.length ? `; no difference is shown from ${listed(names)}` : "";
   return `${what}${price}, with policy ${POLICY.labels[p]}${tie}.`;
 }
 
@@ -62,28 +79,57 @@ function onAndOff(found) {
   return shown("hardware").flatMap((h) => {
     const mine = found.filter(({ places }) => places[0] === h);
     const isOff = ({ places }) => places[1] === DATA.baseline;
-    return [mine.filter(isOff), mine.filter((each) => !isOff(each))].flatMap((some) => leader(some)?.first ?? []);
+    return [mine.filter(isOff), mine.filter((each) => !isOff(each))].flatMap(
+      (some) => leader(some)?.first ?? [],
+    );
   });
 }
 
 function capacityAnswer() {
   const { target_rate: target } = DATA.capacity;
   const found = shownResults().filter((result) => result.requests_per_second != null);
-  const head = ["speculation", HARDWARE.title, "GPUs", `${DATA.currency} per hour`, "requests/s per replica", "95 % interval", "what binds", "step times"];
+  const head = [
+    "speculation",
+    HARDWARE.title,
+    "GPUs",
+    `${DATA.currency} per hour`,
+    "requests/s per replica",
+    "95 % interval",
+    "what binds",
+    "step times",
+  ];
   const rows = onAndOff(found).map((result) => [
     result.places[1] === DATA.baseline ? "off" : `on: ${POLICY.labels[result.places[1]]}`,
     HARDWARE.labels[result.places[0]],
-    ...(target ? [gpuText(result), result.cost_per_hour == null ? null : valued(`${number(result.cost_per_hour)}${between(result.cost_per_hour_interval, number)}`, result.cost_per_hour)] : []),
+    ...(target
+      ? [
+          gpuText(result),
+          result.cost_per_hour == null
+            ? null
+            : valued(
+                `${number(result.cost_per_hour)}${between(result.cost_per_hour_interval, number)}`,
+                result.cost_per_hour,
+              ),
+        ]
+      : []),
     result.requests_per_second,
     intervalText(result),
     bindsText(result),
     { fitted: "fitted", kernels: "kernels", roofline: "roofline" }[result.step_times] ?? "",
   ]);
-  const asked = target ? `For ${number(target)} requests/s with ${limitsText()}.` : `Within the limits: ${limitsText()}.`;
+  const asked = target
+    ? `For ${number(target)} requests/s with ${limitsText()}.`
+    : `Within the limits: ${limitsText()}.`;
   return [
     make("p", { class: "headline" }, capacityHeadline(found)),
     make("p", { class: "asked" }, [asked, basisText(), priceDate()].filter(Boolean).join(" ")),
-    rows.length ? table("Speculation on and off", target ? head : head.filter((_, i) => i !== 2 && i !== 3), rows) : null,
+    rows.length
+      ? table(
+          "Speculation on and off",
+          target ? head : head.filter((_, i) => i !== 2 && i !== 3),
+          rows,
+        )
+      : null,
   ];
 }
 
@@ -120,7 +166,10 @@ function breakingPoint(h) {
 
 /** GPUs of all replicas and what they cost, where that is known. */
 function gpusText(h) {
-  const [label, point] = [HARDWARE.labels[h], [...cells.values()].flat().find(({ places }) => places[0] === h)];
+  const [label, point] = [
+    HARDWARE.labels[h],
+    [...cells.values()].flat().find(({ places }) => places[0] === h),
+  ];
   const price = new Map(DATA.prices).get(label);
   const gpus = DATA.gpus[label];
   if (!gpus || !point) return label;
@@ -151,7 +200,10 @@ function withinLimits(h) {
 /** The limit that is nearest to being missed, or missed by most. */
 function nearestLimit(points) {
   const [nearest] = Object.entries(DATA.slo)
-    .map(([name, limit]) => [name.replace("_ms", "").toUpperCase(), interval(valuesOf(points, `p99_${name}`)).mean / limit])
+    .map(([name, limit]) => [
+      name.replace("_ms", "").toUpperCase(),
+      interval(valuesOf(points, `p99_${name}`)).mean / limit,
+    ])
     .sort((a, b) => b[1] - a[1]);
   return nearest ? `p99 ${nearest[0]} at ${percent(nearest[1])} of its limit` : "–";
 }
@@ -161,26 +213,40 @@ function ranking(h, l) {
   const { title, unit } = METRIC.get(state.metric);
   const hasSlo = METRIC.has("slo_attainment");
   const rows = best(h, l).ranked.map(({ p, mean, points, unstable }) => {
-    const over = DATA.baseline == null ? null : gain(points, cell(h, DATA.baseline, l), state.metric);
+    const over =
+      DATA.baseline == null ? null : gain(points, cell(h, DATA.baseline, l), state.metric);
     const sure = over?.low == null ? "" : ` (${over.low.toFixed(2)} to ${over.high.toFixed(2)})`;
     const share = hasSlo ? interval(valuesOf(points, "slo_attainment")).mean : null;
     return [
       POLICY.labels[p],
       mean,
       over && valued(`×${over.mean.toFixed(2)}${sure}`, over.mean),
-      ...(hasSlo ? [share == null ? null : valued(percent(share), share), nearestLimit(points)] : []),
+      ...(hasSlo
+        ? [share == null ? null : valued(percent(share), share), nearestLimit(points)]
+        : []),
       unstable ? "no" : "yes",
     ];
   });
-  const head = [POLICY.title, unit ? `${title}, ${unit}` : title, "speed-up over off (95 %)", ...(hasSlo ? ["within the SLO", "what binds"] : []), "keeps up"];
+  const head = [
+    POLICY.title,
+    unit ? `${title}, ${unit}` : title,
+    "speed-up over off (95 %)",
+    ...(hasSlo ? ["within the SLO", "what binds"] : []),
+    "keeps up",
+  ];
   return table("Policies, best first", head, rows);
 }
 
 /** At a single load: the best policy, on which GPUs, at what price. */
 function caseHeadline(h, l) {
   const { p, points } = best(h, l);
-  const over = DATA.baseline == null || p === DATA.baseline ? null : gain(points, cell(h, DATA.baseline, l), state.metric);
-  const share = METRIC.has("slo_attainment") ? interval(valuesOf(points, "slo_attainment")).mean : null;
+  const over =
+    DATA.baseline == null || p === DATA.baseline
+      ? null
+      : gain(points, cell(h, DATA.baseline, l), state.metric);
+  const share = METRIC.has("slo_attainment")
+    ? interval(valuesOf(points, "slo_attainment")).mean
+    : null;
   const texts = [
     `${POLICY.labels[p]}${POLICY.labels.length > 1 ? ` is best by ${METRIC.get(state.metric).title}` : ""}`,
     over && `×${over.mean.toFixed(2)} over ${POLICY.labels[DATA.baseline]}`,
@@ -196,20 +262,29 @@ function findings() {
     .filter((h) => shown("load").some((l) => best(h, l)))
     .map((h) => {
       const texts = [gpusText(h)];
-      if (POLICY.labels.length > 1) texts.push(`best by ${METRIC.get(state.metric).title}: ${winnersByLoad(h)}`);
+      if (POLICY.labels.length > 1)
+        texts.push(`best by ${METRIC.get(state.metric).title}: ${winnersByLoad(h)}`);
       if (IS_LOAD) texts.push(breakingPoint(h), withinLimits(h));
-      return [make("dt", {}, HARDWARE.labels[h]), make("dd", {}, `${capital(texts.filter(Boolean).join("; "))}.`)];
+      return [
+        make("dt", {}, HARDWARE.labels[h]),
+        make("dd", {}, `${capital(texts.filter(Boolean).join("; "))}.`),
+      ];
     });
 }
 
 function studyAnswer() {
-  const note = [Object.keys(DATA.slo).length ? `SLO: ${limitsText()}.` : "", basisText(), priceDate()];
+  const note = [
+    Object.keys(DATA.slo).length ? `SLO: ${limitsText()}.` : "",
+    basisText(),
+    priceDate(),
+  ];
   const hardware = shown("hardware").filter((h) => shown("load").some((l) => best(h, l)));
   const loads = shown("load").filter((l) => hardware.some((h) => best(h, l)));
   const asked = make("p", { class: "asked" }, note.filter(Boolean).join(" "));
   if (hardware.length > 1 || loads.length > 1) return [make("dl", {}, ...findings().flat()), asked];
   const [h, l] = [hardware[0], loads[0]];
-  const numbers = POLICY.labels.length > 1 ? null : make("p", {}, `${capital(mainNumbers(h, best(h, l).p, l))}.`);
+  const numbers =
+    POLICY.labels.length > 1 ? null : make("p", {}, `${capital(mainNumbers(h, best(h, l).p, l))}.`);
   return [make("p", { class: "headline" }, caseHeadline(h, l)), numbers, asked, ranking(h, l)];
 }
 

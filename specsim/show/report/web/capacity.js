@@ -19,8 +19,11 @@ function intervalText(result) {
 }
 
 function bindsText({ binds, resource, margins }) {
-  const name = (metric) => metric.replace("_ms", "").replace(/^(ttft|tpot|e2el)$/, (m) => m.toUpperCase());
-  const left = Object.entries(margins).map(([metric, share]) => `${name(metric)} ${Math.round(100 * share)} %`);
+  const name = (metric) =>
+    metric.replace("_ms", "").replace(/^(ttft|tpot|e2el)$/, (m) => m.toUpperCase());
+  const left = Object.entries(margins).map(
+    ([metric, share]) => `${name(metric)} ${Math.round(100 * share)} %`,
+  );
   if (!binds) return "";
   return `${name(binds)} (${resource.replaceAll("_", " ")})${left.length ? `; margins ${listed(left)}` : ""}`;
 }
@@ -50,7 +53,11 @@ function drawCapacity(plot) {
       y: hardware.map((h) => wrapped(HARDWARE.labels[h])),
       x: mine.map((result) => result?.sustained ?? 0),
       marker: { color: policyColour(p) },
-      text: mine.map((result) => (result?.sustained == null ? "none" : `${number(result.sustained)}${between(result.requests_per_second_interval, number)}`)),
+      text: mine.map((result) =>
+        result?.sustained == null
+          ? "none"
+          : `${number(result.sustained)}${between(result.requests_per_second_interval, number)}`,
+      ),
       textposition: "outside",
       cliponaxis: false,
       hoverinfo: "text",

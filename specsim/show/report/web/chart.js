@@ -11,7 +11,15 @@ const LEFT_OUT = []; // cards with nothing to show, and why
 function card(
   id,
   title,
-  { why = () => null, draw, finding = () => "", rows = null, tools = [], needsRuns = true, level = 3 },
+  {
+    why = () => null,
+    draw,
+    finding = () => "",
+    rows = null,
+    tools = [],
+    needsRuns = true,
+    level = 3,
+  },
 ) {
   const plot = make("div", { class: "plot" });
   const heading = make(`h${level}`, { id: `${id}-title` });

@@ -78,10 +78,21 @@ function valued(text, value) {
 /** A table of numbers, texts and elements, that can be scrolled and downloaded. */
 function table(caption, head, rows, tall = "") {
   const isNumber = head.map((_, column) =>
-    rows.every((row) => row[column] == null || typeof row[column] === "number" || row[column].dataset?.value),
+    rows.every(
+      (row) => row[column] == null || typeof row[column] === "number" || row[column].dataset?.value,
+    ),
   );
   const content = (cell) => (typeof cell === "number" ? valued(number(cell), cell) : (cell ?? "–"));
-  return tableBox(caption, tableOf(caption, head, rows.map((row) => row.map(content)), isNumber), tall);
+  return tableBox(
+    caption,
+    tableOf(
+      caption,
+      head,
+      rows.map((row) => row.map(content)),
+      isNumber,
+    ),
+    tall,
+  );
 }
 
 /** What is too wide for the page scrolls by itself, by the keyboard, too. */

@@ -124,7 +124,9 @@ function startFilters(onChange) {
   const more = [add(HARDWARE, "hardware"), DATA.capacity ? null : add(LOAD, "load")];
   if (DATA.replications.length > 1) {
     const labels = DATA.replications.map(String);
-    const chosen = new Set(range(labels.length).filter((i) => state.replications.has(DATA.replications[i])));
+    const chosen = new Set(
+      range(labels.length).filter((i) => state.replications.has(DATA.replications[i])),
+    );
     const group = toggles("Replication", labels, chosen, () => {
       state.replications = new Set([...chosen].map((index) => DATA.replications[index]));
       changed();

@@ -101,7 +101,9 @@ function cdfCard() {
         : "";
     },
     draw: (plot) => {
-      const kept = LATENCIES.filter(([name]) => atFocus(has).some(({ points }) => quantiles(points, name)));
+      const kept = LATENCIES.filter(([name]) =>
+        atFocus(has).some(({ points }) => quantiles(points, name)),
+      );
       const traces = atFocus(has)
         .flatMap(({ p, points }) =>
           kept.map(([name, title], panel) => {
@@ -124,24 +126,28 @@ function cdfCard() {
           }),
         )
         .filter(Boolean);
-      const { layout, height } = panels(plot, kept.map(() => ""), {
-        x: (i) => ({
-          title: `${kept[i][1]}, ms`,
-          ...logAxis(
-            traces
-              .filter((trace) => (trace.xaxis ?? "x") === `x${i ? i + 1 : ""}`)
-              .flatMap((trace) => trace.x)
-              .concat(DATA.slo[kept[i][0]] ?? 0),
-          ),
-        }),
-        y: () => ({
-          title: "share of requests",
-          range: [0, 1.02],
-          tickformat: ",.0%",
-          dtick: 0.25,
-        }),
-        rowHeight: 260,
-      });
+      const { layout, height } = panels(
+        plot,
+        kept.map(() => ""),
+        {
+          x: (i) => ({
+            title: `${kept[i][1]}, ms`,
+            ...logAxis(
+              traces
+                .filter((trace) => (trace.xaxis ?? "x") === `x${i ? i + 1 : ""}`)
+                .flatMap((trace) => trace.x)
+                .concat(DATA.slo[kept[i][0]] ?? 0),
+            ),
+          }),
+          y: () => ({
+            title: "share of requests",
+            range: [0, 1.02],
+            tickformat: ",.0%",
+            dtick: 0.25,
+          }),
+          rowHeight: 260,
+        },
+      );
       layout.shapes = kept.flatMap(([name], panel) => sloLine(name, panel, true));
       return paint(plot, `Cumulative distributions${focusName()}`, traces, layout, height);
     },

@@ -29,7 +29,9 @@ function overLoadCard() {
           .map((p) => [
             HARDWARE.labels[h],
             POLICY.labels[p],
-            ...shown("load").map((l) => spreadCell(interval(valuesOf(cell(h, p, l), state.metric)))),
+            ...shown("load").map((l) =>
+              spreadCell(interval(valuesOf(cell(h, p, l), state.metric))),
+            ),
           ]),
       ),
     }),

@@ -68,7 +68,10 @@ function overviewColumns() {
         const found = interval(valuesOf(row.points, metric.name));
         return make(
           "span",
-          { "data-value": found.mean, title: found.half == null ? null : `± ${number(found.half)}` },
+          {
+            "data-value": found.mean,
+            title: found.half == null ? null : `± ${number(found.half)}`,
+          },
           number(found.mean),
         );
       },
@@ -138,7 +141,11 @@ function overviewCard() {
           "tr",
           {},
           ...columns.map((each, i) =>
-            make(i ? "td" : "th", { scope: i ? null : "row", class: each.isNumber && "num" }, each.show(row)),
+            make(
+              i ? "td" : "th",
+              { scope: i ? null : "row", class: each.isNumber && "num" },
+              each.show(row),
+            ),
           ),
         ),
       );

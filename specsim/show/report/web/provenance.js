@@ -83,13 +83,7 @@ function provenanceCard() {
           make("summary", {}, "Configuration"),
           make("pre", { tabindex: "0" }, DATA.config),
         ),
-        (rows &&
-          make(
-            "details",
-            {},
-            make("summary", {}, "Hash of each configuration"),
-            rows,
-          )) ||
+        (rows && make("details", {}, make("summary", {}, "Hash of each configuration"), rows)) ||
           "",
       );
       return facts.length;

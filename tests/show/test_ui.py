@@ -1,0 +1,220 @@
+"""`specsim ui` without a browser: its answers are those of the engine, and nobody else gets one."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Run, tiny_config
+
+from specsim.run.experiment import Experiment
+from specsim.show.ui import Moved, Playground, listen
+from specsim.show.ui.server import UiServer
+from specsim.study.compare import compare, parse_policies
+
+Ask = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[UiServer]:
+    experiment = Experiment.parse(tiny_config(slo={"ttft_ms": 200.0, "tpot_ms": 30.0}), "tiny")
+    with listen(Playground(experiment), 0) as found:
+        Thread(target=found.serve_forever, daemon=True).start()
+        yield found
+        found.shutdown()
+
+
+@pytest.fixture
+def ask(server: UiServer) -> Ask:
+    def asked(
+        body: object = None, path: str = "answer", method: str = "POST", **headers: str
+    ) -> tuple[int, Any]:
+        connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+        text = body if isinstance(body, str) else json.dumps(body or {})
+        where = path if path.startswith("/") else f"/{server.token}/{path}"
+        connection.request(method, where, text, headers)
+        reply = connection.getresponse()
+        found = reply.read().decode()
+        is_json = reply.headers["Content-Type"].startswith("application/json")
+        return reply.status, json.loads(found) if is_json else found
+
+    return asked
+
+
+def test_the_answer_is_that_of_a_comparison(ask: Ask) -> None:
+    status, found = ask({"rate": 30, "k": 2, "alpha": 0.5})
+    changes = {"acceptance": {"kind": "bernoulli", "alpha": 0.5}}
+    base = Experiment.parse(tiny_config(**changes, policy={"kind": "static", "k": 2}), "t")
+    workload = base.workload.model_dump(exclude_none=True)
+    workload["arrivals"]["rate"] = 30.0
+    engine = base.engine.model_copy(
+        update={"speculative_config": base.engine.speculative_config.model_copy(  # type: ignore[union-attr]
+            update={"num_speculative_tokens": 2})}
+    )  # fmt: skip
+    compared = compare(
+        base.replace(workload=workload, engine=engine),
+        parse_policies(["static:k=2"]),
+        replications=1,
+    )
+    expected = compared.results[1]
+    assert (status, found["simulated"]) == (200, 2)
+    assert (
+        ask({"rate": 30, "k": 2, "alpha": 0.5, "ttft_ms": 1})[1]["simulated"] == 0
+    )  # its limits alone
+    assert found["speed_up"] == expected.speed_up.mean
+    assert found["runs"][0]["tpot"]["p99"] == expected.summaries[0]["p99_tpot_ms"]
+    assert found["runs"][1]["ttft"]["p50"] == compared.results[0].summaries[0]["p50_ttft_ms"]
+    assert found["runs"][0]["output_throughput"] == expected.summaries[0]["output_throughput"]
+
+
+def test_the_download_is_the_experiment_that_was_answered(ask: Ask, tmp_path: Path) -> None:
+    moved = {
+        "prompt": 60,
+        "output": 20,
+        "policy": "goodput",
+        "tpot_ms": 2,
+        "gpu": "l40s/llama-3.1-8b",
+    }
+    status, text = ask(moved, "experiment")
+    assert status == 200
+    path = tmp_path / "experiment.yaml"
+    path.write_text(text)
+    experiment = Experiment.load(path)
+    assert (experiment.profile, experiment.effective_policy.kind) == (moved["gpu"], "goodput")
+    assert experiment.slo is not None
+    assert experiment.slo.model_dump() == {"ttft_ms": 200, "tpot_ms": 2, "e2el_ms": None}
+    answer, again = ask(moved)[1], Playground(experiment).answer(Moved())
+    assert answer["runs"] == again["runs"]
+    assert answer["runs"][0]["attainment"] < 0.5
+
+
+def test_only_what_was_moved_changes() -> None:
+    bare = Experiment.parse(
+        {
+            "profile": "h100/llama-3.1-8b",
+            "workload": {
+                "arrivals": {"kind": "closed_loop", "concurrency": 4},
+                "lengths": {"kind": "constant", "prompt": 100, "output": 10},
+                "num_requests": 5000,
+            },
+        },
+        "bare",
+    )
+    playground = Playground(bare)
+    assert playground.experiment.workload.num_requests == 1000
+    assert playground.start()["k"] is None
+    assert playground.answer(Moved())["speed_up"] is None
+    moved = playground.moved(Moved(rate=3, policy="static")).to_dict()
+    assert moved["workload"]["arrivals"] == {"kind": "poisson", "rate": 3.0}
+    assert moved["workload"]["lengths"]["kind"] == "constant"
+    assert moved["engine"]["speculative_config"]["num_speculative_tokens"] == 3
+    lengths = playground.moved(Moved(output=50)).to_dict()["workload"]["lengths"]
+    assert lengths["prompt"] == {"mean": 100.0, "sigma": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        ({"rate": -1}, 400, "rate = -1: should be greater than 0"),
+        ({"rte": 5}, 400, "unknown field 'rte'; did you mean 'rate'?"),
+        ({"gpu": "l40/llama-3.1-8b"}, 400, "did you mean 'l40s/llama-3.1-8b'?"),
+        ({"gpu": "/etc/passwd"}, 400, "choose from"),
+        ({"alpha": "x"}, 400, "alpha = 'x'"),
+        ('{"rate": 1e999}', 400, "rate = inf"),
+        ('{"rate": 5', 400, "not JSON"),
+        ("[" * 3000, 400, "nested"),
+        ("[1]", 400, "no mapping of what was moved"),
+        ('{"k": ' + "9" * 4000 + "}", 400, ""),
+        ("{}" + " " * 5000, 413, "send at most 4096"),
+    ],
+)
+def test_what_is_wrong_is_one_line(ask: Ask, body: object, status: int, why: str) -> None:
+    found, data = ask(body)
+    assert (found, why in data["error"], "\n" in data["error"]) == (status, True, False), data
+
+
+def test_only_the_page_that_was_opened_gets_an_answer(server: UiServer, ask: Ask) -> None:
+    assert ask(Origin="http://evil.example")[0] == 403
+    assert ask(Host="evil.example")[0] == 403  # its name may point to this machine
+    assert ask(Origin=server.url.rsplit("/", 2)[0])[0] == 200
+    assert [ask(path=path)[0] for path in ("/", "/guess/answer", f"/{server.token}")] == [404] * 3
+    assert ask(path="/etc/passwd", method="GET")[0] == 404
+    assert ask(path="other")[0] == 404
+    assert ask(method="GET", path="none")[0] == 404
+    assert server.server_address[0] == "127.0.0.1"
+
+
+def test_the_page_needs_nothing_from_a_network(ask: Ask) -> None:
+    status, page = ask(method="GET", path="")
+    assert (status, "{{" in page) == (200, False)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(|src=", page)
+
+
+def test_the_newest_wins(server: UiServer, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> None:
+    begun, answered = Event(), server.playground.answer
+
+    def slow(moved: Moved, on_progress: Callable[[int], None]) -> dict[str, Any]:
+        while moved.rate == 1:
+            begun.set()
+            on_progress(0)
+        return answered(moved, on_progress)
+
+    monkeypatch.setattr(server.playground, "answer", slow)
+    old: list[int] = []
+    thread = Thread(target=lambda: old.append(ask({"rate": 1})[0]))
+    thread.start()
+    assert begun.wait(10)
+    assert ask({"rate": 2})[0] == 200
+    thread.join(10)
+    assert old == [409]
+
+
+def test_a_simulation_ends_when_it_is_told(tiny: Callable[..., Experiment]) -> None:
+    class Enough(Exception):  # noqa: N818
+        pass
+
+    def stop(done: int) -> None:
+        raise Enough
+
+    with pytest.raises(Enough):
+        Playground(tiny()).answer(Moved(), stop)
+
+
+def test_a_port_in_use_is_one_line(server: UiServer, cli: Run) -> None:
+    code, _, error = cli("ui", "--no-browser", "--port", server.server_port)
+    assert (code, error) == (
+        2,
+        f"error: --port {server.server_port}: is in use; give another, or 0 for any\n",
+    )
+
+
+def test_ctrl_c_ends_it(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tiny_config()))
+    script = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"sys.argv = ['specsim', 'ui', {str(path)!r}, '--no-browser', '--port', '0']\n"
+        "from specsim.__main__ import main; main()"
+    )
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("ui: http://127.0.0.1:")
+    process.send_signal(signal.SIGINT)
+    output, error = process.communicate(timeout=20)
+    assert (process.returncode, output, error) == (0, "ui: ended\n", "")

@@ -1,0 +1,91 @@
+"""`specsim ui` in a browser: sliders move by the keyboard, and the answer follows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from browser import CHROMIUM, DRIVER, Page, browser
+from conftest import tiny_config
+from selenium.webdriver.support.ui import WebDriverWait
+
+from specsim.run.experiment import Experiment
+from specsim.show.ui import Playground, listen
+from specsim.show.ui.server import UiServer
+
+pytestmark = [
+    pytest.mark.extras,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
+]
+
+RIGHT, TAB = "\ue014", "\ue004"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[UiServer]:
+    experiment = Experiment.parse(tiny_config(slo={"ttft_ms": 200.0, "tpot_ms": 30.0}), "tiny")
+    with listen(Playground(experiment), 0) as found:
+        Thread(target=found.serve_forever, daemon=True).start()
+        yield found
+        found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def page(server: UiServer) -> Iterator[Page]:
+    with browser(width=1280, height=900) as driver:
+        yield Page(driver, server.url, "answers")
+
+
+def verdict(page: Page) -> str:
+    return str(page.js("document.querySelector('#verdict').textContent"))
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)]
+)
+def test_the_page_fits_and_can_be_read(server: UiServer, width: int, dark: bool) -> None:
+    with browser(width=width, height=844, dark=dark) as driver:
+        page = Page(driver, server.url, "answers")
+        assert page.js("document.documentElement.scrollWidth <= innerWidth")
+        assert page.faint() == []
+        assert page.js("document.querySelectorAll('#charts svg').length") == 3
+        levels = page.js("[...document.querySelectorAll('h1,h2')].map(e => e.textContent)")
+        assert levels == [page.js("document.title.replace(' - specsim ui', '')"), "The answer",
+                          "Move", "Latency and throughput"]  # fmt: skip
+        assert all(server.url in problem for problem in page.problems())  # its own answers only
+
+
+def test_a_slider_moves_the_answer_by_the_keyboard(page: Page) -> None:
+    before, answers = verdict(page), page.js("document.body.dataset.answers")
+    page.js("document.querySelector('#rate').focus()")
+    for _ in range(60):
+        page.press(RIGHT)
+    page.wait_for_update(int(answers))
+    WebDriverWait(page.driver, 20).until(lambda _: not page.js("document.body.className"))
+    assert verdict(page) != before
+    assert page.js("document.querySelector('#rate').getAttribute('aria-valuetext')") != ""
+    page.press(TAB)
+    assert page.js("document.activeElement.id") == "prompt"
+
+
+def test_what_is_wrong_is_told_and_can_be_taken_back(page: Page) -> None:
+    answers = int(page.js("document.body.dataset.answers"))
+    page.js("moved.prompt = 9999, ask()")  # longer than the engine takes
+    page.wait_for_update(answers)
+    shown = "document.querySelector('#error').checkVisibility()"
+    assert page.js(shown)
+    assert "max_model_len" in page.js("document.querySelector('#error').textContent")
+    page.driver.find_element("css selector", "#reset").click()
+    page.wait_for_update(answers + 1)
+    assert not page.js(shown)
+    assert "SLO" in verdict(page)
+
+
+def test_the_experiment_can_be_downloaded(page: Page, tmp_path: Path) -> None:
+    behaviour = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    page.driver.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)
+    page.js("moved.rate = 7.5")
+    page.driver.find_element("css selector", "#download").click()
+    path = tmp_path / "experiment.yaml"
+    WebDriverWait(page.driver, 20).until(lambda _: path.exists())
+    assert Experiment.load(path).to_dict()["workload"]["arrivals"]["rate"] == 7.5
