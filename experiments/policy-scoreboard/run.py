@@ -210,16 +210,21 @@ def main(wanted: list[str]) -> None:
     engine = base.engine.model_dump(exclude_unset=True)
     rows: list[dict[str, Any]] = []
     asked = [cell for cell in cells(engine) if not wanted or cell.drafter in wanted]
+    asked.sort(key=lambda cell: ("recorded", "held out", "chosen on").index(cell.half))
     with ProcessPoolExecutor(2) as pool:
         for found in pool.map(partial(rows_of, base), asked):
             rows += found
             print(told(rows[-1], rows), flush=True)
+            save(rows)
+    summarise(rows)
+    plot(rows)
+
+
+def save(rows: list[dict[str, Any]]) -> None:
     with (HERE / "results.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    summarise(rows)
-    plot(rows)
 
 
 def told(last: dict[str, Any], rows: list[dict[str, Any]]) -> str:
