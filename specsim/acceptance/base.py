@@ -76,6 +76,11 @@ class Acceptance(Member):
             "leave policy 'bayes' out"
         )
 
+    @property
+    def has_model(self) -> bool:
+        """Whether `known_rates` has an answer."""
+        return type(self).known_rates is not Acceptance.known_rates
+
     def position_rates(self, num_positions: int) -> list[float] | None:
         """Return P(draft token j is accepted | all before it were), j from 1, for trees.
 

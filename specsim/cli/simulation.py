@@ -119,8 +119,8 @@ def compare(
     """Run several policies on identical luck and print their speed-up over no speculation.
 
     All of them meet the same requests, and the same draft tokens survive for all of them. More
-    than four are ranked, with their regret against the oracle and against the best static k. With
-    --out the folder gets the results of the first replication of each policy, comparison.json
+    than four are ranked, with their regret against the oracle, against bayes and against the best
+    static k, as far as these take part. With --out the folder gets the results of the first replication of each policy, comparison.json
     and plot.png.
     """
     from specsim.study.runner import warm_up

@@ -102,6 +102,11 @@ class Experiment(Settings):
             )
         policy.check_proposer(proposer)
         _check_tokens(proposer, self.acceptance)
+        if policy.knows_model and not self.acceptance.has_model:
+            raise ValueError(
+                f"policy '{policy.kind}' knows the state of the acceptance model, and acceptance "
+                f"'{self.acceptance.kind}' has none; use a model, or another policy"
+            )
         if policy.drafts_trees and self.acceptance.position_rates(1) is None:
             raise ValueError(
                 f"policy '{policy.kind}' drafts trees, which need an acceptance rate per position; "

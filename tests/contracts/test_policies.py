@@ -14,7 +14,7 @@ from specsim.acceptance import Oracle
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 from specsim.engine.speculation import Speculation
-from specsim.policies import POLICIES, OraclePolicy, Policy
+from specsim.policies import POLICIES, ModelView, OraclePolicy, Policy
 from specsim.proposers import PROPOSERS
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -57,7 +57,10 @@ def test_draft_lens_stay_within_the_limit(policy: dict[str, Any]) -> None:
     limit = parsed.max_draft_len(4)
     assert parsed.drafts_trees or 0 <= limit <= 4
     oracle = Oracle.of([b"\1\4\2\0" * 10] * 8) if isinstance(parsed, OraclePolicy) else None
-    server = server_view(limit, lambda load, lens: 1e-3 * load.batched_tokens, oracle=oracle)
+    model = ModelView(lambda indices, at: np.full((len(indices), limit), 0.7), np.full(8, 0.7), 1.0)
+    server = server_view(
+        limit, lambda load, lens: 1e-3 * load.batched_tokens, oracle=oracle, model=model
+    )
     memory = parsed.start(server)
     for size in (1, 3, 8):
         lens = plain(parsed.draft_lens(view(size), memory))

@@ -347,6 +347,10 @@ def special_cases(profiles: dict[str, str]) -> Iterator[Case]:
     yield case("slo_aware/slo", spec="eagle3:5", policy="slo_aware", slo={"tpot_ms": 9.0})
     yield case("slo_aware/requests", policy={"kind": "slo_aware", "window": 5},
                slo={"ttft_ms": 300.0, "tpot_ms": 14.0}, profile=profiles["linear"])  # fmt: skip
+    for policy in ("joint", "bayes"):
+        yield case(f"{policy}/draft_model", spec="draft_model:4", policy=policy,
+                   profile=profiles["linear"], acceptance={"kind": "bernoulli", "alpha": 0.2})  # fmt: skip
+        yield case(f"{policy}/v0", spec="eagle3:4", policy=policy, engine=V0)
 
 
 def acceptance_cases(trace: str) -> Iterator[Case]:

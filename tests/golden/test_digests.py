@@ -101,6 +101,8 @@ NAMES = """
     hybrid/ngram/1.5/prefill_first-1024
     prefixes/recorded/oracle
     mixed/11
+    joint/draft_model
+    bayes/v0
 """.split()  # noqa: SIM905
 
 

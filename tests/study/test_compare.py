@@ -82,6 +82,14 @@ def test_standings_rank_by_speed_and_name_their_references() -> None:
     assert [value.mean for value in best] == pytest.approx([-50.0, 0.0, 25.0, 100.0])
 
 
+def test_regret_is_told_against_the_bound_that_does_not_know_the_luck() -> None:
+    found = comparison({"off": [8.0], "bayes": [4.0], "static:k=1": [5.0]}).standings
+    assert [s.regret_bayes.mean for s in found if s.regret_bayes] == pytest.approx(
+        [0.0, 25.0, 100.0]
+    )
+    assert found[0].to_dict()["regret_bayes"]["reference"] == "bayes"
+
+
 def test_without_the_references_there_is_no_regret() -> None:
     standing = comparison({"off": [8.0]}).standings[0]
     assert (standing.regret_oracle, standing.regret_best_static) == (None, None)
