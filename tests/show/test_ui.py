@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event, Thread
+from time import process_time
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import yaml
 from conftest import Run, tiny_config
 
 from specsim.run.experiment import Experiment
+from specsim.show import ui
 from specsim.show.ui import Moved, Playground, listen
 from specsim.show.ui.server import UiServer
 from specsim.study.compare import compare, parse_policies
@@ -176,6 +178,15 @@ def test_the_newest_wins(server: UiServer, monkeypatch: pytest.MonkeyPatch, ask:
     assert ask({"rate": 2})[0] == 200
     thread.join(10)
     assert old == [409]
+
+
+def test_a_move_is_answered_while_one_looks() -> None:
+    playground = Playground(Experiment.load(Path(ui.__file__).with_name("example.yaml")))
+    playground.answer(Moved())  # as the command does before the page is opened
+    begin = process_time()
+    answers = [playground.answer(Moved(rate=rate)) for rate in (2, 10, 30, 60)]
+    assert (process_time() - begin) / len(answers) < 0.3  # CPU, for others may use this machine
+    assert [(each["num_requests"], each["simulated"]) for each in answers] == [(1000, 2)] * 4
 
 
 def test_a_simulation_ends_when_it_is_told(tiny: Callable[..., Experiment]) -> None:
