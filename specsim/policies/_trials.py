@@ -84,7 +84,7 @@ class Trials:
                 self._left, self._wait = TRIAL_TOKENS, min(2 * self._wait, LONGEST_WAIT)
                 alphas.renew()
         if not self._left:
-            return 0
+            return 0 if self._is_given_up else lens
         tried: Ints = np.zeros(batch.size, dtype=np.int64)
         tried[np.flatnonzero(served)[:TRIAL_TOKENS]] = 1
         return tried
