@@ -85,7 +85,7 @@ class Trials:
                 self._left, self._wait = TRIAL_TOKENS, min(2 * self._wait, LONGEST_WAIT)
                 alphas.renew()
         if not self._left:
-            return 0
+            return 0 if self._is_given_up else lens
         tried: Ints = np.zeros(batch.size, dtype=np.int64)
         tried[np.flatnonzero(served)[:TRIAL_TOKENS]] = 1
         return tried
@@ -128,8 +128,10 @@ class Trials:
     def _gain(self, load: StepLoad, lens: int | Ints, emitted: float) -> float:
         """Return what a step gains by its drafts, as a share of one without a drafter."""
         num = load.num_requests
-        drafted = num * lens if isinstance(lens, int) else int(lens.sum())
-        time = self._server.step_time(load._replace(batched_tokens=num + drafted), lens)
+        drafted, longest = int(np.sum(lens)), int(np.max(lens))
+        if isinstance(lens, int):
+            drafted *= num
+        time = self._server.step_time(load._replace(batched_tokens=num + drafted), longest)
         return emitted / num - (time + self._reading_time) / self._plain_time(load)
 
     def _drafter_time(self, load: StepLoad) -> float:

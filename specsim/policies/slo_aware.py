@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.step import BatchView
-from specsim.policies._budget import best_lens, emitted_of
+from specsim.policies._budget import best_common_len, best_lens
 from specsim.policies._desk import Desk, Floats, Ints, PerRequest, loop_on
-from specsim.policies._estimate import AlphaPerRequest
+from specsim.policies._estimate import AlphaPerRequest, expected_len
 from specsim.policies._trials import Weighing, WeighsDrafter
 from specsim.policies.base import ServerView
 
@@ -110,8 +110,14 @@ class SloAware(WeighsDrafter):
             one_cost=server.drafts_at_one_cost,
             step_time=server.step_time,
         )
-        emitted = load.num_requests + emitted_of(gains, lens)
-        return memory.trials.settle(batch, load, lens, emitted, memory.alphas)
+        # What the late are given need not pay; whether the drafter does is another question.
+        alpha = memory.alphas.alpha
+        k = best_common_len(server, load, alpha, batch.free_slots)
+        emitted = load.num_requests * expected_len(alpha, k)
+        verdict = memory.trials.settle(batch, load, k, emitted, memory.alphas)
+        if memory.trials.gives_up or not isinstance(verdict, int):
+            return verdict
+        return lens
 
     @staticmethod
     def _needed(
