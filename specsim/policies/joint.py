@@ -26,7 +26,7 @@ _PRIOR_TRIALS = 20.0  # that the rate of all requests counts for in the rate of 
 _RECENT = 0.9  # share of a request's trials that the next draft leaves
 _STEADY = 100.0  # steps over which a drafter has to be worth its upkeep
 _EVIDENCE = 16  # drafts without which a drafter is not given up
-_WORTHWHILE = 0.01  # share of a step that a drafter which was given up has to gain
+_WORTHWHILE = 0.01  # share of a step that a drafter has to gain
 _LOSS = 0.002  # share of all steps that may be lost by drafting what does not seem to pay
 _PROBE_DRAFTS = 8  # of a request that is drafted for though the drafter was given up
 _PROBED = 4  # sequences of which such a step verifies a token at least
@@ -63,11 +63,7 @@ class Prospects:
 
     What is drafted is trimmed when its confidences are known, so that a j-th token is worth
     E[max(S_j - price, 0)], for which all of the distribution of S_j counts. It is known for each
-    class of `Recents`, with that of all classes as the prior.
-
-    Args:
-        longest: Tokens.
-        prior: alpha before anything has been drafted.
+    class of `Recents`, with that of all classes as the prior; `prior` is alpha before any draft.
     """
 
     def __init__(self, longest: int, prior: float) -> None:
@@ -162,6 +158,8 @@ class _Memory:
     """Seconds that the drafter would have read prompts since the last decision."""
     is_closed: bool = False
     """Whether the drafter is not worth reading the prompts of more requests;"""
+    steps_since_new: int = 0
+    """Since a request was admitted: until then it may come to serve more of the batch;"""
     is_off: bool = False
     """and whether it is not worth its upkeep for those that it has read."""
     states: PerRequest = field(default_factory=lambda: PerRequest(_NEW, dtype=np.int8))
@@ -171,14 +169,19 @@ class _Memory:
     probes_left: int = 0
     """Drafts that are made for it."""
 
-    def note(self, *gains: float) -> None:
-        """Take in the gains of a step, and decide whom the drafter is to serve."""
+    def note(self, idle: float, *gains: float) -> None:
+        """Take in the gains of a step, and decide whom the drafter is to serve.
+
+        To come back it has to gain half of what it takes while it serves too few yet (`idle`).
+        """
         pairs = zip(self.gains, gains, strict=True)
         self.gains = tuple(mean + (gain - mean) / _STEADY for mean, gain in pairs)
         if self.prospects.seen >= _EVIDENCE:
             for_all, with_prefills, for_served = self.gains
-            self.is_closed = with_prefills < (_WORTHWHILE if self.is_closed else 0.0)
-            self.is_off = self.is_closed and min(for_all, for_served) < 0.0
+            least = max(idle / 2.0, _WORTHWHILE) if self.is_closed else _WORTHWHILE
+            self.is_closed = with_prefills < least
+            is_waning = self.is_closed or self.steps_since_new > _STEADY
+            self.is_off = is_waning and min(for_all, for_served) < 0.0
 
 
 @final
@@ -218,12 +221,10 @@ class Joint(Policy):
         if not load.num_requests or not memory.server.max_draft_len:
             return 0
         if not memory.server.has_confidences:
-            lens = self._by_past(batch, load, memory)
-        elif batch.drafts is not None:
-            lens = self._of_found(batch, batch.drafts, load, memory)
-        else:
-            return self._by_prospects(batch, load, memory)
-        return lens
+            return self._by_past(batch, load, memory)
+        if batch.drafts is not None:
+            return self._of_found(batch, batch.drafts, load, memory)
+        return self._by_prospects(batch, load, memory)
 
     def _by_prospects(self, batch: BatchView, load: StepLoad, memory: _Memory) -> int:
         """Return a length for all, by what survives of drafts as a rule."""
@@ -243,7 +244,8 @@ class Joint(Policy):
         if served < num and memory.may_drop:
             values = price.values(*memory.prospects.of_batch(classes[is_served]))
         for_served = float(values.max() - plain) / worth
-        memory.note(for_all, for_all - memory.upkeep / time, for_served)
+        idle = server.step_time(load, 0) / time - 1.0
+        memory.note(idle, for_all, for_all - memory.upkeep / time, for_served)
         memory.upkeep = 0.0
         memory.idle_steps += 1
         if memory.may_drop and not served:
@@ -323,6 +325,7 @@ class Joint(Policy):
             if (decodes := batch.decode_load()).num_requests:
                 memory.upkeep -= server.step_time(decodes, 0) - server.plain_time(decodes)
         states = memory.states.of(requests)
+        memory.steps_since_new = 0 if (states == _NEW).any() else memory.steps_since_new + 1
         let_go: NDArray[np.bool_] = (
             states == _NEW if memory.is_closed else np.zeros(batch.size, dtype=bool)
         )
