@@ -19,8 +19,9 @@ class Exchange:
 
     A policy that maximises tokens - rate x time in every step, where rate is the ratio of the two
     that it arrives at, maximises that ratio over all steps (Dinkelbach 1967); the best ratio within
-    each step does not. Prompts are to be read whatever is drafted, so their time is left out. Time per step and tokens per sequence change slowly; batches do not, so that the rate is
-    made of the former for a given batch.
+    each step does not. Prompts are to be read whatever is drafted, so their time is left out. Time
+    per step and tokens per sequence change slowly; batches do not, so that the rate is made of the
+    former for a given batch.
 
     Args:
         window: Steps after which one has faded to 1/e.
