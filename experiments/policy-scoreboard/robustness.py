@@ -1,6 +1,6 @@
 """Two hundred settings at random: where is `joint` behind no speculation, or behind another policy?
 
-    python experiments/policy-scoreboard/robustness.py     # about five minutes on one core
+    python experiments/policy-scoreboard/robustness.py
 
 Draws what a user might have: a drafter of each kind (an EAGLE-3 head fitted as whole drafts, a
 draft model that pays per pass, suffix trees), alpha from 0.01 to 0.95, the same for all requests,
@@ -27,7 +27,7 @@ DRAFTERS = {
     "model": ("draft_model", "h100/llama-3.1-8b-kernels"),
     "lookup": ("suffix", "h100/llama-3.1-8b"),
 }
-RIVALS = ["goodput", "goodput_exact", "draft_goodput"]  # those that were first anywhere
+RIVALS = ["goodput", "goodput_exact", "draft_goodput"]  # those that lead most often
 
 
 def setting(number: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,6 +1,6 @@
 """All policies on drafters of three kinds: traffic, loads, ramps, shifts, and what was recorded.
 
-    python experiments/policy-scoreboard/run.py     # about twenty minutes on 2 cores
+    python experiments/policy-scoreboard/run.py     # not yet timed on idle cores
 
 Writes results.csv and plot.png beside this file and prints one line per policy and drafter. Cells
 with recorded acceptance need the token traces, which are never shipped (SPECSIM_DATA); without them

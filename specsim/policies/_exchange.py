@@ -19,9 +19,9 @@ class Exchange:
 
     A policy that maximises tokens - rate x time in every step, where rate is the ratio of the two
     that it arrives at, maximises that ratio over all steps (Dinkelbach 1967); the best ratio within
-    each step does not. Prompts are to be read whatever is drafted, so steps with prefills are left
-    out. Time per step and tokens per sequence change slowly; batches do not, so that the rate is
-    made of the former for a given batch.
+    each step does not. Prompts are to be read whatever is drafted, so their time is left out. Time
+    per step and tokens per sequence change slowly; batches do not, so that the rate is made of the
+    former for a given batch.
 
     Args:
         window: Steps after which one has faded to 1/e.
@@ -31,10 +31,15 @@ class Exchange:
         self._keep = 1.0 - 1.0 / window
         self._tokens = self._sequences = self._time = self._steps = 0.0
 
-    def add(self, outcome: StepOutcome) -> None:
+    def add(self, outcome: StepOutcome, server: ServerView) -> None:
         """Take a step in."""
         time = outcome.target_time + outcome.draft_time + outcome.overhead_time
-        if outcome.load.prefill_tokens or not len(outcome.requests) or time <= 0.0:
+        load = outcome.load
+        if load.prefill_tokens:
+            tokens = load.batched_tokens - load.prefill_tokens
+            decodes = load._replace(batched_tokens=tokens, prefill_tokens=0)
+            time -= server.step_time(load, 0) - server.step_time(decodes, 0)
+        if not len(outcome.requests) or load.batched_tokens <= load.prefill_tokens or time <= 0.0:
             return
         keep = self._keep
         self._tokens = keep * self._tokens + outcome.output_tokens

@@ -342,7 +342,7 @@ class Joint(Policy):
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Note what came of what was stated, and what the step took."""
-        memory.exchange.add(outcome)
+        memory.exchange.add(outcome, memory.server)
         if not memory.server.has_confidences:
             memory.alphas.add(outcome)
         elif np.count_nonzero(outcome.draft_lens):

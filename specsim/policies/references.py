@@ -128,7 +128,7 @@ class Bayes(Policy):
 
     def observe(self, outcome: StepOutcome, memory: _Knowing) -> None:
         """Note what the step took."""
-        memory.exchange.add(outcome)
+        memory.exchange.add(outcome, memory.server)
 
     def _means(self, batch: BatchView, server: ServerView) -> NDArray[np.float64]:
         assert server.model is not None

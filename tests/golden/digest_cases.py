@@ -349,7 +349,8 @@ def special_cases(profiles: dict[str, str]) -> Iterator[Case]:
                slo={"ttft_ms": 300.0, "tpot_ms": 14.0}, profile=profiles["linear"])  # fmt: skip
     for policy in ("joint", "bayes"):
         yield case(f"{policy}/draft_model", spec="draft_model:4", policy=policy,
-                   profile=profiles["linear"], acceptance={"kind": "bernoulli", "alpha": 0.2})  # fmt: skip
+                   profile=profiles["linear"],
+                   acceptance={"kind": "bernoulli", "alpha": 0.2})  # fmt: skip
         yield case(f"{policy}/v0", spec="eagle3:4", policy=policy, engine=V0)
 
 

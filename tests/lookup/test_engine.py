@@ -91,8 +91,8 @@ def test_a_server_drafts_what_draft_eval_says(
 
 
 REFUSED = {  # n-grams know no probability, make no trees and are one drafter; texts are no model
-    "bayes", "adaptive_verification", "confidence", "draft_goodput", "draft_selection", "hybrid_suffix",
-    "medusa_tree",
+    "adaptive_verification", "bayes", "confidence", "draft_goodput", "draft_selection",
+    "hybrid_suffix", "medusa_tree",
 }  # fmt: skip
 
 

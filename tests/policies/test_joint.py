@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import server_view
 from driving import batch, outcome, started, sure_drafts
 
 from specsim.core.errors import PluginError
@@ -97,7 +98,10 @@ def step(load: StepLoad, lens: Any) -> float:
 def emitting(policy: Any, memory: Any, tokens: int, time: float) -> None:
     """Let steps of two sequences emit so many tokens in so many seconds each."""
     for _ in range(5):
-        policy.observe(outcome([0, 0], [0, 0], output_tokens=tokens, target_time=time), memory)
+        policy.observe(
+            outcome([0, 0], [0, 0], output_tokens=tokens, target_time=time, load=StepLoad(0, 2, 2)),
+            memory,
+        )
 
 
 @pytest.mark.parametrize("rate", [100.0, 400.0, 900.0])
@@ -119,11 +123,14 @@ def test_what_is_verified_is_worth_most_at_the_price_of_a_second(rate: float) ->
 def test_a_second_is_worth_what_decoding_yields_in_it() -> None:
     exchange = Exchange(50)
     assert exchange.rate(3) == 0.0
-    exchange.add(outcome([1, 1], [1, 0], target_time=0.01, draft_time=0.005))
+    server = server_view(4, step)
+    load = StepLoad(0, 4, 2)
+    exchange.add(outcome([1, 1], [1, 0], target_time=0.01, draft_time=0.005, load=load), server)
     assert exchange.rate(2) == pytest.approx(3 / 0.015)
     assert exchange.rate(4) == pytest.approx(6 / 0.015)  # as much for each sequence
-    prefill = StepLoad(0, 500, 2, 498)
-    exchange.add(outcome([1, 1], [1, 0], target_time=9.0, load=prefill))
+    # A prompt of 496 tokens beside them, half a millisecond each, is left out.
+    mixed, time = StepLoad(0, 500, 3, 496), 0.015 + 496 * 0.5e-3
+    exchange.add(outcome([1, 1], [1, 0], target_time=time, load=mixed), server)
     assert exchange.rate(2) == pytest.approx(3 / 0.015)
 
 
