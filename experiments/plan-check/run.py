@@ -38,7 +38,7 @@ QUESTIONS = {
     ),
 }
 LENGTH, SEEDS, STEP, REACH = 50_000, 2, 1.02, 10
-REACH_OF_COST = 1.5
+REACH_OF_COST = 1.05
 
 
 def main() -> None:

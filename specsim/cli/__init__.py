@@ -57,9 +57,8 @@ for _panel, _members in _COMMANDS.items():
     for _name, _member in _members.items():
         if isinstance(_member, typer.Typer):
             for _own in _member.registered_commands:
-                _own.epilog = example(
-                    f"{_name} {_own.name or getattr(_own.callback, '__name__', '')}"
-                )
+                _called = _own.name or getattr(_own.callback, "__name__", "").replace("_", "-")
+                _own.epilog = example(f"{_name} {_called}")
             app.add_typer(_member, name=_name, rich_help_panel=_panel)
         else:
             _class = ManyPolicies if _member in (capacity, compare) else None
