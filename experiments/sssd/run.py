@@ -88,12 +88,17 @@ def roofline() -> RooflineProfile:
     return RooflineProfile.of(RooflineOptions(model="llama-2-7b", gpu="ascend-910b4", drafts={}))
 
 
-def budget_lens(policy: str) -> list[int]:
-    """Return the draft tokens per sequence by batch size, from 1 on."""
+def budget_tokens() -> float:
+    """Return the tokens of a step at which computing takes as long as reading the weights."""
     free = roofline().roofline.free_budget()
     assert free is not None
+    return free
+
+
+def budget_lens(policy: str) -> list[int]:
+    """Return the draft tokens per sequence by batch size, from 1 on."""
     nodes = {
-        "free budget": [int(free / size) for size in range(1, BATCHES[-1] + 1)],
+        "free budget": [int(budget_tokens() / size) for size in range(1, BATCHES[-1] + 1)],
         "PIA's budget": [PIA_NODES // size for size in range(1, BATCHES[-1] + 1)],
         "s_q = 8": [8] * BATCHES[-1],
         "s_q = 30": [30] * BATCHES[-1],
@@ -158,6 +163,13 @@ def rows_of(dataset: str, batches: Sequence[int], count: int = NUM_REQUESTS) -> 
     return [{name: value for name, value in row.items() if name != "off"} for row in rows]
 
 
+def write(path: Path, rows: list[Row]) -> None:
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def main(
     folder: Path = HERE,
     datasets: Sequence[str] = DATASETS,
@@ -170,12 +182,10 @@ def main(
         print(f"{missing[0]} is not here; set SPECSIM_DATA to the folder that has tokens/ in it",
               file=sys.stderr)  # fmt: skip
         sys.exit(2)
-    print(f"free budget: {roofline().roofline.free_budget():.0f} tokens a step")
+    budget = {"model": "llama-2-7b", "gpu": "ascend-910b4", "tokens": round(budget_tokens())}
+    write(folder / "budget.csv", [budget])
     rows = [row for dataset in datasets for row in rows_of(dataset, batches, count)]
-    with (folder / "results.csv").open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write(folder / "results.csv", rows)
     draw(rows, folder)
 
 
