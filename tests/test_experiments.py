@@ -387,6 +387,16 @@ def test_turbospec_at_fixed_acceptance() -> None:
     adaptation = script("turbospec-adaptation")
     found = adaptation.fixed((1,))
     kept = rows(ROOT / "experiments" / "turbospec-adaptation" / "fixed.csv")
-    mine = [row for row in kept if row["batch"] == "1"]
-    assert [{name: str(value) for name, value in row.items()} for row in found] == mine
+    fixed = {
+        (row["gpu"], row["alpha"], row["config"]): row["speed_up"]
+        for row in kept
+        if row["batch"] == "1"
+    }
+    for row in found:
+        place = (row["gpu"], str(row["alpha"]), row["config"])
+        if row["config"] != "TS":  # what the policy learns may change; what is asked may not
+            assert str(row["speed_up"]) == fixed[place]
+        else:
+            others = [float(fixed[*place[:2], config]) for config in adaptation.CONFIGS[:-1]]
+            assert row["speed_up"] > 0.98 * max(others)
     assert adaptation.memory()[0]["of_memory_in_use"] < 0.04
