@@ -331,3 +331,72 @@ def test_gpus_policies_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [row for row in rows(folder / "results.csv") if row["gpu"] == "l40s"]
     assert {name: str(value) for name, value in found.items()} in kept
     assert len(rows(folder / "results.csv")) == 144
+
+
+def test_gallery_is_what_the_tables_say() -> None:
+    path = ROOT / "experiments" / "gallery.py"
+    spec = importlib.util.spec_from_file_location("experiment_gallery", path)
+    assert spec is not None
+    assert spec.loader is not None
+    gallery = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gallery)
+    written = (ROOT / "docs" / "gallery.md").read_text()
+    assert written == gallery.page(), "run python experiments/gallery.py"
+    value = {"table": "results.csv", "column": "speed_up", "where": {"batch": 3}}
+    with pytest.raises(SystemExit, match="0 rows of"):
+        gallery.number(ROOT / "experiments" / "sssd", "x", value)
+
+
+@needs(TOKENS)
+def test_sssd_fills_its_budget(tmp_path: Path) -> None:
+    sssd = script("sssd")
+    assert sssd.budget_lens("PIA's budget")[::16] == [29, 2, 0, 0]
+    free = sssd.budget_lens("free budget")
+    assert all(size * (k + 1) <= sssd.budget_tokens() for size, k in enumerate(free, 1))
+    sssd.main(tmp_path, ("gsm8k",), (16,), 20)
+    gains = {row["policy"]: float(row["speed_up"]) for row in rows(tmp_path / "results.csv")}
+    assert gains["free budget"] > 1.5
+    assert gains["free budget"] > gains["PIA's budget"] > gains["off"]
+
+
+@needs(SHAREGPT)
+def test_turns_of_an_agent_wait_for_one_another() -> None:
+    agents = script("agent-loop")
+    sent = agents.arrivals([[1.0, 3.0], [2.0], [5.0, 6.0]], workers=2, tool_time=0.5)
+    assert sent == [[0.0, 1.5], [0.0], [2.0, 5.5]]
+    turns = [session[:2] for session in agents.sessions()[:2]]
+    one, _, _ = agents.closed("off", 1, 1.0, turns[:1])
+    several, _, rounds = agents.closed("off", 2, 1.0, turns[:1])  # the same, found in rounds
+    assert several == pytest.approx(one, rel=1e-6)
+    assert 2 <= rounds <= 4
+
+
+@needs(TOKENS)
+def test_on_the_fly_selection_knows_no_answers() -> None:
+    selection = script("on-the-fly-selection")
+    assert selection.replay(bytes([9, 2, 0, 0, 1]), 6, 5) == (2, 3, 1)
+    gains = selection.select("gsm8k", 0.23, 0)
+    assert gains["hindsight"] >= max(gains.values())
+    assert gains["selection by: none"] in {gains["eagle for all"], gains["ngram for all"]}
+    kept = rows(ROOT / "experiments" / "on-the-fly-selection" / "windows.csv")
+    assert selection.answers("gsm8k")[0].steps[0, 1] > selection.answers("gsm8k")[0].steps[0, 8]
+    assert len(kept) == 4 * 2 * 8
+
+
+def test_turbospec_at_fixed_acceptance() -> None:
+    adaptation = script("turbospec-adaptation")
+    found = adaptation.fixed((1,))
+    kept = rows(ROOT / "experiments" / "turbospec-adaptation" / "fixed.csv")
+    fixed = {
+        (row["gpu"], row["alpha"], row["config"]): row["speed_up"]
+        for row in kept
+        if row["batch"] == "1"
+    }
+    for row in found:
+        place = (row["gpu"], str(row["alpha"]), row["config"])
+        if row["config"] != "TS":  # what the policy learns may change; what is asked may not
+            assert str(row["speed_up"]) == fixed[place]
+        else:
+            others = [float(fixed[*place[:2], config]) for config in adaptation.CONFIGS[:-1]]
+            assert row["speed_up"] > 0.98 * max(others)
+    assert adaptation.memory()[0]["of_memory_in_use"] < 0.04
