@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import copy
+import functools
 import hashlib
 import io
 import json
@@ -19,8 +20,10 @@ import os
 import random
 import resource
 import shutil
+import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
@@ -260,6 +263,8 @@ COMMANDS = [
     "list",
     "policy check",
     "schema",
+    "plan",
+    "init",
 ]
 OPTIONS = [
     "--out",
@@ -308,6 +313,10 @@ OPTIONS = [
     "--help",
     "--resume",
     "--keep-going",
+    "--policy",
+    "--qps",
+    "--traffic",
+    "--vllm",
 ]
 
 
@@ -544,12 +553,89 @@ def read_reply(path: str) -> int:
     client.parse_metrics(data.decode("utf-8", "replace"))
     client._models(data.decode("utf-8", "replace"))
     try:
-        asyncio.run(client._read(Response(), client.Answer(0.0), 5))  # type: ignore[arg-type]
+        asyncio.run(client._read(Response(), client.StreamedAnswer(0.0), 5))  # type: ignore[arg-type]
     except client.TooMuchError:
         return 2
     return 0
 
 
+SERVE = (
+    "vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2 --max-num-seqs 64 "
+    "--max-model-len=8192 --gpu-memory-utilization 0.9 --no-enable-prefix-caching -O3 "
+    '--speculative-config \'{"method": "eagle3", "num_speculative_tokens": 3}\''
+)
+LAUNCH = (
+    "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --tp 2 --mem-fraction-static 0.8 "
+    "--speculative-algorithm EAGLE3 --speculative-num-steps 3 --max-running-requests 64"
+)
+
+
+def a_question(rng: random.Random) -> list[str]:
+    """Make a question to the planner, whose server, traffic, load or GPU is odd."""
+    asked = {"command": SERVE, "traffic": "chat", "qps": "20", "slo": "ttft:500,tpot:40"}
+    asked["gpu"] = rng.choice(("h100", "l40s", "b200"))
+    for name in rng.sample(sorted(asked), rng.choice((1, 1, 2))):
+        asked[name] = (
+            rng.choice((*map(_word, NASTY), "e.yaml", "a.csv", "1e9", "h100,h100", "ttft:1,ttft:2"))
+            if rng.random() < 0.4 and name != "command"
+            else torn(asked[name].encode(), rng).decode("utf-8", "replace")
+        )
+    Path("e.yaml").write_bytes(as_yaml(config_of(rng)))
+    Path("a.csv").write_bytes(ROWS["a.csv"])
+    if rng.random() < 0.7:  # the same is read as by plan, and nothing is simulated
+        Path("stdin").write_text("\n".join(value.replace("\n", " ") for value in asked.values()))
+        return ["init", rng.choice(("o.yaml", "o.yaml", "keep"))]
+    command, option = asked.pop("command"), "--vllm"
+    if rng.random() < 0.5:
+        command, option = torn(LAUNCH.encode(), rng).decode("utf-8", "replace"), "--sglang"
+    asked.pop("gpu")
+    args = [item for name, value in asked.items() for item in (f"--{name}", value)]
+    args = [option, command, *args, "--gpus", rng.choice(("no-such", "", "h100,no-such"))]
+    return ["plan", *(arg.replace("\x00", "") for arg in args), "--workers", "1"]
+
+
+def a_move(rng: random.Random) -> list[str]:
+    """Make what the page with sliders sends, which is no command."""
+    moved = {"rate": 30.0, "prompt": 50, "output": 20, "alpha": 0.5, "policy": "static", "k": 2}
+    moved |= {"gpu": rng.choice(("h100/llama-3.1-8b", "x")), "ttft_ms": 100.0}
+    body = _as_json(mutated(moved, rng)) if rng.random() < 0.7 else torn(_as_json(moved), rng)
+    path = rng.choice(("answer", "answer", "experiment", "../x"))
+    head = f"POST /TOKEN/{path} HTTP/1.1\r\nHost: HOST\r\nContent-Length: {len(body)}\r\n\r\n"
+    data = head.encode() if rng.random() < 0.8 else torn(head.encode(), rng)
+    Path("request").write_bytes(data + body)
+    return ["(move)", "request"]
+
+
+@functools.cache
+def ui_server() -> Any:
+    """Return a server of `specsim ui`, one for each worker."""
+    from specsim.run.experiment import Experiment  # noqa: PLC0415
+    from specsim.show.ui.playground import Playground  # noqa: PLC0415
+    from specsim.show.ui.server import listen  # noqa: PLC0415
+
+    server = listen(Playground(Experiment.parse(BASE, "fuzz")), 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def send_move(path: str) -> int:
+    """Send the bytes of a request; return 2 where it is refused, 3 where the server failed."""
+    server = ui_server()
+    data = Path(path).read_bytes().replace(b"TOKEN", server.token.encode())
+    data = data.replace(b"HOST", b"127.0.0.1:%d" % server.server_port)
+    with socket.create_connection(
+        ("127.0.0.1", server.server_port), timeout=LIMIT_SECONDS
+    ) as there:
+        there.sendall(data)
+        there.shutdown(socket.SHUT_WR)
+        reply = b"".join(iter(lambda: there.recv(65536), b""))
+    status = reply.split(b" ", 2)[1:2]
+    if status == [b"500"]:
+        raise AssertionError(reply[-300:])
+    return 0 if status == [b"200"] else 2
+
+
+NOT_COMMANDS = {"(reply)": read_reply, "(move)": send_move}
 KINDS = {
     "config": a_config,
     "study": a_study,
@@ -558,6 +644,8 @@ KINDS = {
     "results": a_folder,
     "policy": a_policy,
     "reply": a_reply,
+    "question": a_question,
+    "move": a_move,
 }
 
 
@@ -583,9 +671,10 @@ def run_case(number: int, seed: int, kinds: list[str], folder: str) -> dict[str,
     before, out, err = digests(), io.StringIO(), io.StringIO()
     begun_at, trace, code = time.monotonic(), "", 0
     sys.argv = ["specsim", *args]
+    sys.stdin = io.StringIO(Path("stdin").read_text() if Path("stdin").exists() else "")
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            code = read_reply(args[1]) if args[0] == "(reply)" else main() or 0
+            code = NOT_COMMANDS[args[0]](args[1]) if args[0] in NOT_COMMANDS else main() or 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
         except BaseException:
@@ -595,7 +684,7 @@ def run_case(number: int, seed: int, kinds: list[str], folder: str) -> dict[str,
     problems = ["traceback"] if trace or "Traceback" in err.getvalue() else []
     problems += ["overwritten " + ", ".join(lost)] if lost else []
     problems += [f"exit code {code}"] if code not in OK_CODES else []
-    if code == 2 and not err.getvalue().strip() and args[0] != "(reply)":
+    if code == 2 and not err.getvalue().strip() and args[0] not in NOT_COMMANDS:
         problems.append("no message")
     seconds = time.monotonic() - begun_at
     return {

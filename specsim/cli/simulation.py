@@ -49,6 +49,14 @@ class ManyPolicies(TyperCommand):
 
 def run(
     config: Config,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help="Replace the policy, in short form: off, static:k=3, my_file:MyPolicy.",
+            show_default=False,
+        ),
+    ] = None,
     overrides: Overrides = None,
     seed: Seed = None,
     out: Out = None,
@@ -71,7 +79,7 @@ def run(
     serve writes it without --save-detailed.
     """
     from specsim.results.export import RESULT_FILES
-    from specsim.run.experiment import Experiment
+    from specsim.run.experiment import Experiment, check_used
     from specsim.run.simulate import simulate
     from specsim.run.summary import Summary
     from specsim.show.render.runs import run_table
@@ -79,7 +87,11 @@ def run(
     for option, is_given in (("--no-steps", no_steps), ("--no-details", no_details)):
         if is_given and out is None:
             raise ConfigError(f"{option}: is about what --out writes; add that or leave it out")
-    experiment = Experiment.load(config, all_overrides(overrides, seed))
+    changes = all_overrides(overrides, seed)
+    if policy is not None:
+        check_used(changes, ["policy"], "--policy sets")
+        changes.append(f"policy={policy}")
+    experiment = Experiment.load(config, changes)
     with results_folder(out, RESULT_FILES) as folder:
         with progress("requests", experiment.workload.num_requests) as on_progress:
             run = simulate(

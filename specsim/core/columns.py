@@ -19,6 +19,7 @@ from specsim.core.reading import (
     csv_rows,
     lines,
     parse_json,
+    short,
 )
 
 Columns = dict[str, NDArray[np.float64]]
@@ -103,8 +104,7 @@ def _number(text: str) -> float:
 def _rows(path: Path) -> Iterator[list[str]]:
     """Yield the names of a table's columns, then its rows."""
     if path.suffix == ".parquet":
-        with opened_parquet(path, ProfileError) as file:
-            table = file.read()
+        table = parquet_table(path, ProfileError)
         yield list(table.column_names)
         for values in zip(*(column.to_pylist() for column in table.columns), strict=True):
             yield list(map(str, values))
@@ -119,20 +119,33 @@ def _rows(path: Path) -> Iterator[list[str]]:
 
 
 @contextmanager
-def opened_parquet(path: Path, error: type[SpecsimError]) -> Iterator[Any]:
+def opened_parquet(
+    path: Path, error: type[SpecsimError], remedy: str = "name a whole one"
+) -> Iterator[Any]:
     """Open a Parquet file (`pyarrow.parquet.ParquetFile`); raise `error` if it is not whole."""
     import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
         check_parquet(path)
-        with pq.ParquetFile(path.resolve()) as file:
+        with pq.ParquetFile(path.resolve()) as file:  # a name such as static:k=3 is no URI
             check_rows(file.metadata)
             yield file
-    except UnreadableError as problem:
-        raise error(f"{path}: {problem}") from problem
-    except (OSError, pa.ArrowException) as problem:
-        raise error(f"{path}: is not a complete Parquet file") from problem
+    except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError) as problem:
+        why = getattr(problem, "strerror", None) or short(problem)
+        raise error(f"{path}: cannot be read as Parquet: {why}; {remedy}") from problem
+
+
+def parquet_table(path: Path, error: type[SpecsimError], remedy: str = "name a whole one") -> Any:
+    """Return all of a Parquet file (`pyarrow.Table`); raise `error` if any value is broken.
+
+    The reader believes what a file says of itself: text that is no UTF-8, or an index beyond a
+    dictionary, would fail later, or end the process.
+    """
+    with opened_parquet(path, error, remedy) as file:
+        table = file.read()
+        table.validate(full=True)
+        return table
 
 
 def _csv_rows(path: Path) -> Iterator[list[str]]:

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from specsim.core.columns import parquet_table
 from specsim.core.errors import ProfileError
-from specsim.core.reading import UnreadableError, check_parquet
 from specsim.core.settings import load_mapping, nearest
 
 Values = NDArray[np.float64]
@@ -103,11 +102,7 @@ class GpuTables:
                 "`specsim profile roofline`"
             )
         path = files[-1]
-        try:
-            check_parquet(path)
-            rows = pq.read_table(path.resolve())
-        except (OSError, pa.ArrowException, UnreadableError) as error:
-            raise ProfileError(f"{path}: cannot be read as Parquet: {error}") from error
+        rows = parquet_table(path, ProfileError)
         if "latency" not in rows.column_names:
             raise ProfileError(
                 f"{path}: has no column 'latency' (found: {', '.join(rows.column_names)}); it is "

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from specsim.core.columns import parquet_table
 from specsim.core.errors import ConfigError
-from specsim.core.reading import UnreadableError, check_parquet
 from specsim.core.settings import load_mapping
 from specsim.results.step_log import STEP_FIELDS
 from specsim.results.tables import TABLE_FIELDS
@@ -220,15 +219,7 @@ class _StoredTable:
         self.path = folder / file
         if not self.path.is_file():
             raise ConfigError(f"{folder}: holds no {file}; {_hint(folder, file)}")
-        try:
-            check_parquet(self.path)
-            self._table = pq.read_table(self.path.resolve())  # a name such as static:k=3 is no URI
-        except (pa.ArrowException, OSError, UnreadableError) as error:
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(
-                f"{self.path}: cannot be read as Parquet, so it is cut short or something else "
-                f"({why}); run the experiment again"
-            ) from error
+        self._table = parquet_table(self.path, ConfigError, "run the experiment again")
         for name in (*columns, *_PROVENANCE):
             if name not in self:
                 raise ConfigError(

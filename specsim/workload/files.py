@@ -14,7 +14,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.columns import opened_parquet
+from specsim.core.columns import opened_parquet, parquet_table
 from specsim.core.errors import TraceError
 from specsim.core.reading import MAX_DATA_BYTES, UnreadableError, check_file, lines, short
 
@@ -176,9 +176,8 @@ class TraceFile:
             raise TraceError(f"{self.path}: ends or breaks in the middle: {error}") from error
 
     def _parquet_rows(self) -> Iterator[Row]:
-        with opened_parquet(self.path, TraceError) as file:
-            table = file.read()
-            columns = [column.to_pylist() for column in table.columns]
+        table = parquet_table(self.path, TraceError)
+        columns = [column.to_pylist() for column in table.columns]
         for number, values in enumerate(zip(*columns, strict=True)):
             row = dict(zip(table.column_names, values, strict=True))
             yield Row(f"{self.path}, row {number}", row)

@@ -55,6 +55,17 @@ def test_set_and_seed_replace_fields(
     assert config["seed"] == 7
 
 
+def test_run_takes_another_policy(
+    cli: Run, experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    assert cli("run", experiment(), "--policy", "static:k=2", "--out", "r")[0] == 0
+    config = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())
+    assert config["policy"] == {"kind": "static", "k": 2}
+    code, _, err = cli("run", experiment(), "--policy", "off", "--set", "policy.k=2")
+    assert code == 2
+    assert "--set policy.k=2: is not used, for --policy sets 'policy'" in err
+
+
 def test_compare_takes_many_policies_after_one_flag(
     cli: Run, experiment: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -3,11 +3,14 @@
 import struct
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from specsim.core.columns import opened_parquet
+from specsim.core.columns import opened_parquet, parquet_table
 from specsim.core.errors import ConfigError
 from specsim.core.settings import Settings, load_mapping, validated
 
@@ -66,6 +69,40 @@ def test_a_broken_footer_never_reaches_the_reader(length: int, tmp_path: Path) -
         opened_parquet(path, ConfigError),
     ):
         raise AssertionError
+
+
+def _changed(path: Path, rng: Random) -> None:
+    """Change a file in one to four bytes, in its footer or its data."""
+    data = bytearray(path.read_bytes())
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        begin, end = (footer, len(data) - 8) if rng.random() < 0.6 else (4, footer)
+        data[rng.randrange(begin, end)] = rng.randrange(256)
+    path.write_bytes(data)
+
+
+def _kind(path: Path) -> str:
+    try:
+        table = parquet_table(path, ConfigError)
+    except ConfigError as error:
+        return "error" if str(error).startswith(f"{path}: ") and "\n" not in str(error) else "long"
+    table.to_pylist()
+    return "read"
+
+
+def test_a_corrupt_table_is_one_error_or_readable_to_the_last_value(tmp_path: Path) -> None:
+    columns = {
+        "id": [f"request {n}" for n in range(40)],
+        "tokens": [list(range(n % 9)) for n in range(40)],
+        "policy": pa.array(["off", "goodput"] * 20).dictionary_encode(),
+    }
+    path, kinds = tmp_path / "a.parquet", set()
+    for case in range(300):
+        rng = Random(case)
+        pq.write_table(pa.table(columns), path, compression=rng.choice(("none", "zstd")))
+        _changed(path, rng)
+        kinds.add(_kind(path))
+    assert kinds == {"error", "read"}
 
 
 class Inner(Settings):

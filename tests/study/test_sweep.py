@@ -53,11 +53,37 @@ def test_the_grid_is_the_product_of_the_axes_and_fields_of_one_axis_change_toget
         ({"linspace": [1, 2, 5]}, [1, 1.25, 1.5, 1.75, 2]),
         ({"linspace": [0.1, 0.3, 3]}, [0.1, 0.2, 0.3]),
         ({"logspace": [1, 32, 6]}, [1, 2, 4, 8, 16, 32]),
+        ({"range": [1, 8, 2]}, [1, 3, 5, 7]),
+        ({"range": [0.1, 0.4, 0.1]}, [0.1, 0.2, 0.3, 0.4]),
+        ({"range": [9, 3, -3]}, [9, 6, 3]),
     ],
 )
 def test_values_may_be_spaced(given: Any, values: list[float], tmp_path: Path) -> None:
     path = sweep_file(tmp_path, [{"workload.arrivals.rate": given}])
     assert Sweep.load(path).axes == [{"workload.arrivals.rate": values}]
+
+
+@pytest.mark.parametrize(
+    "steps", [[1, 8], [1, 8, 0], [1, 8, -1], [8, 1, 1], [1, 8, True], [0, 1, 1e-300], [0, 1e308, 1]]
+)
+def test_a_range_that_leads_nowhere_is_refused(steps: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must be \[first, last, step\]"):
+        Sweep.load(sweep_file(tmp_path, [{"workload.num_requests": {"range": steps}}]))
+
+
+def test_linked_fields_may_be_ranges_and_a_dry_run_counts_them(cli: Run, tmp_path: Path) -> None:
+    linked = {"policy.k": {"range": [1, 3, 1]}, "workload.arrivals.rate": {"range": [5, 15, 5]}}
+    base = tiny_config(policy={"kind": "static", "k": 1})
+    path = sweep_file(tmp_path, [{"replicas": [1, 2]}, linked], base, replications=2)
+    code, out, _ = cli("sweep", path, "--dry-run", "--workers", 1)
+    assert code == 0
+    assert "00011: replicas 2, policy.k 3, workload.arrivals.rate 15, seed" in out
+    assert "12 points, about" in out
+    linked["policy.k"] = {"range": [1, 4, 1]}
+    code, _, err = cli("sweep", sweep_file(tmp_path, [linked], base), "--dry-run")
+    assert code == 2
+    assert "are linked" in err
+    assert "(found: policy.k 4, workload.arrivals.rate 3)" in err
 
 
 def test_labels_are_short_and_different(tmp_path: Path) -> None:

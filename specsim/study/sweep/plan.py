@@ -27,7 +27,7 @@ Row = tuple[int, dict[str, Any]]
 """A place on an axis, and the value of each of its fields there."""
 
 _MAX_POINTS = 100_000
-_SPACED = ("linspace", "logspace")
+_SPACED = ("linspace", "logspace", "range")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Sweep(Settings):
     folder. What an axis sets may be missing."""
     axes: list[Axis]
     """In a file, values may also be ``{linspace: [first, last, count]}`` or ``logspace``, whose
-    neighbours have equal ratios; both ends are among the values."""
+    neighbours have equal ratios; both ends are among the values. ``{range: [first, last, step]}``
+    goes as far as the steps reach."""
     replications: int = Field(default=1, ge=1)
     """Runs per combination; run i has the seed of the base plus i, so that all combinations meet
     the same luck (common random numbers)."""
@@ -89,8 +90,9 @@ class Sweep(Settings):
             if len({len(values) for values in axis.values()}) != 1:
                 counts = ", ".join(f"{field} {len(values)}" for field, values in axis.items())
                 raise ValueError(
-                    f"axes: the fields of one axis change together and need equally many values "
-                    f"(found: {counts or 'no field'}); make them axes of their own or even them out"
+                    f"axes: the fields of one axis are linked: they change together and need "
+                    f"equally many values (found: {counts or 'no field'}); make them axes of their "
+                    "own or even them out"
                 )
         if self.num_points > _MAX_POINTS:
             raise ValueError(
@@ -207,8 +209,8 @@ def _values(field: str, given: object) -> list[Any]:
         return _spaced(field, str(kind), given[kind])
     if not isinstance(given, list):
         raise ValueError(  # noqa: TRY004 - what pydantic explains
-            f"{field} = {given!r} must be a list of values, {{linspace: [first, last, count]}} "
-            "or {logspace: [first, last, count]}"
+            f"{field} = {given!r} must be a list of values, {{linspace: [first, last, count]}}, "
+            "{logspace: [first, last, count]} or {range: [first, last, step]}"
         )
     if not given:
         raise ValueError(f"'{field}' has no value, so the grid is empty; give at least one")
@@ -222,9 +224,12 @@ def _values(field: str, given: object) -> list[Any]:
 
 
 def _spaced(field: str, kind: str, ends: object) -> list[Any]:
-    rule = f"{field} = {{{kind}: {ends}}}: must be [first, last, count]"
+    third = "step" if kind == "range" else "count"
+    rule = f"{field} = {{{kind}: {ends}}}: must be [first, last, {third}]"
     if not isinstance(ends, list) or len(ends) != 3 or not all(map(_is_number, ends)):
         raise ValueError(f"{rule}, three numbers")
+    if kind == "range":
+        return _stepped(rule, *ends)
     first, last, count = ends
     if not isinstance(count, int) or not 2 <= count <= _MAX_POINTS or first == last:
         raise ValueError(
@@ -232,11 +237,27 @@ def _spaced(field: str, kind: str, ends: object) -> list[Any]:
         )
     if kind == "logspace" and not (first > 0 and last > 0):
         raise ValueError(f"{rule}, with both ends above 0")
-    # To twelve digits: 0.30000000000000004 is nobody's wish.
     space = np.linspace if kind == "linspace" else np.geomspace
-    values = [float(f"{value:.12g}") for value in space(first, last, count)]
-    are_whole = isinstance(first, int) and isinstance(last, int)
-    return [int(v) for v in values] if are_whole and all(v.is_integer() for v in values) else values
+    return _rounded(space(first, last, count), are_whole=type(first) is type(last) is int)
+
+
+def _stepped(rule: str, first: float, last: float, step: float) -> list[Any]:
+    steps = (last - first) / step if step else -1.0
+    if not 0 <= steps < _MAX_POINTS:
+        raise ValueError(
+            f"{rule}, with a step other than 0 that leads from first to last, and at most "
+            f"{_MAX_POINTS:,} values"
+        )
+    num_steps = int(steps + 1e-9)  # (0.3 - 0) / 0.1 is a little less than 3
+    are_whole = type(first) is type(step) is int
+    return _rounded([first + place * step for place in range(num_steps + 1)], are_whole=are_whole)
+
+
+def _rounded(values: Iterable[float], *, are_whole: bool) -> list[Any]:
+    """Return numbers to twelve digits, 0.30000000000000004 being nobody's wish."""
+    rounded = [float(f"{value:.12g}") for value in values]
+    are_whole = are_whole and all(value.is_integer() for value in rounded)
+    return [int(value) for value in rounded] if are_whole else rounded
 
 
 def _is_number(value: object) -> bool:
