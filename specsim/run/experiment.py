@@ -45,7 +45,7 @@ class Experiment(Settings):
     """By default what ``speculative_config`` says: a fixed k, its batch-size schedule, or off."""
     acceptance: Annotated[Acceptance, ACCEPTANCE] | None = None
     """Needed as soon as anything is drafted."""
-    replicas: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=1, le=1_000_000)
     routing: Annotated[Router, ROUTING] = RoundRobin()
     incidents: tuple[Incident, ...] | None = None
     """Failures and slow-downs of replicas."""

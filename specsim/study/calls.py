@@ -151,7 +151,7 @@ def _check_ranges(attainment: float, tolerance: float, qps: float | None) -> Non
     for option, value, rule, holds in (
         ("--attainment", attainment, "above 0 and at most 1", 0 < attainment <= 1),
         ("--tolerance", tolerance, "from 0.001 to 0.5", 0.001 <= tolerance <= 0.5),
-        ("--qps", qps, "a finite number above 0", qps is None or 0 < qps < float("inf")),
+        ("--qps", qps, "above 0 and at most 1,000,000", qps is None or 0 < qps <= 1e6),
     ):
         if not holds:
             raise ConfigError(f"{option} {value}: must be {rule}")

@@ -133,7 +133,7 @@ def test_a_plan_may_be_written_again_but_replaces_nobody_s_file(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"--qps": "0"}, "--qps 0.0: must be a finite number above 0"),
+        ({"--qps": "0"}, "--qps 0.0: must be above 0 and at most 1,000,000"),
         ({"--slo": "ttft"}, "is not METRIC:MILLISECONDS"),
         ({"--traffic": "chta"}, "did you mean 'chat'?"),
         ({"--gpus": "h1000"}, "no GPU 'h1000'"),
@@ -186,7 +186,8 @@ def test_init_takes_answers_from_a_pipe(
 @pytest.mark.parametrize(
     ("text", "said"),
     [("", "no terminal to ask at"), ("vllm serve nothing\n", "model nothing"),
-     ("\n\nmany\n", "--qps many: should be a number")],
+     ("\n\nmany\n", "--qps many: should be a number"),
+     ("\n\n1e308\n", "--qps 1e+308: must be above 0 and at most 1,000,000")],
 )  # fmt: skip
 def test_init_says_what_is_wrong_and_writes_nothing(
     text: str, said: str, cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

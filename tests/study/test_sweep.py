@@ -86,6 +86,12 @@ def test_linked_fields_may_be_ranges_and_a_dry_run_counts_them(cli: Run, tmp_pat
     assert "(found: policy.k 4, workload.arrivals.rate 3)" in err
 
 
+def test_replicas_beyond_counting_are_one_line(cli: Run, tmp_path: Path) -> None:
+    code, _, err = cli("sweep", sweep_file(tmp_path, [{"replicas": [1, 10**320]}]), "--dry-run")
+    assert code == 2
+    assert "should be less than or equal to 1000000" in err
+
+
 def test_labels_are_short_and_different(tmp_path: Path) -> None:
     values = ["off", {"kind": "static", "k": 2}, "goodput"]
     engines = [{"method": "eagle3", "num_speculative_tokens": k} for k in (3, 4)]
