@@ -20,6 +20,7 @@ would have earned before it is taken back."""
 SKIPPING_SHARE = 0.7
 """Share of steps without speculation above which prefills leave the drafter out (SmartSpec, section
 5, where it is a matter of experience)."""
+_ONE_OF = 8  # steps is weighed, for all of them: that takes longer than to choose a length
 
 
 class Trials:
@@ -40,7 +41,8 @@ class Trials:
 
     def __init__(self, server: ServerView, window: int) -> None:
         self._server = server
-        self._weight = 1.0 / window
+        self._weight = min(1.0, _ONE_OF / window)
+        self._num_settled, self._num_observed = 0, 0
         self._unpaid, self._reading_time = 0.0, 0.0
         """Share of steps without speculation; seconds of a step that the drafter reads prompts."""
         self._lost, self._missed = 0.0, 0.0
@@ -76,7 +78,9 @@ class Trials:
         if batch.is_undrafted is not None:
             served &= ~batch.is_undrafted
         if not self._left:
-            self._weigh(load, lens, emitted, np.count_nonzero(served) / load.num_requests)
+            if self._num_settled % _ONE_OF == 0:
+                self._weigh(load, lens, emitted, np.count_nonzero(served) / load.num_requests)
+            self._num_settled += 1
             if served.any() and np.any(lens) and not self._is_given_up:
                 self._idle = 0
                 return lens
@@ -100,30 +104,35 @@ class Trials:
         if gain > 0.0:
             self._wait = FIRST_WAIT
         if self._is_given_up:
-            self._missed = max(0.0, self._missed + gain)
+            self._missed = max(0.0, self._missed + _ONE_OF * gain)
             self._is_given_up = self._missed <= MOST_LOST
             self._lost = 0.0
         elif share:
             yielded = gain - (emitted / load.num_requests - 1.0) * (1.0 - share)
-            self._lost = max(0.0, self._lost - yielded)
+            self._lost = max(0.0, self._lost - _ONE_OF * yielded)
             self._is_given_up = bool(self._lost > MOST_LOST and gain <= 0.0)
             self._missed = 0.0
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learn what prompts take to be read by the drafter, and how far a trial has come."""
-        load = outcome.load
-        time = 0.0
-        if load.prefill_tokens:
-            decoding = load.batched_tokens - load.prefill_tokens
-            time = self._drafter_time(load)
-            time -= self._drafter_time(load._replace(batched_tokens=decoding, prefill_tokens=0))
-        self._reading_time += self._weight * (time - self._reading_time)
+        if self._num_observed % _ONE_OF == 0:
+            time = self._time_of_prompts(outcome.load)
+            self._reading_time += self._weight * (time - self._reading_time)
+        self._num_observed += 1
         if self._left:
             drafted, accepted = outcome.draft_lens, outcome.accepted_lens
             tried = int(accepted.sum()) + int(np.count_nonzero(accepted != drafted))
             self._left = max(0, self._left - tried)
             if not self._left:
                 self._idle = 0
+
+    def _time_of_prompts(self, load: StepLoad) -> float:
+        """Return what the drafter takes to read the prompts of a step, seconds."""
+        if not load.prefill_tokens:
+            return 0.0
+        decoding = load.batched_tokens - load.prefill_tokens
+        rest = self._drafter_time(load._replace(batched_tokens=decoding, prefill_tokens=0))
+        return self._drafter_time(load) - rest
 
     def _gain(self, load: StepLoad, lens: int | Ints, emitted: float) -> float:
         """Return what a step gains by its drafts, as a share of one without a drafter."""
