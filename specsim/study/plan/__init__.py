@@ -24,6 +24,8 @@ _OTHER_K = 1.3
 _MOST = 3
 """Kinds of hardware that are searched to the end, with and without speculation each."""
 _TOLERANCE, _REPLICATIONS, _REQUESTS, _LONGEST = 0.04, 5, 4000, 32_000
+_LONGEST_DECIDED = 4000
+"""Requests of a run in which Python decides at every step, which takes ten times as long."""
 
 
 @dataclass
@@ -186,7 +188,8 @@ def _refined(
         max_requests=_LONGEST,
         shares=(1.0, 0.75, 0.5),
     )
-    contenders = [option.contender(goal) for option in options]
+    short = replace(goal, max_requests=_LONGEST_DECIDED)
+    contenders = [option.contender(short if option.needs_a_policy else goal) for option in options]
     known = [screened.found[option.name] for option in options]
     return refined(contenders, known, runner, question.prices, _is_pinned)
 
