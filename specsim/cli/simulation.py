@@ -132,8 +132,8 @@ def compare(
 
     All of them meet the same requests, and the same draft tokens survive for all of them. More
     than four are ranked, with their regret against the oracle, against bayes and against the best
-    static k, as far as these take part. With --out the folder gets the results of the first replication of each policy, comparison.json
-    and plot.png.
+    static k, as far as these take part. With --out the folder gets the results of the first
+    replication of each policy, comparison.json and plot.png.
     """
     from specsim.study.runner import warm_up
 
