@@ -155,7 +155,7 @@ class AlphaPerRequest:
         prior: Rate before anything has been seen.
         prior_trials: Trials that the rate of all requests counts for in the rate of one.
         forgets: Whether the rate of all requests goes back to the prior where nothing is drafted,
-            so that it is tried again; not where `Trials` sees to that.
+            so that it is tried again; not where `DrafterTrials` sees to that.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ SKIPPING_SHARE = 0.7
 _ONE_OF = 8  # steps is weighed, for all of them: that takes longer than to choose a length
 
 
-class Trials:
+class DrafterTrials:
     """What a drafter is worth, against a server that has none.
 
     A drafter with a KV cache reads whatever the target reads, so that drafts of no tokens take time
@@ -160,14 +160,14 @@ class Weighing(Estimating[Alphas]):
 
     window: int
     """Steps."""
-    trials: Trials = field(init=False)
+    trials: DrafterTrials = field(init=False)
 
     def __post_init__(self) -> None:
-        self.trials = Trials(self.server, self.window)
+        self.trials = DrafterTrials(self.server, self.window)
 
 
 class WeighsDrafter(EstimatesAlpha):
-    """Base of the policies with such a memory, whose `draft_lens` leave it to `Trials.settle`."""
+    """Base of policies with such a memory; their `draft_lens` leave it to `DrafterTrials.settle`."""
 
     def observe(self, outcome: StepOutcome, memory: Any) -> None:
         """Learn from what was accepted."""

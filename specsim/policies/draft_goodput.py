@@ -130,7 +130,7 @@ def tally(desk: Calibrating) -> int:
     return 0
 
 
-class Calibration:
+class ConfidenceCalibration:
     """What came of the tokens that the drafter gave a probability of 0-5 %, 5-10 %, ...
 
     Among equal probabilities it tells drafts of different length apart, and first tokens from later
@@ -181,7 +181,7 @@ class Calibration:
 @dataclass(slots=True)
 class _Memory:
     server: ServerView
-    calibration: Calibration | None
+    calibration: ConfidenceCalibration | None
     has_seen_drafts: bool = False
     """Whether drafts were looked at as they were made, and what is verified are parts of them."""
 
@@ -230,7 +230,9 @@ class DraftGoodput(Policy):
     def start(self, server: ServerView) -> _Memory:
         """Return a drafter that is taken at its word."""
         longest = server.max_draft_len
-        return _Memory(server, Calibration(self.window, longest) if self.calibrate else None)
+        return _Memory(
+            server, ConfidenceCalibration(self.window, longest) if self.calibrate else None
+        )
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return what is worth drafting; where that shows only afterwards, the longest length."""

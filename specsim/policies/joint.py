@@ -13,7 +13,7 @@ from specsim.policies._desk import PerRequest
 from specsim.policies._estimate import AlphaPerRequest
 from specsim.policies._exchange import Exchange, Price, spend_on, value_of
 from specsim.policies.base import Policy, ServerView
-from specsim.policies.draft_goodput import KINDS, LEN_KINDS, Calibration
+from specsim.policies.draft_goodput import KINDS, LEN_KINDS, ConfidenceCalibration
 
 _NEW, _SERVED, _LET_GO = range(3)
 _LEVELS = 32  # of survival, equally wide
@@ -141,7 +141,7 @@ class _Memory:
     server: ServerView
     exchange: Exchange
     prospects: Prospects
-    calibration: Calibration
+    calibration: ConfidenceCalibration
     alphas: AlphaPerRequest
     has_seen_drafts: bool = False
     """Whether drafts were looked at as they were made, and what is verified are parts of them."""
@@ -211,7 +211,7 @@ class Joint(Policy):
             server,
             Exchange(self.window),
             Prospects(max(longest, 1), self.prior),
-            Calibration(self.calibration_window, max(longest, 1)),
+            ConfidenceCalibration(self.calibration_window, max(longest, 1)),
             AlphaPerRequest(self.window, self.prior, _PRIOR_TRIALS),
         )
 

@@ -18,7 +18,7 @@ from specsim.core.request import Request
 from specsim.profile import Profile, StepCosts, load_profile
 from specsim.reality.calibration.calibrate import Calibration, calibrate
 from specsim.reality.calibration.results import CaseResult, Judgement, Load, judged, swaps, tells
-from specsim.reality.calibration.torch_plan import QUICK, Plan, Served, Spans, acceptance_rates
+from specsim.reality.calibration.torch_plan import QUICK, Served, Spans, TorchPlan, acceptance_rates
 from specsim.reality.calibration.torch_subject import TorchSubject
 from specsim.reality.profile_fit import read_points
 from specsim.reality.profile_fit.grid import GridPoint, Sample, fit_costs, medians
@@ -92,7 +92,7 @@ class MadeUpEngine:
 
 
 def calibrated(
-    folder: Path, engine: MadeUpEngine, plan: Plan = PLAN, stated_error: float = 0.03
+    folder: Path, engine: MadeUpEngine, plan: TorchPlan = PLAN, stated_error: float = 0.03
 ) -> Calibration:
     return calibrate(
         TorchSubject(engine, plan, "llama-7m", "cpu", stated_error), folder, lambda line: None

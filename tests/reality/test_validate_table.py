@@ -13,7 +13,7 @@ from conftest import Run, data_folder, needs
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError
 from specsim.profile import load_profile
 from specsim.reality.validation import (
-    Lengths,
+    MeasuredLengths,
     MeasuredRun,
     Replayer,
     TableErrors,
@@ -273,10 +273,12 @@ def test_async_scheduling_by_word_and_by_version(tmp_path: Path) -> None:
 def test_prompts_that_a_server_had_met_before_are_in_its_cache(tmp_path: Path) -> None:
     """Of Gemma-4-31B without speculation: all but what fills no block of 32 tokens."""
     given = {"isl": "400 shared prefix + 96 suffix"}
-    assert one(tmp_path, **given).prompt == Lengths(496, shared=400)
-    assert one(tmp_path, **given, prefix_hit_rate="0.9677").prompt == Lengths(496, shared=480)
-    assert one(tmp_path, **given, prefix_hit_rate="0.71").prompt == Lengths(496, shared=400)
-    assert one(tmp_path, isl="496", prefix_hit_rate="0.9").prompt == Lengths(496)
+    assert one(tmp_path, **given).prompt == MeasuredLengths(496, shared=400)
+    assert one(tmp_path, **given, prefix_hit_rate="0.9677").prompt == MeasuredLengths(
+        496, shared=480
+    )
+    assert one(tmp_path, **given, prefix_hit_rate="0.71").prompt == MeasuredLengths(496, shared=400)
+    assert one(tmp_path, isl="496", prefix_hit_rate="0.9").prompt == MeasuredLengths(496)
 
 
 def test_tokens_of_kv_cache_are_blocks_of_the_models_groups(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Case(Label):
 
 
 @dataclass(frozen=True)
-class Plan:
+class TorchPlan:
     """One calibration."""
 
     grid: StepGrid
@@ -225,7 +225,7 @@ class SteppedEngine(Protocol):
         """Serve what `specsim.run.simulate.simulate` simulates, from the same arguments."""
 
 
-QUICK = Plan(
+QUICK = TorchPlan(
     grid=StepGrid(
         num_decodes=(1, 2, 4, 8, 16),
         draft_lens=(0, 1, 3, 5),
@@ -263,7 +263,7 @@ CPU = replace(
 )
 """The same with more of everything."""
 
-CUDA = Plan(
+CUDA = TorchPlan(
     grid=StepGrid(
         num_decodes=(1, 2, 4, 8, 16, 32, 64),
         draft_lens=(0, 1, 3, 5),

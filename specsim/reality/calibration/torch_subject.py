@@ -23,10 +23,10 @@ from specsim.reality.calibration.calibrate import (
 from specsim.reality.calibration.results import CaseResult, Load
 from specsim.reality.calibration.torch_plan import (
     Case,
-    Plan,
     Served,
     Spans,
     SteppedEngine,
+    TorchPlan,
     acceptance_rates,
 )
 from specsim.reality.host_speed import HostSpeed, at_speed
@@ -61,7 +61,7 @@ class TorchSubject:
     """An engine that is calibrated; everything that is measured is kept here."""
 
     engine: SteppedEngine
-    plan: Plan
+    plan: TorchPlan
     model: str
     """As in ``profiles/``, or the path of a config."""
     gpu: str

@@ -19,7 +19,7 @@ from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.hardware import GIB, ModelShape
 from specsim.profile import Profile
-from specsim.reality.calibration.torch_plan import Plan, Served
+from specsim.reality.calibration.torch_plan import Served, TorchPlan
 from specsim.reality.profile_fit.grid import GridPoint, Sample
 from specsim.reality.torch_engine.attention import Span
 from specsim.reality.torch_engine.model import (
@@ -221,7 +221,7 @@ _REPEATS = 20
 
 
 def build_engine(
-    shape: ModelShape, device_name: str, plan: Plan, *, threads: int, seed: int
+    shape: ModelShape, device_name: str, plan: TorchPlan, *, threads: int, seed: int
 ) -> TorchEngine:
     """Return an engine with random weights; a quarter of the layers make the draft model.
 

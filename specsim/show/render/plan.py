@@ -6,7 +6,7 @@ from specsim.show.render.capacity import binding
 
 if TYPE_CHECKING:
     from specsim.study.plan import Plan
-    from specsim.study.plan.answer import Point
+    from specsim.study.plan.answer import CostPoint
 
 _ROWS = 3
 _WIDTH = 24
@@ -104,7 +104,7 @@ def _chart(plan: "Plan") -> list[str]:
     return [*lines, *(_bar(point, longest) for point in front)]
 
 
-def _bar(point: "Point", longest: float) -> str:
+def _bar(point: "CostPoint", longest: float) -> str:
     bar = "#" * max(1, round(_WIDTH * point.latency_ms / longest))
     about = "" if point.is_sure else "~"
     return (

@@ -13,7 +13,7 @@ from specsim.study.plan.options import Option, Question
 
 
 @dataclass(frozen=True)
-class Point:
+class CostPoint:
     """The target rate on so many replicas of an option."""
 
     name: str
@@ -95,12 +95,12 @@ class Plan:
         return [name for name in leaders if self.found[name].cost_per_hour != cost]
 
     @cached_property
-    def front(self) -> list[Point]:
+    def front(self) -> list[CostPoint]:
         """The points than which none is both cheaper and faster, by rising cost."""
         everything = [(name, each, True) for name, each in self.found.items()]
         everything += [(name, each, False) for name, each in self.screened.items()]
         points = [point for entry in everything for point in _points(*entry)]
-        front: list[Point] = []
+        front: list[CostPoint] = []
         for point in sorted(points, key=lambda p: (p.cost, p.latency_ms)):
             if not front or point.latency_ms < front[-1].latency_ms:
                 front.append(point)
@@ -173,7 +173,7 @@ class Plan:
         }
 
 
-def _points(name: str, found: Found, is_sure: bool) -> list[Point]:
+def _points(name: str, found: Found, is_sure: bool) -> list[CostPoint]:
     """Return the target rate on as few replicas as keep the limits, and on more."""
     goal, target = found.goal, found.goal.target_rate
     if found.bracket.sustained is None or target is None or found.price is None:
@@ -185,7 +185,7 @@ def _points(name: str, found: Found, is_sure: bool) -> list[Point]:
             continue
         gpus, ms = replicas * found.hardware.gpus_per_replica, probe.latencies_ms
         latencies = (ms["mean_e2el_ms"], ms["p99_ttft_ms"], ms["p99_tpot_ms"])
-        points.append(Point(name, replicas, gpus, gpus * found.price, *latencies, is_sure))
+        points.append(CostPoint(name, replicas, gpus, gpus * found.price, *latencies, is_sure))
     return points
 
 
