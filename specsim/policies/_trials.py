@@ -167,7 +167,7 @@ class Weighing(Estimating[Alphas]):
 
 
 class WeighsDrafter(EstimatesAlpha):
-    """Base of policies with such a memory; their `draft_lens` leave it to `DrafterTrials.settle`."""
+    """Base of policies with such a memory; `draft_lens` leaves it to `DrafterTrials.settle`."""
 
     def observe(self, outcome: StepOutcome, memory: Any) -> None:
         """Learn from what was accepted."""
