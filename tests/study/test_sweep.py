@@ -217,7 +217,7 @@ def test_a_point_that_kills_its_process_is_named_and_the_others_go_on(
         ([{"policy": ["off", "off"]}], {}, "'off' is given twice"),
         ([{"policy": ["off"], "replicas": [1, 2]}], {}, "policy 1, replicas 2"),
         ([{"policy": "off"}], {}, "yaml: axes: policy = 'off' must be a list of values"),
-        ([{"policy": "off"}], {}, "values, {linspace: .first, last, count.} or {logspace: .first"),
+        ([{"policy": "off"}], {}, "values, {linspace: .first, last, count.}, {logspace: .first"),
         ({"policy": ["off"]}, {}, "must be a list of axes"),
         ([{"replicas": {"linspace": [1, 2]}}], {}, "must be .first, last, count., three numbers"),
         ([{"replicas": {"linspace": [1, 2, 1e9]}}], {}, "a whole count from 2 to 100,000"),
