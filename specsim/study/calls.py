@@ -30,15 +30,7 @@ _REQUESTS, _MOST_REQUESTS = 2000, 64_000
 
 
 def plan(*, workers: int = 1, on_progress: Progress | None = None, **asked: Any) -> Plan:
-    """Return how many GPUs of which kind serve some traffic within limits, at the least cost.
-
-    Args:
-        workers: Processes; the results do not depend on their number.
-        asked: As of `question_of`.
-
-    Raises:
-        SpecsimError: Something of it is wrong, or is not simulated.
-    """
+    """Return which GPUs, and how many, serve what is asked (see `question_of`) at least cost."""
     return make_plan(question_of(**asked), workers=workers, on_progress=on_progress)
 
 

@@ -25,9 +25,8 @@ from specsim.policies.hybrid_suffix import HybridSuffix
 from specsim.proposers import PROPOSERS, Proposer
 from specsim.workload.readers import read_trace
 
-_NO_EFFECT = frozenset(
-    {"disable_mqa_scorer", "method", "model", "num_speculative_tokens_per_batch_size"}
-)
+_OF_THE_ENGINE = {"disable_mqa_scorer", "num_speculative_tokens_per_batch_size"}
+_NO_EFFECT = frozenset({"method", "model", *_OF_THE_ENGINE})
 """Options of a server that has an engine, or a policy, and of `parse_drafter` itself."""
 
 

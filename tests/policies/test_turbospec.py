@@ -20,6 +20,14 @@ from specsim.run.simulate import Run
 Serve = Callable[..., Run]
 Steps = Callable[..., list[Any]]
 
+TWO_ABREAST: dict[str, Any] = {
+    "delta_ms": 250,
+    "gamma_us": 250_000,
+    "drafts": {"draft_model": {"basis": "pass", "latency": {
+        "kind": "linear", "alpha_ns": 0, "gamma_us": 1, "delta_ms": 0}}},
+}  # fmt: skip
+"""With gains of 0.7 per draft, one draft pays for one or two requests, but not for three."""
+
 
 @pytest.mark.parametrize("method", ["eagle3", "draft_model"])
 @pytest.mark.parametrize("is_async", [False, True])
@@ -133,18 +141,11 @@ def test_lookup_has_no_prefill_to_leave_out(serve: Serve, steps: Steps) -> None:
 
 
 def test_whoever_was_left_out_is_never_drafted_for(serve: Serve, steps: Steps) -> None:
-    # With gains of 0.7 per draft, one draft pays for one or two requests, but not for three.
-    costs = {
-        "delta_ms": 250,
-        "gamma_us": 250_000,
-        "drafts": {"draft_model": {"basis": "pass", "latency": {
-            "kind": "linear", "alpha_ns": 0, "gamma_us": 1, "delta_ms": 0}}},
-    }  # fmt: skip
     rows = [*[(0.0, 2, 3)] * 3, (0.5, 2, 7)]
     tables = [[1] * 3] * 3 + [[1] * 7]
 
     def drafted(policy: str) -> list[tuple[float, ...]]:
-        run = serve(policy, rows, tables, speculative=("draft_model", 1), costs=costs)
+        run = serve(policy, rows, tables, speculative=("draft_model", 1), costs=TWO_ABREAST)
         return steps(run, "num_requests", "draft_tokens")
 
     # The fourth arrives in a batch of four, above the threshold of three, and stays alone.
@@ -229,15 +230,9 @@ def test_prefills_are_disabled_also_where_they_have_steps_of_their_own(
     serve: Serve, steps: Steps
 ) -> None:
     # k = 0 pays best for three or more. Whoever then comes is prefilled alone: a batch of one.
-    costs = {
-        "delta_ms": 250,
-        "gamma_us": 250_000,
-        "drafts": {"draft_model": {"basis": "pass", "latency": {
-            "kind": "linear", "alpha_ns": 0, "gamma_us": 1, "delta_ms": 0}}},
-    }  # fmt: skip
     rows = [*[(0.0, 2, 9)] * 3, (4.5, 2, 20)]
-    run = serve("turbospec", rows, [[1] * 20] * 4, speculative=("draft_model", 1), costs=costs,
-                scheduler="prefill_first")  # fmt: skip
+    run = serve("turbospec", rows, [[1] * 20] * 4, speculative=("draft_model", 1),
+                costs=TWO_ABREAST, scheduler="prefill_first")  # fmt: skip
     drafted = steps(run, "num_requests", "prefill_tokens", "draft_tokens")
     alone = drafted[[row[1] for row in drafted].index(2) + 1 :]
     assert {row[0] for row in alone} == {4, 1}

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event, Thread
@@ -19,20 +19,11 @@ from conftest import Run, tiny_config
 
 from specsim.run.experiment import Experiment
 from specsim.show import ui
-from specsim.show.ui import Moved, Playground, listen
+from specsim.show.ui import Moved, Playground
 from specsim.show.ui.server import UiServer
 from specsim.study.compare import compare, parse_policies
 
 Ask = Callable[..., tuple[int, Any]]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[UiServer]:
-    experiment = Experiment.parse(tiny_config(slo={"ttft_ms": 200.0, "tpot_ms": 30.0}), "tiny")
-    with listen(Playground(experiment), 0) as found:
-        Thread(target=found.serve_forever, daemon=True).start()
-        yield found
-        found.shutdown()
 
 
 @pytest.fixture

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from browser import CHROMIUM, DRIVER, Page, browser
-from conftest import tiny_config
 from selenium.webdriver.support.ui import WebDriverWait
 
 from specsim.run.experiment import Experiment
-from specsim.show.ui import Playground, listen
 from specsim.show.ui.server import UiServer
 
 pytestmark = [
@@ -19,15 +16,6 @@ pytestmark = [
 ]
 
 RIGHT, TAB = "\ue014", "\ue004"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[UiServer]:
-    experiment = Experiment.parse(tiny_config(slo={"ttft_ms": 200.0, "tpot_ms": 30.0}), "tiny")
-    with listen(Playground(experiment), 0) as found:
-        Thread(target=found.serve_forever, daemon=True).start()
-        yield found
-        found.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
-from specsim.reality.observe.client import (
-    INTERRUPTED,
-    Client,
+from specsim.reality.observe.client import INTERRUPTED, Client, Options, new_session
+from specsim.reality.observe.observed_server import (
     Metrics,
-    Options,
     Server,
     base_url,
     find_server,
-    new_session,
     read_metrics,
 )
 from specsim.reality.observe.outcome import Observation, request_row

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.reality.observe.client import Metrics, Server
+from specsim.reality.observe.observed_server import Metrics, Server
 from specsim.reality.observe.workload import Sent, Workload
 from specsim.reality.run_writer import RequestRow
 from specsim.results.metrics import latency, tpot, ttft
