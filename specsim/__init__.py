@@ -29,8 +29,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _ROOMS = {
-    "core": "atomic columns compiled compiler draft_luck errors families request resources rng "
-    "settings step version",
+    "core": "atomic columns compiled compiler draft_luck errors families processes request "
+    "resources rng settings step version",
     "run": "deployment drafting experiment preload simulate summary",
     "study": "capacity compare gate paired sweep tune",
     "tokens": "draft_eval",
@@ -95,13 +95,13 @@ _MOVED = {
     "plots.profile_show": "show.plots.reality",
     "plots.timeline": "show.plots.runs",
     "plots.validation": "show.plots.reality",
-    "processes": "study.runner",
     "render.gate": "show.render.studies",
     "render.profile_show": "show.render.profiles",
     "render.run": "show.render.runs",
     "results.steps": "results.folder",
     "results.time_use": "results.timeline",
     "roofline_profile": "profile.from_roofline",
+    "study.runner": "core.processes",
 }
 
 

@@ -31,7 +31,7 @@ UNUSED_BY_A_RUN = {
     # specsim's own
     "specsim.study.capacity", "specsim.show.render.catalogue", "specsim.study.compare",
     "specsim.study.gate", "specsim.study.paired", "specsim.show.plots", "specsim.show.report",
-    "specsim.show.export", "specsim.study.runner", "specsim.study.sweep", "specsim.study.tune",
+    "specsim.show.export", "specsim.core.processes", "specsim.study.sweep", "specsim.study.tune",
     "specsim.reality",
 }  # fmt: skip
 USED_MEMBERS = {

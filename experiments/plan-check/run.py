@@ -10,6 +10,7 @@ from math import ceil, inf
 from pathlib import Path
 from time import perf_counter
 
+from specsim.core.processes import LocalProcesses, Runner
 from specsim.study.capacity import Prices, parse_slo
 from specsim.study.capacity.probe import LoadProbe, measure
 from specsim.study.capacity.search import Asked
@@ -17,7 +18,6 @@ from specsim.study.plan import Question, make_plan
 from specsim.study.plan.answer import Plan
 from specsim.study.plan.command import read_command
 from specsim.study.plan.traffic import find_traffic
-from specsim.study.runner import LocalProcesses, Runner
 
 HERE = Path(__file__).parent
 EAGLE = '{"method": "eagle3", "num_speculative_tokens": 3}'

@@ -62,7 +62,7 @@ def plan(
     Reads the command line of a server. With --out the folder gets the page report.html, serve.sh,
     docker-compose.yaml, kubernetes.yaml and experiment.yaml to look deeper.
     """
-    from specsim.study.runner import warm_up
+    from specsim.core.processes import warm_up
 
     warm_up(workers)
     from specsim.show.render.plan import plan_lines

@@ -47,6 +47,25 @@ class ManyPolicies(TyperCommand):
         return super().parse_args(ctx, expanded)
 
 
+class Where(StrEnum):
+    """Where simulations are run."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+WorkersOf = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Runs at a time; the results do not depend on it. By default one per core."
+    ),
+]
+WhereToRun = Annotated[Where, typer.Option(help="Processes of this machine, or a Ray cluster.")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="Of a Ray cluster that runs; by default one is started here.")
+]
+
+
 def run(
     config: Config,
     policy: Annotated[
@@ -70,8 +89,14 @@ def run(
         bool,
         typer.Option("--no-details", help="Leave vLLM's lists per request out of summary.json."),
     ] = False,
+    workers: WorkersOf = None,
+    backend: WhereToRun = Where.LOCAL,
+    ray_address: RayAddress = None,
 ) -> None:
     """Simulate one experiment and print its table.
+
+    A large run of several replicas, whose router does not look at them, is shared out among the
+    cores of this machine, or of a Ray cluster.
 
     With --out the folder gets summary.json (readable by scripts for vllm bench serve),
     requests.parquet, steps.parquet and the resolved config.yaml. Without the steps there is no
@@ -79,11 +104,13 @@ def run(
     serve writes it without --save-detailed.
     """
     from specsim.results.export import RESULT_FILES
+    from specsim.run.cells import why_whole
     from specsim.run.experiment import Experiment, check_used
     from specsim.run.simulate import simulate
     from specsim.run.summary import Summary
     from specsim.show.render.runs import run_table
 
+    _check_address(ray_address, backend)
     for option, is_given in (("--no-steps", no_steps), ("--no-details", no_details)):
         if is_given and out is None:
             raise ConfigError(f"{option}: is about what --out writes; add that or leave it out")
@@ -92,6 +119,7 @@ def run(
         check_used(changes, ["policy"], "--policy sets")
         changes.append(f"policy={policy}")
     experiment = Experiment.load(config, changes)
+    place = _backend(workers, backend, ray_address)
     with results_folder(out, RESULT_FILES) as folder:
         with progress("requests", experiment.workload.num_requests) as on_progress:
             run = simulate(
@@ -100,6 +128,7 @@ def run(
                 keeps_steps=folder is not None and not no_steps,
                 keeps_deliveries=folder is not None and not no_details,
                 on_progress=on_progress,
+                backend=place,
             )
         summary = Summary(run)
         if folder is not None:
@@ -107,6 +136,9 @@ def run(
                 summary.save(folder)
     show(run_table(summary, f"{config.name}, policy {experiment.effective_policy.kind}"))
     warn(summary.warnings)
+    reason = why_whole(experiment, run.deployment)
+    if reason and (workers or backend is Where.RAY):
+        warn([f"simulated in one process: {reason}"])
     if out is not None:
         typer.echo(f"results: {out}")
 
@@ -135,7 +167,7 @@ def compare(
     static k, as far as these take part. With --out the folder gets the results of the first
     replication of each policy, comparison.json and plot.png.
     """
-    from specsim.study.runner import warm_up
+    from specsim.core.processes import warm_up
 
     warm_up(workers)
     from specsim.run.experiment import Experiment
@@ -172,29 +204,13 @@ def compare(
         typer.echo(f"results: {out} ({files})")
 
 
-class Where(StrEnum):
-    """On what to run."""
-
-    LOCAL = "local"
-    RAY = "ray"
-
-
 def sweep(
     config: Annotated[Path, typer.Argument(help="The sweep, a YAML file.", show_default=False)],
     overrides: Overrides = None,
     seed: Seed = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Runs at a time; the results do not depend on it. By default one per core."
-        ),
-    ] = None,
-    backend: Annotated[
-        Where, typer.Option(help="Processes of this machine, or a Ray cluster.")
-    ] = Where.LOCAL,
-    ray_address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster that runs; by default one is started here.")
-    ] = None,
+    workers: WorkersOf = None,
+    backend: WhereToRun = Where.LOCAL,
+    ray_address: RayAddress = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the sweep that the folder holds.")
     ] = False,
@@ -218,13 +234,11 @@ def sweep(
     points.parquet, one row per point. Killed at any moment, --resume goes on, to the same bytes. A
     point that fails is recorded with its error, and the others go on; the exit code is then 1.
     """
-    from specsim.study.runner import warm_up
+    from specsim.core.processes import warm_up
 
-    if ray_address is not None and backend is not Where.RAY:
-        raise ConfigError("--ray-address is used by --backend ray only; add that or leave it out")
+    _check_address(ray_address, backend)
     if backend is Where.LOCAL:
-        workers = workers or os.cpu_count() or 1
-        warm_up(workers)
+        warm_up(workers or os.cpu_count() or 1)
     from specsim.show.render.runs import sweep_tables
     from specsim.study.sweep import Sweep, SweepFolder, run_sweep
     from specsim.study.sweep.check import problems_of
@@ -274,14 +288,18 @@ def _show_plan(plan: "Sweep", workers: int) -> None:
     typer.echo(f"{plan.num_points:,} points, about {about} with {workers} at a time")
 
 
+def _check_address(ray_address: str | None, where: Where) -> None:
+    if ray_address is not None and where is not Where.RAY:
+        raise ConfigError("--ray-address is used by --backend ray only; add that or leave it out")
+
+
 def _backend(workers: int | None, where: Where, ray_address: str | None) -> "Backend":
-    from specsim.study.sweep import LocalProcesses
+    from specsim.core.processes import LocalProcesses
 
     if where is Where.LOCAL:
-        assert workers is not None
-        return LocalProcesses(workers)
+        return LocalProcesses(workers or os.cpu_count() or 1)
     try:
-        from specsim.study.ray_cluster import RayCluster
+        from specsim.core.ray_cluster import RayCluster
     except ImportError as error:
         raise ConfigError("--backend ray needs Ray; pip install 'llm-specsim[cluster]'") from error
     return RayCluster(workers, ray_address)

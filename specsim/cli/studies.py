@@ -106,7 +106,7 @@ def capacity(
     grow until the answer stops moving. Those whose 95 % intervals overlap are not ranked. With
     --out the folder gets capacity.json, and capacity.parquet with every load that was tried.
     """
-    from specsim.study.runner import warm_up
+    from specsim.core.processes import warm_up
 
     warm_up(workers)
     from specsim.run.experiment import Experiment
@@ -177,7 +177,7 @@ def tune(
 
     vllm serve MODEL --speculative-config "$(specsim tune EXP.yaml --emit vllm)"
     """
-    from specsim.study.runner import warm_up
+    from specsim.core.processes import warm_up
 
     warm_up(workers)
     from specsim.run.experiment import Experiment
@@ -264,7 +264,7 @@ def gate(
     """
     is_stored = current.suffix == ".json"
     if not is_stored:
-        from specsim.study.runner import warm_up
+        from specsim.core.processes import warm_up
 
         warm_up(workers)
     from specsim.show.render.studies import gate_table, gate_verdict

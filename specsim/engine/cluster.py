@@ -6,9 +6,10 @@ until somebody looks (`specsim.engine.replica.Replica.advance`); where clients w
 is kept up with the clock.
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from heapq import heappush
+from itertools import tee
 from math import inf, nextafter
 
 from simpy import Environment, Event
@@ -119,7 +120,8 @@ class Cluster:
             for replica in self._up:
                 if replica.next_at < now:
                     replica.advance(now)
-        return self._up[self._router.choose(PromptView(request), self._up, self._memory)]
+        prompt = PromptView(request.index, self._requests)
+        return self._up[self._router.choose(prompt, self._up, self._memory)]
 
     def _wake(self, replica: Replica) -> None:
         if replica in self._asleep:
@@ -215,13 +217,22 @@ def replay(
     Args:
         front_time: What each takes to reach the engine, seconds.
     """
-    for request in requests:
-        arrived_at = request.arrived_at + front_time
-        if arrived_at > clock.now:
-            instant = clock.now + (arrived_at - clock.now)
-            if not clock.skip_to(instant):
-                yield clock.happens(Event(clock), instant, first=True)
+    requests, again = tee(requests)
+    arrived_at = (request.arrived_at for request in again)
+    for request, instant in zip(requests, instants(arrived_at, front_time), strict=True):
+        if instant > clock.now and not clock.skip_to(instant):
+            yield clock.happens(Event(clock), instant, first=True)
         submit(request)
+
+
+def instants(arrived_at: Iterable[float], front_time: float) -> Iterator[float]:
+    """Yield when the clock lets each request reach the engine, `front_time` later; seconds."""
+    now = 0.0
+    for arrival in arrived_at:
+        reaches_at = arrival + front_time
+        if reaches_at > now:
+            now += reaches_at - now  # as the clock counts; it need not be that very instant
+        yield now
 
 
 class ClosedLoopClients:

@@ -5,6 +5,7 @@ so the engine counts: deliveries per request, gaps per step, tokens per second, 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,17 @@ TOTAL_FIELDS = np.dtype(
 """Sums over all steps, times in seconds, except `context_tokens` and `batched_tokens`: the largest
 of any step. `beyond_context` and `beyond_batched` count the steps that exceed what the profile was
 fitted on."""
+
+
+class Share(NamedTuple):
+    """What one replica has recorded, as arrays, which can go from process to process."""
+
+    totals: NDArray[np.void]
+    outcomes: NDArray[np.int64]
+    requests: NDArray[np.void]
+    gaps: tuple[NDArray[np.void], ...]
+    seconds: NDArray[np.void]
+    steps: NDArray[np.void] | None
 
 
 class ReplicaRecords:
@@ -140,6 +152,22 @@ class ReplicaRecords:
         """Structured, `GAP_FIELDS`: as they were handed over, for they may be many."""
         return tuple(self._gaps)
 
+    def share(self, numbers: NDArray[np.int64]) -> Share:
+        """Return everything, to be handed to other records; requests get these numbers."""
+        requests = self.requests.copy()
+        requests["request"] = numbers[requests["request"]]
+        steps = self.steps if self.keeps_steps else None
+        return Share(self.totals, self.outcomes, requests, self.gap_chunks, self.seconds, steps)
+
+    def take_over(self, share: Share) -> None:
+        """Take in what the same replica has recorded elsewhere."""
+        self.totals[:], self.outcomes[:] = share.totals, share.outcomes
+        self._requests.append(share.requests)
+        self._gaps.extend(share.gaps)
+        self._seconds.append(share.seconds)
+        if share.steps is not None:
+            self.add_steps(share.steps)
+
 
 def _joined(chunks: list[NDArray[np.void]], fields: np.dtype[np.void]) -> NDArray[np.void]:
     """Return chunks as one, which takes their place."""
@@ -194,3 +222,11 @@ class Deliveries:
         ends = np.cumsum(counts, dtype=np.int64)
         shifts = self.starts[first : first + len(counts)] - (ends - counts)
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(shifts, counts)
+
+    def take_over(self, other: "Deliveries", numbers: NDArray[np.int64]) -> None:
+        """Take in those of some requests, which have these indices."""
+        counts = np.diff(other.starts)
+        shifts = np.repeat(self.starts[numbers] - other.starts[:-1], counts)
+        places = np.arange(len(shifts)) + shifts
+        for name in ("at", "lens", "drafted", "accepted"):
+            getattr(self, name)[places] = getattr(other, name)

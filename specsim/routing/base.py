@@ -30,19 +30,17 @@ class ReplicaView(Protocol):
 class PromptView:
     """What a router may know of a request: its prompt, not where its answer will end."""
 
-    __slots__ = ("_request",)
+    __slots__ = ("_requests", "index")
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
-
-    @property
-    def index(self) -> int:
+    def __init__(self, index: int, requests: Sequence[Request]) -> None:
+        self.index = index
         """Number of the request."""
-        return self._request.index
+        self._requests = requests
 
     def block_keys(self, block_size: int) -> Sequence[BlockKey]:
         """Return the identity of each full block of the prompt, as the prefix cache has it."""
-        return self._request.block_keys(block_size)[: self._request.prompt_len // block_size]
+        request = self._requests[self.index]
+        return request.block_keys(block_size)[: request.prompt_len // block_size]
 
 
 class Router(Member):

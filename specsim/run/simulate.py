@@ -1,16 +1,15 @@
 """simulate: run an experiment, and return what was recorded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specsim.core.blame import blamed
-from specsim.core.errors import CapacityError, InvariantError
+from specsim.core.errors import CapacityError
+from specsim.core.processes import Backend
 from specsim.core.request import Request
 from specsim.core.rng import generator
-from specsim.core.step import Ints
 from specsim.engine.cluster import (
     ClosedLoopClients,
     Cluster,
@@ -24,12 +23,15 @@ from specsim.engine.python_verbs import Wiring
 from specsim.engine.replica import Replica
 from specsim.profile import Profile
 from specsim.results.records import Deliveries, ReplicaRecords, records_of_run
+from specsim.run.cells import Kept, run_cells, why_whole
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
+from specsim.run.ends import Ends
 from specsim.run.experiment import Experiment
 from specsim.run.size import check_size
 from specsim.workload.arrivals import Arrivals
 from specsim.workload.arrivals.synthetic import ClosedLoop
+from specsim.workload.trace import Columns, TraceRequests
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Run:
 
     experiment: Experiment
     deployment: Deployment
-    requests: list[Request]
+    requests: Sequence[Request]
     replicas: list[ReplicaRecords]
     deliveries: Deliveries | None = None
 
@@ -47,12 +49,13 @@ class Run:
 def simulate(  # noqa: PLR0913 - only the experiment need be given
     experiment: Experiment,
     *,
-    requests: list[Request] | None = None,
+    requests: Sequence[Request] | None = None,
     profile: Profile | None = None,
     check: bool = False,
     keeps_steps: bool = True,
     keeps_deliveries: bool = False,
     on_progress: Callable[[int], None] | None = None,
+    backend: Backend | None = None,
 ) -> Run:
     """Run an experiment to its end.
 
@@ -61,6 +64,8 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         profile: Use this in place of the one that ``experiment.profile`` names.
         check: Check every invariant after every step; some ten times slower.
         on_progress: Told the number of requests that have ended, each time one ends.
+        backend: Where replicas that have nothing to do with each other are run, some at a time;
+            None for this process. The results are the same.
 
     Raises:
         SpecsimError: The experiment cannot be run; nothing has been written.
@@ -68,7 +73,15 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     deployment = Deployment.of(experiment, profile)
     if requests is None:
         check_size(experiment)
-        requests = list(experiment.workload.build(experiment.seed).requests())
+        requests = TraceRequests(experiment.workload.build(experiment.seed))
+    if why_whole(experiment, deployment) is None:
+        _check_requests(requests, deployment)
+        kept = Kept(keeps_steps, keeps_deliveries, check)
+        found = run_cells(
+            experiment, deployment, requests, kept, backend=backend, on_progress=on_progress
+        )
+        return Run(experiment, deployment, requests, *found)
+    requests = list(requests)
     _check_requests(requests, deployment)
     drafting = Drafting(experiment, deployment, requests)
     arrivals = experiment.workload.arrivals
@@ -83,7 +96,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     deliveries = None
     if keeps_deliveries:
         deliveries = Deliveries.room_for(drafting.facts.rows["output_len"])
-    ends = _Ends(len(requests), on_progress)
+    ends = Ends(len(requests), on_progress)
     clock = EventClock()
     group = None
     if deployment.is_lock_step:
@@ -146,41 +159,14 @@ def _first_arrival(requests: list[Request], think_times: list[float], arrivals: 
     return requests[0].arrived_at if requests else 0.0
 
 
-class _Ends:
-    """Counts the requests that have ended, each once, and passes it on."""
-
-    def __init__(self, num_requests: int, on_progress: Callable[[int], None] | None) -> None:
-        self._has_ended = bytearray(num_requests)
-        self._num_ended = 0
-        self._on_progress = on_progress
-        self.listener: Callable[[float], None] | None = None
-
-    def tell(self, requests: Ints, at: NDArray[np.float64]) -> None:
-        """Note requests that have ended, in this order, and when."""
-        for request, instant in zip(requests.tolist(), at.tolist(), strict=True):
-            if self._has_ended[request]:
-                raise InvariantError(f"request {request} has ended twice")
-            self._has_ended[request] = True
-            self._num_ended += 1
-            if self.listener is not None:
-                self.listener(instant)
-            if self._on_progress is not None:
-                self._on_progress(self._num_ended)
-
-    def check(self) -> None:
-        """Raise unless every request ended."""
-        left = len(self._has_ended) - self._num_ended
-        if left:
-            raise InvariantError(f"{left} of {len(self._has_ended)} requests never ended")
-
-
-def _check_requests(requests: list[Request], deployment: Deployment) -> None:
+def _check_requests(requests: Sequence[Request], deployment: Deployment) -> None:
     max_model_len = deployment.engine.max_model_len
     assert max_model_len is not None
-    for request in requests:
-        if request.prompt_len >= max_model_len:
-            raise CapacityError(
-                f"request {request.id or request.index}: its prompt of {request.prompt_len} tokens "
-                f"must be shorter than engine.max_model_len = {max_model_len}; raise that or "
-                "remove the request"
-            )
+    too_long = np.flatnonzero(Columns.of(requests).prompt_lens >= max_model_len)
+    if len(too_long):
+        request = requests[int(too_long[0])]
+        raise CapacityError(
+            f"request {request.id or request.index}: its prompt of {request.prompt_len} tokens "
+            f"must be shorter than engine.max_model_len = {max_model_len}; raise that or "
+            "remove the request"
+        )

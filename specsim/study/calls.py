@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
+from specsim.core.processes import LocalProcesses
 from specsim.policies import Policy
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
@@ -22,7 +23,6 @@ from specsim.study.gate import GateResults, GateVerdict, Suite, check_same_suite
 from specsim.study.plan import Plan, Question, make_plan
 from specsim.study.plan.command import read_command
 from specsim.study.plan.traffic import find_traffic
-from specsim.study.runner import LocalProcesses
 from specsim.study.sweep import Sweep, SweepFolder, labels, run_sweep
 
 Progress = Callable[[int], None]

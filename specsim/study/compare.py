@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from specsim.core.errors import ConfigError
+from specsim.core.processes import LocalProcesses, Runner
 from specsim.core.settings import validated
 from specsim.policies import POLICIES, Policy
 from specsim.policies.off import Off
@@ -22,7 +23,6 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.paired import Regret, SpeedUp, regret, replicated, speed_up
-from specsim.study.runner import LocalProcesses, Runner
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Trace: a workload as columns, whatever file it came from, and how its rows are collected."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,8 +78,8 @@ class Trace:
         """Return the same requests with other arrival times, seconds, shape (n,)."""
         return replace(self, arrived_at=arrived_at)
 
-    def requests(self) -> Iterator[Request]:
-        """Yield the requests in order, numbered from 0."""
+    def requests(self, numbers: Iterable[int] | None = None) -> Iterator[Request]:
+        """Yield the requests in order, with these numbers, by default from 0 on."""
         arrivals = np.zeros(len(self)) if self.arrived_at is None else self.arrived_at
         priorities = (
             np.zeros(len(self), dtype=np.int64) if self.priorities is None else self.priorities
@@ -93,9 +93,11 @@ class Trace:
         )
         records = self.recorded_lens
         once: dict[int, int] = {}  # the same few lengths a million times would be as many objects
-        for index, (prompt_len, output_len, arrived_at, priority) in enumerate(rows):
+        indices = range(len(self)) if numbers is None else numbers
+        for index, (number, row) in enumerate(zip(indices, rows, strict=True)):
+            prompt_len, output_len, arrived_at, priority = row
             yield Request(
-                index=index,
+                index=number,
                 prompt_len=once.setdefault(prompt_len, prompt_len),
                 output_len=once.setdefault(output_len, output_len),
                 arrived_at=arrived_at,
@@ -109,6 +111,62 @@ class Trace:
                 if records
                 else NO_RECORDS,
             )
+
+
+class TraceRequests(Sequence[Request]):
+    """The requests of a trace, each made when it is asked for.
+
+    Args:
+        numbers: Their indices in the run; by default they are all of it.
+    """
+
+    def __init__(self, trace: Trace, numbers: NDArray[np.int64] | None = None) -> None:
+        self._trace = trace
+        self._numbers = np.arange(len(trace)) if numbers is None else numbers
+
+    def __len__(self) -> int:
+        return len(self._trace)
+
+    @overload
+    def __getitem__(self, place: int) -> Request: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Request]: ...
+    def __getitem__(self, place: int | slice) -> Request | Sequence[Request]:
+        """Return a request, or several as a sequence of the same kind."""
+        rows = np.arange(len(self))[place]
+        return self.take(rows) if isinstance(place, slice) else next(iter(self.take(rows[None])))
+
+    def __iter__(self) -> Iterator[Request]:
+        return self._trace.requests(self._numbers.tolist())
+
+    def take(self, rows: NDArray[np.int64]) -> "TraceRequests":
+        """Return those in some places, with the numbers that they have."""
+        return TraceRequests(self._trace.take(rows), self._numbers[rows])
+
+    @property
+    def columns(self) -> "Columns":
+        """What can be known of them without making any."""
+        trace = self._trace
+        arrived_at = np.zeros(len(self)) if trace.arrived_at is None else trace.arrived_at
+        return Columns(trace.prompt_lens, trace.output_lens, arrived_at)
+
+
+class Columns(NamedTuple):
+    """Some fields of requests, each of shape (n,)."""
+
+    prompt_lens: NDArray[np.int64]
+    output_lens: NDArray[np.int64]
+    arrived_at: NDArray[np.float64]
+    """Seconds."""
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> "Columns":
+        """Return those of requests, wherever they come from."""
+        if isinstance(requests, TraceRequests):
+            return requests.columns
+        rows = [(each.prompt_len, each.output_len) for each in requests]
+        lens = np.array(rows, dtype=np.int64).reshape(-1, 2)
+        return cls(lens[:, 0], lens[:, 1], np.array([each.arrived_at for each in requests]))
 
 
 class TraceBuilder:

@@ -26,7 +26,8 @@ def prompt(index: int = 0, *pieces: int) -> PromptView:
     """A prompt of 16 tokens per piece; a number stands for the text up to there."""
     ids = PrefixIds(pieces, 16) if pieces else None
     length = 16 * len(pieces) or 40
-    return PromptView(Request(index=index, prompt_len=length, output_len=9, prefix_ids=ids))
+    request = Request(index=index, prompt_len=length, output_len=9, prefix_ids=ids)
+    return PromptView(index, {index: request})
 
 
 @pytest.mark.parametrize("kind", ROUTING.members)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError
+from specsim.core.processes import LocalProcesses, Runner
 from specsim.core.request import PrefixIds
 from specsim.profile import Profile, load_profile
 from specsim.reality.validation.measured_run import LATENCIES, STATISTICS, MeasuredRun
@@ -21,7 +22,6 @@ from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
-from specsim.study.runner import LocalProcesses, Runner
 from specsim.workload.trace import Trace
 
 _RECORD = "table"

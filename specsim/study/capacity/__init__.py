@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from specsim.core.errors import ConfigError
+from specsim.core.processes import LocalProcesses, Runner
 from specsim.policies import Policy
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
@@ -18,7 +19,6 @@ from specsim.study.capacity.interval import Interval
 from specsim.study.capacity.probe import LoadProbe, LoadRun, Task, measure
 from specsim.study.capacity.search import FILLS, Asked, Search, explore, refine
 from specsim.study.loads import Loads, Trial, check_steady
-from specsim.study.runner import LocalProcesses, Runner
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.synthetic import ClosedLoop
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from specsim.core.blame import fault
 from specsim.core.errors import ConfigError, CrashError, SpecsimError
+from specsim.core.processes import LocalProcesses, Runner
 from specsim.core.version import __version__
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -17,7 +18,6 @@ from specsim.study.gate.suite import GateResults, ScenarioResults, Suite, Tolera
 from specsim.study.gate.verdict import GateVerdict, MetricChange, check_same_suite, judge
 from specsim.study.inputs import inputs_of
 from specsim.study.paired import replicated
-from specsim.study.runner import LocalProcesses, Runner
 
 __all__ = [
     "GateResults", "GateVerdict", "MetricChange", "Suite", "check_same_suite", "judge",

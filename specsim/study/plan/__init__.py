@@ -9,11 +9,11 @@ from functools import partial
 from math import ceil, inf
 
 from specsim.core.errors import ConfigError
+from specsim.core.processes import LocalProcesses, Runner
 from specsim.study.capacity import Capacity, Contender, Found, hardware_notes, refined, searched
 from specsim.study.capacity.interval import Interval
 from specsim.study.plan.answer import Plan
 from specsim.study.plan.options import FIRST_K, LATER, Option, Question, goal_of, offered
-from specsim.study.runner import LocalProcesses, Runner
 
 __all__ = ["Option", "Plan", "Question", "make_plan"]
 

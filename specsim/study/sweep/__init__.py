@@ -14,6 +14,7 @@ import yaml
 
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.processes import Backend, Job, LocalProcesses, Runner
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping, validated
 from specsim.core.version import __version__
@@ -26,7 +27,6 @@ from specsim.run.simulate import simulate
 from specsim.run.size import check_size
 from specsim.run.summary import Summary
 from specsim.study.inputs import inputs_of
-from specsim.study.runner import Backend, Job, LocalProcesses, Runner
 from specsim.study.sweep.plan import Sweep, SweepPoint, labels
 from specsim.workload import WorkloadConfig
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.processes import LocalProcesses, Runner
 from specsim.policies.schedule import Schedule
 from specsim.results.metrics import latency
 from specsim.results.steady import Trend, backlog_trend
@@ -22,7 +23,6 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.loads import Loads, Trial, steady_window
 from specsim.study.paired import SpeedUp, mean_and_half_width, speed_up
-from specsim.study.runner import LocalProcesses, Runner
 
 K = TypeVar("K")
 

@@ -10,8 +10,8 @@ import ray
 from ray.exceptions import RayError
 
 from specsim.core.errors import ConfigError
+from specsim.core.processes import Job
 from specsim.core.version import __version__
-from specsim.study.runner import Job
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -1,0 +1,254 @@
+"""Cells: replicas that have nothing to do with each other, each simulated by itself.
+
+Where the router looks at no replica and nobody waits for an answer, it is known beforehand which
+requests a replica gets. Then a replica is run from its first request to its last, and forgotten,
+before the next one begins; and cells of some replicas each can be run by several processes. What
+comes of a replica depends neither on its cell nor on its process.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.errors import PluginError
+from specsim.core.processes import Backend, Runner
+from specsim.core.request import Request
+from specsim.core.step import Ints
+from specsim.engine.cluster import instants
+from specsim.engine.integrity import IntegrityCheck
+from specsim.engine.python_verbs import Wiring
+from specsim.engine.replica import Replica
+from specsim.results.records import Deliveries, ReplicaRecords, Share, records_of_run
+from specsim.routing import PromptView, ReplicaView
+from specsim.run.deployment import Deployment
+from specsim.run.drafting import Drafting
+from specsim.run.ends import Ends
+from specsim.run.experiment import Experiment
+from specsim.workload.arrivals.synthetic import ClosedLoop
+from specsim.workload.trace import Columns, TraceRequests
+
+_MOST, _FEWEST = 100_000, 20_000
+"""Requests of a cell: more take more memory at a time, fewer are not worth a process."""
+
+
+def why_whole(experiment: Experiment, deployment: Deployment) -> str | None:
+    """Return why the replicas of a run cannot be told apart; None if they can."""
+    if isinstance(experiment.workload.arrivals, ClosedLoop):
+        return "clients wait for their answers"
+    if experiment.incidents:
+        return "incidents move requests from replica to replica"
+    if deployment.is_lock_step:
+        return "data-parallel ranks wait for each other"
+    if experiment.num_engines > 1 and experiment.routing.looks_at_replicas:
+        return f"router '{experiment.routing.kind}' looks at the replicas"
+    return None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a run records, and whether its invariants are checked."""
+
+    steps: bool
+    deliveries: bool
+    check: bool = False
+
+
+class _Cell(NamedTuple):
+    """Some replicas, and the requests that they get."""
+
+    experiment: Experiment
+    deployment: Deployment
+    first_replica: int
+    requests: Sequence[Request]
+    numbers: Ints
+    """Shape (n,): index of each of these requests in the run."""
+    rows: list[Ints]
+    """Of each replica: places of its requests in `requests`."""
+    arrived_at: NDArray[np.float64]
+    """When each reaches the engine, seconds."""
+    origin: float
+    kept: Kept
+
+
+class _Outcome(NamedTuple):
+    first_replica: int
+    shares: list[Share]
+    """What each of its replicas has recorded."""
+    numbers: Ints
+    deliveries: Deliveries | None
+
+
+def run_cells(
+    experiment: Experiment,
+    deployment: Deployment,
+    requests: Sequence[Request],
+    kept: Kept,
+    *,
+    backend: Backend | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> tuple[list[ReplicaRecords], Deliveries | None]:
+    """Return what all replicas of a divisible run record, and its deliveries if they are kept.
+
+    Args:
+        backend: Where cells are run; None for this process, one after the other.
+        on_progress: Told how many requests have ended, from time to time.
+
+    Raises:
+        SpecsimError: Of the first cell that cannot be run.
+    """
+    front_time = deployment.costs.overhead.front_ms * 1e-3
+    records = records_of_run(
+        experiment.num_engines,
+        deployment.max_draft_len,
+        keeps_steps=kept.steps,
+        front_time=front_time,
+    )
+    deliveries = None
+    if kept.deliveries:
+        deliveries = Deliveries.room_for(Columns.of(requests).output_lens)
+    cells = _cells(experiment, deployment, requests, kept, front_time)
+    for outcome in _outcomes(cells, len(requests), backend, on_progress):
+        for number, share in enumerate(outcome.shares, outcome.first_replica):
+            records[number].take_over(share)
+        if deliveries is not None and outcome.deliveries is not None:
+            deliveries.take_over(outcome.deliveries, outcome.numbers)
+    return records, deliveries
+
+
+def _outcomes(
+    cells: Iterator[_Cell],
+    num_requests: int,
+    backend: Backend | None,
+    on_progress: Callable[[int], None] | None,
+) -> Iterator[_Outcome]:
+    """Yield what comes of each cell."""
+    if backend is None or num_requests <= _FEWEST:
+        num_ended = 0
+        for cell in cells:
+            tell = None if on_progress is None else partial(_tell_sum, on_progress, num_ended)
+            yield _run_cell(cell, tell)
+            num_ended += len(cell.numbers)
+        return
+    tasks = list(cells)
+
+    def tell_share(num_cells: int) -> None:
+        if on_progress is not None:
+            on_progress(num_requests * num_cells // len(tasks))
+
+    with Runner(backend, tell_share) as runner:
+        yield from runner.run(_run_cell, [tasks])[0]
+
+
+def _tell_sum(on_progress: Callable[[int], None], before: int, now: int) -> None:
+    on_progress(before + now)
+
+
+def _cells(
+    experiment: Experiment,
+    deployment: Deployment,
+    requests: Sequence[Request],
+    kept: Kept,
+    front_time: float,
+) -> Iterator[_Cell]:
+    """Yield the cells of a run: neighbouring replicas, until they have enough requests."""
+    first_arrival, *_ = arrivals = Columns.of(requests).arrived_at.tolist() or [0.0]
+    arrived_at = np.fromiter(instants(arrivals, front_time), dtype=np.float64)
+    by_replica = _routed(experiment, requests)
+    most = max(_FEWEST, min(_MOST, len(requests) // 8))
+    first = 0
+    while first < len(by_replica):
+        size, end = 0, first
+        while end < len(by_replica) and (end == first or size + len(by_replica[end]) <= most):
+            size += len(by_replica[end])
+            end += 1
+        numbers = np.sort(np.concatenate(by_replica[first:end]))
+        yield _Cell(
+            experiment=experiment,
+            deployment=deployment,
+            first_replica=first,
+            requests=_taken(requests, numbers),
+            numbers=numbers,
+            rows=[np.searchsorted(numbers, mine) for mine in by_replica[first:end]],
+            arrived_at=arrived_at[numbers],
+            origin=first_arrival,
+            kept=kept,
+        )
+        first = end
+
+
+def _taken(requests: Sequence[Request], numbers: Ints) -> Sequence[Request]:
+    if len(numbers) == len(requests):
+        return requests
+    if isinstance(requests, TraceRequests):
+        return requests.take(numbers)
+    return [requests[number] for number in numbers.tolist()]
+
+
+class _Unseen(Sequence[ReplicaView]):
+    """Replicas that can be counted only, for a router that has said that it looks at none."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: Any) -> NoReturn:
+        raise PluginError("a router that looks at replicas must not say looks_at_replicas = False")
+
+
+def _routed(experiment: Experiment, requests: Sequence[Request]) -> list[Ints]:
+    """Return the indices of the requests that each replica gets, in order."""
+    count = experiment.num_engines
+    if count == 1:
+        return [np.arange(len(requests))]
+    router, replicas = experiment.routing, _Unseen(count)
+    memory = router.start(experiment.seed)
+    chosen = np.array(
+        [
+            router.choose(PromptView(index, requests), replicas, memory)
+            for index in range(len(requests))
+        ],
+        dtype=np.int64,
+    )
+    in_order = np.argsort(chosen, kind="stable")
+    return np.split(in_order, np.cumsum(np.bincount(chosen, minlength=count))[:-1])
+
+
+def _run_cell(cell: _Cell, on_progress: Callable[[int], None] | None = None) -> _Outcome:
+    """Run the replicas of a cell, one after the other."""
+    kept, deployment = cell.kept, cell.deployment
+    drafting = Drafting(cell.experiment, deployment, list(cell.requests))
+    deliveries = None
+    if kept.deliveries:
+        deliveries = Deliveries.room_for(drafting.facts.rows["output_len"])
+    ends = Ends(len(cell.numbers), on_progress)
+    shares = []
+    for number, rows in enumerate(cell.rows, cell.first_replica):
+        (records,) = records_of_run(
+            1,
+            deployment.max_draft_len,
+            keeps_steps=kept.steps,
+            front_time=deployment.costs.overhead.front_ms * 1e-3,
+        )
+        if len(rows):
+            wiring = Wiring(
+                facts=drafting.facts,
+                records=records,
+                fates=drafting.survival_lens if len(drafting.survival_lens) else None,
+                offers=drafting.offers,
+                deliveries=deliveries,
+                observers=[IntegrityCheck()] if kept.check else [],
+                on_end=ends.tell,
+                origin=cell.origin,
+            )
+            replica = Replica(deployment.setup, deployment.costs, drafting.start(number), wiring)
+            replica.submit_all(rows, cell.arrived_at[rows])
+            replica.finish()
+        shares.append(records.share(cell.numbers))
+    ends.check()
+    return _Outcome(cell.first_replica, shares, cell.numbers, deliveries)
