@@ -32,6 +32,7 @@ from specsim.results.steady import is_unstable
 from specsim.results.tables import RunTables, assemble
 from specsim.run.simulate import Run
 from specsim.run.trust import Beyond, roofline_warnings
+from specsim.workload.trace import Columns
 
 _EPOCH = "19700101-000000"
 """Stands in vLLM's field ``date``: the same run gives the same bytes on every day."""
@@ -130,14 +131,13 @@ class Summary:
     def _request_groups(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield the columns of the requests, some requests at a time."""
         rows = self.tables.requests
-        ids = [request.id for request in self.run.requests]
-        has_ids = any(ids)
+        ids = Columns.of(self.run.requests).ids
         for start in range(0, len(rows), ROWS_PER_GROUP):
             mine = slice(start, start + ROWS_PER_GROUP)
             columns = structured_columns(rows[mine], rows.dtype.names or ())
             found = latencies(columns)
             columns |= {name: found[name] for name in ("ttft", "tpot", "e2el")}
-            yield {"id": np.array(ids[mine]), **columns} if has_ids else columns
+            yield columns if ids is None else {"id": np.array(ids[mine]), **columns}
 
     def _header(self) -> dict[str, Any]:
         experiment, engine = self.run.experiment, self.run.deployment.engine

@@ -148,7 +148,8 @@ class TraceRequests(Sequence[Request]):
         """What can be known of them without making any."""
         trace = self._trace
         arrived_at = np.zeros(len(self)) if trace.arrived_at is None else trace.arrived_at
-        return Columns(trace.prompt_lens, trace.output_lens, arrived_at)
+        ids = trace.ids if trace.ids and any(trace.ids) else None
+        return Columns(trace.prompt_lens, trace.output_lens, arrived_at, ids)
 
 
 class Columns(NamedTuple):
@@ -158,6 +159,8 @@ class Columns(NamedTuple):
     output_lens: NDArray[np.int64]
     arrived_at: NDArray[np.float64]
     """Seconds."""
+    ids: Sequence[str] | None
+    """None if none of them has one."""
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> "Columns":
@@ -166,7 +169,9 @@ class Columns(NamedTuple):
             return requests.columns
         rows = [(each.prompt_len, each.output_len) for each in requests]
         lens = np.array(rows, dtype=np.int64).reshape(-1, 2)
-        return cls(lens[:, 0], lens[:, 1], np.array([each.arrived_at for each in requests]))
+        arrived_at = np.array([each.arrived_at for each in requests])
+        ids = [each.id for each in requests]
+        return cls(lens[:, 0], lens[:, 1], arrived_at, ids if any(ids) else None)
 
 
 class TraceBuilder:
