@@ -6,7 +6,7 @@ until somebody looks (`specsim.engine.replica.Replica.advance`); where clients w
 is kept up with the clock.
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from heapq import heappush
 from math import inf, nextafter
@@ -224,32 +224,66 @@ def replay(
         submit(request)
 
 
-class ClosedLoopClients:
-    """A fixed number of clients that each wait for an answer before they send again.
+class Clients:
+    """Whoever waits for answers: clients of a closed loop, and sessions, turn after turn.
 
-    Requests are sent in their order, whichever client is free; `think_times` is how long it waits
-    before each, seconds.
+    Args:
+        requests: Of the run; turns of a session in their order.
+        front_time: What each takes to reach the engine, seconds.
     """
 
     def __init__(
         self,
         clock: EventClock,
         requests: list[Request],
-        think_times: list[float],
-        submit: Callable[[Request], None],
+        front_time: float = 0.0,
     ) -> None:
+        self.submit: Callable[[Request], None]
+        """Where requests go; to be set."""
         self._clock = clock
-        self._unsent = iter(zip(requests, think_times, strict=True))
-        self._submit = submit
+        self._front_time = front_time
+        self._next_turns: dict[int, Request] = {}
+        """By the index of the request that must have ended before."""
+        latest: dict[int, int] = {}
+        for request in requests:
+            if request.session is not None:
+                if request.session in latest:
+                    self._next_turns[latest[request.session]] = request
+                latest[request.session] = request.index
+        self.starts = requests
+        """Those that wait for no turn before them."""
+        if self._next_turns:
+            later = {request.index for request in self._next_turns.values()}
+            self.starts = [request for request in requests if request.index not in later]
+        self._unsent: Iterator[tuple[Request, float]] = iter(())
 
-    def start(self, concurrency: int) -> None:
-        """Let every client send its first request."""
+    @property
+    def has_sessions(self) -> bool:
+        """Whether any request waits for one before it."""
+        return bool(self._next_turns)
+
+    def start(self, concurrency: int, think_times: list[float]) -> None:
+        """Let a number of clients each send a request, or a session, and then the next one.
+
+        They are sent in their order, whichever client is free; `think_times` is how long it waits
+        before each, seconds.
+        """
+        self._unsent = zip(self.starts, think_times, strict=False)
         for _ in range(concurrency):
-            self.answered(self._clock.now)
+            self._start_next(self._clock.now)
 
-    def answered(self, at: float) -> None:
-        """Let the client that has its answer send the next request, after its think time."""
+    def answered(self, request: int, at: float) -> None:
+        """Let the client that has its answer go on: with the next turn, or the next session."""
+        turn = self._next_turns.get(request)
+        if turn is None:
+            self._start_next(at)
+        else:
+            self._send(max(at + turn.think_time, turn.arrived_at) + self._front_time, turn)
+
+    def _start_next(self, at: float) -> None:
         request, think_time = next(self._unsent, (None, 0.0))
-        if request is None:
-            return
-        self._clock.call_at(at + think_time, partial(self._submit, request))
+        if request is not None:
+            self._send(at + (think_time + self._front_time), request)
+
+    def _send(self, instant: float, request: Request) -> None:
+        self._clock.call_at(instant, partial(self.submit, request))

@@ -9,6 +9,7 @@ An answer of one token has no TPOT: it is NaN, and statistics leave it out. Only
 counts it as 0 (goodput, the histogram of ``/metrics``), does `tpot` say so too.
 """
 
+from itertools import pairwise
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -184,6 +185,57 @@ def keeps_limits(tables: RunTables, slo: Slo) -> NDArray[np.bool_]:
         if limit_ms is not None:
             good &= samples * 1e3 <= limit_ms
     return good
+
+
+_TURN_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 33, 65, 129, 257)
+"""First turn of each row of `by_turn`: the first eight by themselves."""
+
+
+def session_metrics(
+    requests: NDArray[np.void], sessions: NDArray[np.int64], turns: NDArray[np.int64]
+) -> dict[str, Any]:
+    """Return what sessions met, as wholes and turn by turn.
+
+    Args:
+        requests: `specsim.results.tables.TABLE_FIELDS`.
+        sessions: Session of each of them; -1 for none.
+        turns: Which turn of it each is.
+
+    Returns:
+        ``duration_ms`` is from the first arrival of a session to the end of its last answer;
+        ``served_share`` the part of it that answers took, the rest users and tools. ``hit_share``
+        is that of the prompt tokens.
+    """
+    is_turn = sessions >= 0
+    requests, turns = requests[is_turn], turns[is_turn]
+    names, places = np.unique(sessions[is_turn], return_inverse=True)
+    starts, ends = np.full(len(names), np.inf), np.zeros(len(names))
+    np.minimum.at(starts, places, requests["arrived_at"])
+    np.maximum.at(ends, places, requests["ended_at"])
+    total = float((ends - starts).sum())
+    edges = [*_TURN_ROWS, np.inf]
+    rows = [
+        _turn_row(requests[mine], first)
+        for first, beyond in pairwise(edges)
+        if (mine := (turns >= first) & (turns < beyond)).any()
+    ]
+    return {
+        "count": len(names),
+        "mean_turns": len(requests) / len(names),
+        "duration_ms": latency_statistics(ends - starts),
+        "served_share": float(latency(requests).sum()) / total if total else 1.0,
+        "by_turn": rows,
+    }
+
+
+def _turn_row(requests: NDArray[np.void], first: int) -> dict[str, float]:
+    found = {kind: latency_statistics(latencies(requests)[kind]) for kind in ("ttft", "tpot")}
+    return {
+        "turn": first,
+        "requests": len(requests),
+        "hit_share": float(requests["cached_len"].sum() / requests["prompt_len"].sum()),
+        **{f"{name}_{kind}_ms": found[kind][name] for kind in found for name in ("mean", "p99")},
+    }
 
 
 def _max_tokens_per_second(seconds: NDArray[np.void]) -> float:

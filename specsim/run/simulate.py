@@ -12,7 +12,7 @@ from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.core.step import Ints
 from specsim.engine.cluster import (
-    ClosedLoopClients,
+    Clients,
     Cluster,
     EventClock,
     replay,
@@ -85,6 +85,8 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         deliveries = Deliveries.room_for(drafting.facts.rows["output_len"])
     ends = _Ends(len(requests), on_progress)
     clock = EventClock()
+    clients = Clients(clock, requests, front_time)
+    clients_wait = isinstance(arrivals, ClosedLoop) or clients.has_sessions
     group = None
     if deployment.is_lock_step:
         group = LockStep(deployment.costs, 1 + experiment.num_speculative_tokens)
@@ -98,7 +100,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
             deliveries=deliveries,
             observers=[IntegrityCheck()] if check else [],
             on_end=ends.tell,
-            announces_ends=isinstance(arrivals, ClosedLoop),
+            announces_ends=clients_wait,
             origin=_first_arrival(requests, think_times, arrivals),
         )
         parts = (deployment.setup, deployment.costs, drafting.start(number), wiring, start)
@@ -111,16 +113,16 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         make_replica,
         router=experiment.routing,
         seed=experiment.seed,
-        keeps_up=isinstance(arrivals, ClosedLoop),
+        keeps_up=clients_wait,
     )
     schedule_incidents(clock, cluster, experiment.incidents or ())
-    if isinstance(arrivals, ClosedLoop):
-        delays = [time + front_time for time in think_times]
-        clients = ClosedLoopClients(clock, requests, delays, cluster.submit)
+    clients.submit = cluster.submit
+    if clients_wait:
         ends.listener = clients.answered
-        clients.start(arrivals.concurrency)
+    if isinstance(arrivals, ClosedLoop):
+        clients.start(arrivals.concurrency, think_times)
     else:
-        clock.process(replay(clock, requests, cluster.submit, front_time))
+        clock.process(replay(clock, clients.starts, cluster.submit, front_time))
     clock.run()
     cluster.check_stranded()
     cluster.finish()
@@ -153,7 +155,7 @@ class _Ends:
         self._has_ended = bytearray(num_requests)
         self._num_ended = 0
         self._on_progress = on_progress
-        self.listener: Callable[[float], None] | None = None
+        self.listener: Callable[[int, float], None] | None = None
 
     def tell(self, requests: Ints, at: NDArray[np.float64]) -> None:
         """Note requests that have ended, in this order, and when."""
@@ -163,7 +165,7 @@ class _Ends:
             self._has_ended[request] = True
             self._num_ended += 1
             if self.listener is not None:
-                self.listener(instant)
+                self.listener(request, instant)
             if self._on_progress is not None:
                 self._on_progress(self._num_ended)
 

@@ -23,6 +23,7 @@ from specsim.results.metrics import (
     PERCENTILES,
     latencies,
     latency_statistics,
+    session_metrics,
     speculation_metrics,
     throughput_metrics,
     time_shares,
@@ -127,16 +128,28 @@ class Summary:
                 write_steps(tables.step_log, self.provenance, unfinished / "steps.parquet")
             self.run.experiment.save(unfinished / "config.yaml")
 
+    @cached_property
+    def _turns(self) -> dict[str, NDArray[np.int64]]:
+        """``session``, -1 of none, and ``turn`` of each request; nothing if there is no session."""
+        requests = self.run.requests
+        if all(request.session is None for request in requests):
+            return {}
+        sessions = (-1 if request.session is None else request.session for request in requests)
+        turns = (request.turn for request in requests)
+        return {"session": np.fromiter(sessions, int), "turn": np.fromiter(turns, int)}
+
     def _request_groups(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield the columns of the requests, some requests at a time."""
         rows = self.tables.requests
         ids = [request.id for request in self.run.requests]
         has_ids = any(ids)
+        turns = self._turns
         for start in range(0, len(rows), ROWS_PER_GROUP):
             mine = slice(start, start + ROWS_PER_GROUP)
             columns = structured_columns(rows[mine], rows.dtype.names or ())
             found = latencies(columns)
             columns |= {name: found[name] for name in ("ttft", "tpot", "e2el")}
+            columns |= {name: column[mine] for name, column in turns.items()}
             yield {"id": np.array(ids[mine]), **columns} if has_ids else columns
 
     def _header(self) -> dict[str, Any]:
@@ -174,6 +187,8 @@ class Summary:
         requests, totals = tables.requests, tables.totals
         profile = run.deployment.profile
         num_steps = int(totals["steps"])
+        turns = self._turns
+        own = {"sessions": session_metrics(requests, *turns.values())} if turns else {}
         return {
             **self.provenance,
             "profile": run.experiment.profile,
@@ -196,4 +211,5 @@ class Summary:
             "time_shares": time_shares(tables),
             "queue_ms": self.statistics["queue"],
             "amortised_itl_ms": self.statistics["amortised_itl"],
+            **own,
         }
