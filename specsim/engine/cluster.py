@@ -6,7 +6,7 @@ until somebody looks (`specsim.engine.replica.Replica.advance`); where clients w
 is kept up with the clock.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappush
 from math import inf, nextafter
@@ -18,7 +18,8 @@ from specsim.core.errors import CapacityError
 from specsim.core.request import Request
 from specsim.engine.incidents import Failure, Slowdown
 from specsim.engine.replica import Departure, Replica
-from specsim.routing.base import PromptView, Router
+from specsim.engine.scrape import Scrapes
+from specsim.routing.base import PromptView, ReplicaView, Router
 
 MakeReplica = Callable[[int, float], Replica]
 
@@ -84,6 +85,10 @@ class Cluster:
         self._requests = requests
         self._stranded: list[Departure] = []
         """Requests that wait for any replica to be up."""
+        self._scrapes = None
+        if router.refresh_ms:
+            period, delay = router.refresh_ms * 1e-3, router.index_delay
+            self._scrapes = Scrapes(clock.call_at, self._looked_at, period, delay)
 
     def _started(self, number: int) -> Replica:
         replica = self._make_replica(number, self.clock.now)
@@ -114,12 +119,20 @@ class Cluster:
         """Return the replica that the router chooses; None if none is up."""
         if not self._up:
             return None
-        if self._router.looks_at_replicas and not self._keeps_up:
-            now = self.clock.now
+        seen: Sequence[ReplicaView] = self._up
+        if self._scrapes is not None:
+            seen = self._scrapes.views(self._up, self.clock.now)
+        elif self._router.looks_at_replicas:
+            seen = self._looked_at(self.clock.now)
+        return self._up[self._router.choose(PromptView(request), seen, self._memory)]
+
+    def _looked_at(self, now: float) -> list[Replica]:
+        """Return the replicas that are up, as they are now."""
+        if not self._keeps_up:
             for replica in self._up:
                 if replica.next_at < now:
                     replica.advance(now)
-        return self._up[self._router.choose(PromptView(request), self._up, self._memory)]
+        return self._up
 
     def _wake(self, replica: Replica) -> None:
         if replica in self._asleep:
