@@ -16,7 +16,7 @@ from simpy.events import NORMAL, URGENT
 
 from specsim.core.errors import CapacityError
 from specsim.core.request import Request
-from specsim.engine.incidents import Failure, Slowdown
+from specsim.engine.incidents import Failure, Replicas, Slowdown
 from specsim.engine.replica import Departure, Replica
 from specsim.engine.scrape import Scrapes
 from specsim.routing.base import PromptView, ReplicaView, Router
@@ -57,7 +57,8 @@ class Cluster:
     """Replicas behind a router.
 
     `make_replica` is told a number and when that replica starts; with `keeps_up` replicas are kept
-    up with the clock, since what they do has consequences outside.
+    up with the clock, since what they do has consequences outside. Of the replicas, `started` are
+    there from the beginning; by default all.
     """
 
     def __init__(  # noqa: PLR0913 - it is what puts them together
@@ -70,6 +71,7 @@ class Cluster:
         router: Router,
         seed: int,
         keeps_up: bool,
+        started: int | None = None,
     ) -> None:
         self.clock = clock
         self._make_replica = make_replica
@@ -79,9 +81,12 @@ class Cluster:
         self._is_single = replicas == 1
         self._asleep: dict[Replica, Event] = {}
         """Those that wait for requests, and what wakes them."""
-        self._replicas = [self._started(number) for number in range(replicas)]
-        self._up = self._replicas
-        """Those that have not failed."""
+        self._draining: set[int] = set()
+        """Those that take no more requests."""
+        self._replicas: list[Replica | None] = [None] * replicas
+        for number in range(replicas if started is None else started):
+            self._replicas[number] = self._started(number)
+        self._up = self._taking_requests()
         self._requests = requests
         self._stranded: list[Departure] = []
         """Requests that wait for any replica to be up."""
@@ -96,6 +101,13 @@ class Cluster:
             run = self._run_ahead if self._is_single else self._run_event_by_event
             self.clock.process(run(replica))
         return replica
+
+    def _taking_requests(self) -> list[Replica]:
+        return [
+            replica
+            for number, replica in enumerate(self._replicas)
+            if replica is not None and replica.is_up and number not in self._draining
+        ]
 
     def submit(self, request: Request) -> None:
         """Route a request, now."""
@@ -176,34 +188,68 @@ class Cluster:
 
     def finish(self) -> None:
         """Let all replicas do what is left, hand over their results, and go."""
-        for replica in self._up:
-            replica.finish()
-        self._replicas = self._up = []
+        for replica in self._replicas:
+            if replica is not None and replica.is_up:
+                replica.finish()
+        self._replicas, self._up = [], []
 
     def fail(self, number: int) -> None:
         """Let a replica die; its requests go to the others, in the order in which it had them."""
         replica = self._replicas[number]
+        assert replica is not None
         replica.advance(self.clock.now)
         left = replica.fail()
         self._asleep.pop(replica, None)
-        self._up = [replica for replica in self._replicas if replica.is_up]
+        self._draining.discard(number)
+        self._up = self._taking_requests()
         self._move(left)
 
     def restore(self, number: int) -> None:
-        """Start a replica that has died; it gets what waited for any replica to be up."""
+        """Start a replica that is not there; it gets what waited for any replica to be up."""
         self._replicas[number] = self._started(number)
-        self._up = [replica for replica in self._replicas if replica.is_up]
+        self._up = self._taking_requests()
         stranded, self._stranded = self._stranded, []
         self._move(stranded)
 
     def slow_down(self, number: int, factor: float) -> None:
         """Let a replica take `factor` times as long for what it schedules from now on."""
-        self._replicas[number].advance(self.clock.now)
-        self._replicas[number].slow_down(factor)
+        replica = self._replicas[number]
+        assert replica is not None
+        replica.advance(self.clock.now)
+        replica.slow_down(factor)
+
+    def drain(self, number: int) -> None:
+        """Let a replica take no more requests."""
+        self._draining.add(number)
+        self._up = self._taking_requests()
+
+    def retire(self, number: int) -> float | None:
+        """Let a draining replica go that has nothing left; return when it was done, or None."""
+        replica = self._replicas[number]
+        assert replica is not None
+        replica.advance(self.clock.now)
+        if replica.num_running or replica.num_waiting:
+            return None
+        self.fail(number)
+        self._replicas[number] = None
+        return replica.now
+
+    @property
+    def num_stranded(self) -> int:
+        """Requests that wait for any replica to be up."""
+        return len(self._stranded)
+
+    def look(self) -> list[Replica]:
+        """Return the replicas that take requests, as they are now, and take in all results."""
+        for replica in self._replicas:
+            if replica is not None and replica.is_up:
+                replica.advance(self.clock.now)
+                replica.flush()
+        return self._up
 
 
 def schedule_incidents(
-    clock: EventClock, cluster: Cluster, incidents: Iterable[Failure | Slowdown]
+    clock: EventClock, cluster: Replicas, incidents: Iterable[Failure | Slowdown]
 ) -> None:
     """Let incidents happen when their time comes.
 

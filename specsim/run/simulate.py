@@ -18,11 +18,13 @@ from specsim.engine.cluster import (
     replay,
     schedule_incidents,
 )
+from specsim.engine.fleet import Fleet, Scaling
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.lock_step import LockStep, Rank
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.replica import Replica
 from specsim.profile import Profile
+from specsim.results.metrics import LimitUse
 from specsim.results.records import Deliveries, ReplicaRecords, records_of_run
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
@@ -41,6 +43,7 @@ class Run:
     requests: list[Request]
     replicas: list[ReplicaRecords]
     deliveries: Deliveries | None = None
+    scaling: Scaling | None = None
 
 
 @blamed()
@@ -114,8 +117,19 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         router=experiment.routing,
         seed=experiment.seed,
         keeps_up=clients_wait,
+        started=experiment.num_started,
     )
-    schedule_incidents(clock, cluster, experiment.incidents or ())
+    fleet = None
+    if experiment.autoscaling is not None:
+        fleet = Fleet(
+            clock,
+            cluster,
+            experiment.autoscaling,
+            experiment.num_started,
+            recent=LimitUse(records, experiment.slo).since_last,
+            is_over=ends.is_over,
+        )
+    schedule_incidents(clock, fleet or cluster, experiment.incidents or ())
     clients.submit = cluster.submit
     if clients_wait:
         ends.listener = clients.answered
@@ -125,9 +139,10 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         clock.process(replay(clock, clients.starts, cluster.submit, front_time))
     clock.run()
     cluster.check_stranded()
+    scaling = None if fleet is None else fleet.finish()
     cluster.finish()
     ends.check()
-    return Run(experiment, deployment, requests, records, deliveries)
+    return Run(experiment, deployment, requests, records, deliveries, scaling)
 
 
 def _think_times(experiment: Experiment, count: int) -> list[float]:
@@ -168,6 +183,10 @@ class _Ends:
                 self.listener(request, instant)
             if self._on_progress is not None:
                 self._on_progress(self._num_ended)
+
+    def is_over(self) -> bool:
+        """Tell whether every request has ended, as far as it has been told."""
+        return self._num_ended == len(self._has_ended)
 
     def check(self) -> None:
         """Raise unless every request ended."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from specsim.core.atomic import new_folder
 from specsim.core.version import __version__
+from specsim.engine.fleet import Count, Scaling
 from specsim.results.export import (
     RESULT_FILES,
     ROWS_PER_GROUP,
@@ -182,6 +183,25 @@ class Summary:
             for name in names
         }
 
+    def _scaling_block(self, scaling: Scaling) -> dict[str, Any]:
+        """Return what replicas came to over time; times in seconds of the run, up to its end."""
+        end = float(self.tables.requests["ended_at"].max())
+        counts = np.array([count for count in scaling.counts if count.at < end])
+        spans = np.diff([*counts[:, 0], end])
+        seconds = scaling.replica_seconds(end)
+        gpu_hours = seconds * self.run.deployment.profile.tensor_parallel_size / 3600.0
+        scaler = self.run.experiment.autoscaling
+        price = None if scaler is None else scaler.price_per_gpu_hour
+        return {
+            "replica_seconds": seconds,
+            "gpu_hours": gpu_hours,
+            "cost": None if price is None else gpu_hours * price,
+            "mean_replicas": float(counts[:, 1] @ spans) / end,
+            "peak_replicas": int(counts[:, 1].max()),
+            "changes": len(counts) - 1,
+            "timeline": {name: column.tolist() for name, column in zip(Count._fields, counts.T, strict=True)},
+        }
+
     def _own_block(self) -> dict[str, Any]:
         run, tables = self.run, self.tables
         requests, totals = tables.requests, tables.totals
@@ -189,6 +209,8 @@ class Summary:
         num_steps = int(totals["steps"])
         turns = self._turns
         own = {"sessions": session_metrics(requests, *turns.values())} if turns else {}
+        if run.scaling is not None:
+            own["autoscaling"] = self._scaling_block(run.scaling)
         return {
             **self.provenance,
             "profile": run.experiment.profile,
