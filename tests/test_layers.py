@@ -7,7 +7,7 @@ import pytest
 
 ROWS = [
     "core",
-    "hardware workload acceptance latency profile lookup proposers policies routing",
+    "hardware workload acceptance latency profile lookup proposers policies routing autoscaling",
     "results engine",
     "run",
     "tokens study reality show cli api __main__",
@@ -15,7 +15,7 @@ ROWS = [
 RANK = {
     unit: (row, place) for row, units in enumerate(ROWS) for place, unit in enumerate(units.split())
 }
-FAMILIES = {"acceptance", "latency", "proposers", "policies", "routing"}
+FAMILIES = {"acceptance", "latency", "proposers", "policies", "routing", "autoscaling"}
 HEAVY = ("fcntl", "llvmlite", "numba", "pyarrow", "scipy")
 ROOT = Path(__file__).parents[1] / "specsim"
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

@@ -136,7 +136,7 @@ def run(
                 summary.save(folder)
     show(run_table(summary, f"{config.name}, policy {experiment.effective_policy.kind}"))
     warn(summary.warnings)
-    reason = why_whole(experiment, run.deployment)
+    reason = why_whole(experiment, run.deployment, run.requests)
     if reason and (workers or backend is Where.RAY):
         warn([f"simulated in one process: {reason}"])
     if out is not None:

@@ -75,6 +75,15 @@ class Request:
     prompt_token_ids: NDArray[np.int64] | None = None
     output_token_ids: NDArray[np.int64] | None = None
     prefix_ids: PrefixIds | None = None
+    session: int | None = None
+    """Number of the conversation or agent loop that it is a turn of."""
+    turn: int = 1
+    """Which request of its session it is, from 1; one after the other."""
+    think_time: float = 0.0
+    """From the end of the turn before it to its arrival, seconds, if that is after `arrived_at`."""
+    shared_len: int | None = None
+    """Given if the prompt is all that its session has said before, answers included, and then new
+    input: so many leading tokens are the same in every session."""
     recorded_lens: Mapping[str, bytes] = field(default_factory=lambda: NO_RECORDS)
     """Per proposer: accepted length of a draft made when `p` output tokens were known."""
     offered_lens: bytes | None = None
@@ -96,7 +105,8 @@ class Request:
 
         With token ids the key of a block is a chained hash over all tokens up to its end, prompt
         and output alike (vLLM: ``v1/core/kv_cache_utils.py hash_block_tokens``). With recorded
-        prefix ids, prompt blocks take theirs. Whatever is known by neither belongs to this
+        prefix ids, prompt blocks take theirs. In a session that only grows, a block is known by its
+        place in the session, prompt or output alike. Whatever is known by neither belongs to this
         request alone, so that it can only be hit again after a preemption.
 
         Returns:
@@ -118,6 +128,9 @@ class Request:
             return _chained_keys(np.concatenate(known), block_size)
         if self.prefix_ids is not None:
             return self._prefix_keys(self.prefix_ids, block_size)
+        if self.shared_len is not None and self.session is not None:
+            ends = range(block_size, self.prompt_len + self.output_len + 1, block_size)
+            return [(-1 if end <= self.shared_len else self.session, end) for end in ends]
         return []
 
     def _prefix_keys(self, prefix: PrefixIds, block_size: int) -> list[BlockKey]:

@@ -6,7 +6,7 @@ until somebody looks (`specsim.engine.replica.Replica.advance`); where clients w
 is kept up with the clock.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappush
 from itertools import tee
@@ -17,9 +17,10 @@ from simpy.events import NORMAL, URGENT
 
 from specsim.core.errors import CapacityError
 from specsim.core.request import Request
-from specsim.engine.incidents import Failure, Slowdown
+from specsim.engine.incidents import Failure, Replicas, Slowdown
 from specsim.engine.replica import Departure, Replica
-from specsim.routing.base import PromptView, Router
+from specsim.engine.scrape import Scrapes
+from specsim.routing.base import PromptView, ReplicaView, Router
 
 MakeReplica = Callable[[int, float], Replica]
 
@@ -57,7 +58,8 @@ class Cluster:
     """Replicas behind a router.
 
     `make_replica` is told a number and when that replica starts; with `keeps_up` replicas are kept
-    up with the clock, since what they do has consequences outside.
+    up with the clock, since what they do has consequences outside. Of the replicas, `started` are
+    there from the beginning; by default all.
     """
 
     def __init__(  # noqa: PLR0913 - it is what puts them together
@@ -70,6 +72,7 @@ class Cluster:
         router: Router,
         seed: int,
         keeps_up: bool,
+        started: int | None = None,
     ) -> None:
         self.clock = clock
         self._make_replica = make_replica
@@ -79,12 +82,19 @@ class Cluster:
         self._is_single = replicas == 1
         self._asleep: dict[Replica, Event] = {}
         """Those that wait for requests, and what wakes them."""
-        self._replicas = [self._started(number) for number in range(replicas)]
-        self._up = self._replicas
-        """Those that have not failed."""
+        self._draining: set[int] = set()
+        """Those that take no more requests."""
+        self._replicas: list[Replica | None] = [None] * replicas
+        for number in range(replicas if started is None else started):
+            self._replicas[number] = self._started(number)
+        self._up = self._taking_requests()
         self._requests = requests
         self._stranded: list[Departure] = []
         """Requests that wait for any replica to be up."""
+        self._scrapes = None
+        if router.refresh_ms:
+            period, delay = router.refresh_ms * 1e-3, router.index_delay
+            self._scrapes = Scrapes(clock.call_at, self._looked_at, period, delay)
 
     def _started(self, number: int) -> Replica:
         replica = self._make_replica(number, self.clock.now)
@@ -92,6 +102,13 @@ class Cluster:
             run = self._run_ahead if self._is_single else self._run_event_by_event
             self.clock.process(run(replica))
         return replica
+
+    def _taking_requests(self) -> list[Replica]:
+        return [
+            replica
+            for number, replica in enumerate(self._replicas)
+            if replica is not None and replica.is_up and number not in self._draining
+        ]
 
     def submit(self, request: Request) -> None:
         """Route a request, now."""
@@ -115,13 +132,22 @@ class Cluster:
         """Return the replica that the router chooses; None if none is up."""
         if not self._up:
             return None
-        if self._router.looks_at_replicas and not self._keeps_up:
-            now = self.clock.now
+        seen: Sequence[ReplicaView] = self._up
+        if self._scrapes is not None:
+            seen = self._scrapes.views(self._up, self.clock.now)
+        elif self._router.looks_at_replicas:
+            seen = self._looked_at(self.clock.now)
+        return self._up[
+            self._router.choose(PromptView(request.index, self._requests), seen, self._memory)
+        ]
+
+    def _looked_at(self, now: float) -> list[Replica]:
+        """Return the replicas that are up, as they are now."""
+        if not self._keeps_up:
             for replica in self._up:
                 if replica.next_at < now:
                     replica.advance(now)
-        prompt = PromptView(request.index, self._requests)
-        return self._up[self._router.choose(prompt, self._up, self._memory)]
+        return self._up
 
     def _wake(self, replica: Replica) -> None:
         if replica in self._asleep:
@@ -165,34 +191,68 @@ class Cluster:
 
     def finish(self) -> None:
         """Let all replicas do what is left, hand over their results, and go."""
-        for replica in self._up:
-            replica.finish()
-        self._replicas = self._up = []
+        for replica in self._replicas:
+            if replica is not None and replica.is_up:
+                replica.finish()
+        self._replicas, self._up = [], []
 
     def fail(self, number: int) -> None:
         """Let a replica die; its requests go to the others, in the order in which it had them."""
         replica = self._replicas[number]
+        assert replica is not None
         replica.advance(self.clock.now)
         left = replica.fail()
         self._asleep.pop(replica, None)
-        self._up = [replica for replica in self._replicas if replica.is_up]
+        self._draining.discard(number)
+        self._up = self._taking_requests()
         self._move(left)
 
     def restore(self, number: int) -> None:
-        """Start a replica that has died; it gets what waited for any replica to be up."""
+        """Start a replica that is not there; it gets what waited for any replica to be up."""
         self._replicas[number] = self._started(number)
-        self._up = [replica for replica in self._replicas if replica.is_up]
+        self._up = self._taking_requests()
         stranded, self._stranded = self._stranded, []
         self._move(stranded)
 
     def slow_down(self, number: int, factor: float) -> None:
         """Let a replica take `factor` times as long for what it schedules from now on."""
-        self._replicas[number].advance(self.clock.now)
-        self._replicas[number].slow_down(factor)
+        replica = self._replicas[number]
+        assert replica is not None
+        replica.advance(self.clock.now)
+        replica.slow_down(factor)
+
+    def drain(self, number: int) -> None:
+        """Let a replica take no more requests."""
+        self._draining.add(number)
+        self._up = self._taking_requests()
+
+    def retire(self, number: int) -> float | None:
+        """Let a draining replica go that has nothing left; return when it was done, or None."""
+        replica = self._replicas[number]
+        assert replica is not None
+        replica.advance(self.clock.now)
+        if replica.num_running or replica.num_waiting:
+            return None
+        self.fail(number)
+        self._replicas[number] = None
+        return replica.now
+
+    @property
+    def num_stranded(self) -> int:
+        """Requests that wait for any replica to be up."""
+        return len(self._stranded)
+
+    def look(self) -> list[Replica]:
+        """Return the replicas that take requests, as they are now, and take in all results."""
+        for replica in self._replicas:
+            if replica is not None and replica.is_up:
+                replica.advance(self.clock.now)
+                replica.flush()
+        return self._up
 
 
 def schedule_incidents(
-    clock: EventClock, cluster: Cluster, incidents: Iterable[Failure | Slowdown]
+    clock: EventClock, cluster: Replicas, incidents: Iterable[Failure | Slowdown]
 ) -> None:
     """Let incidents happen when their time comes.
 
@@ -235,32 +295,66 @@ def instants(arrived_at: Iterable[float], front_time: float) -> Iterator[float]:
         yield now
 
 
-class ClosedLoopClients:
-    """A fixed number of clients that each wait for an answer before they send again.
+class Clients:
+    """Whoever waits for answers: clients of a closed loop, and sessions, turn after turn.
 
-    Requests are sent in their order, whichever client is free; `think_times` is how long it waits
-    before each, seconds.
+    Args:
+        requests: Of the run; turns of a session in their order.
+        front_time: What each takes to reach the engine, seconds.
     """
 
     def __init__(
         self,
         clock: EventClock,
         requests: list[Request],
-        think_times: list[float],
-        submit: Callable[[Request], None],
+        front_time: float = 0.0,
     ) -> None:
+        self.submit: Callable[[Request], None]
+        """Where requests go; to be set."""
         self._clock = clock
-        self._unsent = iter(zip(requests, think_times, strict=True))
-        self._submit = submit
+        self._front_time = front_time
+        self._next_turns: dict[int, Request] = {}
+        """By the index of the request that must have ended before."""
+        latest: dict[int, int] = {}
+        for request in requests:
+            if request.session is not None:
+                if request.session in latest:
+                    self._next_turns[latest[request.session]] = request
+                latest[request.session] = request.index
+        self.starts = requests
+        """Those that wait for no turn before them."""
+        if self._next_turns:
+            later = {request.index for request in self._next_turns.values()}
+            self.starts = [request for request in requests if request.index not in later]
+        self._unsent: Iterator[tuple[Request, float]] = iter(())
 
-    def start(self, concurrency: int) -> None:
-        """Let every client send its first request."""
+    @property
+    def has_sessions(self) -> bool:
+        """Whether any request waits for one before it."""
+        return bool(self._next_turns)
+
+    def start(self, concurrency: int, think_times: list[float]) -> None:
+        """Let a number of clients each send a request, or a session, and then the next one.
+
+        They are sent in their order, whichever client is free; `think_times` is how long it waits
+        before each, seconds.
+        """
+        self._unsent = zip(self.starts, think_times, strict=False)
         for _ in range(concurrency):
-            self.answered(self._clock.now)
+            self._start_next(self._clock.now)
 
-    def answered(self, at: float) -> None:
-        """Let the client that has its answer send the next request, after its think time."""
+    def answered(self, request: int, at: float) -> None:
+        """Let the client that has its answer go on: with the next turn, or the next session."""
+        turn = self._next_turns.get(request)
+        if turn is None:
+            self._start_next(at)
+        else:
+            self._send(max(at + turn.think_time, turn.arrived_at) + self._front_time, turn)
+
+    def _start_next(self, at: float) -> None:
         request, think_time = next(self._unsent, (None, 0.0))
-        if request is None:
-            return
-        self._clock.call_at(at + think_time, partial(self._submit, request))
+        if request is not None:
+            self._send(at + (think_time + self._front_time), request)
+
+    def _send(self, instant: float, request: Request) -> None:
+        self._clock.call_at(instant, partial(self.submit, request))

@@ -1,6 +1,6 @@
 """Replica: one engine, which goes on from one outside event to the next."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from specsim.engine.speculation import Speculation
 from specsim.engine.table import FREE, NEVER, NO_ROW, RUNNING, WAITING, Table
 from specsim.latency._form import COSTS
 from specsim.profile import StepCosts
+from specsim.routing.base import PromptView
 
 Record = NDArray[np.void]
 
@@ -247,6 +248,34 @@ class Replica(PythonVerbs):
         waiting = sequences["prompt_len"][status == WAITING].sum()
         running = sequences["known_len"][status == RUNNING].sum()
         return int(waiting + running + self._wiring.facts.rows["prompt_len"][unseen].sum())
+
+    @property
+    def kv_use(self) -> float:
+        """Share of the KV blocks that sequences hold."""
+        most = len(self.table.blocks) - 1
+        return 1.0 - self._field("num_free") / most if most else 0.0
+
+    def published_keys(self) -> Ints:
+        """Return the keys of what its prefix cache holds that others may share."""
+        keys: Ints = self.table.blocks["key"]
+        return keys[keys < 0]
+
+    def cached_len(self, prompt: PromptView, keys: Set[int] | None = None) -> int:
+        """Return how many leading tokens of a prompt its first KV cache group holds.
+
+        Args:
+            keys: What the cache holds; by default what it holds now.
+        """
+        known = set(self.published_keys().tolist()) if keys is None else keys
+        fact, group = self._wiring.facts.rows[prompt.index], self.table.groups[0]
+        first, end = int(fact["key_at"]), int(fact["key_at"]) + int(fact["num_keys"])
+        width, size = int(group["hashes"]), int(group["block_size"])
+        length = 0
+        for key in self._wiring.facts.keys[first + width - 1 : end : width].tolist():
+            if key not in known or length + size > prompt.prompt_len:
+                break
+            length += size
+        return length
 
     def flush(self) -> None:
         """Hand over the results that lie in the buffers."""

@@ -9,6 +9,8 @@ An answer of one token has no TPOT: it is NaN, and statistics leave it out. Only
 counts it as 0 (goodput, the histogram of ``/metrics``), does `tpot` say so too.
 """
 
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.settings import Settings
+from specsim.results.records import ReplicaRecords
 from specsim.results.tables import RunTables, WeightedSample
 
 
@@ -174,16 +177,97 @@ def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | 
 
 def keeps_limits(tables: RunTables, slo: Slo) -> NDArray[np.bool_]:
     """Return, for each request, whether it kept all limits; one token keeps that of TPOT."""
-    requests = tables.requests
-    good = np.ones(len(requests), dtype=bool)
+    good = np.ones(len(tables.requests), dtype=bool)
+    for samples, limit_ms in _limited(tables.requests, slo):
+        good &= samples * 1e3 <= limit_ms
+    return good
+
+
+def _limited(requests: Requests, slo: Slo) -> Iterator[tuple[Seconds, float]]:
+    """Yield each latency that has a limit, and the limit, ms; one token keeps that of TPOT."""
     for samples, limit_ms in (
         (ttft(requests), slo.ttft_ms),
         (tpot(requests, of_one_token=0.0), slo.tpot_ms),
         (latency(requests), slo.e2el_ms),
     ):
         if limit_ms is not None:
-            good &= samples * 1e3 <= limit_ms
-    return good
+            yield samples, limit_ms
+
+
+class LimitUse:
+    """How much requests use of their limits, while a run goes on.
+
+    Args:
+        records: Of all replicas.
+        slo: May be None if nobody asks.
+    """
+
+    def __init__(self, records: Sequence[ReplicaRecords], slo: Slo | None) -> None:
+        self._records = records
+        self._slo = slo
+        self._num_seen = [0] * len(records)
+
+    def since_last(self) -> Seconds:
+        """Return, of each request handed over since the last time, the largest share of a limit."""
+        assert self._slo is not None
+        found = [np.zeros(0)]
+        for place, records in enumerate(self._records):
+            for rows in records.request_chunks[self._num_seen[place] :]:
+                uses = [samples * 1e3 / limit for samples, limit in _limited(rows, self._slo)]
+                found.append(np.max(uses, axis=0))
+            self._num_seen[place] = len(records.request_chunks)
+        return np.concatenate(found)
+
+
+_TURN_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 33, 65, 129, 257)
+"""First turn of each row of `by_turn`: the first eight by themselves."""
+
+
+def session_metrics(
+    requests: NDArray[np.void], sessions: NDArray[np.int64], turns: NDArray[np.int64]
+) -> dict[str, Any]:
+    """Return what sessions met, as wholes and turn by turn.
+
+    Args:
+        requests: `specsim.results.tables.TABLE_FIELDS`.
+        sessions: Session of each of them; -1 for none.
+        turns: Which turn of it each is.
+
+    Returns:
+        ``duration_ms`` is from the first arrival of a session to the end of its last answer;
+        ``served_share`` the part of it that answers took, the rest users and tools. ``hit_share``
+        is that of the prompt tokens.
+    """
+    is_turn = sessions >= 0
+    requests, turns = requests[is_turn], turns[is_turn]
+    names, places = np.unique(sessions[is_turn], return_inverse=True)
+    starts, ends = np.full(len(names), np.inf), np.zeros(len(names))
+    np.minimum.at(starts, places, requests["arrived_at"])
+    np.maximum.at(ends, places, requests["ended_at"])
+    total = float((ends - starts).sum())
+    edges = [*_TURN_ROWS, np.inf]
+    rows = [
+        _turn_row(requests[mine], first)
+        for first, beyond in pairwise(edges)
+        if (mine := (turns >= first) & (turns < beyond)).any()
+    ]
+    return {
+        "count": len(names),
+        "mean_turns": len(requests) / len(names),
+        "duration_ms": latency_statistics(ends - starts),
+        "served_share": float(latency(requests).sum()) / total if total else 1.0,
+        "by_turn": rows,
+    }
+
+
+def _turn_row(requests: NDArray[np.void], first: int) -> dict[str, float]:
+    found = {kind: latency_statistics(latencies(requests)[kind]) for kind in ("ttft", "tpot")}
+    return {
+        "turn": first,
+        "requests": len(requests),
+        "hit_share": float(requests["cached_len"].sum() / requests["prompt_len"].sum()),
+        **{f"{name}_{kind}_ms": found[kind][name] for kind in found for name in ("mean", "p99")},
+    }
 
 
 def _max_tokens_per_second(seconds: NDArray[np.void]) -> float:

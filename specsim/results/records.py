@@ -143,6 +143,11 @@ class ReplicaRecords:
         return _joined(self._requests, REQUEST_FIELDS)
 
     @property
+    def request_chunks(self) -> list[NDArray[np.void]]:
+        """Structured, `REQUEST_FIELDS`: as they were handed over, while the run goes on."""
+        return self._requests
+
+    @property
     def seconds(self) -> NDArray[np.void]:
         """Structured, `SECOND_FIELDS`."""
         return _joined(self._seconds, SECOND_FIELDS)

@@ -2,7 +2,9 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
+
+from pydantic import Field, model_validator
 
 from specsim.core.families import Member
 from specsim.core.request import BlockKey, Request
@@ -26,6 +28,13 @@ class ReplicaView(Protocol):
     def outstanding_tokens(self) -> int:
         """Prompts of its unfinished requests, and what those that run have answered so far."""
 
+    @property
+    def kv_use(self) -> float:
+        """Share of its KV blocks that unfinished requests hold (``vllm:kv_cache_usage_perc``)."""
+
+    def cached_len(self, prompt: "PromptView") -> int:
+        """Return how many leading tokens of a prompt its prefix cache holds."""
+
 
 class PromptView:
     """What a router may know of a request: its prompt, not where its answer will end."""
@@ -36,6 +45,16 @@ class PromptView:
         self.index = index
         """Number of the request."""
         self._requests = requests
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return self._requests[self.index].prompt_len
+
+    @property
+    def session(self) -> int | None:
+        """The session that it is a turn of, which clients name in a header."""
+        return self._requests[self.index].session
 
     def block_keys(self, block_size: int) -> Sequence[BlockKey]:
         """Return the identity of each full block of the prompt, as the prefix cache has it."""
@@ -49,6 +68,24 @@ class Router(Member):
     kind: str
     looks_at_replicas: ClassVar[bool] = True
     """Whether its choice depends on what the replicas have done since the last one."""
+
+    refresh_ms: float | None = Field(default=None, ge=0)
+    """How often it reads replicas' metrics, on which it relies until the next time; left out or 0,
+    they are always up to date."""
+
+    @model_validator(mode="after")
+    def _check_refresh(self) -> Self:
+        if self.refresh_ms is not None and not self.looks_at_replicas:
+            raise ValueError(
+                f"refresh_ms = {self.refresh_ms:g} is not used by routing '{self.kind}', which "
+                "looks at no metrics; leave it out"
+            )
+        return self
+
+    @property
+    def index_delay(self) -> float | None:
+        """How old what it knows of prefix caches is at least, seconds; None if it never asks."""
+        return None
 
     def start(self, seed: int) -> Any:
         """Return a fresh memory for `choose` in one run; by default the experiment's seed."""

@@ -6,11 +6,8 @@ from typing import Literal, final
 
 from pydantic import Field
 
-from specsim.core.request import BlockKey
+from specsim.routing._sent import Sent, known_len, remember
 from specsim.routing.base import PromptView, ReplicaView, Router
-
-Seen = OrderedDict[BlockKey, None]
-"""Blocks of prompts that a replica was sent, the one sent longest ago first."""
 
 
 @final
@@ -35,12 +32,12 @@ class PrefixAffinity(Router):
     max_blocks: int = Field(default=1 << 20, gt=0)
     """Blocks remembered per replica; the ones sent longest ago are forgotten."""
 
-    def start(self, seed: int) -> dict[ReplicaView, Seen]:
+    def start(self, seed: int) -> dict[ReplicaView, Sent]:
         """Return a memory of what each replica was sent: nothing."""
         return {}
 
     def choose(
-        self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: dict[ReplicaView, Seen]
+        self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: dict[ReplicaView, Sent]
     ) -> int:
         """Return the replica that knows most of the prompt, or the one with the fewest requests."""
         keys = prompt.block_keys(self.block_size)
@@ -48,25 +45,10 @@ class PrefixAffinity(Router):
         place = loads.index(min(loads))
         excess = max(loads) - loads[place]
         if excess <= self.balance_abs or max(loads) <= self.balance_rel * loads[place]:
-            known_lens = [_known_len(keys, memory.get(replica)) for replica in replicas]
+            known_lens = [known_len(keys, memory.get(replica)) for replica in replicas]
             best = max(known_lens)
             if best and best >= self.threshold * len(keys):
-                tied = [i for i, known_len in enumerate(known_lens) if known_len == best]
+                tied = [i for i, length in enumerate(known_lens) if length == best]
                 place = min(tied, key=loads.__getitem__)
-        self._remember(keys, memory.setdefault(replicas[place], OrderedDict()))
+        remember(keys, memory.setdefault(replicas[place], OrderedDict()), self.max_blocks)
         return place
-
-    def _remember(self, keys: Sequence[BlockKey], seen: Seen) -> None:
-        # The end of a prompt first, so that it is forgotten before what leads up to it.
-        for key in reversed(keys):
-            seen[key] = None
-            seen.move_to_end(key)
-        while len(seen) > self.max_blocks:
-            seen.popitem(last=False)
-
-
-def _known_len(keys: Sequence[BlockKey], seen: Seen | None) -> int:
-    """Return how many leading blocks of a prompt a replica was sent before."""
-    if not seen:
-        return 0
-    return next((place for place, key in enumerate(keys) if key not in seen), len(keys))

@@ -35,10 +35,16 @@ _MOST, _FEWEST = 100_000, 20_000
 """Requests of a cell: more take more memory at a time, fewer are not worth a process."""
 
 
-def why_whole(experiment: Experiment, deployment: Deployment) -> str | None:
+def why_whole(
+    experiment: Experiment, deployment: Deployment, requests: Sequence[Request]
+) -> str | None:
     """Return why the replicas of a run cannot be told apart; None if they can."""
     if isinstance(experiment.workload.arrivals, ClosedLoop):
         return "clients wait for their answers"
+    if Columns.of(requests).has_sessions:
+        return "turns of a session wait for the one before"
+    if experiment.autoscaling is not None:
+        return "replicas come and go"
     if experiment.incidents:
         return "incidents move requests from replica to replica"
     if deployment.is_lock_step:

@@ -20,7 +20,7 @@ class Ends:
         self._has_ended = bytearray(num_requests)
         self._num_ended = 0
         self._on_progress = on_progress
-        self.listener: Callable[[float], None] | None = None
+        self.listener: Callable[[int, float], None] | None = None
 
     def tell(self, requests: Ints, at: NDArray[np.float64]) -> None:
         """Note requests that have ended, in this order, and when."""
@@ -30,9 +30,13 @@ class Ends:
             self._has_ended[request] = True
             self._num_ended += 1
             if self.listener is not None:
-                self.listener(instant)
+                self.listener(request, instant)
             if self._on_progress is not None:
                 self._on_progress(self._num_ended)
+
+    def is_over(self) -> bool:
+        """Tell whether every request has ended, as far as it has been told."""
+        return self._num_ended == len(self._has_ended)
 
     def check(self) -> None:
         """Raise unless every request ended."""

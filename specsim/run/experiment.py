@@ -14,6 +14,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from specsim.acceptance import ACCEPTANCE, Acceptance
+from specsim.autoscaling import AUTOSCALING, Autoscaler
 from specsim.core.atomic import new_file
 from specsim.core.blame import blamed
 from specsim.core.errors import ConfigError
@@ -47,8 +48,11 @@ class Experiment(Settings):
     """Needed as soon as anything is drafted."""
     replicas: int = Field(default=1, ge=1, le=1_000_000)
     routing: Annotated[Router, ROUTING] = RoundRobin()
+    autoscaling: Annotated[Autoscaler, AUTOSCALING] | None = None
+    """How many replicas there are as the load changes; `replicas`, or `min_replicas` if that is
+    more, are there from the beginning."""
     incidents: tuple[Incident, ...] | None = None
-    """Failures and slow-downs of replicas."""
+    """Failures and slow-downs of replicas; with autoscaling, of the slots that they are in."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     slo: Slo | None = None
 
@@ -130,8 +134,39 @@ class Experiment(Settings):
 
     @property
     def num_engines(self) -> int:
-        """Schedulers with a KV cache of their own: replicas, or data-parallel ranks."""
+        """Schedulers with a KV cache of their own: replicas, slots for them, or parallel ranks."""
+        if self.autoscaling is not None:
+            return self.autoscaling.max_replicas
         return self.replicas * (self.engine.data_parallel_size or 1)
+
+    @property
+    def num_started(self) -> int:
+        """Those of them that are there from the beginning."""
+        if self.autoscaling is None:
+            return self.num_engines
+        return max(self.replicas, self.autoscaling.min_replicas)
+
+    @model_validator(mode="after")
+    def _check_autoscaling(self) -> Self:
+        scaler = self.autoscaling
+        if scaler is None:
+            return self
+        if self.replicas > scaler.max_replicas:
+            raise ValueError(
+                f"replicas = {self.replicas} is more than autoscaling.max_replicas = "
+                f"{scaler.max_replicas}; lower it, or raise that"
+            )
+        if (self.engine.data_parallel_size or 1) > 1:
+            raise ValueError(
+                f"autoscaling with engine.data_parallel_size = {self.engine.data_parallel_size}: "
+                "servers of several ranks are not scaled; leave one of them out"
+            )
+        if scaler.looks_at_ends and self.slo is None:
+            raise ValueError(
+                f"autoscaling '{scaler.kind}' needs the limits that it is to keep; give slo, such "
+                "as {ttft_ms: 500}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_ranks(self) -> Self:
@@ -150,7 +185,8 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _check_incidents(self) -> Self:
-        check_incidents(self.incidents or (), self.replicas)
+        slots = self.autoscaling.max_replicas if self.autoscaling else self.replicas
+        check_incidents(self.incidents or (), slots)
         return self
 
     @property

@@ -11,17 +11,19 @@ from specsim.core.processes import Backend
 from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.engine.cluster import (
-    ClosedLoopClients,
+    Clients,
     Cluster,
     EventClock,
     replay,
     schedule_incidents,
 )
+from specsim.engine.fleet import Fleet, Scaling
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.lock_step import LockStep, Rank
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.replica import Replica
 from specsim.profile import Profile
+from specsim.results.metrics import LimitUse
 from specsim.results.records import Deliveries, ReplicaRecords, records_of_run
 from specsim.run.cells import Kept, run_cells, why_whole
 from specsim.run.deployment import Deployment
@@ -43,6 +45,7 @@ class Run:
     requests: Sequence[Request]
     replicas: list[ReplicaRecords]
     deliveries: Deliveries | None = None
+    scaling: Scaling | None = None
 
 
 @blamed()
@@ -74,7 +77,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     if requests is None:
         check_size(experiment)
         requests = TraceRequests(experiment.workload.build(experiment.seed))
-    if why_whole(experiment, deployment) is None:
+    if why_whole(experiment, deployment, requests) is None:
         _check_requests(requests, deployment)
         kept = Kept(keeps_steps, keeps_deliveries, check)
         found = run_cells(
@@ -98,6 +101,8 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         deliveries = Deliveries.room_for(drafting.facts.rows["output_len"])
     ends = Ends(len(requests), on_progress)
     clock = EventClock()
+    clients = Clients(clock, requests, front_time)
+    clients_wait = isinstance(arrivals, ClosedLoop) or clients.has_sessions
     group = None
     if deployment.is_lock_step:
         group = LockStep(deployment.costs, 1 + experiment.num_speculative_tokens)
@@ -111,7 +116,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
             deliveries=deliveries,
             observers=[IntegrityCheck()] if check else [],
             on_end=ends.tell,
-            announces_ends=isinstance(arrivals, ClosedLoop),
+            announces_ends=clients_wait,
             origin=_first_arrival(requests, think_times, arrivals),
         )
         parts = (deployment.setup, deployment.costs, drafting.start(number), wiring, start)
@@ -124,21 +129,33 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         make_replica,
         router=experiment.routing,
         seed=experiment.seed,
-        keeps_up=isinstance(arrivals, ClosedLoop),
+        keeps_up=clients_wait,
+        started=experiment.num_started,
     )
-    schedule_incidents(clock, cluster, experiment.incidents or ())
-    if isinstance(arrivals, ClosedLoop):
-        delays = [time + front_time for time in think_times]
-        clients = ClosedLoopClients(clock, requests, delays, cluster.submit)
+    fleet = None
+    if experiment.autoscaling is not None:
+        fleet = Fleet(
+            clock,
+            cluster,
+            experiment.autoscaling,
+            experiment.num_started,
+            recent=LimitUse(records, experiment.slo).since_last,
+            is_over=ends.is_over,
+        )
+    schedule_incidents(clock, fleet or cluster, experiment.incidents or ())
+    clients.submit = cluster.submit
+    if clients_wait:
         ends.listener = clients.answered
-        clients.start(arrivals.concurrency)
+    if isinstance(arrivals, ClosedLoop):
+        clients.start(arrivals.concurrency, think_times)
     else:
-        clock.process(replay(clock, requests, cluster.submit, front_time))
+        clock.process(replay(clock, clients.starts, cluster.submit, front_time))
     clock.run()
     cluster.check_stranded()
+    scaling = None if fleet is None else fleet.finish()
     cluster.finish()
     ends.check()
-    return Run(experiment, deployment, requests, records, deliveries)
+    return Run(experiment, deployment, requests, records, deliveries, scaling)
 
 
 def _think_times(experiment: Experiment, count: int) -> list[float]:

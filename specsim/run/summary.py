@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from specsim.core.atomic import new_folder
 from specsim.core.version import __version__
+from specsim.engine.fleet import Count, Scaling
 from specsim.results.export import (
     RESULT_FILES,
     ROWS_PER_GROUP,
@@ -23,6 +24,7 @@ from specsim.results.metrics import (
     PERCENTILES,
     latencies,
     latency_statistics,
+    session_metrics,
     speculation_metrics,
     throughput_metrics,
     time_shares,
@@ -128,15 +130,27 @@ class Summary:
                 write_steps(tables.step_log, self.provenance, unfinished / "steps.parquet")
             self.run.experiment.save(unfinished / "config.yaml")
 
+    @cached_property
+    def _turns(self) -> dict[str, NDArray[np.int64]]:
+        """``session``, -1 of none, and ``turn`` of each request; nothing if there is no session."""
+        requests = self.run.requests
+        if not Columns.of(requests).has_sessions:
+            return {}
+        sessions = (-1 if request.session is None else request.session for request in requests)
+        turns = (request.turn for request in requests)
+        return {"session": np.fromiter(sessions, int), "turn": np.fromiter(turns, int)}
+
     def _request_groups(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield the columns of the requests, some requests at a time."""
         rows = self.tables.requests
         ids = Columns.of(self.run.requests).ids
+        turns = self._turns
         for start in range(0, len(rows), ROWS_PER_GROUP):
             mine = slice(start, start + ROWS_PER_GROUP)
             columns = structured_columns(rows[mine], rows.dtype.names or ())
             found = latencies(columns)
             columns |= {name: found[name] for name in ("ttft", "tpot", "e2el")}
+            columns |= {name: column[mine] for name, column in turns.items()}
             yield columns if ids is None else {"id": np.array(ids[mine]), **columns}
 
     def _header(self) -> dict[str, Any]:
@@ -169,11 +183,36 @@ class Summary:
             for name in names
         }
 
+    def _scaling_block(self, scaling: Scaling) -> dict[str, Any]:
+        """Return what replicas came to over time; times in seconds of the run, up to its end."""
+        end = float(self.tables.requests["ended_at"].max())
+        counts = np.array([count for count in scaling.counts if count.at < end])
+        spans = np.diff([*counts[:, 0], end])
+        seconds = scaling.replica_seconds(end)
+        gpu_hours = seconds * self.run.deployment.profile.tensor_parallel_size / 3600.0
+        scaler = self.run.experiment.autoscaling
+        price = None if scaler is None else scaler.price_per_gpu_hour
+        return {
+            "replica_seconds": seconds,
+            "gpu_hours": gpu_hours,
+            "cost": None if price is None else gpu_hours * price,
+            "mean_replicas": float(counts[:, 1] @ spans) / end,
+            "peak_replicas": int(counts[:, 1].max()),
+            "changes": len(counts) - 1,
+            "timeline": {
+                name: column.tolist() for name, column in zip(Count._fields, counts.T, strict=True)
+            },
+        }
+
     def _own_block(self) -> dict[str, Any]:
         run, tables = self.run, self.tables
         requests, totals = tables.requests, tables.totals
         profile = run.deployment.profile
         num_steps = int(totals["steps"])
+        turns = self._turns
+        own = {"sessions": session_metrics(requests, *turns.values())} if turns else {}
+        if run.scaling is not None:
+            own["autoscaling"] = self._scaling_block(run.scaling)
         return {
             **self.provenance,
             "profile": run.experiment.profile,
@@ -196,4 +235,5 @@ class Summary:
             "time_shares": time_shares(tables),
             "queue_ms": self.statistics["queue"],
             "amortised_itl_ms": self.statistics["amortised_itl"],
+            **own,
         }

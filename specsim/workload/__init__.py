@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Annotated, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.errors import ConfigError
@@ -52,6 +54,7 @@ class WorkloadConfig(Settings):
     def expected_requests(self) -> float:
         """About how many requests there are; 0 where a file says it."""
         count = self.arrivals.expected_count(self.duration)
+        count *= 1.0 if self.lengths is None else self.lengths.mean_turns
         if self.num_requests is None:
             return count
         return min(count, self.num_requests) if count else self.num_requests
@@ -91,15 +94,25 @@ class WorkloadConfig(Settings):
             if self.lengths is None:
                 return trace
             assert trace.arrived_at is not None
-            return self._bodies(seed, len(trace)).at_times(trace.arrived_at)
-        count = self.num_requests or (self.lengths.num_rows if self.lengths else None)
-        if isinstance(self.arrivals, OpenArrivals):
-            times = self.arrivals.times(
-                generator(seed, "arrivals"), count=count, duration=self.duration
-            )
-            return self._bodies(seed, len(times)).at_times(times)
-        assert count is not None
-        return self._bodies(seed, count)
+            drawn = self.lengths.draw_sessions(generator(seed, "lengths"), len(trace))
+            replayed = drawn.starting_at(trace.arrived_at)
+            return replayed.take(np.arange(min(len(replayed), self.num_requests or len(replayed))))
+        assert self.lengths is not None
+        count = self.num_requests or self.lengths.num_rows
+        if not isinstance(self.arrivals, OpenArrivals):
+            assert count is not None
+            return self._bodies(seed, count)
+        if count is None or not self.lengths.in_sessions:
+            times = self._times(seed, count)
+            bodies = self.lengths.draw_sessions(generator(seed, "lengths"), len(times))
+        else:
+            bodies = self._bodies(seed, count)
+            times = self._times(seed, bodies.num_sessions)
+        return bodies.starting_at(times)
+
+    def _times(self, seed: int, count: int | None) -> NDArray[np.float64]:
+        assert isinstance(self.arrivals, OpenArrivals)
+        return self.arrivals.times(generator(seed, "arrivals"), count=count, duration=self.duration)
 
     def _bodies(self, seed: int, count: int) -> Trace:
         assert self.lengths is not None

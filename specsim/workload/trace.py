@@ -1,7 +1,9 @@
 """Trace: a workload as columns, whatever file it came from, and how its rows are collected."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -11,10 +13,15 @@ from numpy.typing import NDArray
 from specsim.core.errors import TraceError
 from specsim.core.request import NO_RECORDS, PrefixIds, Request
 
-_ARRAYS = ("prompt_lens", "output_lens", "arrived_at", "priorities")
+_ARRAYS = (
+    "prompt_lens", "output_lens", "arrived_at", "priorities", "sessions", "think_times",
+    "shared_lens",
+)  # fmt: skip
 _LISTS = ("ids", "prompt_token_ids", "output_token_ids", "prefix_ids")
 
 Column = Sequence[NDArray[np.int64]]
+_Turn = tuple[int | None, int, float, int | None]
+_NO_TURN: _Turn = (None, 1, 0.0, None)
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,12 @@ class Trace:
     prompt_token_ids: Column | None = None
     output_token_ids: Column | None = None
     prefix_ids: Sequence[PrefixIds] | None = None
+    sessions: NDArray[np.int64] | None = None
+    """Shape (n,): the session of each, whose turns are in order; numbered from 0."""
+    think_times: NDArray[np.float64] | None = None
+    """Shape (n,): seconds from the end of the turn before to the arrival; 0 of a first turn."""
+    shared_lens: NDArray[np.int64] | None = None
+    """Shape (n,); see `specsim.core.request.Request.shared_len`."""
     recorded_lens: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     """Per proposer and request: accepted length of a draft at every output position."""
     max_tokens: int | None = None
@@ -67,6 +80,9 @@ class Trace:
             name: np.concatenate([arrays[name], more_arrays[name]]) for name in both
         }
         joined |= {name: [*lists[name], *more_lists[name]] for name in lists.keys() & more_lists}
+        if self.sessions is not None and other.sessions is not None:
+            first = int(self.sessions.max(initial=-1)) + 1
+            joined["sessions"] = np.concatenate([self.sessions, other.sessions + first])
         records = {name: [*mine[name], *others[name]] for name in sorted(mine.keys() & others)}
         return Trace(**joined, recorded_lens=records)
 
@@ -77,6 +93,22 @@ class Trace:
     def at_times(self, arrived_at: NDArray[np.float64]) -> "Trace":
         """Return the same requests with other arrival times, seconds, shape (n,)."""
         return replace(self, arrived_at=arrived_at)
+
+    @property
+    def num_sessions(self) -> int:
+        """How many sessions there are; a request of none is one of its own."""
+        return len(self) if self.sessions is None else len(np.unique(self.sessions))
+
+    def starting_at(self, times: NDArray[np.float64]) -> "Trace":
+        """Return the sessions, in their order, at these times, seconds; those beyond are dropped."""
+        if self.sessions is None:
+            return self.take(np.arange(len(times))).at_times(times)
+        _, firsts, sessions = np.unique(self.sessions, return_index=True, return_inverse=True)
+        places = np.argsort(np.argsort(firsts))[sessions]
+        rows = np.flatnonzero(places < len(times))
+        started = self.take(rows).at_times(times[places[rows]])
+        assert started.arrived_at is not None
+        return started.take(np.argsort(started.arrived_at, kind="stable"))
 
     def requests(self, numbers: Iterable[int] | None = None) -> Iterator[Request]:
         """Yield the requests in order, with these numbers, by default from 0 on."""
@@ -93,9 +125,11 @@ class Trace:
         )
         records = self.recorded_lens
         once: dict[int, int] = {}  # the same few lengths a million times would be as many objects
+        turns = repeat(_NO_TURN) if self.sessions is None else self._turns()
         indices = range(len(self)) if numbers is None else numbers
         for index, (number, row) in enumerate(zip(indices, rows, strict=True)):
             prompt_len, output_len, arrived_at, priority = row
+            session, turn, think_time, shared_len = next(turns)
             yield Request(
                 index=number,
                 prompt_len=once.setdefault(prompt_len, prompt_len),
@@ -107,10 +141,35 @@ class Trace:
                 prompt_token_ids=self.prompt_token_ids[index] if self.prompt_token_ids else None,
                 output_token_ids=self.output_token_ids[index] if self.output_token_ids else None,
                 prefix_ids=self.prefix_ids[index] if self.prefix_ids else None,
+                session=session,
+                turn=turn,
+                think_time=think_time,
+                shared_len=shared_len,
                 recorded_lens={name: record[index] for name, record in records.items()}
                 if records
                 else NO_RECORDS,
             )
+
+    def _turns(self) -> Iterator[_Turn]:
+        """Yield the session, turn, think time and shared length of each request."""
+        assert self.sessions is not None
+        size = len(self)
+        waits = [0.0] * size if self.think_times is None else self.think_times.tolist()
+        shared = repeat(None, size) if self.shared_lens is None else self.shared_lens.tolist()
+        said: dict[int, int] = {}
+        turns: Counter[int] = Counter()
+        lens = zip(self.prompt_lens.tolist(), self.output_lens.tolist(), strict=True)
+        rows = zip(self.sessions.tolist(), waits, shared, lens, strict=True)
+        for index, (session, wait, shared_len, (prompt_len, output_len)) in enumerate(rows):
+            turns[session] += 1
+            if shared_len is not None and prompt_len < said.get(session, 0):
+                raise TraceError(
+                    f"request {index}: a prompt of {prompt_len} tokens in turn {turns[session]} is "
+                    f"shorter than the {said[session]} that its session has said before; leave out "
+                    "shared_len where prompts do not grow"
+                )
+            said[session] = prompt_len + output_len
+            yield session, turns[session], wait, shared_len
 
 
 class TraceRequests(Sequence[Request]):
@@ -149,7 +208,8 @@ class TraceRequests(Sequence[Request]):
         trace = self._trace
         arrived_at = np.zeros(len(self)) if trace.arrived_at is None else trace.arrived_at
         ids = trace.ids if trace.ids and any(trace.ids) else None
-        return Columns(trace.prompt_lens, trace.output_lens, arrived_at, ids)
+        has_sessions = trace.sessions is not None
+        return Columns(trace.prompt_lens, trace.output_lens, arrived_at, ids, has_sessions)
 
 
 class Columns(NamedTuple):
@@ -161,6 +221,8 @@ class Columns(NamedTuple):
     """Seconds."""
     ids: Sequence[str] | None
     """None if none of them has one."""
+    has_sessions: bool
+    """Whether any is a turn of a session."""
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> "Columns":
@@ -171,7 +233,8 @@ class Columns(NamedTuple):
         lens = np.array(rows, dtype=np.int64).reshape(-1, 2)
         arrived_at = np.array([each.arrived_at for each in requests])
         ids = [each.id for each in requests]
-        return cls(lens[:, 0], lens[:, 1], arrived_at, ids if any(ids) else None)
+        has_sessions = any(each.session is not None for each in requests)
+        return cls(lens[:, 0], lens[:, 1], arrived_at, ids if any(ids) else None, has_sessions)
 
 
 class TraceBuilder:
@@ -184,6 +247,8 @@ class TraceBuilder:
         self._arrivals: list[float] = []
         self._columns: dict[str, list[Any]] = {}
         self._recorded_lens: dict[str, list[bytes]] = {}
+        self._roots: dict[object, object] = {}
+        """First turn of the session of each turn."""
         self._num_dropped = 0
         self.note = ""
 
@@ -203,6 +268,11 @@ class TraceBuilder:
     def put(self, column: str, value: Any) -> None:
         """Append to another column of the request that was just added."""
         self._columns.setdefault(column, []).append(value)
+
+    def put_turn(self, turn: object, before: object) -> None:
+        """Say which turn a request is, and which came before it in its session, if any did."""
+        self._roots[turn] = self._roots.get(before, turn)
+        self.put("sessions", self._roots[turn])
 
     def put_record(self, proposer: str, accepted_lens: bytes) -> None:
         """Append the recorded accepted lengths of a proposer to the request just added."""
@@ -224,8 +294,14 @@ class TraceBuilder:
                     f"'{name}'; all of them must have it, or none"
                 )
         columns: dict[str, Any] = dict(self._columns)
-        if "priorities" in columns:
-            columns["priorities"] = np.array(columns["priorities"], dtype=np.int64)
+        if "sessions" in columns:  # as the file calls them, text or number
+            numbers: dict[object, int] = {}
+            columns["sessions"] = [numbers.setdefault(n, len(numbers)) for n in columns["sessions"]]
+        for name in ("priorities", "sessions", "shared_lens"):
+            if name in columns:
+                columns[name] = np.array(columns[name], dtype=np.int64)
+        if "think_times" in columns:
+            columns["think_times"] = np.array(columns["think_times"])
         trace = Trace(
             prompt_lens=lens[:, 0],
             output_lens=lens[:, 1],

@@ -20,6 +20,11 @@ class Replica:
     num_running: int = 3
     num_waiting: int = 0
     outstanding_tokens: int = 0
+    kv_use: float = 0.0
+    cached: int = 0
+
+    def cached_len(self, prompt: PromptView) -> int:
+        return min(self.cached, prompt.prompt_len)
 
 
 def prompt(index: int = 0, *pieces: int) -> PromptView:

@@ -1,5 +1,6 @@
 """Arrivals as they were recorded."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self, final
 
@@ -15,9 +16,31 @@ from specsim.workload.trace import Trace
 Instant = Annotated[float, Field(ge=0)]
 
 
+def _inferred(trace: Trace) -> NDArray[np.int64]:
+    """Return the session of each request; one is continued once, others branch off as new ones.
+
+    A piece stands for all before it, so that the last full piece of a prompt tells it.
+    """
+    assert trace.prefix_ids is not None
+    sessions: NDArray[np.int64] = np.arange(len(trace))
+    open_turns: dict[int, int] = {}
+    prompt_lens, ends = trace.prompt_lens.tolist(), (trace.prompt_lens + trace.output_lens).tolist()
+    for row, (prefix, length) in enumerate(zip(trace.prefix_ids, prompt_lens, strict=True)):
+        pieces = prefix.hash_ids[: length // prefix.block_size]
+        known = next((piece for piece in reversed(pieces) if piece in open_turns), None)
+        if known is not None and ends[open_turns[known]] <= length:
+            sessions[row] = sessions[open_turns.pop(known)]
+        if pieces:
+            open_turns[pieces[-1]] = row
+    return sessions
+
+
 @final
 class TraceReplay(Arrivals):
     """Replays the arrivals of a file of any known format, as recorded, stretched or squeezed.
+
+    A turn of a session arrives when it was recorded to, but not before the turn before it has ended
+    and its think time is over.
 
     Without `workload.lengths` the lengths, token ids and prefixes come from the same rows.
     """
@@ -32,6 +55,10 @@ class TraceReplay(Arrivals):
     """Multiplies all times: 0.5 replays twice as fast."""
     rate: float | None = Field(default=None, gt=0)
     """Mean requests per second to stretch or squeeze to, in place of `time_scale`."""
+    sessions: Literal["inferred", "ignored"] | None = None
+    """Whether turns wait for each other: by the file's sessions, if it has any; inferred from its
+    prefix ids, where a prompt that begins with all full pieces of an earlier one, and is longer
+    than that and its answer, continues it; or not at all."""
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
@@ -67,7 +94,19 @@ class TraceReplay(Arrivals):
                 f"{self.path}: no arrival in the window [{start:g}, {end:g}) s of its "
                 f"{trace.arrived_at[-1]:g} s"
             )
-        return trace.take(rows).at_times(times)
+        return self._in_sessions(trace).take(rows).at_times(times)
+
+    def _in_sessions(self, trace: Trace) -> Trace:
+        if self.sessions == "ignored":
+            return replace(trace, sessions=None, think_times=None, shared_lens=None)
+        if self.sessions is None:
+            return trace
+        if trace.prefix_ids is None:
+            raise TraceError(
+                f"{self.path}: has no prefix ids ({trace.format}) to infer sessions from; leave "
+                "workload.arrivals.sessions out"
+            )
+        return replace(trace, sessions=_inferred(trace))
 
     def _replayed(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
         if self.rate is None or len(times) < 2 or times[-1] == times[0]:

@@ -23,6 +23,20 @@ class Lengths(Member):
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return so many requests, without arrivals."""
 
+    def draw_sessions(self, rng: np.random.Generator, count: int) -> Trace:
+        """Return the requests of so many sessions; by default each is one request."""
+        return self.draw(rng, count)
+
+    @property
+    def in_sessions(self) -> bool:
+        """Whether what is drawn are turns of sessions."""
+        return False
+
+    @property
+    def mean_turns(self) -> float:
+        """About how many requests a session has."""
+        return 1.0
+
     @property
     def mean_len(self) -> float:
         """About how many tokens prompt and output have together; 0 where a file says it."""

@@ -25,6 +25,11 @@ class TraceRows(Lengths):
         """Rows of the file."""
         return len(read_trace(self.path))
 
+    @property
+    def in_sessions(self) -> bool:
+        """Whether the file says which session each row is of."""
+        return read_trace(self.path).sessions is not None
+
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return the first rows; a TraceError if the file has fewer."""
         trace = read_trace(self.path)

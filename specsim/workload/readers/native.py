@@ -21,8 +21,9 @@ _ACCEPTED = "accepted_lens_"
 class Native(Reader):
     """``prompt_len``, ``output_len`` and any of the columns below, as Parquet or JSON lines.
 
-    ``arrived_at`` (s), ``id``, ``priority``, ``prompt_token_ids``, ``output_token_ids``,
-    ``prefix_hash_ids`` with ``prefix_block_size``, and ``accepted_lens_<proposer>``: accepted
+    ``arrived_at`` (s), ``id``, ``priority``, ``session`` with ``think_time`` (s) and ``shared_len``
+    (of prompts that continue their session: tokens that all sessions begin with),
+    ``prompt_token_ids``, ``output_token_ids``, ``prefix_hash_ids`` with ``prefix_block_size``, and ``accepted_lens_<proposer>``: accepted
     drafts, without the bonus token, of a draft made at every output position.
     """
 
@@ -43,6 +44,13 @@ def _put_optional(builder: TraceBuilder, row: Row) -> None:
         builder.put("ids", str(values["id"]))
     if "priority" in values:
         builder.put("priorities", row.integer("priority", minimum=-(2**31)))
+    if "session" in values:
+        builder.put("sessions", str(row.get("session")))
+    if "think_time" in values:
+        builder.put("think_times", _think_time(row))
+    if "shared_len" in values:
+        row.get("session")
+        builder.put("shared_lens", row.integer("shared_len"))
     for field in ("prompt_token_ids", "output_token_ids"):
         if field in values:
             is_unrecorded = field == "prompt_token_ids" and values[field] == [UNRECORDED]
@@ -57,6 +65,14 @@ def _put_optional(builder: TraceBuilder, row: Row) -> None:
     for field in values:
         if field.startswith(_ACCEPTED):
             builder.put_record(field.removeprefix(_ACCEPTED), _accepted(row, field))
+
+
+def _think_time(row: Row) -> float:
+    """Return the think time, of a turn of a session and not negative."""
+    time = row.number("think_time")
+    if time < 0 or row.get("session") is None:
+        raise TraceError(f"{row.place}: think_time = {time:g} must be at least 0 s; correct it")
+    return time
 
 
 def _accepted(row: Row, field: str) -> bytes:
@@ -99,6 +115,9 @@ def _columns(trace: Trace) -> dict[str, Any]:
         "prompt_len": trace.prompt_lens,
         "output_len": trace.output_lens,
         "priority": trace.priorities,
+        "session": trace.sessions,
+        "think_time": trace.think_times,
+        "shared_len": trace.shared_lens,
         "prompt_token_ids": trace.prompt_token_ids,
         "output_token_ids": trace.output_token_ids,
     }

@@ -65,7 +65,9 @@ class BurstGPT(Reader):
     def add(self, row: Row, builder: TraceBuilder) -> None:
         """Add a request, unless it failed."""
         lens = row.integer("Request tokens"), row.integer("Response tokens")
-        builder.add(*lens, row.number("Timestamp"))
+        if builder.add(*lens, row.number("Timestamp")) and "Session ID" in row.values:
+            # A row without one is a session of its own.
+            builder.put("sessions", row.values["Session ID"] or row.place)
 
 
 @final
@@ -90,8 +92,10 @@ class Mooncake(Reader):
 
 def add_hashed(
     row: Row, builder: TraceBuilder, *, piece_size: int, seconds_per_unit: float
-) -> None:
+) -> bool:
     """Add a request of the formats that Mooncake began: lengths, and hash ids of prompt pieces.
+
+    Returns whether it was kept.
 
     Args:
         piece_size: Prompt tokens per hash id.
@@ -105,15 +109,18 @@ def add_hashed(
             "prompt tokens"
         )
     output_len = row.integer("output_length")
-    if builder.add(prompt_len, output_len, row.number("timestamp") * seconds_per_unit):
+    is_kept = builder.add(prompt_len, output_len, row.number("timestamp") * seconds_per_unit)
+    if is_kept:
         builder.put("prefix_ids", PrefixIds(hash_ids, piece_size))
+    return is_kept
 
 
 @final
 class Bailian(Reader):
     """Qwen-Bailian JSON lines: ``timestamp`` in s, ``hash_ids`` of 16-token pieces of the prompt.
 
-    ``input_length`` includes the earlier turns of the conversation. Source: Wang et al. (2025),
+    ``input_length`` includes the earlier turns of the conversation; a session is a chat without
+    ``parent_chat_id`` and all that follow from it. Source: Wang et al. (2025),
     "KVCache Cache in the Wild" (Qwen-Bailian usage traces).
     """
 
@@ -123,4 +130,5 @@ class Bailian(Reader):
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
         """Add a request with its prefix ids."""
-        add_hashed(row, builder, piece_size=16, seconds_per_unit=1.0)
+        if add_hashed(row, builder, piece_size=16, seconds_per_unit=1.0):
+            builder.put_turn(row.get("chat_id"), row.values.get("parent_chat_id"))

@@ -57,7 +57,7 @@ class TokenTrace(Reader):
 
     ``acc_<proposer>.acc_len[i]`` counts the tokens gained if a draft is made when i output tokens
     are known, the bonus token included; it is kept without it. There are no arrivals. A prompt that
-    was not recorded counts as one token. Source: SpecDecode-Bench (arXiv 2601.11580).
+    was not recorded counts as one token; turns of one ``session`` wait for each other. Source: SpecDecode-Bench (arXiv 2601.11580).
     """
 
     kind: Literal["token_trace"] = "token_trace"
@@ -74,6 +74,8 @@ class TokenTrace(Reader):
         if not builder.add(len(prompt), len(output)):
             return
         builder.put("ids", str(row.values.get("id", "")))
+        if "session" in row.values:
+            builder.put("sessions", str(row.get("session")))
         builder.put("prompt_token_ids", prompt)
         builder.put("output_token_ids", output)
         for field in row.values:

@@ -1,0 +1,100 @@
+"""Scrapes: what a router knows of replicas whose metrics it reads now and then."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+
+import numpy as np
+
+from specsim.core.step import Ints
+from specsim.engine.replica import Replica
+from specsim.routing.base import PromptView, ReplicaView
+
+_NOTHING: Ints = np.zeros(0, dtype=np.int64)
+
+
+class Scraped:
+    """A replica as it was when its metrics were last read; before that, an empty one."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self.num_running = 0
+        self.num_waiting = 0
+        self.outstanding_tokens = 0
+        self.kv_use = 0.0
+        self._contents: deque[tuple[float, Ints]] = deque()
+        """What its prefix cache held, and when; the newest that may be known, and later ones."""
+        self._known: tuple[Ints, frozenset[int]] = _NOTHING, frozenset()
+        """Of those, the one that was asked for last, and as a set."""
+        self._read_at = self._index_delay = 0.0
+
+    def read(self, now: float, index_delay: float | None) -> None:
+        """Read the metrics, and what the prefix cache holds unless nobody asks."""
+        replica = self._replica
+        self.num_running, self.num_waiting = replica.num_running, replica.num_waiting
+        self.outstanding_tokens, self.kv_use = replica.outstanding_tokens, replica.kv_use
+        if index_delay is None:
+            return
+        self._read_at, self._index_delay = now, index_delay
+        self._contents.append((now, replica.published_keys()))
+        while len(self._contents) > 1 and self._contents[1][0] <= now - index_delay:
+            self._contents.popleft()
+
+    def cached_len(self, prompt: PromptView) -> int:
+        """Return how many leading tokens of a prompt the cache held."""
+        at, keys = self._contents[0] if self._contents else (inf, _NOTHING)
+        if at > self._read_at - self._index_delay:
+            keys = _NOTHING
+        if self._known[0] is not keys:
+            self._known = keys, frozenset(keys.tolist())
+        return self._replica.cached_len(prompt, self._known[1])
+
+
+class Scrapes:
+    """Reads all replicas' metrics every so many seconds, as long as anything happens to them.
+
+    Args:
+        call_at: Lets something happen at an instant.
+        read: Returns the replicas that are up, as they are now.
+        index_delay: See `specsim.routing.base.Router.index_delay`.
+    """
+
+    def __init__(
+        self,
+        call_at: Callable[[float, Callable[[], None]], None],
+        read: Callable[[float], Sequence[Replica]],
+        period: float,
+        index_delay: float | None,
+    ) -> None:
+        self._call_at = call_at
+        self._read = read
+        self._period = period
+        self._index_delay = index_delay
+        self._views: dict[Replica, Scraped] = {}
+        self._is_due = False
+
+    def views(self, replicas: Sequence[Replica], now: float) -> Sequence[ReplicaView]:
+        """Return what is known of replicas, one of which is about to get a request."""
+        if not self._is_due:
+            self._schedule(now)
+        for replica in replicas:
+            if replica not in self._views:
+                self._views[replica] = Scraped(replica)
+        return [self._views[replica] for replica in replicas]
+
+    def _schedule(self, now: float) -> None:
+        instant = (int(now / self._period) + 1) * self._period
+        if instant <= now:  # by rounding
+            instant += self._period
+        self._is_due = True
+        self._call_at(instant, partial(self._scrape, instant))
+
+    def _scrape(self, now: float) -> None:
+        replicas = self._read(now)
+        self._views = {each: self._views.get(each) or Scraped(each) for each in replicas}
+        for view in self._views.values():
+            view.read(now, self._index_delay)
+        self._is_due = False
+        if any(replica.num_running or replica.num_waiting for replica in replicas):
+            self._schedule(now)

@@ -1,0 +1,141 @@
+"""Sessions: conversations and agent loops, whose prompts grow from turn to turn."""
+
+from typing import Annotated, Any, Literal, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, model_validator
+
+from specsim.core.errors import ConfigError
+from specsim.core.settings import Settings
+from specsim.workload.lengths import LONGEST, Lengths, to_tokens
+from specsim.workload.trace import Trace
+
+_MOST_TURNS = 100_000
+
+
+class Spread(Settings):
+    """A lognormal distribution, by its mean; in an experiment a number alone is a mean."""
+
+    mean: float = Field(ge=0, le=LONGEST)
+    sigma: float = Field(default=0.0, ge=0, le=10)
+    """Standard deviation of the logarithm; 0 for always the mean."""
+
+    def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+        """Return so many values."""
+        mu = np.log(self.mean) - self.sigma**2 / 2 if self.mean else -np.inf
+        return rng.lognormal(mu, self.sigma, count)
+
+
+def _with_mean(value: Any) -> Any:
+    return {"mean": value} if isinstance(value, int | float) else value
+
+
+_Spread = Annotated[Spread, BeforeValidator(_with_mean)]
+
+
+@final
+class Sessions(Lengths):
+    """Sessions of several turns: a prompt is all that was said before, and then new input.
+
+    A turn arrives when the answer before it has been read, or the tool that it called has answered;
+    `workload.arrivals` are those of the sessions, and `closed_loop` keeps a number of sessions
+    open. The prefix cache finds prompts and answers of earlier turns, as vLLM's does, which keeps
+    generated tokens too (``v1/core/kv_cache_manager.py cache_blocks``).
+    """
+
+    kind: Literal["sessions"] = "sessions"
+    examples = (
+        {"turns": 4, "first_prompt": 500, "new_input": 100, "output": 200, "think_time": 10},
+        {
+            "turns": {"mean": 12, "sigma": 0.6},
+            "first_prompt": {"mean": 1500, "sigma": 0.8},
+            "new_input": {"mean": 700, "sigma": 1.0},
+            "output": {"mean": 120, "sigma": 0.7},
+            "shared_prompt": 3000,
+            "tool_share": 0.9,
+            "tool_time": {"mean": 2, "sigma": 1.0},
+            "think_time": {"mean": 30, "sigma": 1.0},
+            "max_len": 32768,
+        },
+    )
+    turns: _Spread
+    """Turns of a session, at least one."""
+    first_prompt: _Spread
+    """Tokens of a first prompt, beside the shared ones."""
+    new_input: _Spread
+    """Tokens that a later turn adds: what a user types, or a tool returns."""
+    output: _Spread
+    """Tokens of an answer."""
+    shared_prompt: int = Field(default=0, ge=0, le=LONGEST)
+    """Tokens that every session begins with: system prompt, tools."""
+    think_time: _Spread = Spread(mean=0.0)
+    """From an answer to the next turn of a user, seconds."""
+    tool_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the later turns that a tool brings, not a user."""
+    tool_time: _Spread = Spread(mean=0.0)
+    """From an answer to what a tool returns, seconds."""
+    max_len: int | None = Field(default=None, ge=1, le=LONGEST)
+    """A session ends before a prompt and its answer have more tokens together."""
+
+    @model_validator(mode="after")
+    def _check_turns(self) -> Self:
+        if not 1 <= self.turns.mean <= _MOST_TURNS:
+            raise ValueError(f"turns = {self.turns.mean:g}: must be from 1 to {_MOST_TURNS:,}")
+        return self
+
+    @property
+    def in_sessions(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def mean_turns(self) -> float:
+        """About how many requests a session has."""
+        return self.turns.mean
+
+    @property
+    def mean_len(self) -> float:
+        """About how many tokens prompt and output have together."""
+        per_turn = self.new_input.mean + self.output.mean
+        length = self.shared_prompt + self.first_prompt.mean + self.output.mean
+        length += per_turn * (self.turns.mean - 1) / 2
+        return length if self.max_len is None else min(length, self.max_len)
+
+    def draw(self, rng: np.random.Generator, count: int) -> Trace:
+        """Return so many requests, session after session; the last one may be cut off."""
+        drawn = self.draw_sessions(rng, self._enough(count))
+        while len(drawn) < count:
+            drawn = drawn.followed_by(self.draw_sessions(rng, self._enough(count - len(drawn))))
+        return drawn.take(np.arange(count))
+
+    def _enough(self, count: int) -> int:
+        return int(count / self.turns.mean) + 1
+
+    def draw_sessions(self, rng: np.random.Generator, count: int) -> Trace:
+        """Return all requests of so many sessions, without arrivals."""
+        turns = np.clip(to_tokens(self.turns.draw(rng, count)), 1, _MOST_TURNS)
+        firsts = np.cumsum(turns) - turns
+        sessions = np.repeat(np.arange(count), turns)
+        size = len(sessions)
+        inputs = to_tokens(self.new_input.draw(rng, size))
+        inputs[firsts] = to_tokens(self.first_prompt.draw(rng, count)) + self.shared_prompt
+        outputs = to_tokens(self.output.draw(rng, size))
+        is_tool = rng.random(size) < self.tool_share
+        users, tools = self.think_time.draw(rng, size), self.tool_time.draw(rng, size)
+        waits = np.where(is_tool, tools, users)
+        waits[firsts] = 0.0
+        ends = np.cumsum(inputs + outputs)
+        ends -= np.repeat((ends - inputs - outputs)[firsts], turns)  # of each session by itself
+        shared = np.full(size, self.shared_prompt)
+        longest = LONGEST if self.max_len is None else self.max_len
+        kept = np.flatnonzero(ends <= longest)
+        if not len(kept):
+            raise ConfigError(
+                f"workload.lengths.max_len = {longest}: not one of {count} sessions has a first "
+                "prompt and answer that short; raise it, or shorten them"
+            )
+        drawn = Trace(
+            ends - outputs, outputs, sessions=sessions, think_times=waits, shared_lens=shared
+        )
+        return drawn.take(kept)
