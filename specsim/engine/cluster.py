@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from heapq import heappush
 from math import inf, nextafter
+from typing import Protocol
 
 from simpy import Environment, Event
 from simpy.events import NORMAL, URGENT
@@ -59,6 +60,9 @@ class Cluster:
     up with the clock, since what they do has consequences outside.
     """
 
+    is_alone = True
+    """Whether no other cluster is on the same clock."""
+
     def __init__(  # noqa: PLR0913 - it is what puts them together
         self,
         clock: EventClock,
@@ -75,7 +79,7 @@ class Cluster:
         self._router = router
         self._memory = router.start(seed)
         self._keeps_up = keeps_up
-        self._is_single = replicas == 1
+        self._is_single = replicas == 1 and self.is_alone
         self._asleep: dict[Replica, Event] = {}
         """Those that wait for requests, and what wakes them."""
         self._replicas = [self._started(number) for number in range(replicas)]
@@ -98,8 +102,12 @@ class Cluster:
         if replica is None:
             self._stranded.append(Departure(request.index, self.clock.now))
             return
-        replica.submit(request.index, self.clock.now)
+        replica.submit(request.index, self.clock.now, self.external_len(request.index))
         self._wake(replica)
+
+    def external_len(self, request: int) -> int:
+        """Return how many tokens of a request's KV entries a replica can load from elsewhere."""
+        return 0
 
     def _move(self, departures: Iterable[Departure]) -> None:
         for departure in departures:
@@ -107,7 +115,8 @@ class Cluster:
             if replica is None:
                 self._stranded.append(departure)
             else:
-                replica.take_over(departure, self.clock.now)
+                external_len = self.external_len(departure.request)
+                replica.take_over(departure, self.clock.now, external_len)
                 self._wake(replica)
 
     def _chosen(self, request: Request) -> Replica | None:
@@ -149,6 +158,15 @@ class Cluster:
                 self._asleep[replica] = self.clock.event()
                 yield self._asleep[replica]
 
+    @property
+    def up(self) -> list[Replica]:
+        """The replicas that have not failed."""
+        return list(self._up)
+
+    def pool(self, name: str | None) -> "Cluster":
+        """Return the replicas of a pool; without pools, all of them."""
+        return self
+
     def check_stranded(self) -> None:
         """Raise if requests wait for a replica that will never come back.
 
@@ -189,8 +207,12 @@ class Cluster:
         self._replicas[number].slow_down(factor)
 
 
+class _Pooled(Protocol):
+    def pool(self, name: str | None) -> Cluster: ...
+
+
 def schedule_incidents(
-    clock: EventClock, cluster: Cluster, incidents: Iterable[Failure | Slowdown]
+    clock: EventClock, cluster: _Pooled, incidents: Iterable[Failure | Slowdown]
 ) -> None:
     """Let incidents happen when their time comes.
 
@@ -199,9 +221,9 @@ def schedule_incidents(
     incidents = list(incidents)
     for incident in incidents:  # ends first: a replica can come back just when another fails
         if incident.until is not None:
-            clock.call_after(incident.until, partial(incident.end, cluster))
+            clock.call_after(incident.until, partial(incident.end, cluster.pool(incident.pool)))
     for incident in incidents:
-        clock.call_after(incident.at, partial(incident.begin, cluster))
+        clock.call_after(incident.at, partial(incident.begin, cluster.pool(incident.pool)))
 
 
 def replay(

@@ -27,6 +27,7 @@ from specsim.results.records import Deliveries, ReplicaRecords, records_of_run
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
+from specsim.run.pools import PoolServers, PoolSystem, pooled_setup
 from specsim.run.size import check_size
 from specsim.workload.arrivals import Arrivals
 from specsim.workload.arrivals.synthetic import ClosedLoop
@@ -41,6 +42,8 @@ class Run:
     requests: list[Request]
     replicas: list[ReplicaRecords]
     deliveries: Deliveries | None = None
+    pools: PoolSystem | None = None
+    """Where requests were prefilled, and how their KV entries were transferred."""
 
 
 @blamed()
@@ -65,14 +68,18 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     Raises:
         SpecsimError: The experiment cannot be run; nothing has been written.
     """
-    deployment = Deployment.of(experiment, profile)
+    serving = experiment.serving
+    deployment = Deployment.of(serving, profile)
+    servers = PoolServers.of(experiment, deployment) if experiment.pools else None
     if requests is None:
         check_size(experiment)
         requests = list(experiment.workload.build(experiment.seed).requests())
-    _check_requests(requests, deployment)
-    drafting = Drafting(experiment, deployment, requests)
+    for server in (deployment, servers.prefill if servers else deployment):
+        _check_requests(requests, server)
+    drafting = Drafting(serving, deployment, requests)
     arrivals = experiment.workload.arrivals
-    front_time = deployment.costs.overhead.front_ms * 1e-3
+    front = servers.prefill if servers else deployment
+    front_time = front.costs.overhead.front_ms * 1e-3
     think_times = _think_times(experiment, len(requests))
     records = records_of_run(
         experiment.num_engines,
@@ -85,6 +92,11 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         deliveries = Deliveries.room_for(drafting.facts.rows["output_len"])
     ends = _Ends(len(requests), on_progress)
     clock = EventClock()
+    pools = None
+    if servers is not None:
+        pools = PoolSystem(servers, experiment, requests, clock, records, check=check)
+    setup = pooled_setup(deployment, holds_ended=False) if pools else deployment.setup
+    origin = _first_arrival(requests, think_times, arrivals)
     group = None
     if deployment.is_lock_step:
         group = LockStep(deployment.costs, 1 + experiment.num_speculative_tokens)
@@ -99,20 +111,27 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
             observers=[IntegrityCheck()] if check else [],
             on_end=ends.tell,
             announces_ends=isinstance(arrivals, ClosedLoop),
-            origin=_first_arrival(requests, think_times, arrivals),
+            origin=origin,
         )
-        parts = (deployment.setup, deployment.costs, drafting.start(number), wiring, start)
+        if pools is not None:
+            wiring = pools.wired(wiring)
+        parts = (setup, deployment.costs, drafting.start(number), wiring, start)
         return Replica(*parts) if group is None else Rank(group, *parts)
 
-    cluster = Cluster(
-        clock,
-        requests,
-        experiment.num_engines,
-        make_replica,
-        router=experiment.routing,
-        seed=experiment.seed,
-        keeps_up=isinstance(arrivals, ClosedLoop),
-    )
+    cluster: Cluster | PoolSystem
+    if pools is None:
+        cluster = Cluster(
+            clock,
+            requests,
+            experiment.num_engines,
+            make_replica,
+            router=experiment.routing,
+            seed=experiment.seed,
+            keeps_up=isinstance(arrivals, ClosedLoop),
+        )
+    else:
+        cluster = pools
+        cluster.start(make_replica, origin)
     schedule_incidents(clock, cluster, experiment.incidents or ())
     if isinstance(arrivals, ClosedLoop):
         delays = [time + front_time for time in think_times]
@@ -125,7 +144,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     cluster.check_stranded()
     cluster.finish()
     ends.check()
-    return Run(experiment, deployment, requests, records, deliveries)
+    return Run(experiment, deployment, requests, records, deliveries, pools)
 
 
 def _think_times(experiment: Experiment, count: int) -> list[float]:

@@ -28,6 +28,7 @@ from specsim.results.metrics import (
     time_shares,
     token_latencies,
 )
+from specsim.results.prefills import PoolTables
 from specsim.results.steady import is_unstable
 from specsim.results.tables import RunTables, assemble
 from specsim.run.simulate import Run
@@ -43,10 +44,22 @@ class Summary:
 
     run: Run
 
-    @cached_property
+    @property
     def tables(self) -> RunTables:
         """The tables of all replicas, put together."""
-        return assemble(self.run.replicas, self.run.deliveries)
+        return self._all_tables[0]
+
+    @property
+    def pools(self) -> PoolTables | None:
+        """What happened before the decode pool had each request; None without pools."""
+        return self._all_tables[1]
+
+    @cached_property
+    def _all_tables(self) -> tuple[RunTables, PoolTables | None]:
+        tables, pools = assemble(self.run.replicas, self.run.deliveries), self.run.pools
+        if pools is None:
+            return tables, None
+        return tables, PoolTables.of(pools.records, pools.pools.transfers, tables.requests)
 
     @cached_property
     def statistics(self) -> dict[str, dict[str, float]]:
@@ -137,6 +150,8 @@ class Summary:
             columns = structured_columns(rows[mine], rows.dtype.names or ())
             found = latencies(columns)
             columns |= {name: found[name] for name in ("ttft", "tpot", "e2el")}
+            if self.pools is not None:
+                columns |= {name: each[mine] for name, each in self.pools.columns.items()}
             yield {"id": np.array(ids[mine]), **columns} if has_ids else columns
 
     def _header(self) -> dict[str, Any]:
@@ -196,4 +211,5 @@ class Summary:
             "time_shares": time_shares(tables),
             "queue_ms": self.statistics["queue"],
             "amortised_itl_ms": self.statistics["amortised_itl"],
+            **({} if self.pools is None else {"pools": self.pools.totals}),
         }
