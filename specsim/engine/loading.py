@@ -40,6 +40,8 @@ def begin_load(table: Table, row: int, cached_len: int, loaded_len: int) -> None
     sequence.external_len = 0  # it is read once; whoever is preempted computes it again
     if not sequence.admissions:
         sequence.cached_len = cached_len
+    if table.limits[0].lacks_loaded:
+        _mark_undrafted(table, row, cached_len)
     place = state.num_loading
     if table.limits[0].by_priority:
         while place and comes_before(table, row, table.loading[place - 1]):
@@ -48,6 +50,15 @@ def begin_load(table: Table, row: int, cached_len: int, loaded_len: int) -> None
     table.loading[place] = row
     state.num_loading += 1
     _note(table, LOAD_BEGINS, row, loaded_len - cached_len)
+
+
+@inner
+def _mark_undrafted(table: Table, row: int, cached_len: int) -> None:
+    """Note that the drafter has no entries of what is loaded; see `specsim.engine.cost`."""
+    sequence, block_size = table.sequences[row], table.groups[0].block_size
+    sequence.is_undrafted = table.limits[0].skips_loaded
+    for place in range(cached_len // block_size, table.holdings[sequence.slot].num_blocks):
+        table.blocks[table.tables[sequence.slot, place]].is_undrafted = 1
 
 
 @inner
@@ -87,6 +98,7 @@ def take_news(table: Table, row: int, kind: int) -> None:
         _leave_loading(table, row)
         release(table, row)
         sequence.computed_len = 0
+        sequence.is_undrafted = 0
         put_back(table, row)
 
 

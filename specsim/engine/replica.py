@@ -155,8 +155,9 @@ class Replica(PythonVerbs):
     def forget_external(self, request: int) -> None:
         """Let a request that waits compute its whole prompt: it cannot be loaded any more."""
         sequences, arrivals = self.table.sequences, self._unseen()
-        rows = (sequences["request"] == request) & (sequences["status"] == WAITING)
-        sequences["external_len"][rows] = 0
+        is_mine = sequences["request"] == request
+        # The row of an arrival from another replica is not in the queue yet.
+        sequences["external_len"][is_mine & np.isin(sequences["status"], (FREE, WAITING))] = 0
         arrivals["external_len"][arrivals["request"] == request] = 0
 
     def submit_all(self, requests: Ints, at: NDArray[np.float64]) -> None:

@@ -283,6 +283,8 @@ class Limits(Protocol):
     announces_ends: int  # whether somebody waits for requests to end
     num_slots: int  # sequences that may hold blocks at once
     holds_ended: int  # whether blocks of what has ended are kept until they have been read
+    lacks_loaded: int  # whether the drafter has no entries of what has been loaded
+    skips_loaded: int  # whether it then serves no such sequence, rather than reading it first
     defers_frees: int
     """Whether blocks are given back only after all steps that write to them have come back."""
     valid_context_tokens: int  # beyond which the costs are extrapolated

@@ -24,7 +24,7 @@ from specsim.run.pool_config import PoolsConfig
 _MOST_HOLDING = 4096
 
 
-def pooled_setup(deployment: Deployment, *, holds_ended: bool) -> Setup:
+def pooled_setup(deployment: Deployment, *, holds_ended: bool, draft_kv: str = "moved") -> Setup:
     """Return the engine of a pool's replica: blocks are loaded into, or kept to be read."""
     setup, is_async = deployment.setup, deployment.is_async
     most = setup.limits["max_num_running"]
@@ -33,6 +33,8 @@ def pooled_setup(deployment: Deployment, *, holds_ended: bool) -> Setup:
         # Whoever holds blocks has at least one; some thousands are as good as no limit.
         "num_slots": most + min(setup.limits["num_blocks"], max(4 * most, _MOST_HOLDING)),
         "holds_ended": int(holds_ended),
+        "lacks_loaded": int(draft_kv != "moved"),
+        "skips_loaded": int(draft_kv == "cold"),
         "defers_frees": int(is_async),
     }
     return replace(setup, limits=limits)
@@ -144,9 +146,17 @@ class PoolSystem:
         )
         self.pools = Pools(clock, requests, config.transfer, servers.size)
 
-    def wired(self, wiring: Wiring) -> Wiring:
-        """Return the wiring of a decode replica."""
-        return replace(wiring, on_notices=self.pools.noticed, announces_ends=True)
+    def decode_replica(
+        self, drafting: Drafting, wiring: Wiring, number: int, start: float
+    ) -> Replica:
+        """Return a replica of the decode pool."""
+        server, draft_kv = self._servers.decode, self._servers.config.transfer.draft_kv
+        wiring = replace(wiring, on_notices=self.pools.noticed, announces_ends=True)
+        speculation = drafting.start(number)
+        if draft_kv != "moved" and server.proposer is not None and server.proposer.has_prefill:
+            speculation.leaves_out = True
+        setup = pooled_setup(server, holds_ended=False, draft_kv=draft_kv)
+        return Replica(setup, server.costs, speculation, wiring, start)
 
     def _prefill_replica(self, origin: float, number: int, start: float) -> Replica:
         server, drafting = self._servers.prefill, self._drafting

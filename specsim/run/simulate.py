@@ -27,7 +27,7 @@ from specsim.results.records import Deliveries, ReplicaRecords, records_of_run
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
-from specsim.run.pools import PoolServers, PoolSystem, pooled_setup
+from specsim.run.pools import PoolServers, PoolSystem
 from specsim.run.size import check_size
 from specsim.workload.arrivals import Arrivals
 from specsim.workload.arrivals.synthetic import ClosedLoop
@@ -95,7 +95,6 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     pools = None
     if servers is not None:
         pools = PoolSystem(servers, experiment, requests, clock, records, check=check)
-    setup = pooled_setup(deployment, holds_ended=False) if pools else deployment.setup
     origin = _first_arrival(requests, think_times, arrivals)
     group = None
     if deployment.is_lock_step:
@@ -114,8 +113,8 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
             origin=origin,
         )
         if pools is not None:
-            wiring = pools.wired(wiring)
-        parts = (setup, deployment.costs, drafting.start(number), wiring, start)
+            return pools.decode_replica(drafting, wiring, number, start)
+        parts = (deployment.setup, deployment.costs, drafting.start(number), wiring, start)
         return Replica(*parts) if group is None else Rank(group, *parts)
 
     cluster: Cluster | PoolSystem
