@@ -11,6 +11,7 @@ from functools import partial
 from heapq import heappush
 from itertools import tee
 from math import inf, nextafter
+from typing import Protocol
 
 from simpy import Environment, Event
 from simpy.events import NORMAL, URGENT
@@ -62,6 +63,9 @@ class Cluster:
     there from the beginning; by default all.
     """
 
+    is_alone = True
+    """Whether no other cluster is on the same clock."""
+
     def __init__(  # noqa: PLR0913 - it is what puts them together
         self,
         clock: EventClock,
@@ -79,7 +83,7 @@ class Cluster:
         self._router = router
         self._memory = router.start(seed)
         self._keeps_up = keeps_up
-        self._is_single = replicas == 1
+        self._is_single = replicas == 1 and self.is_alone
         self._asleep: dict[Replica, Event] = {}
         """Those that wait for requests, and what wakes them."""
         self._draining: set[int] = set()
@@ -116,8 +120,12 @@ class Cluster:
         if replica is None:
             self._stranded.append(Departure(request.index, self.clock.now))
             return
-        replica.submit(request.index, self.clock.now)
+        replica.submit(request.index, self.clock.now, self.external_len(request.index))
         self._wake(replica)
+
+    def external_len(self, request: int) -> int:
+        """Return how many tokens of a request's KV entries a replica can load from elsewhere."""
+        return 0
 
     def _move(self, departures: Iterable[Departure]) -> None:
         for departure in departures:
@@ -125,7 +133,8 @@ class Cluster:
             if replica is None:
                 self._stranded.append(departure)
             else:
-                replica.take_over(departure, self.clock.now)
+                external_len = self.external_len(departure.request)
+                replica.take_over(departure, self.clock.now, external_len)
                 self._wake(replica)
 
     def _chosen(self, request: Request) -> Replica | None:
@@ -176,6 +185,15 @@ class Cluster:
             else:
                 self._asleep[replica] = self.clock.event()
                 yield self._asleep[replica]
+
+    @property
+    def up(self) -> list[Replica]:
+        """The replicas that have not failed."""
+        return list(self._up)
+
+    def pool(self, name: str | None) -> "Cluster":
+        """Return the replicas of a pool; without pools, all of them."""
+        return self
 
     def check_stranded(self) -> None:
         """Raise if requests wait for a replica that will never come back.
@@ -251,8 +269,12 @@ class Cluster:
         return self._up
 
 
+class _Pooled(Protocol):
+    def pool(self, name: str | None) -> Replicas: ...
+
+
 def schedule_incidents(
-    clock: EventClock, cluster: Replicas, incidents: Iterable[Failure | Slowdown]
+    clock: EventClock, cluster: _Pooled, incidents: Iterable[Failure | Slowdown]
 ) -> None:
     """Let incidents happen when their time comes.
 
@@ -261,9 +283,9 @@ def schedule_incidents(
     incidents = list(incidents)
     for incident in incidents:  # ends first: a replica can come back just when another fails
         if incident.until is not None:
-            clock.call_after(incident.until, partial(incident.end, cluster))
+            clock.call_after(incident.until, partial(incident.end, cluster.pool(incident.pool)))
     for incident in incidents:
-        clock.call_after(incident.at, partial(incident.begin, cluster))
+        clock.call_after(incident.at, partial(incident.begin, cluster.pool(incident.pool)))
 
 
 def replay(

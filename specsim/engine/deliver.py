@@ -4,8 +4,9 @@ from math import floor
 
 from specsim.core.compiled import inner
 from specsim.engine.kv import release
+from specsim.engine.loading import free_deferred, free_row, hold_ended
 from specsim.engine.prefix import publish
-from specsim.engine.table import FINISHED, FREE, WAITING, Table
+from specsim.engine.table import FINISHED, WAITING, Table
 from specsim.engine.waiting import close_gaps, leave_queue
 
 
@@ -36,6 +37,10 @@ def deliver(table: Table) -> None:
     step.ended_at = state.now
     first_gap = state.gaps_len
     ended = 0
+    if step.num_requests:
+        state.is_stuck = 0
+    if table.limits[0].defers_frees:
+        free_deferred(table)
     for place in range(step.num_requests):
         entry = table.entries[state.current, place]
         sequence = table.sequences[entry.row]
@@ -48,7 +53,7 @@ def deliver(table: Table) -> None:
             _settle(table, entry.row, entry.draft_len - entry.accepted_len, emitted_len)
         _note_delivery(table, place, first_gap)
         if sequence.known_len == sequence.max_len:
-            _finish(table, entry.row)
+            _finish(table, entry.row, entry.scheduled_len)
             ended += 1
     if ended:
         close_gaps(table)
@@ -70,12 +75,14 @@ def _settle(table: Table, row: int, rejected_len: int, emitted_len: int) -> None
 
 
 @inner
-def _finish(table: Table, row: int) -> None:
+def _finish(table: Table, row: int, landing_len: int) -> None:
     """Free the blocks in place; a running sequence leaves its list after the update."""
-    state, sequence = table.state[0], table.sequences[row]
+    limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
     if sequence.status == WAITING:
         leave_queue(table, row)
-    else:
+    elif limits.holds_ended:
+        hold_ended(table, row)
+    elif not limits.defers_frees or sequence.in_flight_len == landing_len:
         release(table, row)
     sequence.status = FINISHED
     state.has_unflushed = 1
@@ -105,10 +112,8 @@ def land(table: Table) -> None:
         entry = table.entries[state.current, place]
         sequence = table.sequences[entry.row]
         sequence.in_flight_len -= entry.scheduled_len
-        if sequence.status == FINISHED and sequence.in_flight_len == 0:
-            sequence.status = FREE
-            sequence.next_row = state.free_row
-            state.free_row = entry.row
+        if sequence.status == FINISHED and sequence.in_flight_len == 0 and not sequence.is_sending:
+            free_row(table, entry.row)
     state.in_flight -= 1
     state.oldest = (state.oldest + 1) % limits.depth
     state.place = 0

@@ -17,7 +17,8 @@ def ask(table: Table) -> None:
     asked_len = table.lens_by_size[step.num_requests]
     for place in range(step.num_requests):
         entry = table.entries[state.current, place]
-        entry.asked_len = entry.offered_len = asked_len
+        is_left_out = limits.leaves_out and table.sequences[entry.row].is_undrafted
+        entry.asked_len = entry.offered_len = 0 if is_left_out else asked_len
 
 
 @inner

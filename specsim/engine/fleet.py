@@ -196,6 +196,10 @@ class Fleet:
         if self._states[number] in (UP, DRAINING):
             self._cluster.slow_down(number, factor)
 
+    def pool(self, name: str | None) -> "Fleet":
+        """Return itself: there are no pools."""
+        return self
+
     def finish(self) -> Scaling:
         """Return what came of it, after the last request has ended; before the cluster finishes."""
         self._cluster.look()

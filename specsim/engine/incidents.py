@@ -1,6 +1,6 @@
 """Incidents: a replica fails, or gets slow, at a given time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Annotated, Literal, Protocol, Self
 
@@ -25,6 +25,8 @@ class Replicas(Protocol):
 class _Incident(Settings):
     replica: Annotated[int, Field(ge=0)]
     """Its number, from 0."""
+    pool: Literal["prefill", "decode"] | None = None
+    """The pool in which it has that number, where there are pools."""
     at: Annotated[float, Field(ge=0)]
     """When it begins, seconds after the start of the run."""
     until: float | None = None
@@ -88,17 +90,26 @@ Incident = Annotated[
 """One entry of ``incidents`` in an experiment."""
 
 
-def check_incidents(incidents: Iterable[Failure | Slowdown], replicas: int) -> None:
-    """Raise a ValueError unless there are such replicas and each has one incident at a time."""
-    by_replica: dict[int, list[Failure | Slowdown]] = {}
+def check_incidents(
+    incidents: Iterable[Failure | Slowdown], sizes: Mapping[str | None, int]
+) -> None:
+    """Raise a ValueError unless there are such replicas and each has one incident at a time.
+
+    `sizes` are replicas by pool; of None, where there are no pools.
+    """
+    by_replica: dict[tuple[str | None, int], list[Failure | Slowdown]] = {}
     for number, incident in enumerate(incidents):
+        if incident.pool not in sizes:
+            known = "leave it out, for there are no pools" if None in sizes else "prefill or decode"
+            raise ValueError(f"incidents.{number}.pool = {incident.pool}: {known}")
+        replicas = sizes[incident.pool]
         if incident.replica >= replicas:
             raise ValueError(
                 f"incidents.{number}.replica = {incident.replica}: replicas = {replicas}, so their "
                 f"numbers are 0 to {replicas - 1}"
             )
-        by_replica.setdefault(incident.replica, []).append(incident)
-    for replica, mine in by_replica.items():
+        by_replica.setdefault((incident.pool, incident.replica), []).append(incident)
+    for (_, replica), mine in by_replica.items():
         mine.sort(key=lambda incident: incident.at)
         for first, second in pairwise(mine):
             if first.until is None or first.until > second.at:

@@ -7,7 +7,16 @@ import numpy as np
 
 from specsim.core.errors import InvariantError
 from specsim.engine.python_verbs import PythonVerbs
-from specsim.engine.table import FINISHED, NO_BLOCK, NO_KEY, RUNNING, WAITING, Table
+from specsim.engine.table import (
+    FINISHED,
+    LOADED,
+    LOADING,
+    NO_BLOCK,
+    NO_KEY,
+    RUNNING,
+    WAITING,
+    Table,
+)
 from specsim.engine.view import StepView
 
 _THOROUGH = 100  # blocks of a pool that is small enough to be looked at whole in every step
@@ -41,12 +50,14 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
     running = [int(row) for row in table.running[: int(state["num_running"][0])]]
     if sorted(running) != np.flatnonzero(sequences["status"] == RUNNING).tolist():
         raise InvariantError("the running list is not the sequences that run")
-    held = [_blocks_of(table, row) for row in running]
+    holding = np.flatnonzero((sequences["slot"] >= 0) & (sequences["status"] != RUNNING)).tolist()
+    held = [_blocks_of(table, row) for row in [*running, *holding]]
     _check_held(table, held)
+    _check_loading(table, holding)
     if state["num_steps"][0] % (1 + len(table.blocks) // _THOROUGH) == 0:
         _check_free(table, held)
     slack = 1 + int(limits["max_draft_len"][0]) if in_step else 0
-    for row, blocks in zip(running, held, strict=True):
+    for row, blocks in zip(running, held, strict=False):
         if NO_BLOCK in blocks:
             raise InvariantError(f"row {row} holds the null block inside a window")
         _check_running(table, row, slack)
@@ -65,6 +76,22 @@ def _blocks_of(table: Table, row: int) -> list[int]:
         holding: Any = table.holdings[slot]
         held += table.tables[slot, holding["null_blocks"] : holding["num_blocks"]].tolist()
     return held
+
+
+def _check_loading(table: Table, holding: list[int]) -> None:
+    """Raise unless whoever holds blocks without running loads, or has ended and is kept."""
+    sequences = table.sequences
+    loading = table.loading[: int(table.state["num_loading"][0])].tolist()
+    status = sequences["status"]
+    if sorted(loading) != np.flatnonzero(np.isin(status, (LOADING, LOADED))).tolist():
+        raise InvariantError("the rows that load are not the sequences that do")
+    for row in holding:
+        is_kept = sequences["is_sending"][row] or sequences["in_flight_len"][row]
+        if status[row] == FINISHED and not is_kept:
+            raise InvariantError(f"row {row} has ended and holds blocks that nobody will read")
+    free_slots = int(table.state["num_free_slots"][0])
+    if len(holding) + int(table.state["num_running"][0]) + free_slots != table.limits["num_slots"]:
+        raise InvariantError("sequences that hold blocks + free slots != slots")
 
 
 def _check_held(table: Table, held: list[list[int]]) -> None:

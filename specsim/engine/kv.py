@@ -19,10 +19,95 @@ def admit_blocks(table: Table, row: int, cached_len: int, scheduled_len: int) ->
 
     The watermark counts only while other sequences run. Returns whether the blocks were there.
     """
-    limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
+    limits = table.limits[0]
     end_len = cached_len + scheduled_len
+    reach = min(end_len + limits.lookahead_len, limits.max_model_len)
+    if not _begin_holding(table, row, cached_len, reach, 0):
+        return False
+    if limits.enable_prefix_caching:
+        publish(table, row, end_len)
+    return True
+
+
+@inner
+def admit_loaded_blocks(table: Table, row: int, end_len: int) -> bool:
+    """Give a sequence whose KV entries have been loaded what it lacks up to `end_len`, or nothing.
+
+    It is subject to the rules of other admissions. Returns whether the blocks were there.
+    """
+    limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
     known_len = min(sequence.known_len, limits.max_model_len)
     reach = min(end_len + limits.lookahead_len, limits.max_model_len)
+    unavailable = limits.watermark_blocks if state.num_running else 0
+    whole = needed = 0
+    for number in range(limits.num_groups):
+        group, held = table.groups[number], table.holdings[sequence.slot + number].num_blocks
+        whole += max(0, _blocks_for(known_len, group.block_size) - held)
+        group.wanted_blocks = max(held, _blocks_for(reach, group.block_size))
+        needed += group.wanted_blocks - held
+    if limits.reserve_full_prompt and whole + unavailable > state.num_free:
+        return False
+    if needed + unavailable > state.num_free:
+        return False
+    _take(table, row)
+    if end_len >= sequence.next_publish_len:
+        publish(table, row, end_len)
+    return True
+
+
+@inner
+def load_blocks(table: Table, row: int, cached_len: int, loaded_len: int) -> bool:
+    """Give a waiting sequence a slot, the blocks of its hit and those to load into, or nothing.
+
+    It cannot be preempted while it loads, and so leaves what others need that are in their prefill.
+    Returns whether the blocks were there.
+    """
+    return _begin_holding(table, row, cached_len, loaded_len, _reserved_blocks(table))
+
+
+@inner
+def _reserved_blocks(table: Table) -> int:
+    """Return the blocks that prefills under way will still need (vLLM: `_inflight_prefills`)."""
+    limits, state = table.limits[0], table.state[0]
+    step = table.steps[state.current]
+    draft_len = 1 + limits.max_draft_len + limits.lookahead_len if limits.max_draft_len else 0
+    reserved = 0
+    for number in range(limits.num_groups):
+        reserved += _blocks_for(draft_len, table.groups[number].block_size)
+    for place in range(state.num_loading):
+        reserved += _remaining_blocks(table, table.loading[place], draft_len)
+    for place in range(state.num_running):
+        if table.sequences[table.running[place]].in_chunk:
+            reserved += _remaining_blocks(table, table.running[place], draft_len)
+    for place in range(step.num_requests):  # in this very step they still count
+        entry = table.entries[state.current, place]
+        is_new = entry.is_admitted or entry.is_resumed
+        was_under_way = entry.is_loaded or (entry.prefill_len and not is_new)
+        if was_under_way and not table.sequences[entry.row].in_chunk:
+            reserved += _remaining_blocks(table, entry.row, draft_len)
+    return reserved
+
+
+@inner
+def _remaining_blocks(table: Table, row: int, draft_len: int) -> int:
+    """Return how many blocks a sequence lacks for its known tokens and the first drafts."""
+    sequence = table.sequences[row]
+    length = min(sequence.known_len, table.limits[0].max_model_len) + draft_len
+    remaining = 0
+    for number in range(table.limits[0].num_groups):
+        held = table.holdings[sequence.slot + number].num_blocks
+        remaining += max(0, _blocks_for(length, table.groups[number].block_size) - held)
+    return remaining
+
+
+@inner
+def _begin_holding(table: Table, row: int, cached_len: int, reach: int, reserved: int) -> bool:
+    """Give a sequence a slot, the blocks of its hit and those up to `reach`; False, and nothing.
+
+    `reserved` blocks are to be left over, unless the whole prompt is asked for.
+    """
+    limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
+    known_len = min(sequence.known_len, limits.max_model_len)
     unavailable = limits.watermark_blocks if state.num_running else 0
     whole = needed = 0
     for number in range(limits.num_groups):
@@ -36,7 +121,7 @@ def admit_blocks(table: Table, row: int, cached_len: int, scheduled_len: int) ->
         needed += group.wanted_blocks - num_hits
     if limits.reserve_full_prompt and whole + unavailable > state.num_free:
         return False
-    if needed + unavailable > state.num_free:
+    if needed + unavailable + reserved > state.num_free or not state.num_free_slots:
         return False
     state.num_free_slots -= 1
     sequence.slot = table.slots[state.num_free_slots]
@@ -45,7 +130,6 @@ def admit_blocks(table: Table, row: int, cached_len: int, scheduled_len: int) ->
     _take(table, row)
     if limits.enable_prefix_caching:
         sequence.next_publish_len = cached_len + limits.hash_block_size
-        publish(table, row, end_len)
     return True
 
 

@@ -121,8 +121,9 @@ advance = Loop(_advance, TABLE_TYPES, name="engine", rooms=("specsim.engine", "s
 def _begin(table: Table) -> bool:
     """Choose between a new step, one that comes back, and nothing to do; False to wait."""
     limits, state = table.limits[0], table.state[0]
-    has_work = state.num_running or state.num_waiting or (limits.depth > 1 and state.has_unflushed)
-    if has_work and state.in_flight < limits.depth:
+    has_work = state.num_running or state.num_waiting or state.num_loading
+    flushes = limits.depth > 1 and state.has_unflushed
+    if ((has_work and not state.is_stuck) or flushes) and state.in_flight < limits.depth:
         if state.now >= state.until:  # where a run begins: more may arrive at that very instant
             state.next_at = state.now
             state.place = 0
@@ -145,7 +146,7 @@ def _launched(table: Table) -> None:
     vLLM's engine loop schedules once more, possibly an empty batch, to flush finished ids.
     """
     limits, state = table.limits[0], table.state[0]
-    has_work = state.num_running or state.num_waiting or state.has_unflushed
+    has_work = state.num_running or state.num_waiting or state.num_loading or state.has_unflushed
     state.in_flight += 1
     if state.in_flight < limits.depth and (table.steps[state.current].num_requests or has_work):
         state.place = 0

@@ -61,6 +61,8 @@ class Wiring:
     `announces_ends`."""
     announces_ends: bool = False
     """Whether the replica stops where requests end, so that others hear of it in time."""
+    on_notices: Callable[["PythonVerbs", NDArray[np.void]], None] | None = None
+    """Told `specsim.engine.table.Notice`, with `announces_ends`, before the ends of that time."""
     origin: float = 0.0
     """First arrival of the run, seconds."""
 

@@ -13,7 +13,17 @@ from specsim.engine.python_verbs import PythonVerbs, Wiring
 from specsim.engine.schedule import begin, take_in
 from specsim.engine.setup import Setup, linked_rows, zeros
 from specsim.engine.speculation import Speculation
-from specsim.engine.table import FREE, NEVER, NO_ROW, RUNNING, WAITING, Table
+from specsim.engine.table import (
+    FREE,
+    LOADED,
+    LOADING,
+    NEVER,
+    NO_ROW,
+    REQUEST,
+    RUNNING,
+    WAITING,
+    Table,
+)
 from specsim.latency._form import COSTS
 from specsim.profile import StepCosts
 from specsim.routing.base import PromptView
@@ -34,6 +44,7 @@ _AS_IN_A_QUEUE = {  # what a sequence has lost when its replica fails
     "in_flight_len": 0,
     "drafter": 0,
     "is_undrafted": 0,
+    "external_len": 0,
 }
 
 
@@ -94,7 +105,8 @@ class Replica(PythonVerbs):
         self._place, self._until = state["place"], state["until"]
         self._next_at, self._num_arrivals = state["next_at"], state["num_arrivals"]
         arrivals = self.table.arrivals
-        self._arrivals = arrivals["at"], arrivals["request"], arrivals["row"]
+        names = ("at", "request", "row", "kind", "external_len")
+        self._arrivals = tuple(arrivals[name] for name in names)
 
     @property
     def now(self) -> float:
@@ -130,9 +142,24 @@ class Replica(PythonVerbs):
         self.flush()
         self._handlers = {}  # they refer to the replica, which would keep its table in memory
 
-    def submit(self, request: int, at: float) -> None:
-        """Take in a request that arrives at an instant that the replica has not passed."""
-        self._arrive(at, request, NO_ROW)
+    def submit(self, request: int, at: float, external_len: int = 0) -> None:
+        """Take in a request that arrives at an instant that the replica has not passed.
+
+        The KV entries of `external_len` tokens, at most its prompt, can be loaded from elsewhere.
+        """
+        self._arrive(at, request, NO_ROW, external_len=external_len)
+
+    def tell(self, kind: int, request: int, row: int, at: float) -> None:
+        """Take in what has become of a load, or of blocks that are kept, at an instant."""
+        self._arrive(at, request, row, kind)
+
+    def forget_external(self, request: int) -> None:
+        """Let a request that waits compute its whole prompt: it cannot be loaded any more."""
+        sequences, arrivals = self.table.sequences, self._unseen()
+        is_mine = sequences["request"] == request
+        # The row of an arrival from another replica is not in the queue yet.
+        sequences["external_len"][is_mine & np.isin(sequences["status"], (FREE, WAITING))] = 0
+        arrivals["external_len"][arrivals["request"] == request] = 0
 
     def submit_all(self, requests: Ints, at: NDArray[np.float64]) -> None:
         """Take in the requests of a whole run before it begins, in order of arrival."""
@@ -143,7 +170,7 @@ class Replica(PythonVerbs):
         self._bind()
         self._set(next_at=self.next_arrival_at)
 
-    def take_over(self, departure: Departure, at: float) -> None:
+    def take_over(self, departure: Departure, at: float, external_len: int = 0) -> None:
         """Take in a request that was submitted to a replica that has failed."""
         row = self._unused_row()
         sequences = self.table.sequences
@@ -153,15 +180,19 @@ class Replica(PythonVerbs):
         else:
             sequences[row] = departure.row
             sequences["fate_at"][row] = self._wiring.facts.starts[departure.request]
+        sequences["external_len"][row] = external_len
         self._arrive(at, departure.request, row)
 
-    def _arrive(self, at: float, request: int, row: int) -> None:
+    def _arrive(
+        self, at: float, request: int, row: int, kind: int = REQUEST, external_len: int = 0
+    ) -> None:
         place = int(self._num_arrivals[0])
         if place == len(self.table.arrivals):
             self._make_room_for_arrivals(at)
             place = int(self._num_arrivals[0])
-        times, requests, rows = self._arrivals
-        times[place], requests[place], rows[place] = at, request, row
+        news = (at, request, row, kind, external_len)
+        for column, value in zip(self._arrivals, news, strict=True):
+            column[place] = value
         self._num_arrivals[0] = place + 1
         self._next_at[0] = min(self._next_at[0], at)
 
@@ -184,11 +215,14 @@ class Replica(PythonVerbs):
         self.flush()
         sequences: Any = self.table.sequences
         running = self.table.running[: self.num_running].tolist()
-        rows = [*running, *self._waiting_rows()]
+        loading = self.table.loading[: self._field("num_loading")].tolist()
+        rows = [*running, *loading, *self._waiting_rows()]
         for name, value in _AS_IN_A_QUEUE.items():
             sequences[name][rows] = value
         left = [self._departure(row) for row in rows]
-        for at, request, row in self._unseen().tolist():
+        for at, request, row, kind, _ in self._unseen().tolist():
+            if kind != REQUEST:
+                continue
             new = Departure(request, at, requeues=1)
             left.append(new if row == NO_ROW else self._departure(row))
         return left
@@ -226,12 +260,13 @@ class Replica(PythonVerbs):
     @property
     def num_waiting(self) -> int:
         """Requests that have been submitted but do not run."""
-        return self._field("num_waiting") + len(self._unseen())
+        waiting, unseen = self._field("num_waiting") + self._field("num_loading"), self._unseen()
+        return waiting + (int((unseen["kind"] == REQUEST).sum()) if len(unseen) else 0)
 
     @property
     def has_unfinished(self) -> bool:
         """Whether any request runs, or waits and has been looked at."""
-        return bool(self.num_running or self._field("num_waiting"))
+        return bool(self.num_running or self._field("num_waiting") or self._field("num_loading"))
 
     @property
     def next_arrival_at(self) -> float:
@@ -244,8 +279,9 @@ class Replica(PythonVerbs):
         """Prompts of its unfinished requests, and what those that run have answered so far."""
         sequences = self.table.sequences
         status = sequences["status"]
-        unseen = self._unseen()["request"]
-        waiting = sequences["prompt_len"][status == WAITING].sum()
+        unseen = self._unseen()
+        unseen = unseen["request"][unseen["kind"] == REQUEST]
+        waiting = sequences["prompt_len"][np.isin(status, (WAITING, LOADING, LOADED))].sum()
         running = sequences["known_len"][status == RUNNING].sum()
         return int(waiting + running + self._wiring.facts.rows["prompt_len"][unseen].sum())
 
@@ -289,6 +325,7 @@ class Replica(PythonVerbs):
 
     def _tell_ends(self) -> None:
         """Tell whoever wants to know which requests have ended since the last time."""
+        self._tell_notices()
         num = self._field("requests_len")
         if num == self._num_told:
             return
@@ -297,6 +334,16 @@ class Replica(PythonVerbs):
         self._set(unannounced=0)
         if self._wiring.on_end is not None:
             self._wiring.on_end(ended["request"], ended["ended_at"])
+
+    def _tell_notices(self) -> None:
+        """Tell whoever has to do something outside."""
+        num = self._field("num_notices")
+        if not num:
+            return
+        notices = self.table.notices[:num].copy()
+        self._set(num_notices=0, unannounced=0)
+        if self._wiring.on_notices is not None:
+            self._wiring.on_notices(self, notices)
 
     def _unused_row(self) -> int:
         row = self._field("free_row")
@@ -326,6 +373,8 @@ class Replica(PythonVerbs):
         arrivals, sequences = self._records().arrivals, self._records().sequences
         for place in range(first, self._field("first_arrival")):
             request, row = arrivals[place].request, arrivals[place].row
+            if arrivals[place].kind != REQUEST:
+                continue
             prompt_len = int(sequences[row].prompt_len)
             drafter = self.speculation.choose_drafter(int(request), prompt_len)
             sequences[row].drafter = drafter

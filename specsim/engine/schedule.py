@@ -9,10 +9,12 @@ text-only decoder model, no pipeline parallelism.
 from math import nan
 
 from specsim.core.compiled import inner
-from specsim.engine.kv import admit_blocks, extend, release
+from specsim.engine.admission import admit, append_entry, first_piece
+from specsim.engine.kv import admit_blocks, extend, load_blocks, release
+from specsim.engine.loading import admit_loaded, begin_load, is_in_flight, take_news
 from specsim.engine.prefix import cached_prefix, publish
-from specsim.engine.table import NEVER, NO_ROW, RUNNING, Table
-from specsim.engine.waiting import close_gaps, enqueue, first_waiting, leave_queue, put_back
+from specsim.engine.table import NEVER, NO_ROW, REQUEST, RUNNING, Table
+from specsim.engine.waiting import close_gaps, enqueue, first_waiting, put_back
 
 
 @inner
@@ -23,13 +25,19 @@ def take_in(table: Table) -> bool:
         arrival = table.arrivals[state.first_arrival]
         if arrival.at > state.now:
             return True
+        state.is_stuck = 0
         row = arrival.row
+        if arrival.kind != REQUEST:
+            take_news(table, row, arrival.kind)
+            state.first_arrival += 1
+            continue
         if row == NO_ROW:
             row = state.free_row
             if row == NO_ROW:
                 return False
             state.free_row = table.sequences[row].next_row
             begin(table, row, arrival.request, arrival.at)
+            table.sequences[row].external_len = arrival.external_len
             arrival.row = row
         state.first_arrival += 1
         enqueue(table, row)
@@ -71,6 +79,8 @@ def begin(table: Table, row: int, request: int, arrived_at: float) -> None:
     sequence.drafts = 0
     sequence.draft_tokens = 0
     sequence.accepted_tokens = 0
+    sequence.external_len = 0
+    sequence.is_sending = 0
 
 
 @inner
@@ -116,17 +126,18 @@ def schedule(table: Table) -> None:
     step.prefill_tokens = step.drafter_prefill_tokens = prefill_tokens
     step.drafter_requests = step.num_requests
     step.num_running = state.num_running
-    step.num_waiting = state.num_waiting
+    step.num_waiting = state.num_waiting + state.num_loading
     step.free_blocks = state.num_free
     state.num_steps += 1
     state.has_unflushed = 0
+    state.is_stuck = not (step.num_requests or step.preemptions)
 
 
 @inner
 def _piece_limit(table: Table) -> int:
     """Return the longest piece that any sequence may get (vLLM: long prefill threshold)."""
     limits, state = table.limits[0], table.state[0]
-    eligible = state.num_running + state.num_waiting
+    eligible = state.num_running + state.num_waiting + state.num_loading
     if eligible <= 1:
         return NEVER
     if limits.long_prefill_token_threshold_adaptive:
@@ -168,7 +179,7 @@ def _schedule_running(table: Table) -> None:
             break
         if end_len >= sequence.next_publish_len:
             publish(table, row, end_len)
-        _append_entry(table, row, scheduled_len)
+        append_entry(table, row, scheduled_len)
         entry = table.entries[state.current, step.num_requests - 1]
         if sequence.draft_len:
             entry.draft_len = entry.verified_len = max(0, end_len - known_len)
@@ -184,39 +195,12 @@ def _schedule_running(table: Table) -> None:
 
 
 @inner
-def _append_entry(table: Table, row: int, scheduled_len: int) -> None:
-    """Append a sequence to the step."""
-    state, sequence = table.state[0], table.sequences[row]
-    step = table.steps[state.current]
-    entry = table.entries[state.current, step.num_requests]
-    entry.row = row
-    entry.request = sequence.request
-    entry.start = sequence.computed_len
-    entry.scheduled_len = scheduled_len
-    entry.prefill_len = 0
-    entry.draft_len = 0
-    entry.verified_len = 0
-    entry.read_anew = 0
-    entry.is_partial = 0
-    entry.is_padded = 0
-    entry.is_resumed = 0
-    entry.is_admitted = 0
-    entry.accepted_len = 0
-    entry.emitted_len = 0
-    entry.asked_len = 0
-    entry.offered_len = 0
-    entry.found_len = 0
-    step.num_requests += 1
-    step.tokens_left -= scheduled_len
-    step.inputs_left -= scheduled_len + table.limits[0].draft_slots
-    sequence.in_flight_len += scheduled_len
-
-
-@inner
 def _have_blocks(table: Table, row: int, end_len: int) -> bool:
     """Preempt until the blocks of a sequence are there; False if it had to go itself."""
     while not extend(table, row, end_len):
         victim = _victim(table)
+        if table.limits[0].defers_frees and is_in_flight(table, victim):
+            return False  # it would not give any blocks now
         _withdraw(table, victim)
         _preempt(table, victim)
         if victim == row:
@@ -290,6 +274,8 @@ def _schedule_waiting(table: Table) -> None:
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
     num_running_scheduled = step.num_requests
+    if state.num_loading and not admit_loaded(table):
+        return
     while (
         state.num_waiting
         and step.tokens_left > 0
@@ -298,56 +284,15 @@ def _schedule_waiting(table: Table) -> None:
     ):
         row = first_waiting(table)
         cached_len = cached_prefix(table, row)
+        external_len = table.sequences[row].external_len
+        if external_len > cached_len:
+            if not load_blocks(table, row, cached_len, external_len):
+                return
+            begin_load(table, row, cached_len, external_len)
+            continue
         missing_len = table.sequences[row].known_len - cached_len
         is_first = not (num_running_scheduled or cached_len)
-        scheduled_len = _first_piece(table, missing_len, cached_len, is_first)
+        scheduled_len = first_piece(table, missing_len, cached_len, is_first)
         if scheduled_len == 0 or not admit_blocks(table, row, cached_len, scheduled_len):
             return
-        _admit(table, row, cached_len, scheduled_len)
-
-
-@inner
-def _first_piece(table: Table, missing_len: int, cached_len: int, is_first: bool) -> int:
-    """Return how many tokens the next admission may compute; 0 if it has to wait."""
-    limits = table.limits[0]
-    step = table.steps[table.state[0].current]
-    budget = min(step.tokens_left, step.inputs_left - limits.draft_slots)
-    padded_len = 1 + limits.max_draft_len
-    if (
-        limits.pads_admissions
-        and missing_len == 1
-        and not step.has_chunk
-        and not is_first
-        and cached_len + padded_len + 1 <= limits.max_model_len
-    ):
-        # Keeps the batch uniform for the CUDA graph; vLLM rather waits than admits unpadded.
-        return padded_len if padded_len <= budget else 0
-    piece_len = min(missing_len, step.piece_limit)
-    if piece_len > budget and not limits.enable_chunked_prefill:
-        return 0
-    return min(piece_len, budget)
-
-
-@inner
-def _admit(table: Table, row: int, cached_len: int, scheduled_len: int) -> None:
-    state, sequence = table.state[0], table.sequences[row]
-    leave_queue(table, row)
-    table.running[state.num_running] = row
-    state.num_running += 1
-    sequence.status = RUNNING
-    sequence.computed_len = cached_len
-    _append_entry(table, row, scheduled_len)
-    entry = table.entries[state.current, table.steps[state.current].num_requests - 1]
-    if sequence.admissions:
-        entry.is_resumed = 1
-    else:
-        entry.is_admitted = 1
-        sequence.cached_len = cached_len
-        sequence.first_scheduled_at = state.now
-    sequence.admissions += 1
-    sequence.computed_len = cached_len + scheduled_len
-    entry.draft_len = entry.verified_len = max(0, sequence.computed_len - sequence.known_len)
-    entry.is_padded = entry.draft_len > 0
-    sequence.in_chunk = sequence.computed_len < sequence.known_len
-    entry.is_partial = sequence.in_chunk
-    entry.prefill_len = scheduled_len
+        admit(table, row, cached_len, scheduled_len)

@@ -64,23 +64,27 @@ class Setup:
         block_sizes = [group.block_size for group in self.kv.groups]
         width = -(-int(limits["max_model_len"][0]) // min(block_sizes))
         longest = int(limits["max_draft_len"][0])
+        slots = int(max(most, limits["num_slots"][0]))
+        limits["num_slots"] = slots
         arrays = {
             **{name: zeros(name, *[1] * axes) for name, (_, axes) in TABLE_TYPES.items()},
             "limits": limits,
-            "state": _state(most, num_blocks, num_groups),
+            "state": _state(most, slots, num_blocks),
             "sequences": linked_rows(_ROWS),
             "arrivals": zeros("arrivals", _ROWS),
             "queue": zeros("queue", _ROWS),
             "running": zeros("running", most),
-            "slots": np.arange(most - 1, -1, -1, dtype=np.int64) * num_groups,
+            "loading": zeros("loading", slots),
+            "notices": zeros("notices", slots),
+            "slots": np.arange(slots - 1, -1, -1, dtype=np.int64) * num_groups,
             "entries": zeros("entries", depth, most),
             "steps": zeros("steps", depth),
             "groups": self._groups(depth),
             "buckets": self._buckets(),
             "blocks": _blocks(num_blocks),
             "chains": zeros("chains", 1 << max(4, (2 * num_blocks - 1).bit_length())),
-            "tables": zeros("tables", most * num_groups, width),
-            "holdings": zeros("holdings", most * num_groups),
+            "tables": zeros("tables", slots * num_groups, width),
+            "holdings": zeros("holdings", slots * num_groups),
             "hits": zeros("hits", num_groups, width),
             "order": np.array([TAKE_IN, BEGIN, *launch, LAUNCHED, *land, LANDED], dtype=np.int64),
             "in_python": zeros("in_python", VERBS),
@@ -145,11 +149,11 @@ def linked_rows(size: int, first: int = 0) -> NDArray[Any]:
     return rows
 
 
-def _state(most: int, num_blocks: int, num_groups: int) -> NDArray[Any]:
+def _state(most: int, slots: int, num_blocks: int) -> NDArray[Any]:
     state = zeros("state", 1)
     state["slowness"] = 1.0
     state["queue_head"] = state["queue_tail"] = NO_ROW
-    state["num_free_slots"] = state["most_run"] = most
+    state["num_free_slots"], state["most_run"] = slots, most
     state["first_free"] = 1 if num_blocks > 1 else NO_BLOCK
     state["last_free"] = num_blocks - 1
     state["num_free"] = num_blocks - 1

@@ -41,8 +41,15 @@ NO_KEY = 1 << 62
 FULL, SLIDING, CHUNKED = range(3)
 """Kinds of groups, as in `specsim.hardware.kv_groups.KINDS`."""
 
-FREE, WAITING, RUNNING, FINISHED = range(4)
-"""Where a row of `sequences` is: unused, in the queue, running, or ended with a step in flight."""
+FREE, WAITING, RUNNING, FINISHED, LOADING, LOADED = range(6)
+"""Where a row of `sequences` is: unused, in the queue, running, ended with a step in flight or with
+blocks that somebody is still to read, or holding blocks into which KV entries are being loaded or
+have been (vLLM: WAITING_FOR_REMOTE_KVS)."""
+
+REQUEST, LOAD_ENDED, LOAD_FAILED, BLOCKS_READ = range(4)
+"""Kinds of arrivals: a new request, and what has become of the KV entries of a row."""
+LOAD_BEGINS, BLOCKS_HELD = range(2)
+"""Kinds of notices: blocks wait for KV entries, or hold those of a request that has ended."""
 
 
 class Sequence(Protocol):
@@ -94,6 +101,8 @@ class Sequence(Protocol):
     draft_tokens: int
     accepted_tokens: int
     junction_len: int  # how far a prefix was cached in some groups, but not in all of them
+    external_len: int  # tokens whose KV entries another replica has, and which are to be loaded
+    is_sending: int  # whether it has ended, and its blocks are kept until they have been read
 
 
 class Fact(Protocol):
@@ -111,11 +120,23 @@ class Fact(Protocol):
 
 
 class Arrival(Protocol):
-    """A request that has been submitted and that the engine has not looked at."""
+    """A request that has been submitted, or news of one, that the engine has not looked at."""
 
     at: float
     request: int
-    row: int  # where it came from another replica: the row that has been filled in for it
+    row: int  # where it came from another replica, or is not new: the row that is its own
+    kind: int
+    external_len: int
+
+
+class Notice(Protocol):
+    """What has to be done outside for a row."""
+
+    kind: int
+    at: float
+    request: int
+    row: int
+    tokens: int  # to be loaded, or held
 
 
 class Entry(Protocol):
@@ -133,6 +154,7 @@ class Entry(Protocol):
     is_padded: int  # whether it was admitted with dummy drafts, which are never accepted
     is_resumed: int  # whether the step admits it after a preemption
     is_admitted: int  # whether the step admits it for the first time
+    is_loaded: int  # whether the step admits it after a load
     accepted_len: int
     emitted_len: int
     asked_len: int  # draft tokens that the drafter is run for at the end of the step
@@ -259,6 +281,12 @@ class Limits(Protocol):
     keeps_steps: int
     keeps_deliveries: int
     announces_ends: int  # whether somebody waits for requests to end
+    num_slots: int  # sequences that may hold blocks at once
+    holds_ended: int  # whether blocks of what has ended are kept until they have been read
+    lacks_loaded: int  # whether the drafter has no entries of what has been loaded
+    skips_loaded: int  # whether it then serves no such sequence, rather than reading it first
+    defers_frees: int
+    """Whether blocks are given back only after all steps that write to them have come back."""
     valid_context_tokens: int  # beyond which the costs are extrapolated
     valid_batched_tokens: int
 
@@ -274,6 +302,8 @@ class State(Protocol):
     gpu_free_at: float
     last_draft_time: float
     slowness: float  # how many times as long everything takes
+    num_loading: int  # rows in `loading`
+    is_stuck: int  # whether the last step was empty, and nothing has happened since
     num_running: int
     most_run: int  # of those, how many a step may hold, first come first
     num_waiting: int
@@ -291,7 +321,8 @@ class State(Protocol):
     oldest: int  # place in the ring of the step that comes back next
     num_arrivals: int
     first_arrival: int  # those not taken in begin here
-    unannounced: int  # requests that have ended since somebody was told
+    unannounced: int  # notices, and requests that have ended, since somebody was told
+    num_notices: int
     steps_len: int  # rows in the buffers
     requests_len: int
     gaps_len: int
@@ -326,6 +357,8 @@ class Table(NamedTuple):
     facts: Rows[Fact]
     arrivals: Rows[Arrival]
     queue: NDArray[np.int64]
+    loading: NDArray[np.int64]  # rows that hold blocks but do not run, in the order they are served
+    notices: Rows[Notice]
     running: NDArray[np.int64]
     slots: NDArray[np.int64]  # unused slots, as a stack
     entries: Rows[Entry]  # shape (steps in flight, sequences)

@@ -88,7 +88,7 @@ def close_gaps(table: Table) -> None:
 
 
 @inner
-def _comes_before(table: Table, one: int, other: int) -> bool:
+def comes_before(table: Table, one: int, other: int) -> bool:
     """Return whether one waiting row has to be served before another."""
     first, second = table.sequences[one], table.sequences[other]
     first_fact, second_fact = table.facts[first.request], table.facts[second.request]
@@ -129,7 +129,7 @@ def _rise(table: Table, place: int) -> None:
     queue = table.queue
     while place > 0:
         parent = (place - 1) // 2
-        if not _comes_before(table, queue[place], queue[parent]):
+        if not comes_before(table, queue[place], queue[parent]):
             return
         queue[place], queue[parent] = queue[parent], queue[place]
         place = parent
@@ -142,9 +142,9 @@ def _sink(table: Table, place: int) -> None:
         child = 2 * place + 1
         if child >= size:
             return
-        if child + 1 < size and _comes_before(table, queue[child + 1], queue[child]):
+        if child + 1 < size and comes_before(table, queue[child + 1], queue[child]):
             child += 1
-        if not _comes_before(table, queue[child], queue[place]):
+        if not comes_before(table, queue[child], queue[place]):
             return
         queue[place], queue[child] = queue[child], queue[place]
         place = child

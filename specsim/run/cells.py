@@ -39,19 +39,18 @@ def why_whole(
     experiment: Experiment, deployment: Deployment, requests: Sequence[Request]
 ) -> str | None:
     """Return why the replicas of a run cannot be told apart; None if they can."""
-    if isinstance(experiment.workload.arrivals, ClosedLoop):
-        return "clients wait for their answers"
-    if Columns.of(requests).has_sessions:
-        return "turns of a session wait for the one before"
-    if experiment.autoscaling is not None:
-        return "replicas come and go"
-    if experiment.incidents:
-        return "incidents move requests from replica to replica"
-    if deployment.is_lock_step:
-        return "data-parallel ranks wait for each other"
-    if experiment.num_engines > 1 and experiment.routing.looks_at_replicas:
-        return f"router '{experiment.routing.kind}' looks at the replicas"
-    return None
+    is_closed = isinstance(experiment.workload.arrivals, ClosedLoop)
+    chooses = experiment.num_engines > 1 and experiment.routing.looks_at_replicas
+    reasons = {
+        "clients wait for their answers": is_closed,
+        "turns of a session wait for the one before": Columns.of(requests).has_sessions,
+        "one pool passes requests on to the other": experiment.pools is not None,
+        "replicas come and go": experiment.autoscaling is not None,
+        "incidents move requests from replica to replica": bool(experiment.incidents),
+        "data-parallel ranks wait for each other": deployment.is_lock_step,
+        f"router '{experiment.routing.kind}' looks at the replicas": chooses,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 @dataclass(frozen=True)

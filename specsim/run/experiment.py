@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, model_validator
@@ -32,6 +32,7 @@ from specsim.proposers import Proposer
 from specsim.results.metrics import Slo
 from specsim.routing import ROUTING, Router
 from specsim.routing.simple import RoundRobin
+from specsim.run.pool_config import POOLS, PoolConfig, PoolsConfig
 from specsim.workload import WorkloadConfig
 
 
@@ -47,6 +48,8 @@ class Experiment(Settings):
     acceptance: Annotated[Acceptance, ACCEPTANCE] | None = None
     """Needed as soon as anything is drafted."""
     replicas: int = Field(default=1, ge=1, le=1_000_000)
+    pools: PoolsConfig | None = None
+    """In place of `replicas`: some compute prompts, others answer."""
     routing: Annotated[Router, ROUTING] = RoundRobin()
     autoscaling: Annotated[Autoscaler, AUTOSCALING] | None = None
     """How many replicas there are as the load changes; `replicas`, or `min_replicas` if that is
@@ -135,6 +138,8 @@ class Experiment(Settings):
     @property
     def num_engines(self) -> int:
         """Schedulers with a KV cache of their own: replicas, slots for them, or parallel ranks."""
+        if self.pools is not None:
+            return self.pools.replicas
         if self.autoscaling is not None:
             return self.autoscaling.max_replicas
         return self.replicas * (self.engine.data_parallel_size or 1)
@@ -156,6 +161,8 @@ class Experiment(Settings):
                 f"replicas = {self.replicas} is more than autoscaling.max_replicas = "
                 f"{scaler.max_replicas}; lower it, or raise that"
             )
+        if self.pools is not None:
+            raise ValueError("autoscaling with pools: pools are not scaled; leave one of them out")
         if (self.engine.data_parallel_size or 1) > 1:
             raise ValueError(
                 f"autoscaling with engine.data_parallel_size = {self.engine.data_parallel_size}: "
@@ -166,6 +173,57 @@ class Experiment(Settings):
                 f"autoscaling '{scaler.kind}' needs the limits that it is to keep; give slo, such "
                 "as {ttft_ms: 500}"
             )
+        return self
+
+    @property
+    def serving(self) -> Self:
+        """The replicas that answer, as an experiment without pools."""
+        return self if self.pools is None else self.of_pool("decode")
+
+    def of_pool(self, name: Literal["prefill", "decode"]) -> Self:
+        """Return the replicas of one pool, as an experiment without pools.
+
+        The prefill pool drafts only where the drafter's KV entries are moved: then as vLLM does
+        that has the same options, whatever the decode pool's policy.
+        """
+        assert self.pools is not None
+        pool: PoolConfig = getattr(self.pools, name)
+        engine, changes = self.engine, dict[str, object]()
+        if name == "prefill":
+            proposer = engine.speculative_config
+            if proposer and not (self.pools.transfer.draft_kv == "moved" and proposer.is_model):
+                engine = engine.model_copy(update={"speculative_config": None})
+            changes = {"policy": None}
+        if pool.engine is not None:
+            own = {field: getattr(pool.engine, field) for field in pool.engine.model_fields_set}
+            engine = engine.model_copy(update=own)
+        return self.replace(
+            f"pools.{name}",
+            pools=None,
+            incidents=None,
+            replicas=pool.replicas,
+            profile=pool.profile or self.profile,
+            engine=engine,
+            routing=pool.routing or self.routing,
+            **changes,
+        )
+
+    @model_validator(mode="after")
+    def _check_pools(self) -> Self:
+        if self.pools is None:
+            return self
+        if self.replicas != 1:
+            raise ValueError(
+                f"replicas = {self.replicas} with pools: give pools.prefill.replicas and "
+                "pools.decode.replicas, and leave replicas out"
+            )
+        engines = (self.engine, self.pools.prefill.engine, self.pools.decode.engine)
+        for engine in filter(None, engines):
+            if (engine.data_parallel_size or 1) > 1 or engine.scheduler != "v1":
+                raise ValueError(
+                    "pools of data-parallel ranks, or of scheduler prefill_first (vLLM V0), are "
+                    "not simulated; leave data_parallel_size and scheduler out"
+                )
         return self
 
     @model_validator(mode="after")
@@ -186,7 +244,10 @@ class Experiment(Settings):
     @model_validator(mode="after")
     def _check_incidents(self) -> Self:
         slots = self.autoscaling.max_replicas if self.autoscaling else self.replicas
-        check_incidents(self.incidents or (), slots)
+        sizes: dict[str | None, int] = {None: slots}
+        if self.pools is not None:
+            sizes = {name: getattr(self.pools, name).replicas for name in POOLS}
+        check_incidents(self.incidents or (), sizes)
         return self
 
     @property

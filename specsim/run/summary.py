@@ -30,6 +30,7 @@ from specsim.results.metrics import (
     time_shares,
     token_latencies,
 )
+from specsim.results.prefills import PoolTables
 from specsim.results.steady import is_unstable
 from specsim.results.tables import RunTables, assemble
 from specsim.run.simulate import Run
@@ -46,10 +47,22 @@ class Summary:
 
     run: Run
 
-    @cached_property
+    @property
     def tables(self) -> RunTables:
         """The tables of all replicas, put together."""
-        return assemble(self.run.replicas, self.run.deliveries)
+        return self._all_tables[0]
+
+    @property
+    def pools(self) -> PoolTables | None:
+        """What happened before the decode pool had each request; None without pools."""
+        return self._all_tables[1]
+
+    @cached_property
+    def _all_tables(self) -> tuple[RunTables, PoolTables | None]:
+        tables, pools = assemble(self.run.replicas, self.run.deliveries), self.run.pools
+        if pools is None:
+            return tables, None
+        return tables, PoolTables.of(pools.records, pools.pools.transfers, tables.requests)
 
     @cached_property
     def statistics(self) -> dict[str, dict[str, float]]:
@@ -151,6 +164,8 @@ class Summary:
             found = latencies(columns)
             columns |= {name: found[name] for name in ("ttft", "tpot", "e2el")}
             columns |= {name: column[mine] for name, column in turns.items()}
+            if self.pools is not None:
+                columns |= {name: each[mine] for name, each in self.pools.columns.items()}
             yield columns if ids is None else {"id": np.array(ids[mine]), **columns}
 
     def _header(self) -> dict[str, Any]:
@@ -236,4 +251,5 @@ class Summary:
             "queue_ms": self.statistics["queue"],
             "amortised_itl_ms": self.statistics["amortised_itl"],
             **own,
+            **({} if self.pools is None else {"pools": self.pools.totals}),
         }

@@ -1,0 +1,190 @@
+"""Loading: KV entries that exist elsewhere come into blocks of a sequence before it runs.
+
+A waiting sequence gets blocks for them, and a notice says that the load begins; what takes how long
+is decided outside. Meanwhile it holds its blocks without running, does not count as running, and
+cannot be preempted. When news comes that the load has ended, the scheduler admits it before
+whoever waits without blocks; where the whole prompt was loaded, it computes the last token again,
+since that yields the first output token. The other way round, the blocks of a sequence that has
+ended can be kept until somebody has read them.
+
+Sources: vLLM 0.32.0 ``v1/core/sched/scheduler.py``: `schedule` (`load_kv_async`,
+`kv_holding_waiting`), `_update_waiting_for_remote_kv`, `_free_request` (delayed), `_preempt_request`
+and `_request_blocks_can_be_freed` (deferred), re-implemented from a description of their behaviour.
+"""
+
+from specsim.core.compiled import inner
+from specsim.engine.admission import admit, first_piece
+from specsim.engine.kv import admit_loaded_blocks, release
+from specsim.engine.prefix import publish
+from specsim.engine.table import (
+    BLOCKS_HELD,
+    BLOCKS_READ,
+    FINISHED,
+    FREE,
+    LOAD_BEGINS,
+    LOAD_ENDED,
+    LOADED,
+    LOADING,
+    Table,
+)
+from specsim.engine.waiting import comes_before, leave_queue, put_back
+
+
+@inner
+def begin_load(table: Table, row: int, cached_len: int, loaded_len: int) -> None:
+    """Let a waiting sequence load what it has blocks for, from `cached_len` to `loaded_len`."""
+    state, sequence = table.state[0], table.sequences[row]
+    leave_queue(table, row)
+    sequence.status = LOADING
+    sequence.computed_len = loaded_len
+    sequence.external_len = 0  # it is read once; whoever is preempted computes it again
+    if not sequence.admissions:
+        sequence.cached_len = cached_len
+    if table.limits[0].lacks_loaded:
+        _mark_undrafted(table, row, cached_len)
+    place = state.num_loading
+    if table.limits[0].by_priority:
+        while place and comes_before(table, row, table.loading[place - 1]):
+            table.loading[place] = table.loading[place - 1]
+            place -= 1
+    table.loading[place] = row
+    state.num_loading += 1
+    _note(table, LOAD_BEGINS, row, loaded_len - cached_len)
+
+
+@inner
+def _mark_undrafted(table: Table, row: int, cached_len: int) -> None:
+    """Note that the drafter has no entries of what is loaded; see `specsim.engine.cost`."""
+    sequence, block_size = table.sequences[row], table.groups[0].block_size
+    sequence.is_undrafted = table.limits[0].skips_loaded
+    for place in range(cached_len // block_size, table.holdings[sequence.slot].num_blocks):
+        table.blocks[table.tables[sequence.slot, place]].is_undrafted = 1
+
+
+@inner
+def hold_ended(table: Table, row: int) -> None:
+    """Keep the blocks of a sequence that has ended."""
+    sequence = table.sequences[row]
+    sequence.is_sending = 1
+    _note(table, BLOCKS_HELD, row, sequence.prompt_len)
+
+
+@inner
+def _note(table: Table, kind: int, row: int, tokens: int) -> None:
+    """Tell those outside; each row that holds blocks waits for an answer, so there is room."""
+    state = table.state[0]
+    notice = table.notices[state.num_notices]
+    notice.kind = kind
+    notice.at = state.now
+    notice.request = table.sequences[row].request
+    notice.row = row
+    notice.tokens = tokens
+    state.num_notices += 1
+    state.unannounced += 1
+
+
+@inner
+def take_news(table: Table, row: int, kind: int) -> None:
+    """Take in that a load has ended or failed, or that kept blocks have been read."""
+    sequence = table.sequences[row]
+    if kind == LOAD_ENDED:
+        sequence.status = LOADED
+    elif kind == BLOCKS_READ:
+        sequence.is_sending = 0
+        if not sequence.in_flight_len:
+            release(table, row)
+            free_row(table, row)
+    else:
+        _leave_loading(table, row)
+        release(table, row)
+        sequence.computed_len = 0
+        sequence.is_undrafted = 0
+        put_back(table, row)
+
+
+@inner
+def _leave_loading(table: Table, row: int) -> None:
+    state, kept = table.state[0], 0
+    for place in range(state.num_loading):
+        if table.loading[place] != row:
+            table.loading[kept] = table.loading[place]
+            kept += 1
+    state.num_loading = kept
+
+
+@inner
+def admit_loaded(table: Table) -> bool:
+    """Admit sequences whose load has ended, in turn; False if the first that cannot be has to wait.
+
+    Those that still load are passed over.
+    """
+    limits, state = table.limits[0], table.state[0]
+    step = table.steps[state.current]
+    kept = place = 0
+    is_open = True
+    while place < state.num_loading:
+        row = table.loading[place]
+        is_open = (
+            is_open
+            and step.tokens_left > 0
+            and step.inputs_left > limits.draft_slots
+            and state.num_running < limits.max_num_running
+        )
+        if is_open and table.sequences[row].status == LOADED and _admit_one(table, row):
+            place += 1
+            continue
+        is_open = is_open and table.sequences[row].status == LOADING
+        table.loading[kept] = row
+        kept += 1
+        place += 1
+    state.num_loading = kept
+    return is_open
+
+
+@inner
+def _admit_one(table: Table, row: int) -> bool:
+    """Let a sequence run whose KV entries have come, if the step and its blocks allow."""
+    sequence = table.sequences[row]
+    if sequence.computed_len >= sequence.next_publish_len:
+        publish(table, row, sequence.computed_len)
+    computed_len = min(sequence.computed_len, sequence.known_len - 1)
+    sequence.computed_len = computed_len
+    scheduled_len = first_piece(table, sequence.known_len - computed_len, computed_len, False)
+    if scheduled_len == 0 or not admit_loaded_blocks(table, row, computed_len + scheduled_len):
+        return False
+    admit(table, row, computed_len, scheduled_len)
+    return True
+
+
+@inner
+def is_in_flight(table: Table, row: int) -> bool:
+    """Return whether a step before the current one has a sequence and has not come back."""
+    state = table.state[0]
+    length = table.sequences[row].in_flight_len
+    for place in range(table.steps[state.current].num_requests):
+        entry = table.entries[state.current, place]
+        if entry.row == row:
+            length -= entry.scheduled_len
+    return bool(length)
+
+
+@inner
+def free_deferred(table: Table) -> None:
+    """Give back the blocks of those that had ended, and whose last step comes back now."""
+    state = table.state[0]
+    for place in range(table.steps[state.current].num_requests):
+        entry = table.entries[state.current, place]
+        sequence = table.sequences[entry.row]
+        is_last = sequence.in_flight_len == entry.scheduled_len
+        if sequence.status == FINISHED and is_last and sequence.slot >= 0:
+            if not sequence.is_sending:
+                release(table, entry.row)
+
+
+@inner
+def free_row(table: Table, row: int) -> None:
+    """Let a row be used again."""
+    state, sequence = table.state[0], table.sequences[row]
+    sequence.status = FREE
+    sequence.next_row = state.free_row
+    state.free_row = row

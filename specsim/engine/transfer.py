@@ -1,0 +1,52 @@
+"""Transfer: how KV entries get from one replica to another, and how long that takes."""
+
+from heapq import heapify, heapreplace
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from specsim.core.settings import Settings
+
+
+class TransferConfig(Settings):
+    """The links between the pools, and what crosses them."""
+
+    bandwidth_gb_s: Annotated[float, Field(gt=0)] = 50.0
+    """Of one link, in 1e9 bytes a second; by default 400 Gbit/s."""
+    latency_ms: Annotated[float, Field(ge=0)] = 0.0
+    """What each transfer takes besides, without occupying the link."""
+    max_transfers: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Transfers at once on one link, first come first served; each has its share of the bandwidth,
+    whether the others are used or not."""
+    link: Literal["decode", "prefill", "all"] = "decode"
+    """Whose links they are: one of each decode replica, of each prefill replica, or one of all."""
+    overlap: Literal["none", "layers"] = "none"
+    """``layers``: layers are sent while later ones are computed, so that after the prefill only the
+    last one is left, or what the link has not managed until then."""
+    draft_kv: Literal["moved", "recomputed", "cold"] = "moved"
+    """The drafter's KV entries of a prompt: made by the prefill pool and ``moved`` with the others,
+    ``recomputed`` by the drafter of the decode replica, or missing (``cold``), so that nothing is
+    drafted for the request."""
+
+
+class Link:
+    """One link: lanes, each of which makes one transfer at a time, in order of booking."""
+
+    def __init__(self, config: TransferConfig) -> None:
+        self._free_at = [0.0] * config.max_transfers
+        heapify(self._free_at)
+        self._rate = config.bandwidth_gb_s * 1e9 / config.max_transfers
+        self._latency = config.latency_ms * 1e-3
+
+    def book(self, now: float, size: float, tail_size: float, ready_at: float) -> float:
+        """Return when a transfer ends that is asked for now.
+
+        Args:
+            size: All that has to cross the link, bytes.
+            tail_size: What of it does not exist before now.
+            ready_at: When the first byte existed; the link may have begun then.
+        """
+        begins_at = max(self._free_at[0], ready_at)
+        ends_at = max(begins_at + size / self._rate, now + tail_size / self._rate)
+        heapreplace(self._free_at, ends_at)
+        return ends_at + self._latency

@@ -1,0 +1,36 @@
+"""PoolsConfig: which replicas prefill, which decode, and what lies between them."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from specsim.core.settings import Settings
+from specsim.engine.config import EngineConfig
+from specsim.engine.transfer import TransferConfig
+from specsim.routing import ROUTING, Router
+
+POOLS = ("prefill", "decode")
+
+
+class PoolConfig(Settings):
+    """The replicas of one pool; what is left out is that of the experiment."""
+
+    replicas: int = Field(default=1, ge=1, le=1_000_000)
+    profile: str | None = None
+    """Name in ``profiles/``, or path of a YAML file; of the same model."""
+    engine: EngineConfig | None = None
+    """Settings that differ from those of the experiment."""
+    routing: Annotated[Router, ROUTING] | None = None
+
+
+class PoolsConfig(Settings):
+    """Prompts are computed by one pool of replicas and answered by another."""
+
+    prefill: PoolConfig = PoolConfig()
+    decode: PoolConfig = PoolConfig()
+    transfer: TransferConfig = TransferConfig()
+
+    @property
+    def replicas(self) -> int:
+        """Of both pools."""
+        return self.prefill.replicas + self.decode.replicas

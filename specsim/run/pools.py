@@ -1,0 +1,214 @@
+"""Pools: an experiment with prefill and decode pools, as two servers and the links between them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from specsim.core.errors import ConfigError
+from specsim.core.request import Request
+from specsim.engine.cluster import EventClock
+from specsim.engine.integrity import IntegrityCheck
+from specsim.engine.pools import KVSize, PoolCluster, Pools
+from specsim.engine.python_verbs import Wiring
+from specsim.engine.replica import Replica
+from specsim.engine.setup import Setup
+from specsim.hardware import load_model
+from specsim.results.prefills import PrefillRecords
+from specsim.results.records import ReplicaRecords
+from specsim.run.deployment import Deployment
+from specsim.run.drafting import Drafting
+from specsim.run.experiment import Experiment
+from specsim.run.pool_config import PoolsConfig
+
+_MOST_HOLDING = 4096
+
+
+def pooled_setup(deployment: Deployment, *, holds_ended: bool, draft_kv: str = "moved") -> Setup:
+    """Return the engine of a pool's replica: blocks are loaded into, or kept to be read."""
+    setup, is_async = deployment.setup, deployment.is_async
+    most = setup.limits["max_num_running"]
+    limits = {
+        **setup.limits,
+        # Whoever holds blocks has at least one; some thousands are as good as no limit.
+        "num_slots": most + min(setup.limits["num_blocks"], max(4 * most, _MOST_HOLDING)),
+        "holds_ended": int(holds_ended),
+        "lacks_loaded": int(draft_kv != "moved"),
+        "skips_loaded": int(draft_kv == "cold"),
+        "defers_frees": int(is_async),
+    }
+    return replace(setup, limits=limits)
+
+
+@dataclass(frozen=True)
+class PoolServers:
+    """Both pools of an experiment, resolved against their hardware."""
+
+    config: PoolsConfig
+    prefill: Deployment
+    decode: Deployment
+    prefill_experiment: Experiment
+
+    @classmethod
+    def of(cls, experiment: Experiment, decode: Deployment) -> "PoolServers":
+        """Resolve the prefill pool of an experiment beside the decode pool.
+
+        Raises:
+            SpecsimError: The pools cannot work together.
+        """
+        assert experiment.pools is not None
+        mine = experiment.of_pool("prefill")
+        servers = cls(experiment.pools, Deployment.of(mine), decode, mine)
+        for name, server in (("prefill", servers.prefill), ("decode", decode)):
+            layout = server.setup.kv
+            if len(layout.groups) > 1 or layout.has_windows:
+                raise ConfigError(
+                    f"pools.{name}: the model has {len(layout.groups)} KV cache groups, some with "
+                    "windows, whose transfer is not simulated; set "
+                    "engine.disable_hybrid_kv_cache_manager to true"
+                )
+        servers._check_alike()
+        return servers
+
+    def _check_alike(self) -> None:
+        for what, prefill, decode in (
+            ("models", self.prefill.engine.model, self.decode.engine.model),
+            ("block_size", self.prefill.engine.block_size, self.decode.engine.block_size),
+            ("KV bytes per token", *map(_target_bytes, (self.prefill, self.decode))),
+        ):
+            if prefill != decode:
+                raise ConfigError(
+                    f"pools: {what} of prefill ({prefill}) and decode ({decode}) must be the same, "
+                    "for KV entries to be of use; change a profile or an engine"
+                )
+
+    @property
+    def size(self) -> KVSize:
+        """What a transfer moves."""
+        per_token = _target_bytes(self.decode)
+        if self.config.transfer.draft_kv == "moved":
+            tp = self.decode.profile.tensor_parallel_size
+            per_token += tp * self.decode.memory.draft_block_bytes / self.decode.engine.block_size
+        layers = load_model(self.decode.profile.model).num_hidden_layers
+        return KVSize(per_token, 1 / layers)
+
+
+def _target_bytes(deployment: Deployment) -> float:
+    """Return the KV entries of one token in all layers, over all GPUs of a replica, bytes."""
+    profile = deployment.profile
+    if profile.kv_bytes_per_token is not None:
+        return profile.kv_bytes_per_token * profile.tensor_parallel_size
+    return load_model(profile.model).kv_bytes_per_token_and_gpu(1)
+
+
+def prefill_requests(requests: list[Request]) -> list[Request]:
+    """Return the requests as a prefill pool sees them: one token is asked for."""
+    return [
+        replace(
+            request,
+            output_len=1,
+            max_tokens=1,
+            output_token_ids=None
+            if request.output_token_ids is None
+            else request.output_token_ids[:1],
+            recorded_lens={name: lens[:1] for name, lens in request.recorded_lens.items()},
+            offered_lens=None if request.offered_lens is None else request.offered_lens[:2],
+        )
+        for request in requests
+    ]
+
+
+class PoolSystem:
+    """Both pools on one clock: what a `Cluster` is to a run without pools."""
+
+    def __init__(
+        self,
+        servers: PoolServers,
+        experiment: Experiment,
+        requests: list[Request],
+        clock: EventClock,
+        records: list[ReplicaRecords],
+        *,
+        check: bool,
+    ) -> None:
+        config = servers.config
+        decode = config.decode.replicas
+        front_time = servers.prefill.costs.overhead.front_ms * 1e-3
+        self.records = [
+            PrefillRecords(servers.prefill.max_draft_len, records[0].step_log, number, front_time)
+            for number in range(decode, len(records))
+        ]
+        records[decode:] = self.records
+        self._servers, self._experiment, self._check = servers, experiment, check
+        self._clock, self._requests = clock, requests
+        self._drafting = Drafting(
+            servers.prefill_experiment, servers.prefill, prefill_requests(requests)
+        )
+        self.pools = Pools(clock, requests, config.transfer, servers.size)
+
+    def decode_replica(
+        self, drafting: Drafting, wiring: Wiring, number: int, start: float
+    ) -> Replica:
+        """Return a replica of the decode pool."""
+        server, draft_kv = self._servers.decode, self._servers.config.transfer.draft_kv
+        wiring = replace(wiring, on_notices=self.pools.noticed, announces_ends=True)
+        speculation = drafting.start(number)
+        if draft_kv != "moved" and server.proposer is not None and server.proposer.has_prefill:
+            speculation.leaves_out = True
+        setup = pooled_setup(server, holds_ended=False, draft_kv=draft_kv)
+        return Replica(setup, server.costs, speculation, wiring, start)
+
+    def _prefill_replica(self, origin: float, number: int, start: float) -> Replica:
+        server, drafting = self._servers.prefill, self._drafting
+        wiring = Wiring(
+            facts=drafting.facts,
+            records=self.records[number],
+            fates=drafting.survival_lens if len(drafting.survival_lens) else None,
+            offers=drafting.offers,
+            observers=[IntegrityCheck()] if self._check else [],
+            on_end=self.pools.prefilled,
+            on_notices=self.pools.noticed,
+            announces_ends=True,
+            origin=origin,
+        )
+        setup = pooled_setup(server, holds_ended=True)
+        return Replica(setup, server.costs, drafting.start(number), wiring, start)
+
+    def start(self, make_decode: Callable[[int, float], Replica], origin: float) -> None:
+        """Start the replicas of both pools."""
+        config, experiment = self._servers.config, self._experiment
+        self.prefill, self.decode = (
+            PoolCluster(
+                self._clock,
+                self._requests,
+                pool.replicas,
+                make,
+                router=pool.routing or experiment.routing,
+                seed=experiment.seed,
+            )
+            for pool, make in (
+                (config.prefill, partial(self._prefill_replica, origin)),
+                (config.decode, make_decode),
+            )
+        )
+        front_time = self._servers.decode.costs.overhead.front_ms * 1e-3
+        self.pools.join(self.prefill, self.decode, front_time)
+        self.submit = self.prefill.submit
+
+    def pool(self, name: str | None) -> PoolCluster:
+        """Return one of the pools."""
+        return self.prefill if name == "prefill" else self.decode
+
+    def check_stranded(self) -> None:
+        """Raise a CapacityError if requests wait for a replica that will never come back."""
+        self.prefill.check_stranded()
+        self.decode.check_stranded()
+
+    def finish(self) -> None:
+        """Let all replicas hand over their results, and check that no block is kept."""
+        replicas = [*self.prefill.up, *self.decode.up]
+        self.prefill.finish()
+        self.decode.finish()
+        if self._check:
+            self.pools.check(replicas)
+        for records in self.records:
+            records.close(self._servers.decode.max_draft_len)

@@ -1,0 +1,176 @@
+"""Whole: a run whose replicas have to do with each other, all of them on one clock.
+
+A router looks at them, clients wait for answers, a pool passes requests on to the next, replicas
+come, fail and go.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specsim.core.request import Request
+from specsim.core.rng import generator
+from specsim.engine.cluster import Clients, Cluster, EventClock, replay, schedule_incidents
+from specsim.engine.fleet import Fleet, Scaling
+from specsim.engine.integrity import IntegrityCheck
+from specsim.engine.lock_step import LockStep, Rank
+from specsim.engine.python_verbs import Wiring
+from specsim.engine.replica import Replica
+from specsim.results.metrics import LimitUse
+from specsim.results.records import Deliveries, ReplicaRecords, records_of_run
+from specsim.run.cells import Kept
+from specsim.run.deployment import Deployment
+from specsim.run.drafting import Drafting
+from specsim.run.ends import Ends
+from specsim.run.experiment import Experiment
+from specsim.run.pools import PoolServers, PoolSystem
+from specsim.workload.arrivals.synthetic import ClosedLoop
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Everything that serves, resolved against its hardware."""
+
+    experiment: Experiment
+    deployment: Deployment
+    """What answers: all replicas, or those of the decode pool."""
+    pools: PoolServers | None
+
+    @property
+    def front(self) -> Deployment:
+        """What requests reach first."""
+        return self.pools.prefill if self.pools else self.deployment
+
+
+class Whole:
+    """A run on one clock; it can be run once.
+
+    Args:
+        requests: Of the run, by index.
+        on_progress: Told how many requests have ended, each time one does.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        requests: list[Request],
+        kept: Kept,
+        on_progress: Callable[[int], None] | None,
+    ) -> None:
+        self._experiment, self._deployment = servers.experiment, servers.deployment
+        self._requests, self._check = requests, kept.check
+        self._arrivals = servers.experiment.workload.arrivals
+        self._front_time = servers.front.costs.overhead.front_ms * 1e-3
+        self._drafting = Drafting(servers.experiment.serving, servers.deployment, requests)
+        self.records: list[ReplicaRecords] = records_of_run(
+            servers.experiment.num_engines,
+            servers.deployment.max_draft_len,
+            keeps_steps=kept.steps,
+            front_time=self._front_time,
+        )
+        self.deliveries: Deliveries | None = None
+        if kept.deliveries:
+            self.deliveries = Deliveries.room_for(self._drafting.facts.rows["output_len"])
+        self._ends = Ends(len(requests), on_progress)
+        self._clock = EventClock()
+        self._clients = Clients(self._clock, requests, self._front_time)
+        is_closed = isinstance(self._arrivals, ClosedLoop)
+        self._clients_wait = is_closed or self._clients.has_sessions
+        self._think_times = self._drawn_think_times()
+        self._group = None
+        if servers.deployment.is_lock_step:
+            dummy_len = 1 + servers.experiment.num_speculative_tokens
+            self._group = LockStep(servers.deployment.costs, dummy_len)
+        self.pools: PoolSystem | None = None
+        if servers.pools is not None:
+            self.pools = PoolSystem(
+                servers.pools,
+                servers.experiment,
+                requests,
+                self._clock,
+                self.records,
+                check=kept.check,
+            )
+        self.scaling: Scaling | None = None
+        """What an autoscaler has made of the run, when that is over."""
+
+    def run(self) -> None:
+        """Let everything happen.
+
+        Raises:
+            CapacityError: Requests wait for a replica that will never come back.
+        """
+        cluster, clock, experiment = self._cluster(), self._clock, self._experiment
+        fleet = None
+        if experiment.autoscaling is not None:
+            assert isinstance(cluster, Cluster)
+            fleet = Fleet(
+                clock,
+                cluster,
+                experiment.autoscaling,
+                experiment.num_started,
+                recent=LimitUse(self.records, experiment.slo).since_last,
+                is_over=self._ends.is_over,
+            )
+        schedule_incidents(clock, fleet or cluster, experiment.incidents or ())
+        self._clients.submit = cluster.submit
+        if self._clients_wait:
+            self._ends.listener = self._clients.answered
+        if isinstance(self._arrivals, ClosedLoop):
+            self._clients.start(self._arrivals.concurrency, self._think_times)
+        else:
+            clock.process(replay(clock, self._clients.starts, cluster.submit, self._front_time))
+        clock.run()
+        cluster.check_stranded()
+        if fleet is not None:
+            self.scaling = fleet.finish()
+        cluster.finish()
+        self._ends.check()
+
+    def _cluster(self) -> Cluster | PoolSystem:
+        if self.pools is not None:
+            self.pools.start(self._replica, self._origin)
+            return self.pools
+        return Cluster(
+            self._clock,
+            self._requests,
+            self._experiment.num_engines,
+            self._replica,
+            router=self._experiment.routing,
+            seed=self._experiment.seed,
+            keeps_up=self._clients_wait,
+            started=self._experiment.num_started,
+        )
+
+    def _replica(self, number: int, start: float) -> Replica:
+        """Return a new replica of those that answer."""
+        drafting, deployment = self._drafting, self._deployment
+        wiring = Wiring(
+            facts=drafting.facts,
+            records=self.records[number],
+            fates=drafting.survival_lens if len(drafting.survival_lens) else None,
+            offers=drafting.offers,
+            deliveries=self.deliveries,
+            observers=[IntegrityCheck()] if self._check else [],
+            on_end=self._ends.tell,
+            announces_ends=self._clients_wait,
+            origin=self._origin,
+        )
+        if self.pools is not None:
+            return self.pools.decode_replica(drafting, wiring, number, start)
+        parts = (deployment.setup, deployment.costs, drafting.start(number), wiring, start)
+        return Replica(*parts) if self._group is None else Rank(self._group, *parts)
+
+    def _drawn_think_times(self) -> list[float]:
+        """Return how long a client waits before each request, seconds; nothing in an open loop."""
+        if not isinstance(self._arrivals, ClosedLoop):
+            return []
+        rng = generator(self._experiment.seed, "think_times")
+        times: list[float] = self._arrivals.think_times(rng, len(self._requests)).tolist()
+        return times
+
+    @property
+    def _origin(self) -> float:
+        """When the first request of the run arrives, seconds."""
+        if isinstance(self._arrivals, ClosedLoop):
+            return min(self._think_times[: self._arrivals.concurrency], default=0.0)
+        return self._requests[0].arrived_at if self._requests else 0.0

@@ -1,0 +1,330 @@
+"""Pools: prompts here, answers there; nothing is lost in between, whatever fails."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from conftest import tiny_config
+from deliveries import every_delivery
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import engines, workloads
+
+from specsim.core.errors import ConfigError
+from specsim.core.request import Request
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import Run, simulate
+from specsim.run.summary import Summary
+
+STEP = 0.25  # seconds
+KV_BYTES = 131072  # of one token of llama-3.1-8b
+
+
+@pytest.fixture
+def run(constant_step: Callable[..., str]) -> Callable[..., Run]:
+    """Run requests (arrival, prompt, output) on pools with a constant step."""
+
+    def start(
+        rows: list[tuple[float, int, int]],
+        *,
+        prefill: int = 1,
+        decode: int = 1,
+        engine: dict[str, Any] | None = None,
+        transfer: dict[str, Any] | None = None,
+        pools: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> Run:
+        settings = {"num_gpu_blocks": 100, "max_model_len": 64, "max_num_batched_tokens": 64,
+                    "max_num_seqs": 8, "async_scheduling": False,
+                    "enable_prefix_caching": False, **(engine or {})}  # fmt: skip
+        pools = pools or {}
+        config = tiny_config(
+            engine=settings,
+            profile=constant_step(delta_ms=STEP * 1e3, **changes.pop("costs", {})),
+            pools={
+                "prefill": {"replicas": prefill, **pools.get("prefill", {})},
+                "decode": {"replicas": decode, **pools.get("decode", {})},
+                "transfer": transfer or {},
+            },
+            **changes,
+        )
+        requests = [
+            Request(index=i, arrived_at=at, prompt_len=prompt, output_len=output)
+            for i, (at, prompt, output) in enumerate(rows)
+        ]
+        return simulate(
+            Experiment.parse(config, "pools"), requests=requests, check=True, keeps_deliveries=True
+        )
+
+    return start
+
+
+def failure(pool: str, replica: int, at: float, until: float | None = None) -> dict[str, Any]:
+    return {"kind": "failure", "pool": pool, "replica": replica, "at": at, "until": until}
+
+
+def seconds_for(tokens: int, seconds: float) -> float:
+    """Return the bandwidth, GB/s, at which tokens take so long."""
+    return tokens * KV_BYTES / seconds / 1e9
+
+
+def times(result: Run) -> list[tuple[float, ...]]:
+    summary = Summary(result)
+    rows, pools = summary.tables.requests, summary.pools
+    assert pools is not None
+    moved = pools.transfers
+    return [
+        (
+            row["arrived_at"],
+            moved["prefilled_at"][i],
+            moved["transfer_ended_at"][i],
+            row["first_token_at"],
+            row["ended_at"],
+        )
+        for i, row in enumerate(rows)
+    ]
+
+
+def steps(result: Run, replica: int) -> list[tuple[float, ...]]:
+    names = ("scheduled_at", "ended_at", "batched_tokens", "num_requests")
+    return [tuple(row[name] for name in names) for row in result.replicas[replica].steps]
+
+
+def test_a_request_is_prefilled_then_moved_then_decoded(run: Callable[..., Run]) -> None:
+    result = run([(0.0, 40, 3)], transfer={"bandwidth_gb_s": seconds_for(40, 0.5)})
+    # One step of prefill, half a second on the link, then one step for each token.
+    assert times(result) == [(0.0, 0.25, 0.75, 1.0, 1.5)]
+    assert steps(result, 1) == [(0.0, 0.25, 40, 1)]
+    assert steps(result, 0) == [(0.75, 1.0, 1, 1), (1.0, 1.25, 1, 1), (1.25, 1.5, 1, 1)]
+    summary = Summary(result)
+    assert summary.data["specsim"]["pools"] == {
+        "transfers": 1, "transferred_tokens": 40, "prefilled_by_decode": 0,
+        "mean_transfer_ms": 500.0, "mean_prefill_ms": 250.0,
+    }  # fmt: skip
+    assert summary.data["total_output_tokens"] == 3
+
+
+def test_transfers_wait_for_one_another_unless_there_are_lanes(run: Callable[..., Run]) -> None:
+    rows = [(0.0, 20, 1), (0.0, 20, 1)]
+    gb_s = seconds_for(20, 0.5)
+    ends = [row[2] for row in times(run(rows, transfer={"bandwidth_gb_s": gb_s}))]
+    assert ends == [0.75, 1.25]
+    lanes = {"bandwidth_gb_s": gb_s, "max_transfers": 2}
+    assert [row[2] for row in times(run(rows, transfer=lanes))] == [1.25, 1.25]
+    two = run(rows, decode=2, transfer={"bandwidth_gb_s": gb_s})
+    assert [row[2] for row in times(two)] == [0.75, 0.75]
+    one_link = {"bandwidth_gb_s": gb_s, "link": "prefill"}
+    assert [row[2] for row in times(run(rows, decode=2, transfer=one_link))] == [0.75, 1.25]
+
+
+def test_a_latency_comes_on_top_of_each_transfer(run: Callable[..., Run]) -> None:
+    transfer = {"bandwidth_gb_s": seconds_for(20, 0.5), "latency_ms": 125.0}
+    result = run([(0.0, 20, 1), (0.0, 20, 1)], transfer=transfer)
+    assert [row[2] for row in times(result)] == [0.875, 1.375]
+
+
+def test_layers_are_sent_while_others_are_computed(run: Callable[..., Run]) -> None:
+    # A quarter of the time fits beside the prefill; then the last of 32 layers.
+    slow = {"bandwidth_gb_s": seconds_for(40, 1.0), "overlap": "layers"}
+    assert times(run([(0.0, 40, 1)], transfer=slow))[0][2] == 1.0
+    fast = {"bandwidth_gb_s": seconds_for(40, 0.125), "overlap": "layers"}
+    assert times(run([(0.0, 40, 1)], transfer=fast))[0][2] == 0.25 + 0.125 / 32
+
+
+def test_what_the_decode_replica_has_cached_is_not_moved(run: Callable[..., Run]) -> None:
+    engine = {"enable_prefix_caching": True, "block_size": 8, "max_model_len": 64}
+    prompt = np.arange(40)
+    config = tiny_config(
+        engine={"num_gpu_blocks": 100, "max_num_batched_tokens": 64, "max_num_seqs": 8, **engine},
+        policy="off",
+        pools={"prefill": {}, "decode": {}},
+    )
+    requests = [
+        Request(index=i, arrived_at=float(i), prompt_len=40, output_len=2, prompt_token_ids=prompt)
+        for i in range(2)
+    ]
+    result = simulate(Experiment.parse(config, "pools"), requests=requests, check=True)
+    pools = Summary(result).pools
+    assert pools is not None
+    # Of the whole prompt, at least the last token is asked for, and with it its block.
+    assert pools.transfers["transferred_len"].tolist() == [40, 8]
+
+
+def test_blocks_of_prompts_are_kept_until_they_have_been_read(run: Callable[..., Run]) -> None:
+    # Four blocks per prompt of the prefill replica's eight: the third waits for the first transfer.
+    engine = {"block_size": 8, "max_model_len": 32}
+    rows = [(0.0, 32 - 1, 1)] * 3
+    gb_s = seconds_for(31, 2.0)
+    result = run(
+        rows, engine=engine, transfer={"bandwidth_gb_s": gb_s},
+        pools={"prefill": {"engine": {"num_gpu_blocks": 9}}},
+    )  # fmt: skip
+    assert [row[1] for row in times(result)] == [0.25, 0.25, 2.5]
+    assert [row[2] for row in times(result)] == [2.25, 4.25, 6.25]
+
+
+def test_a_load_does_not_count_as_running(run: Callable[..., Run]) -> None:
+    # With one slot the second request loads while the first one answers.
+    rows = [(0.0, 20, 8), (0.0, 20, 1)]
+    result = run(
+        rows,
+        transfer={"bandwidth_gb_s": seconds_for(20, 0.5)},
+        pools={"decode": {"engine": {"max_num_seqs": 2}}, "prefill": {}},
+    )
+    assert [row[2] for row in times(result)] == [0.75, 1.25]
+    assert times(result)[1][3] == 1.5
+
+
+def test_a_decode_replica_that_fails_has_its_loads_moved_again(run: Callable[..., Run]) -> None:
+    transfer = {"bandwidth_gb_s": seconds_for(20, 1.0)}
+    result = run([(0.0, 20, 2)], decode=2, transfer=transfer, incidents=[failure("decode", 0, 0.5)])
+    assert times(result) == [(0.0, 0.25, 1.5, 1.75, 2.0)]
+    summary = Summary(result)
+    assert summary.data["specsim"]["pools"]["transfers"] == 2
+    assert summary.data["specsim"]["pools"]["transferred_tokens"] == 40
+    assert summary.tables.requests["requeues"].tolist() == [1]
+
+
+def test_what_ran_on_a_decode_replica_that_fails_is_prefilled_by_another(
+    run: Callable[..., Run],
+) -> None:
+    transfer = {"bandwidth_gb_s": seconds_for(20, 0.25)}
+    result = run([(0.0, 20, 4)], decode=2, transfer=transfer, incidents=[failure("decode", 0, 0.9)])
+    # The prompt and the one token that was delivered, on the other replica.
+    assert steps(result, 1)[0][1:] == (1.15, 21, 1)
+    assert Summary(result).data["specsim"]["pools"]["transfers"] == 1
+
+
+def test_a_prefill_replica_that_fails_takes_its_transfers_with_it(run: Callable[..., Run]) -> None:
+    transfer = {"bandwidth_gb_s": seconds_for(20, 1.0)}
+    incidents = [failure("prefill", 0, 0.5, 9.0)]
+    result = run([(0.0, 20, 1), (0.0, 20, 1)], transfer=transfer, incidents=incidents)
+    # One was on the link and one waited for it: the decode replica reads both prompts itself.
+    assert steps(result, 0) == [(0.5, 0.75, 40, 2)]
+    assert [row[3] for row in times(result)] == [0.75, 0.75]
+
+
+def test_an_unfinished_prefill_goes_to_another_prefill_replica(run: Callable[..., Run]) -> None:
+    result = run([(0.0, 20, 1)], prefill=2, incidents=[failure("prefill", 0, 0.125)])
+    assert steps(result, 2) == [(0.125, 0.375, 20, 1)]
+    assert Summary(result).tables.requests["requeues"].tolist() == [1]
+
+
+@pytest.mark.parametrize(("draft_kv", "drafts", "prefill_drafts"), [
+    ("moved", True, True), ("recomputed", True, False), ("cold", False, False),
+])  # fmt: skip
+def test_the_drafters_entries_are_moved_recomputed_or_missing(
+    run: Callable[..., Run], draft_kv: str, drafts: bool, prefill_drafts: bool
+) -> None:
+    latency = {"kind": "linear", "alpha_ns": 0, "gamma_us": 1000, "delta_ms": 1}
+    spec = {"method": "eagle3", "num_speculative_tokens": 2}
+    result = run(
+        [(0.0, 40, 9)],
+        engine={"speculative_config": spec},
+        costs={"drafts": {"eagle3": {"latency": latency, "kv_bytes_per_token": 4096}}},
+        transfer={"draft_kv": draft_kv, "bandwidth_gb_s": 1.0},
+    )
+    decode, prefill = result.replicas[0].steps, result.replicas[1].steps
+    assert bool(prefill["draft_time"][0]) == prefill_drafts
+    # The admission itself is padded with dummy drafts, as vLLM does it.
+    assert (Summary(result).tables.requests["drafts"][0] > 1) == drafts
+    size = KV_BYTES + (4096 if draft_kv == "moved" else 0)
+    _, prefilled_at, loaded_at, *_ = times(result)[0]
+    assert loaded_at - prefilled_at == pytest.approx(40 * size / 1e9)
+    if draft_kv == "recomputed":  # 40 prompt tokens, of which the target computes one
+        assert decode["draft_time"][0] - decode["draft_time"][1] == pytest.approx(0.039)
+
+
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    engine=engines(),
+    workload=workloads(),
+    data=st.data(),
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+)
+def test_whatever_happens_every_request_ends_once_and_every_block_is_free(
+    every_method: str, engine: dict[str, Any], workload: dict[str, Any], data: st.DataObject,
+    sizes: tuple[int, int],
+) -> None:  # fmt: skip
+    engine["scheduler"] = "v1"
+    instants = st.sampled_from([0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
+    incidents = []
+    for pool, count in zip(("prefill", "decode"), sizes, strict=True):
+        for number in range(count):
+            first, second = sorted((data.draw(instants), data.draw(instants)))
+            if first < second:
+                incidents.append(failure(pool, number, first, second))
+            slow = {**failure(pool, number, second, second + 0.3), "kind": "slowdown"}
+            incidents.append({**slow, "factor": 3.0})
+    transfer = {
+        "bandwidth_gb_s": data.draw(st.sampled_from([0.01, 1.0, 1e6])),
+        "latency_ms": data.draw(st.sampled_from([0.0, 30.0])),
+        "max_transfers": data.draw(st.integers(1, 3)),
+        "link": data.draw(st.sampled_from(["decode", "prefill", "all"])),
+        "overlap": data.draw(st.sampled_from(["none", "layers"])),
+        "draft_kv": data.draw(st.sampled_from(["moved", "recomputed", "cold"])),
+    }
+    routing = data.draw(st.sampled_from(["round_robin", "least_outstanding_tokens"]))
+    pools = {
+        "prefill": {"replicas": sizes[0]}, "decode": {"replicas": sizes[1], "routing": routing},
+        "transfer": transfer,
+    }  # fmt: skip
+    config = tiny_config(
+        engine=engine, workload=workload, profile=every_method, pools=pools, incidents=incidents
+    )
+    result = simulate(Experiment.parse(config, "random"), check=True, keeps_deliveries=True)
+    summary = Summary(result)
+    rows, moved = summary.tables.requests, summary.pools
+    assert moved is not None
+    ended = np.concatenate([records.requests["request"] for records in result.replicas])
+    assert np.sort(ended).tolist() == list(range(len(result.requests)))
+    assert rows["output_len"].tolist() == [
+        min(r.output_len, engine["max_model_len"] - r.prompt_len) for r in result.requests
+    ]
+    packed = every_delivery(result)
+    tokens = [int(mine.sum()) for mine in np.split(packed.lens, packed.starts[1:-1])]
+    assert tokens == rows["output_len"].tolist()
+    assert (moved.prefills["output_len"] == 1).all()
+    assert (rows["arrived_at"] <= moved.transfers["prefilled_at"]).all()
+    assert (moved.transfers["prefilled_at"] < rows["first_token_at"]).all()
+    once = moved.transfers["transfers"] == 1
+    assert (moved.transfers["transferred_len"] <= rows["prompt_len"])[once].all()
+
+
+@pytest.fixture(scope="module")
+def every_method(tmp_path_factory: pytest.TempPathFactory) -> str:
+    costs = {"kind": "linear", "alpha_ns": 1, "gamma_us": 1, "delta_ms": 1}
+    methods = ("eagle3", "ngram", "draft_model", "mtp", "suffix")
+    profile = {
+        "model": "llama-3.1-8b", "gpu": "h100",
+        "provenance": {"engine": "none", "source": "a test", "date": "2026-01-01"},
+        "target": {"kind": "linear", "alpha_ns": 40, "gamma_us": 20, "delta_ms": 5},
+        "valid_range": {"context_tokens": 10**6, "batched_tokens": 10**6},
+        "drafts": {method: {"latency": costs} for method in methods},
+    }  # fmt: skip
+    path = tmp_path_factory.mktemp("profiles") / "every-method.yaml"
+    path.write_text(yaml.safe_dump(profile))
+    return str(path)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"replicas": 2}, "replicas = 2 with pools"),
+    ({"pools": {"prefill": {"replica": 2}}}, "unknown field 'replica'"),
+    ({"pools": {"prefill": {"profile": "h100/llama-3.1-70b-tp4"}}}, "models of prefill"),
+    ({"pools": {"prefill": {"engine": {"block_size": 32}}}}, "block_size of prefill"),
+    ({"incidents": [failure("middle", 0, 1.0)]}, "pool"),
+    ({"incidents": [{"kind": "failure", "replica": 0, "at": 1}]}, "prefill or decode"),
+    ({"incidents": [failure("decode", 1, 1.0)]}, "replicas = 1"),
+    ({"pools": None, "incidents": [failure("decode", 0, 1.0)]}, "there are no pools"),
+])  # fmt: skip
+def test_what_cannot_be_is_one_clear_error(change: dict[str, Any], message: str) -> None:
+    config = {**tiny_config(), "pools": {"prefill": {}}, **change}
+    with pytest.raises(ConfigError, match=message) as error:
+        simulate(Experiment.parse(config, "pools"))
+    assert len(str(error.value).splitlines()) == 1
