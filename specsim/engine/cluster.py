@@ -20,6 +20,7 @@ from specsim.core.errors import CapacityError
 from specsim.core.request import Request
 from specsim.engine.incidents import Failure, Replicas, Slowdown
 from specsim.engine.replica import Departure, Replica
+from specsim.engine.roster import Roster, States
 from specsim.engine.scrape import Scrapes
 from specsim.routing.base import PromptView, ReplicaView, Router
 
@@ -88,6 +89,7 @@ class Cluster:
         """Those that wait for requests, and what wakes them."""
         self._draining: set[int] = set()
         """Those that take no more requests."""
+        self._states = States(replicas)
         self._replicas: list[Replica | None] = [None] * replicas
         for number in range(replicas if started is None else started):
             self._replicas[number] = self._started(number)
@@ -102,17 +104,19 @@ class Cluster:
 
     def _started(self, number: int) -> Replica:
         replica = self._make_replica(number, self.clock.now)
+        self._states.take_in(number, replica)
         if self._keeps_up:
             run = self._run_ahead if self._is_single else self._run_event_by_event
             self.clock.process(run(replica))
         return replica
 
-    def _taking_requests(self) -> list[Replica]:
-        return [
-            replica
+    def _taking_requests(self) -> Roster:
+        up = {
+            number: replica
             for number, replica in enumerate(self._replicas)
             if replica is not None and replica.is_up and number not in self._draining
-        ]
+        }
+        return Roster(self._states, list(up.values()), list(up))
 
     def submit(self, request: Request) -> None:
         """Route a request, now."""
@@ -146,16 +150,15 @@ class Cluster:
             seen = self._scrapes.views(self._up, self.clock.now)
         elif self._router.looks_at_replicas:
             seen = self._looked_at(self.clock.now)
-        return self._up[
-            self._router.choose(PromptView(request.index, self._requests), seen, self._memory)
-        ]
+        if not self.is_alone:
+            seen = list(seen)  # notices lie among their arrivals, where columns cannot tell them
+        prompt = PromptView(request.index, self._requests)
+        return self._up[self._router.choose(prompt, seen, self._memory)]
 
-    def _looked_at(self, now: float) -> list[Replica]:
+    def _looked_at(self, now: float) -> Roster:
         """Return the replicas that are up, as they are now."""
         if not self._keeps_up:
-            for replica in self._up:
-                if replica.next_at < now:
-                    replica.advance(now)
+            self._up.catch_up(now)
         return self._up
 
     def _wake(self, replica: Replica) -> None:
@@ -212,7 +215,8 @@ class Cluster:
         for replica in self._replicas:
             if replica is not None and replica.is_up:
                 replica.finish()
-        self._replicas, self._up = [], []
+        self._replicas = []
+        self._up = self._taking_requests()
 
     def fail(self, number: int) -> None:
         """Let a replica die; its requests go to the others, in the order in which it had them."""
@@ -260,7 +264,7 @@ class Cluster:
         """Requests that wait for any replica to be up."""
         return len(self._stranded)
 
-    def look(self) -> list[Replica]:
+    def look(self) -> Roster:
         """Return the replicas that take requests, as they are now, and take in all results."""
         for replica in self._replicas:
             if replica is not None and replica.is_up:

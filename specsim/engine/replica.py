@@ -108,6 +108,12 @@ class Replica(PythonVerbs):
         names = ("at", "request", "row", "kind", "external_len")
         self._arrivals = tuple(arrivals[name] for name in names)
 
+    def keep_state_in(self, state: Record) -> None:
+        """Keep the state, shape (1,), where others can see it beside that of other replicas."""
+        state[:] = self.table.state[:]
+        self.table = self.table._replace(state=state)  # type: ignore[arg-type]
+        self._bind()
+
     @property
     def now(self) -> float:
         """Where its clock stands."""

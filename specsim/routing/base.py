@@ -4,10 +4,12 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from specsim.core.families import Member
 from specsim.core.request import BlockKey, Request
+from specsim.core.step import Ints
 
 
 class ReplicaView(Protocol):
@@ -34,6 +36,14 @@ class ReplicaView(Protocol):
 
     def cached_len(self, prompt: "PromptView") -> int:
         """Return how many leading tokens of a prompt its prefix cache holds."""
+
+
+def loads(replicas: Sequence[ReplicaView], name: str) -> Ints:
+    """Return a property of all replicas, shape (n,); at once, where it lies in a column."""
+    column: Ints | None = getattr(replicas, name, None)
+    if column is None:
+        return np.array([getattr(replica, name) for replica in replicas])
+    return column
 
 
 class PromptView:

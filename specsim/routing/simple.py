@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any, Literal, final
 
+import numpy as np
 from pydantic import Field
 
 from specsim.core.rng import indexed_hash, stream_id
-from specsim.routing.base import PromptView, ReplicaView, Router
+from specsim.routing.base import PromptView, ReplicaView, Router, loads
 
 
 @final
@@ -63,8 +64,8 @@ class LeastOutstanding(Router):
 
     def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Any) -> int:
         """Return the least loaded replica."""
-        loads = [self.waiting_weight * each.num_waiting + each.num_running for each in replicas]
-        return loads.index(min(loads))
+        waiting, running = loads(replicas, "num_waiting"), loads(replicas, "num_running")
+        return int(np.argmin(self.waiting_weight * waiting + running))
 
 
 @final
@@ -79,5 +80,4 @@ class LeastOutstandingTokens(Router):
 
     def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Any) -> int:
         """Return the replica with the least to serve."""
-        loads = [replica.outstanding_tokens for replica in replicas]
-        return loads.index(min(loads))
+        return int(np.argmin(loads(replicas, "outstanding_tokens")))
