@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from specsim.core.request import BlockKey, Request
 from specsim.core.step import Ints
-from specsim.engine.table import TABLE_TYPES
+from specsim.engine.table import NEVER, TABLE_TYPES
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Facts:
     """Shared block keys of all requests, end to end; negative, equal where the keys are."""
     starts: Ints
     """Shape (n + 1,): output tokens of all requests before each."""
+    longest_len: int = NEVER
+    """No request is longer, max_tokens included, tokens."""
 
     @classmethod
     def of(cls, requests: Sequence[Request], block_size: int, *, with_keys: bool) -> "Facts":
@@ -37,7 +39,8 @@ class Facts:
         starts = np.zeros(len(requests) + 1, dtype=np.int64)
         np.cumsum(rows["output_len"], out=starts[1:])
         rows["output_at"] = starts[:-1]
-        return cls(rows, _shared_keys(requests, block_size, rows, with_keys), starts)
+        longest_len = int((rows["prompt_len"] + rows["max_tokens"]).max(initial=1))
+        return cls(rows, _shared_keys(requests, block_size, rows, with_keys), starts, longest_len)
 
     @property
     def num_outputs(self) -> int:

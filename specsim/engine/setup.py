@@ -23,7 +23,6 @@ from specsim.hardware.kv_groups import KINDS, KVLayout
 from specsim.latency._form import COSTS
 
 _ROWS = 256  # of sequences, arrivals and gaps to begin with
-_RESULTS = 1024  # steps and requests that are held back at most
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,16 @@ class Setup:
         """KV blocks without the null block."""
         return self.limits["num_blocks"] - 1
 
-    def table(self, **shared: NDArray[Any]) -> Table:
-        """Return the empty table of one replica; `shared` are arrays of the run, by their names."""
+    num_results: int = 1024
+    """Steps and requests that are held back at most."""
+
+    def table(self, longest_len: int = NEVER, **shared: NDArray[Any]) -> Table:
+        """Return the empty table of one replica.
+
+        Args:
+            longest_len: No request will be longer, max_tokens included, tokens.
+            shared: Arrays of the run, by their names.
+        """
         limits = zeros("limits", 1)
         for name, value in self.limits.items():
             limits[name] = value
@@ -62,8 +69,10 @@ class Setup:
         limits["hash_block_size"] = self.kv.hash_block_size
         most, num_blocks = int(limits["max_num_running"][0]), int(limits["num_blocks"][0])
         block_sizes = [group.block_size for group in self.kv.groups]
-        width = -(-int(limits["max_model_len"][0]) // min(block_sizes))
-        longest = int(limits["max_draft_len"][0])
+        num_results, longest_draft = self.num_results, int(limits["max_draft_len"][0])
+        # Past its end a sequence has blocks for drafts of the steps in flight, and for look-ahead.
+        reach = longest_len + 4 * (1 + longest_draft) + int(limits["lookahead_len"][0])
+        width = -(-min(int(limits["max_model_len"][0]), reach) // min(block_sizes))
         slots = int(max(most, limits["num_slots"][0]))
         limits["num_slots"] = slots
         arrays = {
@@ -82,7 +91,7 @@ class Setup:
             "groups": self._groups(depth),
             "buckets": self._buckets(),
             "blocks": _blocks(num_blocks),
-            "chains": zeros("chains", 1 << max(4, (2 * num_blocks - 1).bit_length())),
+            "chains": zeros("chains", 1 << max(4, (num_blocks - 1).bit_length())),
             "tables": zeros("tables", slots * num_groups, width),
             "holdings": zeros("holdings", slots * num_groups),
             "hits": zeros("hits", num_groups, width),
@@ -90,11 +99,11 @@ class Setup:
             "in_python": zeros("in_python", VERBS),
             "lens_by_size": zeros("lens_by_size", most + 1),
             "costs": zeros("costs", len(COSTS)),
-            "steps_out": zeros("steps_out", _RESULTS),
-            "requests_out": zeros("requests_out", _RESULTS + most),
-            "gaps_out": zeros("gaps_out", 8 * _RESULTS + most),  # a few per step
-            "seconds_out": zeros("seconds_out", _RESULTS),
-            "outcomes": zeros("outcomes", longest + 1, longest + 1),
+            "steps_out": zeros("steps_out", num_results),
+            "requests_out": zeros("requests_out", num_results + most),
+            "gaps_out": zeros("gaps_out", 8 * num_results + most),  # a few per step
+            "seconds_out": zeros("seconds_out", num_results),
+            "outcomes": zeros("outcomes", longest_draft + 1, longest_draft + 1),
             **shared,
         }
         return Table(**arrays)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ come, fail and go.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specsim.core.request import Request
 from specsim.core.rng import generator
@@ -24,6 +24,9 @@ from specsim.run.ends import Ends
 from specsim.run.experiment import Experiment
 from specsim.run.pools import PoolServers, PoolSystem
 from specsim.workload.arrivals.synthetic import ClosedLoop
+
+_MANY = 64
+"""Replicas, beyond which each gets smaller buffers, since all are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,10 @@ class Whole:
         )
         if self.pools is not None:
             return self.pools.decode_replica(drafting, wiring, number, start)
-        parts = (deployment.setup, deployment.costs, drafting.start(number), wiring, start)
+        setup = deployment.setup
+        if self._experiment.num_engines > _MANY:
+            setup = replace(setup, num_results=setup.num_results // 8)
+        parts = (setup, deployment.costs, drafting.start(number), wiring, start)
         return Replica(*parts) if self._group is None else Rank(self._group, *parts)
 
     def _drawn_think_times(self) -> list[float]:
