@@ -1,0 +1,118 @@
+"""Replicas that have nothing to do with each other, run apart: nobody can tell."""
+
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from specsim.core.errors import PluginError
+from specsim.core.processes import LocalProcesses
+from specsim.core.request import Request
+from specsim.routing.simple import RandomRouter, RoundRobin
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import Run, simulate
+from specsim.run.summary import Summary
+
+BASE = {
+    "workload": {
+        "arrivals": {"kind": "poisson", "rate": 90.0},
+        "lengths": {"kind": "uniform", "prompt": [20, 400], "output": [1, 60]},
+        "num_requests": 400,
+    },
+    "engine": {
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 512,
+        "num_gpu_blocks": 400,
+        "max_model_len": 1024,
+        "speculative_config": {"method": "eagle3", "num_speculative_tokens": 4},
+    },
+    "acceptance": {"kind": "beta", "a": 4.0, "b": 2.0},
+    "policy": {"kind": "static", "k": 3},
+    "profile": "h100/llama-3.1-8b",
+    "replicas": 3,
+}
+
+
+class InTurnLooking(RoundRobin):
+    """As the other, but it might look at replicas, so that all are kept on one clock."""
+
+    kind: Literal["in_turn_looking"] = "in_turn_looking"  # type: ignore[assignment]
+    looks_at_replicas = True
+
+
+class AnyLooking(RandomRouter):
+    """Likewise."""
+
+    kind: Literal["any_looking"] = "any_looking"  # type: ignore[assignment]
+    looks_at_replicas = True
+
+
+class Liar(RoundRobin):
+    """Looks at replicas, and says that it does not."""
+
+    kind: Literal["liar"] = "liar"  # type: ignore[assignment]
+
+    def choose(self, prompt, replicas, memory):
+        return replicas[0].num_running
+
+
+def experiment(**changes: object) -> Experiment:
+    return Experiment.parse({**BASE, **changes}, "test")
+
+
+def assert_same(one: Run, two: Run) -> None:
+    first, second = Summary(one), Summary(two)
+    # By bytes, for a statistic may be no number.
+    for name in ("requests", "seconds", "outcomes", "steps", "step_replicas", "gaps"):
+        left, right = getattr(first.tables, name), getattr(second.tables, name)
+        assert left.tobytes() == right.tobytes(), name
+    assert first.tables.totals.tobytes() == second.tables.totals.tobytes()
+    if one.deliveries is None:
+        assert two.deliveries is None
+        return
+    for name in ("starts", "at", "lens", "drafted", "accepted"):
+        np.testing.assert_array_equal(getattr(one.deliveries, name), getattr(two.deliveries, name))
+
+
+@pytest.mark.parametrize("policy", ["off", "static", "goodput", "draft_goodput"])
+@pytest.mark.parametrize(
+    ("apart", "together"), [(RoundRobin, InTurnLooking), (RandomRouter, AnyLooking)]
+)
+def test_as_on_one_clock(policy: str, apart, together) -> None:
+    kind = {"kind": "static", "k": 3} if policy == "static" else {"kind": policy}
+    runs = [
+        simulate(experiment(policy=kind).replace(routing=router()), keeps_deliveries=True)
+        for router in (apart, together)
+    ]
+    assert_same(*runs)
+    assert Summary(runs[0]).tables.requests["replica"].max() == 2
+
+
+def test_requests_that_are_given_and_requests_that_are_drawn_are_the_same() -> None:
+    drawn = simulate(experiment())
+    given = simulate(experiment(), requests=list(drawn.requests))
+    assert_same(drawn, given)
+    assert isinstance(drawn.requests[5], Request)
+    assert [each.index for each in drawn.requests[5:7]] == [5, 6]
+
+
+def test_cells_and_processes_do_not_show() -> None:
+    lengths = {"kind": "constant", "prompt": 16, "output": 3}
+    arrivals = {"kind": "poisson", "rate": 3000.0}
+    workload = {"arrivals": arrivals, "lengths": lengths, "num_requests": 45_000}
+    many = experiment(workload=workload, replicas=7)
+    told: list[int] = []
+    whole = simulate(many.replace(routing=InTurnLooking()), keeps_deliveries=True)
+    assert_same(whole, simulate(many, keeps_deliveries=True))
+    spread = simulate(
+        many, keeps_deliveries=True, backend=LocalProcesses(2), on_progress=told.append
+    )
+    assert_same(whole, spread)
+    assert told == sorted(told)
+    assert told[-1] == 45_000
+    assert len(told) == 3  # cells
+
+
+def test_a_router_that_looks_all_the_same() -> None:
+    with pytest.raises(PluginError, match="looks_at_replicas"):
+        simulate(experiment().replace(routing=Liar()))
