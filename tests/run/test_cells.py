@@ -1,9 +1,12 @@
 """Replicas that have nothing to do with each other, run apart: nobody can tell."""
 
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
+import yaml
+from conftest import Run as Cli
 
 from specsim.core.errors import PluginError
 from specsim.core.processes import LocalProcesses
@@ -113,6 +116,32 @@ def test_cells_and_processes_do_not_show() -> None:
     assert len(told) == 3  # cells
 
 
+def test_what_cannot_be_shared_out_says_so(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "routing": {"kind": "least_outstanding"}}))
+    code, out, error = cli("run", path, "--workers", 2)
+    assert code == 0
+    said = " ".join((out + error).split())
+    assert "simulated in one process: router 'least_outstanding' looks at the replicas" in said
+    assert "simulated in one process" not in "".join(cli("run", path)[1:])
+
+
 def test_a_router_that_looks_all_the_same() -> None:
     with pytest.raises(PluginError, match="looks_at_replicas"):
         simulate(experiment().replace(routing=Liar()))
+
+
+@pytest.mark.extras
+def test_a_ray_cluster_runs_the_same(cli: Cli, tmp_path: Path) -> None:
+    lengths = {"kind": "constant", "prompt": 16, "output": 3}
+    workload = {**BASE["workload"], "lengths": lengths, "num_requests": 45_000}
+    path = tmp_path / "many.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "workload": workload, "replicas": 7}))
+    for place in ("local", "ray"):
+        code, _, error = cli(
+            "run", path, "--backend", place, "--workers", 2, "--out", tmp_path / place
+        )
+        assert code == 0, error
+    for name in ("requests.parquet", "summary.json", "steps.parquet"):
+        files = [tmp_path / place / name for place in ("local", "ray")]
+        assert files[0].read_bytes() == files[1].read_bytes()
