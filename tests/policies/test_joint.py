@@ -12,7 +12,7 @@ from specsim.core.errors import PluginError
 from specsim.core.step import StepLoad
 from specsim.policies import POLICIES, Policy
 from specsim.policies._exchange import Exchange
-from specsim.policies.joint import Prospects
+from specsim.policies._prospects import Prospects
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
