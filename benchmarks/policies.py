@@ -4,8 +4,8 @@
 
 A step of 256 decoding sequences with up to 8 drafts each, on the costs of h100/llama-3.1-8b with
 eagle3 (medusa_tree: a100/llama-7b with three heads; lookups: h100/llama-3.1-8b with ngram). Counted
-is all that the policy adds to a step: its view, `draft_lens`, `verify_lens` and `observe`. The
-median CPU time over many steps, of the least disturbed of five repeats.
+is all that the policy adds to a step: its views, `drops`, `verify_lens`, `observe` and
+`draft_lens`. The median CPU time over many steps, of the least disturbed of five repeats.
 """
 
 import csv
@@ -20,7 +20,7 @@ import numpy as np
 
 from specsim.acceptance import Oracle
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
-from specsim.policies import POLICIES, OraclePolicy, ServerView, quick_step_times
+from specsim.policies import POLICIES, ModelView, OraclePolicy, ServerView, quick_step_times
 from specsim.profile import StepCosts, load_profile
 
 HERE = Path(__file__).parent
@@ -47,6 +47,8 @@ CASES: dict[str, tuple[Any, str]] = {
     "adaptive_verification": ("adaptive_verification", "eagle3"),
     "draft_goodput": ("draft_goodput", "eagle3"),
     "joint": ("joint", "eagle3"),
+    "joint, ngram": ("joint", "ngram"),
+    "bayes": ("bayes", "eagle3"),
     "medusa_tree": ("medusa_tree", "medusa"),
     "ema_tiers": ("ema_tiers", "eagle3"),
     "acceptance_target": ("acceptance_target", "eagle3"),
@@ -77,7 +79,14 @@ def samples(policy: str, method: str) -> list[float]:
         drafts_by_model=method != "ngram",
         prompt_token_ids=lambda request: range(PROMPT),
         oracle=oracle if isinstance(parsed, OraclePolicy) else None,
+        model=ModelView(
+            lambda requests, output_lens: np.full((len(requests), longest), 0.7),
+            np.full(BATCH, 0.7),
+            10.0,
+        ),
         drafts_at_one_cost=step_costs.drafts_at_one_cost,
+        plain_time=step_costs.plain_time,
+        has_confidences=method != "ngram",
     )
     memory = parsed.start(server)
     # The engine's own columns, of which a policy sees copies.
@@ -104,6 +113,8 @@ def samples(policy: str, method: str) -> list[float]:
         tokens = [rng.integers(0, 30_000, n + 1).tolist() for n in survived]
 
         began = thread_time_ns()
+        if parsed.may_drop and parsed.drops_now(memory):
+            parsed.drops(view(load, 0.03 * step), memory)
         if parsed.trims:
             drafts = parsed.verify_lens(view(load, 0.03 * step), found, memory)
         spent = thread_time_ns() - began

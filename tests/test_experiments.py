@@ -82,6 +82,19 @@ def test_smartspec_medusa(tmp_path: Path) -> None:
     assert float(table[1, "goodput"]["tokens_per_request"]) > 8
 
 
+def test_smartspec_fig11(tmp_path: Path) -> None:
+    fig11 = script("smartspec-fig11")
+    fig11.TARGETS["7B"] = fig11.TARGETS["7B"]._replace(rates=(1, 16))
+    fig11.main(tmp_path, panels=[("7B", "sharegpt")], requests=60)
+    table = {(row["rate"], row["policy"]): row for row in rows(tmp_path / "results.csv")}
+    speed_up = {key: float(row["speed_up"]) for key, row in table.items()}
+    assert speed_up["1", "goodput"] > 0.98 * speed_up["1", "static:k=3"] > 1.3
+    assert speed_up["16", "static:k=5"] < 0.8
+    assert speed_up["16", "goodput"] > 0.96
+    assert speed_up["16", "random"] < speed_up["16", "goodput"] < speed_up["16", "oracle"]
+    assert rows(tmp_path / "claim.csv")[2] == {"target": "70B", "needed": ""}
+
+
 @needs(TOKENS)
 def test_on_the_fly_fig3(tmp_path: Path) -> None:
     fig3 = script("on-the-fly-fig3")

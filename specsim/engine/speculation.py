@@ -114,16 +114,16 @@ class Speculation:
 
     def _leave_out(self, table: Table, step: StepView) -> None:
         """Settle whom the drafter serves no more."""
-        policy, batch, is_admitted = self.policy, None, step["is_admitted"] == 1
+        policy, batch = self.policy, None
         undrafted = table.sequences["is_undrafted"]
-        if policy.may_drop:
+        if policy.may_drop and policy.drops_now(self.memory):
             batch = self._batch(step, step.load)
             dropped = policy.drops(batch, self.memory)
             if self.answers is not None:
                 dropped = self.answers.drops(dropped, step)
             if dropped is not None:
                 undrafted[step.rows[dropped]] = 1
-        if policy.disables_prefill and is_admitted.any():
+        if policy.disables_prefill and (is_admitted := step["is_admitted"] == 1).any():
             batch = batch or self._batch(step, step.load)
             skips = policy.skips_draft_prefill(batch, self.memory)
             if self.answers is not None:
@@ -184,6 +184,9 @@ class Speculation:
         known_lens = step.of_sequences("known_len")
         if accepted_lens is not None:
             known_lens += np.where(in_prefill, 0, accepted_lens + 1)
+        undrafted = None
+        if self.leaves_out and np.count_nonzero(marks := step.of_sequences("is_undrafted")):
+            undrafted = marks == 1
         return BatchView(
             step.requests,
             step.of_sequences("prompt_len"),
@@ -193,7 +196,7 @@ class Speculation:
             now=float(step.record["scheduled_at"]),
             free_slots=free_slots,
             num_running=int(step.record["num_running"]),
-            is_undrafted=step.of_sequences("is_undrafted") == 1 if self.leaves_out else None,
+            is_undrafted=undrafted,
             drafts=drafts,
         )
 

@@ -1,13 +1,15 @@
 """What a second is worth in tokens, and what to verify at that price."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
+from specsim.core.compiled import inner
+from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.policies._budget import best_worth
+from specsim.policies._desk import Floats, Ints, LocalDesk, loop_on
 from specsim.policies._times import Lens, TimesOf
 from specsim.policies.base import ServerView
 
@@ -59,6 +61,66 @@ def value_of(tokens: Any, time: Any, rate: float) -> Any:
     return tokens - rate * time if rate else tokens / time
 
 
+class Choices(NamedTuple):
+    """What may come of drafts of 1, 2, ... tokens, several choices of how much is verified each."""
+
+    tokens: Floats
+    """That are verified, shape (longest, choices);"""
+    gained: Floats
+    """and those of them that are accepted."""
+    batched: Ints
+    """Tokens of the step without drafts, then of each choice; filled in."""
+    times: Floats
+    """Of such steps, without drafting, seconds."""
+    drafting: Floats
+    """What drafting 0, 1, ... tokens takes, seconds."""
+    values: Floats
+    """Of drafting 0, 1, ... tokens; filled in."""
+    constants: Floats
+    """Sequences; what a second is worth, tokens."""
+    sizes: Ints
+    """Lengths from 1 that are not worth a look, longest, choices, batched tokens without drafts."""
+
+
+@loop_on(Choices)
+def size_choices(desk: Choices) -> int:
+    """Work out the batched tokens of all choices that are worth a look; return how many."""
+    choices, batched = desk.sizes[2], desk.sizes[3]
+    first, end = desk.sizes[0] * choices, desk.sizes[1] * choices
+    desk.batched[0] = batched
+    for index in range(first, end):
+        desk.batched[1 + index - first] = batched + round(desk.tokens[index])
+    return int(1 + end - first)
+
+
+@inner
+def _value(desk: Choices, tokens: float, time: float) -> float:
+    rate: float = desk.constants[1]
+    return tokens - rate * time if rate else tokens / time
+
+
+@loop_on(Choices)
+def weigh_choices(desk: Choices) -> int:
+    """Work out what the best choice of each length is worth; nothing verified is one of them."""
+    num, times, values = desk.constants[0], desk.times, desk.values
+    skipped, choices = desk.sizes[0], desk.sizes[2]
+    values[0] = _value(desk, num, times[0])
+    for place in range(desk.sizes[1]):
+        values[1 + place] = -np.inf
+        if place < skipped:
+            continue
+        drafting = desk.drafting[1 + place]
+        values[1 + place] = _value(desk, num, times[0] + drafting)
+        for index in range(place * choices, (place + 1) * choices):
+            time = times[1 + index - skipped * choices] + drafting
+            value = _value(desk, num + desk.gained[index], time)
+            values[1 + place] = max(values[1 + place], value)
+    return 0
+
+
+_DESK = LocalDesk(Choices, size_choices, weigh_choices, constants=2)
+
+
 class Price:
     """What drafting is worth at the end of a step, for the sequences of the next.
 
@@ -84,9 +146,7 @@ class Price:
             first = server.step_time(batch.load, 1) - none
             self._draft_times[1:] = np.linspace(first, self._draft_times[-1], longest)
 
-    def values(
-        self, tokens: NDArray[np.float64], gained: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def values(self, tokens: NDArray[np.float64], gained: NDArray[np.float64]) -> list[float]:
         """Return what it is worth to draft 0, 1, ... tokens for every sequence.
 
         Args:
@@ -94,18 +154,17 @@ class Price:
                 each, shape (longest, choices);
             gained: and how many are then accepted.
         """
-        load, longest, rate, num = self._load, self.longest, self._rate, self._load.num_requests
-        first = self._shortest
-        batched = np.rint(tokens[first - 1 : longest]).astype(np.int64).ravel()
-        batched += load.batched_tokens
-        times = self._server.step_times(load, np.append(batched, load.batched_tokens), 0)
-        drafting = self._draft_times[first:, np.newaxis]
-        values = np.full(longest + 1, -np.inf)
-        values[0] = value_of(num, times[-1], rate)
-        verified = times[:-1].reshape(longest + 1 - first, -1) + drafting
-        drafted = value_of(num + gained[first - 1 : longest], verified, rate)
-        none = value_of(num, times[-1] + drafting[:, 0], rate)
-        values[first:] = np.maximum(drafted.max(axis=1), none)
+        load, longest, choices = self._load, self.longest, tokens.shape[1]
+        first, size = self._shortest - 1, longest * choices
+        desk = _DESK.fit(size)
+        desk.tokens[:size], desk.gained[:size] = tokens[:longest].ravel(), gained[:longest].ravel()
+        desk.drafting[: longest + 1] = self._draft_times
+        desk.constants[:] = load.num_requests, self._rate
+        desk.sizes[:4] = first, longest, choices, load.batched_tokens
+        num = _DESK.runs[0]()
+        desk.times[:num] = self._server.step_times(load, desk.batched[:num], 0)
+        _DESK.runs[1]()
+        values: list[float] = desk.values[: longest + 1].tolist()
         return values
 
     def best_len(self, gains: NDArray[np.float64], copies: float) -> int:
@@ -116,7 +175,8 @@ class Price:
             falling = np.append(0.0, np.sort(gains[:, :k], axis=None)[::-1])
             at = np.rint(shares * (len(falling) - 1)).astype(np.intp)
             tokens[k - 1], gained[k - 1] = at / copies, np.cumsum(falling)[at] / copies
-        return int(self.values(tokens, gained).argmax())
+        values = self.values(tokens, gained)
+        return values.index(max(values))
 
     def best_lens(self, survival: NDArray[np.float64]) -> Ints:
         """Return the lengths of highest value, none of which is trimmed."""

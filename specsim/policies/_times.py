@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.step import Ints, StepLoad
-from specsim.latency import COSTS
+from specsim.latency import COEFFICIENTS, COSTS
 from specsim.policies._desk import Desk
 from specsim.policies._spending import (
     BUCKETS,
@@ -93,6 +93,13 @@ class StepTimes:
         self.desk.runs[3]()
         return desk.times[:num].copy()
 
+    def of_one(self, load: StepLoad, draft_lens: Lens) -> float:
+        """Return the seconds of one step."""
+        desk = self.fit(1, load, draft_lens)
+        desk.places[0], desk.sizes[1] = load.batched_tokens, 1
+        self.desk.runs[3]()
+        return float(desk.times[0])
+
 
 def quick_step_times(costs: StepCosts) -> TimesOf:
     """Return `costs.step_times`, in a form that loops compute with if there is one."""
@@ -101,3 +108,11 @@ def quick_step_times(costs: StepCosts) -> TimesOf:
         return costs.step_times
     numbers = np.array([compiled.constants.get(name, 0.0) for name in COSTS])
     return StepTimes(spending_desk(Desk, compiled.target, compiled.drafter, numbers))
+
+
+def quick_step_time(costs: StepCosts) -> Callable[[StepLoad, Lens], float]:
+    """Return `costs.step_time`, computed by a loop where that is quicker: all but linear forms."""
+    times = quick_step_times(costs)
+    if not isinstance(times, StepTimes) or times.desk.fit(1).target[0] == COEFFICIENTS:
+        return costs.step_time
+    return times.of_one

@@ -74,14 +74,16 @@ class DrafterTrials:
         """
         if not load.num_requests:
             return lens
-        served = ~batch.in_prefill
+        served, num = None, load.num_requests
         if batch.is_undrafted is not None:
-            served &= ~batch.is_undrafted
+            served = ~batch.in_prefill & ~batch.is_undrafted
+            num = int(np.count_nonzero(served))
         if not self._left:
+            drafts = bool(lens) if isinstance(lens, int) else bool(np.count_nonzero(lens))
             if self._num_settled % _ONE_OF == 0:
-                self._weigh(load, lens, emitted, np.count_nonzero(served) / load.num_requests)
+                self._weigh(load, lens if drafts else None, emitted, num / load.num_requests)
             self._num_settled += 1
-            if served.any() and np.any(lens) and not self._is_given_up:
+            if num and drafts and not self._is_given_up:
                 self._idle = 0
                 return lens
             self._idle += 1
@@ -91,16 +93,22 @@ class DrafterTrials:
         if not self._left:
             return 0 if self._is_given_up else lens
         tried: Ints = np.zeros(batch.size, dtype=np.int64)
+        served = ~batch.in_prefill if served is None else served
         tried[np.flatnonzero(served)[:TRIAL_TOKENS]] = 1
         return tried
 
-    def _weigh(self, load: StepLoad, lens: int | Ints, emitted: float, share: float) -> None:
-        """Judge by what the step would gain if all were drafted for, and does with this share."""
-        if np.any(lens):
-            gain = self._gain(load, lens, emitted)
+    def _weigh(self, load: StepLoad, lens: int | Ints | None, emitted: float, share: float) -> None:
+        """Judge by what the step would gain if all were drafted for, and does with this share.
+
+        Lengths are None if nothing is drafted.
+        """
+        plain_time = self._plain_time(load)
+        if lens is None:
+            gain = -(self._server.step_time(load, 0) - plain_time) / plain_time
         else:
-            gain = -self._drafter_time(load) / self._plain_time(load)
-        self._unpaid += self._weight * ((gain <= 0.0 or not np.any(lens)) - self._unpaid)
+            time = self._drafted_time(load, lens) + self._reading_time
+            gain = emitted / load.num_requests - time / plain_time
+        self._unpaid += self._weight * ((gain <= 0.0 or lens is None) - self._unpaid)
         if gain > 0.0:
             self._wait = FIRST_WAIT
         if self._is_given_up:
@@ -134,14 +142,14 @@ class DrafterTrials:
         rest = self._drafter_time(load._replace(batched_tokens=decoding, prefill_tokens=0))
         return self._drafter_time(load) - rest
 
-    def _gain(self, load: StepLoad, lens: int | Ints, emitted: float) -> float:
-        """Return what a step gains by its drafts, as a share of one without a drafter."""
+    def _drafted_time(self, load: StepLoad, lens: int | Ints) -> float:
+        """Return what a step takes that drafts and verifies so much, seconds."""
         num = load.num_requests
-        drafted, longest = int(np.sum(lens)), int(np.max(lens))
         if isinstance(lens, int):
-            drafted *= num
-        time = self._server.step_time(load._replace(batched_tokens=num + drafted), longest)
-        return emitted / num - (time + self._reading_time) / self._plain_time(load)
+            drafted, longest = num * lens, lens
+        else:
+            drafted, longest = int(lens.sum()), int(lens.max())
+        return self._server.step_time(load._replace(batched_tokens=num + drafted), longest)
 
     def _drafter_time(self, load: StepLoad) -> float:
         """Return what the drafter takes to keep up with a step, seconds."""
@@ -178,6 +186,11 @@ class WeighsDrafter(EstimatesAlpha):
         """Return whether speculation has not paid in most of the last steps."""
         skips: bool = memory.trials.skips_prefill
         return skips
+
+    def drops_now(self, memory: Any) -> bool:
+        """Return whether the drafter is given up."""
+        gives_up: bool = memory.trials.gives_up
+        return gives_up
 
     def drops(self, batch: BatchView, memory: Any) -> NDArray[np.bool_] | None:
         """Return everybody where the drafter is given up."""

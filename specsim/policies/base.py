@@ -247,6 +247,10 @@ class Policy(Member):
         """
         return None
 
+    def drops_now(self, memory: Any) -> bool:
+        """Return whether `drops` may name anyone in this step, where that is cheaper to tell."""
+        return True
+
     @property
     def may_drop(self) -> bool:
         """Whether `drops` can name anyone, so that it must be called."""

@@ -12,128 +12,19 @@ from specsim.policies._budget import best_worth
 from specsim.policies._desk import PerRequest
 from specsim.policies._estimate import AlphaPerRequest
 from specsim.policies._exchange import Exchange, Price, spend_on, value_of
+from specsim.policies._prospects import Prospects, Recents
 from specsim.policies.base import Policy, ServerView
-from specsim.policies.draft_goodput import KINDS, LEN_KINDS, ConfidenceCalibration
+from specsim.policies.draft_goodput import LEN_KINDS, ConfidenceCalibration
 
 _NEW, _SERVED, _LET_GO = range(3)
-_LEVELS = 32  # of survival, equally wide
-_REMEMBERED = 2048.0  # drafts after which one has faded to 1/e in the prospects
 _SAMPLE = 32  # drafts of a step that are looked at for the prospects
-_FIRSTS = 64  # last first tokens, by which drafts are continued that ended early
-_PRIOR_DRAFTS = 4.0
-_ALIKE_DRAFTS = 64.0  # that those of all classes count for in the prospects of one
 _PRIOR_TRIALS = 20.0  # that the rate of all requests counts for in the rate of one
-_RECENT = 0.9  # share of a request's trials that the next draft leaves
 _STEADY = 100.0  # steps over which a drafter has to be worth its upkeep
 _EVIDENCE = 16  # drafts without which a drafter is not given up
 _WORTHWHILE = 0.01  # share of a step that a drafter has to gain
 _LOSS = 0.002  # share of all steps that may be lost by drafting what does not seem to pay
 _PROBE_DRAFTS = 8  # of a request that is drafted for though the drafter was given up
 _PROBED = 4  # sequences of which such a step verifies a token at least
-
-
-class Recents:
-    """How the last drafts of each request fared, in classes from poor to good.
-
-    Text is easy or hard to draft for a while, which confidences know nothing of.
-    """
-
-    def __init__(self) -> None:
-        self._accepted, self._tried = PerRequest(0.5), PerRequest(1.0)
-        """Tokens, fading fast towards one trial of which nothing is known."""
-
-    def classes(self, requests: Ints) -> Ints:
-        """Return the class of each request, below `KINDS`; middling before it was drafted for."""
-        shares = self._accepted.of(requests) / self._tried.of(requests)
-        classes: Ints = (shares * (KINDS - 1e-9)).astype(np.int64)
-        return classes
-
-    def add(self, outcome: StepOutcome) -> None:
-        """Take in what became of a step's drafts."""
-        requests, accepted, lens = outcome.requests, outcome.accepted_lens, outcome.draft_lens
-        keep = np.where(lens > 0, _RECENT, 1.0)
-        ratios = ((self._accepted, accepted, 0.5), (self._tried, accepted + (accepted < lens), 1.0))
-        for counts, more, initial in ratios:
-            values = counts.up_to(requests)
-            values[requests] = (values[requests] - initial) * keep + (more + initial)
-
-
-class Prospects:
-    """How likely the first, second, ... token of a draft survives: not the mean, the distribution.
-
-    What is drafted is trimmed when its confidences are known, so that a j-th token is worth
-    E[max(S_j - price, 0)], for which all of the distribution of S_j counts. It is known for each
-    class of `Recents`, with that of all classes as the prior; `prior` is alpha before any draft.
-    """
-
-    def __init__(self, longest: int, prior: float) -> None:
-        survival = prior ** np.arange(1, longest + 1)
-        self._longest = longest
-        self._counts = np.zeros((KINDS, 2, longest, _LEVELS))
-        """Drafts and their survival, by class, place and level of survival."""
-        at = (np.arange(longest), (survival * (_LEVELS - 1e-9)).astype(np.intp))
-        self._prior = np.zeros((2, longest, _LEVELS))
-        self._prior[0][at], self._prior[1][at] = _PRIOR_DRAFTS, _PRIOR_DRAFTS * survival
-        self._nums = np.zeros(KINDS)
-        """Drafts of each class, fading."""
-        self.seen = 0
-        """Drafts."""
-        self._firsts: NDArray[np.float64] = np.full(1, prior)
-        """Survival of the last first tokens."""
-        self._decline = np.full((2, longest), 16.0)
-        """Survival at each place, and what it would be if all places were alike; sums, fading."""
-
-    def add(self, gains: NDArray[np.float64], draft_lens: Ints, classes: Ints) -> None:
-        """Take in the survival of drafts, shape (n, at most longest), all longer than 0."""
-        num, longest = len(gains), self._longest
-        survival = self._continued(gains, draft_lens)
-        levels = np.minimum((survival * _LEVELS).astype(np.intp), _LEVELS - 1)
-        levels += np.arange(longest) * _LEVELS
-        levels += (classes * (longest * _LEVELS))[:, np.newaxis]
-        size, shape = KINDS * longest * _LEVELS, (KINDS, longest, _LEVELS)
-        nums = np.bincount(classes, minlength=KINDS)
-        keep = np.maximum(1.0 - nums / _REMEMBERED, 0.2)
-        self._counts *= keep[:, np.newaxis, np.newaxis, np.newaxis]
-        self._counts[:, 0] += np.bincount(levels.ravel(), minlength=size).reshape(shape)
-        weights = np.bincount(levels.ravel(), survival.ravel(), minlength=size)
-        self._counts[:, 1] += weights.reshape(shape)
-        self._nums = keep * self._nums + nums
-        self.seen += num
-
-    def _continued(self, gains: NDArray[np.float64], draft_lens: Ints) -> NDArray[np.float64]:
-        """Return survival as if all had been drafted to the end: by others' first tokens."""
-        num, width = gains.shape
-        self._firsts = np.append(gains[:, 0], self._firsts)[:_FIRSTS]
-        places = np.arange(1, self._longest)
-        others = self._firsts[np.add.outer(np.arange(num), 7 * places) % len(self._firsts)]
-        shortest = int(draft_lens.min())
-        if shortest > 1:
-            self._decline *= max(1.0 - num / _REMEMBERED, 0.2)
-            alike = gains[:, : shortest - 1] * others[:, : shortest - 1]
-            self._decline[0, 1:shortest] += gains[:, 1:shortest].sum(axis=0)
-            self._decline[1, 1:shortest] += alike.sum(axis=0)
-        if shortest >= self._longest:
-            return gains
-        survival = np.zeros((num, self._longest))
-        survival[:, :width] = gains
-        others *= self._decline[0, 1:] / self._decline[1, 1:]
-        for place in range(shortest, self._longest):
-            more = survival[:, place - 1] * np.minimum(others[:, place - 1], 1.0)
-            survival[:, place] = np.where(draft_lens <= place, more, survival[:, place])
-        return survival
-
-    def of_batch(self, classes: Ints) -> NDArray[np.float64]:
-        """Return what drafts of 1, 2, ... tokens lead to if what is likeliest is verified.
-
-        Tokens verified and tokens accepted, by the level down to which they are, shape (2, longest,
-        levels).
-        """
-        weights = np.bincount(classes, minlength=KINDS) / (self._nums + _ALIKE_DRAFTS)
-        alike = float(weights.sum()) * _ALIKE_DRAFTS / (float(self._nums.sum()) + _PRIOR_DRAFTS)
-        expected = (weights + alike) @ self._counts.reshape(KINDS, -1)
-        expected = expected.reshape(self._prior.shape) + alike * self._prior
-        cumulated: NDArray[np.float64] = expected[:, :, ::-1].cumsum(axis=2).cumsum(axis=1)
-        return cumulated
 
 
 @dataclass(slots=True)
@@ -149,8 +40,6 @@ class _Memory:
     idle_steps: int = 0
     """Since something was drafted that did not seem to pay."""
     is_probing: bool = False
-    may_drop: bool = False
-    """Whether the engine asks whom the drafter lets go of."""
     gains: tuple[float, ...] = (0.05, 0.05, 0.05)
     """What drafting is worth more than a server without a drafter, over what a step is worth, as a
     mean over steps, fading: for all; for all, with the drafter's prefills; for whom it serves."""
@@ -238,25 +127,27 @@ class Joint(Policy):
         plain = value_of(num, time, rate)
         worth = rate * time if rate else plain
         values = price.values(*memory.prospects.of_batch(classes[~batch.in_prefill]))
-        for_all = float(values.max() - plain) / worth
-        is_served = (memory.states.of(batch.requests) == _SERVED) & ~batch.in_prefill
-        served = int(np.count_nonzero(is_served))
-        if served < num and memory.may_drop:
-            values = price.values(*memory.prospects.of_batch(classes[is_served]))
-        for_served = float(values.max() - plain) / worth
+        for_all = for_served = (max(values) - plain) / worth
+        served = num
+        if batch.is_undrafted is not None:
+            is_served = ~batch.is_undrafted & ~batch.in_prefill
+            served = int(np.count_nonzero(is_served))
+            if served < num:
+                values = price.values(*memory.prospects.of_batch(classes[is_served]))
+                for_served = (max(values) - plain) / worth
         idle = server.step_time(load, 0) / time - 1.0
         memory.note(idle, for_all, for_all - memory.upkeep / time, for_served)
         memory.upkeep = 0.0
         memory.idle_steps += 1
-        if memory.may_drop and not served:
+        if not served:
             return 0
-        best = int(values.argmax())
-        least = 1 + int(values[1:].argmax())
+        best = values.index(max(values))
+        least = values.index(max(values[1:]), 1)
         if memory.probes_left > 0:
             memory.is_probing = True
             memory.probes_left -= 1
             return least
-        return self._explored(best, least, float(values[0] - values[least]) / worth, memory)
+        return self._explored(best, least, (values[0] - values[least]) / worth, memory)
 
     def _explored(self, best: int, least: int, loss: float, memory: _Memory) -> int:
         """Return a length, now and then one that loses some of a step's worth, as far as is known.
@@ -319,13 +210,15 @@ class Joint(Policy):
         server, requests, load = memory.server, batch.requests, batch.load
         if server.plain_time is None:
             return None
-        memory.may_drop = True
         if load.prefill_tokens:
             memory.upkeep += server.step_time(load, 0) - server.plain_time(load)
             if (decodes := batch.decode_load()).num_requests:
                 memory.upkeep -= server.step_time(decodes, 0) - server.plain_time(decodes)
         states = memory.states.of(requests)
-        memory.steps_since_new = 0 if (states == _NEW).any() else memory.steps_since_new + 1
+        has_new = np.count_nonzero(states) < batch.size
+        memory.steps_since_new = 0 if has_new else memory.steps_since_new + 1
+        if not has_new and not memory.is_off:
+            return None
         let_go: NDArray[np.bool_] = (
             states == _NEW if memory.is_closed else np.zeros(batch.size, dtype=bool)
         )

@@ -60,8 +60,10 @@ class DraftCost(Settings):
         whatever the target has just read, so that the drafter's own KV cache keeps up, and yields
         the first draft token; each later one reads one token of every sequence that is still
         drafting. vLLM runs the first pass also for drafts of length 0
-        (``v1/spec_decode/llm_base_proposer.py propose``); a fit to whole drafts says nothing about
-        that case and charges nothing.
+        (``v1/spec_decode/llm_base_proposer.py propose``; V0, 0.6.4,
+        ``spec_decode/spec_decode_worker.py _run_no_spec``, but for requests whose speculation
+        `disable_by_batch_size` has ended for good, as `Policy.drops` does); a fit to whole drafts
+        says nothing about that case and charges nothing.
 
         Args:
             load: Of the target's forward pass, which takes `target_time` seconds.

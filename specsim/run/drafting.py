@@ -1,6 +1,7 @@
 """Drafting: what survives of every draft of a run, settled before it begins, and who drafts."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -16,7 +17,7 @@ from specsim.core.step import StepLoad
 from specsim.engine.facts import Facts
 from specsim.engine.sources import DraftSource
 from specsim.engine.speculation import Speculation
-from specsim.policies import ModelView, OraclePolicy, ServerView, quick_step_times
+from specsim.policies import ModelView, OraclePolicy, ServerView, quick_step_time, quick_step_times
 from specsim.proposers import Proposer
 from specsim.proposers.base import offers_by_table
 from specsim.run.deployment import Deployment
@@ -137,9 +138,10 @@ class Drafting:
         if self._verifies_tokens:  # they are found out as the run goes on
             survival_lens = np.zeros(self.facts.num_outputs, dtype=np.uint8)
         oracle = Oracle(survival_lens, self.facts.starts)
+        plain_time = quick_step_time(replace(costs, drafts=(), expands_batch=False))
         server = ServerView(
             max_draft_len=deployment.max_draft_len,
-            step_time=costs.step_time,
+            step_time=quick_step_time(costs),
             step_times=quick_step_times(costs),
             verify_time=target_time + costs.overhead_time(1),
             pass_times=tuple(
@@ -153,7 +155,7 @@ class Drafting:
             rng=generator(experiment.seed, "policy", str(replica)),
             tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
             drafts_at_one_cost=costs.drafts_at_one_cost,
-            plain_time=costs.plain_time,
+            plain_time=lambda load: plain_time(load, 0),
             has_confidences=deployment.proposer is None or deployment.proposer.has_confidence,
         )
         return Speculation(

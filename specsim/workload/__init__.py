@@ -19,7 +19,7 @@ from specsim.workload.trace import Trace
 __all__ = ["Trace", "WorkloadConfig"]
 
 
-_LATEST = 2.0**46  # from here on doubles are more than a hundredth of a second apart
+_LATEST = 2.0**43  # from here on doubles are more than a millisecond apart
 
 
 class WorkloadConfig(Settings):
@@ -120,9 +120,9 @@ class WorkloadConfig(Settings):
 
 
 def _check_clock(last: float) -> None:
-    """Raise if double precision cannot tell 10 ms at the last arrival, seconds."""
+    """Raise if double precision cannot tell a millisecond at the last arrival, seconds."""
     if not last < _LATEST:
         raise ConfigError(
             f"workload: the last request arrives after {last:.3g} s, where the clock cannot tell "
-            f"10 ms any more (from {_LATEST:.2g} s on); raise the rate, or shorten the gaps"
+            f"1 ms any more (from {_LATEST:.2g} s on); raise the rate, or shorten the gaps"
         )

@@ -12,7 +12,7 @@ from specsim.core.errors import PluginError
 from specsim.core.step import StepLoad
 from specsim.policies import POLICIES, Policy
 from specsim.policies._exchange import Exchange
-from specsim.policies.joint import Prospects
+from specsim.policies._prospects import Prospects
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -75,6 +75,47 @@ class DropsTooFew(Policy):
 
     def drops(self, batch: Any, memory: Any) -> Any:
         return np.zeros(batch.size + 1, dtype=bool)
+
+
+class DropsAll(Policy):
+    """Lets go of everyone at once, or says beforehand that it will not."""
+
+    kind: str = "drops_all"
+    now: bool = True
+
+    def draft_lens(self, batch: Any, memory: Any) -> int:
+        return 0
+
+    def drops_now(self, memory: Any) -> bool:
+        return self.now
+
+    def drops(self, batch: Any, memory: Any) -> Any:
+        return np.ones(batch.size, dtype=bool)
+
+
+@pytest.mark.parametrize("policy", ["schedule", "keeps", "drops"])
+def test_v0_runs_the_drafter_where_k_is_0_but_not_for_whom_it_has_let_go(policy: str) -> None:
+    policies = {
+        "schedule": {"kind": "schedule", "ranges": [[1, 256, 0]]},
+        "keeps": DropsAll(now=False),
+        "drops": DropsAll(),
+    }
+    config = {
+        "workload": {"arrivals": {"kind": "burst"}, "lengths": UNIFORM, "num_requests": 3},
+        "engine": {
+            "scheduler": "prefill_first",
+            "speculative_config": {"method": "draft_model", "num_speculative_tokens": 5},
+        },
+        "acceptance": {"kind": "bernoulli", "alpha": 0.5},
+        "profile": "a100/llama-7b",
+        "policy": policies[policy],
+    }
+    run = simulate(Experiment.parse(config, "test"), keeps_steps=True)
+    steps = run.replicas[0].steps
+    assert steps["draft_tokens"].sum() == 0
+    one_pass = 1e-3 + 1.73e-6 * steps["batched_tokens"] + 23.8e-9 * steps["context_tokens"]
+    expected = 0.0 if policy == "drops" else one_pass
+    assert steps["draft_time"] == pytest.approx(expected)
 
 
 def test_who_is_let_go_of_is_checked() -> None:

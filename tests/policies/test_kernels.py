@@ -56,6 +56,7 @@ COSTS = [
     ("h100/llama-3.1-8b", None),
     ("a100/llama-7b", "draft_model"),
     ("a100/llama-7b", "medusa"),
+    ("h100/llama-3.1-8b-kernels", "draft_model"),
 ]
 
 
@@ -69,6 +70,7 @@ def test_step_times_are_those_of_the_costs_to_the_bit(profile: str, method: str 
             assert np.array_equal(
                 quick(load, tokens, drafts), step_costs.step_times(load, tokens, drafts)
             )
+            assert quick.of_one(load, drafts) == step_costs.step_time(load, drafts)
 
 
 @pytest.mark.parametrize(("profile", "method"), COSTS)

@@ -127,9 +127,9 @@ def test_every_row_says_where_it_comes_from(worked: Summary, tmp_path: Path) -> 
 
 
 def test_a_run_of_thousands_of_years_takes_no_memory(tiny: Callable[..., Experiment]) -> None:
-    rare = {**tiny_config()["workload"], "arrivals": {"kind": "poisson", "rate": 1e-12}}
+    rare = {**tiny_config()["workload"], "arrivals": {"kind": "poisson", "rate": 1e-11}}
     data = Summary(simulate(tiny(workload=rare))).data
-    assert data["duration"] > 1e12
+    assert data["duration"] > 1e11
     # Alone in the system, a request of at most 40 tokens is answered within a second.
     assert 10 < data["max_output_tokens_per_s"] <= 40
 

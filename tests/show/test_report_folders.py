@@ -196,6 +196,8 @@ def test_a_page_is_called_by_its_experiment_not_by_its_folder(study: Study, cli:
     assert title_of(config, ["l40s/llama-3.1-8b"]) == "llama-3.1-8b on l40s, sharegpt"
     assert title_of(config, ["h100", "l40s", "a100", "b200"]).startswith("llama-3.1-8b on 4 GPUs")
     assert title_of({"workload": None, "engine": None}, ["my/fast.yaml"]) == "fast"
+    own = {"profile": "my/fast.yaml"}
+    assert title_of(own, ["my/fast.yaml"], "meta-llama/Llama-3.1-8B") == "Llama-3.1-8B on fast"
 
 
 def test_hardware_says_what_its_step_times_rest_on(folder: Path, cli: Run) -> None:

@@ -79,15 +79,17 @@ def _default_policy(config: dict[str, Any]) -> str:
     return f"static:k={always}" if always else "off"
 
 
-def title_of(config: dict[str, Any], hardware: list[str]) -> str:
+def title_of(config: dict[str, Any], hardware: list[str], model_id: Any = None) -> str:
     """Return what was simulated, in a few words, from the experiment itself.
 
     Args:
         hardware: Labels of the axis.
+        model_id: Of the summary: names the model where the profile is a file of one's own.
     """
     workload, engine = config.get("workload") or {}, config.get("engine") or {}
     profile = str(config.get("profile", ""))
-    model = "" if profile.endswith((".yaml", ".yml")) else profile.partition("/")[2]
+    is_file = profile.endswith((".yaml", ".yml"))
+    model = PurePath(str(model_id or "")).name if is_file else profile.partition("/")[2]
     gpus = list(
         dict.fromkeys(
             PurePath(name).stem if name.endswith(("yaml", "yml")) else name.partition("/")[0]

@@ -48,7 +48,7 @@ def _load_run(folder: Path) -> Study:
     axes = single_axes(run.config)
     return Study(
         kind="run",
-        title=title_of(run.config, axes[HARDWARE].labels),
+        title=title_of(run.config, axes[HARDWARE].labels, run.summary.get("model_id")),
         axes=[axes[role] for role in (HARDWARE, POLICY, LOAD)],
         slo=slo_of(run.config),
         points=[_point(run, 0, (0, 0, 0), 0, run.summary)],
@@ -68,6 +68,7 @@ def _load_comparison(folder: Path) -> Study:
     points: list[Point] = []
     configs: list[dict[str, Any]] = []
     warnings: dict[str, None] = {}
+    model_id: Any = None
     for place, (label, result) in enumerate(comparison.items()):
         summaries = result.get("summaries") if isinstance(result, dict) else None
         if not isinstance(summaries, list) or not summaries:
@@ -77,6 +78,7 @@ def _load_comparison(folder: Path) -> Study:
         warnings.update(dict.fromkeys(map(str, result.get("warnings", []))))
         for replication, summary in enumerate(summaries):
             _of_this_version(path, summary)
+            model_id = summary.get("model_id")
             source = own if replication == 0 else None
             points.append(_point(source, len(points), (0, place, 0), replication, summary))
     if not points:
@@ -85,7 +87,7 @@ def _load_comparison(folder: Path) -> Study:
     policy = axis_of(POLICY, "policy", list(comparison), [""] * len(comparison))
     return Study(
         kind="comparison",
-        title=title_of(configs[0], axes[HARDWARE].labels),
+        title=title_of(configs[0], axes[HARDWARE].labels, model_id),
         slo=slo_of(configs[0]),
         axes=[axes[HARDWARE], policy, axes[LOAD]],
         points=points,
