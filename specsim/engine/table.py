@@ -41,8 +41,9 @@ NO_KEY = 1 << 62
 FULL, SLIDING, CHUNKED = range(3)
 """Kinds of groups, as in `specsim.hardware.kv_groups.KINDS`."""
 
-FREE, WAITING, RUNNING, FINISHED = range(4)
-"""Where a row of `sequences` is: unused, in the queue, running, or ended with a step in flight."""
+FREE, WAITING, RUNNING, FINISHED, WITHDRAWN = range(5)
+"""Where a row of `sequences` is: unused, in the queue, running, ended with a step in flight, or
+waiting or running for a client that has gone, until `specsim.engine.order.drop` is called."""
 
 
 class Sequence(Protocol):
