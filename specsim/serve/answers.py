@@ -39,7 +39,7 @@ class Reply:
 
     def delivered(self, answer: Answer, first: int, end: int) -> None:
         """Wait for the last token of the last answer."""
-        if answer.is_done:
+        if end == answer.request.output_len:
             self._left -= 1
             if not self._left and not self.done.done():
                 self.done.set_result(None)
@@ -107,7 +107,7 @@ class Stream(Reply):
         """Send the tokens of a step."""
         text = json.dumps(self._echo(answer))[1:-1] if not first and self.echoes else ""
         text += answer.text(first, end)
-        finish = f'"{answer.finish}"' if answer.is_done else "null"
+        finish = f'"{answer.finish}"' if end == answer.request.output_len else "null"
         said = f'"delta":{{"content":"{text}"}}' if self.is_chat else f'"text":"{text}"'
         usage = ""
         if self._is_continuous:

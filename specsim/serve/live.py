@@ -6,9 +6,10 @@ comes or goes.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from math import inf, nextafter
+from math import inf
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,10 +27,12 @@ from specsim.engine.view import StepView
 from specsim.results.records import ReplicaRecords
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
+from specsim.serve.alarm import Alarm
 from specsim.serve.slots import Slots
 from specsim.serve.texts import Filler
 
-_SPIN = 0.001  # seconds: how coarse epoll's timer is
+_AT_ONCE = 16  # deliveries that are sent before the loop looks for requests
+_MOST_UNSENT = 4096  # deliveries; if there are more, all are sent before anything else happens
 _LENGTHS = 4096  # drawn at once
 
 
@@ -66,11 +69,6 @@ class Answer:
         self.row: Any = None
         """The engine's own record of it, once it has ended."""
 
-    @property
-    def is_done(self) -> bool:
-        """Whether all of it has been delivered."""
-        return self.sent_len == self.request.output_len
-
     def text(self, first: int, end: int) -> str:
         """Return what is sent of some of its tokens."""
         ends = self.filler.ends
@@ -95,6 +93,16 @@ class Watcher(Protocol):
 
     def close(self) -> None:
         """See the end."""
+
+
+class _WallClock(EventClock):
+    """An event clock that is told how late it is."""
+
+    def catch_up(self, now: float) -> None:
+        """Let everything happen that happens up to now."""
+        while self.peek() <= now:
+            self.step()
+        self._now = max(self._now, now)
 
 
 class _UpToNow(Cluster):
@@ -136,10 +144,12 @@ class Live:
         self._answers: dict[int, Answer] = {}
         """Those on their way, by slot."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.Handle | None = None
-        self._timer_at = inf
+        self._alarm: Alarm | None = None
+        self._outbox: deque[tuple[Answer, int, int]] = deque()
+        """Deliveries, by first and end token, that have not been sent yet."""
+        self._is_sending = False
         self._origin = 0.0
-        self._clock = EventClock()
+        self._clock = _WallClock()
         self._group = None
         if deployment.is_lock_step:
             self._group = LockStep(deployment.costs, 1 + experiment.num_speculative_tokens)
@@ -188,13 +198,14 @@ class Live:
         """Let time begin, in the running loop."""
         self._loop = asyncio.get_running_loop()
         self._origin = self._loop.time()
+        self._alarm = Alarm(self._tick)
         self._tick()
 
     def stop(self) -> None:
         """Let time stand still."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._loop = None, None
+        if self._alarm is not None:
+            self._alarm.close()
+        self._alarm = None
 
     def next_len(self) -> int:
         """Return how long the next answer is that ends by itself, tokens."""
@@ -212,7 +223,7 @@ class Live:
             answer.slot = placed.index
             self._answers[answer.slot] = answer
             action = partial(self._submit, answer, placed)
-            instant = max(at + self.front_time, nextafter(self._clock.now, inf))
+            instant = max(at + self.front_time, self._clock.now)
             self._clock.call_at(instant, action)
             self._due(instant)
 
@@ -239,9 +250,7 @@ class Live:
 
     def _run(self) -> None:
         """Let the event clock catch up."""
-        now = self.now
-        if now > self._clock.now:
-            self._clock.run(until=now)
+        self._clock.catch_up(self.now)
         if self._answers and not self.is_up:
             self.fail_all("no replica is up")
 
@@ -252,25 +261,15 @@ class Live:
             self.withdraw(answer, why)
 
     def _tick(self) -> None:
-        self._timer, self._timer_at = None, inf
-        if self._loop is None:
-            return
-        if self._clock.peek() <= self.now:
-            self._run()
+        self._run()
+        if not self._is_sending:
+            self._send()
         self._due(self._clock.peek())
 
     def _due(self, instant: float) -> None:
         """See to it that the clock runs at an instant, if it does not before."""
-        if instant >= self._timer_at or self._loop is None:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = instant
-        wall = self._origin + instant / self.speed
-        if wall - self._loop.time() <= _SPIN:
-            self._timer = self._loop.call_soon(self._tick)
-        else:
-            self._timer = self._loop.call_at(wall - _SPIN, self._tick)
+        if self._alarm is not None and instant < inf:
+            self._alarm.set(self._origin + instant / self.speed)
 
     def land(self, engine: int, replica: PythonVerbs, step: StepView) -> None:
         """Hand out what a step has delivered."""
@@ -295,11 +294,28 @@ class Live:
             if is_ended:
                 answer.row = replica.table.sequences[row : row + 1][0].copy()
                 self._forget(answer)
-            answer.sink.delivered(answer, first, end)
+            if first:
+                self._outbox.append((answer, first, end))
+            else:  # who has waited longest; what else the step brings takes a while to be sent
+                self._outbox.appendleft((answer, first, end))
             for watcher in self.watchers:
                 watcher.delivered(engine, answer, gap)
                 if is_ended:
                     watcher.ended(engine, answer)
+
+    def _send(self) -> None:
+        """Send some deliveries; between them the loop hears of new requests, and when they came."""
+        outbox = self._outbox
+        for _ in range(_AT_ONCE if len(outbox) < _MOST_UNSENT else len(outbox)):
+            if not outbox:
+                break
+            answer, first, end = outbox.popleft()
+            answer.sink.delivered(answer, first, end)
+        if outbox and self._loop is not None:
+            self._is_sending = True
+            self._loop.call_soon(self._send)
+        else:
+            self._is_sending = False
 
 
 _COLUMNS = ("request", "row", "emitted_len", "verified_len", "accepted_len")
