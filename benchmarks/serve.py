@@ -83,14 +83,15 @@ def served(folder: Path, *options: str, text: str = EXPERIMENT) -> Iterator[Serv
     command = [sys.executable, "-m", "specsim", "serve", str(path), "--port", "0", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         found = re.search(r":(\d+) ", process.stdout.readline())
         assert found, "the server has not started"
         yield Server(process, int(found[1]))
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
+        process.stdout.close()
 
 
 @dataclass
@@ -255,6 +256,143 @@ def deliveries(streams: int, speed: float, seconds: float) -> bool:
     return rate >= 5000
 
 
+GOOD = {"prompt": "tell me a story", "max_tokens": 8, "ignore_eos": True}
+PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+STREAMS = {**GOOD, "stream": True, "max_tokens": 500}
+
+
+def wrong(rng: random.Random) -> object:
+    """Return something that a field does not expect."""
+    return rng.choice(
+        (None, -1, 0, 1 << 80, 1.5, "x", "\ud800", [], [[]], {}, True, [None], ["", 1], "z" * 9000)
+    )
+
+
+def bad_body(rng: random.Random) -> bytes:
+    """Return a body that is wrong in one way or several, or by chance is not."""
+    body: dict[str, Any] = dict(GOOD)
+    for _ in range(rng.randint(1, 3)):
+        name = rng.choice(
+            ("prompt", "max_tokens", "n", "stream", "stop", "min_tokens", "messages", "model",
+             "stream_options", "temperature", "logprobs", "priority", "echo", "tokens", "unknown")
+        )  # fmt: skip
+        body[name] = wrong(rng)
+    if isinstance(body.get("n"), int):
+        body["n"] = min(body["n"], 3)  # many answers are no abuse
+    text = json.dumps(body).encode()
+    kind = rng.randrange(8)
+    if kind == 0:
+        return text[: rng.randrange(len(text))]
+    if kind == 1:
+        return b"[" * rng.randint(1, 5000)
+    if kind == 2:
+        return rng.randbytes(rng.randint(0, 300))
+    if kind == 3:
+        place = rng.randrange(len(text))
+        return text[:place] + rng.randbytes(1) + text[place + 1 :]
+    return text
+
+
+def framed(path: str, body: bytes, *, method: str = "POST", length: int | None = None) -> bytes:
+    """Return an HTTP request."""
+    size = len(body) if length is None else length
+    return f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode() + body
+
+
+def attack(rng: random.Random) -> tuple[str, bytes, bool]:
+    """Return what kind of abuse, what is sent, and whether an answer is waited for."""
+    kind = rng.choices(
+        ("body", "path", "garbage", "header", "huge", "cut", "gone", "slow", "method", "good"),
+        (60, 4, 4, 2, 2, 6, 8, 2, 4, 8),
+    )[0]
+    path = rng.choice(PATHS)
+    stream = json.dumps(STREAMS).encode()
+    made = {
+        "body": lambda: framed(path, bad_body(rng)),
+        "path": lambda: framed("/" + "%" * rng.randint(0, 9) + "x" * rng.randint(0, 300), b"{}"),
+        "garbage": lambda: rng.randbytes(rng.randint(20, 200)) + b"\r\n\r\n",
+        "header": lambda: b"GET /health HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n\r\n",
+        "huge": lambda: framed(path, b"{", length=1 << 40),
+        "cut": lambda: framed(path, b"{", length=rng.randint(2, 5000)),
+        "gone": lambda: framed(PATHS[0], stream),
+        "slow": lambda: framed(PATHS[0], stream),
+        "method": lambda: framed(path, b"", method=rng.choice(("GET", "PUT", "DELETE", "BREW"))),
+        "good": lambda: framed(PATHS[0], json.dumps(GOOD).encode()),
+    }[kind]()
+    return kind, made, kind not in ("cut", "gone", "slow")
+
+
+async def abused(port: int, number: int, seed: int, workers: int = 16) -> Counter[str]:
+    """Send so many bad requests; return how they were answered, by kind and status."""
+    found: Counter[str] = Counter()
+    numbers = iter(range(number))
+
+    async def ask(rng: random.Random) -> str:
+        kind, data, waits = attack(rng)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+        try:
+            writer.write(data)
+            if kind == "slow":
+                await asyncio.sleep(0.05)
+            if kind == "gone":
+                await reader.read(1 + rng.randrange(2000))
+            if not waits:
+                return f"{kind} left"
+            async with asyncio.timeout(20):
+                line = await reader.readline()
+            status = (
+                line.split()[1].decode() if line.startswith(b"HTTP/1.") else f"none {line!r:.40}"
+            )
+            return f"{kind} {status}"
+        except ConnectionError:
+            return f"{kind} reset"
+        except TimeoutError:
+            return f"{kind} silent"
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def work() -> None:
+        for place in numbers:
+            found[await ask(random.Random(f"{seed}-{place}"))] += 1
+
+    await asyncio.gather(*(work() for _ in range(workers)))
+    return found
+
+
+PROPER = {"200", "400", "404", "405", "408", "413", "422", "503", "left", "reset"}
+
+
+def improper(found: Counter[str]) -> list[str]:
+    """Return the outcomes that no client should meet."""
+    return [f"{key} ({count})" for key, count in found.items() if key.split()[1] not in PROPER]
+
+
+def abuse(number: int, seed: int) -> bool:
+    """Print how bad requests were answered, and what the server has lost by them."""
+    total: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as name, served(Path(name), "--speed", "100") as server:
+        asyncio.run(abused(server.port, 2000, -1))  # so that what is made once has been made
+        before, began_at = server.rss_mib, time.perf_counter()
+        for part in range(10):
+            total += asyncio.run(abused(server.port, number // 10, seed * 10 + part))
+            print(f"  {part + 1}/10: {server.rss_mib:.0f} MiB", flush=True)
+        took, after = time.perf_counter() - began_at, server.rss_mib
+        time.sleep(1.0)
+        used, running = (
+            server.metric("vllm:kv_cache_usage_perc"),
+            server.metric("vllm:num_requests_running"),
+        )
+    for key, count in sorted(total.items()):
+        print(f"  {key}: {count:,}")
+    print(
+        f"{sum(total.values()):,} bad requests in {took:.0f} s: memory {before:.0f} -> {after:.0f} "
+        f"MiB, KV cache {used:.1%} in use, {running:.0f} running; improper: {improper(total) or 0}"
+    )
+    return not improper(total) and not used and not running and after - before < 20.0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=("agreement", "deliveries", "abuse"))
@@ -269,7 +407,7 @@ def main() -> int:
         return 0 if all(found) else 1
     if given.what == "deliveries":
         return 0 if deliveries(given.streams[-1], given.speed, given.seconds) else 1
-    return 1
+    return 0 if abuse(given.number, given.seed) else 1
 
 
 if __name__ == "__main__":

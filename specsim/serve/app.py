@@ -1,7 +1,6 @@
 """App: the paths of the API, and what stands behind each."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from hmac import compare_digest
 from typing import Any, NamedTuple
@@ -9,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from aiohttp import web
 
-from specsim.core.errors import SpecsimError
 from specsim.core.request import Request
 from specsim.core.version import __version__
 from specsim.serve.answers import Reply, Stream
@@ -29,7 +27,7 @@ from specsim.serve.texts import Filler, Ids, Texts
 
 _BODY_TIMEOUT = 30.0  # seconds in which a request's body has to come
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
-_JSON = "application/json"
+_MAX_BODY = web.AppKey("max_body", int)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -64,6 +62,7 @@ class Service:
     def app(self, max_body: int) -> web.Application:
         """Return the application; bodies of more bytes are refused."""
         app = web.Application(client_max_size=max_body, middlewares=[self._guard])
+        app[_MAX_BODY] = max_body
         for path, get in (
             ("/health", self._health), ("/ping", self._health), ("/version", self._version),
             ("/metrics", self._metrics), ("/v1/models", self._models),
@@ -317,13 +316,11 @@ def _stop(filler: Filler, stop: str, min_tokens: int) -> tuple[int, int] | None:
 
 
 async def _read(request: web.Request) -> bytes:
-    """Return the body of a request; a Refusal if it does not come, or is no JSON object."""
+    """Return the body of a request; a Refusal if it is too long, or does not come."""
+    if (request.content_length or 0) > request.app[_MAX_BODY]:
+        raise Refusal(413, f"the body has more than {request.app[_MAX_BODY]} bytes")
     try:
         async with asyncio.timeout(_BODY_TIMEOUT):
-            data = await request.read()
+            return await request.read()
     except TimeoutError as error:
         raise Refusal(408, f"the body did not come within {_BODY_TIMEOUT:.0f} s") from error
-    return data
-
-
-__all__ = ["Service", "SpecsimError", "json"]

@@ -7,7 +7,8 @@ comes or goes.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.engine.cluster import Cluster, EventClock, schedule_incidents
@@ -31,7 +32,7 @@ from specsim.serve.alarm import Alarm
 from specsim.serve.slots import Slots
 from specsim.serve.texts import Filler
 
-_AT_ONCE = 16  # deliveries that are sent before the loop looks for requests
+_AT_ONCE = 4  # deliveries that are sent before the loop looks for requests
 _MOST_UNSENT = 4096  # deliveries; if there are more, all are sent before anything else happens
 _LENGTHS = 4096  # drawn at once
 
@@ -109,6 +110,11 @@ class _UpToNow(Cluster):
     """A cluster whose only replica does not run ahead of the clock either: more may come."""
 
     _run_ahead = Cluster._run_event_by_event
+    numbers: Sequence[int] = ()
+    """Of the request in each slot, which is its index to replicas, but not to the router."""
+
+    def _chosen(self, request: Request) -> Replica | None:
+        return super()._chosen(replace(request, index=self.numbers[request.index]))
 
 
 class _NoRecords(ReplicaRecords):
@@ -162,6 +168,7 @@ class Live:
             seed=experiment.seed,
             keeps_up=True,
         )
+        self._cluster.numbers = self.slots.numbers
         schedule_incidents(self._clock, self._cluster, experiment.incidents or ())
 
     def _make_replica(self, number: int, start: float) -> Replica:
@@ -233,16 +240,18 @@ class Live:
 
     def withdraw(self, answer: Answer, why: str = "the client has gone") -> None:
         """Drop an answer that nobody waits for any more."""
+        if self._answers.get(answer.slot) is answer:
+            self._run()
+            self._drop(answer, why)
+
+    def _drop(self, answer: Answer, why: str) -> None:
         if self._answers.get(answer.slot) is not answer:
-            return
-        self._run()
-        if self._answers.get(answer.slot) is not answer:
-            return
+            return  # it has just come to its end
         self._cluster.withdraw(answer.slot)
         self._forget(answer)
         for watcher in self.watchers:
             watcher.broken_off(answer, why)
-        self._due(0.0)
+        self._due(self._clock.peek())
 
     def _forget(self, answer: Answer) -> None:
         del self._answers[answer.slot]
@@ -258,7 +267,7 @@ class Live:
         """Break off all answers on their way."""
         for answer in list(self._answers.values()):
             answer.sink.failed(answer, why)
-            self.withdraw(answer, why)
+            self._drop(answer, why)
 
     def _tick(self) -> None:
         self._run()
@@ -273,10 +282,9 @@ class Live:
 
     def land(self, engine: int, replica: PythonVerbs, step: StepView) -> None:
         """Hand out what a step has delivered."""
-        for watcher in self.watchers:
-            watcher.stepped(engine, replica, step)
         at = float(step.record["ended_at"])
-        columns = (step[name].tolist() for name in _COLUMNS)
+        # The last to be admitted first: who waits for the first token is to have it in time.
+        columns = (step[name][::-1].tolist() for name in _COLUMNS)
         for slot, row, emitted_len, drafted, accepted in zip(*columns, strict=True):
             if not emitted_len:
                 continue
@@ -296,12 +304,14 @@ class Live:
                 self._forget(answer)
             if first:
                 self._outbox.append((answer, first, end))
-            else:  # who has waited longest; what else the step brings takes a while to be sent
-                self._outbox.appendleft((answer, first, end))
+            else:
+                answer.sink.delivered(answer, first, end)
             for watcher in self.watchers:
                 watcher.delivered(engine, answer, gap)
                 if is_ended:
                     watcher.ended(engine, answer)
+        for watcher in self.watchers:
+            watcher.stepped(engine, replica, step)
 
     def _send(self) -> None:
         """Send some deliveries; between them the loop hears of new requests, and when they came."""
@@ -350,6 +360,3 @@ def _answer_lens(experiment: Experiment) -> Iterator[int]:
             raise ConfigError("workload: has no request, and so no length of an answer")
         yield from drawn.output_lens.tolist()
         number += 1
-
-
-__all__ = ["Answer", "Live", "Sink", "SpecsimError", "Watcher"]

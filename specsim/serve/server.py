@@ -3,18 +3,22 @@
 import asyncio
 import contextlib
 import gc
+import json
+import logging
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from specsim.core.errors import ConfigError
 from specsim.run.experiment import Experiment
 from specsim.serve.app import Service
 from specsim.serve.live import Live
 from specsim.serve.log import Log
+from specsim.serve.protocol import error_body
 from specsim.serve.texts import Texts
 
 
@@ -41,10 +45,10 @@ class Options:
     """Seconds that unfinished requests have once the server is told to end."""
 
 
+_FULL = json.dumps(error_body(503, "too many connections")).encode()
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    b'Content-Length: 102\r\n\r\n{"error": {"message": "too many connections", "type": '
-    b'"ServiceUnavailableError", "param": null, "code": 503}}'
+    b"Content-Length: %d\r\n\r\n%b" % (len(_FULL), _FULL)
 )
 
 
@@ -89,6 +93,14 @@ def _alone(experiment: Experiment, number: int) -> Experiment:
     return experiment.replace(replicas=1, incidents=mine or None, seed=experiment.seed + number)
 
 
+def _log() -> logging.Logger:
+    """Return where aiohttp tells of faults: what clients do wrong is none, and they have heard."""
+    log = logging.getLogger("specsim.serve")
+    of_clients = (ConnectionError, HttpProcessingError)
+    log.addFilter(lambda record: not isinstance((record.exc_info or [0, 0])[1], of_clients))
+    return log
+
+
 class Server:
     """Services at their ports, in one asyncio loop."""
 
@@ -110,6 +122,7 @@ class Server:
                 service.app(options.max_body),
                 handler_cancellation=True,
                 access_log=None,
+                logger=_log(),
                 keepalive_timeout=60.0,
                 max_line_size=8190,
                 max_field_size=8190,

@@ -65,6 +65,8 @@ class Slots(Drafting):
         self.survival_lens = np.zeros(room, dtype=np.uint8)
         self._free = np.ones(size, dtype=bool)
         self.num_free = size
+        self.numbers = [0] * size
+        """The request in each slot: its number, counted over all."""
 
     def _offered(self, request: Request) -> list[bytes] | None:
         proposer = self._deployment.proposer
@@ -80,10 +82,9 @@ class Slots(Drafting):
 
     def take(self, request: Request) -> Request:
         """Settle a request; return it with its slot, which must be there, in place of its index."""
-        slot = request.index % self._size
-        while not self._free[slot]:
-            slot = (slot + 1) % self._size
+        slot = int(self._free.argmax())  # the first, so that little memory is touched
         self._free[slot] = False
+        self.numbers[slot] = request.index
         self.num_free -= 1
         self.requests[slot] = placed = replace(request, index=slot)
         row = self.facts.rows[slot]

@@ -12,6 +12,13 @@ from specsim.reality.observe import Options as ObserveOptions
 from specsim.reality.observe import load_workload, observe
 from specsim.serve import Options
 
+_BENCH = """
+import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""  # what `vllm bench serve` does, which wants to know the version of a package of another name
 VLLM = os.environ.get("SPECSIM_VLLM_PYTHON", "")
 
 
@@ -100,7 +107,7 @@ def test_vllm_bench_serve(backend: str, tmp_path: Path) -> None:
     path = "chat/completions" if backend == "openai-chat" else "completions"
     with serving(Options(port=0, speed=2.0, grace=0.5, tokenizer=tokenizer)) as served:
         command = [
-            str(Path(VLLM).with_name("vllm")), "bench", "serve", "--backend", backend,
+            VLLM, "-c", _BENCH, "--backend", backend,
             "--base-url", served.url, "--endpoint", f"/v1/{path}", "--model", "llama-3.1-8b",
             "--tokenizer", str(tokenizer.parent), "--dataset-name", "random", "--random-input-len",
             "50", "--random-output-len", "20", "--num-prompts", "20", "--request-rate", "40",
@@ -128,10 +135,14 @@ def word_tokenizer(folder: Path) -> Path:
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=["<s>", "</s>"],
     )
-    made.train_from_iterator([" the and for are but not you all can her was one our out"] * 50, trainer)
+    made.train_from_iterator(
+        [" the and for are but not you all can her was one our out"] * 50, trainer
+    )
     made.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"})
+        json.dumps(
+            {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+        )
     )
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 600}))
     return folder / "tokenizer.json"
