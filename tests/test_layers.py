@@ -10,7 +10,7 @@ ROWS = [
     "hardware workload acceptance latency profile lookup proposers policies routing autoscaling",
     "results engine",
     "run",
-    "tokens study reality show cli api __main__",
+    "tokens study reality serve show cli api __main__",
 ]
 RANK = {
     unit: (row, place) for row, units in enumerate(ROWS) for place, unit in enumerate(units.split())

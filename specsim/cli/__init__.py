@@ -18,6 +18,7 @@ from specsim.cli.planning import demo, init, plan
 from specsim.cli.policies import policy_app
 from specsim.cli.profiles import profile_app
 from specsim.cli.reality import acceptance_app, observe, parity, validate
+from specsim.cli.serving import serve
 from specsim.cli.simulation import ManyPolicies, compare, run, sweep
 from specsim.cli.studies import capacity, gate, tune
 from specsim.cli.traces import draft_eval, tokens_app, trace_app
@@ -38,7 +39,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "plan": plan, "init": init, "demo": demo, "capacity": capacity, "tune": tune,
         "compare": compare, "gate": gate,
     },
-    "Simulate": {"run": run, "sweep": sweep, "policy": policy_app},
+    "Simulate": {"run": run, "sweep": sweep, "serve": serve, "policy": policy_app},
     "Look": {
         "report": report, "ui": ui, "plot": plot, "timeline": timeline, "breakdown": breakdown,
         "export": export,

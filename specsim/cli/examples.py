@@ -12,6 +12,7 @@ EXAMPLES = {
     "gate": "baseline.json suite.yaml --junit gate.xml",
     "run": "EXP.yaml --set policy.k=5 --out results/one",
     "sweep": "SWEEP.yaml --dry-run",
+    "serve": "EXP.yaml --port 8000",
     "policy check": "my.py:MyPolicy",
     "report": "results/cmp",
     "ui": "EXP.yaml",

@@ -74,6 +74,7 @@ def profile_text(profile: "Profile") -> str:
 
 
 _EXTRAS = {"matplotlib": "plots", "aiohttp": "observe"}
+"""Of a library, one extra that has it."""
 
 
 def need(library: str, source: str) -> None:

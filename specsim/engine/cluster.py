@@ -229,6 +229,14 @@ class Cluster:
         self._up = self._taking_requests()
         self._move(left)
 
+    def withdraw(self, request: int) -> None:
+        """Drop a request whose client has gone, wherever it is."""
+        self._stranded = [each for each in self._stranded if each.request != request]
+        for replica in self._up:
+            replica.advance(self.clock.now)
+            if replica.withdraw(request):
+                return
+
     def restore(self, number: int) -> None:
         """Start a replica that is not there; it gets what waited for any replica to be up."""
         self._replicas[number] = self._started(number)

@@ -17,8 +17,8 @@ from specsim.core.compiled import Loop, inner
 from specsim.engine.cost import charge_drafts, charge_forward
 from specsim.engine.deliver import deliver, has_room, land
 from specsim.engine.draft import ask, offer
-from specsim.engine.schedule import schedule, take_in
-from specsim.engine.table import TABLE_TYPES, Table
+from specsim.engine.schedule import schedule, take_in, withdraw
+from specsim.engine.table import TABLE_TYPES, WITHDRAWN, Table
 from specsim.engine.verify import verify
 
 VERBS = 18
@@ -114,7 +114,19 @@ def _advance(table: Table) -> int:
         state.place += 1
 
 
-advance = Loop(_advance, TABLE_TYPES, name="engine", rooms=("specsim.engine", "specsim.latency"))
+def _drop(table: Table) -> int:
+    """Take out the sequences that have been marked as withdrawn; return how many."""
+    dropped = 0
+    for row in range(len(table.sequences)):
+        if table.sequences[row].status == WITHDRAWN:
+            withdraw(table, row)
+            dropped += 1
+    return dropped
+
+
+_ROOMS = ("specsim.engine", "specsim.latency")
+advance = Loop(_advance, TABLE_TYPES, name="engine", rooms=_ROOMS)
+drop = Loop(_drop, TABLE_TYPES, name="engine", rooms=_ROOMS)
 
 
 @inner

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.step import Ints
-from specsim.engine.order import FULL, GROW, TAKE_IN, VERBS, WAITS, advance
+from specsim.engine.order import FULL, GROW, TAKE_IN, VERBS, WAITS, advance, drop
 from specsim.engine.python_verbs import PythonVerbs, Wiring
 from specsim.engine.schedule import begin, take_in
 from specsim.engine.setup import Setup, linked_rows, zeros
@@ -22,6 +22,7 @@ from specsim.engine.table import (
     REQUEST,
     RUNNING,
     WAITING,
+    WITHDRAWN,
     Table,
 )
 from specsim.latency._form import COSTS
@@ -232,6 +233,21 @@ class Replica(PythonVerbs):
             new = Departure(request, at, requeues=1)
             left.append(new if row == NO_ROW else self._departure(row))
         return left
+
+    def withdraw(self, request: int) -> bool:
+        """Drop a request whose client has gone; False if it is not here, or has ended."""
+        unseen = self._unseen()
+        for place in np.flatnonzero(unseen["request"] == request).tolist():
+            if (row := int(unseen["row"][place])) != NO_ROW:
+                self.table.sequences["next_row"][row] = self._field("free_row")
+                self._set(free_row=row)
+            unseen[place:-1] = unseen[place + 1 :].copy()
+            self._num_arrivals[0] -= 1
+            return True
+        sequences: Any = self.table.sequences
+        is_live = (sequences["status"] == WAITING) | (sequences["status"] == RUNNING)
+        sequences["status"][is_live & (sequences["request"] == request)] = WITHDRAWN
+        return bool(drop.bind(self.table)())
 
     def _departure(self, row: int) -> Departure:
         sequences: Any = self.table.sequences

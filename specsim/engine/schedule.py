@@ -13,8 +13,8 @@ from specsim.engine.admission import admit, append_entry, first_piece
 from specsim.engine.kv import admit_blocks, extend, load_blocks, release
 from specsim.engine.loading import admit_loaded, begin_load, is_in_flight, take_news
 from specsim.engine.prefix import cached_prefix, publish
-from specsim.engine.table import NEVER, NO_ROW, REQUEST, RUNNING, Table
-from specsim.engine.waiting import close_gaps, enqueue, first_waiting, put_back
+from specsim.engine.table import FINISHED, FREE, NEVER, NO_ROW, REQUEST, RUNNING, Table
+from specsim.engine.waiting import close_gaps, enqueue, first_waiting, leave_queue, put_back
 
 
 @inner
@@ -81,6 +81,28 @@ def begin(table: Table, row: int, request: int, arrived_at: float) -> None:
     sequence.accepted_tokens = 0
     sequence.external_len = 0
     sequence.is_sending = 0
+
+
+@inner
+def withdraw(table: Table, row: int) -> None:
+    """Take out a sequence that is marked as `WITHDRAWN`: its blocks are free at once.
+
+    What a step in flight brings for it is dropped, and its row is free when that has landed.
+
+    Source: vLLM 0.32.0 ``v1/core/sched/scheduler.py finish_requests``.
+    """
+    state, sequence = table.state[0], table.sequences[row]
+    sequence.status = FINISHED
+    if sequence.slot >= 0:  # it ran
+        release(table, row)
+        close_gaps(table)
+    else:
+        leave_queue(table, row)
+    state.has_unflushed = 1
+    if sequence.in_flight_len == 0:
+        sequence.status = FREE
+        sequence.next_row = state.free_row
+        state.free_row = row
 
 
 @inner

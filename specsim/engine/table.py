@@ -41,10 +41,11 @@ NO_KEY = 1 << 62
 FULL, SLIDING, CHUNKED = range(3)
 """Kinds of groups, as in `specsim.hardware.kv_groups.KINDS`."""
 
-FREE, WAITING, RUNNING, FINISHED, LOADING, LOADED = range(6)
+FREE, WAITING, RUNNING, FINISHED, LOADING, LOADED, WITHDRAWN = range(7)
 """Where a row of `sequences` is: unused, in the queue, running, ended with a step in flight or with
-blocks that somebody is still to read, or holding blocks into which KV entries are being loaded or
-have been (vLLM: WAITING_FOR_REMOTE_KVS)."""
+blocks that somebody is still to read, holding blocks into which KV entries are being loaded or
+have been (vLLM: WAITING_FOR_REMOTE_KVS), or waiting or running for a client that has gone, until
+`specsim.engine.order.drop` is called."""
 
 REQUEST, LOAD_ENDED, LOAD_FAILED, BLOCKS_READ = range(4)
 """Kinds of arrivals: a new request, and what has become of the KV entries of a row."""

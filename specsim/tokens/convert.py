@@ -48,6 +48,8 @@ class Tokenizer:
     """The token ids of each of several texts."""
     note: str = ""
     """What a user should know of how it was read."""
+    decode: Callable[[list[int]], str] | None = None
+    """The text of token ids."""
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -120,7 +122,7 @@ def _of_json(tokenizers: Any, path: Path, data: bytes) -> Tokenizer:
         batch = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
-    return Tokenizer(encode)
+    return Tokenizer(encode, decode=tokenizer.decode)
 
 
 def _of_ranks(tiktoken: Any, path: Path, data: bytes) -> Tokenizer:
@@ -138,7 +140,7 @@ def _of_ranks(tiktoken: Any, path: Path, data: bytes) -> Tokenizer:
         ids: list[list[int]] = encoding.encode_ordinary_batch(texts, num_threads=2)
         return ids
 
-    return Tokenizer(encode, note)
+    return Tokenizer(encode, note, encoding.decode)
 
 
 def _ranks(path: Path, data: bytes) -> dict[bytes, int]:

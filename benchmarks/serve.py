@@ -1,0 +1,414 @@
+"""``specsim serve``: agreement with the simulation, deliveries per second, and abuse.
+
+    python benchmarks/serve.py agreement [--streams 50 100 200] [--seconds 30]
+    python benchmarks/serve.py deliveries [--streams 200] [--speed 20]
+    python benchmarks/serve.py abuse [--number 50000]
+
+The server is a process of its own, and so is what asks it: on two cores each has one, if nothing
+else runs. `agreement` holds so many streams open and compares what the client saw with
+``specsim.run.simulate`` of the requests in the server's log. The exit code is 1 if a bound is missed:
+2 % + 1 ms at p50 and p99, 5,000 deliveries per second, an answer that is no HTTP error, or a leak.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+
+from specsim.core.request import Request
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+
+ROOT = Path(__file__).parents[1]
+EXPERIMENT = """\
+workload:
+  arrivals: {kind: poisson, rate: 1.0}
+  lengths: {kind: uniform, prompt: [100, 600], output: [100, 300]}
+  num_requests: 1000
+engine:
+  speculative_config: {method: eagle3, num_speculative_tokens: 3}
+acceptance: {kind: bernoulli, alpha: 0.62}
+profile: h100/llama-3.1-8b
+"""
+
+
+@dataclass
+class Server:
+    """A server in a process of its own."""
+
+    process: subprocess.Popen[str]
+    port: int
+
+    @property
+    def rss_mib(self) -> float:
+        """Memory that it has, MiB."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Time that it has computed."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def metric(self, name: str) -> float:
+        """Return a metric, summed over its labels."""
+        with urlopen(f"http://127.0.0.1:{self.port}/metrics") as page:
+            lines = page.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+
+@contextmanager
+def served(folder: Path, *options: str, text: str = EXPERIMENT) -> Iterator[Server]:
+    """Serve an experiment on a port that is free."""
+    path = folder / "experiment.yaml"
+    path.write_text(text)
+    command = [sys.executable, "-m", "specsim", "serve", str(path), "--port", "0", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    try:
+        found = re.search(r":(\d+) ", process.stdout.readline())
+        assert found, "the server has not started"
+        yield Server(process, int(found[1]))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        process.stdout.close()
+
+
+@dataclass
+class Seen:
+    """What a client saw of one request; times in seconds on its clock."""
+
+    prompt_len: int
+    output_len: int
+    sent_at: float = 0.0
+    times: list[float] = field(default_factory=list)
+    """Of each event that held tokens."""
+
+    @property
+    def ttft(self) -> float:
+        return self.times[0] - self.sent_at
+
+    @property
+    def e2e(self) -> float:
+        return self.times[-1] - self.sent_at
+
+    @property
+    def tpot(self) -> float:
+        return (self.times[-1] - self.times[0]) / max(1, self.output_len - 1)
+
+
+class Client(asyncio.Protocol):
+    """One connection, which asks again when it has its answer; it reads as little as it can."""
+
+    def __init__(self, load: "Load") -> None:
+        self._load = load
+        self.now: Seen | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self) -> None:
+        seen, body = self._load.next()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.now = seen
+        self.transport.write(head.encode() + body)
+        seen.sent_at = time.perf_counter()
+
+    def data_received(self, data: bytes) -> None:
+        at, seen = time.perf_counter(), self.now
+        assert seen is not None
+        events = data.count(b'"index":0')
+        if events:
+            seen.times.extend([at] * events)
+        if data.endswith(b"0\r\n\r\n"):
+            self._load.answered(self, seen)
+
+
+class Load:
+    """A number of streams, held open for some time."""
+
+    def __init__(self, streams: int, seconds: float, seed: int, lens: tuple[int, int]) -> None:
+        self._random = random.Random(seed)
+        self.streams, self.seconds, self.lens = streams, seconds, lens
+        self.seen: list[Seen] = []
+        self.left = streams
+        self.is_over = False
+
+    def next(self) -> tuple[Seen, bytes]:
+        prompt = [self._random.randrange(1 << 30) for _ in range(self._random.randint(100, 600))]
+        length = self._random.randint(*self.lens)
+        body = {"prompt": prompt, "max_tokens": length, "ignore_eos": True, "stream": True}
+        return Seen(len(prompt), length), json.dumps(body).encode()
+
+    def answered(self, client: Client, seen: Seen) -> None:
+        self.seen.append(seen)
+        if self.is_over:
+            self.left -= 1
+            client.transport.close()
+        else:
+            client.ask()
+
+    async def run(self, port: int) -> None:
+        loop = asyncio.get_running_loop()
+        clients = []
+        for _ in range(self.streams):
+            _, client = await loop.create_connection(lambda: Client(self), "127.0.0.1", port)
+            clients.append(client)
+        for client in clients:  # not all at once
+            client.ask()
+            await asyncio.sleep(min(0.02, 4.0 / self.streams))
+        await asyncio.sleep(self.seconds)
+        self.is_over = True
+        while self.left:
+            await asyncio.sleep(0.01)
+
+
+def simulated(folder: Path) -> dict[str, np.ndarray]:
+    """Return the latencies of a simulation of the requests in a server's log, seconds."""
+    rows = [json.loads(line) for line in (folder / "log/requests.jsonl").read_text().splitlines()]
+    rows.sort(key=lambda row: row["number"])
+    assert [row["number"] for row in rows] == list(range(len(rows)))
+    requests = [
+        Request(
+            index=row["number"],
+            prompt_len=row["input_toks"],
+            output_len=row["output_toks"],
+            arrived_at=row["arrival_time"],
+            prompt_token_ids=np.array(row["input_tok_ids"]),
+            output_token_ids=np.array(row["output_tok_ids"]),
+        )
+        for row in rows
+    ]
+    run = simulate(Experiment.load(folder / "experiment.yaml"), requests=requests)
+    table = np.concatenate([each.requests for each in run.replicas])
+    ttft = table["first_token_at"] - table["arrived_at"]
+    e2e = table["ended_at"] - table["arrived_at"]
+    tpot = (e2e - ttft) / np.maximum(1, table["output_len"] - 1)
+    return {"ttft": ttft, "tpot": tpot, "e2e": e2e}
+
+
+def agreement(streams: int, seconds: float, seed: int) -> bool:
+    """Print how far what a client sees is from the simulation; return whether it is near enough."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        load = Load(streams, seconds, seed, (100, 300))
+        with served(folder, "--log", str(folder / "log")) as server:
+            before, began_at = server.cpu_seconds, time.perf_counter()
+            asyncio.run(load.run(server.port))
+            took = time.perf_counter() - began_at
+            busy = (server.cpu_seconds - before) / took
+        expected = simulated(folder)
+    is_near = True
+    deliveries = sum(len(seen.times) for seen in load.seen)
+    print(
+        f"{streams} streams: {len(load.seen):,} requests, {deliveries / took:,.0f} deliveries/s, "
+        f"server {100 * busy:.0f} % of a core, load {os.getloadavg()[0]:.1f}"
+    )
+    for metric, values in expected.items():
+        seen_values = [getattr(seen, metric) for seen in load.seen]
+        for percentile in (50, 99):
+            sim, real = np.percentile(values, percentile), np.percentile(seen_values, percentile)
+            error, bound = real - sim, 0.02 * sim + 0.001
+            is_near &= abs(error) <= bound
+            print(
+                f"  {metric:5} p{percentile}: simulated {sim * 1e3:8.2f} ms, client "
+                f"{real * 1e3:8.2f} ms, {error * 1e3:+6.2f} ms ({100 * error / sim:+.2f} %)"
+                f"{'' if abs(error) <= bound else '  MISSED'}"
+            )
+    return is_near
+
+
+def deliveries(streams: int, speed: float, seconds: float) -> bool:
+    """Print how many deliveries a second one core can make."""
+    with tempfile.TemporaryDirectory() as name:
+        load = Load(streams, seconds, 0, (400, 600))
+        with served(Path(name), "--speed", str(speed)) as server:
+            asyncio.run(load.run(server.port))
+            cpu = server.cpu_seconds
+        times = np.sort(np.concatenate([seen.times for seen in load.seen]))
+        middle = times[(times > times[0] + 4) & (times < times[0] + seconds)]
+        rate = len(middle) / (middle[-1] - middle[0])
+    print(
+        f"{streams} streams at speed {speed:g}: {rate:,.0f} deliveries/s, {len(times):,} in all, "
+        f"{1e6 * cpu / len(times):.0f} us of the server each, load {os.getloadavg()[0]:.1f}"
+    )
+    return rate >= 5000
+
+
+GOOD = {"prompt": "tell me a story", "max_tokens": 8, "ignore_eos": True}
+PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+STREAMS = {**GOOD, "stream": True, "max_tokens": 500}
+
+
+def wrong(rng: random.Random) -> object:
+    """Return something that a field does not expect."""
+    return rng.choice(
+        (None, -1, 0, 1 << 80, 1.5, "x", "\ud800", [], [[]], {}, True, [None], ["", 1], "z" * 9000)
+    )
+
+
+def bad_body(rng: random.Random) -> bytes:
+    """Return a body that is wrong in one way or several, or by chance is not."""
+    body: dict[str, Any] = dict(GOOD)
+    for _ in range(rng.randint(1, 3)):
+        name = rng.choice(
+            ("prompt", "max_tokens", "n", "stream", "stop", "min_tokens", "messages", "model",
+             "stream_options", "temperature", "logprobs", "priority", "echo", "tokens", "unknown")
+        )  # fmt: skip
+        body[name] = wrong(rng)
+    if isinstance(body.get("n"), int):
+        body["n"] = min(body["n"], 3)  # many answers are no abuse
+    text = json.dumps(body).encode()
+    kind = rng.randrange(8)
+    if kind == 0:
+        return text[: rng.randrange(len(text))]
+    if kind == 1:
+        return b"[" * rng.randint(1, 5000)
+    if kind == 2:
+        return rng.randbytes(rng.randint(0, 300))
+    if kind == 3:
+        place = rng.randrange(len(text))
+        return text[:place] + rng.randbytes(1) + text[place + 1 :]
+    return text
+
+
+def framed(path: str, body: bytes, *, method: str = "POST", length: int | None = None) -> bytes:
+    """Return an HTTP request."""
+    size = len(body) if length is None else length
+    return f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode() + body
+
+
+def attack(rng: random.Random) -> tuple[str, bytes, bool]:
+    """Return what kind of abuse, what is sent, and whether an answer is waited for."""
+    kind = rng.choices(
+        ("body", "path", "garbage", "header", "huge", "cut", "gone", "slow", "method", "good"),
+        (60, 4, 4, 2, 2, 6, 8, 2, 4, 8),
+    )[0]
+    path = rng.choice(PATHS)
+    stream = json.dumps(STREAMS).encode()
+    made = {
+        "body": lambda: framed(path, bad_body(rng)),
+        "path": lambda: framed("/" + "%" * rng.randint(0, 9) + "x" * rng.randint(0, 300), b"{}"),
+        "garbage": lambda: rng.randbytes(rng.randint(20, 200)) + b"\r\n\r\n",
+        "header": lambda: b"GET /health HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n\r\n",
+        "huge": lambda: framed(path, b"{", length=1 << 40),
+        "cut": lambda: framed(path, b"{", length=rng.randint(2, 5000)),
+        "gone": lambda: framed(PATHS[0], stream),
+        "slow": lambda: framed(PATHS[0], stream),
+        "method": lambda: framed(path, b"", method=rng.choice(("GET", "PUT", "DELETE", "BREW"))),
+        "good": lambda: framed(PATHS[0], json.dumps(GOOD).encode()),
+    }[kind]()
+    return kind, made, kind not in ("cut", "gone", "slow")
+
+
+async def abused(port: int, number: int, seed: int, workers: int = 16) -> Counter[str]:
+    """Send so many bad requests; return how they were answered, by kind and status."""
+    found: Counter[str] = Counter()
+    numbers = iter(range(number))
+
+    async def ask(rng: random.Random) -> str:
+        kind, data, waits = attack(rng)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
+        try:
+            writer.write(data)
+            if kind == "slow":
+                await asyncio.sleep(0.05)
+            if kind == "gone":
+                await reader.read(1 + rng.randrange(2000))
+            if not waits:
+                return f"{kind} left"
+            async with asyncio.timeout(20):
+                line = await reader.readline()
+            status = (
+                line.split()[1].decode() if line.startswith(b"HTTP/1.") else f"none {line!r:.40}"
+            )
+            return f"{kind} {status}"
+        except ConnectionError:
+            return f"{kind} reset"
+        except TimeoutError:
+            return f"{kind} silent"
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def work() -> None:
+        for place in numbers:
+            found[await ask(random.Random(f"{seed}-{place}"))] += 1
+
+    await asyncio.gather(*(work() for _ in range(workers)))
+    return found
+
+
+PROPER = {"200", "400", "404", "405", "408", "413", "422", "503", "left", "reset"}
+
+
+def improper(found: Counter[str]) -> list[str]:
+    """Return the outcomes that no client should meet."""
+    return [f"{key} ({count})" for key, count in found.items() if key.split()[1] not in PROPER]
+
+
+def abuse(number: int, seed: int) -> bool:
+    """Print how bad requests were answered, and what the server has lost by them."""
+    total: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as name, served(Path(name), "--speed", "100") as server:
+        asyncio.run(abused(server.port, 2000, -1))  # so that what is made once has been made
+        before, began_at = server.rss_mib, time.perf_counter()
+        for part in range(10):
+            total += asyncio.run(abused(server.port, number // 10, seed * 10 + part))
+            print(f"  {part + 1}/10: {server.rss_mib:.0f} MiB", flush=True)
+        took, after = time.perf_counter() - began_at, server.rss_mib
+        time.sleep(1.0)
+        used, running = (
+            server.metric("vllm:kv_cache_usage_perc"),
+            server.metric("vllm:num_requests_running"),
+        )
+    for key, count in sorted(total.items()):
+        print(f"  {key}: {count:,}")
+    print(
+        f"{sum(total.values()):,} bad requests in {took:.0f} s: memory {before:.0f} -> {after:.0f} "
+        f"MiB, KV cache {used:.1%} in use, {running:.0f} running; improper: {improper(total) or 0}"
+    )
+    return not improper(total) and not used and not running and after - before < 20.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=("agreement", "deliveries", "abuse"))
+    parser.add_argument("--streams", type=int, nargs="+", default=[50, 100, 200])
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--speed", type=float, default=20.0)
+    parser.add_argument("--number", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if given.what == "agreement":
+        found = [agreement(each, given.seconds, given.seed) for each in given.streams]
+        return 0 if all(found) else 1
+    if given.what == "deliveries":
+        return 0 if deliveries(given.streams[-1], given.speed, given.seconds) else 1
+    return 0 if abuse(given.number, given.seed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,326 @@
+"""App: the paths of the API, and what stands behind each."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from hmac import compare_digest
+from typing import Any, NamedTuple
+
+import numpy as np
+from aiohttp import web
+
+from specsim.core.request import Request
+from specsim.core.version import __version__
+from specsim.serve.answers import Reply, Stream
+from specsim.serve.live import Answer, Live
+from specsim.serve.metrics import Metrics
+from specsim.serve.protocol import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    Message,
+    Refusal,
+    TokenizeBody,
+    error_body,
+    parsed,
+)
+from specsim.serve.texts import Filler, Ids, Texts
+
+_BODY_TIMEOUT = 30.0  # seconds in which a request's body has to come
+_SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_MAX_BODY = web.AppKey("max_body", int)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Choice(NamedTuple):
+    """What one answer is to be."""
+
+    length: int
+    limit: int
+    finish: str
+
+
+class Service:
+    """One address: an engine, and what is said in its name.
+
+    Args:
+        model: The name that it serves under.
+        api_key: What clients have to send; None: nothing.
+    """
+
+    def __init__(self, live: Live, texts: Texts, model: str, api_key: str | None = None) -> None:
+        self.live, self.texts, self.model = live, texts, model
+        self.metrics = Metrics(live, model)
+        live.watchers.append(self.metrics)
+        self._api_key = None if api_key is None else f"Bearer {api_key}".encode()
+        self.is_closing = False
+        longest = live.deployment.engine.max_model_len
+        assert longest is not None
+        self._max_model_len = longest
+        self._created = 0
+
+    def app(self, max_body: int) -> web.Application:
+        """Return the application; bodies of more bytes are refused."""
+        app = web.Application(client_max_size=max_body, middlewares=[self._guard])
+        app[_MAX_BODY] = max_body
+        for path, get in (
+            ("/health", self._health), ("/ping", self._health), ("/version", self._version),
+            ("/metrics", self._metrics), ("/v1/models", self._models),
+        ):  # fmt: skip
+            app.router.add_get(path, get)
+        for path, post in (
+            ("/v1/completions", self._completions), ("/v1/chat/completions", self._chat),
+            ("/tokenize", self._tokenize), ("/detokenize", self._detokenize),
+            ("/ping", self._health),
+        ):  # fmt: skip
+            app.router.add_post(path, post)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check the key, and answer whatever goes wrong as OpenAI's clients expect it."""
+        try:
+            if self._api_key is not None and request.path.startswith("/v1"):
+                given = request.headers.get("Authorization", "").encode()
+                if not compare_digest(given, self._api_key):
+                    return web.json_response({"error": "Unauthorized"}, status=401)
+            return await handler(request)
+        except Refusal as refusal:
+            return web.json_response(refusal.body, status=refusal.status)
+        except web.HTTPException as error:
+            body = error_body(error.status, error.reason)
+            headers = {k: v for k, v in error.headers.items() if k == "Allow"}
+            return web.json_response(body, status=error.status, headers=headers)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.live.is_up else 503)
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": f"specsim-{__version__}"})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(
+            body=self.metrics.page().encode(),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def _models(self, request: web.Request) -> web.Response:
+        entry = {
+            "id": self.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "specsim",
+            "root": self.live.deployment.profile.model,
+            "parent": None,
+            "max_model_len": self._max_model_len,
+        }
+        return web.json_response({"object": "list", "data": [entry]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = parsed(TokenizeBody, await _read(request))
+        if (body.prompt is None) == (body.messages is None):
+            raise Refusal(400, "prompt or messages: give one of them", "prompt")
+        if body.prompt is not None:
+            ids = self.texts.encode(body.prompt)
+        else:
+            ids = self._rendered(body.messages or [])
+        found = {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids.tolist()}
+        return web.json_response({**found, "token_strs": None})
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        body = parsed(DetokenizeBody, await _read(request))
+        try:
+            return web.json_response({"prompt": self.texts.decode(body.tokens)})
+        except ValueError as error:
+            raise Refusal(400, f"tokens: {error}", "tokens") from error
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        at = self.live.now
+        body = parsed(CompletionBody, await _read(request))
+        prompts = self._prompts(body.prompt)
+        echoes = []
+        if body.echo:
+            given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+            echoes = [p if isinstance(p, str) else "" for p in given][: len(prompts)]
+            if not all(isinstance(p, str) for p in given):
+                echoes = [self._text_of(ids) for ids in prompts]
+        return await self._answer(request, body, at, prompts, body.max_tokens, echoes)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        at = self.live.now
+        body = parsed(ChatBody, await _read(request))
+        prompt = self._rendered(body.messages)
+        limit = body.max_completion_tokens or body.max_tokens
+        return await self._answer(request, body, at, [prompt], limit, [])
+
+    def _text_of(self, ids: Ids) -> str:
+        try:
+            return self.texts.decode(ids.tolist())
+        except ValueError as error:
+            raise Refusal(400, f"prompt: {error}", "prompt") from error
+
+    def _prompts(self, given: Any) -> list[Ids]:
+        if isinstance(given, str):
+            return [self.texts.encode(given)]
+        if not given:
+            raise Refusal(400, "prompt: is empty", "prompt")
+        if isinstance(given[0], int):
+            return [np.array(given, dtype=np.int64)]
+        return [
+            self.texts.encode(each) if isinstance(each, str) else np.array(each, dtype=np.int64)
+            for each in given
+        ]
+
+    def _rendered(self, messages: list[Message]) -> Ids:
+        """Return a conversation's tokens: of each message its role, its text, and an end.
+
+        Piece by piece, so that an answer that comes back in the next turn has the same tokens.
+        """
+        encode = self.texts.encode
+        pieces = [
+            ids
+            for each in messages
+            for ids in (encode(f"<|{each.role}|>\n"), encode(each.text), encode("<|end|>\n"))
+        ]
+        return np.concatenate([*pieces, encode("<|assistant|>\n")])
+
+    async def _answer(  # noqa: PLR0913 - what a request is made of
+        self,
+        request: web.Request,
+        body: CompletionBody | ChatBody,
+        at: float,
+        prompts: list[Ids],
+        max_tokens: int | None,
+        echoes: list[str],
+    ) -> web.StreamResponse:
+        """Answer one HTTP request, from the engine's router to its last token."""
+        self._check(body, prompts, max_tokens)
+        lens, n = [len(ids) for ids in prompts], body.n or 1
+        options: dict[str, Any] = {"is_chat": isinstance(body, ChatBody), "n": n, "echoes": echoes}
+        if body.stream:
+            asked = body.stream_options
+            reply: Reply = Stream(
+                self.model,
+                lens,
+                usage=bool(asked and asked.include_usage),
+                continuous=bool(asked and asked.continuous_usage_stats),
+                **options,
+            )
+        else:
+            reply = Reply(self.model, lens, **options)
+        for place in range(len(prompts) * n):
+            reply.answers.append(self._planned(body, at, prompts[place // n], max_tokens, reply))
+        try:
+            response = await self._sent(request, reply, at)
+        finally:
+            for answer in reply.answers:
+                self.live.withdraw(answer)
+        return response
+
+    async def _sent(self, request: web.Request, reply: Reply, at: float) -> web.StreamResponse:
+        if not isinstance(reply, Stream):
+            self.live.submit(reply.answers, at)
+            why = await reply.done
+            if why is not None:
+                raise Refusal(503, why)
+            self._count(reply)
+            return web.json_response(reply.whole())
+        response = web.StreamResponse(headers=_SSE)
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(b"")  # sends the header
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError
+        reply.to(transport)
+        self.live.submit(reply.answers, at)
+        await reply.done
+        self._count(reply)
+        await response.write(reply.tail())
+        await response.write_eof()
+        return response
+
+    def _count(self, reply: Reply) -> None:
+        if reply.done.result() is None:
+            self.metrics.answered([answer.sent_len for answer in reply.answers])
+
+    def _check(
+        self, body: CompletionBody | ChatBody, prompts: list[Ids], max_tokens: int | None
+    ) -> None:
+        """Refuse what cannot be served, now or ever."""
+        if body.model is not None and body.model != self.model:
+            raise Refusal(404, f"The model `{body.model:.200}` does not exist.", "model")
+        longest = max(map(len, prompts))
+        if not min(map(len, prompts)):
+            raise Refusal(400, "prompt: is empty", "prompt")
+        if longest + (max_tokens or 1) > self._max_model_len:
+            raise Refusal(
+                400,
+                f"This model's maximum context length is {self._max_model_len} tokens. However, you"
+                f" requested {max_tokens or 1} output tokens and your prompt contains {longest} "
+                "input tokens. Please reduce the length of either one.",
+                "max_tokens",
+            )
+        if self.is_closing:
+            raise Refusal(503, "the server is shutting down")
+        if not self.live.is_up:
+            raise Refusal(503, "no replica is up")
+        if len(prompts) * (body.n or 1) > self.live.slots.num_free:
+            raise Refusal(503, "too many requests are unfinished; try again later")
+
+    def _planned(
+        self,
+        body: CompletionBody | ChatBody,
+        at: float,
+        prompt: Ids,
+        max_tokens: int | None,
+        reply: Reply,
+    ) -> Answer:
+        """Return an answer as it will be: how long, what it says, and why it ends."""
+        number = self.live.next_number()
+        limit = min(max_tokens or self._max_model_len, self._max_model_len - len(prompt))
+        natural = limit + 1 if body.ignore_eos else max(self.live.next_len(), body.min_tokens)
+        length = min(natural, limit)
+        filler = self.texts.filler(number, length)
+        text_len = None
+        for stop in body.stops:
+            cut = _stop(filler, stop, body.min_tokens)
+            if cut is not None and cut[0] <= length:
+                length, natural = cut[0], 0
+                text_len = cut[1] + len(stop) * body.include_stop_str_in_output
+                filler = Filler(filler.ids[:length], filler.text, filler.ends[:length])
+        request = Request(
+            index=number,
+            prompt_len=len(prompt),
+            output_len=length,
+            arrived_at=at,
+            priority=body.priority,
+            max_tokens=limit,
+            prompt_token_ids=prompt,
+            output_token_ids=filler.ids,
+        )
+        answer = Answer(request, len(reply.answers), filler, reply)
+        answer.finish = "stop" if natural <= limit else "length"
+        if text_len is not None:
+            answer.text_len = text_len
+        return answer
+
+
+def _stop(filler: Filler, stop: str, min_tokens: int) -> tuple[int, int] | None:
+    """Return after how many tokens, and where in the text, a stop string ends an answer."""
+    first = int(filler.ends[min_tokens - 1]) if 0 < min_tokens <= len(filler.ends) else 0
+    at = filler.text.find(stop, first)
+    if at < 0:
+        return None
+    return int(np.searchsorted(filler.ends, at + len(stop))) + 1, at
+
+
+async def _read(request: web.Request) -> bytes:
+    """Return the body of a request; a Refusal if it is too long, or does not come."""
+    if (request.content_length or 0) > request.app[_MAX_BODY]:
+        raise Refusal(413, f"the body has more than {request.app[_MAX_BODY]} bytes")
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT):
+            return await request.read()
+    except TimeoutError as error:
+        raise Refusal(408, f"the body did not come within {_BODY_TIMEOUT:.0f} s") from error

@@ -1,0 +1,362 @@
+"""Live: the engine of an experiment on the wall clock, in an asyncio loop.
+
+The same replicas, router and incidents as in a simulation, on the same event clock. That clock is
+never ahead of the wall clock: it is let run up to now whenever the next thing is due, or a request
+comes or goes.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.errors import ConfigError
+from specsim.core.request import Request
+from specsim.core.rng import generator
+from specsim.engine.cluster import Cluster, EventClock, schedule_incidents
+from specsim.engine.lock_step import LockStep, Rank
+from specsim.engine.python_verbs import PythonVerbs, Wiring
+from specsim.engine.replica import Replica
+from specsim.engine.table import FINISHED
+from specsim.engine.view import StepView
+from specsim.results.records import ReplicaRecords
+from specsim.run.deployment import Deployment
+from specsim.run.experiment import Experiment
+from specsim.serve.alarm import Alarm
+from specsim.serve.slots import Slots
+from specsim.serve.texts import Filler
+
+_AT_ONCE = 4  # deliveries that are sent before the loop looks for requests
+_MOST_UNSENT = 4096  # deliveries; if there are more, all are sent before anything else happens
+_LENGTHS = 4096  # drawn at once
+
+
+class Sink(Protocol):
+    """Whoever waits for an answer."""
+
+    def delivered(self, answer: "Answer", first: int, end: int) -> None:
+        """Take tokens `first` to `end` of an answer, which a step has delivered."""
+
+    def failed(self, answer: "Answer", why: str) -> None:
+        """Hear that an answer will not come to its end."""
+
+
+class Answer:
+    """One answer on its way: a request of the engine, and what is known of it here.
+
+    Times are simulated seconds, lengths tokens.
+    """
+
+    def __init__(self, request: Request, place: int, filler: Filler, sink: Sink) -> None:
+        self.request = request
+        self.place = place
+        """Which of the answers to its HTTP request it is."""
+        self.filler = filler
+        self.sink = sink
+        self.finish = "length"
+        self.text_len = len(filler.text)
+        """Characters that are sent: fewer than there are, if a stop string ends it."""
+        self.slot = -1
+        self.sent_len = 0
+        self.first_token_at = self.last_token_at = 0.0
+        self.deliveries: list[tuple[float, int]] = []
+        self.drafts: list[tuple[int, int, int]] = []
+        self.row: Any = None
+        """The engine's own record of it, once it has ended."""
+
+    def text(self, first: int, end: int) -> str:
+        """Return what is sent of some of its tokens."""
+        ends = self.filler.ends
+        start = int(ends[first - 1]) if first else 0
+        return self.filler.text[start : min(int(ends[end - 1]), self.text_len)]
+
+
+class Watcher(Protocol):
+    """Whoever counts: the metrics, and the log."""
+
+    def stepped(self, engine: int, replica: PythonVerbs, step: StepView) -> None:
+        """See a step that has come back."""
+
+    def delivered(self, engine: int, answer: Answer, gap: float | None) -> None:
+        """See a delivery, and how long it came after the one before it, seconds."""
+
+    def ended(self, engine: int, answer: Answer) -> None:
+        """See an answer come to its end."""
+
+    def broken_off(self, answer: Answer, why: str) -> None:
+        """See an answer that does not."""
+
+    def close(self) -> None:
+        """See the end."""
+
+
+class _WallClock(EventClock):
+    """An event clock that is told how late it is."""
+
+    def catch_up(self, now: float) -> None:
+        """Let everything happen that happens up to now."""
+        while self.peek() <= now:
+            self.step()
+        self._now = max(self._now, now)
+
+
+class _UpToNow(Cluster):
+    """A cluster whose only replica does not run ahead of the clock either: more may come."""
+
+    _run_ahead = Cluster._run_event_by_event
+    numbers: Sequence[int] = ()
+    """Of the request in each slot, which is its index to replicas, but not to the router."""
+
+    def _chosen(self, request: Request) -> Replica | None:
+        return super()._chosen(replace(request, index=self.numbers[request.index]))
+
+
+class _NoRecords(ReplicaRecords):
+    """Forgets what a replica hands over: nobody asks for it, and it would grow for ever."""
+
+    def add_requests(self, rows: NDArray[np.void]) -> None:
+        """Forget them."""
+
+    add_gaps = add_seconds = add_requests
+
+
+class Live:
+    """An experiment's engines on the wall clock.
+
+    Args:
+        speed: How many times as fast as the wall clock time runs.
+        size: Requests that may be unfinished at once.
+
+    Raises:
+        SpecsimError: The experiment cannot be served.
+    """
+
+    def __init__(self, experiment: Experiment, *, speed: float = 1.0, size: int = 4096) -> None:
+        self.experiment, self.speed = experiment, speed
+        self.deployment = deployment = Deployment.of(experiment)
+        self.slots = Slots(experiment, deployment, size)
+        self.front_time = deployment.costs.overhead.front_ms * 1e-3
+        self.watchers: list[Watcher] = []
+        self.replicas: dict[int, Replica] = {}
+        """Those that are up, by number."""
+        self._lengths = _answer_lens(experiment)
+        self._count = 0
+        self._answers: dict[int, Answer] = {}
+        """Those on their way, by slot."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._alarm: Alarm | None = None
+        self._outbox: deque[tuple[Answer, int, int]] = deque()
+        """Deliveries, by first and end token, that have not been sent yet."""
+        self._is_sending = False
+        self._origin = 0.0
+        self._clock = _WallClock()
+        self._group = None
+        if deployment.is_lock_step:
+            self._group = LockStep(deployment.costs, 1 + experiment.num_speculative_tokens)
+        self._cluster = _UpToNow(
+            self._clock,
+            self.slots.requests,
+            experiment.num_engines,
+            self._make_replica,
+            router=experiment.routing,
+            seed=experiment.seed,
+            keeps_up=True,
+        )
+        self._cluster.numbers = self.slots.numbers
+        schedule_incidents(self._clock, self._cluster, experiment.incidents or ())
+
+    def _make_replica(self, number: int, start: float) -> Replica:
+        slots = self.slots
+        wiring = Wiring(
+            facts=slots.facts,
+            records=_NoRecords(self.deployment.max_draft_len, replica=number),
+            fates=slots.survival_lens if len(slots.survival_lens) else None,
+            offers=slots.offers,
+            observers=[_Deliveries(self, number)],
+        )
+        parts = (self.deployment.setup, self.deployment.costs, slots.start(number), wiring, start)
+        replica = Replica(*parts) if self._group is None else Rank(self._group, *parts)
+        self.replicas[number] = replica
+        return replica
+
+    @property
+    def is_up(self) -> bool:
+        """Whether any replica is up."""
+        return any(replica.is_up for replica in self.replicas.values())
+
+    @property
+    def num_unfinished(self) -> int:
+        """Answers on their way."""
+        return len(self._answers)
+
+    @property
+    def now(self) -> float:
+        """Simulated seconds since `start`."""
+        assert self._loop is not None
+        return (self._loop.time() - self._origin) * self.speed
+
+    def start(self) -> None:
+        """Let time begin, in the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._origin = self._loop.time()
+        self._alarm = Alarm(self._tick)
+        self._tick()
+
+    def stop(self) -> None:
+        """Let time stand still."""
+        if self._alarm is not None:
+            self._alarm.close()
+        self._alarm = None
+
+    def next_len(self) -> int:
+        """Return how long the next answer is that ends by itself, tokens."""
+        return next(self._lengths)
+
+    def next_number(self) -> int:
+        """Return the number of the next request: that of a simulation of the same requests."""
+        self._count += 1
+        return self._count - 1
+
+    def submit(self, answers: list[Answer], at: float) -> None:
+        """Send requests to the router that came at a time, which is not after now."""
+        for answer in answers:
+            placed = self.slots.take(answer.request)
+            answer.slot = placed.index
+            self._answers[answer.slot] = answer
+            action = partial(self._submit, answer, placed)
+            instant = max(at + self.front_time, self._clock.now)
+            self._clock.call_at(instant, action)
+            self._due(instant)
+
+    def _submit(self, answer: Answer, placed: Request) -> None:
+        if self._answers.get(answer.slot) is answer:  # it has not gone on the way
+            self._cluster.submit(placed)
+
+    def withdraw(self, answer: Answer, why: str = "the client has gone") -> None:
+        """Drop an answer that nobody waits for any more."""
+        if self._answers.get(answer.slot) is answer:
+            self._run()
+            self._drop(answer, why)
+
+    def _drop(self, answer: Answer, why: str) -> None:
+        if self._answers.get(answer.slot) is not answer:
+            return  # it has just come to its end
+        self._cluster.withdraw(answer.slot)
+        self._forget(answer)
+        for watcher in self.watchers:
+            watcher.broken_off(answer, why)
+        self._due(self._clock.peek())
+
+    def _forget(self, answer: Answer) -> None:
+        del self._answers[answer.slot]
+        self.slots.give_back(answer.slot)
+
+    def _run(self) -> None:
+        """Let the event clock catch up."""
+        self._clock.catch_up(self.now)
+        if self._answers and not self.is_up:
+            self.fail_all("no replica is up")
+
+    def fail_all(self, why: str) -> None:
+        """Break off all answers on their way."""
+        for answer in list(self._answers.values()):
+            answer.sink.failed(answer, why)
+            self._drop(answer, why)
+
+    def _tick(self) -> None:
+        self._run()
+        if not self._is_sending:
+            self._send()
+        self._due(self._clock.peek())
+
+    def _due(self, instant: float) -> None:
+        """See to it that the clock runs at an instant, if it does not before."""
+        if self._alarm is not None and instant < inf:
+            self._alarm.set(self._origin + instant / self.speed)
+
+    def land(self, engine: int, replica: PythonVerbs, step: StepView) -> None:
+        """Hand out what a step has delivered."""
+        at = float(step.record["ended_at"])
+        # The last to be admitted first: who waits for the first token is to have it in time.
+        columns = (step[name][::-1].tolist() for name in _COLUMNS)
+        for slot, row, emitted_len, drafted, accepted in zip(*columns, strict=True):
+            if not emitted_len:
+                continue
+            answer = self._answers[slot]
+            first = answer.sent_len
+            gap = at - answer.last_token_at if first else None
+            answer.last_token_at = at
+            if gap is None:
+                answer.first_token_at = at
+            answer.sent_len = end = first + emitted_len
+            answer.deliveries.append((at, emitted_len))
+            if drafted:
+                answer.drafts.append((first, drafted, accepted))
+            is_ended = replica.table.sequences["status"][row] == FINISHED
+            if is_ended:
+                answer.row = replica.table.sequences[row : row + 1][0].copy()
+                self._forget(answer)
+            if first:
+                self._outbox.append((answer, first, end))
+            else:
+                answer.sink.delivered(answer, first, end)
+            for watcher in self.watchers:
+                watcher.delivered(engine, answer, gap)
+                if is_ended:
+                    watcher.ended(engine, answer)
+        for watcher in self.watchers:
+            watcher.stepped(engine, replica, step)
+
+    def _send(self) -> None:
+        """Send some deliveries; between them the loop hears of new requests, and when they came."""
+        outbox = self._outbox
+        for _ in range(_AT_ONCE if len(outbox) < _MOST_UNSENT else len(outbox)):
+            if not outbox:
+                break
+            answer, first, end = outbox.popleft()
+            answer.sink.delivered(answer, first, end)
+        if outbox and self._loop is not None:
+            self._is_sending = True
+            self._loop.call_soon(self._send)
+        else:
+            self._is_sending = False
+
+
+_COLUMNS = ("request", "row", "emitted_len", "verified_len", "accepted_len")
+
+
+class _Deliveries:
+    """Watches a replica, and tells what it delivers."""
+
+    def __init__(self, live: Live, number: int) -> None:
+        self._live, self._number = live, number
+
+    def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
+        """Nothing is to be told yet."""
+
+    def delivered(self, replica: PythonVerbs, step: StepView) -> None:
+        """Hand out what the step has delivered."""
+        self._live.land(self._number, replica, step)
+
+
+def _answer_lens(experiment: Experiment) -> Iterator[int]:
+    """Yield how long answers are that end by themselves, as the workload has them, tokens."""
+    workload = experiment.workload
+    number = 0
+    while True:
+        if workload.lengths is not None:
+            drawn = workload.lengths.draw(
+                generator(experiment.seed, "serve", str(number)), _LENGTHS
+            )
+        else:
+            drawn = workload.build(experiment.seed)
+        if not len(drawn):
+            raise ConfigError("workload: has no request, and so no length of an answer")
+        yield from drawn.output_lens.tolist()
+        number += 1

@@ -1,0 +1,267 @@
+"""Metrics: what a server counts, as a page of Prometheus text under vLLM's names.
+
+Names, labels and buckets are those of vLLM 0.32.0, ``v1/metrics/loggers.py``, ``buckets.py`` and
+``v1/spec_decode/metrics.py``. Times are simulated seconds.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+from specsim.engine.python_verbs import PythonVerbs
+from specsim.engine.view import StepView
+from specsim.serve.live import Answer, Live
+
+_LATENCY = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+_TTFT = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_ITL = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
+_STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+_N = (1, 2, 5, 10, 20)
+_REASONS = ("stop", "length", "abort", "error", "repetition")
+
+_GAUGES = {
+    "num_requests_running": "Requests in execution batches.",
+    "num_requests_waiting": "Requests that wait to be processed.",
+    "kv_cache_usage_perc": "Share of the KV cache in use; 1 is all of it.",
+}
+_COUNTERS = {
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "num_preemptions": "Preemptions.",
+    "prompt_tokens": "Prompt tokens processed, cached ones included.",
+    "prompt_tokens_cached": "Prompt tokens that were cached.",
+    "generation_tokens": "Output tokens.",
+}
+_DRAFT_COUNTERS = {
+    "spec_decode_num_drafts": "Drafts verified.",
+    "spec_decode_num_draft_tokens": "Draft tokens verified.",
+    "spec_decode_num_accepted_tokens": "Draft tokens accepted.",
+}
+_PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+_HISTOGRAMS: dict[str, tuple[str, Sequence[float] | None]] = {
+    "request_prompt_tokens": ("Prompt tokens of a request.", None),
+    "request_generation_tokens": ("Output tokens of a request.", None),
+    "iteration_tokens_total": ("Tokens of a step.", _STEP_TOKENS),
+    "request_max_num_generation_tokens": ("Most output tokens of any answer.", None),
+    "request_params_n": ("Answers asked for.", _N),
+    "request_params_max_tokens": ("max_tokens asked for.", None),
+    "time_to_first_token_seconds": ("Time to first token.", _TTFT),
+    "inter_token_latency_seconds": ("Time between two deliveries of a request.", _ITL),
+    "request_time_per_output_token_seconds": ("Mean time per output token of a request.", _ITL),
+    "e2e_request_latency_seconds": ("Time from arrival to the last token.", _LATENCY),
+    "request_queue_time_seconds": ("Time waiting.", _LATENCY),
+    "request_inference_time_seconds": ("Time running.", _LATENCY),
+    "request_prefill_time_seconds": ("Time from admission to the first token.", _LATENCY),
+    "request_decode_time_seconds": ("Time from the first token to the last.", _LATENCY),
+    "request_num_preemptions": ("Preemptions of a request.", _PREEMPTIONS),
+    "request_prefill_kv_computed_tokens": ("Prompt tokens that were not cached.", None),
+}
+"""What each is, and its buckets; None: those of tokens, up to the longest context."""
+
+
+class _Histogram:
+    """Counts of one engine by bucket."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def lines(self, name: str, labels: str) -> list[str]:
+        """Return its samples."""
+        seen, lines = 0, []
+        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
+            seen += count
+            at = bound if isinstance(bound, str) else repr(float(bound))
+            lines.append(f'{name}_bucket{{{labels},le="{at}"}} {float(seen)}')
+        return [
+            *lines,
+            f"{name}_count{{{labels}}} {float(seen)}",
+            f"{name}_sum{{{labels}}} {self.total!r}",
+        ]
+
+
+class _Engine:
+    """What one engine has counted."""
+
+    def __init__(self, longest: int, num_positions: int) -> None:
+        tokens = _one_two_five(longest)
+        self.histograms = {
+            name: _Histogram(tokens if bounds is None else bounds)
+            for name, (_, bounds) in _HISTOGRAMS.items()
+        }
+        self.counters = dict.fromkeys([*_COUNTERS, *_DRAFT_COUNTERS], 0)
+        self.ends = dict.fromkeys(_REASONS, 0)
+        self.positions = [0] * num_positions
+
+
+class Metrics:
+    """Counts what a server's engines do; a `Watcher`."""
+
+    def __init__(self, live: Live, model: str) -> None:
+        self._live, self._model = live, model
+        deployment = live.deployment
+        longest = deployment.engine.max_model_len
+        assert longest is not None
+        self._num_positions = deployment.max_draft_len
+        self._num_blocks = deployment.setup.num_usable_blocks
+        self._engines = [
+            _Engine(longest, self._num_positions) for _ in range(live.experiment.num_engines)
+        ]
+
+    def stepped(self, engine: int, replica: PythonVerbs, step: StepView) -> None:
+        """Count a step's tokens, its drafts, and what it has found in the cache."""
+        mine, emitted = self._engines[engine], step["emitted_len"]
+        has_emitted = emitted > 0
+        counters = mine.counters
+        output = int(emitted.sum())
+        counters["generation_tokens"] += output
+        counters["num_preemptions"] += int(step.record["preemptions"])
+        mine.histograms["iteration_tokens_total"].add(int(step.record["prefill_tokens"]) + output)
+        verified, accepted = step["verified_len"] * has_emitted, step["accepted_len"]
+        if self._num_positions and verified.any():
+            counters["spec_decode_num_drafts"] += int((verified > 0).sum())
+            counters["spec_decode_num_draft_tokens"] += int(verified.sum())
+            taken = accepted[verified > 0]
+            counters["spec_decode_num_accepted_tokens"] += int(taken.sum())
+            for position in range(int(taken.max(initial=0))):
+                mine.positions[position] += int((taken > position).sum())
+        sequences: Any = replica.table.sequences
+        first = step.rows[has_emitted]
+        first = first[sequences["deliveries"][first] == 1]
+        if len(first):
+            counters["prompt_tokens"] += int(sequences["prompt_len"][first].sum())
+            counters["prompt_tokens_cached"] += int(sequences["cached_len"][first].sum())
+        admitted = step.rows[step["is_admitted"] == 1]
+        if len(admitted):
+            counters["prefix_cache_queries"] += int(sequences["prompt_len"][admitted].sum())
+            counters["prefix_cache_hits"] += int(sequences["cached_len"][admitted].sum())
+
+    def delivered(self, engine: int, answer: Answer, gap: float | None) -> None:
+        """Count a delivery."""
+        histograms = self._engines[engine].histograms
+        if gap is not None:
+            histograms["inter_token_latency_seconds"].add(gap)
+            return
+        since = answer.first_token_at - answer.request.arrived_at
+        histograms["time_to_first_token_seconds"].add(since)
+
+    def ended(self, engine: int, answer: Answer) -> None:
+        """Count an answer that has come to its end."""
+        mine, row, request = self._engines[engine], answer.row, answer.request
+        prompt_len, cached_len = request.prompt_len, int(row["cached_len"])
+        mine.ends[answer.finish] += 1
+        first, last = answer.first_token_at, answer.last_token_at
+        scheduled_at, length = float(row["first_scheduled_at"]), answer.sent_len
+        for name, value in (
+            ("request_prompt_tokens", prompt_len),
+            ("request_generation_tokens", length),
+            ("request_params_max_tokens", request.max_tokens or length),
+            ("request_time_per_output_token_seconds", (last - first) / max(1, length - 1)),
+            ("e2e_request_latency_seconds", last - request.arrived_at),
+            ("request_queue_time_seconds", scheduled_at - float(row["arrived_at"])),
+            ("request_inference_time_seconds", last - scheduled_at),
+            ("request_prefill_time_seconds", first - scheduled_at),
+            ("request_decode_time_seconds", last - first),
+            ("request_num_preemptions", int(row["preemptions"])),
+            ("request_prefill_kv_computed_tokens", prompt_len - cached_len),
+        ):
+            mine.histograms[name].add(value)
+
+    def answered(self, lens: list[int]) -> None:
+        """Count a request that asked for so many answers, and got them; their lengths, tokens."""
+        histograms = self._engines[0].histograms
+        histograms["request_params_n"].add(len(lens))
+        histograms["request_max_num_generation_tokens"].add(max(lens))
+
+    def broken_off(self, answer: Answer, why: str) -> None:
+        """Count an answer whose client has gone."""
+        self._engines[0].ends["abort"] += 1
+
+    def close(self) -> None:
+        """Nothing is left to be done."""
+
+    def page(self) -> str:
+        """Return the page."""
+        lines: list[str] = []
+        each = [(number, self._labels(number)) for number in range(len(self._engines))]
+
+        def family(name: str, kind: str, text: str) -> str:
+            lines.extend((f"# HELP {name} {text}", f"# TYPE {name} {kind}"))
+            return name
+
+        gauges = [self._gauges(number) for number, _ in each]
+        for short, text in _GAUGES.items():
+            name = family(f"vllm:{short}", "gauge", text)
+            lines.extend(f"{name}{{{labels}}} {gauges[n][short]}" for n, labels in each)
+        counters = {**_COUNTERS, **(_DRAFT_COUNTERS if self._num_positions else {})}
+        for short, text in counters.items():
+            name = family(f"vllm:{short}_total", "counter", text)
+            lines.extend(
+                f"{name}{{{labels}}} {float(self._engines[n].counters[short])}"
+                for n, labels in each
+            )
+        name = family("vllm:request_success_total", "counter", "Requests that have ended.")
+        lines.extend(
+            f'{name}{{{labels},finished_reason="{reason}"}} {float(count)}'
+            for n, labels in each
+            for reason, count in self._engines[n].ends.items()
+        )
+        if self._num_positions:
+            name = family(f"vllm:{_PER_POSITION}_total", "counter", "Accepted, by position.")
+            lines.extend(
+                f'{name}{{{labels},position="{place}"}} {float(count)}'
+                for n, labels in each
+                for place, count in enumerate(self._engines[n].positions)
+            )
+        for short, (text, _) in _HISTOGRAMS.items():
+            name = family(f"vllm:{short}", "histogram", text)
+            for n, labels in each:
+                lines.extend(self._engines[n].histograms[short].lines(name, labels))
+        engine = self._live.deployment.engine
+        name = family("vllm:cache_config_info", "gauge", "The KV cache's options.")
+        lines.extend(
+            f'{name}{{block_size="{engine.block_size}",enable_prefix_caching='
+            f'"{engine.enable_prefix_caching}",engine="{n}",num_gpu_blocks="{self._num_blocks + 1}"'
+            "} 1.0"
+            for n, _ in each
+        )
+        return "\n".join(lines) + "\n"
+
+    def _labels(self, number: int) -> str:
+        name = self._model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'engine="{number}",model_name="{name}"'
+
+    def _gauges(self, number: int) -> dict[str, float]:
+        replica = self._live.replicas[number]
+        if not replica.is_up:
+            return dict.fromkeys(_GAUGES, 0.0)
+        used = 1.0 - int(replica.table.state["num_free"][0]) / self._num_blocks
+        return {
+            "num_requests_running": float(replica.num_running),
+            "num_requests_waiting": float(replica.num_waiting),
+            "kv_cache_usage_perc": used,
+        }
+
+
+def _one_two_five(longest: int) -> list[float]:
+    """Return 1, 2, 5, 10, ... up to a length."""
+    digits = (mantissa * 10**power for power in range(len(str(longest))) for mantissa in (1, 2, 5))
+    return [bound for bound in digits if bound <= longest]

@@ -1,0 +1,202 @@
+"""Protocol: what may be asked, in OpenAI's words, and what is answered to what may not.
+
+vLLM 0.32.0's own fields are known as well (``ignore_eos``, ``min_tokens``, ...). Sampling parameters are
+checked and have no effect: what an answer says is filler. Fields that nobody knows are ignored, as
+vLLM ignores them.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
+    413: "RequestEntityTooLargeError",
+    429: "RateLimitError",
+    503: "ServiceUnavailableError",
+}
+
+
+class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the server
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The answer, as vLLM's servers shape it."""
+        return error_body(self.status, self.message, self.param)
+
+
+def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """Return an error as OpenAI's clients read it."""
+    kind = _TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class StreamOptions(_Body):
+    """What a stream holds besides the answer."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(max_length=1 << 22)]
+_STOP_LEN = 1024  # characters
+Stop = Annotated[str, Field(max_length=_STOP_LEN)]
+
+
+class _Asked(_Body):
+    """What both kinds of requests have."""
+
+    model: str | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int = Field(default=0, ge=0)
+    n: int | None = Field(default=1, ge=1, le=128)
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    seed: int | None = None
+
+    logprobs: Any = None
+    prompt_logprobs: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    use_beam_search: Any = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The strings that end an answer."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop for stop in given if stop]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options are for stream = true")
+        limit = self.max_tokens
+        if limit is not None and self.min_tokens > limit:
+            raise ValueError(f"min_tokens = {self.min_tokens} must not exceed max_tokens = {limit}")
+        return self
+
+    def unsupported(self) -> Mapping[str, bool]:
+        """Return which fields ask for what a simulated server has not got, by name."""
+        given = self.response_format
+        kind = given.get("type") if isinstance(given, dict) else given
+        return {
+            "logprobs": self.logprobs is not None and self.logprobs is not False,
+            "prompt_logprobs": self.prompt_logprobs is not None,
+            "response_format": kind not in (None, "text"),
+            "structured_outputs": bool(self.structured_outputs),
+            "use_beam_search": bool(self.use_beam_search),
+        }
+
+
+class CompletionBody(_Asked):
+    """``/v1/completions``."""
+
+    prompt: str | Ids | list[str] | list[Ids] = Field(union_mode="left_to_right")
+    max_tokens: int | None = Field(default=16, ge=1)
+    echo: bool | None = False
+    suffix: Any = None
+    best_of: int | None = None
+
+    def unsupported(self) -> Mapping[str, bool]:
+        """Return also those that only completions have."""
+        is_best = self.best_of is not None and self.best_of != (self.n or 1)
+        return {**super().unsupported(), "suffix": bool(self.suffix), "best_of": is_best}
+
+
+class Part(_Body):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    """One message of a conversation."""
+
+    role: Annotated[str, Field(max_length=64)]
+    content: str | list[Part] | None = None
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class ChatBody(_Asked):
+    """``/v1/chat/completions``."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    top_logprobs: Any = None
+    tools: Any = None
+    functions: Any = None
+
+    def unsupported(self) -> Mapping[str, bool]:
+        """Return also those that only chat has."""
+        return {
+            **super().unsupported(),
+            "top_logprobs": bool(self.top_logprobs),
+            "tools": bool(self.tools),
+            "functions": bool(self.functions),
+        }
+
+
+class TokenizeBody(_Body):
+    """``/tokenize``: a text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+
+class DetokenizeBody(_Body):
+    """``/detokenize``."""
+
+    model: str | None = None
+    tokens: Ids
+
+
+_Kind = TypeVar("_Kind", bound=_Body)
+
+
+def parsed(kind: type[_Kind], data: bytes) -> _Kind:
+    """Return a request's body; a Refusal that names the first field that is wrong."""
+    try:
+        body = kind.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"][:4])
+        why = first["msg"].removeprefix("Value error, ")
+        message = f"{where}: {why}" if where else why
+        raise Refusal(400, message[:500], where or None) from error
+    if isinstance(body, _Asked):
+        for name, is_asked in body.unsupported().items():
+            if is_asked:
+                raise Refusal(
+                    400, f"{name}: a simulated server has none; leave the field out", name
+                )
+    return body

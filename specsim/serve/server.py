@@ -1,0 +1,204 @@
+"""Server: addresses, limits, and how it all comes to an end."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from specsim.core.errors import ConfigError
+from specsim.run.experiment import Experiment
+from specsim.serve.app import Service
+from specsim.serve.live import Live
+from specsim.serve.log import Log
+from specsim.serve.protocol import error_body
+from specsim.serve.texts import Texts
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an experiment is served."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    speed: float = 1.0
+    is_each: bool = False
+    """Whether each replica has a port of its own, and no router stands before them."""
+    model: str | None = None
+    """Name that is served; by default the profile's."""
+    tokenizer: Path | None = None
+    api_key: str | None = None
+    log: Path | None = None
+    max_requests: int = 4096
+    """Answers that may be unfinished at once."""
+    max_connections: int = 2048
+    max_body: int = 16 << 20
+    """Bytes."""
+    grace: float = 30.0
+    """Seconds that unfinished requests have once the server is told to end."""
+
+
+_FULL = json.dumps(error_body(503, "too many connections")).encode()
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_FULL), _FULL)
+)
+
+
+class _Refused(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say so, and hang up."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(_FULL)
+        transport.close()
+
+
+def services(experiment: Experiment, options: Options) -> list[Service]:
+    """Return what answers at each port: one service, or one for each replica.
+
+    Raises:
+        SpecsimError: The experiment cannot be served.
+    """
+    texts = Texts(experiment.seed, options.tokenizer)
+    experiments = [experiment]
+    if options.is_each:
+        experiments = [_alone(experiment, number) for number in range(experiment.replicas)]
+    made = []
+    for number, each in enumerate(experiments):
+        live = Live(each, speed=options.speed, size=options.max_requests)
+        model = options.model or live.deployment.profile.model
+        if options.log is not None:
+            folder = options.log / f"port-{number}" if options.is_each else options.log
+            live.watchers.append(Log(live, folder))
+        made.append(Service(live, texts, model, options.api_key))
+    return made
+
+
+def _alone(experiment: Experiment, number: int) -> Experiment:
+    """Return one replica of an experiment as one of its own, with what happens to it."""
+    mine = [
+        incident.model_copy(update={"replica": 0})
+        for incident in experiment.incidents or ()
+        if incident.replica == number
+    ]
+    return experiment.replace(replicas=1, incidents=mine or None, seed=experiment.seed + number)
+
+
+def _log() -> logging.Logger:
+    """Return where aiohttp tells of faults: what clients do wrong is none, and they have heard."""
+    log = logging.getLogger("specsim.serve")
+    of_clients = (ConnectionError, HttpProcessingError)
+    log.addFilter(lambda record: not isinstance((record.exc_info or [0, 0])[1], of_clients))
+    return log
+
+
+class Server:
+    """Services at their ports, in one asyncio loop."""
+
+    def __init__(self, made: list[Service], options: Options) -> None:
+        self._services, self._options = made, options
+        self._runners: list[web.AppRunner] = []
+        self._listeners: list[asyncio.Server] = []
+
+    async def start(self) -> list[int]:
+        """Begin to listen; return the ports.
+
+        Raises:
+            ConfigError: A port cannot be had.
+        """
+        options, loop = self._options, asyncio.get_running_loop()
+        ports = []
+        for number, service in enumerate(self._services):
+            runner = web.AppRunner(
+                service.app(options.max_body),
+                handler_cancellation=True,
+                access_log=None,
+                logger=_log(),
+                keepalive_timeout=60.0,
+                max_line_size=8190,
+                max_field_size=8190,
+            )
+            await runner.setup()
+            self._runners.append(runner)
+            port = options.port + number if options.port else 0
+            try:
+                listener = await loop.create_server(
+                    self._limited(runner), options.host, port, backlog=1024
+                )
+            except OSError as error:
+                raise ConfigError(
+                    f"--port {port}: cannot be had on {options.host} ({error.strerror or error}); "
+                    "choose another, or 0 for any that is free"
+                ) from error
+            self._listeners.append(listener)
+            ports.append(listener.sockets[0].getsockname()[1])
+            service.live.start()
+        return ports
+
+    def _limited(self, runner: web.AppRunner) -> Callable[[], asyncio.BaseProtocol]:
+        server = runner.server
+        assert server is not None
+
+        def protocol() -> asyncio.BaseProtocol:
+            if len(server.connections) >= self._options.max_connections:
+                return _Refused()
+            made: asyncio.BaseProtocol = server()
+            return made
+
+        return protocol
+
+    async def stop(self) -> int:
+        """Take no more requests, let those on their way end, cut what is left; return how many."""
+        for service in self._services:
+            service.is_closing = True
+        for listener in self._listeners:
+            listener.close()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._options.grace
+        while loop.time() < until and any(each.live.num_unfinished for each in self._services):
+            await asyncio.sleep(0.02)
+        cut = sum(each.live.num_unfinished for each in self._services)
+        for service in self._services:
+            service.live.fail_all("the server is shutting down")
+        for runner in self._runners:
+            await runner.shutdown()
+            await runner.cleanup()
+        for service in self._services:
+            service.live.stop()
+            for watcher in service.live.watchers:
+                watcher.close()
+        return cut
+
+
+def serve(experiment: Experiment, options: Options, say: Callable[[str], None] = print) -> int:
+    """Serve an experiment until a signal ends it; return how many requests were cut off.
+
+    Raises:
+        SpecsimError: It cannot be served.
+    """
+    return asyncio.run(_serve(services(experiment, options), options, say))
+
+
+async def _serve(made: list[Service], options: Options, say: Callable[[str], None]) -> int:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(number, ended.set)
+    server = Server(made, options)
+    ports = await server.start()
+    gc.collect()
+    gc.freeze()  # what is there now stays, and need not be looked through again
+    for port in ports:
+        say(f"serve: http://{options.host}:{port} (Ctrl-C ends it)")
+    await ended.wait()
+    return await server.stop()

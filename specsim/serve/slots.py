@@ -1,0 +1,150 @@
+"""Slots: the facts of a run whose requests are not known before they come.
+
+A run settles everything that does not change about its requests before it begins, in arrays by
+request. Here these arrays have a place for as many requests as may be unfinished at once, each with
+room for the longest answer, and a place is filled in when a request takes it and used again after
+its end. Memory is touched only as far as requests are long.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.errors import ConfigError
+from specsim.core.request import Request
+from specsim.engine.facts import Facts
+from specsim.engine.table import TABLE_TYPES
+from specsim.policies import OraclePolicy, Policy
+from specsim.proposers.base import offers_by_table
+from specsim.run.deployment import Deployment
+from specsim.run.drafting import Drafting
+from specsim.run.experiment import Experiment
+
+_KEY_BITS = 40  # of an identity: what the engine leaves for it beside the group
+_FREE = Request(index=0, prompt_len=1, output_len=1)
+
+
+class Slots(Drafting):
+    """What `Drafting` settles for a whole run, settled request by request.
+
+    Request k draws its luck as request k of a simulation does.
+
+    Raises:
+        ConfigError: The policy or the acceptance model needs what only a whole run has.
+    """
+
+    def __init__(self, experiment: Experiment, deployment: Deployment, size: int) -> None:
+        _check(experiment, deployment)
+        self._experiment, self._deployment = experiment, deployment
+        self.requests = self._requests = [_FREE] * size
+        longest = deployment.engine.max_model_len
+        assert longest is not None
+        self._longest, self._size = longest, size
+        self._block_size = deployment.setup.kv.hash_block_size
+        self._has_keys = bool(deployment.engine.enable_prefix_caching)
+        num_keys = -(-longest // self._block_size) if self._has_keys else 0
+        rows = np.zeros(size, dtype=TABLE_TYPES["facts"][0])
+        starts = np.arange(size + 1, dtype=np.int64) * longest
+        rows["output_at"] = starts[:-1]
+        rows["key_at"] = 1 + np.arange(size) * num_keys
+        self.facts = Facts(rows, np.zeros(1 + size * num_keys, dtype=np.int64), starts)
+        self._verifies_tokens = False
+        self._draft_luck = self._model = self._proposer_memory = None
+        self._offers: NDArray[np.uint8] | None = None
+        proposer, acceptance = deployment.proposer, experiment.acceptance
+        self._drafters = []
+        if proposer is not None and acceptance is not None:
+            keys = proposer.cost_keys
+            self._drafters = [
+                (acceptance.of_drafter(key), self._luck("acceptance", key)) for key in keys
+            ]
+            if offers_by_table(proposer) and self._offered(_FREE) is not None:
+                self._offers = np.zeros(size * (longest + 1), dtype=np.uint8)
+        room = len(self._drafters) * size * longest
+        self.survival_lens = np.zeros(room, dtype=np.uint8)
+        self._free = np.ones(size, dtype=bool)
+        self.num_free = size
+        self.numbers = [0] * size
+        """The request in each slot: its number, counted over all."""
+
+    def _offered(self, request: Request) -> list[bytes] | None:
+        proposer = self._deployment.proposer
+        assert proposer is not None
+        luck = self._luck("proposer", proposer.method)
+        found: list[bytes] | None = proposer.start([request], luck, self._deployment.max_draft_len)
+        return found
+
+    @property
+    def offers(self) -> NDArray[np.uint8] | None:
+        """What the proposer comes up with at every output position, if that is in a table."""
+        return self._offers
+
+    def take(self, request: Request) -> Request:
+        """Settle a request; return it with its slot, which must be there, in place of its index."""
+        slot = int(self._free.argmax())  # the first, so that little memory is touched
+        self._free[slot] = False
+        self.numbers[slot] = request.index
+        self.num_free -= 1
+        self.requests[slot] = placed = replace(request, index=slot)
+        row = self.facts.rows[slot]
+        row["prompt_len"], row["output_len"] = request.prompt_len, request.output_len
+        row["max_tokens"] = request.max_tokens or request.output_len
+        row["priority"], row["rank"] = request.priority, request.index & 0x7FFFFFFF
+        if self._has_keys:
+            keys = self._keys(request)
+            row["num_keys"] = len(keys)
+            self.facts.keys[row["key_at"] : row["key_at"] + len(keys)] = keys
+        first, max_draft_len = slot * self._longest, self._deployment.max_draft_len
+        for model, luck in self._drafters:
+            (table,) = model.survival_lens([request], luck, max_draft_len)
+            self.survival_lens[first : first + len(table)] = np.frombuffer(table, dtype=np.uint8)
+            first += self.facts.num_outputs
+        if self._offers is not None:
+            (offered,) = self._offered(request) or (b"",)
+            first = slot * (self._longest + 1)
+            self._offers[first : first + len(offered)] = np.frombuffer(offered, dtype=np.uint8)
+        return placed
+
+    def _keys(self, request: Request) -> NDArray[np.int64]:
+        """Return what identifies each block, prompt and answer: negative numbers of 40 bits.
+
+        Of a million blocks one in a million is taken for another.
+        """
+        digests = b"".join(
+            key[:8] for key in request.shared_block_keys(self._block_size) if isinstance(key, bytes)
+        )
+        numbers = np.frombuffer(digests, dtype=np.uint64) >> np.uint64(64 - _KEY_BITS)
+        return -1 - numbers.astype(np.int64)
+
+    def give_back(self, slot: int) -> None:
+        """Let another request have a slot."""
+        self._free[slot] = True
+        self.num_free += 1
+        self.requests[slot] = _FREE
+
+
+def _check(experiment: Experiment, deployment: Deployment) -> None:
+    """Refuse what knows the future, or needs tables of a whole run."""
+    policy: Policy = deployment.policy
+    proposer, acceptance = deployment.proposer, experiment.acceptance
+    if proposer is None or acceptance is None:
+        return
+    if isinstance(policy, OraclePolicy) or policy.knows_model:
+        raise ConfigError(
+            f"policy '{policy.kind}' knows the future or the acceptance model, as no server can; "
+            "use another"
+        )
+    if policy.drafts_trees or (policy.uses_confidences and proposer.has_confidence):
+        what = "drafts trees" if policy.drafts_trees else "looks at the drafter's confidence"
+        raise ConfigError(
+            f"policy '{policy.kind}' {what}, which specsim serve does not do yet; use another, "
+            "such as static, goodput or turbospec"
+        )
+    models = [acceptance.of_drafter(key) for key in proposer.cost_keys]
+    for model in models:
+        if model.verifies_tokens or policy.uses_tokens or model.kind == "recorded":
+            raise ConfigError(
+                f"acceptance '{model.kind}' with policy '{policy.kind}' needs answers that are "
+                "known beforehand; use a model such as bernoulli or per_position"
+            )

@@ -1,0 +1,120 @@
+"""Text and tokens: how long a prompt is, what identifies it, and what the answers say.
+
+Without a tokenizer a token is four bytes of UTF-8 (the last of a text may be fewer), and its id is
+what these bytes are as a little-endian number: a rule that can be undone, and close to the four
+characters of English text that a token of a large vocabulary stands for.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.errors import ConfigError
+from specsim.core.rng import Luck, stream_id
+from specsim.tokens.convert import load_tokenizer
+
+Ids = NDArray[np.int64]
+
+_WORDS = (
+    "the and for are but not you all can her was one our out day get has him his how man new now "
+    "old see two way who boy did its let put say she too use"
+).split()
+"""Three letters, and so four bytes with the space before."""
+_LONGEST = 8  # letters of a tokenizer's words that are used
+
+
+class Filler(NamedTuple):
+    """An answer: nothing that anybody said."""
+
+    ids: Ids
+    """Shape (tokens,)."""
+    text: str
+    """Plain ASCII letters and spaces."""
+    ends: NDArray[np.int64]
+    """Where each token ends in the text, shape (tokens,)."""
+
+
+class Texts:
+    """Counts the tokens of prompts, and writes answers of as many tokens as are wanted.
+
+    Args:
+        tokenizer: File of the model's tokenizer; by default a token is four bytes.
+
+    Raises:
+        ConfigError: The file is no tokenizer, or has too few words of one token.
+    """
+
+    def __init__(self, seed: int, tokenizer: Path | None = None) -> None:
+        self._luck = Luck(seed, stream_id("serve", "filler"))
+        self._encode: Callable[[list[str]], list[list[int]]] | None = None
+        self._decode: Callable[[list[int]], str] | None = None
+        words = [f" {word}" for word in _WORDS]
+        if tokenizer is None:
+            self._ids = np.array([_four_bytes(word)[0] for word in words], dtype=np.int64)
+        else:
+            loaded = load_tokenizer(tokenizer)
+            self._encode, self._decode = loaded.encode, loaded.decode
+            words, self._ids = _words_of_one_token(loaded.encode, tokenizer)
+        self._words = np.array(words, dtype=object)
+        self._lens = np.array([len(word) for word in words], dtype=np.int64)
+
+    def encode(self, text: str) -> Ids:
+        """Return the token ids of a text."""
+        if self._encode is None:
+            return _four_bytes(text)
+        return np.array(self._encode([text])[0], dtype=np.int64)
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of token ids; a ValueError if one of them stands for none."""
+        if self._decode is None:
+            try:
+                data = np.array(ids, dtype="<u4").tobytes()
+            except OverflowError as error:
+                raise ValueError("a token id lies in [0, 2**32)") from error
+            return data.replace(b"\0", b"").decode(errors="replace")
+        try:
+            return self._decode(ids)
+        except (OverflowError, TypeError) as error:
+            raise ValueError("a token id is not in the vocabulary") from error
+
+    def filler(self, request: int, length: int) -> Filler:
+        """Return the answer of a request; the same for the same seed, number and length."""
+        uniforms = self._luck.uniforms([request], [length])
+        chosen = (uniforms * len(self._words)).astype(np.int64)
+        text = "".join(self._words[chosen].tolist())
+        return Filler(self._ids[chosen], text, np.cumsum(self._lens[chosen]))
+
+
+def _four_bytes(text: str) -> Ids:
+    data = text.encode("utf-8", "replace")
+    return np.frombuffer(data + b"\0" * (-len(data) % 4), dtype="<u4").astype(np.int64)
+
+
+def _words_of_one_token(
+    encode: Callable[[list[str]], list[list[int]]], path: Path
+) -> tuple[list[str], Ids]:
+    """Return words that are one token each, wherever in a text of such words they stand."""
+    words = [f" {word}" for word in _COMMON if len(word) <= _LONGEST]
+    alone = encode(words)
+    twice = encode([f"{word}{word}" for word in words])
+    found = [
+        (word, one[0])
+        for word, one, two in zip(words, alone, twice, strict=True)
+        if len(one) == 1 and two == one * 2
+    ]
+    if len(found) < 2:
+        raise ConfigError(
+            f"{path}: has no words of one token each ({len(found)} of {len(words)} common ones); "
+            "answers could not be given the right length: leave --tokenizer out"
+        )
+    return [word for word, _ in found], np.array([token for _, token in found], dtype=np.int64)
+
+
+_COMMON = [
+    *_WORDS,
+    *"this that with from have will your which their there time about would".split(),
+]
+"""Words that every vocabulary of English text is likely to have."""

@@ -1,0 +1,213 @@
+"""The server as a whole: it agrees with the simulation, bears abuse, loses replicas, and ends well."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from conftest import tiny_config
+from serving import Served, serving
+from test_answers import check_nothing_is_left
+
+from specsim.core.errors import ConfigError
+from specsim.core.request import Request
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.serve import Options, services
+
+ROOT = Path(__file__).parents[2]
+ASKED = {"prompt": list(range(50)), "max_tokens": 30, "ignore_eos": True}
+
+
+def benchmark() -> Any:
+    spec = importlib.util.spec_from_file_location("serve_benchmark", ROOT / "benchmarks/serve.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_logged_is_what_a_simulation_of_it_says(tmp_path: Path) -> None:
+    config = {"policy": {"kind": "goodput"}}
+    bench = benchmark()
+    with serving(Options(port=0, speed=5.0, grace=5.0, log=tmp_path / "log"), **config) as served:
+        load = bench.Load(8, 1.5, 0, (5, 60))
+        asyncio.run(load.run(served.ports[0]))
+    rows = [json.loads(line) for line in (tmp_path / "log/requests.jsonl").read_text().splitlines()]
+    assert len(rows) == len(load.seen) > 20
+    requests = [
+        Request(
+            index=number,
+            prompt_len=row["input_toks"],
+            output_len=row["output_toks"],
+            arrived_at=row["arrival_time"],
+            prompt_token_ids=np.array(row["input_tok_ids"]),
+            output_token_ids=np.array(row["output_tok_ids"]),
+        )
+        for number, row in enumerate(sorted(rows, key=lambda row: row["number"]))
+    ]
+    run = simulate(Experiment.parse(tiny_config(**config), "test"), requests=requests)
+    ended = np.sort(run.replicas[0].requests["ended_at"])
+    logged = np.sort([row["last_token_ts"] for row in rows])
+    # One that came while the clock was ahead of it may be in another step.
+    assert np.median(np.abs(ended - logged)) < 1e-6
+    assert np.abs(ended - logged).max() < 0.1
+    meta = json.loads((tmp_path / "log/meta.json").read_text())
+    assert meta["complete"]
+
+
+def test_a_client_sees_what_a_simulation_says(tmp_path: Path) -> None:
+    bench = benchmark()
+    with bench.served(tmp_path, "--log", str(tmp_path / "log")) as server:
+        load = bench.Load(10, 2.0, 0, (20, 60))
+        asyncio.run(load.run(server.port))
+    expected = bench.simulated(tmp_path)
+    for metric in ("ttft", "tpot", "e2e"):
+        seen = np.median([getattr(each, metric) for each in load.seen])
+        # Generous: the machine does other things, too; benchmarks/serve.py has the bounds.
+        assert seen == pytest.approx(np.median(expected[metric]), rel=0.1, abs=0.01)
+
+
+def test_abuse_is_answered_and_leaves_nothing() -> None:
+    bench = benchmark()
+    with serving() as served:
+        found = asyncio.run(bench.abused(served.ports[0], 1500, 1))
+        until = time.monotonic() + 5
+        while time.monotonic() < until and served.live.num_unfinished:
+            time.sleep(0.01)
+        check_nothing_is_left(served)
+        assert served.ask("/v1/completions", ASKED)[0] == 200
+    assert bench.improper(found) == []
+    assert found["body 400"] > 500 < sum(found.values())
+    assert found["huge 413"] > 0
+
+
+def test_a_slow_reader_is_cut_off_and_stalls_nobody() -> None:
+    body = {**ASKED, "max_tokens": 900, "n": 16, "stream": True}
+    body["stream_options"] = {"continuous_usage_stats": True}
+    data = json.dumps(body).encode()
+    with serving() as served, socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", served.ports[0]))
+        for service in served.services:  # what the system buffers comes on top
+            assert service.live.num_unfinished == 0
+        slow.sendall(benchmark().framed("/v1/completions", data))
+        assert served.ask("/v1/completions", {**ASKED, "max_tokens": 5})[0] == 200
+        until = time.monotonic() + 10
+        while time.monotonic() < until and served.live.num_unfinished:
+            time.sleep(0.02)
+        assert served.live.num_unfinished == 0
+
+
+def test_while_no_replica_is_up_requests_are_refused() -> None:
+    failure = {"kind": "failure", "replica": 0, "at": 20.0, "until": 40.0}
+    with serving(incidents=[failure]) as served:
+        assert served.ask("/health")[0] == 200
+        long = {**ASKED, "max_tokens": 900}
+        answers = []
+        until = time.monotonic() + 10
+        while time.monotonic() < until and (not answers or answers[-1][0] != 503):
+            answers.append(served.ask("/v1/completions", long))
+        assert answers[-1][1]["error"]["type"] == "ServiceUnavailableError"
+        assert served.ask("/health")[0] == 503
+        while time.monotonic() < until and served.ask("/health")[0] != 200:
+            time.sleep(0.02)
+        assert served.ask("/v1/completions", ASKED)[0] == 200
+        check_nothing_is_left(served)
+
+
+def test_each_replica_has_a_port_of_its_own() -> None:
+    with serving(Options(port=0, speed=50.0, is_each=True, grace=0.5), replicas=2) as served:
+        assert len(set(served.ports)) == 2
+        for port in served.ports:
+            assert served.ask("/v1/completions", ASKED, port=port)[0] == 200
+        page = served.ask("/metrics", port=served.ports[1])[1]
+        assert 'generation_tokens_total{engine="0",model_name="llama-3.1-8b"} 30.0' in page
+
+
+def test_one_port_has_a_router_behind_it() -> None:
+    with serving(replicas=2, routing={"kind": "random"}) as served:
+        for _ in range(12):
+            assert served.ask("/v1/completions", ASKED)[0] == 200
+        lines = served.ask("/metrics")[1].splitlines()
+        counts = [float(x.split()[-1]) for x in lines if x.startswith("vllm:generation_tokens_t")]
+        assert len(counts) == 2
+        assert sum(counts) == 12 * 30
+        assert min(counts) > 0
+
+
+def test_requests_beyond_the_limit_are_refused() -> None:
+    with serving(Options(port=0, speed=50.0, max_requests=4, grace=0.5)) as served:
+        assert served.ask("/v1/completions", {**ASKED, "n": 4})[0] == 200
+        status, found = served.ask("/v1/completions", {**ASKED, "n": 5})
+        assert status == 503
+        assert "too many requests" in found["error"]["message"]
+
+
+def test_connections_beyond_the_limit_are_refused() -> None:
+    with serving(Options(port=0, speed=50.0, max_connections=2, grace=0.5)) as served:
+        address = ("127.0.0.1", served.ports[0])
+        with socket.create_connection(address), socket.create_connection(address):
+            time.sleep(0.1)
+            status, found = served.ask("/health")
+            assert (status, found["error"]["message"]) == (503, "too many connections")
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"policy": {"kind": "oracle"}}, "knows the future"),
+        ({"policy": {"kind": "confidence"}}, "confidence"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        services(Experiment.parse(tiny_config(**config), "test"), Options())
+
+
+def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(yaml.safe_dump(tiny_config()))
+    command = [sys.executable, "-m", "specsim", "serve", str(path), "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    port = int(re.search(r":(\d+) ", process.stdout.readline())[1])  # type: ignore[index]
+    data = json.dumps({**ASKED, "stream": True, "max_tokens": 60}).encode()
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(benchmark().framed("/v1/completions", data))
+        found = connection.recv(1 << 16)
+        process.send_signal(signal.SIGTERM)
+        while more := connection.recv(1 << 16):
+            found += more
+    assert b"data: [DONE]" in found
+    assert process.wait(20) == 0
+    with process.stdout as output:
+        assert output.read().endswith("serve: ended\n")
+
+
+def test_a_port_that_is_taken_is_one_line(served: Served) -> None:
+    made = services(Experiment.parse(tiny_config(), "test"), Options())
+
+    async def start() -> None:
+        from specsim.serve import Server
+
+        await Server(made, Options(port=served.ports[0])).start()
+
+    with pytest.raises(ConfigError, match="--port"):
+        asyncio.run(start())
