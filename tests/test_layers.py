@@ -7,8 +7,7 @@ import pytest
 
 ROWS = [
     "core",
-    "hardware workload acceptance latency profile lookup proposers policies routing "
-    "autoscaling",
+    "hardware workload acceptance latency profile lookup proposers policies routing autoscaling",
     "results engine",
     "run",
     "tokens study reality show cli api __main__",

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from specsim.core.families import Member
 from specsim.routing.base import ReplicaView
 
+
 @dataclass(frozen=True)
 class PoolView:
     """What an autoscaler may know of the pool that it is in."""

@@ -11,7 +11,6 @@ from specsim.core.step import Ints
 from specsim.engine.replica import Replica
 from specsim.routing.base import PromptView, ReplicaView
 
-
 _NOTHING: Ints = np.zeros(0, dtype=np.int64)
 
 

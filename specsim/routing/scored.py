@@ -131,8 +131,6 @@ def _fewest(counts: list[int]) -> list[float]:
     return [(high - count) / (high - low) if high > low else 1.0 for count in counts]
 
 
-def _is_last(
-    prompt: PromptView, replicas: Sequence[ReplicaView], memory: _Memory
-) -> list[float]:
+def _is_last(prompt: PromptView, replicas: Sequence[ReplicaView], memory: _Memory) -> list[float]:
     last = None if prompt.session is None else memory.sessions.get(prompt.session)
     return [float(replica is last) for replica in replicas]

@@ -112,9 +112,7 @@ class WorkloadConfig(Settings):
 
     def _times(self, seed: int, count: int | None) -> NDArray[np.float64]:
         assert isinstance(self.arrivals, OpenArrivals)
-        return self.arrivals.times(
-            generator(seed, "arrivals"), count=count, duration=self.duration
-        )
+        return self.arrivals.times(generator(seed, "arrivals"), count=count, duration=self.duration)
 
     def _bodies(self, seed: int, count: int) -> Trace:
         assert self.lengths is not None
