@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def test_replicas_come_after_their_start_up_and_go_after_the_delay(tiny: Tiny) -
     assert first_up == first_start + 4.0
     assert rows["arrived_at"][rows["replica"] > 0].min() >= first_up
     peak = max(counts["up"])
-    falls = [at for (_, a, *_), (at, b, *_) in zip(changes, changes[1:], strict=False) if b < a]
+    falls = [at for (_, a, *_), (at, b, *_) in pairwise(changes) if b < a]
     assert falls[0] >= 30 + 6.0
     assert peak > 2
     assert counts["up"][-1] == 1

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_prompts_grow_by_answers_and_new_input() -> None:
     assert max(len(turns) for turns in by_session(requests)) > 4
     for turns in by_session(requests):
         assert [each.turn for each in turns] == list(range(1, len(turns) + 1))
-        for before, after in zip(turns, turns[1:], strict=False):
+        for before, after in pairwise(turns):
             assert after.prompt_len > before.prompt_len + before.output_len
             assert after.prompt_len + after.output_len <= 900
             assert after.think_time > 0
@@ -113,7 +114,7 @@ def test_a_turn_comes_a_think_time_after_the_one_before(
     summary = ran(tiny, replicas=replicas)
     rows = summary.tables.requests
     for turns in by_session(summary.run.requests):
-        for before, after in zip(turns, turns[1:], strict=False):
+        for before, after in pairwise(turns):
             wait = rows["arrived_at"][after.index] - rows["ended_at"][before.index]
             assert wait == pytest.approx(after.think_time, abs=1e-9)
 
@@ -140,7 +141,7 @@ def test_hits_are_all_full_blocks_that_were_said_before(tiny: Callable[..., Expe
     summary = ran(tiny)
     rows = summary.tables.requests
     for turns in by_session(summary.run.requests):
-        for before, after in zip(turns, turns[1:], strict=False):
+        for before, after in pairwise(turns):
             said = before.prompt_len + before.output_len - 1
             assert rows["cached_len"][after.index] == said // 16 * 16
 
