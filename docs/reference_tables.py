@@ -45,6 +45,7 @@ PAGES = {
     "acceptance": "drafting.md",
     "latency": "latency-and-routing.md",
     "routing": "latency-and-routing.md",
+    "autoscaling": "latency-and-routing.md",
 }
 """Page that describes each family."""
 COLUMNS = Path(__file__).parent / "reference" / "columns.yaml"
@@ -53,12 +54,19 @@ BOUNDS = (("gt", "> "), ("ge", "≥ "), ("lt", "< "), ("le", "≤ "))
 TINY = {
     "workload": {
         "arrivals": {"kind": "poisson", "rate": 20.0},
-        "lengths": {"kind": "constant", "prompt": 100, "output": 20},
+        "lengths": {
+            "kind": "sessions",
+            "turns": 2,
+            "first_prompt": 100,
+            "new_input": 20,
+            "output": 20,
+        },
         "num_requests": 20,
     },
     "engine": {"speculative_config": {"method": "eagle3", "num_speculative_tokens": 3}},
     "acceptance": {"kind": "bernoulli", "alpha": 0.7},
     "profile": "h100/llama-3.1-8b",
+    "autoscaling": {"kind": "target_queue", "target": 1, "max_replicas": 2},
     "slo": {"ttft_ms": 500},
 }
 

@@ -85,8 +85,8 @@ class Fleet:
         return sum(state in states for state in self._states)
 
     def _note(self) -> None:
-        counted = (self._count(state) for state in (UP, STARTING, DRAINING, FAILED))
-        count = Count(self._clock.now, *counted, self._wanted)
+        up, starting, draining, failed = map(self._count, (UP, STARTING, DRAINING, FAILED))
+        count = Count(self._clock.now, up, starting, draining, failed, self._wanted)
         counts = self.scaling.counts
         if counts and counts[-1].at == count.at:
             counts.pop()

@@ -325,9 +325,9 @@ class Replica(PythonVerbs):
             keys: What the cache holds; by default what it holds now.
         """
         known = set(self.published_keys().tolist()) if keys is None else keys
-        fact, group = self._wiring.facts.rows[prompt.index], self.table.groups[0]
+        fact, groups = self._wiring.facts.rows[prompt.index], self.table.groups
         first, end = int(fact["key_at"]), int(fact["key_at"]) + int(fact["num_keys"])
-        width, size = int(group["hashes"]), int(group["block_size"])
+        width, size = int(groups["hashes"][0]), int(groups["block_size"][0])
         length = 0
         for key in self._wiring.facts.keys[first + width - 1 : end : width].tolist():
             if key not in known or length + size > prompt.prompt_len:

@@ -9,6 +9,7 @@ An answer of one token has no TPOT: it is NaN, and statistics leave it out. Only
 counts it as 0 (goodput, the histogram of ``/metrics``), does `tpot` say so too.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Protocol, Self
@@ -219,52 +220,55 @@ class LimitUse:
         return np.concatenate(found)
 
 
-_TURN_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 33, 65, 129, 257)
-"""First turn of each row of `by_turn`: the first eight by themselves."""
+_FIRST_TURNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 33, 65, 129, 257)
+"""Of each row of ``by_turn``: the first eight turns by themselves, later ones together."""
+_TURN_COLUMNS = (
+    "turn", "arrived_at", "scheduled_at", "first_token_at", "ended_at", "prompt_len", "output_len",
+    "cached_len",
+)  # fmt: skip
 
 
-def session_metrics(
-    requests: NDArray[np.void], sessions: NDArray[np.int64], turns: NDArray[np.int64]
-) -> dict[str, Any]:
+def session_spans(requests: Requests) -> tuple[Seconds, Seconds]:
+    """Return when the first turn of each session arrived, and when its last answer ended."""
+    names, places = np.unique(requests["session"], return_inverse=True)
+    starts, ends = np.full(len(names), np.inf), np.zeros(len(names))
+    np.minimum.at(starts, places, requests["arrived_at"])
+    np.maximum.at(ends, places, requests["ended_at"])
+    return starts, ends
+
+
+def session_metrics(requests: Requests) -> dict[str, Any]:
     """Return what sessions met, as wholes and turn by turn.
 
     Args:
-        requests: `specsim.results.tables.TABLE_FIELDS`.
-        sessions: Session of each of them; -1 for none.
-        turns: Which turn of it each is.
+        requests: With ``session`` and ``turn`` beside the columns of all runs.
 
     Returns:
         ``duration_ms`` is from the first arrival of a session to the end of its last answer;
         ``served_share`` the part of it that answers took, the rest users and tools. ``hit_share``
         is that of the prompt tokens.
     """
-    is_turn = sessions >= 0
-    requests, turns = requests[is_turn], turns[is_turn]
-    names, places = np.unique(sessions[is_turn], return_inverse=True)
-    starts, ends = np.full(len(names), np.inf), np.zeros(len(names))
-    np.minimum.at(starts, places, requests["arrived_at"])
-    np.maximum.at(ends, places, requests["ended_at"])
-    total = float((ends - starts).sum())
-    edges = [*_TURN_ROWS, np.inf]
-    rows = [
-        _turn_row(requests[mine], first)
-        for first, beyond in pairwise(edges)
+    starts, ends = session_spans(requests)
+    turns, total = requests["turn"], float((ends - starts).sum())
+    of_turns = [
+        {name: requests[name][mine] for name in _TURN_COLUMNS}
+        for first, beyond in pairwise((*_FIRST_TURNS, sys.maxsize))
         if (mine := (turns >= first) & (turns < beyond)).any()
     ]
     return {
-        "count": len(names),
-        "mean_turns": len(requests) / len(names),
+        "count": len(starts),
+        "mean_turns": len(turns) / len(starts),
         "duration_ms": latency_statistics(ends - starts),
         "served_share": float(latency(requests).sum()) / total if total else 1.0,
-        "by_turn": rows,
+        "by_turn": list(map(_turn_row, of_turns)),
     }
 
 
-def _turn_row(requests: NDArray[np.void], first: int) -> dict[str, float]:
+def _turn_row(requests: dict[str, Any]) -> dict[str, float]:
     found = {kind: latency_statistics(latencies(requests)[kind]) for kind in ("ttft", "tpot")}
     return {
-        "turn": first,
-        "requests": len(requests),
+        "turn": int(requests["turn"].min()),
+        "requests": len(requests["turn"]),
         "hit_share": float(requests["cached_len"].sum() / requests["prompt_len"].sum()),
         **{f"{name}_{kind}_ms": found[kind][name] for kind in found for name in ("mean", "p99")},
     }

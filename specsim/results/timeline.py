@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from specsim.results.export import write_parquet
 from specsim.results.folder import StepsTable
-from specsim.results.metrics import short
+from specsim.results.metrics import Requests, session_spans, short
 
 _YIELDS = ("drafts", "draft_tokens", "accepted_tokens", "output_tokens", "deliveries")
 
@@ -173,7 +173,7 @@ class TimeUse:
     """Overhead that the GPU did not wait for, as a share of the time of all replicas."""
 
 
-def time_use(steps: StepsTable, num_replicas: int) -> TimeUse:
+def time_use(steps: StepsTable, num_replicas: float) -> TimeUse:
     """Return how the time from first to last step divides; replicas without one were idle."""
     overhead = np.concatenate([_waited_for(steps.of_replica(r)) for r in steps.replicas])
     seconds = {"target": steps["target_time"], "draft": steps["draft_time"], "overhead": overhead}
@@ -232,36 +232,61 @@ _DRAWN_BINS = 200
 _DRAWN_WINDOW = 10  # bins over which the acceptance is measured, as in `specsim timeline`
 
 
-def over_time(steps: StepsTable, num_usable: int, num_replicas: int) -> dict[str, Any]:
+def over_time(
+    steps: StepsTable, num_usable: int, own: dict[str, Any], requests: Requests
+) -> dict[str, Any]:
     """Return what is kept of a run to draw it, small enough for thousands of runs.
 
     Args:
         num_usable: KV blocks of one replica that requests can hold.
+        own: Block ``specsim`` of its summary.
+        requests: Its requests, by column.
 
     Returns:
-        ``timeline``: ``time_s``, ``running`` and ``waiting`` requests, ``kv_usage`` in [0, 1] and
-        the ``draft_len`` asked for, each a list of equally many numbers, None where there is none.
-        ``breakdown``: seconds of all replicas, ``target_s``, ``draft_s``, ``overhead_s`` and
+        ``timeline``: ``time_s``, ``running`` and ``waiting`` requests, ``kv_usage`` in [0, 1], the
+        ``draft_len`` asked for, and, where their number changes, ``replicas`` that take requests
+        and ``sessions`` between their first arrival and their last token; each a list of equally
+        many numbers, None where there is none. ``breakdown``: seconds of all replicas,
+        ``target_s``, ``draft_s``, ``overhead_s`` and
         ``idle_s``. Both are empty if the steps took no time.
     """
     start, end = steps.span
     if end <= start:  # a profile whose steps cost nothing
         return {"timeline": {}, "breakdown": {}}
     found = timeline(steps, num_bins=_DRAWN_BINS, window=_DRAWN_WINDOW)
+    num_replicas = own.get("autoscaling", {}).get("mean_replicas", own["replicas"])
     use, total = time_use(steps, num_replicas).overall, num_replicas * (end - start)
+    times = (found["start"] + found["end"]) / 2
     return {
         "timeline": {
-            "time_s": short((found["start"] + found["end"]) / 2),
+            "time_s": short(times),
             "running": short(found["num_running"]),
             "waiting": short(found["num_waiting"]),
             "kv_usage": short(_kv_usage(steps, num_usable, num_replicas)),
             "draft_len": short(found["asked_draft_len"]),
+            **_population(times, own, requests),
         },
         "breakdown": {f"{part}_s": share * total for part, share in use.parts.items()},
     }
 
 
-def _kv_usage(steps: StepsTable, num_usable: int, num_replicas: int) -> NDArray[np.float64]:
+def _population(
+    times: NDArray[np.float64], own: dict[str, Any], requests: Requests
+) -> dict[str, list[Any]]:
+    """Return the replicas and the sessions that there are at some times."""
+    found: dict[str, list[Any]] = {}
+    if "autoscaling" in own:
+        counts = own["autoscaling"]["timeline"]
+        places = np.searchsorted(counts["at"], times, side="right") - 1
+        found["replicas"] = short(np.array(counts["up"], dtype=np.float64)[places])
+    if "sessions" in own:
+        starts, ends = map(np.sort, session_spans(requests))
+        is_open = np.searchsorted(starts, times, side="right") - np.searchsorted(ends, times)
+        found["sessions"] = short(is_open.astype(np.float64))
+    return found
+
+
+def _kv_usage(steps: StepsTable, num_usable: int, num_replicas: float) -> NDArray[np.float64]:
     """Return the share of all replicas' KV blocks that requests held, in each bin."""
     edges = np.linspace(*steps.span, _DRAWN_BINS + 1)
     held = np.zeros(_DRAWN_BINS)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -143,15 +144,24 @@ class Summary:
                 write_steps(tables.step_log, self.provenance, unfinished / "steps.parquet")
             self.run.experiment.save(unfinished / "config.yaml")
 
+    @property
+    def request_columns(self) -> dict[str, NDArray[Any]]:
+        """The columns of the requests, those of sessions among them if there are any."""
+        rows = self.tables.requests
+        return {**structured_columns(rows, rows.dtype.names or ()), **self._turns}
+
     @cached_property
     def _turns(self) -> dict[str, NDArray[np.int64]]:
-        """``session``, -1 of none, and ``turn`` of each request; nothing if there is no session."""
+        """``session`` and ``turn`` of each request; nothing if there is no session.
+
+        A request of no session among others is one of its own.
+        """
         requests = self.run.requests
         if not Columns.of(requests).has_sessions:
             return {}
-        sessions = (-1 if request.session is None else request.session for request in requests)
-        turns = (request.turn for request in requests)
-        return {"session": np.fromiter(sessions, int), "turn": np.fromiter(turns, int)}
+        own = count(max(each.session for each in requests if each.session is not None) + 1)
+        sessions = [next(own) if each.session is None else each.session for each in requests]
+        return {"session": np.array(sessions), "turn": np.array([each.turn for each in requests])}
 
     def _request_groups(self) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield the columns of the requests, some requests at a time."""
@@ -202,7 +212,6 @@ class Summary:
         """Return what replicas came to over time; times in seconds of the run, up to its end."""
         end = float(self.tables.requests["ended_at"].max())
         counts = np.array([count for count in scaling.counts if count.at < end])
-        spans = np.diff([*counts[:, 0], end])
         seconds = scaling.replica_seconds(end)
         gpu_hours = seconds * self.run.deployment.profile.tensor_parallel_size / 3600.0
         scaler = self.run.experiment.autoscaling
@@ -211,7 +220,7 @@ class Summary:
             "replica_seconds": seconds,
             "gpu_hours": gpu_hours,
             "cost": None if price is None else gpu_hours * price,
-            "mean_replicas": float(counts[:, 1] @ spans) / end,
+            "mean_replicas": seconds / end,
             "peak_replicas": int(counts[:, 1].max()),
             "changes": len(counts) - 1,
             "timeline": {
@@ -224,8 +233,7 @@ class Summary:
         requests, totals = tables.requests, tables.totals
         profile = run.deployment.profile
         num_steps = int(totals["steps"])
-        turns = self._turns
-        own = {"sessions": session_metrics(requests, *turns.values())} if turns else {}
+        own = {"sessions": session_metrics(self.request_columns)} if self._turns else {}
         if run.scaling is not None:
             own["autoscaling"] = self._scaling_block(run.scaling)
         return {

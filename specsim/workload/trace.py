@@ -100,7 +100,7 @@ class Trace:
         return len(self) if self.sessions is None else len(np.unique(self.sessions))
 
     def starting_at(self, times: NDArray[np.float64]) -> "Trace":
-        """Return the sessions, in their order, at these times, seconds; those beyond are dropped."""
+        """Return the sessions, in their order, at these times, seconds; others are left out."""
         if self.sessions is None:
             return self.take(np.arange(len(times))).at_times(times)
         _, firsts, sessions = np.unique(self.sessions, return_index=True, return_inverse=True)

@@ -232,6 +232,7 @@ def all_cases(folder: Path) -> list[Case]:
         *token_cases(profiles, trace, corpus),
         *real_token_cases(profiles),
         *mixed_cases(profiles),
+        *scaling_cases(),
     ]
     names = [each.name for each in cases]
     assert len(set(names)) == len(names), "two cases have the same name"
@@ -697,3 +698,40 @@ def mixed_cases(profiles: dict[str, str]) -> Iterator[Case]:
             seed=number,
             requests=(lambda: conversations(180, 150.0)) if shared else None,
         )
+
+
+def scaling_cases() -> Iterator[Case]:
+    """Yield sessions, scores, metrics that are read now and then, and replicas that come and go."""
+    sessions: Config = {
+        "kind": "sessions", "turns": {"mean": 4, "sigma": 0.5},
+        "first_prompt": {"mean": 90, "sigma": 0.6}, "new_input": {"mean": 30, "sigma": 0.6},
+        "output": {"mean": 25, "sigma": 0.5}, "shared_prompt": 40, "tool_share": 0.5,
+        "tool_time": 0.05, "think_time": {"mean": 0.4, "sigma": 0.5}, "max_len": 900,
+    }  # fmt: skip
+    open_ones: Config = {"arrivals": {"kind": "poisson", "rate": 40.0}, "lengths": sessions}
+    routers: dict[str, Any] = {
+        "scored": "scored",
+        "stale": {"kind": "least_outstanding", "refresh_ms": 120},
+        "precise": {"kind": "scored", "index": "precise", "index_delay_ms": 80, "refresh_ms": 20,
+                    "weights": {"running": 1, "session": 1}},
+    }  # fmt: skip
+    loads: dict[str, Config] = {
+        "open": open_ones,
+        "closed": {**open_ones, "arrivals": CLOSED["arrivals"]},
+        "plain": {"arrivals": {"kind": "poisson", "rate": 300.0}},
+    }
+    for (name, router), (load, workload) in product(routers.items(), loads.items()):
+        yield case(f"sessions/{name}/{load}", replicas=3, routing=router, workload=workload,
+                   engine=FEW if load == "closed" else {}, policy="goodput")  # fmt: skip
+    scalers: dict[str, Config] = {
+        "target_queue": {"target": 2.0},
+        "target_kv_use": {"target": 0.3},
+        "target_concurrency": {"target": 8.0, "window_s": 0.4},
+        "target_slo": {"target": 0.9, "window_s": 0.4},
+    }
+    for (kind, fields), (load, workload) in product(scalers.items(), loads.items()):
+        scaler = {"kind": kind, "max_replicas": 4, "interval_s": 0.1, "start_up_s": 0.15,
+                  "scale_in_delay_s": 0.2, **fields}  # fmt: skip
+        yield case(f"autoscaling/{kind}/{load}", autoscaling=scaler, workload=workload,
+                   slo={"ttft_ms": 80, "tpot_ms": 12}, routing="scored", policy="goodput",
+                   incidents=INCIDENTS["several"])  # fmt: skip

@@ -16,6 +16,7 @@ from digest_cases import Case, all_cases
 from digests import REQUEST_COLUMNS, STEP_COLUMNS, rounded, run
 
 from specsim.acceptance import ACCEPTANCE
+from specsim.autoscaling import AUTOSCALING
 from specsim.latency import LATENCY
 from specsim.policies import POLICIES
 from specsim.proposers import PROPOSERS
@@ -103,6 +104,13 @@ NAMES = """
     mixed/11
     joint/draft_model
     bayes/v0
+    sessions/scored/open
+    sessions/precise/closed
+    sessions/stale/plain
+    autoscaling/target_queue/open
+    autoscaling/target_kv_use/plain
+    autoscaling/target_concurrency/closed
+    autoscaling/target_slo/open
 """.split()  # noqa: SIM905
 
 
@@ -141,7 +149,7 @@ def test_they_are_of_every_sort(cases: dict[str, Case]) -> None:
     text = json.dumps([cases[name].config for name in NAMES])
     paths = {cases[name].config["profile"] for name in NAMES}
     profiles = "".join(Path(path).read_text() for path in paths if path.endswith(".yaml"))
-    for family in (ACCEPTANCE, POLICIES, PROPOSERS, ROUTING):
+    for family in (ACCEPTANCE, AUTOSCALING, POLICIES, PROPOSERS, ROUTING):
         missing = {name for name in family.members if f'"{name}"' not in text}
         assert not missing, family.name
     assert not {name for name in LATENCY.members if f"kind: {name}\n" not in profiles}

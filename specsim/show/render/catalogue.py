@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specsim.acceptance import ACCEPTANCE
+from specsim.autoscaling import AUTOSCALING
 from specsim.core.families import Family
 from specsim.core.settings import Settings
 from specsim.latency import LATENCY
@@ -18,10 +19,11 @@ from specsim.workload.arrivals import ARRIVALS
 from specsim.workload.lengths import LENGTHS
 from specsim.workload.readers import READERS
 
-FAMILIES: dict[str, Family[Any]] = {
-    family.name: family
-    for family in (ARRIVALS, LENGTHS, READERS, LATENCY, ACCEPTANCE, PROPOSERS, POLICIES, ROUTING)
-}
+_ALL: tuple[Family[Any], ...] = (
+    *(ARRIVALS, LENGTHS, READERS, LATENCY, ACCEPTANCE, PROPOSERS, POLICIES),
+    *(ROUTING, AUTOSCALING),
+)
+FAMILIES: dict[str, Family[Any]] = {family.name: family for family in _ALL}
 """By name, for whoever wants to look at all of them."""
 
 

@@ -63,6 +63,24 @@ def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("re-queued by failures", f"{own['num_requeues']:,}"))
     if own["prefix_hit_tokens"]:
         rows.append(("prefix hit tokens", f"{own['prefix_hit_tokens']:,}"))
+    return rows + _cluster_rows(own)
+
+
+def _cluster_rows(own: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what there is to say of sessions, and of replicas that come and go."""
+    rows = []
+    if "sessions" in own:
+        found, turns = own["sessions"], own["sessions"]["by_turn"]
+        median = found["duration_ms"]["median"] / 1e3
+        rows.append((f"{found['count']:,} sessions, median", f"{median:,.1f} s"))
+        shares = ", ".join(f"{row['hit_share']:.0%}" for row in turns[:4])
+        rows.append((f"prefix hits, turns 1 to {min(4, len(turns))}", shares))
+    if "autoscaling" in own:
+        found = own["autoscaling"]
+        means = f"{found['mean_replicas']:.2f}, at most {found['peak_replicas']}"
+        rows.append((f"replicas ({found['changes']} changes)", means))
+        cost = "" if found["cost"] is None else f" = {found['cost']:,.2f}"
+        rows.append(("GPU hours", f"{found['gpu_hours']:,.3f}{cost}"))
     return rows
 
 

@@ -125,7 +125,7 @@ def _point(
     own = summary["specsim"]
     details: dict[str, Any] = {}
     if run is not None:
-        details = over_time(run.steps, own["num_gpu_blocks"] - 1, own["replicas"])
+        details = over_time(run.steps, own["num_gpu_blocks"] - 1, own, run.requests)
         details["distributions"] = distributions(run.requests)
     return Point(
         number=number,

@@ -69,7 +69,9 @@ def _security_policy(*scripts: str) -> str:
     )
 
 
-_SERIES = ("time_s", "running", "waiting", "kv_usage", "draft_len")
+_SERIES = (
+    "time_s", "running", "waiting", "kv_usage", "draft_len", "replicas", "sessions",
+)  # fmt: skip
 _PARTS = ("target_s", "draft_s", "overhead_s", "idle_s")
 _MAX_SAMPLES = 80_000
 """Of all timelines together; beyond that they are thinned, so that a large sweep stays readable."""

@@ -337,4 +337,4 @@ def _over_time(summary: Summary) -> dict[str, Any]:
     columns = structured_columns(tables.steps, tables.steps.dtype.names or ())
     steps = StepsTable({"replica": tables.step_replicas, **columns}, summary.provenance)
     num_usable = run.deployment.setup.num_usable_blocks
-    return over_time(steps, num_usable, run.experiment.num_engines)
+    return over_time(steps, num_usable, summary.data["specsim"], summary.request_columns)

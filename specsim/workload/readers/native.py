@@ -23,8 +23,9 @@ class Native(Reader):
 
     ``arrived_at`` (s), ``id``, ``priority``, ``session`` with ``think_time`` (s) and ``shared_len``
     (of prompts that continue their session: tokens that all sessions begin with),
-    ``prompt_token_ids``, ``output_token_ids``, ``prefix_hash_ids`` with ``prefix_block_size``, and ``accepted_lens_<proposer>``: accepted
-    drafts, without the bonus token, of a draft made at every output position.
+    ``prompt_token_ids``, ``output_token_ids``, ``prefix_hash_ids`` with ``prefix_block_size``, and
+    ``accepted_lens_<proposer>``: accepted drafts, without the bonus token, of a draft made at every
+    output position.
     """
 
     kind: Literal["native"] = "native"
@@ -44,13 +45,7 @@ def _put_optional(builder: TraceBuilder, row: Row) -> None:
         builder.put("ids", str(values["id"]))
     if "priority" in values:
         builder.put("priorities", row.integer("priority", minimum=-(2**31)))
-    if "session" in values:
-        builder.put("sessions", str(row.get("session")))
-    if "think_time" in values:
-        builder.put("think_times", _think_time(row))
-    if "shared_len" in values:
-        row.get("session")
-        builder.put("shared_lens", row.integer("shared_len"))
+    _put_turn(builder, row)
     for field in ("prompt_token_ids", "output_token_ids"):
         if field in values:
             is_unrecorded = field == "prompt_token_ids" and values[field] == [UNRECORDED]
@@ -67,12 +62,17 @@ def _put_optional(builder: TraceBuilder, row: Row) -> None:
             builder.put_record(field.removeprefix(_ACCEPTED), _accepted(row, field))
 
 
-def _think_time(row: Row) -> float:
-    """Return the think time, of a turn of a session and not negative."""
-    time = row.number("think_time")
-    if time < 0 or row.get("session") is None:
-        raise TraceError(f"{row.place}: think_time = {time:g} must be at least 0 s; correct it")
-    return time
+def _put_turn(builder: TraceBuilder, row: Row) -> None:
+    """Append what a row says of its session; without one it may say nothing of turns."""
+    if {"session", "think_time", "shared_len"} & row.values.keys():
+        builder.put("sessions", str(row.get("session")))
+    if "think_time" in row.values:
+        time = row.number("think_time")
+        if time < 0:
+            raise TraceError(f"{row.place}: think_time = {time:g} must be at least 0 s; correct it")
+        builder.put("think_times", time)
+    if "shared_len" in row.values:
+        builder.put("shared_lens", row.integer("shared_len"))
 
 
 def _accepted(row: Row, field: str) -> bytes:

@@ -57,7 +57,8 @@ class TokenTrace(Reader):
 
     ``acc_<proposer>.acc_len[i]`` counts the tokens gained if a draft is made when i output tokens
     are known, the bonus token included; it is kept without it. There are no arrivals. A prompt that
-    was not recorded counts as one token; turns of one ``session`` wait for each other. Source: SpecDecode-Bench (arXiv 2601.11580).
+    was not recorded counts as one token; turns of one ``session`` wait for each
+    other. Source: SpecDecode-Bench (arXiv 2601.11580).
     """
 
     kind: Literal["token_trace"] = "token_trace"

@@ -5,6 +5,8 @@ const SERIES = [
   ["waiting", "waiting, requests"],
   ["kv_usage", "KV cache in use, %"],
   ["draft_len", "k asked for, tokens"],
+  ["replicas", "replicas that take requests"],
+  ["sessions", "sessions open"],
 ];
 const PARTS = [
   ["target", "target"],
@@ -25,6 +27,8 @@ function timelineCard() {
       const [low, high] = ends(series(point, name).filter((value) => value != null));
       return low !== high;
     });
+  const known = () =>
+    SERIES.filter(([name]) => atFocus(has).some(({ points: [point] }) => name in point.timeline));
   const rows = (pick) => atFocus(has).map(({ p, points: [point] }) => pick(p, point));
   return card("timeline", () => `Over time${focusName()}`, {
     why: () => missingAtFocus(has, "timeline"),
@@ -59,7 +63,7 @@ function timelineCard() {
           line: {
             color: policyColour(p),
             width: 1.3,
-            shape: name === "draft_len" ? "hv" : "linear",
+            shape: name === "draft_len" || name === "replicas" ? "hv" : "linear",
           },
           text: point.timeline.time_s.map(
             (time, i) =>
@@ -90,7 +94,7 @@ function timelineCard() {
       );
     },
     rows: () => ({
-      head: [POLICY.title, "time, s", ...SERIES.map(([, title]) => title)],
+      head: [POLICY.title, "time, s", ...known().map(([, title]) => title)],
       rows: rows((p, point) => {
         const stride = Math.max(1, Math.ceil(point.timeline.time_s.length / 20));
         return range(point.timeline.time_s.length)
@@ -98,7 +102,7 @@ function timelineCard() {
           .map((i) => [
             POLICY.labels[p],
             point.timeline.time_s[i],
-            ...SERIES.map(([name]) => series(point, name)[i]),
+            ...known().map(([name]) => series(point, name)[i]),
           ]);
       }).flat(),
     }),
