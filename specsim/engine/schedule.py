@@ -274,7 +274,7 @@ def _schedule_waiting(table: Table) -> None:
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
     num_running_scheduled = step.num_requests
-    if state.num_loading and not admit_loaded(table):
+    if state.num_loading and not admit_loaded(table, num_running_scheduled):
         return
     while (
         state.num_waiting

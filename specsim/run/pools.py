@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from specsim.core.errors import ConfigError
+from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.request import Request
 from specsim.engine.cluster import EventClock
 from specsim.engine.integrity import IntegrityCheck
@@ -203,6 +203,13 @@ class PoolSystem:
         """Raise a CapacityError if requests wait for a replica that will never come back."""
         self.prefill.check_stranded()
         self.decode.check_stranded()
+        for number, replica in enumerate(self.decode.up):
+            if replica.has_unfinished:
+                raise CapacityError(
+                    f"pools.decode: requests that have been loaded hold the KV blocks of replica "
+                    f"{number}, and none of them can go on, in vLLM neither; use more memory, or a "
+                    "smaller max_num_seqs"
+                )
 
     def finish(self) -> None:
         """Let all replicas hand over their results, and check that no block is kept."""
