@@ -109,6 +109,11 @@ class Cluster:
         """Return how many tokens of a request's KV entries a replica can load from elsewhere."""
         return 0
 
+    def tell(self, replica: Replica, kind: int, request: int, row: int) -> None:
+        """Tell a replica that is up what has become of the KV entries of a row, now."""
+        replica.tell(kind, request, row, self.clock.now)
+        self._wake(replica)
+
     def _move(self, departures: Iterable[Departure]) -> None:
         for departure in departures:
             replica = self._chosen(self._requests[departure.request])

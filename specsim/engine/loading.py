@@ -79,6 +79,7 @@ def _note(table: Table, kind: int, row: int, tokens: int) -> None:
     notice.request = table.sequences[row].request
     notice.row = row
     notice.tokens = tokens
+    notice.disk_tokens = table.sequences[row].disk_len
     state.num_notices += 1
     state.unannounced += 1
 

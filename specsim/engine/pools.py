@@ -61,11 +61,6 @@ class PoolCluster(Cluster):
         self.before_failure(replica)
         super().fail(number)
 
-    def tell(self, replica: Replica, kind: int, request: int, row: int) -> None:
-        """Tell a replica that is up what has become of a row, now."""
-        replica.tell(kind, request, row, self.clock.now)
-        self._wake(replica)
-
     def forget_external(self, request: int) -> None:
         """Let a request that waits anywhere compute its whole prompt."""
         for replica in self._up:

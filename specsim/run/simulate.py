@@ -20,6 +20,7 @@ from specsim.engine.cluster import (
 )
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.lock_step import LockStep, Rank
+from specsim.engine.offload import Offload
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.replica import Replica
 from specsim.profile import Profile
@@ -42,6 +43,8 @@ class Run:
     requests: list[Request]
     replicas: list[ReplicaRecords]
     deliveries: Deliveries | None = None
+    offload: Offload | None = None
+    """What was loaded from host memory and disk."""
     pools: PoolSystem | None = None
     """Where requests were prefilled, and how their KV entries were transferred."""
 
@@ -96,6 +99,10 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     if servers is not None:
         pools = PoolSystem(servers, experiment, requests, clock, records, check=check)
     origin = _first_arrival(requests, think_times, arrivals)
+    offload = None
+    if deployment.engine.kv_offload is not None:
+        token_bytes = deployment.token_bytes(with_drafts=True)
+        offload = Offload(clock, len(requests), deployment.engine.kv_offload, token_bytes)
     group = None
     if deployment.is_lock_step:
         group = LockStep(deployment.costs, 1 + experiment.num_speculative_tokens)
@@ -109,7 +116,8 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
             deliveries=deliveries,
             observers=[IntegrityCheck()] if check else [],
             on_end=ends.tell,
-            announces_ends=isinstance(arrivals, ClosedLoop),
+            on_notices=None if offload is None else offload.noticed,
+            announces_ends=isinstance(arrivals, ClosedLoop) or offload is not None,
             origin=origin,
         )
         if pools is not None:
@@ -126,8 +134,10 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
             make_replica,
             router=experiment.routing,
             seed=experiment.seed,
-            keeps_up=isinstance(arrivals, ClosedLoop),
+            keeps_up=isinstance(arrivals, ClosedLoop) or offload is not None,
         )
+        if offload is not None:
+            offload.cluster = cluster
     else:
         cluster = pools
         cluster.start(make_replica, origin)
@@ -143,7 +153,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     cluster.check_stranded()
     cluster.finish()
     ends.check()
-    return Run(experiment, deployment, requests, records, deliveries, pools)
+    return Run(experiment, deployment, requests, records, deliveries, offload, pools)
 
 
 def _think_times(experiment: Experiment, count: int) -> list[float]:

@@ -152,6 +152,9 @@ class Summary:
             columns |= {name: found[name] for name in ("ttft", "tpot", "e2el")}
             if self.pools is not None:
                 columns |= {name: each[mine] for name, each in self.pools.columns.items()}
+            if self.run.offload is not None:
+                loads = self.run.offload.loads[mine]
+                columns |= structured_columns(loads, loads.dtype.names or ())
             yield {"id": np.array(ids[mine]), **columns} if has_ids else columns
 
     def _header(self) -> dict[str, Any]:
@@ -184,6 +187,23 @@ class Summary:
             for name in names
         }
 
+    def _hits(self, loads: NDArray[np.void]) -> dict[str, float]:
+        """Return the tokens that did not have to be computed, by where they were."""
+        requests = self.tables.requests
+        found = {
+            "gpu": int(requests["cached_len"].sum()),
+            "host": int(loads["host_len"].sum()),
+            "disk": int(loads["disk_len"].sum()),
+        }
+        had_loads = loads["load_time"] > 0
+        times = loads["load_time"][had_loads]
+        return {
+            **{f"{tier}_tokens": tokens for tier, tokens in found.items()},
+            "hit_rate": sum(found.values()) / int(requests["prompt_len"].sum()),
+            "requests_that_loaded": int(had_loads.sum()),
+            "mean_load_ms": float(times.mean() * 1e3) if len(times) else 0.0,
+        }
+
     def _own_block(self) -> dict[str, Any]:
         run, tables = self.run, self.tables
         requests, totals = tables.requests, tables.totals
@@ -212,4 +232,5 @@ class Summary:
             "queue_ms": self.statistics["queue"],
             "amortised_itl_ms": self.statistics["amortised_itl"],
             **({} if self.pools is None else {"pools": self.pools.totals}),
+            **({} if self.run.offload is None else {"hits": self._hits(self.run.offload.loads)}),
         }

@@ -88,9 +88,10 @@ def splits(experiment: Experiment, gpus: int) -> Iterator[tuple[str, int, Experi
     """
     plain = experiment.replace("split", pools=None, incidents=None)
     pools = experiment.pools or PoolsConfig()
-    size, sizes = _gpus_of(plain.profile), [
-        _gpus_of(pool.profile or plain.profile) for pool in (pools.prefill, pools.decode)
-    ]
+    size, sizes = (
+        _gpus_of(plain.profile),
+        [_gpus_of(pool.profile or plain.profile) for pool in (pools.prefill, pools.decode)],
+    )
     if gpus < max(size, 1):
         raise ConfigError(f"--gpus {gpus}: a replica of profile {plain.profile} takes {size}")
     replicas = gpus // size
@@ -158,7 +159,9 @@ def _at_rate(experiment: Experiment, rate: float | None) -> Experiment:
             f"--rates: arrivals of kind {workload.arrivals.kind} have no rate; leave --rates out"
         )
     arrivals = workload.arrivals.model_copy(update={"rate": rate})
-    return experiment.replace("--rates", workload=workload.model_copy(update={"arrivals": arrivals}))
+    return experiment.replace(
+        "--rates", workload=workload.model_copy(update={"arrivals": arrivals})
+    )
 
 
 def _run_one(experiment: Experiment) -> dict[str, Any]:
@@ -169,7 +172,9 @@ def _row(label: str, used: int, arm: Experiment, group: list[dict[str, Any]]) ->
     values: dict[str, float | None] = {name: None for name in COLUMNS}
     for name in COLUMNS:
         found = [_value(data, name) for data in group]
-        values[name] = None if None in found else fmean(value for value in found if value is not None)
+        values[name] = (
+            None if None in found else fmean(value for value in found if value is not None)
+        )
     pools = arm.pools
     return SplitRow(
         label=label,

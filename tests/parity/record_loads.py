@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import record
-from record import Driver, DoesNotEndError
+from record import DoesNotEndError, Driver
 from to_record import random_loads_scenario
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
