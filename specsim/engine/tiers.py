@@ -128,4 +128,4 @@ def _append(table: Table, tier: int, place: int) -> None:
 @inlined
 def _chain(table: Table, key: int) -> int:
     """Return the place of a key in the index, whose size is a power of two."""
-    return ((key >> 32) * _SPREAD + key) & (table.tier_chains.shape[1] - 1)
+    return int(((key >> 32) * _SPREAD + key) & (table.tier_chains.shape[1] - 1))

@@ -134,9 +134,10 @@ def compare_splits(
     Raises:
         SpecsimError: One of them cannot be run.
     """
+    loads: list[float | None] = [*rates] if rates else [None]
     arms = [
         (label, rate, used, arm)
-        for rate in rates or [None]
+        for rate in loads
         for label, used, arm in splits(_at_rate(experiment, rate), gpus)
     ]
     tasks = [replicated(arm, replications, "split") for _, _, _, arm in arms]
@@ -189,7 +190,8 @@ def _row(label: str, used: int, arm: Experiment, group: list[dict[str, Any]]) ->
 
 def _value(data: dict[str, Any], name: str) -> float | None:
     if name == "mean_transfer_ms":
-        return data["specsim"].get("pools", {}).get(name)
+        transfer_ms: float | None = data["specsim"].get("pools", {}).get(name)
+        return transfer_ms
     if name == "slo_attainment":
         goodput = data["request_goodput"]
         return None if goodput is None else goodput / data["request_throughput"]

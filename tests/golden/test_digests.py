@@ -103,6 +103,8 @@ NAMES = """
     mixed/11
     joint/draft_model
     bayes/v0
+    pools/recomputed/static
+    tiers/disk
 """.split()  # noqa: SIM905
 
 
