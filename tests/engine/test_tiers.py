@@ -2,11 +2,13 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import tiny_config
+from conftest import data_folder, needs, tiny_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import engines, workloads
@@ -16,6 +18,7 @@ from specsim.core.request import PrefixIds, Request
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
+from specsim.workload.readers import read_trace
 
 STEP = 0.25  # seconds
 KV_BYTES = 131072  # of one token of llama-3.1-8b
@@ -115,6 +118,37 @@ def test_hits_are_those_of_a_plain_cache(constant_step: Callable[..., str], capa
     found = Summary(simulate(Experiment.parse(config, "x"), requests=requests))
     hits = found.data["specsim"]["hits"]
     assert (hits["gpu_tokens"] + hits["host_tokens"]) // 8 == lru_hits(prompts, capacity)
+
+
+MOONCAKE = data_folder() / "traces" / "mooncake_conversation_trace.jsonl.gz"
+
+
+@needs(MOONCAKE)
+@pytest.mark.parametrize("capacity", [1000, 10_000, 100_000])
+def test_hits_of_mooncakes_conversations(
+    constant_step: Callable[..., str], capacity: int
+) -> None:
+    """Recorded prompts of Kimi by the hashes of their blocks, in order, by cache size."""
+    requests = [
+        replace(request, output_len=1, max_tokens=1)
+        for request in islice(read_trace(MOONCAKE).requests(), 4000)
+    ]
+    prompts = [
+        [*request.prefix_ids.hash_ids[: request.prompt_len // 512], -1 - request.index]
+        for request in requests
+    ]
+    config = tiny_config(
+        engine={
+            "block_size": 512, "num_gpu_blocks": 300, "max_model_len": 131072,
+            "max_num_batched_tokens": 131072, "max_num_seqs": 1,
+            "kv_offload": {"blocks": capacity, "bandwidth_gb_s": 1e6},
+        },
+        profile=constant_step(delta_ms=1e-3),
+    )  # fmt: skip
+    found = Summary(simulate(Experiment.parse(config, "x"), requests=requests))
+    hits = found.data["specsim"]["hits"]
+    expected = 512 * lru_hits(prompts, capacity)
+    assert hits["gpu_tokens"] + hits["host_tokens"] == pytest.approx(expected, rel=0.02)
 
 
 @settings(
