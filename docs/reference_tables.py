@@ -298,18 +298,27 @@ def _value_name(hint: Any) -> str:
 def results() -> str:
     """Return the columns and fields of a run's results, each with its meaning."""
     meanings = yaml.safe_load(COLUMNS.read_text(encoding="utf-8"))
+    found: dict[str, dict[str, None]] = {}
+    offload = {"engine": {**TINY["engine"], "kv_offload": {"blocks": 100}}}
+    for changes in ({}, {"pools": {}}, offload):
+        for file, names in _written({**TINY, **changes}).items():
+            found.setdefault(file, {}).update(dict.fromkeys(names))
+    return "\n".join(_meanings(file, list(names), meanings[file]) for file, names in found.items())
+
+
+def _written(config: dict[str, Any]) -> dict[str, list[str]]:
+    """Return what a run writes, by file."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        summary = Summary(simulate(Experiment.parse(TINY, "the reference"), keeps_deliveries=True))
-        summary.save(folder)
+        run = simulate(Experiment.parse(config, "the reference"), keeps_deliveries=True)
+        Summary(run).save(folder)
         data = json.loads((folder / "summary.json").read_text())
-        found = {
+        return {
             "summary.json": _grouped(key for key in data if key != "specsim"),
             "specsim": list(data["specsim"]),
             "requests.parquet": pq.read_schema(folder / "requests.parquet").names,
             "steps.parquet": pq.read_schema(folder / "steps.parquet").names,
         }
-    return "\n".join(_meanings(file, names, meanings[file]) for file, names in found.items())
 
 
 def _grouped(names: Iterable[str]) -> list[str]:

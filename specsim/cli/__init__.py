@@ -20,6 +20,7 @@ from specsim.cli.profiles import profile_app
 from specsim.cli.reality import acceptance_app, observe, parity, validate
 from specsim.cli.serving import serve
 from specsim.cli.simulation import ManyPolicies, compare, run, sweep
+from specsim.cli.splitting import split
 from specsim.cli.studies import capacity, gate, tune
 from specsim.cli.traces import draft_eval, tokens_app, trace_app
 from specsim.core.atomic import track_inputs
@@ -37,7 +38,7 @@ app = typer.Typer(
 _COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Answer": {
         "plan": plan, "init": init, "demo": demo, "capacity": capacity, "tune": tune,
-        "compare": compare, "gate": gate,
+        "compare": compare, "split": split, "gate": gate,
     },
     "Simulate": {"run": run, "sweep": sweep, "serve": serve, "policy": policy_app},
     "Look": {

@@ -66,6 +66,8 @@ class Cluster:
 
     is_alone = True
     """Whether no other cluster is on the same clock."""
+    has_notices = False
+    """Whether news lie among replicas' arrivals, where columns cannot tell them from requests."""
 
     def __init__(  # noqa: PLR0913 - it is what puts them together
         self,
@@ -131,6 +133,11 @@ class Cluster:
         """Return how many tokens of a request's KV entries a replica can load from elsewhere."""
         return 0
 
+    def tell(self, replica: Replica, kind: int, request: int, row: int) -> None:
+        """Tell a replica that is up what has become of the KV entries of a row, now."""
+        replica.tell(kind, request, row, self.clock.now)
+        self._wake(replica)
+
     def _move(self, departures: Iterable[Departure]) -> None:
         for departure in departures:
             replica = self._chosen(self._requests[departure.request])
@@ -150,8 +157,8 @@ class Cluster:
             seen = self._scrapes.views(self._up, self.clock.now)
         elif self._router.looks_at_replicas:
             seen = self._looked_at(self.clock.now)
-        if not self.is_alone:
-            seen = list(seen)  # notices lie among their arrivals, where columns cannot tell them
+        if self.has_notices:
+            seen = list(seen)
         prompt = PromptView(request.index, self._requests)
         return self._up[self._router.choose(prompt, seen, self._memory)]
 

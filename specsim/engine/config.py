@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.settings import Settings
 from specsim.engine.setup import Setup
+from specsim.engine.transfer import OffloadConfig
 from specsim.hardware.kv_groups import (
     CHUNKED,
     SLIDING,
@@ -63,6 +64,9 @@ class EngineConfig(Settings):
     disable_hybrid_kv_cache_manager: bool | None = None
     """If true, layers with a window keep all tokens, like those with full attention."""
     enable_prefix_caching: bool = True
+    kv_offload: OffloadConfig | None = None
+    """Host memory, and disk, to which KV blocks are copied, and from which they are loaded again
+    (vLLM: ``--kv-transfer-config`` with OffloadingConnector)."""
     prefix_cache_retention_interval: Annotated[int, Field(ge=0)] | Literal["dense"] | None = None
     """Tokens after which the prefix of a sliding window is kept for later requests, besides where
     prompts end; by default 0, only there. ``dense``: wherever a hit may end (vLLM: null)."""
@@ -77,6 +81,19 @@ class EngineConfig(Settings):
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     speculative_config: Annotated[Proposer, PROPOSERS] | None = None
     """vLLM's own JSON: ``{method: eagle3, num_speculative_tokens: 5}``."""
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> Self:
+        if self.kv_offload is None:
+            return self
+        if not self.enable_prefix_caching or self.scheduler == "prefill_first":
+            raise ValueError(
+                "kv_offload: only blocks of the prefix cache of vLLM V1 are offloaded; set "
+                "enable_prefix_caching to true, and leave scheduler out"
+            )
+        if (self.data_parallel_size or 1) > 1:
+            raise ValueError("kv_offload of data-parallel ranks is not simulated; use replicas")
+        return self
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:

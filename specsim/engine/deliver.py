@@ -7,6 +7,7 @@ from specsim.engine.kv import release
 from specsim.engine.loading import free_deferred, free_row, hold_ended
 from specsim.engine.prefix import publish
 from specsim.engine.table import FINISHED, WAITING, Table
+from specsim.engine.tiers import touch_prefix
 from specsim.engine.waiting import close_gaps, leave_queue
 
 
@@ -78,6 +79,8 @@ def _settle(table: Table, row: int, rejected_len: int, emitted_len: int) -> None
 def _finish(table: Table, row: int, landing_len: int) -> None:
     """Free the blocks in place; a running sequence leaves its list after the update."""
     limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
+    if limits.num_tiers:
+        touch_prefix(table, row)
     if sequence.status == WAITING:
         leave_queue(table, row)
     elif limits.holds_ended:

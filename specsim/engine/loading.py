@@ -79,6 +79,7 @@ def _note(table: Table, kind: int, row: int, tokens: int) -> None:
     notice.request = table.sequences[row].request
     notice.row = row
     notice.tokens = tokens
+    notice.disk_tokens = table.sequences[row].disk_len
     state.num_notices += 1
     state.unannounced += 1
 
@@ -113,7 +114,7 @@ def _leave_loading(table: Table, row: int) -> None:
 
 
 @inner
-def admit_loaded(table: Table) -> bool:
+def admit_loaded(table: Table, num_running_scheduled: int) -> bool:
     """Admit sequences whose load has ended, in turn; False if the first that cannot be has to wait.
 
     Those that still load are passed over.
@@ -130,10 +131,11 @@ def admit_loaded(table: Table) -> bool:
             and step.inputs_left > limits.draft_slots
             and state.num_running < limits.max_num_running
         )
-        if is_open and table.sequences[row].status == LOADED and _admit_one(table, row):
-            place += 1
-            continue
-        is_open = is_open and table.sequences[row].status == LOADING
+        if is_open and table.sequences[row].status == LOADED:
+            is_open = _admit_one(table, row, num_running_scheduled)
+            if is_open:
+                place += 1
+                continue
         table.loading[kept] = row
         kept += 1
         place += 1
@@ -142,14 +144,15 @@ def admit_loaded(table: Table) -> bool:
 
 
 @inner
-def _admit_one(table: Table, row: int) -> bool:
+def _admit_one(table: Table, row: int, num_running_scheduled: int) -> bool:
     """Let a sequence run whose KV entries have come, if the step and its blocks allow."""
     sequence = table.sequences[row]
     if sequence.computed_len >= sequence.next_publish_len:
         publish(table, row, sequence.computed_len)
     computed_len = min(sequence.computed_len, sequence.known_len - 1)
     sequence.computed_len = computed_len
-    scheduled_len = first_piece(table, sequence.known_len - computed_len, computed_len, False)
+    is_first = not (num_running_scheduled or computed_len)
+    scheduled_len = first_piece(table, sequence.known_len - computed_len, computed_len, is_first)
     if scheduled_len == 0 or not admit_loaded_blocks(table, row, computed_len + scheduled_len):
         return False
     admit(table, row, computed_len, scheduled_len)

@@ -44,6 +44,7 @@ class PoolCluster(Cluster):
     """The replicas of one pool."""
 
     is_alone = False
+    has_notices = True
 
     def __init__(self, clock: EventClock, *parts: Any, **more: Any) -> None:
         super().__init__(clock, *parts, keeps_up=True, **more)
@@ -61,11 +62,6 @@ class PoolCluster(Cluster):
         replica.advance(self.clock.now)
         self.before_failure(replica)
         super().fail(number)
-
-    def tell(self, replica: Replica, kind: int, request: int, row: int) -> None:
-        """Tell a replica that is up what has become of a row, now."""
-        replica.tell(kind, request, row, self.clock.now)
-        self._wake(replica)
 
     def forget_external(self, request: int) -> None:
         """Let a request that waits anywhere compute its whole prompt."""

@@ -14,6 +14,7 @@ another request was seen to part from what the other groups hold.
 from specsim.core.compiled import inlined, inner
 from specsim.engine.blocks import cached_block, prefix_key, publish_block
 from specsim.engine.table import CHUNKED, FULL, NO_BLOCK, NO_KEY, SLIDING, Table
+from specsim.engine.tiers import store
 
 
 @inner
@@ -178,6 +179,8 @@ def _publish_in(table: Table, row: int, number: int, full_blocks: int) -> None:
         if block != NO_BLOCK and (group.period == 1 or _is_kept(table, row, number, place)):
             key = prefix_key(table, sequence.request, number, (place + 1) * group.hashes - 1)
             publish_block(table, block, key)
+            if table.limits[0].num_tiers:
+                store(table, key)
     holding.published_blocks = max(holding.published_blocks, full_blocks)
 
 

@@ -14,6 +14,7 @@ from specsim.engine.kv import admit_blocks, extend, load_blocks, release
 from specsim.engine.loading import admit_loaded, begin_load, is_in_flight, take_news
 from specsim.engine.prefix import cached_prefix, publish
 from specsim.engine.table import FINISHED, FREE, NEVER, NO_ROW, REQUEST, RUNNING, Table
+from specsim.engine.tiers import stored_prefix
 from specsim.engine.waiting import close_gaps, enqueue, first_waiting, leave_queue, put_back
 
 
@@ -80,6 +81,7 @@ def begin(table: Table, row: int, request: int, arrived_at: float) -> None:
     sequence.draft_tokens = 0
     sequence.accepted_tokens = 0
     sequence.external_len = 0
+    sequence.disk_len = 0
     sequence.is_sending = 0
 
 
@@ -296,7 +298,7 @@ def _schedule_waiting(table: Table) -> None:
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
     num_running_scheduled = step.num_requests
-    if state.num_loading and not admit_loaded(table):
+    if state.num_loading and not admit_loaded(table, num_running_scheduled):
         return
     while (
         state.num_waiting
@@ -307,6 +309,8 @@ def _schedule_waiting(table: Table) -> None:
         row = first_waiting(table)
         cached_len = cached_prefix(table, row)
         external_len = table.sequences[row].external_len
+        if limits.num_tiers:
+            external_len = max(external_len, stored_prefix(table, row, cached_len))
         if external_len > cached_len:
             if not load_blocks(table, row, cached_len, external_len):
                 return

@@ -91,6 +91,7 @@ class Setup:
             "groups": self._groups(depth),
             "buckets": self._buckets(),
             "blocks": _blocks(num_blocks),
+            **self._tiers(limits),
             "chains": zeros("chains", 1 << max(4, (num_blocks - 1).bit_length())),
             "tables": zeros("tables", slots * num_groups, width),
             "holdings": zeros("holdings", slots * num_groups),
@@ -131,6 +132,24 @@ class Setup:
                 keeps_all = period > 0 and tail >= period
                 row["period"] = 1 if keeps_all else period if period > 1 else 0
         return groups
+
+    def _tiers(self, limits: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Return the empty tiers behind the GPU's cache, if there are any."""
+        sizes = [int(limits[name][0]) for name in ("host_blocks", "disk_blocks")]
+        sizes = [size for size in sizes if size]
+        limits["num_tiers"] = len(sizes)
+        if not sizes:
+            return {}
+        tiers, stored = zeros("tiers", len(sizes)), zeros("stored", 1 + sum(sizes))
+        stored["key"] = NO_KEY
+        numbers: Ints = np.arange(len(stored))
+        stored["next_used"], stored["previous_used"] = numbers + 1, numbers - 1
+        ends = np.cumsum(sizes)
+        tiers["first"], tiers["last"] = ends - sizes + 1, ends
+        stored["previous_used"][tiers["first"]] = stored["next_used"][tiers["last"]] = NO_BLOCK
+        chains = 1 << max(4, (2 * max(sizes) - 1).bit_length())
+        chained = zeros("tier_chains", len(sizes), chains)
+        return {"tiers": tiers, "stored": stored, "tier_chains": chained}
 
     def _buckets(self) -> NDArray[Any]:
         """Return the groups that are alike, those of full attention first."""

@@ -103,6 +103,7 @@ class Sequence(Protocol):
     accepted_tokens: int
     junction_len: int  # how far a prefix was cached in some groups, but not in all of them
     external_len: int  # tokens whose KV entries another replica has, and which are to be loaded
+    disk_len: int  # of what it is to load, tokens that only the disk has
     is_sending: int  # whether it has ended, and its blocks are kept until they have been read
 
 
@@ -138,6 +139,7 @@ class Notice(Protocol):
     request: int
     row: int
     tokens: int  # to be loaded, or held
+    disk_tokens: int  # to be loaded that only the disk has
 
 
 class Entry(Protocol):
@@ -233,6 +235,22 @@ class Bucket(Protocol):
     has_dropped: int  # scratch: whether the last block has been dropped from that
 
 
+class Tier(Protocol):
+    """Host memory or disk: its blocks in `stored`, as a queue by last use."""
+
+    first: int  # what was used least recently
+    last: int
+
+
+class Stored(Protocol):
+    """Room for one KV block in a tier."""
+
+    key: int
+    next_used: int
+    previous_used: int
+    next_alike: int
+
+
 class Holding(Protocol):
     """Blocks of one running sequence in one group."""
 
@@ -282,6 +300,9 @@ class Limits(Protocol):
     keeps_steps: int
     keeps_deliveries: int
     announces_ends: int  # whether somebody waits for requests to end
+    num_tiers: int  # behind the GPU's cache
+    host_blocks: int
+    disk_blocks: int
     num_slots: int  # sequences that may hold blocks at once
     holds_ended: int  # whether blocks of what has ended are kept until they have been read
     lacks_loaded: int  # whether the drafter has no entries of what has been loaded
@@ -369,6 +390,9 @@ class Table(NamedTuple):
     blocks: Rows[Block]
     chains: NDArray[np.int32]
     """First block of each chain of published blocks, by a hash of their keys."""
+    tiers: Rows[Tier]
+    stored: Rows[Stored]
+    tier_chains: NDArray[np.int64]  # shape (tiers, chains); as `chains`, into `stored`
     tables: NDArray[np.int32]  # shape (slots * groups, blocks)
     holdings: Rows[Holding]  # shape (slots * groups,)
     hits: NDArray[np.int32]
@@ -412,7 +436,7 @@ _RESULTS = {
     "totals": TOTAL_FIELDS,
 }
 
-_TWO_AXES = frozenset({"entries", "tables", "hits", "outcomes"})
+_TWO_AXES = frozenset({"entries", "tables", "hits", "outcomes", "tier_chains"})
 
 
 def _element(name: str, kind: Any) -> Any:

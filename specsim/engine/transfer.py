@@ -1,23 +1,54 @@
 """Transfer: how KV entries get from one replica to another, and how long that takes."""
 
 from heapq import heapify, heapreplace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specsim.core.settings import Settings
+from specsim.hardware import GIB
 
 
-class TransferConfig(Settings):
-    """The links between the pools, and what crosses them."""
+class LinkConfig(Settings):
+    """How fast KV entries come through a link."""
 
     bandwidth_gb_s: Annotated[float, Field(gt=0)] = 50.0
-    """Of one link, in 1e9 bytes a second; by default 400 Gbit/s."""
+    """In 1e9 bytes a second, of all GPUs of a replica together; by default 400 Gbit/s."""
     latency_ms: Annotated[float, Field(ge=0)] = 0.0
     """What each transfer takes besides, without occupying the link."""
     max_transfers: Annotated[int, Field(ge=1, le=4096)] = 1
     """Transfers at once on one link, first come first served; each has its share of the bandwidth,
     whether the others are used or not."""
+
+
+class TierConfig(LinkConfig):
+    """Room for KV blocks, and the way from there."""
+
+    blocks: Annotated[int, Field(ge=1, le=1 << 26)] | None = None
+    gib: Annotated[float, Field(gt=0)] | None = None
+    """In place of `blocks`, the memory of one replica."""
+
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        if (self.blocks is None) == (self.gib is None):
+            raise ValueError("give either blocks or gib")
+        return self
+
+    def num_blocks(self, block_bytes: float) -> int:
+        """Return how many blocks there is room for; at least one."""
+        return self.blocks or max(1, int((self.gib or 0.0) * GIB / block_bytes))
+
+
+class OffloadConfig(TierConfig):
+    """Host memory behind the GPU's cache, and disk behind that (vLLM: OffloadingConnector)."""
+
+    disk: TierConfig | None = None
+    """What is read from it comes through host memory."""
+
+
+class TransferConfig(LinkConfig):
+    """The links between the pools, and what crosses them."""
+
     link: Literal["decode", "prefill", "all"] = "decode"
     """Whose links they are: one of each decode replica, of each prefill replica, or one of all."""
     overlap: Literal["none", "layers"] = "none"
@@ -32,7 +63,7 @@ class TransferConfig(Settings):
 class Link:
     """One link: lanes, each of which makes one transfer at a time, in order of booking."""
 
-    def __init__(self, config: TransferConfig) -> None:
+    def __init__(self, config: LinkConfig) -> None:
         self._free_at = [0.0] * config.max_transfers
         heapify(self._free_at)
         self._rate = config.bandwidth_gb_s * 1e9 / config.max_transfers

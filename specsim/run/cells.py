@@ -45,6 +45,7 @@ def why_whole(
         "clients wait for their answers": is_closed,
         "turns of a session wait for the one before": Columns.of(requests).has_sessions,
         "one pool passes requests on to the other": experiment.pools is not None,
+        "loads from host memory end on one clock": deployment.engine.kv_offload is not None,
         "replicas come and go": experiment.autoscaling is not None,
         "incidents move requests from replica to replica": bool(experiment.incidents),
         "data-parallel ranks wait for each other": deployment.is_lock_step,

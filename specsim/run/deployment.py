@@ -7,7 +7,7 @@ blocks fit, whether steps are scheduled asynchronously, and what a step costs.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specsim.core.errors import ProfileError
+from specsim.core.errors import ConfigError, ProfileError
 from specsim.engine.config import EngineConfig
 from specsim.engine.setup import Setup
 from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
@@ -24,6 +24,8 @@ from specsim.profile import (
 )
 from specsim.proposers import Proposer
 from specsim.run.experiment import Experiment
+
+_MOST_HOLDING = 4096
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,43 @@ class Deployment:
         valid = self.profile.valid_range
         limits = {
             **setup.limits,
+            **(self.loading_limits(setup) if self.engine.kv_offload else {}),
             "valid_context_tokens": valid.context_tokens,
             "valid_batched_tokens": valid.batched_tokens,
         }
         return replace(setup, limits=limits)
+
+    def loading_limits(self, setup: Setup) -> dict[str, int]:
+        """Return the limits of an engine whose blocks are loaded into, or kept to be read."""
+        most, blocks = setup.limits["max_num_running"], setup.limits["num_blocks"]
+        limits = {
+            # Whoever holds blocks has at least one; some thousands are as good as no limit.
+            "num_slots": most + min(blocks, max(4 * most, _MOST_HOLDING)),
+            "defers_frees": int(self.is_async),
+        }
+        tiers = self.engine.kv_offload
+        if tiers is None:
+            return limits
+        if len(setup.kv.groups) > 1 or setup.kv.has_windows:
+            raise ConfigError(
+                f"engine.kv_offload: the model has {len(setup.kv.groups)} KV cache groups, which "
+                "are not offloaded here; set engine.disable_hybrid_kv_cache_manager to true"
+            )
+        block_bytes = self.engine.block_size * self.token_bytes(with_drafts=True)
+        limits["host_blocks"] = tiers.num_blocks(block_bytes)
+        if tiers.disk is not None:
+            limits["disk_blocks"] = tiers.disk.num_blocks(block_bytes)
+        return limits
+
+    def token_bytes(self, *, with_drafts: bool) -> float:
+        """Return the KV entries of one token in all layers, over all GPUs of a replica, bytes."""
+        profile, size = self.profile, self.profile.tensor_parallel_size
+        if profile.kv_bytes_per_token is None:
+            alone = load_model(profile.model).kv_bytes_per_token_and_gpu(1)
+        else:
+            alone = profile.kv_bytes_per_token * size
+        drafts = size * self.memory.draft_block_bytes / self.engine.block_size
+        return alone + (drafts if with_drafts else 0.0)
 
     def kv_capacity(self, length: int) -> int:
         """Return how many tokens the KV cache holds, in sequences of a length."""

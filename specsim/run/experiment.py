@@ -219,6 +219,8 @@ class Experiment(Settings):
             )
         engines = (self.engine, self.pools.prefill.engine, self.pools.decode.engine)
         for engine in filter(None, engines):
+            if engine.kv_offload is not None:
+                raise ValueError("pools with kv_offload are not simulated; leave one of them out")
             if (engine.data_parallel_size or 1) > 1 or engine.scheduler != "v1":
                 raise ValueError(
                     "pools of data-parallel ranks, or of scheduler prefill_first (vLLM V0), are "

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from specsim.core.errors import ConfigError
+from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.request import Request
 from specsim.engine.cluster import EventClock
 from specsim.engine.integrity import IntegrityCheck
@@ -20,21 +20,16 @@ from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
 from specsim.run.pool_config import PoolsConfig
 
-_MOST_HOLDING = 4096
-
 
 def pooled_setup(deployment: Deployment, *, holds_ended: bool, draft_kv: str = "moved") -> Setup:
     """Return the engine of a pool's replica: blocks are loaded into, or kept to be read."""
-    setup, is_async = deployment.setup, deployment.is_async
-    most = setup.limits["max_num_running"]
+    setup = deployment.setup
     limits = {
         **setup.limits,
-        # Whoever holds blocks has at least one; some thousands are as good as no limit.
-        "num_slots": most + min(setup.limits["num_blocks"], max(4 * most, _MOST_HOLDING)),
+        **deployment.loading_limits(setup),
         "holds_ended": int(holds_ended),
         "lacks_loaded": int(draft_kv != "moved"),
         "skips_loaded": int(draft_kv == "cold"),
-        "defers_frees": int(is_async),
     }
     return replace(setup, limits=limits)
 
@@ -73,7 +68,11 @@ class PoolServers:
         for what, prefill, decode in (
             ("models", self.prefill.engine.model, self.decode.engine.model),
             ("block_size", self.prefill.engine.block_size, self.decode.engine.block_size),
-            ("KV bytes per token", *map(_target_bytes, (self.prefill, self.decode))),
+            (
+                "KV bytes per token",
+                self.prefill.token_bytes(with_drafts=False),
+                self.decode.token_bytes(with_drafts=False),
+            ),
         ):
             if prefill != decode:
                 raise ConfigError(
@@ -84,20 +83,10 @@ class PoolServers:
     @property
     def size(self) -> KVSize:
         """What a transfer moves."""
-        per_token = _target_bytes(self.decode)
-        if self.config.transfer.draft_kv == "moved":
-            tp = self.decode.profile.tensor_parallel_size
-            per_token += tp * self.decode.memory.draft_block_bytes / self.decode.engine.block_size
+        is_moved = self.config.transfer.draft_kv == "moved"
+        per_token = self.decode.token_bytes(with_drafts=is_moved)
         layers = load_model(self.decode.profile.model).num_hidden_layers
         return KVSize(per_token, 1 / layers)
-
-
-def _target_bytes(deployment: Deployment) -> float:
-    """Return the KV entries of one token in all layers, over all GPUs of a replica, bytes."""
-    profile = deployment.profile
-    if profile.kv_bytes_per_token is not None:
-        return profile.kv_bytes_per_token * profile.tensor_parallel_size
-    return load_model(profile.model).kv_bytes_per_token_and_gpu(1)
 
 
 def prefill_requests(requests: list[Request]) -> list[Request]:
@@ -202,6 +191,13 @@ class PoolSystem:
         """Raise a CapacityError if requests wait for a replica that will never come back."""
         self.prefill.check_stranded()
         self.decode.check_stranded()
+        for number, replica in enumerate(self.decode.up):
+            if replica.has_unfinished:
+                raise CapacityError(
+                    f"pools.decode: requests that have been loaded hold the KV blocks of replica "
+                    f"{number}, and none of them can go on, in vLLM neither; use more memory, or a "
+                    "smaller max_num_seqs"
+                )
 
     def finish(self) -> None:
         """Let all replicas hand over their results, and check that no block is kept."""

@@ -10,6 +10,7 @@ from specsim.core.errors import CapacityError
 from specsim.core.processes import Backend
 from specsim.core.request import Request
 from specsim.engine.fleet import Scaling
+from specsim.engine.offload import Offload
 from specsim.profile import Profile
 from specsim.results.records import Deliveries, ReplicaRecords
 from specsim.run.cells import Kept, run_cells, why_whole
@@ -31,6 +32,8 @@ class Run:
     replicas: list[ReplicaRecords]
     deliveries: Deliveries | None = None
     scaling: Scaling | None = None
+    offload: Offload | None = None
+    """What was loaded from host memory and disk."""
     pools: PoolSystem | None = None
     """Where requests were prefilled, and how their KV entries were transferred."""
 
@@ -84,6 +87,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         whole.records,
         whole.deliveries,
         scaling=whole.scaling,
+        offload=whole.offload,
         pools=whole.pools,
     )
 

@@ -176,6 +176,9 @@ class Summary:
             columns |= {name: column[mine] for name, column in turns.items()}
             if self.pools is not None:
                 columns |= {name: each[mine] for name, each in self.pools.columns.items()}
+            if self.run.offload is not None:
+                loads = self.run.offload.loads[mine]
+                columns |= structured_columns(loads, loads.dtype.names or ())
             yield columns if ids is None else {"id": np.array(ids[mine]), **columns}
 
     def _header(self) -> dict[str, Any]:
@@ -228,6 +231,23 @@ class Summary:
             },
         }
 
+    def _hits(self, loads: NDArray[np.void]) -> dict[str, float]:
+        """Return the tokens that did not have to be computed, by where they were."""
+        requests = self.tables.requests
+        found = {
+            "gpu": int(requests["cached_len"].sum()),
+            "host": int(loads["host_len"].sum()),
+            "disk": int(loads["disk_len"].sum()),
+        }
+        had_loads = loads["load_time"] > 0
+        times = loads["load_time"][had_loads]
+        return {
+            **{f"{tier}_tokens": tokens for tier, tokens in found.items()},
+            "hit_rate": sum(found.values()) / int(requests["prompt_len"].sum()),
+            "requests_that_loaded": int(had_loads.sum()),
+            "mean_load_ms": float(times.mean() * 1e3) if len(times) else 0.0,
+        }
+
     def _own_block(self) -> dict[str, Any]:
         run, tables = self.run, self.tables
         requests, totals = tables.requests, tables.totals
@@ -260,4 +280,5 @@ class Summary:
             "amortised_itl_ms": self.statistics["amortised_itl"],
             **own,
             **({} if self.pools is None else {"pools": self.pools.totals}),
+            **({} if self.run.offload is None else {"hits": self._hits(self.run.offload.loads)}),
         }

@@ -13,6 +13,7 @@ from specsim.engine.cluster import Clients, Cluster, EventClock, replay, schedul
 from specsim.engine.fleet import Fleet, Scaling
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.lock_step import LockStep, Rank
+from specsim.engine.offload import Offload
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.replica import Replica
 from specsim.results.metrics import LimitUse
@@ -83,6 +84,15 @@ class Whole:
         if servers.deployment.is_lock_step:
             dummy_len = 1 + servers.experiment.num_speculative_tokens
             self._group = LockStep(servers.deployment.costs, dummy_len)
+        self.offload: Offload | None = None
+        if servers.deployment.engine.kv_offload is not None:
+            self.offload = Offload(
+                self._clock,
+                len(requests),
+                servers.deployment.engine.kv_offload,
+                servers.deployment.token_bytes(with_drafts=True),
+            )
+        self._keeps_up = self._clients_wait or self.offload is not None
         self.pools: PoolSystem | None = None
         if servers.pools is not None:
             self.pools = PoolSystem(
@@ -133,16 +143,20 @@ class Whole:
         if self.pools is not None:
             self.pools.start(self._replica, self._origin)
             return self.pools
-        return Cluster(
+        cluster = Cluster(
             self._clock,
             self._requests,
             self._experiment.num_engines,
             self._replica,
             router=self._experiment.routing,
             seed=self._experiment.seed,
-            keeps_up=self._clients_wait,
+            keeps_up=self._keeps_up,
             started=self._experiment.num_started,
         )
+        if self.offload is not None:
+            self.offload.cluster = cluster
+            cluster.has_notices = True
+        return cluster
 
     def _replica(self, number: int, start: float) -> Replica:
         """Return a new replica of those that answer."""
@@ -155,7 +169,8 @@ class Whole:
             deliveries=self.deliveries,
             observers=[IntegrityCheck()] if self._check else [],
             on_end=self._ends.tell,
-            announces_ends=self._clients_wait,
+            on_notices=None if self.offload is None else self.offload.noticed,
+            announces_ends=self._keeps_up,
             origin=self._origin,
         )
         if self.pools is not None:

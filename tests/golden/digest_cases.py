@@ -233,6 +233,7 @@ def all_cases(folder: Path) -> list[Case]:
         *real_token_cases(profiles),
         *mixed_cases(profiles),
         *scaling_cases(),
+        *pool_cases(),
     ]
     names = [each.name for each in cases]
     assert len(set(names)) == len(names), "two cases have the same name"
@@ -735,3 +736,33 @@ def scaling_cases() -> Iterator[Case]:
         yield case(f"autoscaling/{kind}/{load}", autoscaling=scaler, workload=workload,
                    slo={"ttft_ms": 80, "tpot_ms": 12}, routing="scored", policy="goodput",
                    incidents=INCIDENTS["several"])  # fmt: skip
+
+
+def pool_cases() -> Iterator[Case]:
+    """Pools of prefill and decode replicas, and host memory behind the GPU's cache."""
+    link = {"bandwidth_gb_s": 4.0, "latency_ms": 1.0}
+    for name, transfer, engine in (
+        ("moved", {}, {}),
+        ("recomputed", {"draft_kv": "recomputed", "max_transfers": 3}, FEW),
+        ("cold", {"draft_kv": "cold", "link": "prefill"}, {**FEW, **SYNC}),
+        ("layers", {"overlap": "layers", "link": "all"}, {"scheduling_policy": "priority"}),
+    ):
+        incidents: list[Config] = [
+            {**failure(0, 0.3, 0.9), "pool": "prefill"},
+            {**failure(1, 0.5, 1.1), "pool": "decode"},
+            {**slowdown(0, 0.2, 1.0, 2.0), "pool": "decode"},
+        ]
+        pools = {
+            "prefill": {"replicas": 2},
+            "decode": {"replicas": 2, "routing": "least_outstanding_tokens"},
+            "transfer": {**link, **transfer},
+        }
+        yield case(f"pools/{name}", pools=pools, engine=engine, policy="goodput")
+        yield case(f"pools/{name}/static", pools=pools, engine=engine, incidents=incidents)
+    tier = {"blocks": 300, "bandwidth_gb_s": 4.0}
+    for name, offload in (("host", tier), ("disk", {**tier, "disk": {**tier, "blocks": 9000}})):
+        yield case(
+            f"tiers/{name}",
+            engine={**FEW, "kv_offload": offload},
+            requests=lambda: conversations(180, 150.0),
+        )

@@ -111,6 +111,8 @@ NAMES = """
     autoscaling/target_kv_use/plain
     autoscaling/target_concurrency/closed
     autoscaling/target_slo/open
+    pools/recomputed/static
+    tiers/disk
 """.split()  # noqa: SIM905
 
 

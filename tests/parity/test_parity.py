@@ -97,6 +97,19 @@ def test_the_recordings_with_groups_cover_what_they_should() -> None:
     assert sum(row["cached"] for log in logs for row in log["requests"]) > 500
 
 
+def test_the_recordings_with_loads_cover_what_they_should() -> None:
+    scenarios = [load_scenario(path) for path in OWN.glob("loads-*.scenario.json")]
+    logs = [load_log(path) for path in OWN.glob("loads-*.log.json")]
+    assert {bool(scenario.engine.async_scheduling) for scenario in scenarios} == {True, False}
+    assert {scenario.engine.policy for scenario in scenarios} == {"fcfs", "priority"}
+    assert {scenario.loads.held_ns is None for scenario in scenarios} == {True, False}
+    parts = [row.external_len / row.prompt_len for each in scenarios for row in each.requests]
+    assert sum(part == 1 for part in parts) > 20
+    assert sum(0 < part < 1 for part in parts) > 10
+    assert sum(bool(step["preempted"]) for log in logs for step in log["steps"]) > 20
+    assert sum(not step["sched"] for log in logs for step in log["steps"]) > 20
+
+
 def worked() -> tuple[dict, dict]:
     path = OWN / "worked.scenario.json"
     return run_scenario(load_scenario(path)), load_log(OWN / "worked.log.json")

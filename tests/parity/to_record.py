@@ -77,6 +77,24 @@ def random_stops_scenario(seed: int) -> dict[str, Any]:
     return scenario | {"name": f"stops-{seed}", "kind": "stops"}
 
 
+def random_loads_scenario(seed: int) -> dict[str, Any]:
+    """The same with prompts of which another engine has some, and blocks that are kept at the end.
+
+    Of half the scenarios all prompts are there as a whole: a decode pool.
+    """
+    scenario, draw = random_scenario(seed), random.Random(f"loads {seed}")
+    is_pool = draw.random() < 0.5
+    for row in scenario["requests"]:
+        whole = is_pool or draw.random() < 0.3
+        row["external_len"] = row["prompt_len"] if whole else draw.randint(0, row["prompt_len"])
+    scenario["loads"] = {
+        "base_ns": draw.choice([1_000, 1_000, 3_000_000, 20_000_000]),
+        "per_token_ns": draw.choice([0, 10_000, 1_000_000]),
+        "held_ns": draw.choice([None, None, 4_000_000, 30_000_000]),
+    }
+    return scenario | {"name": f"loads-{seed}", "kind": "loads"}
+
+
 def random_groups_scenario(
     seed: int, needs_of: Callable[[dict[str, Any]], Needs]
 ) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class LogWriter:
     def _state(replica: PythonVerbs) -> list[int]:
         free = free_order(replica.table)
         crc = crc32(",".join(map(str, free)).encode())
-        num_waiting = int(replica.table.state["num_waiting"][0])
+        num_waiting = int(sum(replica.table.state[n][0] for n in ("num_waiting", "num_loading")))
         return [replica.num_running, num_waiting, len(free), crc]
 
 

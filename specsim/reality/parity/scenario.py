@@ -1,6 +1,9 @@
 """Scenarios: what is scripted around the scheduler, as recorded from the real vLLM 0.32.0."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -18,9 +21,11 @@ from specsim.core.step import Ints, StepLoad
 from specsim.engine.config import EngineConfig
 from specsim.engine.facts import Facts
 from specsim.engine.integrity import IntegrityCheck
-from specsim.engine.python_verbs import Wiring
+from specsim.engine.python_verbs import PythonVerbs, Wiring
 from specsim.engine.replica import Replica
+from specsim.engine.setup import Setup
 from specsim.engine.speculation import Speculation
+from specsim.engine.table import BLOCKS_READ, LOAD_BEGINS, LOAD_ENDED, NO_ROW, REQUEST
 from specsim.hardware import KVLayers
 from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
@@ -114,6 +119,17 @@ class RequestScript(Settings):
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_segments: tuple[tuple[int, int, int, int], ...] | None = None
     """The prompt in pieces: stream, number, first position and length of each."""
+    external_len: int = Field(default=0, ge=0)
+    """Tokens of the prompt whose KV entries another engine has."""
+
+
+class LoadScript(Settings):
+    """How long it takes until KV entries from elsewhere are there, and blocks have been read."""
+
+    base_ns: int = Field(ge=0)
+    per_token_ns: int = Field(ge=0)
+    held_ns: int | None = Field(default=None, ge=0)
+    """How long blocks of what has ended are kept; None: not at all."""
 
 
 class Scenario(Settings):
@@ -127,6 +143,8 @@ class Scenario(Settings):
     acceptance: AcceptanceScript
     drafts: DraftScript
     requests: tuple[RequestScript, ...] = Field(min_length=1)
+    loads: LoadScript | None = None
+    """Where there is a KV connector."""
 
 
 def load_scenario(path: Path) -> Scenario:
@@ -295,21 +313,72 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         proposer_memory=proposer.start(requests, luck, max_draft_len) if proposer else None,
     )
     log = LogWriter(requests, has_groups=scenario.engine.kv_groups is not None)
+    outside = _Outside(scenario)
     wiring = Wiring(
         facts=facts,
         records=ReplicaRecords(max_draft_len),
         fates=fates,
         observers=[log, IntegrityCheck()] if check else [log],
+        on_notices=outside.begin,
+        announces_ends=scenario.loads is not None,
     )
-    replica = Replica(setup, _costs(scenario.cost), speculation, wiring)
-    for request in requests:
-        replica.submit(request.index, request.arrived_at)
+    replica = Replica(outside.connected(setup), _costs(scenario.cost), speculation, wiring)
+    outside.play(replica)
     replica.finish()
     return {
         "scenario": scenario.name,
         "steps": log.steps,
         "requests": [log.ended[index] for index in sorted(log.ended)],
     }
+
+
+class _Outside:
+    """What happens to an engine from outside, in order: requests arrive, loads end."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._loads = scenario.loads
+        self._events: list[tuple[float, int, int, int, int]] = [
+            (row.arrival_ns, REQUEST, request, NO_ROW, row.external_len)
+            for request, row in enumerate(scenario.requests)
+        ]
+        heapify(self._events)
+
+    def connected(self, setup: Setup) -> Setup:
+        """Return the engine with a KV connector, if the scenario has one."""
+        if self._loads is None:
+            return setup
+        limits = {
+            **setup.limits,
+            "num_slots": setup.limits["max_num_running"] + setup.limits["num_blocks"],
+            "holds_ended": int(self._loads.held_ns is not None),
+            "defers_frees": int(setup.is_async),
+        }
+        return replace(setup, limits=limits)
+
+    def begin(self, replica: PythonVerbs, notices: NDArray[np.void]) -> None:
+        """Let loads end, and kept blocks be read, in due time."""
+        assert self._loads is not None
+        for notice in notices:
+            is_load = notice["kind"] == LOAD_BEGINS
+            time = self._loads.base_ns + self._loads.per_token_ns * int(notice["tokens"])
+            time, kind = (time, LOAD_ENDED) if is_load else (self._loads.held_ns or 0, BLOCKS_READ)
+            row = (float(notice["at"]) + time, kind, int(notice["request"]), int(notice["row"]), 0)
+            heappush(self._events, row)
+
+    def play(self, replica: Replica) -> None:
+        """Let everything happen in its time."""
+        while self._events or replica.next_at < inf:
+            at = self._events[0][0] if self._events else inf
+            replica.advance(at)
+            if replica.next_at < at or (self._events and self._events[0][0] < at):
+                continue
+            if at == inf:
+                return
+            at, kind, request, row, external_len = heappop(self._events)
+            if kind == REQUEST:
+                replica.submit(request, at, external_len)
+            else:
+                replica.tell(kind, request, row, at)
 
 
 def _fates(

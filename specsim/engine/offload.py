@@ -1,0 +1,52 @@
+"""Offload: what it takes to load KV blocks from host memory and disk into a GPU's cache."""
+
+from collections import defaultdict
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.engine.cluster import Cluster, EventClock
+from specsim.engine.python_verbs import PythonVerbs
+from specsim.engine.replica import Replica
+from specsim.engine.table import LOAD_ENDED
+from specsim.engine.transfer import Link, OffloadConfig
+
+TIER_FIELDS = np.dtype([("host_len", "<i4"), ("disk_len", "<i4"), ("load_time", "<f8")])
+"""By request: tokens loaded from host memory and from disk, over all its admissions, and the time
+from when that was asked for until the last of each load was there, seconds."""
+
+
+class Offload:
+    """The links between the tiers of each replica."""
+
+    def __init__(
+        self, clock: EventClock, num_requests: int, config: OffloadConfig, token_bytes: float
+    ) -> None:
+        self._clock, self._token_bytes = clock, token_bytes
+        self._host_links: dict[PythonVerbs, Link] = defaultdict(lambda: Link(config))
+        disk = config.disk or config
+        self._disk_links: dict[PythonVerbs, Link] = defaultdict(lambda: Link(disk))
+        self.loads = np.zeros(num_requests, dtype=TIER_FIELDS)
+        self.cluster: Cluster
+
+    def noticed(self, replica: PythonVerbs, notices: NDArray[np.void]) -> None:
+        """Begin the loads that a replica asks for; what is on disk comes through host memory."""
+        assert isinstance(replica, Replica)
+        for notice in notices:
+            request, tokens = int(notice["request"]), int(notice["tokens"])
+            begins_at = now = self._clock.now
+            if disk_len := int(notice["disk_tokens"]):
+                size = disk_len * self._token_bytes
+                begins_at = self._disk_links[replica].book(now, size, size, now)
+            size = tokens * self._token_bytes
+            ends_at = self._host_links[replica].book(begins_at, size, size, begins_at)
+            self.loads["host_len"][request] += tokens - disk_len
+            self.loads["disk_len"][request] += disk_len
+            self.loads["load_time"][request] += ends_at - now
+            end = partial(self._end, replica, request, int(notice["row"]))
+            self._clock.call_at(ends_at, end)
+
+    def _end(self, replica: Replica, request: int, row: int) -> None:
+        if replica.is_up:
+            self.cluster.tell(replica, LOAD_ENDED, request, row)

@@ -1,0 +1,216 @@
+"""Split: what becomes of a number of GPUs if some of them prefill and the others decode.
+
+Every split, and replicas that do both, meet the same requests on the same luck.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from specsim.core.errors import ConfigError
+from specsim.profile import load_profile
+from specsim.run.experiment import Experiment
+from specsim.run.pool_config import PoolsConfig
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+from specsim.study.paired import replicated
+from specsim.study.runner import LocalProcesses, Runner
+
+COLUMNS = (
+    "request_throughput",
+    "slo_attainment",
+    "mean_ttft_ms",
+    "p99_ttft_ms",
+    "mean_tpot_ms",
+    "p99_tpot_ms",
+    "mean_e2el_ms",
+    "mean_transfer_ms",
+)
+
+
+@dataclass(frozen=True)
+class SplitRow:
+    """One way to use the GPUs, at one load; means over the replications."""
+
+    label: str
+    """``colocated``, or replicas of the pools, ``2p + 6d``."""
+    rate: float | None
+    """Requests per second; None where the experiment has no rate."""
+    prefill_replicas: int
+    """None of them where all replicas do both."""
+    decode_replicas: int
+    gpus: int
+    """In use: a replica may need several, so that some may be left over."""
+    values: dict[str, float | None]
+    """By `COLUMNS`."""
+    is_unstable: bool
+    """Whether the queue kept growing."""
+    is_efficient: bool = True
+    """Whether no other way has both a lower p99 TTFT and a lower mean TPOT at that load."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain values."""
+        return {
+            "label": self.label,
+            "rate": self.rate,
+            "prefill_replicas": self.prefill_replicas,
+            "decode_replicas": self.decode_replicas,
+            "gpus": self.gpus,
+            **self.values,
+            "unstable": self.is_unstable,
+            "efficient": self.is_efficient,
+        }
+
+
+@dataclass(frozen=True)
+class Split:
+    """All ways to use the GPUs, the best of each load first."""
+
+    gpus: int
+    rows: list[SplitRow]
+
+    def save(self, folder: Path) -> None:
+        """Write ``split.json`` into a folder that exists."""
+        data = {"gpus": self.gpus, "rows": [row.to_dict() for row in self.rows]}
+        (folder / "split.json").write_text(json.dumps(data, indent=1) + "\n")
+
+
+def splits(experiment: Experiment, gpus: int) -> Iterator[tuple[str, int, Experiment]]:
+    """Yield the ways to use some GPUs: a label, the GPUs in use and the experiment.
+
+    Profiles and settings of the pools are those of the experiment's ``pools``, if it has them.
+
+    Raises:
+        ConfigError: There are too few GPUs for any of them.
+    """
+    plain = experiment.replace("split", pools=None, incidents=None)
+    pools = experiment.pools or PoolsConfig()
+    size, sizes = (
+        _gpus_of(plain.profile),
+        [_gpus_of(pool.profile or plain.profile) for pool in (pools.prefill, pools.decode)],
+    )
+    if gpus < max(size, 1):
+        raise ConfigError(f"--gpus {gpus}: a replica of profile {plain.profile} takes {size}")
+    replicas = gpus // size
+    yield "colocated", replicas * size, plain.replace("split", replicas=replicas)
+    for prefill in range(1, gpus // sizes[0] + 1):
+        decode = (gpus - prefill * sizes[0]) // sizes[1]
+        if not decode:
+            return
+        changed = pools.model_copy(
+            update={
+                name: getattr(pools, name).model_copy(update={"replicas": count})
+                for name, count in (("prefill", prefill), ("decode", decode))
+            }
+        )
+        used = prefill * sizes[0] + decode * sizes[1]
+        yield f"{prefill}p + {decode}d", used, plain.replace("split", replicas=1, pools=changed)
+
+
+def _gpus_of(profile: str) -> int:
+    return load_profile(profile).tensor_parallel_size
+
+
+def compare_splits(
+    experiment: Experiment,
+    gpus: int,
+    *,
+    rates: list[float] | None = None,
+    replications: int = 1,
+    workers: int = 1,
+    on_progress: Callable[[int], None] | None = None,
+) -> Split:
+    """Run every way to use some GPUs, at one load or several.
+
+    Args:
+        rates: Requests per second in place of the experiment's.
+        replications: Replication i runs with seed ``experiment.seed + i``.
+        workers: Processes; the results do not depend on their number.
+        on_progress: Told the number of runs that have ended.
+
+    Raises:
+        SpecsimError: One of them cannot be run.
+    """
+    loads: list[float | None] = [*rates] if rates else [None]
+    arms = [
+        (label, rate, used, arm)
+        for rate in loads
+        for label, used, arm in splits(_at_rate(experiment, rate), gpus)
+    ]
+    tasks = [replicated(arm, replications, "split") for _, _, _, arm in arms]
+    with Runner(LocalProcesses(workers), on_progress) as runner:
+        groups = list(runner.run(_run_one, tasks))
+    rows = [
+        _row(label, used, arm, group)
+        for (label, _, used, arm), group in zip(arms, groups, strict=True)
+    ]
+    rows = [_judged(row, rows) for row in rows]
+    return Split(gpus, sorted(rows, key=_order))
+
+
+def _at_rate(experiment: Experiment, rate: float | None) -> Experiment:
+    if rate is None:
+        return experiment
+    workload = experiment.workload
+    if getattr(workload.arrivals, "rate", None) is None:
+        raise ConfigError(
+            f"--rates: arrivals of kind {workload.arrivals.kind} have no rate; leave --rates out"
+        )
+    arrivals = workload.arrivals.model_copy(update={"rate": rate})
+    return experiment.replace(
+        "--rates", workload=workload.model_copy(update={"arrivals": arrivals})
+    )
+
+
+def _run_one(experiment: Experiment) -> dict[str, Any]:
+    return Summary(simulate(experiment, keeps_steps=False)).data
+
+
+def _row(label: str, used: int, arm: Experiment, group: list[dict[str, Any]]) -> SplitRow:
+    values: dict[str, float | None] = {name: None for name in COLUMNS}
+    for name in COLUMNS:
+        found = [_value(data, name) for data in group]
+        values[name] = (
+            None if None in found else fmean(value for value in found if value is not None)
+        )
+    pools = arm.pools
+    return SplitRow(
+        label=label,
+        rate=getattr(arm.workload.arrivals, "rate", None),
+        prefill_replicas=pools.prefill.replicas if pools else 0,
+        decode_replicas=pools.decode.replicas if pools else arm.replicas,
+        gpus=used,
+        values=values,
+        is_unstable=any(data["specsim"]["unstable"] for data in group),
+    )
+
+
+def _value(data: dict[str, Any], name: str) -> float | None:
+    if name == "mean_transfer_ms":
+        transfer_ms: float | None = data["specsim"].get("pools", {}).get(name)
+        return transfer_ms
+    if name == "slo_attainment":
+        goodput = data["request_goodput"]
+        return None if goodput is None else goodput / data["request_throughput"]
+    value: float = data[name]
+    return value
+
+
+def _order(row: SplitRow) -> tuple[float, ...]:
+    """Order rows of a load by attainment where there are limits, then by mean latency."""
+    attainment = row.values["slo_attainment"]
+    return (row.rate or 0.0, -round(attainment or 0.0, 6), row.values["mean_e2el_ms"] or 0.0)
+
+
+def _judged(row: SplitRow, rows: list[SplitRow]) -> SplitRow:
+    mine = (row.values["p99_ttft_ms"] or 0.0, row.values["mean_tpot_ms"] or 0.0)
+    others = [
+        (other.values["p99_ttft_ms"] or 0.0, other.values["mean_tpot_ms"] or 0.0)
+        for other in rows
+        if other.rate == row.rate and other is not row
+    ]
+    is_beaten = any(ttft < mine[0] and tpot < mine[1] for ttft, tpot in others)
+    return SplitRow(**{**vars(row), "is_efficient": not is_beaten})

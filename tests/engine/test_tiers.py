@@ -1,0 +1,191 @@
+"""KV tiers: what the GPU's cache has given up is loaded from host memory, or from disk."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import data_folder, needs, tiny_config
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import engines, workloads
+
+from specsim.core.errors import ConfigError
+from specsim.core.request import PrefixIds, Request
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+from specsim.workload.readers import read_trace
+
+STEP = 0.25  # seconds
+KV_BYTES = 131072  # of one token of llama-3.1-8b
+
+
+@pytest.fixture
+def run(constant_step: Callable[..., str]) -> Callable[..., Summary]:
+    """Run prompts of four blocks, named by numbers, one every ten seconds; the GPU has five."""
+
+    def start(names: list[int], **offload: Any) -> Summary:
+        config = tiny_config(
+            engine={
+                "block_size": 8, "num_gpu_blocks": 7, "max_model_len": 40,
+                "max_num_batched_tokens": 64, "max_num_seqs": 4, "kv_offload": offload or None,
+            },
+            profile=constant_step(delta_ms=STEP * 1e3),
+        )  # fmt: skip
+        requests = [
+            Request(index=i, arrived_at=10.0 * i, prompt_len=33, output_len=1,
+                    prompt_token_ids=np.arange(33) + 100 * name)
+            for i, name in enumerate(names)
+        ]  # fmt: skip
+        return Summary(simulate(Experiment.parse(config, "x"), requests=requests, check=True))
+
+    return start
+
+
+def test_what_the_gpu_has_given_up_is_loaded_from_the_host(run: Callable[..., Summary]) -> None:
+    gb_s = 32 * KV_BYTES / 0.5 / 1e9
+    found = run([1, 2, 1], blocks=100, bandwidth_gb_s=gb_s)
+    # Half a second of loading, and a step for the last token; the GPU still has one block.
+    own = found.data["specsim"]["hits"]
+    assert own["gpu_tokens"] + own["host_tokens"] == 32
+    assert own["host_tokens"] >= 16
+    waited = found.tables.requests["first_token_at"] - found.tables.requests["arrived_at"]
+    assert waited[2] == pytest.approx(STEP + 0.5 * own["host_tokens"] / 32)
+    assert run([1, 2, 1]).tables.requests["cached_len"][2] == own["gpu_tokens"]
+
+
+def test_what_the_host_has_given_up_is_on_disk(run: Callable[..., Summary]) -> None:
+    disk = {"blocks": 100, "bandwidth_gb_s": 32 * KV_BYTES / 2.0 / 1e9}
+    gb_s = 32 * KV_BYTES / 0.5 / 1e9
+    names = [1, 2, 3, 4, 1, 1]
+    found = run(names, blocks=5, bandwidth_gb_s=gb_s, disk=disk)
+    loads = found.run.offload.loads
+    assert loads["disk_len"].tolist()[:4] == [0, 0, 0, 0]
+    assert loads["disk_len"][4] == 32
+    # Disk, then host memory, one after the other; now it is in host memory and on the GPU again.
+    assert loads["load_time"][4] == pytest.approx(2.0 + 0.5)
+    assert loads["disk_len"][5] == 0
+    nothing = run(names, blocks=5, bandwidth_gb_s=gb_s).run.offload.loads
+    assert nothing["host_len"][4] == 0
+
+
+def test_the_end_of_a_prompt_goes_before_its_beginning(run: Callable[..., Summary]) -> None:
+    # Room for six: of prompt 1 the first two blocks are left when prompt 2 has come.
+    found = run([1, 2, 3, 1], blocks=10)
+    assert found.run.offload.loads["host_len"][3] == 16
+
+
+def lru_hits(prompts: list[list[int]], capacity: int) -> int:
+    """Count blocks found in a cache where requests come one after another."""
+    kept: OrderedDict[int, None] = OrderedDict()
+    hits = 0
+    for blocks in prompts:
+        for block in blocks[:-1]:  # at least one token is computed
+            if block not in kept:
+                break
+            hits += 1
+        for block in reversed(blocks):
+            kept.pop(block, None)
+            kept[block] = None
+        while len(kept) > capacity:
+            kept.popitem(last=False)
+    return hits
+
+
+@pytest.mark.parametrize("capacity", [20, 60, 200])
+def test_hits_are_those_of_a_plain_cache(constant_step: Callable[..., str], capacity: int) -> None:
+    draws = np.random.default_rng(5)
+    prompts = [
+        [1000 * int(draws.integers(12)) + i for i in range(int(draws.integers(2, 9)))]
+        for _ in range(300)
+    ]
+    requests = [
+        Request(index=i, arrived_at=10.0 * i, prompt_len=8 * len(blocks), output_len=1,
+                prefix_ids=PrefixIds(blocks, 8))
+        for i, blocks in enumerate(prompts)
+    ]  # fmt: skip
+    config = tiny_config(
+        engine={
+            "block_size": 8, "num_gpu_blocks": 12, "max_model_len": 80,
+            "max_num_batched_tokens": 128, "max_num_seqs": 4, "kv_offload": {"blocks": capacity},
+        },
+        profile=constant_step(delta_ms=STEP * 1e3),
+    )  # fmt: skip
+    found = Summary(simulate(Experiment.parse(config, "x"), requests=requests))
+    hits = found.data["specsim"]["hits"]
+    assert (hits["gpu_tokens"] + hits["host_tokens"]) // 8 == lru_hits(prompts, capacity)
+
+
+MOONCAKE = data_folder() / "traces" / "mooncake_conversation_trace.jsonl.gz"
+
+
+@needs(MOONCAKE)
+@pytest.mark.parametrize("capacity", [1000, 10_000, 100_000])
+def test_hits_of_mooncakes_conversations(constant_step: Callable[..., str], capacity: int) -> None:
+    """Recorded prompts of Kimi by the hashes of their blocks, in order, by cache size."""
+    requests = [
+        replace(request, output_len=1, max_tokens=1)
+        for request in islice(read_trace(MOONCAKE).requests(), 4000)
+    ]
+    prompts = [
+        [*request.prefix_ids.hash_ids[: request.prompt_len // 512], -1 - request.index]
+        for request in requests
+    ]
+    config = tiny_config(
+        engine={
+            "block_size": 512, "num_gpu_blocks": 300, "max_model_len": 131072,
+            "max_num_batched_tokens": 131072, "max_num_seqs": 1,
+            "kv_offload": {"blocks": capacity, "bandwidth_gb_s": 1e6},
+        },
+        profile=constant_step(delta_ms=1e-3),
+    )  # fmt: skip
+    found = Summary(simulate(Experiment.parse(config, "x"), requests=requests))
+    hits = found.data["specsim"]["hits"]
+    expected = 512 * lru_hits(prompts, capacity)
+    assert hits["gpu_tokens"] + hits["host_tokens"] == pytest.approx(expected, rel=0.02)
+
+
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(engine=engines(), workload=workloads(), data=st.data())
+def test_whatever_happens_every_request_ends_once(
+    constant_step: Callable[..., str],
+    engine: dict[str, Any],
+    workload: dict[str, Any],
+    data: st.DataObject,
+) -> None:
+    engine |= {"scheduler": "v1", "enable_prefix_caching": True}
+    engine.pop("speculative_config", None)
+    tier = {
+        "blocks": data.draw(st.integers(1, 200)),
+        "bandwidth_gb_s": data.draw(st.sampled_from([0.01, 1.0, 1e6])),
+        "max_transfers": data.draw(st.integers(1, 3)),
+    }
+    disk = {**tier, "blocks": 500} if data.draw(st.booleans()) else None
+    engine["kv_offload"] = {**tier, "disk": disk}
+    failure = {"kind": "failure", "replica": 0, "at": 0.1, "until": 0.3}
+    config = tiny_config(
+        engine=engine, workload=workload, profile=constant_step(delta_ms=5, gamma_us=20),
+        replicas=2, incidents=[failure],
+    )  # fmt: skip
+    result = simulate(Experiment.parse(config, "random"), check=True)
+    rows = Summary(result).tables.requests
+    assert rows["output_len"].tolist() == [
+        min(r.output_len, engine["max_model_len"] - r.prompt_len) for r in result.requests
+    ]
+
+
+@pytest.mark.parametrize(("engine", "message"), [
+    ({"kv_offload": {}}, "give either blocks or gib"),
+    ({"kv_offload": {"blocks": 9}, "enable_prefix_caching": False}, "enable_prefix_caching"),
+])  # fmt: skip
+def test_what_cannot_be_is_one_clear_error(engine: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Experiment.parse(tiny_config(engine=engine), "x")
