@@ -300,7 +300,7 @@ def results() -> str:
     meanings = yaml.safe_load(COLUMNS.read_text(encoding="utf-8"))
     found: dict[str, dict[str, None]] = {}
     offload = {"engine": {**TINY["engine"], "kv_offload": {"blocks": 100}}}
-    for changes in ({}, {"pools": {}}, offload):
+    for changes in ({}, {"pools": {}, "autoscaling": None}, offload):
         for file, names in _written({**TINY, **changes}).items():
             found.setdefault(file, {}).update(dict.fromkeys(names))
     return "\n".join(_meanings(file, list(names), meanings[file]) for file, names in found.items())

@@ -101,7 +101,6 @@ _MOVED = {
     "results.steps": "results.folder",
     "results.time_use": "results.timeline",
     "roofline_profile": "profile.from_roofline",
-    "study.runner": "core.processes",
 }
 
 

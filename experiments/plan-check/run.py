@@ -10,7 +10,8 @@ from math import ceil, inf
 from pathlib import Path
 from time import perf_counter
 
-from specsim.core.processes import LocalProcesses, Runner
+from specsim.core.processes import LocalProcesses
+from specsim.core.runner import Runner
 from specsim.study.capacity import Prices, parse_slo
 from specsim.study.capacity.probe import LoadProbe, measure
 from specsim.study.capacity.search import Asked

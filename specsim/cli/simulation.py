@@ -104,7 +104,7 @@ def run(
     serve writes it without --save-detailed.
     """
     from specsim.results.export import RESULT_FILES
-    from specsim.run.cells import why_whole
+    from specsim.run.cells import FEWEST, why_whole
     from specsim.run.experiment import Experiment, check_used
     from specsim.run.simulate import simulate
     from specsim.run.summary import Summary
@@ -119,7 +119,9 @@ def run(
         check_used(changes, ["policy"], "--policy sets")
         changes.append(f"policy={policy}")
     experiment = Experiment.load(config, changes)
-    place = _backend(workers, backend, ray_address)
+    is_told = workers is not None or backend is Where.RAY
+    is_large = experiment.workload.expected_requests > FEWEST
+    place = _backend(workers, backend, ray_address) if is_told or is_large else None
     with results_folder(out, RESULT_FILES) as folder:
         with progress("requests", experiment.workload.num_requests) as on_progress:
             run = simulate(
@@ -137,7 +139,7 @@ def run(
     show(run_table(summary, f"{config.name}, policy {experiment.effective_policy.kind}"))
     warn(summary.warnings)
     reason = why_whole(experiment, run.deployment, run.requests)
-    if reason and (workers or backend is Where.RAY):
+    if reason and is_told:
         warn([f"simulated in one process: {reason}"])
     if out is not None:
         typer.echo(f"results: {out}")

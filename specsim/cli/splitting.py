@@ -39,7 +39,7 @@ def split(
     Profiles, engines and links of the pools are those of the experiment's pools, if it has them.
     With --out the folder gets split.json.
     """
-    from specsim.study.runner import warm_up
+    from specsim.core.processes import warm_up
 
     warm_up(workers)
     from specsim.run.experiment import Experiment

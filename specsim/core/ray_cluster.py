@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from specsim.core.errors import ConfigError
-from specsim.core.processes import Job
+from specsim.core.runner import Job
 from specsim.core.version import __version__
 
 T = TypeVar("T")

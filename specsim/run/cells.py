@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import PluginError
-from specsim.core.processes import Backend, Runner
 from specsim.core.request import Request
+from specsim.core.runner import Backend, Runner
 from specsim.core.step import Ints
 from specsim.engine.cluster import instants
 from specsim.engine.integrity import IntegrityCheck
@@ -31,8 +31,8 @@ from specsim.run.experiment import Experiment
 from specsim.workload.arrivals.synthetic import ClosedLoop
 from specsim.workload.trace import Columns, TraceRequests
 
-_MOST, _FEWEST = 100_000, 20_000
-"""Requests of a cell: more take more memory at a time, fewer are not worth a process."""
+FEWEST, _MOST = 20_000, 100_000
+"""Requests of a cell: fewer are not worth a process, more take more memory at a time."""
 
 
 def why_whole(
@@ -132,7 +132,7 @@ def _outcomes(
     on_progress: Callable[[int], None] | None,
 ) -> Iterator[_Outcome]:
     """Yield what comes of each cell."""
-    if backend is None or num_requests <= _FEWEST:
+    if backend is None or num_requests <= FEWEST:
         num_ended = 0
         for cell in cells:
             tell = None if on_progress is None else partial(_tell_sum, on_progress, num_ended)
@@ -164,7 +164,7 @@ def _cells(
     first_arrival, *_ = arrivals = Columns.of(requests).arrived_at.tolist() or [0.0]
     arrived_at = np.fromiter(instants(arrivals, front_time), dtype=np.float64)
     by_replica = _routed(experiment, requests)
-    most = max(_FEWEST, min(_MOST, len(requests) // 8))
+    most = max(FEWEST, min(_MOST, len(requests) // 8))
     first = 0
     while first < len(by_replica):
         size, end = 0, first

@@ -7,8 +7,8 @@ import numpy as np
 
 from specsim.core.blame import blamed
 from specsim.core.errors import CapacityError
-from specsim.core.processes import Backend
 from specsim.core.request import Request
+from specsim.core.runner import Backend
 from specsim.engine.fleet import Scaling
 from specsim.engine.offload import Offload
 from specsim.profile import Profile

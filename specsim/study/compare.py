@@ -15,7 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from specsim.core.errors import ConfigError
-from specsim.core.processes import LocalProcesses, Runner
+from specsim.core.processes import LocalProcesses
+from specsim.core.runner import Runner
 from specsim.core.settings import validated
 from specsim.policies import POLICIES, Policy
 from specsim.policies.off import Off

@@ -17,7 +17,8 @@ from specsim.run.pool_config import PoolsConfig
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.paired import replicated
-from specsim.study.runner import LocalProcesses, Runner
+from specsim.core.processes import LocalProcesses
+from specsim.core.runner import Runner
 
 COLUMNS = (
     "request_throughput",

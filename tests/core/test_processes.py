@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.core.processes import Job, LocalProcesses, Runner
+from specsim.core.processes import LocalProcesses
+from specsim.core.runner import Job, Runner
 
 
 def squared(number: int) -> int:
@@ -75,7 +76,8 @@ def test_ctrl_c_ends_all_processes_at_once_and_silently(moment: str, tmp_path: P
     script.write_text(
         "import os, signal, sys, threading, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also behind nohup
-        "from specsim.core.processes import LocalProcesses, Runner, warm_up\n"
+        "from specsim.core.processes import LocalProcesses, warm_up\n"
+        "from specsim.core.runner import Runner\n"
         "def work(number):\n"
         "    open(f'begun-{number}', 'w').close()\n"
         "    time.sleep(60)\n"

@@ -30,7 +30,8 @@ class Replica:
 def prompt(index: int, *pieces: int, session: int | None = None) -> PromptView:
     ids = PrefixIds(pieces, 16) if pieces else None
     length = 16 * len(pieces) or 160
-    return PromptView(Request(index, length, 9, prefix_ids=ids, session=session))
+    request = Request(index, length, 9, prefix_ids=ids, session=session)
+    return PromptView(index, {index: request})
 
 
 def scored(**weights: float) -> tuple[Any, Any]:

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError
-from specsim.core.processes import LocalProcesses, Runner
+from specsim.core.processes import LocalProcesses
 from specsim.core.request import PrefixIds
+from specsim.core.runner import Runner
 from specsim.profile import Profile, load_profile
 from specsim.reality.validation.measured_run import LATENCIES, STATISTICS, MeasuredRun
 from specsim.reality.validation.spread import DEFAULT_SPREAD, fates

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from specsim.core.errors import ConfigError
-from specsim.core.processes import LocalProcesses, Runner
+from specsim.core.processes import LocalProcesses
+from specsim.core.runner import Runner
 from specsim.policies import Policy
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from specsim.core.blame import fault
 from specsim.core.errors import ConfigError, CrashError, SpecsimError
-from specsim.core.processes import LocalProcesses, Runner
+from specsim.core.processes import LocalProcesses
+from specsim.core.runner import Runner
 from specsim.core.version import __version__
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate

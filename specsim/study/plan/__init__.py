@@ -9,7 +9,8 @@ from functools import partial
 from math import ceil, inf
 
 from specsim.core.errors import ConfigError
-from specsim.core.processes import LocalProcesses, Runner
+from specsim.core.processes import LocalProcesses
+from specsim.core.runner import Runner
 from specsim.study.capacity import Capacity, Contender, Found, hardware_notes, refined, searched
 from specsim.study.capacity.interval import Interval
 from specsim.study.plan.answer import Plan

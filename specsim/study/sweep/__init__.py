@@ -14,8 +14,9 @@ import yaml
 
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.core.processes import Backend, Job, LocalProcesses, Runner
+from specsim.core.processes import LocalProcesses
 from specsim.core.request import Request
+from specsim.core.runner import Backend, Job, Runner
 from specsim.core.settings import load_mapping, validated
 from specsim.core.version import __version__
 from specsim.profile import load_profile

@@ -14,7 +14,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.processes import LocalProcesses, Runner
+from specsim.core.processes import LocalProcesses
+from specsim.core.runner import Runner
 from specsim.policies.schedule import Schedule
 from specsim.results.metrics import latency
 from specsim.results.steady import Trend, backlog_trend
