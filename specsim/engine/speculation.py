@@ -4,7 +4,7 @@ Only what a policy or a draft source asks for happens here; a fixed k over a tab
 none of it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -52,6 +52,9 @@ class Speculation:
         self.sees_confidences = policy.uses_confidences and (
             self.proposer is None or self.proposer.has_confidence
         )
+        looks_up = self.proposer is not None and not self.proposer.is_model
+        self.shows_drafts = self.sees_confidences and looks_up and not policy.selects_drafter
+        """Whether the policy sees what a lookup has found before it says how much of it to take."""
         self.observes = policy.observes
         self.verifies = source is not None and source.verifies
         self.minds_ends = source is not None and (source.looks_up or source.verifies)
@@ -178,7 +181,6 @@ class Speculation:
         *,
         accepted_lens: Ints | None = None,
         free_slots: int = 1 << 40,
-        drafts: DraftView | None = None,
     ) -> BatchView:
         in_prefill = step.of_sequences("in_chunk") == 1
         known_lens = step.of_sequences("known_len")
@@ -197,20 +199,18 @@ class Speculation:
             free_slots=free_slots,
             num_running=int(step.record["num_running"]),
             is_undrafted=undrafted,
-            drafts=drafts,
         )
 
     def _decide(self, step: StepView, accepted_lens: Ints | None, free_slots: int) -> Any:
         policy, source = self.policy, self.source
-        drafts = None
-        if source is not None and source.looks_up and self.sees_confidences:
-            found_lens = np.array(step["found_len"])
-            positions = step.output_lens
-            confidences = source.confidences(step.requests, positions, found_lens)
-            drafts = DraftView(found_lens, confidences)
-        batch = self._batch(
-            step, step.load, accepted_lens=accepted_lens, free_slots=free_slots, drafts=drafts
-        )
+        batch = self._batch(step, step.load, accepted_lens=accepted_lens, free_slots=free_slots)
+        if source is not None and self.shows_drafts:
+            if source.looks_up:
+                found_lens = np.array(step["found_len"])
+            else:
+                found_lens = np.where(batch.in_prefill, 0, self.max_draft_len)
+            confidences = source.confidences(step.requests, batch.output_lens, found_lens)
+            batch = replace(batch, drafts=DraftView(found_lens, confidences))
         asked: Any = policy.draft_lens(batch, self.memory)
         alpha = policy.alpha_estimate(self.memory) if policy.estimates_alpha else None
         if self.answers is not None:

@@ -131,7 +131,7 @@ class Price:
     """
 
     def __init__(self, server: ServerView, batch: BatchView, load: StepLoad, rate: float) -> None:
-        self._server, self._load, self._rate = server, load, rate
+        self._server, self._load, self.rate = server, load, rate
         self._slots = batch.free_slots
         self.longest = longest = min(server.max_draft_len, batch.free_slots // load.num_requests)
         self._shortest = longest if server.drafts_at_one_cost else 1
@@ -159,7 +159,7 @@ class Price:
         desk = _DESK.fit(size)
         desk.tokens[:size], desk.gained[:size] = tokens[:longest].ravel(), gained[:longest].ravel()
         desk.drafting[: longest + 1] = self._draft_times
-        desk.constants[:] = load.num_requests, self._rate
+        desk.constants[:] = load.num_requests, self.rate
         desk.sizes[:4] = first, longest, choices, load.batched_tokens
         num = _DESK.runs[0]()
         desk.times[:num] = self._server.step_times(load, desk.batched[:num], 0)
@@ -180,7 +180,7 @@ class Price:
 
     def best_lens(self, survival: NDArray[np.float64]) -> Ints:
         """Return the lengths of highest value, none of which is trimmed."""
-        server, load, rate = self._server, self._load, self._rate
+        server, load, rate = self._server, self._load, self.rate
         best: Ints = np.zeros(len(survival), dtype=np.int64)
         most = min(self._slots, survival.size)
         if not self.longest:

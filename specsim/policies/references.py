@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
+from specsim.policies._budget import best_worth
 from specsim.policies._desk import PerRequest
 from specsim.policies._exchange import Exchange, Price, spend_on
 from specsim.policies.base import OraclePolicy, Policy, ServerView
@@ -111,6 +112,10 @@ class Bayes(Policy):
             return 0
         if not self.confidences or not server.has_confidences:
             return price.best_lens(np.cumprod(rates, axis=1, dtype=np.float64))
+        if batch.drafts is not None:  # a lookup's, which are paid by the token
+            gains = self._by_confidences(batch, batch.drafts, memory)
+            times = price.times_of(1)
+            return best_worth(gains, load, times, price.rate, 0, batch.free_slots)[0]
         gains = self._guessed(rates, batch, server)
         return price.best_len(gains, len(gains) / batch.size)
 
@@ -119,16 +124,22 @@ class Bayes(Policy):
         server, draft_lens = memory.server, drafts.draft_lens
         if not self.confidences or not server.has_confidences:
             return draft_lens
-        width = drafts.confidences.shape[1]
-        rates = memory.rates.of(batch.requests)[:, :width]
-        gains = _posterior(rates, drafts.confidences, self._means(batch, server))
-        gains *= np.arange(width) < draft_lens[:, np.newaxis]
+        gains = self._by_confidences(batch, drafts, memory)
         num = batch.size - int(np.count_nonzero(batch.in_prefill))
         return spend_on(batch, drafts, gains, server, memory.exchange.rate(num))
 
     def observe(self, outcome: StepOutcome, memory: _Knowing) -> None:
         """Note what the step took."""
         memory.exchange.add(outcome, memory.server)
+
+    def _by_confidences(
+        self, batch: BatchView, drafts: DraftView, memory: _Knowing
+    ) -> NDArray[np.float64]:
+        """Return how likely the first 1, 2, ... tokens of drafts survive; 0 beyond their ends."""
+        width = drafts.confidences.shape[1]
+        rates = memory.rates.of(batch.requests)[:, :width]
+        gains = _posterior(rates, drafts.confidences, self._means(batch, memory.server))
+        return gains * (np.arange(width) < drafts.draft_lens[:, np.newaxis])
 
     def _means(self, batch: BatchView, server: ServerView) -> NDArray[np.float64]:
         assert server.model is not None
