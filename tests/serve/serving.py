@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from conftest import tiny_config
 
 from specsim.run.experiment import Experiment
-
 from specsim.serve import Options, Server, services
 from specsim.serve.app import Service
 
