@@ -21,9 +21,10 @@ from serving import Served, serving
 from test_answers import check_nothing_is_left
 
 from specsim.core.errors import ConfigError
+from specsim.engine.integrity import IntegrityCheck
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
-from specsim.serve import Options, Server, services
+from specsim.serve import Options, Server, live, services
 
 ROOT = Path(__file__).parents[2]
 ASKED = {"prompt": list(range(50)), "max_tokens": 30, "ignore_eos": True}
@@ -78,7 +79,23 @@ def test_a_client_sees_what_a_simulation_says(tmp_path: Path) -> None:
         assert seen == pytest.approx(np.median(expected[metric]), rel=0.1, abs=0.01)
 
 
-def test_abuse_is_answered_and_leaves_nothing() -> None:
+class Checked(live._Deliveries):
+    """Checks every invariant of the engine after every step, too."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._check = IntegrityCheck()
+
+    def scheduled(self, replica: Any, step: Any) -> None:
+        self._check.scheduled(replica, step)
+
+    def delivered(self, replica: Any, step: Any) -> None:
+        self._check.delivered(replica, step)
+        super().delivered(replica, step)
+
+
+def test_abuse_is_answered_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_Deliveries", Checked)
     bench = benchmark()
     with serving() as served:
         found = asyncio.run(bench.abused(served.ports[0], 1500, 1))
@@ -124,6 +141,20 @@ def test_while_no_replica_is_up_requests_are_refused() -> None:
             time.sleep(0.02)
         assert served.ask("/v1/completions", ASKED)[0] == 200
         check_nothing_is_left(served)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_fault_of_the_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Faulty(live._Deliveries):
+        def delivered(self, replica: Any, step: Any) -> None:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(live, "_Deliveries", Faulty)
+    with serving() as served:
+        status, found = served.ask("/v1/completions", ASKED)
+        assert status == 503
+        assert "the engine has failed" in found["error"]["message"]
+        assert served.ask("/health")[0] == 503
 
 
 def test_each_replica_has_a_port_of_its_own() -> None:
@@ -201,8 +232,9 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
 def test_a_port_that_is_taken_is_one_line(served: Served) -> None:
     made = services(Experiment.parse(tiny_config(), "test"), Options())
 
-    async def start() -> None:
-        await Server(made, Options(port=served.ports[0])).start()
+    async def start(port: int) -> None:
+        await Server(made, Options(port=port)).start()
 
-    with pytest.raises(ConfigError, match="--port"):
-        asyncio.run(start())
+    for port in (served.ports[0], 70_000):
+        with pytest.raises(ConfigError, match=f"--port {port}"):
+            asyncio.run(start(port))
