@@ -6,8 +6,8 @@
 
 The server is a process of its own, and so is what asks it: on two cores each has one, if nothing
 else runs. `agreement` holds so many streams open and compares what the client saw with
-``specsim.run.simulate`` of the requests in the server's log. The exit code is 1 if a bound is missed:
-2 % + 1 ms at p50 and p99, 5,000 deliveries per second, an answer that is no HTTP error, or a leak.
+the simulation of the requests in the server's log. The exit code is 1 if a bound is missed: 2 % + 1
+ms at p50 and p99, 5,000 deliveries per second, an HTTP error for all that is bad, and no leak.
 """
 
 import argparse
@@ -184,12 +184,10 @@ class Load:
             await asyncio.sleep(0.01)
 
 
-def simulated(folder: Path) -> dict[str, np.ndarray]:
-    """Return the latencies of a simulation of the requests in a server's log, seconds."""
-    rows = [json.loads(line) for line in (folder / "log/requests.jsonl").read_text().splitlines()]
-    rows.sort(key=lambda row: row["number"])
+def requests_of(rows: list[Any]) -> list[Request]:
+    """Return the requests in a server's log, whose rows are in order of their numbers."""
     assert [row["number"] for row in rows] == list(range(len(rows)))
-    requests = [
+    return [
         Request(
             index=row["number"],
             prompt_len=row["input_toks"],
@@ -200,6 +198,12 @@ def simulated(folder: Path) -> dict[str, np.ndarray]:
         )
         for row in rows
     ]
+
+
+def simulated(folder: Path) -> dict[str, np.ndarray]:
+    """Return the latencies of a simulation of the requests in a server's log, seconds."""
+    rows = [json.loads(line) for line in (folder / "log/requests.jsonl").read_text().splitlines()]
+    requests = requests_of(sorted(rows, key=lambda row: row["number"]))
     run = simulate(Experiment.load(folder / "experiment.yaml"), requests=requests)
     table = np.concatenate([each.requests for each in run.replicas])
     ttft = table["first_token_at"] - table["arrived_at"]
@@ -343,7 +347,7 @@ async def abused(port: int, number: int, seed: int, workers: int = 16) -> Counte
             status = (
                 line.split()[1].decode() if line.startswith(b"HTTP/1.") else f"none {line!r:.40}"
             )
-            return f"{kind} {status}"
+            return f"{kind} {status}"  # noqa: TRY300
         except ConnectionError:
             return f"{kind} reset"
         except TimeoutError:

@@ -78,6 +78,17 @@ class DraftLuck:
         if confidences is not None:
             self._starts, self._levels = confidences.starts, np.stack(confidences[:3])
 
+    def make_room(self, starts: Ints) -> None:
+        """Make room for the confidences of requests that come one by one; `starts` as theirs."""
+        self._starts = starts
+        self._levels = np.zeros((3, starts[-1]), dtype=np.uint8)
+
+    def put(self, request: int, confidences: Confidences) -> None:
+        """Enter those of one request."""
+        first, length = self._starts[request], confidences.starts[-1]
+        for row, values in zip(self._levels, confidences[:3], strict=True):
+            row[first : first + length] = values
+
     def path_len(self, request: int, position: int, widths: tuple[int, ...]) -> int:
         """Return the accepted length of a tree with so many candidates per position, tokens.
 

@@ -59,6 +59,11 @@ class PerRequest:
             self.values = np.concatenate([self.values, more])
         return self.values
 
+    def forget(self, request: int) -> None:
+        """Know nothing of a request any more; its index is another's from now on."""
+        if request < len(self.values):
+            self.values[request] = self._initial
+
     def of(self, requests: Ints) -> NDArray[Any]:
         """Return the values of some requests, a copy."""
         values: NDArray[Any] = self.up_to(requests)[requests]

@@ -15,7 +15,7 @@ _MONOTONIC, _NONBLOCK, _ABSOLUTE = 1, 0o4000, 1
 
 
 class Alarm:
-    """Calls a function at one instant of the loop's clock; where there is no timerfd, by asyncio."""
+    """Calls a function at an instant of the loop's clock; by asyncio where there is no timerfd."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._loop, self._action = asyncio.get_running_loop(), action

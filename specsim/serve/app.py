@@ -184,7 +184,7 @@ class Service:
         ]
         return np.concatenate([*pieces, encode("<|assistant|>\n")])
 
-    async def _answer(  # noqa: PLR0913 - what a request is made of
+    async def _answer(
         self,
         request: web.Request,
         body: CompletionBody | ChatBody,

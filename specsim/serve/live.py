@@ -153,7 +153,7 @@ class Live:
         self._alarm: Alarm | None = None
         self._outbox: deque[tuple[Answer, int, int]] = deque()
         """Deliveries, by first and end token, that have not been sent yet."""
-        self._is_sending = False
+        self._is_sending = self._is_broken = False
         self._origin = 0.0
         self._clock = _WallClock()
         self._group = None
@@ -188,7 +188,7 @@ class Live:
     @property
     def is_up(self) -> bool:
         """Whether any replica is up."""
-        return any(replica.is_up for replica in self.replicas.values())
+        return not self._is_broken and any(replica.is_up for replica in self.replicas.values())
 
     @property
     def num_unfinished(self) -> int:
@@ -247,7 +247,8 @@ class Live:
     def _drop(self, answer: Answer, why: str) -> None:
         if self._answers.get(answer.slot) is not answer:
             return  # it has just come to its end
-        self._cluster.withdraw(answer.slot)
+        if not self._is_broken:
+            self._cluster.withdraw(answer.slot)
         self._forget(answer)
         for watcher in self.watchers:
             watcher.broken_off(answer, why)
@@ -259,7 +260,13 @@ class Live:
 
     def _run(self) -> None:
         """Let the event clock catch up."""
-        self._clock.catch_up(self.now)
+        if not self._is_broken:
+            try:
+                self._clock.catch_up(self.now)
+            except Exception:  # a fault of ours, or of a plug-in: whoever waits must hear of it
+                self._is_broken = True
+                self.fail_all("the engine has failed; see what the server says")
+                raise
         if self._answers and not self.is_up:
             self.fail_all("no replica is up")
 

@@ -87,9 +87,9 @@ class _Histogram:
     def lines(self, name: str, labels: str) -> list[str]:
         """Return its samples."""
         seen, lines = 0, []
-        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
+        names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
+        for at, count in zip(names, self.counts, strict=True):
             seen += count
-            at = bound if isinstance(bound, str) else repr(float(bound))
             lines.append(f'{name}_bucket{{{labels},le="{at}"}} {float(seen)}')
         return [
             *lines,

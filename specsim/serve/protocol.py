@@ -1,8 +1,8 @@
 """Protocol: what may be asked, in OpenAI's words, and what is answered to what may not.
 
-vLLM 0.32.0's own fields are known as well (``ignore_eos``, ``min_tokens``, ...). Sampling parameters are
-checked and have no effect: what an answer says is filler. Fields that nobody knows are ignored, as
-vLLM ignores them.
+Some of vLLM 0.32.0's own fields are known as well (``ignore_eos``, ``min_tokens``, ...). Sampling
+parameters are checked and have no effect: what an answer says is filler. Fields that nobody knows
+are ignored, as vLLM ignores them.
 """
 
 from collections.abc import Mapping

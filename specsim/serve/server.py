@@ -124,6 +124,7 @@ class Server:
                 access_log=None,
                 logger=_log(),
                 keepalive_timeout=60.0,
+                shutdown_timeout=2.0,
                 max_line_size=8190,
                 max_field_size=8190,
             )
@@ -134,9 +135,9 @@ class Server:
                 listener = await loop.create_server(
                     self._limited(runner), options.host, port, backlog=1024
                 )
-            except OSError as error:
+            except (OSError, OverflowError) as error:
                 raise ConfigError(
-                    f"--port {port}: cannot be had on {options.host} ({error.strerror or error}); "
+                    f"--port {port}: cannot be had on {options.host} ({error}); "
                     "choose another, or 0 for any that is free"
                 ) from error
             self._listeners.append(listener)

@@ -7,15 +7,19 @@ its end. Memory is touched only as far as requests are long.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.draft_luck import Confidences, DraftLuck
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.engine.facts import Facts
+from specsim.engine.speculation import Speculation
 from specsim.engine.table import TABLE_TYPES
 from specsim.policies import OraclePolicy, Policy
+from specsim.policies._desk import PerRequest
 from specsim.proposers.base import offers_by_table
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
@@ -50,7 +54,8 @@ class Slots(Drafting):
         rows["key_at"] = 1 + np.arange(size) * num_keys
         self.facts = Facts(rows, np.zeros(1 + size * num_keys, dtype=np.int64), starts)
         self._verifies_tokens = False
-        self._draft_luck = self._model = self._proposer_memory = None
+        self._draft_luck: DraftLuck | None = None
+        self._model = self._proposer_memory = None
         self._offers: NDArray[np.uint8] | None = None
         proposer, acceptance = deployment.proposer, experiment.acceptance
         self._drafters = []
@@ -61,12 +66,24 @@ class Slots(Drafting):
             ]
             if offers_by_table(proposer) and self._offered(_FREE) is not None:
                 self._offers = np.zeros(size * (longest + 1), dtype=np.uint8)
+            if deployment.policy.uses_confidences and proposer.has_confidence:
+                width = longest + deployment.max_draft_len
+                self._draft_luck = DraftLuck()
+                self._draft_luck.make_room(np.arange(size + 1, dtype=np.int64) * width)
         room = len(self._drafters) * size * longest
         self.survival_lens = np.zeros(room, dtype=np.uint8)
         self._free = np.ones(size, dtype=bool)
+        self._lasting: dict[int, list[PerRequest]] = {}
+        """What the policy of each replica remembers of single requests."""
         self.num_free = size
         self.numbers = [0] * size
         """The request in each slot: its number, counted over all."""
+
+    def start(self, replica: int) -> Speculation:
+        """Return the speculation of one replica, with fresh memories."""
+        speculation = super().start(replica)
+        self._lasting[replica] = _per_request(speculation.memory)
+        return speculation
 
     def _offered(self, request: Request) -> list[bytes] | None:
         proposer = self._deployment.proposer
@@ -74,6 +91,18 @@ class Slots(Drafting):
         luck = self._luck("proposer", proposer.method)
         found: list[bytes] | None = proposer.start([request], luck, self._deployment.max_draft_len)
         return found
+
+    def _confidences(self, request: Request, table: bytes) -> Confidences:
+        proposer, acceptance = self._deployment.proposer, self._experiment.acceptance
+        assert proposer is not None
+        assert acceptance is not None
+        return DraftLuck.confidence_tables(
+            [request],
+            [table],
+            self._luck("confidence", proposer.method),
+            acceptance.confidence_concentration,
+            self._deployment.max_draft_len,
+        )
 
     @property
     def offers(self) -> NDArray[np.uint8] | None:
@@ -85,6 +114,9 @@ class Slots(Drafting):
         slot = int(self._free.argmax())  # the first, so that little memory is touched
         self._free[slot] = False
         self.numbers[slot] = request.index
+        for memories in self._lasting.values():
+            for memory in memories:
+                memory.forget(slot)
         self.num_free -= 1
         self.requests[slot] = placed = replace(request, index=slot)
         row = self.facts.rows[slot]
@@ -100,6 +132,8 @@ class Slots(Drafting):
             (table,) = model.survival_lens([request], luck, max_draft_len)
             self.survival_lens[first : first + len(table)] = np.frombuffer(table, dtype=np.uint8)
             first += self.facts.num_outputs
+            if self._draft_luck is not None:
+                self._draft_luck.put(slot, self._confidences(request, table))
         if self._offers is not None:
             (offered,) = self._offered(request) or (b"",)
             first = slot * (self._longest + 1)
@@ -124,6 +158,27 @@ class Slots(Drafting):
         self.requests[slot] = _FREE
 
 
+def _per_request(memory: Any) -> list[PerRequest]:
+    """Return whatever in a policy's memory is kept request by request."""
+    found, seen, left = [], set(), [memory]
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, PerRequest):
+            found.append(each)
+        elif isinstance(each, (list, tuple)):
+            left += each
+        elif isinstance(each, dict):
+            left += each.values()
+        elif type(each).__module__.startswith("specsim.policies"):
+            left += getattr(each, "__dict__", {}).values()
+            names = [name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ())]
+            left += [getattr(each, name, None) for name in names]
+    return found
+
+
 def _check(experiment: Experiment, deployment: Deployment) -> None:
     """Refuse what knows the future, or needs tables of a whole run."""
     policy: Policy = deployment.policy
@@ -135,11 +190,9 @@ def _check(experiment: Experiment, deployment: Deployment) -> None:
             f"policy '{policy.kind}' knows the future or the acceptance model, as no server can; "
             "use another"
         )
-    if policy.drafts_trees or (policy.uses_confidences and proposer.has_confidence):
-        what = "drafts trees" if policy.drafts_trees else "looks at the drafter's confidence"
+    if policy.drafts_trees:
         raise ConfigError(
-            f"policy '{policy.kind}' {what}, which specsim serve does not do yet; use another, "
-            "such as static, goodput or turbospec"
+            f"policy '{policy.kind}' drafts trees, which specsim serve does not do yet; use another"
         )
     models = [acceptance.of_drafter(key) for key in proposer.cost_keys]
     for model in models:

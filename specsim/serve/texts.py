@@ -18,12 +18,13 @@ from specsim.tokens.convert import load_tokenizer
 
 Ids = NDArray[np.int64]
 
-_WORDS = (
-    "the and for are but not you all can her was one our out day get has him his how man new now "
-    "old see two way who boy did its let put say she too use"
-).split()
+_WORDS = """
+    the and for are but not you all can her was one our out day get has him his how man new now old
+    see two way who boy did its let put say she too use
+""".split()  # noqa: SIM905 - words are easier read than a list of strings
 """Three letters, and so four bytes with the space before."""
-_LONGEST = 8  # letters of a tokenizer's words that are used
+_LONGER = "this that with from have will your which their there time about would".split()  # noqa: SIM905
+"""What else a tokenizer is likely to have a token for."""
 
 
 class Filler(NamedTuple):
@@ -97,7 +98,7 @@ def _words_of_one_token(
     encode: Callable[[list[str]], list[list[int]]], path: Path
 ) -> tuple[list[str], Ids]:
     """Return words that are one token each, wherever in a text of such words they stand."""
-    words = [f" {word}" for word in _COMMON if len(word) <= _LONGEST]
+    words = [f" {word}" for word in (*_WORDS, *_LONGER)]
     alone = encode(words)
     twice = encode([f"{word}{word}" for word in words])
     found = [
@@ -111,10 +112,3 @@ def _words_of_one_token(
             "answers could not be given the right length: leave --tokenizer out"
         )
     return [word for word, _ in found], np.array([token for _, token in found], dtype=np.int64)
-
-
-_COMMON = [
-    *_WORDS,
-    *"this that with from have will your which their there time about would".split(),
-]
-"""Words that every vocabulary of English text is likely to have."""

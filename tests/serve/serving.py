@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from conftest import tiny_config
 
 from specsim.run.experiment import Experiment
@@ -82,3 +84,28 @@ def serving(options: Options | None = None, **config: Any) -> Iterator[Served]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(20)
         loop.close()
+
+
+def word_tokenizer(folder: Path) -> Path:
+    """Write a tokenizer of bytes and a few words, as a Hugging Face folder; return its file."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder.mkdir()
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=None))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=600,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<s>", "</s>"],
+    )
+    made.train_from_iterator(
+        [" the and for are but not you all can her was one our out"] * 50, trainer
+    )
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+        )
+    )
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 600}))
+    return folder / "tokenizer.json"

@@ -3,10 +3,11 @@
 import json
 import socket
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
-from serving import Served, serving
+from serving import Served, serving, word_tokenizer
 
 from specsim.serve import Options
 from specsim.serve.texts import Texts
@@ -187,3 +188,11 @@ def test_filler_is_of_four_bytes_a_token() -> None:
     ids = Texts(3).filler(5, 7)
     assert len(ids.text) == 4 * 7
     assert np.array_equal(Texts(3).encode(ids.text), ids.ids)
+
+
+def test_filler_has_as_many_tokens_for_the_tokenizer(tmp_path: Path) -> None:
+    texts = Texts(3, word_tokenizer(tmp_path / "model"))
+    filler = texts.filler(5, 60)
+    assert np.array_equal(texts.encode(filler.text), filler.ids)
+    assert filler.ends[-1] == len(filler.text)
+    assert texts.decode(filler.ids.tolist()) == filler.text
