@@ -24,7 +24,7 @@ from specsim.workload.lengths.trace import TraceRows
 from specsim.workload.trace import Trace
 
 _SAMPLE = 2000  # requests from which the mean length is estimated where they are drawn
-_SPANS = 10.0  # times that a session thinks, for which sessions arrive at least
+_SPANS = 5.0  # times that a session thinks, for which sessions arrive at least
 
 
 @dataclass(frozen=True)

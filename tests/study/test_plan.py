@@ -271,7 +271,7 @@ def test_loads_of_sessions_are_requests_per_second() -> None:
     loads = Loads(experiment, 1)
     assert loads.own == pytest.approx(5.0, rel=0.01)
     (trial,) = loads.trials(Off(), 5.0, 100)
-    assert trial.experiment.workload.num_requests > 500  # ten times as long as a session thinks
+    assert trial.experiment.workload.num_requests > 300  # five times as long as a session thinks
     assert trial.experiment.workload.arrivals.rate == pytest.approx(5.0 / loads._turns)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="hold no batch at a size"):
         loads.check_batches()
