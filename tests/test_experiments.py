@@ -375,13 +375,15 @@ def test_sssd_fills_its_budget(tmp_path: Path) -> None:
 @needs(SHAREGPT)
 def test_turns_of_an_agent_wait_for_one_another() -> None:
     agents = script("agent-loop")
-    sent = agents.arrivals([[1.0, 3.0], [2.0], [5.0, 6.0]], workers=2, tool_time=0.5)
-    assert sent == [[0.0, 1.5], [0.0], [2.0, 5.5]]
-    turns = [session[:2] for session in agents.sessions()[:2]]
-    one, _, _ = agents.closed("off", 1, 1.0, turns[:1])
-    several, _, rounds = agents.closed("off", 2, 1.0, turns[:1])  # the same, found in rounds
-    assert several == pytest.approx(one, rel=1e-6)
-    assert 2 <= rounds <= 4
+    turns = [session[:2] for session in agents.sessions()[:3]]
+    (alone,), _ = agents.closed("off", 1, 1.0, turns[:1])
+    times, summary = agents.closed("off", 2, 1.0, turns)
+    assert times[0] == pytest.approx(alone, rel=0.2)  # beside another
+    rows = summary.tables.requests
+    begun, ended = rows["arrived_at"], rows["ended_at"]
+    assert begun[1::2] == pytest.approx(ended[::2] + 1.0)
+    assert begun[[0, 2]].tolist() == [0.0, 0.0]
+    assert begun[4] == min(ended[1], ended[3])  # the worker that is free first
 
 
 @needs(TOKENS)

@@ -36,6 +36,7 @@ UNUSED_BY_A_RUN = {
 }  # fmt: skip
 USED_MEMBERS = {
     "acceptance": {"bernoulli"},
+    "autoscaling": set(),
     "latency": {"linear", "two_regime"},
     "policies": {"off", "schedule", "static"},
     "proposers": {"eagle3"},

@@ -7,8 +7,6 @@ traces, which are never shipped.
 """
 
 import csv
-import gzip
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +22,7 @@ from matplotlib import pyplot as plt
 
 from specsim.api import Experiment, Profile, Request, Summary, load_profile, read_trace, simulate
 from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
+from specsim.results.metrics import session_spans
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data")) / "tokens"
@@ -36,10 +35,8 @@ TOKEN_US = {
     "suffix": 6.0,
 }  # what specsim's own lookups take (real-tokens, drafters.csv)
 STEP_MS = 1.2  # overhead of the engine per step, as in profiles/h100/llama-3.1-8b.yaml
-MOST_ROUNDS = 80
-SETTLED = 1e-3  # seconds
 DEEP = {"suffix_decoding_max_tree_depth": 64, "suffix_decoding_max_spec_factor": 4.0}
-IN_CROWDS = ("off", "n-gram", "suffix", "suffix, trees, factor 4")  # the rest costs many rounds
+IN_CROWDS = ("off", "n-gram", "suffix", "suffix, trees, factor 4")
 DRAFTERS: dict[str, Any] = {
     "off": None,
     "n-gram": {"method": "ngram", "num_speculative_tokens": 5},
@@ -71,13 +68,12 @@ def profile(workload: str) -> Profile:
 
 
 def run(workload: str, drafter: str, requests: list[Request], clients: int, wait: float) -> Any:
-    """Return the summary of one run; `clients` 0: at the times of the requests."""
+    """Return the summary of one run."""
     base = Experiment.load(HERE / "experiment.yaml")
     engine = base.engine.model_dump(mode="json", exclude_none=True)
     given = DRAFTERS[drafter] or {"method": "suffix"}
     shape = base.workload.model_dump(mode="json")
-    if clients:
-        shape["arrivals"] = {"kind": "closed_loop", "concurrency": clients, "think_time": wait}
+    shape["arrivals"] = {"kind": "closed_loop", "concurrency": clients, "think_time": wait}
     experiment = base.replace(
         engine={**engine, "speculative_config": given},
         policy="off" if drafter == "off" else "static",
@@ -119,12 +115,9 @@ def sql(limit: int | None = None) -> list[Row]:
 @cache
 def sessions() -> list[list[Request]]:
     """The turns of each session, in order."""
-    path = DATA / "swe_agent.jsonl.gz"
-    with gzip.open(path, "rt") as stream:
-        names = [json.loads(line)["session"] for line in stream]
-    found: dict[str, list[Request]] = {}
-    for name, request in zip(names, read_trace(path).requests(), strict=True):
-        found.setdefault(name, []).append(request)
+    found: dict[int | None, list[Request]] = {}
+    for request in read_trace(DATA / "swe_agent.jsonl.gz").requests():
+        found.setdefault(request.session, []).append(request)
     return list(found.values())
 
 
@@ -139,58 +132,24 @@ def shared_share(turns: Sequence[Sequence[Request]]) -> float:
     return float(np.mean(grown))
 
 
-def arrivals(ends: list[list[float]], workers: int, tool_time: float) -> list[list[float]]:
-    """Return when each turn is sent, if these are the times at which turns are answered.
+def closed(
+    drafter: str, workers: int, tool_time: float, turns: Sequence[Sequence[Request]]
+) -> tuple[list[float], Any]:
+    """Return how long each session takes, and the summary.
 
     A worker has one session at a time, and takes the next one when it is done.
     """
-    free = [0.0] * workers
-    sent = []
-    for turns in ends:
-        worker = min(range(workers), key=free.__getitem__)
-        sent.append([free[worker], *(end + tool_time for end in turns[:-1])])
-        free[worker] = turns[-1]
-    return sent
+    requests = numbered(
+        [replace(turn, think_time=tool_time) for session in turns for turn in session]
+    )
+    summary = run("agents", drafter, requests, workers, 0.0)
+    return session_times(summary), summary
 
 
-def closed(
-    drafter: str, workers: int, tool_time: float, turns: Sequence[Sequence[Request]]
-) -> tuple[list[float], Any, int]:
-    """Return how long each session takes, the summary, and how many rounds it took to find out.
-
-    The workload has no turns that wait for one another, so the run is repeated with the arrivals
-    that follow from the answers of the run before, until none moves: then every turn is sent just
-    when the answer before it, and the tool, allow. Nothing that happens in a run depends on what
-    happens later, so each round settles at least the earliest turn that was sent at a wrong time.
-    """
-    places = [(s, t) for s, session in enumerate(turns) for t in range(len(session))]
-    if workers == 1:
-        flat = numbered([turns[s][t] for s, t in places])
-        summary = run("agents", drafter, flat, 1, tool_time)
-        rows, rounds = summary.tables.requests, 1
-        begun = dict(zip(places, rows["arrived_at"].tolist(), strict=True))
-        ended = dict(zip(places, rows["ended_at"].tolist(), strict=True))
-        return session_times(turns, begun, ended), summary, rounds
-    ends = [[0.5 * (t + 1) for t in range(len(session))] for session in turns]
-    for rounds in range(1, MOST_ROUNDS + 1):
-        sent = arrivals(ends, workers, tool_time)
-        order = sorted(places, key=lambda place: (sent[place[0]][place[1]], place))
-        requests = numbered([replace(turns[s][t], arrived_at=sent[s][t]) for s, t in order])
-        summary = run("agents", drafter, requests, 0, 0.0)
-        ended = dict(zip(order, summary.tables.requests["ended_at"].tolist(), strict=True))
-        ends = [[ended[s, t] for t in range(len(session))] for s, session in enumerate(turns)]
-        now = arrivals(ends, workers, tool_time)
-        if max(abs(now[s][t] - sent[s][t]) for s, t in places) < SETTLED:
-            begun = {(s, t): sent[s][t] for s, t in places}
-            return session_times(turns, begun, ended), summary, rounds
-    raise RuntimeError(f"{drafter}: arrivals had not settled after {MOST_ROUNDS} rounds")
-
-
-Times = dict[tuple[int, int], float]
-
-
-def session_times(turns: Sequence[Sequence[Request]], begun: Times, ended: Times) -> list[float]:
-    return [ended[s, len(each) - 1] - begun[s, 0] for s, each in enumerate(turns)]
+def session_times(summary: Any) -> list[float]:
+    starts, ends = session_spans(summary.request_columns)
+    times: list[float] = (ends - starts).tolist()
+    return times
 
 
 def loops(
@@ -201,7 +160,7 @@ def loops(
     for count, tool_time in settings:
         base: list[float] = []
         for drafter in DRAFTERS if count == 1 else IN_CROWDS:
-            times, summary, rounds = closed(drafter, count, tool_time, turns)
+            times, summary = closed(drafter, count, tool_time, turns)
             base = base or times
             gains = np.divide(base, times)
             data = summary.data
@@ -216,7 +175,6 @@ def loops(
                     "speed_up": round(sum(base) / sum(times), 3),
                     "least": round(float(gains.min()), 3),
                     "most": round(float(gains.max()), 3),
-                    "rounds": rounds,
                 }
             )
             print(rows[-1], flush=True)

@@ -214,7 +214,7 @@ class Summary:
     def _scaling_block(self, scaling: Scaling) -> dict[str, Any]:
         """Return what replicas came to over time; times in seconds of the run, up to its end."""
         end = float(self.tables.requests["ended_at"].max())
-        counts = np.array([count for count in scaling.counts if count.at < end])
+        counts = [count for count in scaling.counts if count.at < end]
         seconds = scaling.replica_seconds(end)
         gpu_hours = seconds * self.run.deployment.profile.tensor_parallel_size / 3600.0
         scaler = self.run.experiment.autoscaling
@@ -224,11 +224,9 @@ class Summary:
             "gpu_hours": gpu_hours,
             "cost": None if price is None else gpu_hours * price,
             "mean_replicas": seconds / end,
-            "peak_replicas": int(counts[:, 1].max()),
+            "peak_replicas": max(count.up for count in counts),
             "changes": len(counts) - 1,
-            "timeline": {
-                name: column.tolist() for name, column in zip(Count._fields, counts.T, strict=True)
-            },
+            "timeline": dict(zip(Count._fields, map(list, zip(*counts, strict=True)), strict=True)),
         }
 
     def _hits(self, loads: NDArray[np.void]) -> dict[str, float]:

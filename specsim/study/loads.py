@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from specsim.workload.lengths.trace import TraceRows
 from specsim.workload.trace import Trace
 
 _SAMPLE = 2000  # requests from which the mean length is estimated where they are drawn
+_SPANS = 5.0  # times that a session thinks, for which sessions arrive at least
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Recording:
     """Where a trial's requests come from, if they were recorded.
 
     Every replication starts at another row, so that replications differ by more than the luck of
-    their drafts; after the last row comes the first.
+    their drafts; after the last row comes the first. Turns of sessions do not wait for each other.
     """
 
     workload: WorkloadConfig
@@ -49,10 +51,11 @@ class Recording:
 def _all_requests(workload: WorkloadConfig, seed: int) -> Trace:
     # Cached, for a process runs many trials on one file.
     if isinstance(workload.arrivals, TraceReplay):
-        return workload.build(seed)
+        return workload.build(seed).without_sessions()
     assert workload.lengths is not None
     assert workload.lengths.num_rows is not None
-    return workload.lengths.draw(generator(seed, "lengths"), workload.lengths.num_rows)
+    rows = workload.lengths.num_rows
+    return workload.lengths.draw(generator(seed, "lengths"), rows).without_sessions()
 
 
 @dataclass(frozen=True)
@@ -117,13 +120,18 @@ def check_steady(experiment: Experiment) -> None:
     """Raise unless what an experiment's server sustains is the same at all times.
 
     Raises:
-        ConfigError: It has incidents: runs of other loads and lengths would meet them at other
-            moments.
+        ConfigError: It has incidents or autoscaling: runs of other loads and lengths would meet
+            them at other moments.
     """
     if experiment.incidents:
         raise ConfigError(
             "incidents: a load cannot be looked for while replicas fail or get slow; leave them "
             "out (--set incidents=null) and try the load that is found with them afterwards"
+        )
+    if experiment.autoscaling is not None:
+        raise ConfigError(
+            "autoscaling: a load cannot be looked for while replicas come and go; leave it out "
+            "(--set autoscaling=null) and run the load that is found with it afterwards"
         )
 
 
@@ -164,7 +172,7 @@ class Loads:
         if isinstance(arrivals, ClosedLoop):
             return float(arrivals.concurrency)
         rate = getattr(arrivals, "rate", None)
-        return self._recorded_rate if rate is None else float(rate)
+        return self._recorded_rate if rate is None else float(rate) * self._turns
 
     @property
     def _recorded_rate(self) -> float:
@@ -177,6 +185,14 @@ class Loads:
                 "be varied; use arrivals of kind poisson and lengths: {kind: trace, path: ...}"
             )
         return (len(times) - 1) / span
+
+    def check_batches(self) -> None:
+        """Raise a ConfigError unless clients without think time hold a batch at a size."""
+        if self._lengths.in_sessions:
+            raise ConfigError(
+                "workload: sessions, which think in between, hold no batch at a size; tune with "
+                "lengths of another kind, or use capacity or a sweep"
+            )
 
     def possible(self, load: float) -> float:
         """Return the nearest load that can be run: a whole number of clients, at least 1."""
@@ -209,12 +225,13 @@ class Loads:
 
         Args:
             load: Requests/s or clients; see `unit`.
-            count: Requests.
+            count: Requests; of sessions more, so that their beginning is a small part of the run.
             synchronous: Whether to force synchronous scheduling, which an oracle needs.
         """
         own = self.experiment.workload.arrivals
+        count = count if self.is_closed else max(count, ceil(load * self._least_time))
         changes: dict[str, object] = (
-            {"concurrency": int(load)} if self.is_closed else {"rate": load}
+            {"concurrency": int(load)} if self.is_closed else {"rate": load / self._turns}
         )
         if isinstance(own, TraceReplay):
             changes["time_scale"] = 1.0
@@ -245,6 +262,17 @@ class Loads:
     def _is_recorded(self) -> bool:
         is_replayed = isinstance(self.experiment.workload.arrivals, TraceReplay)
         return is_replayed or self._lengths.num_rows is not None
+
+    @cached_property
+    def _turns(self) -> float:
+        """Requests per arrival: of sessions, their turns."""
+        return 1.0 if self._is_recorded else self._lengths.mean_turns
+
+    @cached_property
+    def _least_time(self) -> float:
+        """How long sessions must arrive until as many are open as at any time later, seconds."""
+        waits = self.sample.think_times
+        return 0.0 if waits is None else _SPANS * float(waits.sum()) / self.sample.num_sessions
 
     @property
     def _lengths(self) -> Lengths:

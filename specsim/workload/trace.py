@@ -94,6 +94,10 @@ class Trace:
         """Return the same requests with other arrival times, seconds, shape (n,)."""
         return replace(self, arrived_at=arrived_at)
 
+    def without_sessions(self) -> "Trace":
+        """Return the requests by themselves, none of which waits for another."""
+        return replace(self, sessions=None, think_times=None, shared_lens=None)
+
     @property
     def num_sessions(self) -> int:
         """How many sessions there are; a request of none is one of its own."""

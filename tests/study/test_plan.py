@@ -9,17 +9,21 @@ import yaml
 from conftest import tiny_config
 
 from specsim.core.errors import ConfigError, SpecsimError
+from specsim.policies.off import Off
 from specsim.results.metrics import Slo
 from specsim.results.steady import Trend
+from specsim.run.experiment import Experiment
 from specsim.run.trust import Beyond
 from specsim.study.calls import question_of
 from specsim.study.capacity import Capacity, Found, Prices
 from specsim.study.capacity.interval import Interval
 from specsim.study.capacity.probe import LoadProbe, LoadRun
 from specsim.study.capacity.search import Answer, Bracket, refine
+from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, make_plan
 from specsim.study.plan.options import goal_of, model_of, offered
 from specsim.study.plan.traffic import KINDS, find_traffic
+from specsim.workload import WorkloadConfig
 
 EAGLE = """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'"""
 
@@ -243,3 +247,34 @@ def test_limits_that_nothing_keeps_are_said() -> None:
     question = replace(asked(f"Qwen/Qwen3-8B --max-num-seqs 2 {EAGLE}"), slo=Slo(ttft_ms=1.0))
     with pytest.raises(SpecsimError, match="keeps the limits"):
         make_plan(question, workers=1)
+
+
+def test_agents_come_in_sessions_at_a_rate_of_requests() -> None:
+    traffic = find_traffic("agents")
+    workload = traffic.at(20.0, 8000)
+    built = WorkloadConfig.model_validate(workload).build(1)
+    assert built.num_sessions == pytest.approx(8000 / traffic.turns, rel=0.05)
+    assert built.arrived_at is not None
+    assert len(built) / built.arrived_at[-1] == pytest.approx(20.0, rel=0.1)
+    assert traffic.acceptance_for("eagle3", "llama-3.1-8b")[0]["name"].endswith("/instructcoder")
+
+
+def test_loads_of_sessions_are_requests_per_second() -> None:
+    experiment = Experiment.parse(
+        {
+            "workload": find_traffic("agents").at(5.0, 100),
+            "engine": {"max_model_len": 40960},
+            "profile": "h100/llama-3.1-8b",
+        },
+        "agents",
+    )
+    loads = Loads(experiment, 1)
+    assert loads.own == pytest.approx(5.0, rel=0.01)
+    (trial,) = loads.trials(Off(), 5.0, 100)
+    assert trial.experiment.workload.num_requests > 300  # five times as long as a session thinks
+    assert trial.experiment.workload.arrivals.rate == pytest.approx(5.0 / loads._turns)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="hold no batch at a size"):
+        loads.check_batches()
+    scaled = experiment.replace(autoscaling="target_queue:target=1,max_replicas=2")
+    with pytest.raises(ConfigError, match="while replicas come and go"):
+        Loads(scaled, 1)

@@ -309,5 +309,6 @@ def with_replicas(option: Option, question: Question, replicas: int) -> Experime
     config = option.experiment.to_dict()
     config["workload"] = question.traffic.at(question.rate, count)
     if replicas > 1:
-        config |= {"replicas": replicas, "routing": {"kind": "least_outstanding"}}
+        kind = "least_outstanding" if question.traffic.turns == 1 else "scored"
+        config |= {"replicas": replicas, "routing": {"kind": kind}}
     return Experiment.parse(config, "plan")

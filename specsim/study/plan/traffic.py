@@ -22,6 +22,15 @@ KINDS = {
 }  # fmt: skip
 """Kinds of traffic, by the data set whose lengths they have."""
 
+AGENTS: dict[str, Any] = {
+    "kind": "sessions", "turns": {"mean": 11, "sigma": 0.47},
+    "first_prompt": {"mean": 1790, "sigma": 0.27}, "new_input": {"mean": 356, "sigma": 1.2},
+    "output": {"mean": 90, "sigma": 0.73},
+    "tool_share": 1.0, "tool_time": {"mean": 1.5, "sigma": 1.0}, "max_len": 32_768,
+}  # fmt: skip
+"""Sessions of coding agents: turns and lengths as in 19 trajectories of SWE-agent, 209 turns in the
+tokens of Llama 3 (experiments/agent-loop); how long tools take is an estimate."""
+
 _DRAFTERS = {"ngram": "ngram", "suffix": "ngram"}
 """Drafters as presets call them; all others are models, and nearest to EAGLE."""
 _PRESETS = {"sharegpt": "sharegpt", "instructcoder": "instructcoder", "gsm8k": "gsm8k",
@@ -45,10 +54,12 @@ class Traffic:
     """Tokens of the longest of some requests, prompt and answer."""
     acceptance: dict[str, Any] | None = None
     """Where an experiment says it."""
+    turns: float = 1.0
+    """Requests of a session, in the mean."""
 
     def at(self, rate: float, num_requests: int) -> dict[str, Any]:
         """Return a workload at a rate, requests/s."""
-        arrivals = {**self.workload["arrivals"], "rate": rate}
+        arrivals = {**self.workload["arrivals"], "rate": rate / self.turns}
         arrivals.pop("time_scale", None)
         return {**self.workload, "arrivals": arrivals, "num_requests": num_requests}
 
@@ -77,7 +88,7 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     """Return the traffic of a kind, a trace, or an experiment's workload.
 
     Args:
-        text: One of `KINDS`, a data set, or a path.
+        text: ``agents``, one of `KINDS`, a data set, or a path.
         acceptance: In short form, ``bernoulli:alpha=0.7``, in place of the nearest preset.
 
     Raises:
@@ -93,11 +104,15 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
             "arrivals": {"kind": "poisson"}, "lengths": {"kind": "dataset", "name": dataset},
         }  # fmt: skip
         return _traffic(text, workload, f"lengths of {dataset}, Poisson arrivals", given, dataset)
+    if text == "agents":
+        workload = {"arrivals": {"kind": "poisson"}, "lengths": AGENTS}
+        note = "sessions of coding agents as of SWE-agent, tools of 1.5 s, Poisson arrivals"
+        return _traffic(text, workload, note, given, "instructcoder")
     path = locate(Path(text))
     if path.suffix in (".yaml", ".yml"):
         return _of_experiment(path, given)
     if not path.exists():
-        hint = nearest(text, [*KINDS, *DATASETS])
+        hint = nearest(text, ["agents", *KINDS, *DATASETS])
         raise ConfigError(f"--traffic {text}: is no kind of traffic and no file; {hint}")
     arrivals = {"kind": "trace", "path": str(path.resolve())}
     note = "lengths and gaps of the trace, stretched to the rate"
@@ -119,7 +134,8 @@ def _traffic(
     trace = _drawn(workload, _SAMPLE)
     longest = int((trace.prompt_lens + trace.output_lens).max())
     nearest_one = _nearest_dataset(dataset, trace)
-    return Traffic(name, workload, nearest_one, note, longest, acceptance)
+    turns = len(trace) / trace.num_sessions
+    return Traffic(name, workload, nearest_one, note, longest, acceptance, turns)
 
 
 def _of_experiment(path: Path, given: dict[str, Any] | None) -> Traffic:

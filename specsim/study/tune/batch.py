@@ -182,6 +182,7 @@ def _largest_batch(loads: Loads) -> tuple[int, int]:
 
 
 def _try_all(loads: Loads, trials: Trials, sizes: list[int]) -> list[BatchPoint]:
+    loads.check_batches()
     ks = range(loads.experiment.max_draft_len + 1)
     groups = {}
     for size in sizes:

@@ -98,7 +98,7 @@ class TraceReplay(Arrivals):
 
     def _in_sessions(self, trace: Trace) -> Trace:
         if self.sessions == "ignored":
-            return replace(trace, sessions=None, think_times=None, shared_lens=None)
+            return trace.without_sessions()
         if self.sessions is None:
             return trace
         if trace.prefix_ids is None:

@@ -7,11 +7,13 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
 from specsim.core.errors import ConfigError
+from specsim.core.rng import generator
 from specsim.core.settings import Settings
 from specsim.workload.lengths import LONGEST, Lengths, to_tokens
 from specsim.workload.trace import Trace
 
 _MOST_TURNS = 100_000
+_SAMPLE = 2000  # sessions, of which what they are in the mean is told
 
 
 class Spread(Settings):
@@ -92,15 +94,17 @@ class Sessions(Lengths):
     @property
     def mean_turns(self) -> float:
         """About how many requests a session has."""
-        return self.turns.mean
+        sample = self._sample
+        return len(sample) / sample.num_sessions
 
     @property
     def mean_len(self) -> float:
         """About how many tokens prompt and output have together."""
-        per_turn = self.new_input.mean + self.output.mean
-        length = self.shared_prompt + self.first_prompt.mean + self.output.mean
-        length += per_turn * (self.turns.mean - 1) / 2
-        return length if self.max_len is None else min(length, self.max_len)
+        return float((self._sample.prompt_lens + self._sample.output_lens).mean())
+
+    @property
+    def _sample(self) -> Trace:
+        return self.draw_sessions(generator(0, "lengths"), _SAMPLE)
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return so many requests, session after session; the last one may be cut off."""

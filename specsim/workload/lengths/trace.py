@@ -30,6 +30,12 @@ class TraceRows(Lengths):
         """Whether the file says which session each row is of."""
         return read_trace(self.path).sessions is not None
 
+    @property
+    def mean_turns(self) -> float:
+        """How many requests a session has in the mean."""
+        trace = read_trace(self.path)
+        return len(trace) / trace.num_sessions
+
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return the first rows; a TraceError if the file has fewer."""
         trace = read_trace(self.path)
