@@ -38,7 +38,9 @@ def profile_of(name: str, gpu: str) -> str:
     return f"{gpu}/{name}-kernels" if (name, gpu) == ("llama-3.1-8b", "h100") else f"{gpu}/{name}"
 
 
-def table(model: str, gpu: str, policy: str, rates: tuple[float, ...], num_requests: int) -> list[Row]:
+def table(
+    model: str, gpu: str, policy: str, rates: tuple[float, ...], num_requests: int
+) -> list[Row]:
     name, size, _, tpot_ms = MODELS[model]
     overrides = [
         f"profile={profile_of(name, gpu)}",

@@ -73,15 +73,15 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     """
     serving = experiment.serving
     deployment = Deployment.of(serving, profile)
-    servers = PoolServers.of(experiment, deployment) if experiment.pools else None
+    servers = PoolServers.of(experiment, deployment)
+    front = servers.prefill if servers else deployment
     if requests is None:
         check_size(experiment)
         requests = list(experiment.workload.build(experiment.seed).requests())
-    for server in (deployment, servers.prefill if servers else deployment):
-        _check_requests(requests, server)
+    _check_requests(requests, front)
+    _check_requests(requests, deployment)
     drafting = Drafting(serving, deployment, requests)
     arrivals = experiment.workload.arrivals
-    front = servers.prefill if servers else deployment
     front_time = front.costs.overhead.front_ms * 1e-3
     think_times = _think_times(experiment, len(requests))
     records = records_of_run(
@@ -95,14 +95,10 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         deliveries = Deliveries.room_for(drafting.facts.rows["output_len"])
     ends = _Ends(len(requests), on_progress)
     clock = EventClock()
-    pools = None
-    if servers is not None:
-        pools = PoolSystem(servers, experiment, requests, clock, records, check=check)
+    pools = servers and PoolSystem(servers, experiment, requests, clock, records, check=check)
     origin = _first_arrival(requests, think_times, arrivals)
-    offload = None
-    if deployment.engine.kv_offload is not None:
-        token_bytes = deployment.token_bytes(with_drafts=True)
-        offload = Offload(clock, len(requests), deployment.engine.kv_offload, token_bytes)
+    offload = _offload(deployment, clock, len(requests))
+    keeps_up = isinstance(arrivals, ClosedLoop) or offload is not None
     group = None
     if deployment.is_lock_step:
         group = LockStep(deployment.costs, 1 + experiment.num_speculative_tokens)
@@ -117,7 +113,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
             observers=[IntegrityCheck()] if check else [],
             on_end=ends.tell,
             on_notices=None if offload is None else offload.noticed,
-            announces_ends=isinstance(arrivals, ClosedLoop) or offload is not None,
+            announces_ends=keeps_up,
             origin=origin,
         )
         if pools is not None:
@@ -134,13 +130,12 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
             make_replica,
             router=experiment.routing,
             seed=experiment.seed,
-            keeps_up=isinstance(arrivals, ClosedLoop) or offload is not None,
+            keeps_up=keeps_up,
         )
         if offload is not None:
             offload.cluster = cluster
     else:
-        cluster = pools
-        cluster.start(make_replica, origin)
+        cluster = pools.start(make_replica, origin)
     schedule_incidents(clock, cluster, experiment.incidents or ())
     if isinstance(arrivals, ClosedLoop):
         delays = [time + front_time for time in think_times]
@@ -154,6 +149,14 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     cluster.finish()
     ends.check()
     return Run(experiment, deployment, requests, records, deliveries, offload, pools)
+
+
+def _offload(deployment: Deployment, clock: EventClock, count: int) -> Offload | None:
+    """Return the tiers behind the GPUs' caches, if there are any."""
+    config = deployment.engine.kv_offload
+    if config is None:
+        return None
+    return Offload(clock, count, config, deployment.token_bytes(with_drafts=True))
 
 
 def _think_times(experiment: Experiment, count: int) -> list[float]:

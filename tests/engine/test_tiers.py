@@ -125,9 +125,7 @@ MOONCAKE = data_folder() / "traces" / "mooncake_conversation_trace.jsonl.gz"
 
 @needs(MOONCAKE)
 @pytest.mark.parametrize("capacity", [1000, 10_000, 100_000])
-def test_hits_of_mooncakes_conversations(
-    constant_step: Callable[..., str], capacity: int
-) -> None:
+def test_hits_of_mooncakes_conversations(constant_step: Callable[..., str], capacity: int) -> None:
     """Recorded prompts of Kimi by the hashes of their blocks, in order, by cache size."""
     requests = [
         replace(request, output_len=1, max_tokens=1)
