@@ -95,13 +95,13 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         deliveries = Deliveries.room_for(drafting.facts.rows["output_len"])
     ends = _Ends(len(requests), on_progress)
     clock = EventClock()
-    pools = servers and PoolSystem(servers, experiment, requests, clock, records, check=check)
+    parts_of_pools = (experiment, requests, clock, records)
+    pools = PoolSystem(servers, *parts_of_pools, check=check) if servers else None
     origin = _first_arrival(requests, think_times, arrivals)
     offload = _offload(deployment, clock, len(requests))
     keeps_up = isinstance(arrivals, ClosedLoop) or offload is not None
-    group = None
-    if deployment.is_lock_step:
-        group = LockStep(deployment.costs, 1 + experiment.num_speculative_tokens)
+    is_lock_step, longest = deployment.is_lock_step, 1 + experiment.num_speculative_tokens
+    group = LockStep(deployment.costs, longest) if is_lock_step else None
 
     def make_replica(number: int, start: float) -> Replica:
         wiring = Wiring(
