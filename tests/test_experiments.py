@@ -415,3 +415,23 @@ def test_turbospec_at_fixed_acceptance() -> None:
             others = [float(fixed[*place[:2], config]) for config in adaptation.CONFIGS[:-1]]
             assert row["speed_up"] > 0.98 * max(others)
     assert adaptation.memory()[0]["of_memory_in_use"] < 0.04
+
+
+def test_disaggregation(tmp_path: Path) -> None:
+    rows_of = script("disaggregation").main(tmp_path, rates=(8.0,), num_requests=40)
+    assert (tmp_path / "plot.png").exists()
+    assert len(rows(tmp_path / "results.csv")) == len(rows_of) == 2 * 2 * 2 * 4
+    kept = rows(ROOT / "experiments" / "disaggregation" / "results.csv")
+
+    def sustained(gpu: str, policy: str, label: str) -> float:
+        mine = [
+            {"rate": float(row["rate"]), "slo_attainment": float(row["slo_attainment"])}
+            for row in kept
+            if (row["gpu"], row["policy"], row["label"]) == (gpu, policy, label)
+            and row["model"] == "Llama-3.1-70B, TP 4"
+        ]
+        found: float = script("disaggregation").sustained(mine)
+        return found
+
+    assert sustained("h100", "off", "3p + 1d") > 1.4 * sustained("h100", "off", "colocated")
+    assert sustained("h100", "static", "colocated") > sustained("h100", "static", "3p + 1d")

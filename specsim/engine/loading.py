@@ -8,8 +8,8 @@ since that yields the first output token. The other way round, the blocks of a s
 ended can be kept until somebody has read them.
 
 Sources: vLLM 0.32.0 ``v1/core/sched/scheduler.py``: `schedule` (`load_kv_async`,
-`kv_holding_waiting`), `_update_waiting_for_remote_kv`, `_free_request` (delayed), `_preempt_request`
-and `_request_blocks_can_be_freed` (deferred), re-implemented from a description of their behaviour.
+`kv_holding_waiting`), `_update_waiting_for_remote_kv`, `_free_request` (delayed) and
+`_request_blocks_can_be_freed` (deferred), re-implemented from a description of their behaviour.
 """
 
 from specsim.core.compiled import inner
@@ -179,9 +179,9 @@ def free_deferred(table: Table) -> None:
         entry = table.entries[state.current, place]
         sequence = table.sequences[entry.row]
         is_last = sequence.in_flight_len == entry.scheduled_len
-        if sequence.status == FINISHED and is_last and sequence.slot >= 0:
-            if not sequence.is_sending:
-                release(table, entry.row)
+        is_kept = sequence.slot >= 0 and not sequence.is_sending
+        if sequence.status == FINISHED and is_last and is_kept:
+            release(table, entry.row)
 
 
 @inner

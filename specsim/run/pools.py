@@ -44,13 +44,14 @@ class PoolServers:
     prefill_experiment: Experiment
 
     @classmethod
-    def of(cls, experiment: Experiment, decode: Deployment) -> "PoolServers":
-        """Resolve the prefill pool of an experiment beside the decode pool.
+    def of(cls, experiment: Experiment, decode: Deployment) -> "PoolServers | None":
+        """Resolve the prefill pool of an experiment beside the decode pool; None without pools.
 
         Raises:
             SpecsimError: The pools cannot work together.
         """
-        assert experiment.pools is not None
+        if experiment.pools is None:
+            return None
         mine = experiment.of_pool("prefill")
         servers = cls(experiment.pools, Deployment.of(mine), decode, mine)
         for name, server in (("prefill", servers.prefill), ("decode", decode)):
@@ -162,8 +163,8 @@ class PoolSystem:
         setup = pooled_setup(server, holds_ended=True)
         return Replica(setup, server.costs, drafting.start(number), wiring, start)
 
-    def start(self, make_decode: Callable[[int, float], Replica], origin: float) -> None:
-        """Start the replicas of both pools."""
+    def start(self, make_decode: Callable[[int, float], Replica], origin: float) -> "PoolSystem":
+        """Start the replicas of both pools; returns itself."""
         config, experiment = self._servers.config, self._experiment
         self.prefill, self.decode = (
             PoolCluster(
@@ -182,6 +183,7 @@ class PoolSystem:
         front_time = self._servers.decode.costs.overhead.front_ms * 1e-3
         self.pools.join(self.prefill, self.decode, front_time)
         self.submit = self.prefill.submit
+        return self
 
     def pool(self, name: str | None) -> PoolCluster:
         """Return one of the pools."""

@@ -64,7 +64,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         SpecsimError: The experiment cannot be run; nothing has been written.
     """
     deployment = Deployment.of(experiment.serving, profile)
-    pools = PoolServers.of(experiment, deployment) if experiment.pools else None
+    pools = PoolServers.of(experiment, deployment)
     if requests is None:
         check_size(experiment)
         requests = TraceRequests(experiment.workload.build(experiment.seed))

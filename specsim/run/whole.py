@@ -141,8 +141,7 @@ class Whole:
 
     def _cluster(self) -> Cluster | PoolSystem:
         if self.pools is not None:
-            self.pools.start(self._replica, self._origin)
-            return self.pools
+            return self.pools.start(self._replica, self._origin)
         cluster = Cluster(
             self._clock,
             self._requests,

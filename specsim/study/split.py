@@ -11,14 +11,14 @@ from statistics import fmean
 from typing import Any
 
 from specsim.core.errors import ConfigError
+from specsim.core.processes import LocalProcesses
+from specsim.core.runner import Runner
 from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
 from specsim.run.pool_config import PoolsConfig
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.paired import replicated
-from specsim.core.processes import LocalProcesses
-from specsim.core.runner import Runner
 
 COLUMNS = (
     "request_throughput",
