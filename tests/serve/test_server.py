@@ -127,7 +127,7 @@ def test_a_slow_reader_is_cut_off_and_stalls_nobody() -> None:
 
 
 def test_while_no_replica_is_up_requests_are_refused() -> None:
-    failure = {"kind": "failure", "replica": 0, "at": 20.0, "until": 40.0}
+    failure = {"kind": "failure", "replica": 0, "at": 10.0, "until": 70.0}
     with serving(incidents=[failure]) as served:
         assert served.ask("/health")[0] == 200
         long = {**ASKED, "max_tokens": 900}
