@@ -225,6 +225,9 @@ class Live:
 
     def submit(self, answers: list[Answer], at: float) -> None:
         """Send requests to the router that came at a time, or as soon after it as time allows."""
+        if len(answers) > self.slots.num_free:  # others have come since that was asked
+            answers[0].sink.failed(answers[0], "too many requests are unfinished")
+            return
         instant = max(at + self.front_time, self._clock.now)
         for answer in answers:
             answer.request = replace(answer.request, arrived_at=instant - self.front_time)

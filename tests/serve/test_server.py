@@ -183,6 +183,10 @@ def test_requests_beyond_the_limit_are_refused() -> None:
         status, found = served.ask("/v1/completions", {**ASKED, "n": 5})
         assert status == 503
         assert "too many requests" in found["error"]["message"]
+        served.call(lambda: setattr(served.services[0], "_check", lambda *given: None))
+        assert served.ask("/v1/completions", {**ASKED, "n": 5})[0] == 503  # they came together
+        assert served.events("/v1/completions", {**ASKED, "n": 5})[0]["error"]["code"] == 503
+        assert served.live.slots.num_free == 4
 
 
 def test_connections_beyond_the_limit_are_refused() -> None:
