@@ -224,15 +224,18 @@ class Live:
         return self._count - 1
 
     def submit(self, answers: list[Answer], at: float) -> None:
-        """Send requests to the router that came at a time, which is not after now."""
+        """Send requests to the router that came at a time, or as soon after it as time allows."""
+        if len(answers) > self.slots.num_free:  # others have come since that was asked
+            answers[0].sink.failed(answers[0], "too many requests are unfinished")
+            return
+        instant = max(at + self.front_time, self._clock.now)
         for answer in answers:
+            answer.request = replace(answer.request, arrived_at=instant - self.front_time)
             placed = self.slots.take(answer.request)
             answer.slot = placed.index
             self._answers[answer.slot] = answer
-            action = partial(self._submit, answer, placed)
-            instant = max(at + self.front_time, self._clock.now)
-            self._clock.call_at(instant, action)
-            self._due(instant)
+            self._clock.call_at(instant, partial(self._submit, answer, placed))
+        self._due(instant)
 
     def _submit(self, answer: Answer, placed: Request) -> None:
         if self._answers.get(answer.slot) is answer:  # it has not gone on the way

@@ -5,7 +5,8 @@ Names, labels and buckets are those of vLLM 0.32.0, ``v1/metrics/loggers.py``, `
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 from specsim.engine.python_verbs import PythonVerbs
@@ -69,6 +70,10 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float] | None]] = {
 """What each is, and its buckets; None: those of tokens, up to the longest context."""
 
 
+_Sample = tuple[str, str, float]
+"""Ending of the name, further labels, value."""
+
+
 class _Histogram:
     """Counts of one engine by bucket."""
 
@@ -84,18 +89,12 @@ class _Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def lines(self, name: str, labels: str) -> list[str]:
+    def samples(self) -> list[_Sample]:
         """Return its samples."""
-        seen, lines = 0, []
         names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
-        for at, count in zip(names, self.counts, strict=True):
-            seen += count
-            lines.append(f'{name}_bucket{{{labels},le="{at}"}} {float(seen)}')
-        return [
-            *lines,
-            f"{name}_count{{{labels}}} {float(seen)}",
-            f"{name}_sum{{{labels}}} {self.total!r}",
-        ]
+        seen = list(accumulate(self.counts))
+        buckets = [("_bucket", f',le="{at}"', count) for at, count in zip(names, seen, strict=True)]
+        return [*buckets, ("_count", "", seen[-1]), ("_sum", "", self.total)]
 
 
 class _Engine:
@@ -200,54 +199,40 @@ class Metrics:
 
     def page(self) -> str:
         """Return the page."""
-        lines: list[str] = []
-        each = [(number, self._labels(number)) for number in range(len(self._engines))]
+        model = self._model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        families: dict[str, list[str]] = {}
+        for number in range(len(self._engines)):
+            labels = f'engine="{number}",model_name="{model}"'
+            for short, kind, text, samples in self._families(number):
+                name = f"vllm:{short}"
+                about = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+                families.setdefault(name, about).extend(
+                    f"{name}{suffix}{{{labels}{extra}}} {float(value)!r}"
+                    for suffix, extra, value in samples
+                )
+        return "\n".join(chain.from_iterable(families.values())) + "\n"
 
-        def family(name: str, kind: str, text: str) -> str:
-            lines.extend((f"# HELP {name} {text}", f"# TYPE {name} {kind}"))
-            return name
-
-        gauges = [self._gauges(number) for number, _ in each]
-        for short, text in _GAUGES.items():
-            name = family(f"vllm:{short}", "gauge", text)
-            lines.extend(f"{name}{{{labels}}} {gauges[n][short]}" for n, labels in each)
-        counters = {**_COUNTERS, **(_DRAFT_COUNTERS if self._num_positions else {})}
-        for short, text in counters.items():
-            name = family(f"vllm:{short}_total", "counter", text)
-            lines.extend(
-                f"{name}{{{labels}}} {float(self._engines[n].counters[short])}"
-                for n, labels in each
-            )
-        name = family("vllm:request_success_total", "counter", "Requests that have ended.")
-        lines.extend(
-            f'{name}{{{labels},finished_reason="{reason}"}} {float(count)}'
-            for n, labels in each
-            for reason, count in self._engines[n].ends.items()
-        )
-        if self._num_positions:
-            name = family(f"vllm:{_PER_POSITION}_total", "counter", "Accepted, by position.")
-            lines.extend(
-                f'{name}{{{labels},position="{place}"}} {float(count)}'
-                for n, labels in each
-                for place, count in enumerate(self._engines[n].positions)
-            )
-        for short, (text, _) in _HISTOGRAMS.items():
-            name = family(f"vllm:{short}", "histogram", text)
-            for n, labels in each:
-                lines.extend(self._engines[n].histograms[short].lines(name, labels))
-        engine = self._live.deployment.engine
-        name = family("vllm:cache_config_info", "gauge", "The KV cache's options.")
-        lines.extend(
-            f'{name}{{block_size="{engine.block_size}",enable_prefix_caching='
-            f'"{engine.enable_prefix_caching}",engine="{n}",num_gpu_blocks="{self._num_blocks + 1}"'
-            "} 1.0"
-            for n, _ in each
-        )
-        return "\n".join(lines) + "\n"
-
-    def _labels(self, number: int) -> str:
-        name = self._model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'engine="{number}",model_name="{name}"'
+    def _families(self, number: int) -> Iterator[tuple[str, str, str, Sequence[_Sample]]]:
+        """Yield name, type, meaning and samples of what one engine has counted."""
+        mine, engine = self._engines[number], self._live.deployment.engine
+        for name, value in self._gauges(number).items():
+            yield name, "gauge", _GAUGES[name], [("", "", value)]
+        for name, text in {**_COUNTERS, **(_DRAFT_COUNTERS if mine.positions else {})}.items():
+            yield f"{name}_total", "counter", text, [("", "", mine.counters[name])]
+        ends = [("", f',finished_reason="{reason}"', num) for reason, num in mine.ends.items()]
+        yield "request_success_total", "counter", "Requests that have ended.", ends
+        if mine.positions:
+            places = [("", f',position="{at}"', num) for at, num in enumerate(mine.positions)]
+            yield f"{_PER_POSITION}_total", "counter", "Accepted, by position.", places
+        for name, (text, _) in _HISTOGRAMS.items():
+            yield name, "histogram", text, mine.histograms[name].samples()
+        options = {
+            "block_size": engine.block_size,
+            "enable_prefix_caching": engine.enable_prefix_caching,
+            "num_gpu_blocks": self._num_blocks + 1,
+        }
+        extra = "".join(f',{name}="{value}"' for name, value in options.items())
+        yield "cache_config_info", "gauge", "The KV cache's options.", [("", extra, 1)]
 
     def _gauges(self, number: int) -> dict[str, float]:
         replica = self._live.replicas[number]

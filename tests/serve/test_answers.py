@@ -154,19 +154,20 @@ def test_the_small_pages(served: Served) -> None:
     assert served.ask(COMPLETIONS, {**ASKED, "model": model["id"]})[0] == 200
 
 
-def test_a_client_that_goes_frees_its_blocks(served: Served) -> None:
+def test_a_client_that_goes_frees_its_blocks() -> None:
     body = json.dumps({**ASKED, "max_tokens": 900, "stream": True}).encode()
-    for _ in range(3):
-        with socket.create_connection(("127.0.0.1", served.ports[0])) as connection:
-            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-            connection.sendall(head.encode() + body)
-            assert b"200 OK" in connection.recv(1 << 16)
-            connection.recv(1 << 16)  # the first tokens
-    until = time.monotonic() + 5
-    while time.monotonic() < until and served.live.num_unfinished:
-        time.sleep(0.01)
-    assert served.ask("/metrics")[1].count('finished_reason="abort"} 3.0') == 1
-    check_nothing_is_left(served)
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    with serving(Options(port=0, speed=1.0, grace=0.5)) as served:
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", served.ports[0])) as connection:
+                connection.sendall(head.encode() + body)
+                assert b"200 OK" in connection.recv(1 << 16)
+                connection.recv(1 << 16)  # the first tokens
+        until = time.monotonic() + 5
+        while time.monotonic() < until and served.live.num_unfinished:
+            time.sleep(0.01)
+        assert served.ask("/metrics")[1].count('finished_reason="abort"} 3.0') == 1
+        check_nothing_is_left(served)
 
 
 def check_nothing_is_left(served: Served) -> None:

@@ -127,7 +127,7 @@ def test_a_slow_reader_is_cut_off_and_stalls_nobody() -> None:
 
 
 def test_while_no_replica_is_up_requests_are_refused() -> None:
-    failure = {"kind": "failure", "replica": 0, "at": 20.0, "until": 40.0}
+    failure = {"kind": "failure", "replica": 0, "at": 10.0, "until": 70.0}
     with serving(incidents=[failure]) as served:
         assert served.ask("/health")[0] == 200
         long = {**ASKED, "max_tokens": 900}
@@ -183,6 +183,10 @@ def test_requests_beyond_the_limit_are_refused() -> None:
         status, found = served.ask("/v1/completions", {**ASKED, "n": 5})
         assert status == 503
         assert "too many requests" in found["error"]["message"]
+        served.call(lambda: setattr(served.services[0], "_check", lambda *given: None))
+        assert served.ask("/v1/completions", {**ASKED, "n": 5})[0] == 503  # they came together
+        assert served.events("/v1/completions", {**ASKED, "n": 5})[0]["error"]["code"] == 503
+        assert served.live.slots.num_free == 4
 
 
 def test_connections_beyond_the_limit_are_refused() -> None:
