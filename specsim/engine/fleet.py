@@ -118,7 +118,7 @@ class Fleet:
         """Return how many replicas are wanted: out at once, in after the delay."""
         policy, wanted = self._policy, pool.num_present
         if abs(enough - wanted) > policy.tolerance * wanted:
-            wanted = ceil(enough - 1e-9)
+            wanted = ceil(min(enough, policy.max_replicas) - 1e-9)  # not one more by rounding
         least = max(policy.min_replicas, int(pool.num_unrouted > 0))
         wanted = min(max(wanted, least), policy.max_replicas)
         self._said.append((pool.now, wanted))
