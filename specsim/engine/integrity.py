@@ -85,6 +85,10 @@ def _check_loading(table: Table, holding: list[int]) -> None:
     status = sequences["status"]
     if sorted(loading) != np.flatnonzero(np.isin(status, (LOADING, LOADED))).tolist():
         raise InvariantError("the rows that load are not the sequences that do")
+    for row in loading:
+        held = table.holdings["num_blocks"][sequences["slot"][row]]
+        if sequences["computed_len"][row] > held * table.groups["block_size"][0]:
+            raise InvariantError(f"row {row} loads more tokens than its blocks hold")
     for row in holding:
         is_kept = sequences["is_sending"][row] or sequences["in_flight_len"][row]
         if status[row] == FINISHED and not is_kept:

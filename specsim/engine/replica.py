@@ -197,9 +197,10 @@ class Replica(PythonVerbs):
         if place == len(self.table.arrivals):
             self._make_room_for_arrivals(at)
             place = int(self._num_arrivals[0])
-        news = (at, request, row, kind, external_len)
-        for column, value in zip(self._arrivals, news, strict=True):
-            column[place] = value
+        times, requests, rows, kinds, external_lens = self._arrivals
+        times[place], requests[place], rows[place] = at, request, row
+        if kind or external_len:  # each place is used once, and begins as 0
+            kinds[place], external_lens[place] = kind, external_len
         self._num_arrivals[0] = place + 1
         self._next_at[0] = min(self._next_at[0], at)
 

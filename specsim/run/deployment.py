@@ -46,7 +46,7 @@ class Deployment:
 
     @classmethod
     def of(cls, experiment: Experiment, profile: Profile | None = None) -> "Deployment":
-        """Resolve an experiment.
+        """Resolve an experiment; of one with pools, the decode pool.
 
         Args:
             profile: In place of the one that ``experiment.profile`` names.
@@ -57,6 +57,7 @@ class Deployment:
             CapacityError: The model does not fit into the GPU's memory.
             ConfigError: Two limits contradict each other.
         """
+        experiment = experiment.serving
         profile = profile or load_profile(experiment.profile)
         model, gpu = load_model(profile.model), load_gpu(profile.gpu)
         _check_same(experiment.engine, profile, model)

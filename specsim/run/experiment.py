@@ -190,8 +190,9 @@ class Experiment(Settings):
         pool: PoolConfig = getattr(self.pools, name)
         engine, changes = self.engine, dict[str, object]()
         if name == "prefill":
-            proposer = engine.speculative_config
-            if proposer and not (self.pools.transfer.draft_kv == "moved" and proposer.is_model):
+            proposer, is_moved = engine.speculative_config, self.pools.transfer.draft_kv == "moved"
+            is_off = isinstance(self.effective_policy, Off)
+            if proposer is not None and (is_off or not is_moved or not proposer.is_model):
                 engine = engine.model_copy(update={"speculative_config": None})
             changes = {"policy": None}
         if pool.engine is not None:

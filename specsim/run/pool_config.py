@@ -1,6 +1,6 @@
 """PoolsConfig: which replicas prefill, which decode, and what lies between them."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -9,7 +9,7 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.transfer import TransferConfig
 from specsim.routing import ROUTING, Router
 
-POOLS = ("prefill", "decode")
+POOLS: tuple[Literal["prefill"], Literal["decode"]] = ("prefill", "decode")
 
 
 class PoolConfig(Settings):

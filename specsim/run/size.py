@@ -26,7 +26,7 @@ def check_size(experiment: Experiment) -> None:
     if os.environ.get(ALLOWS_LARGE):
         return
     requests, tokens = experiment.workload.expected_requests, experiment.workload.expected_tokens
-    replicas = experiment.replicas
+    replicas = experiment.num_engines
     if requests <= _MOST_REQUESTS and replicas <= _MOST_REPLICAS and tokens <= _MOST_TOKENS:
         return
     what = f"{requests:,.10g} requests of {tokens:,.3g} tokens in all on {replicas:,} replicas"
@@ -40,13 +40,14 @@ def check_size(experiment: Experiment) -> None:
 def estimated_seconds(experiment: Experiment) -> float:
     """Return about how long a run takes, seconds of one CPU core."""
     workload = experiment.workload
-    seconds = workload.expected_requests * _REQUEST_SECONDS + experiment.replicas * _REPLICA_SECONDS
+    seconds = workload.expected_requests * _REQUEST_SECONDS
+    seconds += experiment.num_engines * _REPLICA_SECONDS
     return seconds + workload.expected_tokens * _TOKEN_SECONDS
 
 
 def _estimated_gib(experiment: Experiment) -> float:
     requests = experiment.workload.expected_requests * _REQUEST_BYTES
-    return (requests + experiment.replicas * _REPLICA_BYTES) / 2**30
+    return (requests + experiment.num_engines * _REPLICA_BYTES) / 2**30
 
 
 def as_time(seconds: float) -> str:

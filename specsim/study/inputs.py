@@ -17,6 +17,7 @@ from specsim.core.settings import Settings, load_mapping
 from specsim.hardware.specs import gpu_file
 from specsim.profile import find_profile, load_profile
 from specsim.run.experiment import Experiment
+from specsim.run.pool_config import POOLS
 
 
 class Input(Settings):
@@ -33,8 +34,14 @@ def inputs_of(experiment: Experiment) -> dict[str, Input]:
 
     That is its profile with its model, GPU and tables, presets of acceptance, traces and corpora.
     """
+    found: dict[str, Input] = {}
+    for pool in POOLS if experiment.pools else ():
+        for field, each in inputs_of(experiment.of_pool(pool)).items():
+            found[f"{pool}.{field}"] = each
+    if found:
+        return found
     name, parts = experiment.profile, list(_parts(experiment))
-    found = {"profile": Input(name=f"profile {name}", digest=None)}
+    found["profile"] = Input(name=f"profile {name}", digest=None)
     with suppress(SpecsimError):
         found["profile"] = _input(f"profile {name}", find_profile(name))
         profile = load_profile(name)

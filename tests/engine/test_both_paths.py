@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from digest_cases import BERNOULLI, Case, case, slowdown, write_profiles, write_token_trace
+from digest_cases import (
+    BERNOULLI,
+    Case,
+    case,
+    pool_cases,
+    slowdown,
+    write_profiles,
+    write_token_trace,
+)
 from digests import run
 
 from specsim.core.step import Ints
@@ -269,3 +277,13 @@ def test_uncompiled_loops_do_the_same(profiles: dict[str, str], tmp_path: Path) 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(digests(few(write_profiles(Path(folder)), Path(folder)))))
+
+
+def test_pools_and_tiers_are_the_same_both_ways() -> None:
+    names = {"pools/moved/static", "pools/recomputed/static", "tiers/disk"}
+    as_they_are = digests(each for each in pool_cases() if each.name in names)
+    with pytest.MonkeyPatch.context() as patch:
+        does_everything_in_python(patch)
+        in_python = digests(each for each in pool_cases() if each.name in names)
+    assert in_python == as_they_are
+    assert as_they_are.keys() == names

@@ -237,6 +237,14 @@ def test_the_drafters_entries_are_moved_recomputed_or_missing(
         assert decode["draft_time"][0] - decode["draft_time"][1] == pytest.approx(0.039)
 
 
+def test_without_drafts_the_prefill_pool_has_no_drafter(run: Callable[..., Run]) -> None:
+    latency = {"kind": "linear", "alpha_ns": 0, "gamma_us": 1000, "delta_ms": 1}
+    spec = {"method": "eagle3", "num_speculative_tokens": 2}
+    costs = {"drafts": {"eagle3": {"latency": latency, "kv_bytes_per_token": 4096}}}
+    result = run([(0.0, 40, 9)], engine={"speculative_config": spec}, costs=costs, policy="off")
+    assert not any(records.steps["draft_time"].any() for records in result.replicas)
+
+
 @settings(
     max_examples=200,
     deadline=None,

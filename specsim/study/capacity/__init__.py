@@ -96,6 +96,10 @@ def find_capacity(
     Raises:
         SpecsimError: The load of the experiment cannot be varied, or a simulation cannot be run.
     """
+    if experiment.pools is not None:
+        raise ConfigError(
+            "pools: capacity loads one replica that does both; leave them out, or use split"
+        )
     if experiment.num_engines > experiment.replicas:
         raise ConfigError(
             f"engine.data_parallel_size = {experiment.engine.data_parallel_size}: capacity counts "
