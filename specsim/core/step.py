@@ -95,8 +95,8 @@ class BatchView:
     """Whether the drafter has left each sequence out, so that it is never drafted for; None: it
     serves all of them."""
     drafts: "DraftView | None" = None
-    """What a lookup has found for the next step, at full length. Only for a policy that says
-    `uses_confidences`, and only where drafts are real tokens."""
+    """What a lookup that knows confidences has found for the next step, at full length. Only for a
+    policy that says `uses_confidences`."""
 
     @property
     def size(self) -> int:

@@ -77,6 +77,36 @@ class DropsTooFew(Policy):
         return np.zeros(batch.size + 1, dtype=bool)
 
 
+class LooksAt(Policy):
+    """Takes the first token of every draft that it is shown."""
+
+    kind: str = "looks_at"
+    uses_confidences = True
+    needs_sync = True
+
+    def draft_lens(self, batch: Any, memory: Any) -> Any:
+        assert batch.drafts.confidences[~batch.in_prefill].shape[1:] == (5,)
+        assert (batch.drafts.draft_lens == np.where(batch.in_prefill, 0, 5)).all()
+        return np.minimum(batch.drafts.draft_lens, 1)
+
+
+def test_a_lookup_shows_its_drafts_also_where_their_acceptance_comes_from_a_model() -> None:
+    config = {
+        "workload": {"arrivals": {"kind": "burst"}, "lengths": UNIFORM, "num_requests": 6},
+        "engine": {
+            "async_scheduling": False,
+            "max_num_batched_tokens": 10_000,
+            "speculative_config": {"method": "suffix", "num_speculative_tokens": 5},
+        },
+        "acceptance": {"kind": "bernoulli", "alpha": 0.5},
+        "profile": "h100/llama-3.1-8b",
+        "policy": LooksAt(),
+    }
+    steps = simulate(Experiment.parse(config, "test"), keeps_steps=True).replicas[0].steps
+    # It pays for what it takes, 20 us a token.
+    assert steps["draft_time"] == pytest.approx(20e-6 * steps["num_requests"])
+
+
 class DropsAll(Policy):
     """Lets go of everyone at once, or says beforehand that it will not."""
 
