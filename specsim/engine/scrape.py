@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specsim.core.step import Ints
 from specsim.engine.replica import Replica
@@ -51,6 +52,22 @@ class Scraped:
         return self._replica.cached_len(prompt, self._known[1])
 
 
+class _Views(tuple[Scraped, ...]):
+    """What is known of some replicas, and columns of it, which hold until the next scrape."""
+
+    @cached_property
+    def num_running(self) -> Ints:
+        return np.array([view.num_running for view in self])
+
+    @cached_property
+    def num_waiting(self) -> Ints:
+        return np.array([view.num_waiting for view in self])
+
+    @cached_property
+    def kv_use(self) -> NDArray[np.float64]:
+        return np.array([view.kv_use for view in self])
+
+
 class Scrapes:
     """Reads all replicas' metrics every so many seconds, as long as anything happens to them.
 
@@ -73,15 +90,18 @@ class Scrapes:
         self._index_delay = index_delay
         self._views: dict[Replica, Scraped] = {}
         self._is_due = False
+        self._shown: tuple[Sequence[Replica], _Views] = ((), _Views())
 
     def views(self, replicas: Sequence[Replica], now: float) -> Sequence[ReplicaView]:
         """Return what is known of replicas, one of which is about to get a request."""
         if not self._is_due:
             self._schedule(now)
-        for replica in replicas:
-            if replica not in self._views:
-                self._views[replica] = Scraped(replica)
-        return [self._views[replica] for replica in replicas]
+        if self._shown[0] is not replicas:
+            for replica in replicas:
+                if replica not in self._views:
+                    self._views[replica] = Scraped(replica)
+            self._shown = replicas, _Views(self._views[replica] for replica in replicas)
+        return self._shown[1]
 
     def _schedule(self, now: float) -> None:
         instant = (int(now / self._period) + 1) * self._period
@@ -96,5 +116,6 @@ class Scrapes:
         for view in self._views.values():
             view.read(now, self._index_delay)
         self._is_due = False
+        self._shown = (), _Views()
         if any(replica.num_running or replica.num_waiting for replica in replicas):
             self._schedule(now)

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.families import Member
 from specsim.core.request import BlockKey, Request
-from specsim.core.step import Ints
 
 
 class ReplicaView(Protocol):
@@ -38,9 +38,9 @@ class ReplicaView(Protocol):
         """Return how many leading tokens of a prompt its prefix cache holds."""
 
 
-def loads(replicas: Sequence[ReplicaView], name: str) -> Ints:
+def loads(replicas: Sequence[ReplicaView], name: str) -> NDArray[Any]:
     """Return a property of all replicas, shape (n,); at once, where it lies in a column."""
-    column: Ints | None = getattr(replicas, name, None)
+    column: NDArray[Any] | None = getattr(replicas, name, None)
     if column is None:
         return np.array([getattr(replica, name) for replica in replicas])
     return column

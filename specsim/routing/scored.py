@@ -3,16 +3,20 @@
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self, final
+from typing import Any, Literal, Self, final
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.rng import indexed_hash, stream_id
 from specsim.core.settings import Settings
 from specsim.routing._sent import Sent, known_len, remember
-from specsim.routing.base import PromptView, ReplicaView, Router
+from specsim.routing.base import PromptView, ReplicaView, Router, loads
 
 _STREAM = stream_id("routing")
+Scores = NDArray[np.float64]
+"""Of each replica, from 0 to 1."""
 
 
 class Weights(Settings):
@@ -92,20 +96,19 @@ class Scored(Router):
     def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: _Memory) -> int:
         """Return the replica with the best score."""
         keys = prompt.block_keys(self.block_size)[: self.match_blocks]
-        scorers: dict[str, Callable[[], list[float]]] = {
-            "queue": lambda: _fewest([replica.num_waiting for replica in replicas]),
-            "kv_use": lambda: [1.0 - replica.kv_use for replica in replicas],
+        scorers: dict[str, Callable[[], Scores]] = {
+            "queue": lambda: _fewest(loads(replicas, "num_waiting")),
+            "kv_use": lambda: 1.0 - loads(replicas, "kv_use"),
             "prefix": lambda: self._cached_shares(prompt, keys, replicas, memory),
-            "running": lambda: _fewest([replica.num_running for replica in replicas]),
+            "running": lambda: _fewest(loads(replicas, "num_running")),
             "session": lambda: _is_last(prompt, replicas, memory),
         }
-        scores = [0.0] * len(replicas)
+        scores = np.zeros(len(replicas))
         for name, scorer in scorers.items():
             if weight := getattr(self.weights, name):
-                scores = [a + weight * b for a, b in zip(scores, scorer(), strict=True)]
-        best = max(scores)
-        tied = [place for place, score in enumerate(scores) if score == best]
-        place = tied[indexed_hash(memory.seed, _STREAM, prompt.index, 0) * len(tied) >> 64]
+                scores += weight * scorer()
+        tied = np.flatnonzero(scores == scores.max())
+        place = int(tied[indexed_hash(memory.seed, _STREAM, prompt.index, 0) * len(tied) >> 64])
         if self.index == "approximate" and self.weights.prefix:
             remember(keys, memory.sent.setdefault(replicas[place], OrderedDict()), self.max_blocks)
         if prompt.session is not None and self.weights.session:
@@ -118,19 +121,22 @@ class Scored(Router):
         keys: Sequence[object],
         replicas: Sequence[ReplicaView],
         memory: _Memory,
-    ) -> list[float]:
+    ) -> Scores:
         if self.index == "precise":
-            return [replica.cached_len(prompt) / prompt.prompt_len for replica in replicas]
-        most = max(1, len(keys))
-        return [known_len(keys, memory.sent.get(replica)) / most for replica in replicas]  # type: ignore[arg-type]
+            lens = np.array([replica.cached_len(prompt) for replica in replicas])
+            return lens / prompt.prompt_len
+        if not keys:
+            return np.zeros(len(replicas))
+        found = [known_len(keys, memory.sent.get(replica)) for replica in replicas]  # type: ignore[arg-type]
+        return np.array(found) / len(keys)
 
 
-def _fewest(counts: list[int]) -> list[float]:
+def _fewest(counts: NDArray[Any]) -> Scores:
     """Return 1 for the fewest, 0 for the most, and 1 for all if they are equal."""
-    low, high = min(counts), max(counts)
-    return [(high - count) / (high - low) if high > low else 1.0 for count in counts]
+    low, high = counts.min(), counts.max()
+    return (high - counts) / (high - low) if high > low else np.ones(len(counts))
 
 
-def _is_last(prompt: PromptView, replicas: Sequence[ReplicaView], memory: _Memory) -> list[float]:
+def _is_last(prompt: PromptView, replicas: Sequence[ReplicaView], memory: _Memory) -> Scores:
     last = None if prompt.session is None else memory.sessions.get(prompt.session)
-    return [float(replica is last) for replica in replicas]
+    return np.array([float(replica is last) for replica in replicas])
