@@ -71,6 +71,11 @@ class PromptView:
         request = self._requests[self.index]
         return request.block_keys(block_size)[: request.prompt_len // block_size]
 
+    def shared_block_keys(self, block_size: int) -> Sequence[BlockKey]:
+        """Return those that other requests may share, which come first."""
+        request = self._requests[self.index]
+        return request.shared_block_keys(block_size)[: request.prompt_len // block_size]
+
 
 class Router(Member):
     """Chooses a replica for each request as it arrives, and again if that replica fails."""

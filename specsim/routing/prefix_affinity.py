@@ -1,13 +1,13 @@
 """The replica that has seen the beginning of the prompt before."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal, final
 
+import numpy as np
 from pydantic import Field
 
-from specsim.routing._sent import Sent, known_len, remember
-from specsim.routing.base import PromptView, ReplicaView, Router
+from specsim.routing._sent import SentIndex
+from specsim.routing.base import PromptView, ReplicaView, Router, loads
 
 
 @final
@@ -32,23 +32,18 @@ class PrefixAffinity(Router):
     max_blocks: int = Field(default=1 << 20, gt=0)
     """Blocks remembered per replica; the ones sent longest ago are forgotten."""
 
-    def start(self, seed: int) -> dict[ReplicaView, Sent]:
+    def start(self, seed: int) -> SentIndex:
         """Return a memory of what each replica was sent: nothing."""
-        return {}
+        return SentIndex(self.block_size, self.max_blocks)
 
-    def choose(
-        self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: dict[ReplicaView, Sent]
-    ) -> int:
+    def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: SentIndex) -> int:
         """Return the replica that knows most of the prompt, or the one with the fewest requests."""
-        keys = prompt.block_keys(self.block_size)
-        loads = [replica.num_running + replica.num_waiting for replica in replicas]
-        place = loads.index(min(loads))
-        excess = max(loads) - loads[place]
-        if excess <= self.balance_abs or max(loads) <= self.balance_rel * loads[place]:
-            known_lens = [known_len(keys, memory.get(replica)) for replica in replicas]
-            best = max(known_lens)
-            if best and best >= self.threshold * len(keys):
-                tied = [i for i, length in enumerate(known_lens) if length == best]
-                place = min(tied, key=loads.__getitem__)
-        remember(keys, memory.setdefault(replicas[place], OrderedDict()), self.max_blocks)
+        busy = loads(replicas, "num_running") + loads(replicas, "num_waiting")
+        place, most = int(busy.argmin()), busy.max()
+        if most - busy[place] <= self.balance_abs or most <= self.balance_rel * busy[place]:
+            known_lens = memory.known_lens(prompt, replicas)
+            best = known_lens.max()
+            if best and best >= self.threshold * memory.num_blocks(prompt):
+                place = int(np.where(known_lens == best, busy, most + 1).argmin())
+        memory.remember(prompt, replicas[place])
         return place

@@ -1,6 +1,5 @@
 """The replica with the best score: what gateways of Kubernetes clusters do."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, final
@@ -11,7 +10,7 @@ from pydantic import Field, model_validator
 
 from specsim.core.rng import indexed_hash, stream_id
 from specsim.core.settings import Settings
-from specsim.routing._sent import Sent, known_len, remember
+from specsim.routing._sent import SentIndex
 from specsim.routing.base import PromptView, ReplicaView, Router, loads
 
 _STREAM = stream_id("routing")
@@ -43,7 +42,7 @@ class Weights(Settings):
 @dataclass
 class _Memory:
     seed: int
-    sent: dict[ReplicaView, Sent] = field(default_factory=dict)
+    sent: SentIndex
     sessions: dict[int, ReplicaView] = field(default_factory=dict)
 
 
@@ -91,15 +90,14 @@ class Scored(Router):
 
     def start(self, seed: int) -> _Memory:
         """Return a memory of what was sent: nothing."""
-        return _Memory(seed)
+        return _Memory(seed, SentIndex(self.block_size, self.max_blocks, self.match_blocks))
 
     def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: _Memory) -> int:
         """Return the replica with the best score."""
-        keys = prompt.block_keys(self.block_size)[: self.match_blocks]
         scorers: dict[str, Callable[[], Scores]] = {
             "queue": lambda: _fewest(loads(replicas, "num_waiting")),
             "kv_use": lambda: 1.0 - loads(replicas, "kv_use"),
-            "prefix": lambda: self._cached_shares(prompt, keys, replicas, memory),
+            "prefix": lambda: self._cached_shares(prompt, replicas, memory),
             "running": lambda: _fewest(loads(replicas, "num_running")),
             "session": lambda: _is_last(prompt, replicas, memory),
         }
@@ -110,7 +108,7 @@ class Scored(Router):
         tied = np.flatnonzero(scores == scores.max())
         place = int(tied[indexed_hash(memory.seed, _STREAM, prompt.index, 0) * len(tied) >> 64])
         if self.index == "approximate" and self.weights.prefix:
-            remember(keys, memory.sent.setdefault(replicas[place], OrderedDict()), self.max_blocks)
+            memory.sent.remember(prompt, replicas[place])
         if prompt.session is not None and self.weights.session:
             memory.sessions[prompt.session] = replicas[place]
         return place
@@ -118,17 +116,13 @@ class Scored(Router):
     def _cached_shares(
         self,
         prompt: PromptView,
-        keys: Sequence[object],
         replicas: Sequence[ReplicaView],
         memory: _Memory,
     ) -> Scores:
         if self.index == "precise":
             lens = np.array([replica.cached_len(prompt) for replica in replicas])
             return lens / prompt.prompt_len
-        if not keys:
-            return np.zeros(len(replicas))
-        found = [known_len(keys, memory.sent.get(replica)) for replica in replicas]  # type: ignore[arg-type]
-        return np.array(found) / len(keys)
+        return memory.sent.known_lens(prompt, replicas) / max(1, memory.sent.num_blocks(prompt))
 
 
 def _fewest(counts: NDArray[Any]) -> Scores:
