@@ -11,22 +11,15 @@ from typing import Any
 
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.view import StepView
+from specsim.results.buckets import (
+    PER_TOKEN_BUCKETS,
+    PREEMPTIONS_BUCKETS,
+    REQUEST_BUCKETS,
+    TTFT_BUCKETS,
+)
 from specsim.serve.live import Answer, Live
 
-_LATENCY = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
-    480.0, 960.0, 1920.0, 7680.0,
-)  # fmt: skip
-_TTFT = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
-)  # fmt: skip
-_ITL = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
-    40.0, 80.0,
-)  # fmt: skip
 _STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
-_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 _N = (1, 2, 5, 10, 20)
 _REASONS = ("stop", "length", "abort", "error", "repetition")
 
@@ -56,15 +49,18 @@ _HISTOGRAMS: dict[str, tuple[str, Sequence[float] | None]] = {
     "request_max_num_generation_tokens": ("Most output tokens of any answer.", None),
     "request_params_n": ("Answers asked for.", _N),
     "request_params_max_tokens": ("max_tokens asked for.", None),
-    "time_to_first_token_seconds": ("Time to first token.", _TTFT),
-    "inter_token_latency_seconds": ("Time between two deliveries of a request.", _ITL),
-    "request_time_per_output_token_seconds": ("Mean time per output token of a request.", _ITL),
-    "e2e_request_latency_seconds": ("Time from arrival to the last token.", _LATENCY),
-    "request_queue_time_seconds": ("Time waiting.", _LATENCY),
-    "request_inference_time_seconds": ("Time running.", _LATENCY),
-    "request_prefill_time_seconds": ("Time from admission to the first token.", _LATENCY),
-    "request_decode_time_seconds": ("Time from the first token to the last.", _LATENCY),
-    "request_num_preemptions": ("Preemptions of a request.", _PREEMPTIONS),
+    "time_to_first_token_seconds": ("Time to first token.", TTFT_BUCKETS),
+    "inter_token_latency_seconds": ("Time between two deliveries of a request.", PER_TOKEN_BUCKETS),
+    "request_time_per_output_token_seconds": (
+        "Mean time per output token of a request.",
+        PER_TOKEN_BUCKETS,
+    ),
+    "e2e_request_latency_seconds": ("Time from arrival to the last token.", REQUEST_BUCKETS),
+    "request_queue_time_seconds": ("Time waiting.", REQUEST_BUCKETS),
+    "request_inference_time_seconds": ("Time running.", REQUEST_BUCKETS),
+    "request_prefill_time_seconds": ("Time from admission to the first token.", REQUEST_BUCKETS),
+    "request_decode_time_seconds": ("Time from the first token to the last.", REQUEST_BUCKETS),
+    "request_num_preemptions": ("Preemptions of a request.", PREEMPTIONS_BUCKETS),
     "request_prefill_kv_computed_tokens": ("Prompt tokens that were not cached.", None),
 }
 """What each is, and its buckets; None: those of tokens, up to the longest context."""

@@ -11,24 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
+from specsim.results.buckets import (
+    PER_TOKEN_BUCKETS,
+    PREEMPTIONS_BUCKETS,
+    REQUEST_BUCKETS,
+    TTFT_BUCKETS,
+)
 from specsim.results.folder import ResultsFolder
 from specsim.results.metrics import decode_time, latency, queue_time, tpot, ttft
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-
-_TTFT = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
-)  # fmt: skip
-_PER_TOKEN = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
-    40.0, 80.0,
-)  # fmt: skip
-_REQUEST = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
-    480.0, 960.0, 1920.0, 7680.0,
-)  # fmt: skip
-_PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 Labels = dict[str, object]
 Samples = NDArray[Any]
@@ -128,23 +120,33 @@ class _Page:
         per_token = tpot(requests, of_one_token=0.0)
         lengths = tuple(_one_two_five(self._engine.max_model_len or 1))
         for name, buckets, samples, help_text in (
-            ("time_to_first_token_seconds", _TTFT, ttft(requests), "Time to first token."),
+            ("time_to_first_token_seconds", TTFT_BUCKETS, ttft(requests), "Time to first token."),
             (
                 "request_time_per_output_token_seconds",
-                _PER_TOKEN,
+                PER_TOKEN_BUCKETS,
                 per_token,
                 "Time per output token after the first.",
             ),
-            ("e2e_request_latency_seconds", _REQUEST, latency(requests), "End-to-end latency."),
-            ("request_queue_time_seconds", _REQUEST, queue_time(requests), "Time waiting."),
-            ("request_inference_time_seconds", _REQUEST, running, "Time running."),
-            ("request_prefill_time_seconds", _REQUEST, prefill, "Time in prefill."),
-            ("request_decode_time_seconds", _REQUEST, decode_time(requests), "Time in decode."),
+            (
+                "e2e_request_latency_seconds",
+                REQUEST_BUCKETS,
+                latency(requests),
+                "End-to-end latency.",
+            ),
+            ("request_queue_time_seconds", REQUEST_BUCKETS, queue_time(requests), "Time waiting."),
+            ("request_inference_time_seconds", REQUEST_BUCKETS, running, "Time running."),
+            ("request_prefill_time_seconds", REQUEST_BUCKETS, prefill, "Time in prefill."),
+            (
+                "request_decode_time_seconds",
+                REQUEST_BUCKETS,
+                decode_time(requests),
+                "Time in decode.",
+            ),
             ("request_prompt_tokens", lengths, requests["prompt_len"], "Prompt lengths."),
             ("request_generation_tokens", lengths, requests["output_len"], "Output lengths."),
             (
                 "request_num_preemptions",
-                _PREEMPTIONS,
+                PREEMPTIONS_BUCKETS,
                 requests["preemptions"],
                 "Preemptions of a request.",
             ),
@@ -152,7 +154,7 @@ class _Page:
             yield from self._histogram(name, help_text, buckets, self._by_engine(samples))
         gaps = self._gaps()
         name, help_text = "inter_token_latency_seconds", "Time between two deliveries."
-        yield from self._histogram(name, help_text, _PER_TOKEN, gaps)
+        yield from self._histogram(name, help_text, PER_TOKEN_BUCKETS, gaps)
 
     def _requests(self, name: str) -> Samples:
         return self._run.requests[name]
