@@ -466,7 +466,10 @@ def pooled(**pools: Any) -> Experiment:
 POOLS = {
     "prefill_pool": {"prefill": {"engine": {"max_num_batched_tokens": 24, "max_num_seqs": 2}}},
     "link": {"transfer": {"bandwidth_gb_s": 0.2}},
-    "decode_pool": {"decode": {"profile": "h200/llama-3.1-8b", "engine": {"max_num_seqs": 2}}},
+    "decode_pool": {
+        "decode": {"profile": "h200/llama-3.1-8b", "engine": {"max_num_seqs": 2}},
+        "transfer": {"latency_ms": 100},  # longer than the queue, but no queue itself
+    },
 }
 
 
