@@ -121,6 +121,7 @@ class PoolSystem:
         check: bool,
     ) -> None:
         config = servers.config
+        self.prefill_profile = servers.prefill.profile
         decode = config.decode.replicas
         front_time = servers.prefill.costs.overhead.front_ms * 1e-3
         self.records = [

@@ -32,7 +32,7 @@ from specsim.results.metrics import (
     token_latencies,
 )
 from specsim.results.prefills import PoolTables
-from specsim.results.steady import is_unstable
+from specsim.results.steady import Trend, backlog_trend
 from specsim.results.tables import RunTables, assemble
 from specsim.run.simulate import Run
 from specsim.run.trust import Beyond, roofline_warnings
@@ -75,7 +75,16 @@ class Summary:
     @cached_property
     def is_unstable(self) -> bool:
         """Whether the queue kept growing as long as requests arrived."""
-        return is_unstable(self.tables.requests)
+        return self.backlog.is_growing
+
+    @cached_property
+    def backlog(self) -> Trend:
+        """Trend of the requests that wait; with pools, for their first step in the decode pool."""
+        requests = self.tables.requests
+        if self.pools is not None:  # a prefilled request may wait as long as one that is not
+            requests = requests.copy()
+            requests["scheduled_at"] = self.pools.decode_scheduled_at
+        return backlog_trend(requests)
 
     @cached_property
     def beyond(self) -> Beyond:
@@ -88,9 +97,12 @@ class Summary:
         found = []
         if self.is_unstable:
             found.append("UNSTABLE: arrivals were faster than service, the queue kept growing")
-        profile = self.run.deployment.profile
-        found += roofline_warnings(profile) + self.beyond.warnings(profile)
-        return found + self._late_incidents()
+        profiles = [self.run.deployment.profile]
+        if self.run.pools is not None and self.run.pools.prefill_profile not in profiles:
+            profiles.append(self.run.pools.prefill_profile)
+        for profile in profiles:
+            found += roofline_warnings(profile)
+        return found + self.beyond.warnings(profiles) + self._late_incidents()
 
     def _late_incidents(self) -> list[str]:
         """Say which incidents came too late to matter."""

@@ -45,13 +45,13 @@ class Beyond:
         """Share of the steps beyond the valid range, by whichever count is larger."""
         return max(self.beyond_context, self.beyond_batched) / max(self.steps, 1)
 
-    def warnings(self, profile: Profile) -> list[str]:
-        """Return a line for each way in which steps lie beyond the valid range of the profile."""
+    def warnings(self, profiles: Sequence[Profile]) -> list[str]:
+        """Return a line for each way in which steps lie beyond the valid range of a profile."""
         found = []
         for kind in ("context", "batched"):
             count, largest = getattr(self, f"beyond_{kind}"), getattr(self, f"{kind}_tokens")
             if count:
-                limit = getattr(profile.valid_range, f"{kind}_tokens")
+                limit = min(getattr(each.valid_range, f"{kind}_tokens") for each in profiles)
                 found.append(
                     f"{count / self.steps:.1%} of the steps lie outside the profile's valid range: "
                     f"up to {largest:,} {kind} tokens, fitted up to {limit:,}"
@@ -63,6 +63,10 @@ ROOFLINE = (
     "steps as the roofline says, not as measured; it flatters speculation at medium batch sizes "
     "(profiles/README.md)"
 )
+
+
+BASES = ("fitted", "kernels", "roofline")
+"""What step times rest on, the least trusted last."""
 
 
 def step_times(profile: Profile) -> str:

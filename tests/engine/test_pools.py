@@ -336,3 +336,23 @@ def test_what_cannot_be_is_one_clear_error(change: dict[str, Any], message: str)
     with pytest.raises(ConfigError, match=message) as error:
         simulate(Experiment.parse(config, "pools"))
     assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("pools", "is_unstable"),
+    [
+        ({}, False),
+        ({"prefill": {"engine": {"max_num_batched_tokens": 24, "max_num_seqs": 2}}}, True),
+        ({"transfer": {"bandwidth_gb_s": 0.2}}, True),
+        ({"decode": {"engine": {"max_num_seqs": 2}}}, True),
+    ],
+)
+def test_a_queue_that_grows_anywhere_is_called_unstable(
+    pools: dict[str, Any], is_unstable: bool
+) -> None:
+    """In the decode pool and before a link too, where the prefill pool keeps up."""
+    config = tiny_config(policy="off", pools=pools)
+    config["engine"]["num_gpu_blocks"] = 40_000  # a queue elsewhere does not stop the prefill pool
+    config["workload"]["num_requests"] = 600
+    config["workload"]["arrivals"]["rate"] = 40.0
+    assert Summary(simulate(Experiment.parse(config, "pools"))).is_unstable == is_unstable

@@ -1,8 +1,20 @@
-"""Tables: what all of them have in common."""
+"""Tables: what all of them have in common, and what that of a run says of its KV entries."""
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
+from conftest import tiny_config
 
+from specsim.core.request import Request
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 from specsim.show.render import new_table
+from specsim.show.render.runs import run_table
+from specsim.show.report import load_study
+from specsim.show.report.page import page_data
 
 
 @pytest.mark.parametrize(("remark", "num_columns"), [("", 2), ("FAILED", 3)])
@@ -10,3 +22,56 @@ def test_a_column_of_remarks_is_there_if_there_are_any(remark: str, num_columns:
     table = new_table("title", ["row", "x", ""], [["a", "1", ""], ["b", "2", remark]])
     assert len(table.columns) == num_columns
     assert [list(column.cells) for column in table.columns[:2]] == [["a", "b"], ["1", "2"]]
+
+
+def rows_of(summary: Summary) -> dict[str, str]:
+    names, values = (list(column.cells) for column in run_table(summary, "run").columns[:2])
+    return dict(zip(names, values, strict=True))
+
+
+def page_of(summary: Summary, folder: Path) -> dict[str, float]:
+    """Return the numbers of the page's only run, by name."""
+    summary.save(folder)
+    data: dict[str, Any] = page_data(load_study(folder))
+    names = [metric["name"] for metric in data["metrics"]]
+    return dict(zip(names, data["points"][0]["metrics"], strict=True))
+
+
+def test_of_pools_it_says_what_was_transferred(tmp_path: Path) -> None:
+    config = tiny_config(pools={"transfer": {"bandwidth_gb_s": 10}})
+    summary = Summary(simulate(Experiment.parse(config, "pools")))
+    found, rows = summary.data["specsim"]["pools"], rows_of(summary)
+    assert rows["30 transfers, mean"] == f"{found['mean_transfer_ms']:.2f} ms"
+    assert rows["transferred tokens"] == f"{summary.data['total_input_tokens']:,}"
+    share = found["mean_prefill_ms"] / summary.data["mean_ttft_ms"]
+    assert 0 < share < 1
+    assert rows["of TTFT until prefilled"] == f"{found['mean_prefill_ms']:.2f} ms ({share:.0%})"
+    page = page_of(summary, tmp_path / "run")
+    for name in ("mean_prefill_ms", "mean_transfer_ms", "transferred_tokens"):
+        assert page[f"pools.{name}"] == pytest.approx(found[name], rel=1e-5)
+
+
+def test_of_kv_tiers_it_says_where_prefixes_were_found(tmp_path: Path) -> None:
+    engine = {"block_size": 8, "num_gpu_blocks": 7, "max_model_len": 40, "max_num_seqs": 4,
+              "max_num_batched_tokens": 64, "kv_offload": {"blocks": 100}}  # fmt: skip
+    prompts = [np.arange(33) + 100 * name for name in (1, 2, 1, 1)]
+    requests = [
+        Request(index=i, arrived_at=10.0 * i, prompt_len=33, output_len=1, prompt_token_ids=prompt)
+        for i, prompt in enumerate(prompts)
+    ]
+    experiment = Experiment.parse(tiny_config(engine=engine, policy="off"), "tiers")
+    summary = Summary(simulate(experiment, requests=requests))
+    found = summary.data["specsim"]["hits"]
+    gpu, host = (found[f"{tier}_tokens"] / 132 for tier in ("gpu", "host"))
+    assert gpu > 0 < host
+    assert rows_of(summary)["prefix hits: GPU, host, disk"] == f"{gpu:.1%}, {host:.1%}, 0.0%"
+    page = page_of(summary, tmp_path / "run")
+    assert page["hits.gpu_share"] == pytest.approx(gpu, rel=1e-5)
+    assert page["hits.host_share"] == pytest.approx(host, rel=1e-5)
+    assert page["hits.disk_share"] == 0
+
+
+def test_of_neither_it_says_nothing(tmp_path: Path) -> None:
+    summary = Summary(simulate(Experiment.parse(tiny_config(), "plain")))
+    names = [*rows_of(summary), *page_of(summary, tmp_path / "run")]
+    assert not [name for name in names if any(w in name for w in ("transfer", "hits", "prefilled"))]

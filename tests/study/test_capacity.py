@@ -454,3 +454,74 @@ def test_failures_are_refused_before_anything_is_run() -> None:
     choices = Choices(find_hardware(failing, []), {"off": Off()}, Prices.load(None))
     with pytest.raises(ConfigError, match="incidents: a load cannot be looked for"):
         find_capacity(failing, goal, choices)
+
+
+def pooled(**pools: Any) -> Experiment:
+    """Return a server with memory for all, in pools."""
+    config = tiny_config(policy="off", pools=pools)
+    config["engine"]["num_gpu_blocks"] = 40_000
+    return Experiment.parse(config, "pools")
+
+
+POOLS = {
+    "prefill_pool": {"prefill": {"engine": {"max_num_batched_tokens": 24, "max_num_seqs": 2}}},
+    "link": {"transfer": {"bandwidth_gb_s": 0.2}},
+    "decode_pool": {
+        "decode": {"profile": "h200/llama-3.1-8b", "engine": {"max_num_seqs": 2}},
+        "transfer": {"latency_ms": 100},  # longer than the queue, but no queue itself
+    },
+}
+
+
+@pytest.mark.parametrize("resource", POOLS)
+def test_of_pools_the_unit_of_both_is_loaded(resource: str) -> None:
+    experiment = pooled(**POOLS[resource])
+    goal = Goal(Slo(ttft_ms=200), 0.9, 0.05, False, 100.0, 2, 200, None)
+    choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
+    [found] = find_capacity(experiment, goal, choices).found
+    assert (found.binds, found.resource) == ("ttft_ms", resource)
+    assert found.rate is not None
+    assert found.replicas is not None
+
+    prices, decode = choices.prices.per_gpu_hour, "h200" if resource == "decode_pool" else "h100"
+    assert found.hardware.label == f"1p h100 + 1d {decode}"
+    assert found.hardware.gpus_per_replica == 2
+    unit = prices["h100"] + prices[decode]
+    assert found.cost_per_hour == pytest.approx(found.replicas * unit, rel=1e-12)
+
+    def attained(rate: float) -> float:
+        arrivals = {"kind": "poisson", "rate": rate}
+        workload = {**experiment.workload.model_dump(mode="json"), "arrivals": arrivals}
+        workload["num_requests"] = 400
+        changed = experiment.replace(workload=workload, slo=Slo(ttft_ms=200))
+        data = Summary(simulate(changed)).data
+        return data["request_goodput"] / data["request_throughput"]
+
+    assert attained(0.8 * found.rate) > 0.9 > attained(1.25 * found.rate)
+
+
+def test_the_tpot_of_pools_is_missed_by_the_decode_pool(constant_step: Callable[..., str]) -> None:
+    """However long requests wait before that."""
+    decode = {"profile": constant_step(delta_ms=5.0, gamma_us=500.0)}
+    experiment = pooled(decode=decode, transfer={"latency_ms": 100})
+    goal = Goal(Slo(ttft_ms=1e6, tpot_ms=7.0), 0.9, 0.2, False, None, 1, 200, None)
+    choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
+    [found] = find_capacity(experiment, goal, choices).found
+    assert (found.binds, found.resource) == ("tpot_ms", "decode_pool")
+
+
+def test_the_command_speaks_of_units(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(pooled(prefill={"replicas": 2}).to_dict()))
+    options = ["--slo", "ttft:100,tpot:30", "--num-requests", 60, "--replications", 1]
+    options += ["--tolerance", 0.5, "--workers", 1, "--qps", 500, "--drive", "concurrency"]
+    closed = "workload.arrivals={kind: closed_loop, concurrency: 2}"
+    code, out, err = cli("capacity", "e.yaml", *options, "--set", closed, "--out", "found")
+    assert code == 0, err
+    assert "e.yaml: the most that one unit sustains" in out
+    [result] = json.loads((tmp_path / "found/capacity.json").read_text())["results"]
+    assert (result["gpu"], result["gpus_per_replica"]) == ("h100", 3)
+    assert result["hardware"] == "2p h100 + 1d h100"
+    assert cli("report", "found")[0] == 0
+    code, _, err = cli("capacity", "e.yaml", *options, "--gpus", "h200")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("error: --gpus: the profiles of the pools say which GPUs they have")

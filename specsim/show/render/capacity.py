@@ -30,9 +30,9 @@ def _sustained(capacity: "Capacity", name: str) -> Table:
         "output tokens/s", "GPU-hours / 1 M", f"{currency} / 1 M",
     ]  # fmt: skip
     if goal.target_rate is not None:
-        columns += ["replicas", "GPUs", f"{currency} / h", f"{currency} / 1 M then"]
-    title = f"{name}: the most that one replica sustains with {goal.attainment:.4g} within {limits}"
-    return new_table(title, columns, map(_sustained_row, capacity.found))
+        columns += [f"{capacity.unit}s", "GPUs", f"{currency} / h", f"{currency} / 1 M then"]
+    what = f"the most that one {capacity.unit} sustains with {goal.attainment:.4g} within {limits}"
+    return new_table(f"{name}: {what}", columns, map(_sustained_row, capacity.found))
 
 
 def _sustained_row(found: "Found") -> list[str]:
@@ -68,14 +68,16 @@ def _interval(found: "Found") -> str:
     return "-" if between is None else f"{between.low:.4g} - {between.high:.4g}"
 
 
-_SAID = {"kv_memory": "KV memory", "step_time": "steps", "max_num_seqs": "max_num_seqs"}
+_SAID = {"kv_memory": "KV memory", "step_time": "steps"}
 
 
 def binding(found: "Found") -> str:
     """Return what is missed first beyond the capacity, and what requests wait for there."""
     if found.binds is None:
         return "-"
-    resource = _SAID[found.resource or "step_time"]
+    resource = found.resource or "step_time"
+    if resource != "max_num_seqs":  # a name of vLLM's
+        resource = _SAID.get(resource, resource.replace("_", " "))
     return f"{_metric(found.binds)} ({resource})"
 
 
@@ -88,7 +90,7 @@ def capacity_verdict(capacity: "Capacity") -> list[str]:
     target, currency = capacity.goal.target_rate, capacity.prices.currency
     at = "at full load" if target is None else f"for {target:g} requests/s"
     unit = f"{currency} per million output tokens" if target is None else f"{currency} per hour"
-    lines = [_leaders("most per replica", capacity.most, "requests/s")]
+    lines = [_leaders(f"most per {capacity.unit}", capacity.most, "requests/s")]
     lines.append(_leaders(f"cheapest {at}", capacity.cheapest, unit))
     lines += [
         f"margins of {found.hardware.label} {found.policy}: "
@@ -123,7 +125,8 @@ def _front(capacity: "Capacity") -> Table:
         ]
         for offer in capacity.front
     )
-    return new_table("no load on one replica is both cheaper and faster than these", columns, rows)
+    title = f"no load on one {capacity.unit} is both cheaper and faster than these"
+    return new_table(title, columns, rows)
 
 
 def _money(amount: float | None) -> str:

@@ -63,7 +63,25 @@ def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("re-queued by failures", f"{own['num_requeues']:,}"))
     if own["prefix_hit_tokens"]:
         rows.append(("prefix hit tokens", f"{own['prefix_hit_tokens']:,}"))
-    return rows + _cluster_rows(own)
+    return rows + _kv_rows(data) + _cluster_rows(own)
+
+
+def _kv_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what there is to say of pools, and of KV entries outside the GPUs."""
+    own, rows = data["specsim"], []
+    if "pools" in own:
+        found = own["pools"]
+        share = found["mean_prefill_ms"] / data["mean_ttft_ms"]
+        rows += [
+            (f"{found['transfers']:,} transfers, mean", f"{found['mean_transfer_ms']:,.2f} ms"),
+            ("transferred tokens", f"{found['transferred_tokens']:,}"),
+            ("of TTFT until prefilled", f"{found['mean_prefill_ms']:,.2f} ms ({share:.0%})"),
+        ]
+    if "hits" in own:
+        tokens = (own["hits"][f"{tier}_tokens"] for tier in ("gpu", "host", "disk"))
+        shares = ", ".join(f"{each / data['total_input_tokens']:.1%}" for each in tokens)
+        rows.append(("prefix hits: GPU, host, disk", shares))
+    return rows
 
 
 def _cluster_rows(own: dict[str, Any]) -> list[tuple[str, str]]:

@@ -272,6 +272,7 @@ def _load_capacity(folder: Path) -> Study:
         price_date=str(plan.prices.get("date", "")),
         warnings=plan.notes,
         capacity={
+            "unit": "unit" if plan.experiment.get("pools") else "replica",
             "attainment": plan.attainment,
             "slo": plan.slo,
             "target_rate": plan.target_rate,

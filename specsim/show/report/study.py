@@ -154,6 +154,13 @@ MEASURES = (
     Measure("tokens_per_step", "Tokens per step", "", False),
     Measure("spec_decode_acceptance_rate", "Draft acceptance", "%", False),
     Measure("num_preemptions", "Preemptions", ""),
+    Measure("pools.mean_prefill_ms", "Mean time until prefilled", "ms"),
+    Measure("pools.mean_transfer_ms", "Mean KV transfer", "ms"),
+    Measure("pools.transferred_tokens", "Transferred tokens", ""),
+    *(
+        Measure(f"hits.{tier}_share", f"Prefix hits, {title}", "share of the prompt tokens", False)
+        for tier, title in (("gpu", "GPU"), ("host", "host memory"), ("disk", "disk"))
+    ),
     Measure("unstable", "Queue kept growing", ""),
 )
 """The first is shown unless the reader asks for another."""
@@ -165,6 +172,9 @@ def measured(study: Study, point: Point) -> dict[str, float]:
     throughput, goodput = found.get("request_throughput"), found.get("request_goodput")
     if throughput and goodput is not None:
         found["slo_attainment"] = goodput / throughput
+    for tier in ("gpu", "host", "disk"):
+        if (tokens := found.get(f"hits.{tier}_tokens")) is not None:
+            found[f"hits.{tier}_share"] = tokens / found["total_input_tokens"]
     price = study.prices.get(study.axes[0].labels[point.places[0]])
     tokens_per_s = found.get("output_throughput")
     if price is not None and tokens_per_s:

@@ -13,6 +13,7 @@ from specsim.core.runner import Runner
 from specsim.policies import Policy
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
+from specsim.run.pools import PoolServers
 from specsim.run.trust import ROOFLINE
 from specsim.study.capacity.choices import Choices, Goal, Hardware, Prices, find_hardware, parse_slo
 from specsim.study.capacity.findings import Capacity, Found
@@ -45,7 +46,7 @@ class Contender:
     def check(self) -> None:
         """Raise a SpecsimError if it cannot be run."""
         changed = self.loads.experiment.replace(f"--policies {self.label}", policy=self.policy)
-        Deployment.of(changed, self.hardware.profile)
+        PoolServers.of(changed, Deployment.of(changed, self.hardware.profile))
 
     def at(self, asked: Asked) -> list[Task]:
         """Return the simulations of a load."""
@@ -89,18 +90,15 @@ def find_capacity(
     """Find what each hardware sustains under each policy.
 
     Args:
-        experiment: One replica of it is loaded; its policy, profile and load are replaced.
+        experiment: One replica of it is loaded, or all of its pools; its policy, profile and load
+            are replaced.
         workers: Processes; the results do not depend on their number.
         on_progress: Told the number of simulations that have ended.
 
     Raises:
         SpecsimError: The load of the experiment cannot be varied, or a simulation cannot be run.
     """
-    if experiment.pools is not None:
-        raise ConfigError(
-            "pools: capacity loads one replica that does both; leave them out, or use split"
-        )
-    if experiment.num_engines > experiment.replicas:
+    if (experiment.engine.data_parallel_size or 1) > 1:
         raise ConfigError(
             f"engine.data_parallel_size = {experiment.engine.data_parallel_size}: capacity counts "
             "GPUs by tensor parallelism only; leave it out, or use compare"
@@ -200,7 +198,7 @@ def _found(
             except StopIteration as stop:
                 del asked[number]
                 own, answer = candidates[number], stop.value
-                price = prices.per_gpu_hour.get(own.hardware.profile.gpu)
+                price = prices.per_gpu_of(own.hardware.gpus)
                 ended[number] = Found(own.hardware, own.label, answer, price, own.goal)
     return [ended[number] for number in range(len(candidates))]
 
@@ -213,7 +211,7 @@ def hardware_notes(found: list[Found], prices: Prices) -> list[str]:
     """Return what there is to know of step times and prices before believing the numbers."""
     hardware = {each.hardware.label: each.hardware for each in found}.values()
     guessed = [h.label for h in hardware if not h.is_measured]
-    unpriced = sorted({h.profile.gpu for h in hardware} - set(prices.per_gpu_hour))
+    unpriced = sorted({gpu for h in hardware for gpu in h.gpus} - set(prices.per_gpu_hour))
     notes = []
     if guessed:
         notes.append(f"{', '.join(guessed)}: {ROOFLINE}")
@@ -223,7 +221,7 @@ def hardware_notes(found: list[Found], prices: Prices) -> list[str]:
         notes.append(f"no price of {', '.join(unpriced)}: add it by --prices FILE")
     for each in found:
         if each.at_capacity is not None:
-            warnings = each.at_capacity.beyond.warnings(each.hardware.profile)
+            warnings = each.at_capacity.beyond.warnings(each.hardware.profiles)
             notes += [f"{each.hardware.label} {each.policy}: {text}" for text in warnings]
     return notes
 

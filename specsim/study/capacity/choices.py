@@ -4,6 +4,7 @@ import datetime
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator
@@ -16,6 +17,7 @@ from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
+from specsim.run.pool_config import PoolsConfig
 
 _EXAMPLES = Path(__file__).with_name("prices.yaml")
 
@@ -97,6 +99,13 @@ class Prices(Settings):
         with validated(str(path), ConfigError):
             return cls.model_validate(load_mapping(path, ConfigError))
 
+    def per_gpu_of(self, gpus: list[str]) -> float | None:
+        """Return the mean price of some GPUs, per GPU and hour; None if one has no price."""
+        if not set(gpus) <= self.per_gpu_hour.keys():
+            return None
+        prices = [self.per_gpu_hour[gpu] for gpu in gpus]
+        return prices[0] if len(set(prices)) == 1 else fmean(prices)  # a mean of equals may round
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -106,11 +115,24 @@ class Hardware:
     profile: Profile
     is_measured: bool
     """Whether the profile rests on measured steps, at least in part."""
+    pools: tuple[tuple[Profile, int], ...] = ()
+    """Of a unit of pools: profile and replicas of each; `profile` is that of the decode pool."""
+
+    @property
+    def profiles(self) -> list[Profile]:
+        """Of each pool; without pools, of the replica."""
+        return [profile for profile, _ in self.pools] or [self.profile]
+
+    @property
+    def gpus(self) -> list[str]:
+        """The GPU of each place that a GPU has in a replica or unit."""
+        parts = self.pools or ((self.profile, 1),)
+        return [p.gpu for p, count in parts for _ in range(count * p.tensor_parallel_size)]
 
     @property
     def gpus_per_replica(self) -> int:
-        """GPUs of one replica."""
-        return self.profile.tensor_parallel_size
+        """GPUs of one replica; of pools, of the whole unit."""
+        return len(self.gpus)
 
 
 @dataclass(frozen=True)
@@ -131,13 +153,20 @@ def find_hardware(experiment: Experiment, names: list[str]) -> list[Hardware]:
         names: Each a GPU, such as ``l40s``, or a profile, such as ``h100/llama-3.1-8b`` or
             ``my.yaml``. On a GPU for which there is no profile of the model, steps cost what the
             roofline says, with the engine's overhead as in the experiment's profile. None at all:
-            that profile.
+            that profile, or the unit of both pools.
 
     Raises:
         SpecsimError: There is no such GPU or profile, or it is of another model, or the model does
             not fit.
     """
-    base = load_profile(experiment.profile)
+    base = load_profile(experiment.serving.profile)
+    if experiment.pools is not None:
+        if names:
+            raise ConfigError(
+                "--gpus: the profiles of the pools say which GPUs they have; leave it out, or set "
+                "pools.prefill.profile and pools.decode.profile"
+            )
+        return [_unit(experiment.pools, load_profile(experiment.of_pool("prefill").profile), base)]
     if not names:
         return [_known(base.gpu, base)]
     for name in names:
@@ -162,6 +191,13 @@ def _found(name: str, base: Profile, experiment: Experiment) -> Hardware:
     if find_resource("profiles", f"{shipped}.yaml") is not None:
         return _known(name, load_profile(shipped))
     return Hardware(name, _roofline(name, base, experiment), is_measured=False)
+
+
+def _unit(pools: PoolsConfig, prefill: Profile, decode: Profile) -> Hardware:
+    parts = ((prefill, pools.prefill.replicas), (decode, pools.decode.replicas))
+    label = f"{parts[0][1]}p {prefill.gpu} + {parts[1][1]}d {decode.gpu}"
+    is_measured = all(profile.target.kind != "roofline" for profile, _ in parts)
+    return Hardware(label, decode, is_measured, parts)
 
 
 def _known(label: str, profile: Profile) -> Hardware:

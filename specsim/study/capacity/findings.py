@@ -13,7 +13,7 @@ import numpy as np
 from specsim.core.version import __version__
 from specsim.results.export import write_parquet
 from specsim.run.experiment import Experiment
-from specsim.run.trust import step_times
+from specsim.run.trust import BASES, step_times
 from specsim.study.capacity.choices import Goal, Hardware, Prices
 from specsim.study.capacity.interval import Interval
 from specsim.study.capacity.probe import LoadProbe
@@ -52,7 +52,7 @@ class Found:
     policy: str
     answer: Answer
     price: float | None
-    """Per GPU and hour."""
+    """Per GPU and hour; of pools of different GPUs, the mean."""
     goal: Goal
 
     @property
@@ -98,7 +98,7 @@ class Found:
 
     @property
     def resource(self) -> str | None:
-        """What requests wait for there: ``max_num_seqs``, ``kv_memory`` or ``step_time``."""
+        """What requests wait for there, as `LoadRun.resource`."""
         return None if self.beyond_capacity is None else self.beyond_capacity.resource
 
     @property
@@ -220,9 +220,14 @@ class Capacity:
     notes: list[str] = field(default_factory=list)
     """What a user should know before believing the numbers."""
 
+    @property
+    def unit(self) -> str:
+        """What is loaded and counted: a ``replica``, or a ``unit`` of both pools."""
+        return "replica" if self.experiment.pools is None else "unit"
+
     @cached_property
     def most(self) -> Ranking:
-        """What sustains the most requests per second on one replica."""
+        """What sustains the most requests per second, each by one replica or unit."""
         return best(
             [
                 Ranked(f.hardware.label, f.policy, f.rate, -f.rate, _turned(f.interval))
@@ -314,10 +319,10 @@ def _result(found: Found) -> dict[str, Any]:
     probe, between = found.at_capacity, found.interval
     return {
         "hardware": found.hardware.label,
-        "gpu": found.hardware.profile.gpu,
+        "gpu": " + ".join(dict.fromkeys(found.hardware.gpus)),
         "gpus_per_replica": found.hardware.gpus_per_replica,
         "is_measured": found.hardware.is_measured,
-        "step_times": step_times(found.hardware.profile),
+        "step_times": max(map(step_times, found.hardware.profiles), key=BASES.index),
         "policy": found.policy,
         **asdict(found.bracket),
         "requests_per_second": found.rate,

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from specsim.profile import Profile
 from specsim.results.metrics import Slo, latency, tpot, ttft
-from specsim.results.steady import Trend, arrival_order, backlog_trend, warm_up_of
+from specsim.results.prefills import PoolTables
+from specsim.results.steady import Trend, arrival_order, warm_up_of
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
 from specsim.run.simulate import simulate
@@ -66,7 +67,8 @@ class LoadRun:
     most_running: int
     """Most requests at once that had begun and not ended."""
     resource: str
-    """What a waiting request waits for: ``max_num_seqs``, ``kv_memory`` or ``step_time``."""
+    """What a waiting request waits for: ``max_num_seqs``, ``kv_memory`` or ``step_time``; with
+    pools, where it queues longest: ``prefill_pool``, ``link`` or ``decode_pool``."""
     beyond: Beyond
     """Steps beyond the profile's valid range."""
 
@@ -169,7 +171,8 @@ def measure(task: Task) -> LoadRun:
     run = simulate(
         trial.experiment, requests=trial.requests(), profile=task.profile, keeps_steps=False
     )
-    tables = Summary(run).tables
+    summary = Summary(run)
+    tables, pools = summary.tables, summary.pools
     requests, arrivals = tables.requests, trial.experiment.workload.arrivals
     clients = arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None
     steady = _steady(requests, clients)
@@ -178,6 +181,8 @@ def measure(task: Task) -> LoadRun:
     lasts_long = float(latency(requests).mean()) > _LONGEST * float(np.ptp(requests["arrived_at"]))
     missed = _missed(steady, task.slo)
     most_running, resource = _waited_for(tables, run.deployment)
+    if pools is not None:
+        resource = _pool_of(pools, missed, 1.0 - task.attainment)
     return LoadRun(
         load=task.load,
         num_requests=len(requests),
@@ -188,7 +193,7 @@ def measure(task: Task) -> LoadRun:
             name: float(np.quantile(values, task.attainment))
             for name, values in _limited(steady, task.slo).items()
         },
-        trend=backlog_trend(requests) if clients is None else Trend(0.0, 0.0),
+        trend=summary.backlog if clients is None else Trend(0.0, 0.0),
         is_too_short=lasts_long and clients is None,  # a closed loop is never overloaded
         requests_per_second=float(((ended_at > start) & (ended_at <= end)).sum() / (end - start)),
         mean_output_len=float(requests["output_len"].mean()),
@@ -235,6 +240,28 @@ def _statistics(requests: NDArray[np.void]) -> dict[str, float]:
         for name, values in samples.items()
         for percentile in (50, 99)
     }
+
+
+def _pool_of(pools: PoolTables, missed: dict[str, NDArray[np.bool_]], may_miss: float) -> str:
+    """Return where requests queue longest on average: for a pool's blocks and steps, or the link.
+
+    Where too many miss the limit of TPOT, and more than any other, it is the decode pool, for time
+    per token begins after the first one.
+    """
+    shares = {name: float(each.mean()) for name, each in missed.items()}
+    if max(shares, key=lambda name: shares[name]) == "tpot_ms" and shares["tpot_ms"] > may_miss:
+        return "decode_pool"
+    prefills, transfers = pools.prefills, pools.transfers
+    had_transfer = np.isfinite(transfers["transfer_ended_at"])
+    loaded_at = np.where(had_transfer, transfers["transfer_ended_at"], transfers["prefilled_at"])
+    began_at = np.where(had_transfer, transfers["transfer_began_at"], loaded_at)
+    waits = {
+        "prefill_pool": prefills["scheduled_at"] - prefills["arrived_at"],
+        "link": loaded_at - began_at,
+        "decode_pool": began_at - transfers["prefilled_at"] + pools.decode_scheduled_at - loaded_at,
+    }
+    # Less what the quickest take, such as the latency of a transfer, which is no queue.
+    return max(waits, key=lambda name: float(waits[name].mean() - waits[name].min()))
 
 
 def _waited_for(tables: RunTables, deployment: Deployment) -> tuple[int, str]:

@@ -59,14 +59,14 @@ function gpuText({ replicas, replicas_interval: ends, gpus_per_replica: each }) 
 function capacityHeadline(found) {
   if (!found.length) return `None of these sustains any load with ${limitsText()}.`;
   const { first, tied } = leader(found);
-  const { target_rate: target } = DATA.capacity;
+  const { target_rate: target, unit } = DATA.capacity;
   const [h, p] = first.places;
   const cost = target ? first.cost_per_hour : first.cost_per_million_tokens;
   const price =
     cost == null ? "" : `, ${money(cost)} ${target ? "per hour" : "per million output tokens"}`;
   const what = target
-    ? `${gpuText(first)} × ${HARDWARE.labels[h]}`
-    : `${HARDWARE.labels[h]}: ${number(first.requests_per_second)} requests/s per replica`;
+    ? `${gpuText(first)} ${unit === "unit" ? "GPUs in units of" : "×"} ${HARDWARE.labels[h]}`
+    : `${HARDWARE.labels[h]}: ${number(first.requests_per_second)} requests/s per ${unit}`;
   const names = tied.every(({ places }) => places[0] === h)
     ? tied.map(({ places }) => POLICY.labels[places[1]])
     : tied.map(capacityName);
@@ -93,7 +93,7 @@ function capacityAnswer() {
     HARDWARE.title,
     "GPUs",
     `${DATA.currency} per hour`,
-    "requests/s per replica",
+    `requests/s per ${DATA.capacity.unit}`,
     "95 % interval",
     "what binds",
     "step times",

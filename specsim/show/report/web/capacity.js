@@ -37,7 +37,7 @@ function limitsText() {
 }
 
 function capacityFinding() {
-  return `What one replica sustains with ${limitsText()}, and its 95 % interval.`;
+  return `What one ${DATA.capacity.unit} sustains with ${limitsText()}, and its 95 % interval.`;
 }
 
 function drawCapacity(plot) {
@@ -74,7 +74,7 @@ function drawCapacity(plot) {
     xaxis: {
       ...axisStyle(),
       rangemode: "tozero",
-      title: { ...axisStyle().title, text: `${LOAD.unit} that one replica sustains` },
+      title: { ...axisStyle().title, text: `${LOAD.unit} that one ${DATA.capacity.unit} sustains` },
     },
     yaxis: { ...axisStyle(), type: "category", autorange: "reversed", showgrid: false, ticks: "" },
     margin: { l: 10, r: 120, t: 8, b: 44 },
@@ -85,7 +85,7 @@ function drawCapacity(plot) {
 
 function capacityCard() {
   if (!DATA.capacity) return null;
-  return card("capacity", () => "Capacity of one replica", {
+  return card("capacity", () => `Capacity of one ${DATA.capacity.unit}`, {
     why: () => (shownResults().length > 1 ? null : "there is only one; it stands in the answer"),
     finding: capacityFinding,
     draw: drawCapacity,
@@ -98,7 +98,7 @@ function capacityCard() {
         "95 % interval, requests/s",
         "what binds",
         `${DATA.currency} per million output tokens at full load`,
-        "replicas",
+        `${DATA.capacity.unit}s`,
         "GPUs",
         `${DATA.currency} per hour`,
         "step times",

@@ -48,7 +48,7 @@ function spreadCell(found) {
 
 function overLoadFinding() {
   const { title, unit } = METRIC.get(state.metric);
-  if (DATA.capacity) return "Each mark is a load that was tried on one replica.";
+  if (DATA.capacity) return `Each mark is a load that was tried on one ${DATA.capacity.unit}.`;
   const texts = shown("hardware")
     .map((h) => {
       const found = shown("load")

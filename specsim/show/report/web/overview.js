@@ -12,6 +12,12 @@ const COLUMNS = [
   "tokens_per_step",
   "spec_decode_acceptance_rate",
   "num_preemptions",
+  "pools.mean_prefill_ms",
+  "pools.mean_transfer_ms",
+  "pools.transferred_tokens",
+  "hits.gpu_share",
+  "hits.host_share",
+  "hits.disk_share",
   "cost_per_mtok",
 ];
 
