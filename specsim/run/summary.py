@@ -98,8 +98,10 @@ class Summary:
         if self.is_unstable:
             found.append("UNSTABLE: arrivals were faster than service, the queue kept growing")
         profiles = [self.run.deployment.profile]
-        if self.run.pools is not None and self.run.pools.prefill_profile not in profiles:
-            profiles.append(self.run.pools.prefill_profile)
+        experiment, pools = self.run.experiment, self.run.pools
+        # By name: what profiles have cached since they were read cannot be compared.
+        if pools and experiment.of_pool("prefill").profile != experiment.serving.profile:
+            profiles.append(pools.prefill_profile)
         for profile in profiles:
             found += roofline_warnings(profile)
         return found + self.beyond.warnings(profiles) + self._late_incidents()
