@@ -51,7 +51,7 @@ class Autoscaler(Member):
     min_replicas: int = Field(default=1, ge=0)
     max_replicas: int = Field(ge=1, le=100_000)
     """Slots for replicas: those that start, drain or have failed need theirs."""
-    interval_s: float = Field(default=15.0, gt=0)
+    interval_s: float = Field(default=15.0, ge=1e-3)
     """Seconds between two looks."""
     start_up_s: float = Field(default=120.0, ge=0)
     """Seconds from the decision to the first request: a node, the image, weights, compilation."""

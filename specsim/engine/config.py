@@ -55,7 +55,7 @@ class EngineConfig(Settings):
     max_model_len: Count | None = None
     """By default the model's max_position_embeddings."""
     block_size: Count = BLOCK_SIZE
-    num_gpu_blocks: Annotated[int, Field(ge=2)] | None = None
+    num_gpu_blocks: Annotated[int, Field(ge=2, le=1 << 26)] | None = None
     """KV blocks, the null block included; by default what fits into the GPU's memory."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = GPU_MEMORY_UTILIZATION
     kv_groups: Annotated[tuple[KVLayers, ...], Field(min_length=1)] | None = None

@@ -25,7 +25,7 @@ class TierConfig(LinkConfig):
     """Room for KV blocks, and the way from there."""
 
     blocks: Annotated[int, Field(ge=1, le=1 << 26)] | None = None
-    gib: Annotated[float, Field(gt=0)] | None = None
+    gib: Annotated[float, Field(gt=0, le=1 << 20)] | None = None
     """In place of `blocks`, the memory of one replica."""
 
     @model_validator(mode="after")
@@ -36,7 +36,7 @@ class TierConfig(LinkConfig):
 
     def num_blocks(self, block_bytes: float) -> int:
         """Return how many blocks there is room for; at least one."""
-        return self.blocks or max(1, int((self.gib or 0.0) * GIB / block_bytes))
+        return self.blocks or min(1 << 26, max(1, int((self.gib or 0.0) * GIB / block_bytes)))
 
 
 class OffloadConfig(TierConfig):

@@ -77,6 +77,9 @@ class PromptView:
         return request.shared_block_keys(block_size)[: request.prompt_len // block_size]
 
 
+_LEAST_REFRESH_MS = 0.1
+
+
 class Router(Member):
     """Chooses a replica for each request as it arrives, and again if that replica fails."""
 
@@ -90,6 +93,11 @@ class Router(Member):
 
     @model_validator(mode="after")
     def _check_refresh(self) -> Self:
+        if self.refresh_ms and self.refresh_ms < _LEAST_REFRESH_MS:
+            raise ValueError(
+                f"refresh_ms = {self.refresh_ms:g} must be 0, for metrics that are always up to "
+                f"date, or at least {_LEAST_REFRESH_MS}"
+            )
         if self.refresh_ms is not None and not self.looks_at_replicas:
             raise ValueError(
                 f"refresh_ms = {self.refresh_ms:g} is not used by routing '{self.kind}', which "

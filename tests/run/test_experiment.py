@@ -230,3 +230,28 @@ def test_bad_profiles(constant_step: Callable[..., str], change: Any, message: s
 def test_unknown_profile_names_the_nearest() -> None:
     with pytest.raises(ProfileError, match=r"did you mean 'h100/llama-3\.1-8b'"):
         Deployment.of(Experiment.parse(tiny_config(profile="h100/llama-3-8b"), "x"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"engine": {"num_gpu_blocks": 2**63}}, "num_gpu_blocks"),
+        ({"engine": {"kv_offload": {"gib": 1e308, "bandwidth_gb_s": 10.0}}}, "gib"),
+        ({"routing": {"kind": "scored", "refresh_ms": 1e-300}}, "refresh_ms"),
+        (
+            {"autoscaling": {"kind": "target_queue", "max_replicas": 2, "interval_s": 1e-300}},
+            "interval_s",
+        ),
+    ],
+)
+def test_numbers_without_end_are_refused(changes: dict[str, Any], match: str) -> None:
+    config = {
+        "workload": {
+            "arrivals": {"kind": "poisson", "rate": 5.0},
+            "lengths": {"kind": "constant", "prompt": 20, "output": 5},
+            "num_requests": 5,
+        },
+        "profile": "h100/llama-3.1-8b",
+    }
+    with pytest.raises(ConfigError, match=match):
+        Experiment.parse({**config, **changes}, "test")
