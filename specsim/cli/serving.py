@@ -59,10 +59,10 @@ def serve(
     """
     need("aiohttp", "serve")
     from specsim.run.experiment import Experiment
-    from specsim.serve import Options
+    from specsim.serve import ServeOptions
     from specsim.serve import serve as run
 
-    options = Options(
+    options = ServeOptions(
         host=host,
         port=port,
         speed=speed,

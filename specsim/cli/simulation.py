@@ -120,8 +120,10 @@ def run(
         changes.append(f"policy={policy}")
     experiment = Experiment.load(config, changes)
     is_told = workers is not None or backend is Where.RAY
-    is_large = experiment.workload.expected_requests > FEWEST
-    place = _backend(workers, backend, ray_address) if is_told or is_large else None
+    if not is_told and experiment.workload.expected_requests <= FEWEST:
+        workers = 1
+    is_alone = backend is Where.LOCAL and (workers or os.cpu_count()) == 1
+    place = None if is_alone else _backend(workers, backend, ray_address)
     with results_folder(out, RESULT_FILES) as folder:
         with progress("requests", experiment.workload.num_requests) as on_progress:
             run = simulate(

@@ -6,7 +6,7 @@ that fail the first in that order is the one whose error is raised.
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, count, takewhile
+from itertools import chain, islice, takewhile
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from specsim.core.errors import CrashError, SpecsimError
@@ -86,20 +86,30 @@ class Runner:
             SpecsimError: A task cannot be run, or keeps killing its process.
         """
         groups = list(groups)
-        results: dict[int, R] = {}
-        failed: dict[int, SpecsimError] = {}
+        results = iter(list(self.each(function, chain.from_iterable(groups))))
+        return [list(islice(results, len(group))) for group in groups]
+
+    def each(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[R]:
+        """Yield the result of each task, in their order.
+
+        Raises:
+            SpecsimError: A task cannot be run, or keeps killing its process.
+        """
+        early: dict[int, R | SpecsimError] = {}
+        failed: list[SpecsimError] = []
+        turn = 0
         job: Job[T, R | SpecsimError] = Job(partial(_outcome, function), _as_error)
         # Once one has failed no more are begun; those under way may yet show an earlier failure.
-        tasks = takewhile(lambda _: not failed, chain.from_iterable(groups))
-        for number, result in self.stream(job, tasks):
-            if isinstance(result, SpecsimError):
-                failed[number] = result
-            else:
-                results[number] = result
-        if failed:
-            raise failed[min(failed)]
-        places = count()
-        return [[results[next(places)] for _ in group] for group in groups]
+        for number, ended in self.stream(job, takewhile(lambda _: not failed, tasks)):
+            early[number] = ended
+            if isinstance(ended, SpecsimError):
+                failed.append(ended)
+            while turn in early:
+                result = early.pop(turn)
+                if isinstance(result, SpecsimError):
+                    raise result
+                yield result
+                turn += 1
 
 
 def _outcome(function: Callable[[T], R], task: T) -> R | SpecsimError:

@@ -1,6 +1,6 @@
 """Replica: one engine, which goes on from one outside event to the next."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,14 +9,12 @@ from numpy.typing import NDArray
 
 from specsim.core.step import Ints
 from specsim.engine.order import FULL, GROW, TAKE_IN, VERBS, WAITS, advance, drop
-from specsim.engine.python_verbs import PythonVerbs, Wiring
+from specsim.engine.python_verbs import Wiring
 from specsim.engine.schedule import begin, take_in
 from specsim.engine.setup import Setup, linked_rows, zeros
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import (
     FREE,
-    LOADED,
-    LOADING,
     NEVER,
     NO_ROW,
     REQUEST,
@@ -25,9 +23,9 @@ from specsim.engine.table import (
     WITHDRAWN,
     Table,
 )
+from specsim.engine.visible import VisibleReplica
 from specsim.latency._form import COSTS
 from specsim.profile import StepCosts
-from specsim.routing.base import PromptView
 
 Record = NDArray[np.void]
 
@@ -60,7 +58,7 @@ class Departure(NamedTuple):
     """Replicas that failed before they had looked at it."""
 
 
-class Replica(PythonVerbs):
+class Replica(VisibleReplica):
     """One replica.
 
     It has a clock of its own, which is ahead of the event clock by nothing that anybody outside
@@ -256,10 +254,6 @@ class Replica(PythonVerbs):
         record["requeues"] += 1
         return Departure(int(record["request"]), float(record["arrived_at"]), record)
 
-    def _unseen(self) -> NDArray[Any]:
-        """Return the arrivals that the engine has not looked at."""
-        return self.table.arrivals[self._field("first_arrival") : int(self._num_arrivals[0])]
-
     def _waiting_rows(self) -> list[int]:
         """Return the rows that wait, the next one first."""
         sequences = self.table.sequences
@@ -281,12 +275,6 @@ class Replica(PythonVerbs):
         self._set(slowness=factor)
 
     @property
-    def num_waiting(self) -> int:
-        """Requests that have been submitted but do not run."""
-        waiting, unseen = self._field("num_waiting") + self._field("num_loading"), self._unseen()
-        return waiting + (int((unseen["kind"] == REQUEST).sum()) if len(unseen) else 0)
-
-    @property
     def has_unfinished(self) -> bool:
         """Whether any request runs, or waits and has been looked at."""
         return bool(self.num_running or self._field("num_waiting") or self._field("num_loading"))
@@ -296,45 +284,6 @@ class Replica(PythonVerbs):
         """When the next request arrives that has not been looked at; infinite if there is none."""
         unseen = self._unseen()
         return float(unseen["at"][0]) if len(unseen) else float("inf")
-
-    @property
-    def outstanding_tokens(self) -> int:
-        """Prompts of its unfinished requests, and what those that run have answered so far."""
-        sequences = self.table.sequences
-        status = sequences["status"]
-        unseen = self._unseen()
-        unseen = unseen["request"][unseen["kind"] == REQUEST]
-        waiting = sequences["prompt_len"][np.isin(status, (WAITING, LOADING, LOADED))].sum()
-        running = sequences["known_len"][status == RUNNING].sum()
-        return int(waiting + running + self._wiring.facts.rows["prompt_len"][unseen].sum())
-
-    @property
-    def kv_use(self) -> float:
-        """Share of the KV blocks that sequences hold."""
-        most = len(self.table.blocks) - 1
-        return 1.0 - self._field("num_free") / most if most else 0.0
-
-    def published_keys(self) -> Ints:
-        """Return the keys of what its prefix cache holds that others may share."""
-        keys: Ints = self.table.blocks["key"]
-        return keys[keys < 0]
-
-    def cached_len(self, prompt: PromptView, keys: Set[int] | None = None) -> int:
-        """Return how many leading tokens of a prompt its first KV cache group holds.
-
-        Args:
-            keys: What the cache holds; by default what it holds now.
-        """
-        known = set(self.published_keys().tolist()) if keys is None else keys
-        fact, groups = self._wiring.facts.rows[prompt.index], self.table.groups
-        first, end = int(fact["key_at"]), int(fact["key_at"]) + int(fact["num_keys"])
-        width, size = int(groups["hashes"][0]), int(groups["block_size"][0])
-        length = 0
-        for key in self._wiring.facts.keys[first + width - 1 : end : width].tolist():
-            if key not in known or length + size > prompt.prompt_len:
-                break
-            length += size
-        return length
 
     def flush(self) -> None:
         """Hand over the results that lie in the buffers."""

@@ -35,6 +35,8 @@ class Setup:
     """By the names of `specsim.engine.table.Limits`; what is missing is 0."""
     kv: KVLayout
     """The groups of layers that have KV blocks of their own."""
+    num_results: int = 1024
+    """Steps and requests that are held back at most."""
 
     @property
     def is_async(self) -> bool:
@@ -45,9 +47,6 @@ class Setup:
     def num_usable_blocks(self) -> int:
         """KV blocks without the null block."""
         return self.limits["num_blocks"] - 1
-
-    num_results: int = 1024
-    """Steps and requests that are held back at most."""
 
     def table(self, longest_len: int = NEVER, **shared: NDArray[Any]) -> Table:
         """Return the empty table of one replica.
@@ -68,11 +67,8 @@ class Setup:
         limits["common_block_size"] = self.kv.common_block_size
         limits["hash_block_size"] = self.kv.hash_block_size
         most, num_blocks = int(limits["max_num_running"][0]), int(limits["num_blocks"][0])
-        block_sizes = [group.block_size for group in self.kv.groups]
         num_results, longest_draft = self.num_results, int(limits["max_draft_len"][0])
-        # Past its end a sequence has blocks for drafts of the steps in flight, and for look-ahead.
-        reach = longest_len + 4 * (1 + longest_draft) + int(limits["lookahead_len"][0])
-        width = -(-min(int(limits["max_model_len"][0]), reach) // min(block_sizes))
+        width = self._most_blocks(longest_len)
         slots = int(max(most, limits["num_slots"][0]))
         limits["num_slots"] = slots
         arrays = {
@@ -108,6 +104,16 @@ class Setup:
             **shared,
         }
         return Table(**arrays)  # type: ignore[arg-type]
+
+    def _most_blocks(self, longest_len: int) -> int:
+        """Return how many blocks of a group a sequence can have."""
+        limits = self.limits
+        # Past its end it has blocks for drafts of the steps in flight, and for look-ahead.
+        drafts_len = 4 * (1 + limits.get("max_draft_len", 0))
+        reach = min(
+            limits["max_model_len"], longest_len + drafts_len + limits.get("lookahead_len", 0)
+        )
+        return -(-reach // min(group.block_size for group in self.kv.groups))
 
     def _groups(self, depth: int) -> NDArray[Any]:
         """Return what each group needs and keeps; `depth` steps may be in flight."""

@@ -64,6 +64,10 @@ of any step. `beyond_context` and `beyond_batched` count the steps that exceed w
 fitted on."""
 
 
+_AT_ONCE = 1024
+"""Requests whose deliveries are taken over at a time."""
+
+
 class Share(NamedTuple):
     """What one replica has recorded, as arrays, which can go from process to process."""
 
@@ -99,6 +103,8 @@ class ReplicaRecords:
         width = max_draft_len + 1
         self.outcomes: NDArray[np.int64] = np.zeros((width, width), dtype=np.int64)
         """How many drafts of length i > 0 had an accepted length of j; to be added to in place."""
+        self.numbers: NDArray[np.int64] | None = None
+        """What the run calls the requests that the engine numbers from 0; None if the same."""
         self.step_log = step_log
         self._replica = replica
         self._front_time = front_time
@@ -115,6 +121,8 @@ class ReplicaRecords:
         """Take in `REQUEST_FIELDS`, in the order in which requests ended here."""
         rows = rows.copy()
         rows["arrived_at"] -= self._front_time  # of clients, a request arrives when they send it
+        if self.numbers is not None:
+            rows["request"] = self.numbers[rows["request"]]
         self._requests.append(rows)
 
     def add_gaps(self, rows: NDArray[np.void]) -> None:
@@ -157,12 +165,11 @@ class ReplicaRecords:
         """Structured, `GAP_FIELDS`: as they were handed over, for they may be many."""
         return tuple(self._gaps)
 
-    def share(self, numbers: NDArray[np.int64]) -> Share:
-        """Return everything, to be handed to other records; requests get these numbers."""
-        requests = self.requests.copy()
-        requests["request"] = numbers[requests["request"]]
+    def share(self) -> Share:
+        """Return everything, to be handed to other records."""
         steps = self.steps if self.keeps_steps else None
-        return Share(self.totals, self.outcomes, requests, self.gap_chunks, self.seconds, steps)
+        gaps, seconds = self.gap_chunks, self.seconds
+        return Share(self.totals, self.outcomes, self.requests, gaps, seconds, steps)
 
     def take_over(self, share: Share) -> None:
         """Take in what the same replica has recorded elsewhere."""
@@ -230,8 +237,10 @@ class Deliveries:
 
     def take_over(self, other: "Deliveries", numbers: NDArray[np.int64]) -> None:
         """Take in those of some requests, which have these indices."""
-        counts = np.diff(other.starts)
-        shifts = np.repeat(self.starts[numbers] - other.starts[:-1], counts)
-        places = np.arange(len(shifts)) + shifts
-        for name in ("at", "lens", "drafted", "accepted"):
-            getattr(self, name)[places] = getattr(other, name)
+        for first in range(0, len(numbers), _AT_ONCE):
+            starts = other.starts[first : first + _AT_ONCE + 1]
+            shifts = self.starts[numbers[first : first + _AT_ONCE]] - starts[:-1]
+            theirs = slice(starts[0], starts[-1])
+            places = np.arange(starts[0], starts[-1]) + np.repeat(shifts, np.diff(starts))
+            for name in ("at", "lens", "drafted", "accepted"):
+                getattr(self, name)[places] = getattr(other, name)[theirs]

@@ -18,7 +18,7 @@ Scores = NDArray[np.float64]
 """Of each replica, from 0 to 1."""
 
 
-class Weights(Settings):
+class ScoreWeights(Settings):
     """What each score, from 0 to 1, counts for; without a weight it is not asked for."""
 
     queue: float = Field(default=2.0, ge=0)
@@ -60,7 +60,7 @@ class Scored(Router):
     """
 
     kind: Literal["scored"] = "scored"
-    weights: Weights = Weights()
+    weights: ScoreWeights = ScoreWeights()
     refresh_ms: float = Field(default=50.0, ge=0)
     """How often replicas' metrics are read; 0: they are always up to date."""
     index: Literal["approximate", "precise"] = "approximate"

@@ -18,7 +18,7 @@ from specsim.core.errors import PluginError
 from specsim.core.request import Request
 from specsim.core.runner import Backend, Runner
 from specsim.core.step import Ints
-from specsim.engine.cluster import instants
+from specsim.engine.clients import instants
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.replica import Replica
@@ -78,6 +78,8 @@ class _Cell(NamedTuple):
     """When each reaches the engine, seconds."""
     origin: float
     kept: Kept
+    is_whole: bool
+    """Whether the run has no other requests."""
 
 
 class _Outcome(NamedTuple):
@@ -106,18 +108,15 @@ def run_cells(
     Raises:
         SpecsimError: Of the first cell that cannot be run.
     """
-    front_time = deployment.costs.overhead.front_ms * 1e-3
-    records = records_of_run(
-        experiment.num_engines,
-        deployment.max_draft_len,
-        keeps_steps=kept.steps,
-        front_time=front_time,
-    )
+    records = _records(deployment, kept, experiment.num_engines)
     deliveries = None
     if kept.deliveries:
         deliveries = Deliveries.room_for(Columns.of(requests).output_lens)
-    cells = _cells(experiment, deployment, requests, kept, front_time)
-    for outcome in _outcomes(cells, len(requests), backend, on_progress):
+    cells = _cells(experiment, deployment, requests, kept)
+    if backend is None or len(requests) <= FEWEST:
+        _run_here(cells, records, deliveries, on_progress)
+        return records, deliveries
+    for outcome in _outcomes(list(cells), backend, len(requests), on_progress):
         for number, share in enumerate(outcome.shares, outcome.first_replica):
             records[number].take_over(share)
         if deliveries is not None and outcome.deliveries is not None:
@@ -125,28 +124,45 @@ def run_cells(
     return records, deliveries
 
 
-def _outcomes(
+def _records(deployment: Deployment, kept: Kept, num_replicas: int) -> list[ReplicaRecords]:
+    front_time, longest = deployment.costs.overhead.front_ms * 1e-3, deployment.max_draft_len
+    return records_of_run(num_replicas, longest, keeps_steps=kept.steps, front_time=front_time)
+
+
+def _run_here(
     cells: Iterator[_Cell],
+    records: list[ReplicaRecords],
+    deliveries: Deliveries | None,
+    on_progress: Callable[[int], None] | None,
+) -> None:
+    """Run one cell after the other, and let replicas write into what the run records."""
+    num_ended = 0
+    for cell in cells:
+        tell = None if on_progress is None else partial(_tell_sum, on_progress, num_ended)
+        mine = records[cell.first_replica : cell.first_replica + len(cell.rows)]
+        if deliveries is None or cell.is_whole:
+            _run_cell(cell, mine, deliveries, tell)
+        else:
+            own = Deliveries.room_for(Columns.of(cell.requests).output_lens)
+            _run_cell(cell, mine, own, tell)
+            deliveries.take_over(own, cell.numbers)
+        num_ended += len(cell.numbers)
+
+
+def _outcomes(
+    cells: list[_Cell],
+    backend: Backend,
     num_requests: int,
-    backend: Backend | None,
     on_progress: Callable[[int], None] | None,
 ) -> Iterator[_Outcome]:
-    """Yield what comes of each cell."""
-    if backend is None or num_requests <= FEWEST:
-        num_ended = 0
-        for cell in cells:
-            tell = None if on_progress is None else partial(_tell_sum, on_progress, num_ended)
-            yield _run_cell(cell, tell)
-            num_ended += len(cell.numbers)
-        return
-    tasks = list(cells)
+    """Yield what comes of each cell, in their order."""
 
     def tell_share(num_cells: int) -> None:
         if on_progress is not None:
-            on_progress(num_requests * num_cells // len(tasks))
+            on_progress(num_requests * num_cells // len(cells))
 
     with Runner(backend, tell_share) as runner:
-        yield from runner.run(_run_cell, [tasks])[0]
+        yield from runner.each(_run_apart, cells)
 
 
 def _tell_sum(on_progress: Callable[[int], None], before: int, now: int) -> None:
@@ -158,9 +174,9 @@ def _cells(
     deployment: Deployment,
     requests: Sequence[Request],
     kept: Kept,
-    front_time: float,
 ) -> Iterator[_Cell]:
     """Yield the cells of a run: neighbouring replicas, until they have enough requests."""
+    front_time = deployment.costs.overhead.front_ms * 1e-3
     first_arrival, *_ = arrivals = Columns.of(requests).arrived_at.tolist() or [0.0]
     arrived_at = np.fromiter(instants(arrivals, front_time), dtype=np.float64)
     by_replica = _routed(experiment, requests)
@@ -182,6 +198,7 @@ def _cells(
             arrived_at=arrived_at[numbers],
             origin=first_arrival,
             kept=kept,
+            is_whole=len(numbers) == len(requests),
         )
         first = end
 
@@ -225,36 +242,43 @@ def _routed(experiment: Experiment, requests: Sequence[Request]) -> list[Ints]:
     return np.split(in_order, np.cumsum(np.bincount(chosen, minlength=count))[:-1])
 
 
-def _run_cell(cell: _Cell, on_progress: Callable[[int], None] | None = None) -> _Outcome:
-    """Run the replicas of a cell, one after the other."""
-    kept, deployment = cell.kept, cell.deployment
-    drafting = Drafting(cell.experiment, deployment, list(cell.requests))
+def _run_apart(cell: _Cell) -> _Outcome:
+    """Run a cell in a process of its own."""
+    records = _records(cell.deployment, cell.kept, len(cell.rows))
     deliveries = None
-    if kept.deliveries:
-        deliveries = Deliveries.room_for(drafting.facts.rows["output_len"])
-    ends = Ends(len(cell.numbers), on_progress)
-    shares = []
-    for number, rows in enumerate(cell.rows, cell.first_replica):
-        (records,) = records_of_run(
-            1,
-            deployment.max_draft_len,
-            keeps_steps=kept.steps,
-            front_time=deployment.costs.overhead.front_ms * 1e-3,
-        )
-        if len(rows):
-            wiring = Wiring(
-                facts=drafting.facts,
-                records=records,
-                fates=drafting.survival_lens if len(drafting.survival_lens) else None,
-                offers=drafting.offers,
-                deliveries=deliveries,
-                observers=[IntegrityCheck()] if kept.check else [],
-                on_end=ends.tell,
-                origin=cell.origin,
-            )
-            replica = Replica(deployment.setup, deployment.costs, drafting.start(number), wiring)
-            replica.submit_all(rows, cell.arrived_at[rows])
-            replica.finish()
-        shares.append(records.share(cell.numbers))
-    ends.check()
+    if cell.kept.deliveries:
+        deliveries = Deliveries.room_for(Columns.of(cell.requests).output_lens)
+    _run_cell(cell, records, deliveries)
+    shares = [each.share() for each in records]
     return _Outcome(cell.first_replica, shares, cell.numbers, deliveries)
+
+
+def _run_cell(
+    cell: _Cell,
+    records: list[ReplicaRecords],
+    deliveries: Deliveries | None,
+    on_progress: Callable[[int], None] | None = None,
+) -> None:
+    """Run the replicas of a cell, one after the other, each of which fills its records."""
+    deployment = cell.deployment
+    drafting = Drafting(cell.experiment, deployment, list(cell.requests))
+    ends = Ends(len(cell.numbers), on_progress)
+    for place, (rows, mine) in enumerate(zip(cell.rows, records, strict=True)):
+        if not len(rows):
+            continue
+        mine.numbers = None if cell.is_whole else cell.numbers
+        wiring = Wiring(
+            facts=drafting.facts,
+            records=mine,
+            fates=drafting.survival_lens if len(drafting.survival_lens) else None,
+            offers=drafting.offers,
+            deliveries=deliveries,
+            observers=[IntegrityCheck()] if cell.kept.check else [],
+            on_end=ends.tell,
+            origin=cell.origin,
+        )
+        speculation = drafting.start(cell.first_replica + place)
+        replica = Replica(deployment.setup, deployment.costs, speculation, wiring)
+        replica.submit_all(rows, cell.arrived_at[rows])
+        replica.finish()
+    ends.check()

@@ -69,7 +69,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         check_size(experiment)
         requests = TraceRequests(experiment.workload.build(experiment.seed))
     servers = Servers(experiment, deployment, pools)
-    for server in (deployment, servers.front):
+    for server in (deployment, pools.prefill) if pools else (deployment,):
         _check_requests(requests, server)
     kept = Kept(keeps_steps, keeps_deliveries, check)
     if why_whole(experiment, deployment, requests) is None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from specsim.core.request import Request
 from specsim.core.rng import generator
-from specsim.engine.cluster import Clients, Cluster, EventClock, replay, schedule_incidents
+from specsim.engine.clients import Clients, replay
+from specsim.engine.cluster import Cluster, EventClock, schedule_incidents
 from specsim.engine.fleet import Fleet, Scaling
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.lock_step import LockStep, Rank

@@ -11,7 +11,7 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from specsim.serve.live import Answer
+from specsim.serve.live import LiveAnswer
 from specsim.serve.protocol import error_body
 
 _MOST_UNREAD = 1 << 20  # bytes that may wait for one reader
@@ -32,19 +32,19 @@ class Reply:
         self.is_chat, self.n = is_chat, n
         self.created = int(time())
         self.model, self.prompt_lens, self.echoes = model, prompt_lens, echoes
-        self.answers: list[Answer] = []
+        self.answers: list[LiveAnswer] = []
         self.done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         """Settled when the last answer has come: None, or why it has not."""
         self._left = len(prompt_lens) * n
 
-    def delivered(self, answer: Answer, first: int, end: int) -> None:
+    def delivered(self, answer: LiveAnswer, first: int, end: int) -> None:
         """Wait for the last token of the last answer."""
         if end == answer.request.output_len:
             self._left -= 1
             if not self._left and not self.done.done():
                 self.done.set_result(None)
 
-    def failed(self, answer: Answer, why: str) -> None:
+    def failed(self, answer: LiveAnswer, why: str) -> None:
         """Give up."""
         if not self.done.done():
             self.done.set_result(why)
@@ -74,7 +74,7 @@ class Reply:
             "usage": self.usage,
         }
 
-    def _echo(self, answer: Answer) -> str:
+    def _echo(self, answer: LiveAnswer) -> str:
         return self.echoes[answer.place // self.n] if self.echoes else ""
 
 
@@ -103,7 +103,7 @@ class Stream(Reply):
         """Write to a connection, on which the header of the response has been sent."""
         self._transport = transport
 
-    def delivered(self, answer: Answer, first: int, end: int) -> None:
+    def delivered(self, answer: LiveAnswer, first: int, end: int) -> None:
         """Send the tokens of a step."""
         text = json.dumps(self._echo(answer))[1:-1] if not first and self.echoes else ""
         text += answer.text(first, end)

@@ -11,8 +11,8 @@ from aiohttp import web
 from specsim.core.request import Request
 from specsim.core.version import __version__
 from specsim.serve.answers import Reply, Stream
-from specsim.serve.live import Answer, Live
-from specsim.serve.metrics import Metrics
+from specsim.serve.live import Live, LiveAnswer
+from specsim.serve.metrics import LiveMetrics
 from specsim.serve.protocol import (
     ChatBody,
     CompletionBody,
@@ -50,7 +50,7 @@ class Service:
 
     def __init__(self, live: Live, texts: Texts, model: str, api_key: str | None = None) -> None:
         self.live, self.texts, self.model = live, texts, model
-        self.metrics = Metrics(live, model)
+        self.metrics = LiveMetrics(live, model)
         live.watchers.append(self.metrics)
         self._api_key = None if api_key is None else f"Bearer {api_key}".encode()
         self.is_closing = False
@@ -275,7 +275,7 @@ class Service:
         prompt: Ids,
         max_tokens: int | None,
         reply: Reply,
-    ) -> Answer:
+    ) -> LiveAnswer:
         """Return an answer as it will be: how long, what it says, and why it ends."""
         number = self.live.next_number()
         limit = min(max_tokens or self._max_model_len, self._max_model_len - len(prompt))
@@ -299,7 +299,7 @@ class Service:
             prompt_token_ids=prompt,
             output_token_ids=filler.ids,
         )
-        answer = Answer(request, len(reply.answers), filler, reply)
+        answer = LiveAnswer(request, len(reply.answers), filler, reply)
         answer.finish = "stop" if natural <= limit else "length"
         if text_len is not None:
             answer.text_len = text_len

@@ -40,14 +40,14 @@ _LENGTHS = 4096  # drawn at once
 class Sink(Protocol):
     """Whoever waits for an answer."""
 
-    def delivered(self, answer: "Answer", first: int, end: int) -> None:
+    def delivered(self, answer: "LiveAnswer", first: int, end: int) -> None:
         """Take tokens `first` to `end` of an answer, which a step has delivered."""
 
-    def failed(self, answer: "Answer", why: str) -> None:
+    def failed(self, answer: "LiveAnswer", why: str) -> None:
         """Hear that an answer will not come to its end."""
 
 
-class Answer:
+class LiveAnswer:
     """One answer on its way: a request of the engine, and what is known of it here.
 
     Times are simulated seconds, lengths tokens.
@@ -83,13 +83,13 @@ class Watcher(Protocol):
     def stepped(self, engine: int, replica: PythonVerbs, step: StepView) -> None:
         """See a step that has come back."""
 
-    def delivered(self, engine: int, answer: Answer, gap: float | None) -> None:
+    def delivered(self, engine: int, answer: LiveAnswer, gap: float | None) -> None:
         """See a delivery, and how long it came after the one before it, seconds."""
 
-    def ended(self, engine: int, answer: Answer) -> None:
+    def ended(self, engine: int, answer: LiveAnswer) -> None:
         """See an answer come to its end."""
 
-    def broken_off(self, answer: Answer, why: str) -> None:
+    def broken_off(self, answer: LiveAnswer, why: str) -> None:
         """See an answer that does not."""
 
     def close(self) -> None:
@@ -147,11 +147,11 @@ class Live:
         """Those that are up, by number."""
         self._lengths = _answer_lens(experiment)
         self._count = 0
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, LiveAnswer] = {}
         """Those on their way, by slot."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: Alarm | None = None
-        self._outbox: deque[tuple[Answer, int, int]] = deque()
+        self._outbox: deque[tuple[LiveAnswer, int, int]] = deque()
         """Deliveries, by first and end token, that have not been sent yet."""
         self._is_sending = self._is_broken = False
         self._origin = 0.0
@@ -223,7 +223,7 @@ class Live:
         self._count += 1
         return self._count - 1
 
-    def submit(self, answers: list[Answer], at: float) -> None:
+    def submit(self, answers: list[LiveAnswer], at: float) -> None:
         """Send requests to the router that came at a time, or as soon after it as time allows."""
         if len(answers) > self.slots.num_free:  # others have come since that was asked
             answers[0].sink.failed(answers[0], "too many requests are unfinished")
@@ -237,17 +237,17 @@ class Live:
             self._clock.call_at(instant, partial(self._submit, answer, placed))
         self._due(instant)
 
-    def _submit(self, answer: Answer, placed: Request) -> None:
+    def _submit(self, answer: LiveAnswer, placed: Request) -> None:
         if self._answers.get(answer.slot) is answer:  # it has not gone on the way
             self._cluster.submit(placed)
 
-    def withdraw(self, answer: Answer, why: str = "the client has gone") -> None:
+    def withdraw(self, answer: LiveAnswer, why: str = "the client has gone") -> None:
         """Drop an answer that nobody waits for any more."""
         if self._answers.get(answer.slot) is answer:
             self._run()
             self._drop(answer, why)
 
-    def _drop(self, answer: Answer, why: str) -> None:
+    def _drop(self, answer: LiveAnswer, why: str) -> None:
         if self._answers.get(answer.slot) is not answer:
             return  # it has just come to its end
         if not self._is_broken:
@@ -257,7 +257,7 @@ class Live:
             watcher.broken_off(answer, why)
         self._due(self._clock.peek())
 
-    def _forget(self, answer: Answer) -> None:
+    def _forget(self, answer: LiveAnswer) -> None:
         del self._answers[answer.slot]
         self.slots.give_back(answer.slot)
 

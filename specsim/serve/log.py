@@ -8,7 +8,7 @@ from pathlib import Path
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.view import StepView
 from specsim.reality.run_writer import RequestRow, RunWriter
-from specsim.serve.live import Answer, Live
+from specsim.serve.live import Live, LiveAnswer
 
 
 class Log:
@@ -36,10 +36,10 @@ class Log:
     def stepped(self, engine: int, replica: PythonVerbs, step: StepView) -> None:
         """Steps are left out."""
 
-    def delivered(self, engine: int, answer: Answer, gap: float | None) -> None:
+    def delivered(self, engine: int, answer: LiveAnswer, gap: float | None) -> None:
         """Deliveries come with the end."""
 
-    def ended(self, engine: int, answer: Answer) -> None:
+    def ended(self, engine: int, answer: LiveAnswer) -> None:
         """Write an answer that has come to its end."""
         row = self._row(answer)
         row["scheduled_ts"] = float(answer.row["first_scheduled_at"])
@@ -51,7 +51,7 @@ class Log:
             row["output_tok_ids"] = request.output_token_ids.tolist()
         self._writers[engine].add_request(row)
 
-    def broken_off(self, answer: Answer, why: str) -> None:
+    def broken_off(self, answer: LiveAnswer, why: str) -> None:
         """Write an answer that does not, and why."""
         self._writers[0].add_request({**self._row(answer), "error": why})
 
@@ -60,7 +60,7 @@ class Log:
         for writer in self._writers:
             writer.close()
 
-    def _row(self, answer: Answer) -> RequestRow:
+    def _row(self, answer: LiveAnswer) -> RequestRow:
         request, has_begun = answer.request, answer.sent_len > 0
         return {
             "request_id": f"request-{request.index}",

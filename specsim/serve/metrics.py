@@ -17,7 +17,7 @@ from specsim.results.buckets import (
     REQUEST_BUCKETS,
     TTFT_BUCKETS,
 )
-from specsim.serve.live import Answer, Live
+from specsim.serve.live import Live, LiveAnswer
 
 _STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 _N = (1, 2, 5, 10, 20)
@@ -107,7 +107,7 @@ class _Engine:
         self.positions = [0] * num_positions
 
 
-class Metrics:
+class LiveMetrics:
     """Counts what a server's engines do; a `Watcher`."""
 
     def __init__(self, live: Live, model: str) -> None:
@@ -149,7 +149,7 @@ class Metrics:
             counters["prefix_cache_queries"] += int(sequences["prompt_len"][admitted].sum())
             counters["prefix_cache_hits"] += int(sequences["cached_len"][admitted].sum())
 
-    def delivered(self, engine: int, answer: Answer, gap: float | None) -> None:
+    def delivered(self, engine: int, answer: LiveAnswer, gap: float | None) -> None:
         """Count a delivery."""
         histograms = self._engines[engine].histograms
         if gap is not None:
@@ -158,7 +158,7 @@ class Metrics:
         since = answer.first_token_at - answer.request.arrived_at
         histograms["time_to_first_token_seconds"].add(since)
 
-    def ended(self, engine: int, answer: Answer) -> None:
+    def ended(self, engine: int, answer: LiveAnswer) -> None:
         """Count an answer that has come to its end."""
         mine, row, request = self._engines[engine], answer.row, answer.request
         prompt_len, cached_len = request.prompt_len, int(row["cached_len"])
@@ -186,7 +186,7 @@ class Metrics:
         histograms["request_params_n"].add(len(lens))
         histograms["request_max_num_generation_tokens"].add(max(lens))
 
-    def broken_off(self, answer: Answer, why: str) -> None:
+    def broken_off(self, answer: LiveAnswer, why: str) -> None:
         """Count an answer whose client has gone."""
         self._engines[0].ends["abort"] += 1
 

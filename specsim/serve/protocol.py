@@ -125,7 +125,7 @@ class CompletionBody(_Asked):
         return {**super().unsupported(), "suffix": bool(self.suffix), "best_of": is_best}
 
 
-class Part(_Body):
+class MessagePart(_Body):
     """A piece of a message."""
 
     type: Literal["text"]
@@ -136,7 +136,7 @@ class Message(_Body):
     """One message of a conversation."""
 
     role: Annotated[str, Field(max_length=64)]
-    content: str | list[Part] | None = None
+    content: str | list[MessagePart] | None = None
 
     @property
     def text(self) -> str:

@@ -23,7 +23,7 @@ from specsim.serve.texts import Texts
 
 
 @dataclass(frozen=True)
-class Options:
+class ServeOptions:
     """How an experiment is served."""
 
     host: str = "127.0.0.1"
@@ -62,7 +62,7 @@ class _Refused(asyncio.Protocol):
         transport.close()
 
 
-def services(experiment: Experiment, options: Options) -> list[Service]:
+def services(experiment: Experiment, options: ServeOptions) -> list[Service]:
     """Return what answers at each port: one service, or one for each replica.
 
     Raises:
@@ -101,10 +101,10 @@ def _log() -> logging.Logger:
     return log
 
 
-class Server:
+class LiveServer:
     """Services at their ports, in one asyncio loop."""
 
-    def __init__(self, made: list[Service], options: Options) -> None:
+    def __init__(self, made: list[Service], options: ServeOptions) -> None:
         self._services, self._options = made, options
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server] = []
@@ -180,7 +180,7 @@ class Server:
         return cut
 
 
-def serve(experiment: Experiment, options: Options, say: Callable[[str], None] = print) -> int:
+def serve(experiment: Experiment, options: ServeOptions, say: Callable[[str], None] = print) -> int:
     """Serve an experiment until a signal ends it; return how many requests were cut off.
 
     Raises:
@@ -189,13 +189,13 @@ def serve(experiment: Experiment, options: Options, say: Callable[[str], None] =
     return asyncio.run(_serve(services(experiment, options), options, say))
 
 
-async def _serve(made: list[Service], options: Options, say: Callable[[str], None]) -> int:
+async def _serve(made: list[Service], options: ServeOptions, say: Callable[[str], None]) -> int:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, ended.set)
-    server = Server(made, options)
+    server = LiveServer(made, options)
     ports = await server.start()
     gc.collect()
     gc.freeze()  # what is there now stays, and need not be looked through again

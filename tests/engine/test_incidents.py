@@ -229,22 +229,6 @@ def test_whatever_happens_every_request_ends_once_and_whole(
             assert not ((ends >= incident["at"]) & (ends <= incident["until"])).any()
 
 
-@pytest.fixture(scope="module")
-def every_method(tmp_path_factory: pytest.TempPathFactory) -> str:
-    costs = {"kind": "linear", "alpha_ns": 1, "gamma_us": 1, "delta_ms": 1}
-    methods = ("eagle3", "ngram", "draft_model", "mtp", "suffix")
-    profile = {
-        "model": "llama-3.1-8b", "gpu": "h100",
-        "provenance": {"engine": "none", "source": "a test", "date": "2026-01-01"},
-        "target": {"kind": "linear", "alpha_ns": 40, "gamma_us": 20, "delta_ms": 5},
-        "valid_range": {"context_tokens": 10**6, "batched_tokens": 10**6},
-        "drafts": {method: {"latency": costs} for method in methods},
-    }  # fmt: skip
-    path = tmp_path_factory.mktemp("profiles") / "every-method.yaml"
-    path.write_text(yaml.safe_dump(profile))
-    return str(path)
-
-
 @pytest.mark.parametrize("kind", POLICIES.members)
 def test_every_policy_survives_a_failure(kind: str, tiny: Callable[..., Experiment]) -> None:
     incidents = [failure(0, 0.05, 0.2), failure(1, 0.1, 0.15)]

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from conftest import tiny_config
 from deliveries import every_delivery
 from hypothesis import HealthCheck, given, settings
@@ -303,22 +302,6 @@ def test_whatever_happens_every_request_ends_once_and_every_block_is_free(
     assert (moved.transfers["prefilled_at"] < rows["first_token_at"]).all()
     once = moved.transfers["transfers"] == 1
     assert (moved.transfers["transferred_len"] <= rows["prompt_len"])[once].all()
-
-
-@pytest.fixture(scope="module")
-def every_method(tmp_path_factory: pytest.TempPathFactory) -> str:
-    costs = {"kind": "linear", "alpha_ns": 1, "gamma_us": 1, "delta_ms": 1}
-    methods = ("eagle3", "ngram", "draft_model", "mtp", "suffix")
-    profile = {
-        "model": "llama-3.1-8b", "gpu": "h100",
-        "provenance": {"engine": "none", "source": "a test", "date": "2026-01-01"},
-        "target": {"kind": "linear", "alpha_ns": 40, "gamma_us": 20, "delta_ms": 5},
-        "valid_range": {"context_tokens": 10**6, "batched_tokens": 10**6},
-        "drafts": {method: {"latency": costs} for method in methods},
-    }  # fmt: skip
-    path = tmp_path_factory.mktemp("profiles") / "every-method.yaml"
-    path.write_text(yaml.safe_dump(profile))
-    return str(path)
 
 
 @pytest.mark.parametrize(("change", "message"), [

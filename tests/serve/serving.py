@@ -13,7 +13,7 @@ import pytest
 from conftest import tiny_config
 
 from specsim.run.experiment import Experiment
-from specsim.serve import Options, Server, services
+from specsim.serve import LiveServer, ServeOptions, services
 from specsim.serve.app import Service
 
 
@@ -62,11 +62,11 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def serving(options: Options | None = None, **config: Any) -> Iterator[Served]:
+def serving(options: ServeOptions | None = None, **config: Any) -> Iterator[Served]:
     """Serve a small experiment, in a loop of its own, 50 times as fast as the clock."""
-    options = options or Options(port=0, speed=50.0, grace=0.5)
+    options = options or ServeOptions(port=0, speed=50.0, grace=0.5)
     made = services(Experiment.parse(tiny_config(**config), "test"), options)
-    server, loop = Server(made, options), asyncio.new_event_loop()
+    server, loop = LiveServer(made, options), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from serving import Served, serving, word_tokenizer
 
-from specsim.serve import Options
+from specsim.serve import ServeOptions
 from specsim.serve.texts import Texts
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -157,7 +157,7 @@ def test_the_small_pages(served: Served) -> None:
 def test_a_client_that_goes_frees_its_blocks() -> None:
     body = json.dumps({**ASKED, "max_tokens": 900, "stream": True}).encode()
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    with serving(Options(port=0, speed=1.0, grace=0.5)) as served:
+    with serving(ServeOptions(port=0, speed=1.0, grace=0.5)) as served:
         for _ in range(3):
             with socket.create_connection(("127.0.0.1", served.ports[0])) as connection:
                 connection.sendall(head.encode() + body)
@@ -179,7 +179,7 @@ def check_nothing_is_left(served: Served) -> None:
 
 
 def test_a_key_is_asked_for() -> None:
-    with serving(Options(port=0, speed=50.0, api_key="secret", grace=0.5)) as served:
+    with serving(ServeOptions(port=0, speed=50.0, api_key="secret", grace=0.5)) as served:
         assert served.ask("/v1/models")[0] == 401
         assert served.ask("/v1/models", headers={"Authorization": "Bearer secret"})[0] == 200
         assert served.ask("/health")[0] == 200

@@ -10,7 +10,7 @@ from serving import Served, serving, word_tokenizer
 
 from specsim.reality.observe import Options as ObserveOptions
 from specsim.reality.observe import load_workload, observe
-from specsim.serve import Options
+from specsim.serve import ServeOptions
 
 _BENCH = """
 import argparse
@@ -105,7 +105,7 @@ def test_observe_measures_it(served: Served, tmp_path: Path) -> None:
 def test_vllm_bench_serve(backend: str, tmp_path: Path) -> None:
     tokenizer = word_tokenizer(tmp_path / "model")
     path = "chat/completions" if backend == "openai-chat" else "completions"
-    with serving(Options(port=0, speed=2.0, grace=0.5, tokenizer=tokenizer)) as served:
+    with serving(ServeOptions(port=0, speed=2.0, grace=0.5, tokenizer=tokenizer)) as served:
         command = [
             VLLM, "-c", _BENCH, "--backend", backend,
             "--base-url", served.url, "--endpoint", f"/v1/{path}", "--model", "llama-3.1-8b",

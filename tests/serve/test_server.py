@@ -24,7 +24,7 @@ from specsim.core.errors import ConfigError
 from specsim.engine.integrity import IntegrityCheck
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
-from specsim.serve import Options, Server, live, services
+from specsim.serve import LiveServer, ServeOptions, live, services
 
 ROOT = Path(__file__).parents[2]
 ASKED = {"prompt": list(range(50)), "max_tokens": 30, "ignore_eos": True}
@@ -44,7 +44,7 @@ def benchmark() -> Any:
 def test_what_is_logged_is_what_a_simulation_of_it_says(policy: str, tmp_path: Path) -> None:
     """Slots are used again here, and not there: nothing is left of who had one before."""
     config = {"policy": {"kind": policy}}
-    options = Options(port=0, speed=20.0, grace=5.0, log=tmp_path / "log")
+    options = ServeOptions(port=0, speed=20.0, grace=5.0, log=tmp_path / "log")
     with serving(options, **config) as served:
         for number in range(12):
             prompt = list(range(number % 3 * 100, number % 3 * 100 + 40))
@@ -158,7 +158,7 @@ def test_a_fault_of_the_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_replica_has_a_port_of_its_own() -> None:
-    with serving(Options(port=0, speed=50.0, is_each=True, grace=0.5), replicas=2) as served:
+    with serving(ServeOptions(port=0, speed=50.0, is_each=True, grace=0.5), replicas=2) as served:
         assert len(set(served.ports)) == 2
         for port in served.ports:
             assert served.ask("/v1/completions", ASKED, port=port)[0] == 200
@@ -178,7 +178,7 @@ def test_one_port_has_a_router_behind_it() -> None:
 
 
 def test_requests_beyond_the_limit_are_refused() -> None:
-    with serving(Options(port=0, speed=50.0, max_requests=4, grace=0.5)) as served:
+    with serving(ServeOptions(port=0, speed=50.0, max_requests=4, grace=0.5)) as served:
         assert served.ask("/v1/completions", {**ASKED, "n": 4})[0] == 200
         status, found = served.ask("/v1/completions", {**ASKED, "n": 5})
         assert status == 503
@@ -190,7 +190,7 @@ def test_requests_beyond_the_limit_are_refused() -> None:
 
 
 def test_connections_beyond_the_limit_are_refused() -> None:
-    with serving(Options(port=0, speed=50.0, max_connections=2, grace=0.5)) as served:
+    with serving(ServeOptions(port=0, speed=50.0, max_connections=2, grace=0.5)) as served:
         address = ("127.0.0.1", served.ports[0])
         with socket.create_connection(address), socket.create_connection(address):
             time.sleep(0.1)
@@ -207,7 +207,7 @@ def test_connections_beyond_the_limit_are_refused() -> None:
 )
 def test_what_cannot_be_served_is_refused(config: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        services(Experiment.parse(tiny_config(**config), "test"), Options())
+        services(Experiment.parse(tiny_config(**config), "test"), ServeOptions())
 
 
 def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
@@ -234,10 +234,10 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_one_line(served: Served) -> None:
-    made = services(Experiment.parse(tiny_config(), "test"), Options())
+    made = services(Experiment.parse(tiny_config(), "test"), ServeOptions())
 
     async def start(port: int) -> None:
-        await Server(made, Options(port=port)).start()
+        await LiveServer(made, ServeOptions(port=port)).start()
 
     for port in (served.ports[0], 70_000):
         with pytest.raises(ConfigError, match=f"--port {port}"):

@@ -1,0 +1,104 @@
+"""Clients: who sends the requests of a run, and when: on time, or once an answer is there."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
+from itertools import tee
+
+from simpy import Event
+
+from specsim.core.request import Request
+from specsim.engine.cluster import EventClock
+
+
+def replay(
+    clock: EventClock,
+    requests: Iterable[Request],
+    submit: Callable[[Request], None],
+    front_time: float = 0.0,
+) -> Generator[Event, None, None]:
+    """Submit each request, in order of arrival, at its time; the one process of all arrivals.
+
+    Args:
+        front_time: What each takes to reach the engine, seconds.
+    """
+    requests, again = tee(requests)
+    arrived_at = (request.arrived_at for request in again)
+    for request, instant in zip(requests, instants(arrived_at, front_time), strict=True):
+        if instant > clock.now and not clock.skip_to(instant):
+            yield clock.happens(Event(clock), instant, first=True)
+        submit(request)
+
+
+def instants(arrived_at: Iterable[float], front_time: float) -> Iterator[float]:
+    """Yield when the clock lets each request reach the engine, `front_time` later; seconds."""
+    now = 0.0
+    for arrival in arrived_at:
+        reaches_at = arrival + front_time
+        if reaches_at > now:
+            now += reaches_at - now  # as the clock counts; it need not be that very instant
+        yield now
+
+
+class Clients:
+    """Whoever waits for answers: clients of a closed loop, and sessions, turn after turn.
+
+    Args:
+        requests: Of the run; turns of a session in their order.
+        front_time: What each takes to reach the engine, seconds.
+    """
+
+    def __init__(
+        self,
+        clock: EventClock,
+        requests: list[Request],
+        front_time: float = 0.0,
+    ) -> None:
+        self.submit: Callable[[Request], None]
+        """Where requests go; to be set."""
+        self._clock = clock
+        self._front_time = front_time
+        self._next_turns: dict[int, Request] = {}
+        """By the index of the request that must have ended before."""
+        latest: dict[int, int] = {}
+        for request in requests:
+            if request.session is not None:
+                if request.session in latest:
+                    self._next_turns[latest[request.session]] = request
+                latest[request.session] = request.index
+        self.starts = requests
+        """Those that wait for no turn before them."""
+        if self._next_turns:
+            later = {request.index for request in self._next_turns.values()}
+            self.starts = [request for request in requests if request.index not in later]
+        self._unsent: Iterator[tuple[Request, float]] = iter(())
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether any request waits for one before it."""
+        return bool(self._next_turns)
+
+    def start(self, concurrency: int, think_times: list[float]) -> None:
+        """Let a number of clients each send a request, or a session, and then the next one.
+
+        They are sent in their order, whichever client is free; `think_times` is how long it waits
+        before each, seconds.
+        """
+        self._unsent = zip(self.starts, think_times, strict=False)
+        for _ in range(concurrency):
+            self._start_next(self._clock.now)
+
+    def answered(self, request: int, at: float) -> None:
+        """Let the client that has its answer go on: with the next turn, or the next session."""
+        turn = self._next_turns.get(request)
+        if turn is None:
+            self._start_next(at)
+        else:
+            self._send(max(at + turn.think_time, turn.arrived_at) + self._front_time, turn)
+
+    def _start_next(self, at: float) -> None:
+        request, think_time = next(self._unsent, (None, 0.0))
+        if request is not None:
+            self._send(at + (think_time + self._front_time), request)
+
+    def _send(self, instant: float, request: Request) -> None:
+        self._clock.call_at(instant, partial(self.submit, request))

@@ -1,0 +1,57 @@
+"""Limits: what of a replica does not change, as one row of its table."""
+
+from typing import Protocol
+
+
+class Limits(Protocol):
+    """Everything that bounds a step, in vLLM's own terms, and how the engine runs."""
+
+    max_num_scheduled_tokens: int
+    max_num_batched_tokens: int
+    max_num_running: int  # vLLM's max_num_seqs, or max_num_active_seqs where that is given
+    max_model_len: int
+    num_blocks: int
+    num_groups: int
+    has_windows: int  # whether blocks of a sequence that runs may be given back
+    common_block_size: int  # tokens after which blocks of all groups end
+    hash_block_size: int  # tokens after which the identity of a prefix is computed
+    enable_prefix_caching: int
+    drops_last_hit: int
+    """EAGLE-type drafters recompute the last block of a hit to have its hidden states."""
+    drops_in_last: int  # whether only the groups that the last layer's bucket has drop it
+    retention_len: int
+    """Tokens after which a sliding window's prefix is kept for others (vLLM: prefix cache retention
+    interval); 0 where prompts end only, -1 wherever a hit may end."""
+    watermark_blocks: int
+    reserve_full_prompt: int
+    by_priority: int
+    enable_chunked_prefill: int
+    long_prefill_token_threshold: int
+    long_prefill_token_threshold_adaptive: int
+    max_draft_len: int
+    lookahead_len: int  # extra KV slots per sequence that the drafting method writes to
+    draft_slots: int  # input slots that the drafting method takes per scheduled sequence
+    pads_admissions: int
+    """Whether an admission that has one token to compute is padded with dummy drafts."""
+    expands_batch: int
+    """Whether every draft token reads the whole context again to be verified (vLLM V0)."""
+    prefill_first: int  # whether waiting prompts run first, in a step of their own (vLLM V0)
+    depth: int  # steps in flight at once
+    land_at: int  # where in the order of the verbs a step that has been launched comes back
+    leaves_out: int  # whether the drafter may leave out prompts; such a sequence `is_undrafted`
+    charges_pieces: int  # whether the target's time depends on each sequence, not on sums only
+    has_offers: int  # whether a proposer comes up with fewer drafts than asked for, by a table
+    keeps_steps: int
+    keeps_deliveries: int
+    announces_ends: int  # whether somebody waits for requests to end
+    num_tiers: int  # behind the GPU's cache
+    host_blocks: int
+    disk_blocks: int
+    num_slots: int  # sequences that may hold blocks at once
+    holds_ended: int  # whether blocks of what has ended are kept until they have been read
+    lacks_loaded: int  # whether the drafter has no entries of what has been loaded
+    skips_loaded: int  # whether it then serves no such sequence, rather than reading it first
+    defers_frees: int
+    """Whether blocks are given back only after all steps that write to them have come back."""
+    valid_context_tokens: int  # beyond which the costs are extrapolated
+    valid_batched_tokens: int
