@@ -2,7 +2,8 @@
 
 A world is an experiment of a fraction of a second with one thing that real servers have and first
 drafts of policies forget: a step of prefills alone, no memory, requests that come all at once or
-one by one, steps scheduled before the last one's outcome is known, replicas that fail.
+one by one, or turn after turn, steps scheduled before the last one's outcome is known, replicas
+that fail, prefill and decode apart. A policy that needs synchronous scheduling has half of them.
 """
 
 import signal
@@ -39,6 +40,11 @@ _LOADS: dict[str, dict[str, Any]] = {
     "a steady stream": {"arrivals": "poisson:rate=40", "num_requests": 30},
     "idle between requests": {"arrivals": "constant:rate=0.5", "num_requests": 4},
     "clients that wait": {"arrivals": "closed_loop:concurrency=4", "num_requests": 12},
+    "turns of sessions": {
+        "arrivals": "poisson:rate=20",
+        "num_requests": 16,
+        "lengths": "sessions:turns=3,first_prompt=60,new_input=20,output=15,think_time=0.1",
+    },
 }
 _FIRST = ("one request", "a usual server", "sync")
 _BASE = {"profile": "h100/llama-3.1-8b", "acceptance": "bernoulli:alpha=0.7"}
@@ -53,10 +59,24 @@ _SERVERS: dict[str, dict[str, Any]] = {
     "no prefix cache": {"enable_prefix_caching": False},
 }
 _MODES = ("sync", "async")
-_INCIDENTS: dict[str, list[dict[str, Any]]] = {
-    "a replica fails and comes back": [{"kind": "failure", "replica": 0, "at": 0.1, "until": 0.3}],
-    "a replica fails for good": [{"kind": "failure", "replica": 1, "at": 0.05}],
-    "a replica is slow": [{"kind": "slowdown", "replica": 0, "at": 0.0, "factor": 50.0}],
+_CLUSTERS: dict[str, dict[str, Any]] = {
+    "a replica fails and comes back": {
+        "replicas": 2,
+        "incidents": [{"kind": "failure", "replica": 0, "at": 0.1, "until": 0.3}],
+    },
+    "a replica fails for good": {
+        "replicas": 2,
+        "incidents": [{"kind": "failure", "replica": 1, "at": 0.05}],
+    },
+    "a replica is slow": {
+        "replicas": 2,
+        "incidents": [{"kind": "slowdown", "replica": 0, "at": 0.0, "factor": 50.0}],
+    },
+    "prefill and decode apart": {"pools": {"prefill": {}, "decode": {}}},
+    "a prefill replica fails": {
+        "pools": {"prefill": {"replicas": 2}, "decode": {}},
+        "incidents": [{"kind": "failure", "pool": "prefill", "replica": 0, "at": 0.05}],
+    },
 }
 
 
@@ -80,9 +100,9 @@ class PolicyCheck:
     seconds: float
 
     @property
-    def holds(self) -> bool:
-        """Whether nothing was wrong."""
-        return not self.broken
+    def num_broken(self) -> int:
+        """Worlds in which anything was wrong."""
+        return len({name for names in self.broken.values() for name in names})
 
 
 def check_policy(
@@ -140,15 +160,24 @@ def worlds_of(policy: Policy, config: Any, method: dict[str, Any]) -> Iterator[W
         if server == "prefill first" and mode == "async":
             continue  # vLLM V0 knew no such thing
         yield World(f"{load}, {server}, {mode}", {**base, **_world(method, load, server, mode)})
-    for incident, mode, load in product(_INCIDENTS, modes, ("all at once", "a steady stream")):
+    for cluster, mode, load in product(_CLUSTERS, modes, ("all at once", "a steady stream")):
         world = _world(method, load, "a usual server", mode)
-        more = {"replicas": 2, "incidents": _INCIDENTS[incident]}
-        yield World(f"{incident}, {load}, {mode}", {**base, **world, **more})
-    for length, alpha, mode in product((1, 8), (0.0, 1.0), modes):
+        yield World(f"{cluster}, {load}, {mode}", {**base, **world, **_CLUSTERS[cluster]})
+    lengths = [length for length in (1, 8) if _takes(policy, length)]
+    for length, alpha, mode in product(lengths, (0.0, 1.0), modes):
         changed = {**method, "num_speculative_tokens": length}
         world = _world(changed, "a steady stream", "a usual server", mode)
         name = f"k up to {length}, alpha {alpha:g}, {mode}"
         yield World(name, {**base, **world, "acceptance": f"bernoulli:alpha={alpha}"})
+
+
+def _takes(policy: Policy, length: int) -> bool:
+    """Tell whether a policy can be used where drafts have this length at most."""
+    try:
+        policy.max_draft_len(length)
+    except ValueError:
+        return False
+    return True
 
 
 def _world(method: dict[str, Any], load: str, server: str, mode: str) -> dict[str, Any]:
@@ -162,7 +191,7 @@ def _world(method: dict[str, Any], load: str, server: str, mode: str) -> dict[st
         **({"speculative_config": method} if method else {}),
     }
     lengths = engine.pop("lengths", _SHORT)
-    return {"workload": {**_LOADS[load], "lengths": lengths}, "engine": engine, "seed": 1}
+    return {"workload": {"lengths": lengths, **_LOADS[load]}, "engine": engine, "seed": 1}
 
 
 def _problems(world: World, policy: Policy) -> Iterator[str]:
