@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Protocol, TypeVar, get_args, get_type_hints, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -24,6 +24,25 @@ _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Types = Mapping[str, "tuple[DTypeLike, int] | Types"]
+
+
+Row_co = TypeVar("Row_co", covariant=True)
+
+
+class Rows(Protocol[Row_co]):
+    """A record array: rows by their place, columns by their name."""
+
+    @overload
+    def __getitem__(self, place: str, /) -> NDArray[Any]: ...
+    @overload
+    def __getitem__(self, place: slice | tuple[int, slice] | NDArray[Any], /) -> NDArray[Any]: ...
+    @overload
+    def __getitem__(self, place: int | tuple[int, int], /) -> Row_co: ...
+    def __getitem__(self, place: Any, /) -> Any: ...
+
+    def __setitem__(self, place: Any, value: Any, /) -> None: ...
+
+    def __len__(self) -> int: ...
 
 
 def types_of(arrays: type) -> Types:

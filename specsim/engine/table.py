@@ -17,16 +17,15 @@ from typing import (
     Any,
     NamedTuple,
     Protocol,
-    TypeVar,
     get_args,
     get_origin,
     get_type_hints,
-    overload,
 )
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.compiled import Rows
 from specsim.engine.limits import Limits
 from specsim.results.records import GAP_FIELDS, REQUEST_FIELDS, SECOND_FIELDS, TOTAL_FIELDS
 from specsim.results.step_log import STEP_FIELDS
@@ -296,25 +295,6 @@ class State(Protocol):
     requests_len: int
     gaps_len: int
     seconds_len: int
-
-
-Row_co = TypeVar("Row_co", covariant=True)
-
-
-class Rows(Protocol[Row_co]):
-    """A record array: rows by their place, columns by their name."""
-
-    @overload
-    def __getitem__(self, place: str, /) -> NDArray[Any]: ...
-    @overload
-    def __getitem__(self, place: slice | tuple[int, slice] | NDArray[Any], /) -> NDArray[Any]: ...
-    @overload
-    def __getitem__(self, place: int | tuple[int, int], /) -> Row_co: ...
-    def __getitem__(self, place: Any, /) -> Any: ...
-
-    def __setitem__(self, place: Any, value: Any, /) -> None: ...
-
-    def __len__(self) -> int: ...
 
 
 class Table(NamedTuple):
