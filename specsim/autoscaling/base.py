@@ -21,13 +21,17 @@ class PoolView:
     """Seconds since the start of the run."""
     replicas: Sequence[ReplicaView]
     """Those that take requests."""
+    name: str | None = None
+    """``prefill`` or ``decode``; None without pools."""
     num_starting: int = 0
     num_draining: int = 0
     num_unrouted: int = 0
     """Requests that wait for any replica to be up."""
     limit_use: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """Of each request that has ended since the last look: the share that it used of whichever limit
-    of `slo` it came nearest to; 1 just keeps them all."""
+    of `slo` it came nearest to; 1 just keeps them all. Of the time that counts, only what the
+    request spent in this pool: in the prefill pool until its prefill had ended, in the decode pool
+    from then on."""
 
     @property
     def num_present(self) -> int:
@@ -72,6 +76,10 @@ class Autoscaler(Member):
                 f"{self.max_replicas}; exchange them"
             )
         return self
+
+    def num_started(self, replicas: int) -> int:
+        """Return how many replicas are there from the beginning if so many are asked for."""
+        return max(replicas, self.min_replicas)
 
     def start(self) -> Any:
         """Return a fresh memory for `enough` in one run; by default none."""

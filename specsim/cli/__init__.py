@@ -63,7 +63,7 @@ for _panel, _members in _COMMANDS.items():
                 _own.epilog = example(f"{_name} {_called}")
             app.add_typer(_member, name=_name, rich_help_panel=_panel)
         else:
-            _class = ManyPolicies if _member in (capacity, compare) else None
+            _class = ManyPolicies if _member in (capacity, compare, split) else None
             app.command(_name, cls=_class, epilog=example(_name), rich_help_panel=_panel)(_member)
 
 

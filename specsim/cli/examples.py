@@ -9,7 +9,7 @@ EXAMPLES = {
     "capacity": "EXP.yaml --slo ttft:500,tpot:50 --policies off static:k=3 --qps 100",
     "tune": "EXP.yaml --max-k 5 --out results/tune",
     "compare": "EXP.yaml --policies off static:k=3 goodput --out results/cmp",
-    "split": "EXP.yaml --gpus 8 --rates 4,8,16 --out results/split",
+    "split": "EXP.yaml --gpus 8 --tp 1,2 --policies off static:k=3 --out results/split",
     "gate": "baseline.json suite.yaml --junit gate.xml",
     "run": "EXP.yaml --set policy.k=5 --out results/one",
     "sweep": "SWEEP.yaml --dry-run",

@@ -47,6 +47,12 @@ def serve(
     max_requests: Annotated[int, typer.Option(min=1, help="Unfinished at once.")] = 4096,
     max_connections: Annotated[int, typer.Option(min=1, help="Open at once.")] = 2048,
     max_body_mib: Annotated[int, typer.Option(min=1, help="Longest request body.")] = 16,
+    request_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds for a request's head, and for its body.")
+    ] = 30.0,
+    fault_rate: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of requests that get a 500 or 503.")
+    ] = 0.0,
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds for unfinished requests at the end.")
     ] = 30.0,
@@ -74,6 +80,8 @@ def serve(
         max_requests=max_requests,
         max_connections=max_connections,
         max_body=max_body_mib << 20,
+        request_timeout=request_timeout,
+        fault_rate=fault_rate,
         grace=grace,
     )
     experiment = Experiment.load(config, all_overrides(overrides, seed))

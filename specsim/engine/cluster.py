@@ -6,11 +6,10 @@ until somebody looks (`specsim.engine.replica.Replica.advance`); where clients w
 is kept up with the clock.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from heapq import heappush
 from math import inf, nextafter
-from typing import Protocol
 
 from simpy import Environment, Event
 from simpy.events import NORMAL, URGENT
@@ -28,6 +27,11 @@ MakeReplica = Callable[[int, float], Replica]
 
 class EventClock(Environment):
     """The event clock; events can be given the very instant at which they happen."""
+
+    @property
+    def num_pending(self) -> int:
+        """Events that are still to happen."""
+        return len(self._queue)
 
     def happens(self, event: Event, instant: float, *, first: bool = False) -> Event:
         """Let an event happen at an instant, before the end of any step then if it is `first`."""
@@ -197,12 +201,13 @@ class Cluster:
 
     @property
     def up(self) -> list[Replica]:
-        """The replicas that have not failed."""
-        return list(self._up)
+        """The replicas that have not failed, those that drain among them."""
+        return [replica for replica in self._replicas if replica is not None and replica.is_up]
 
-    def pool(self, name: str | None) -> "Cluster":
-        """Return the replicas of a pool; without pools, all of them."""
-        return self
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no replica goes on by itself."""
+        return all(replica.next_at == inf for replica in self.up)
 
     def check_stranded(self) -> None:
         """Raise if requests wait for a replica that will never come back.
@@ -218,9 +223,8 @@ class Cluster:
 
     def finish(self) -> None:
         """Let all replicas do what is left, hand over their results, and go."""
-        for replica in self._replicas:
-            if replica is not None and replica.is_up:
-                replica.finish()
+        for replica in self.up:
+            replica.finish()
         self._replicas = []
         self._up = self._taking_requests()
 
@@ -238,7 +242,7 @@ class Cluster:
     def withdraw(self, request: int) -> None:
         """Drop a request whose client has gone, wherever it is."""
         self._stranded = [each for each in self._stranded if each.request != request]
-        for replica in self._up:
+        for replica in self.up:
             replica.advance(self.clock.now)
             if replica.withdraw(request):
                 return
@@ -280,27 +284,24 @@ class Cluster:
 
     def look(self) -> Roster:
         """Return the replicas that take requests, as they are now, and take in all results."""
-        for replica in self._replicas:
-            if replica is not None and replica.is_up:
-                replica.advance(self.clock.now)
-                replica.flush()
+        for replica in self.up:
+            replica.advance(self.clock.now)
+            replica.flush()
         return self._up
 
 
-class _Pooled(Protocol):
-    def pool(self, name: str | None) -> Replicas: ...
-
-
 def schedule_incidents(
-    clock: EventClock, cluster: _Pooled, incidents: Iterable[Failure | Slowdown]
+    clock: EventClock,
+    pools: Mapping[str | None, Replicas],
+    incidents: Iterable[Failure | Slowdown],
 ) -> None:
-    """Let incidents happen when their time comes.
+    """Let incidents happen when their time comes, to replicas by pool; by None without pools.
 
     Call it before any request is submitted: at one instant incidents come first.
     """
     incidents = list(incidents)
     for incident in incidents:  # ends first: a replica can come back just when another fails
         if incident.until is not None:
-            clock.call_after(incident.until, partial(incident.end, cluster.pool(incident.pool)))
+            clock.call_after(incident.until, partial(incident.end, pools[incident.pool]))
     for incident in incidents:
-        clock.call_after(incident.at, partial(incident.begin, cluster.pool(incident.pool)))
+        clock.call_after(incident.at, partial(incident.begin, pools[incident.pool]))

@@ -37,6 +37,11 @@ class Scaling:
     spans: list[tuple[float, float]] = field(default_factory=list)
     """When each replica was paid for: from the decision to start it until it was gone."""
 
+    @classmethod
+    def fixed(cls, replicas: int) -> "Scaling":
+        """Return that of replicas that neither come nor go, whatever happens to them."""
+        return cls([Count(0.0, replicas, 0, 0, 0, replicas)], [(0.0, inf)] * replicas)
+
     def replica_seconds(self, end: float) -> float:
         """Return the time of all replicas together up to the end of the run, seconds."""
         return sum(max(0.0, min(until, end) - start) for start, until in self.spans)
@@ -48,9 +53,11 @@ class Fleet:
     Args:
         recent: Returns `PoolView.limit_use`.
         is_over: Tells whether all requests have ended, as far as replicas have been looked at.
+        fleets: Of the run, to which it is added.
+        name: Of the pool.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - it is what puts them together
         self,
         clock: EventClock,
         cluster: Cluster,
@@ -59,8 +66,12 @@ class Fleet:
         *,
         recent: Callable[[], NDArray[np.float64]],
         is_over: Callable[[], bool],
+        fleets: "list[Fleet]",
+        name: str | None = None,
     ) -> None:
         self.scaling = Scaling()
+        self._name, self._fleets = name, fleets
+        fleets.append(self)
         self._clock = clock
         self._cluster = cluster
         self._policy = policy
@@ -103,6 +114,7 @@ class Fleet:
         pool = PoolView(
             self._clock.now,
             replicas,
+            name=self._name,
             num_starting=self._count(STARTING),
             num_draining=self._count(DRAINING),
             num_unrouted=unrouted,
@@ -110,9 +122,19 @@ class Fleet:
         )
         self._wanted = self._decided(self._policy.enough(pool, self._memory), pool)
         self._adjust()
-        is_stuck = unrouted and not self._count(UP, STARTING) and self._clock.peek() == inf
-        if not is_stuck:
+        if not self._is_stuck():
             self._clock.call_after(self._policy.interval_s, self._look)
+
+    def _is_stuck(self) -> bool:
+        """Tell whether nothing happens any more but that fleets look, of which nothing comes."""
+        if self._clock.num_pending >= len(self._fleets):
+            return False
+        return all(each._cluster.is_at_rest and not each._can_help() for each in self._fleets)
+
+    def _can_help(self) -> bool:
+        """Tell whether requests wait for a replica, and there is a slot for one."""
+        self._retire_empty()
+        return self._cluster.num_stranded > 0 and self._count(FREE) > 0
 
     def _decided(self, enough: float, pool: PoolView) -> int:
         """Return how many replicas are wanted: out at once, in after the delay."""
@@ -195,10 +217,6 @@ class Fleet:
         self._factors[number] = factor
         if self._states[number] in (UP, DRAINING):
             self._cluster.slow_down(number, factor)
-
-    def pool(self, name: str | None) -> "Fleet":
-        """Return itself: there are no pools."""
-        return self
 
     def finish(self) -> Scaling:
         """Return what came of it, after the last request has ended; before the cluster finishes."""

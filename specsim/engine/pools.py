@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,8 @@ class PoolCluster(Cluster):
     def __init__(self, clock: EventClock, *parts: Any, **more: Any) -> None:
         super().__init__(clock, *parts, keeps_up=True, **more)
         self.before_failure: Callable[[Replica], None] = lambda _: None
+        self.has_gone: Callable[[Replica], None] = lambda _: None
+        self.keeps: Callable[[Replica], bool] = lambda _: False
         self.held_len: Callable[[int], int] = lambda _: 0
 
     def external_len(self, request: int) -> int:
@@ -58,14 +61,26 @@ class PoolCluster(Cluster):
     def fail(self, number: int) -> None:
         """Let a replica die, after what it held or loaded has been given up."""
         replica = self._replicas[number]
-        assert replica is not None  # replicas of pools do not come and go
+        assert replica is not None
         replica.advance(self.clock.now)
         self.before_failure(replica)
         super().fail(number)
 
+    def retire(self, number: int) -> float | None:
+        """Let a draining replica go whose blocks nobody has yet to read; else return None."""
+        replica = self._replicas[number]
+        assert replica is not None
+        replica.advance(self.clock.now)
+        if self.keeps(replica) or replica.next_at < inf:
+            return None
+        done_at = super().retire(number)
+        if done_at is not None:
+            self.has_gone(replica)
+        return done_at
+
     def forget_external(self, request: int) -> None:
         """Let a request that waits anywhere compute its whole prompt."""
-        for replica in self._up:
+        for replica in self.up:
             replica.forget_external(request)
 
 
@@ -105,7 +120,10 @@ class Pools:
         """Put the pools together; a request takes `front_time` from one to the other, seconds."""
         self._prefill, self._decode, self._front_time = prefill, decode, front_time
         prefill.before_failure, decode.before_failure = self._lose_held, self._lose_loads
-        decode.held_len = self.held_len
+        prefill.keeps, decode.held_len = self._keeps, self.held_len
+
+    def _keeps(self, replica: Replica) -> bool:
+        return any(place.replica is replica for place in self._held.values())
 
     def held_len(self, request: int) -> int:
         """Return how many tokens of a request's KV entries the prefill pool keeps."""
@@ -161,6 +179,7 @@ class Pools:
 
     def _lose_held(self, replica: Replica) -> None:
         """Give up what a prefill replica kept: who waits for it computes its prompt itself."""
+        self._links.pop(replica, None)
         for request, place in list(self._held.items()):
             if place.replica is not replica:
                 continue
@@ -173,6 +192,7 @@ class Pools:
 
     def _lose_loads(self, replica: Replica) -> None:
         """Give up what a decode replica loaded; it can be transferred to another."""
+        self._links.pop(replica, None)
         for request, place in list(self._loads.items()):
             if place.replica is replica:
                 del self._loads[request]
@@ -189,6 +209,11 @@ class Pools:
                 "all have ended"
             )
         for replica in replicas:
-            free, blocks = int(replica.table.state["num_free"][0]), len(replica.table.blocks)
-            if free + 1 != blocks:
-                raise InvariantError(f"free blocks ({free}) + null (1) != total ({blocks}) at last")
+            check_free(replica)
+
+
+def check_free(replica: Replica) -> None:
+    """Raise an InvariantError if any block of a replica that has nothing left is in use."""
+    free, blocks = int(replica.table.state["num_free"][0]), len(replica.table.blocks)
+    if free + 1 != blocks:
+        raise InvariantError(f"free blocks ({free}) + null (1) != total ({blocks}) at last")

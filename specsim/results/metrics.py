@@ -179,13 +179,13 @@ def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | 
 def keeps_limits(tables: RunTables, slo: Slo) -> NDArray[np.bool_]:
     """Return, for each request, whether it kept all limits; one token keeps that of TPOT."""
     good = np.ones(len(tables.requests), dtype=bool)
-    for samples, limit_ms in _limited(tables.requests, slo):
+    for samples, limit_ms in limited(tables.requests, slo):
         good &= samples * 1e3 <= limit_ms
     return good
 
 
-def _limited(requests: Requests, slo: Slo) -> Iterator[tuple[Seconds, float]]:
-    """Yield each latency that has a limit, and the limit, ms; one token keeps that of TPOT."""
+def limited(requests: Requests, slo: Slo) -> Iterator[tuple[Seconds, float]]:
+    """Yield each latency that has a limit, s, and the limit, ms; one token keeps that of TPOT."""
     for samples, limit_ms in (
         (ttft(requests), slo.ttft_ms),
         (tpot(requests, of_one_token=0.0), slo.tpot_ms),
@@ -214,7 +214,7 @@ class LimitUse:
         found = [np.zeros(0)]
         for place, records in enumerate(self._records):
             for rows in records.request_chunks[self._num_seen[place] :]:
-                uses = [samples * 1e3 / limit for samples, limit in _limited(rows, self._slo)]
+                uses = [samples * 1e3 / limit for samples, limit in limited(rows, self._slo)]
                 found.append(np.max(uses, axis=0))
             self._num_seen[place] = len(records.request_chunks)
         return np.concatenate(found)

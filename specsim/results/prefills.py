@@ -13,14 +13,18 @@ class PrefillRecords(ReplicaRecords):
 
     def __init__(self, *parts: object) -> None:
         super().__init__(*parts)  # type: ignore[arg-type]
-        self.prefills: list[NDArray[np.void]] = []
-        """`REQUEST_FIELDS` of the requests that were prefilled here."""
+        self._prefills: list[NDArray[np.void]] = []
+
+    @property
+    def request_chunks(self) -> list[NDArray[np.void]]:
+        """`REQUEST_FIELDS` of the requests that were prefilled here, none of which ended here."""
+        return self._prefills
 
     def add_requests(self, rows: NDArray[np.void]) -> None:
         """Take in the requests that were prefilled, in the order in which that ended."""
         rows = rows.copy()
         rows["arrived_at"] -= self._front_time
-        self.prefills.append(rows)
+        self._prefills.append(rows)
 
     def add_seconds(self, rows: NDArray[np.void]) -> None:
         """Leave out tokens that nobody gets."""
@@ -60,7 +64,7 @@ class PoolTables:
         prefills = np.zeros(len(requests), dtype=REQUEST_FIELDS)
         replicas = np.zeros(len(requests), dtype=np.int32)
         for number, each in enumerate(records):
-            for rows in each.prefills:
+            for rows in each.request_chunks:
                 prefills[rows["request"]] = rows
                 replicas[rows["request"]] = number
         tables = cls(prefills, replicas, transfers, requests["scheduled_at"].copy())

@@ -245,16 +245,17 @@ def over_time(
     Returns:
         ``timeline``: ``time_s``, ``running`` and ``waiting`` requests, ``kv_usage`` in [0, 1], the
         ``draft_len`` asked for, and, where their number changes, ``replicas`` that take requests
-        and ``sessions`` between their first arrival and their last token; each a list of equally
-        many numbers, None where there is none. ``breakdown``: seconds of all replicas,
-        ``target_s``, ``draft_s``, ``overhead_s`` and
+        (``prefill_replicas`` and ``decode_replicas``) and ``sessions`` between their first arrival
+        and their last token; each a list of equally many numbers, None where there is none.
+        ``breakdown``: seconds of all replicas, ``target_s``, ``draft_s``, ``overhead_s`` and
         ``idle_s``. Both are empty if the steps took no time.
     """
     start, end = steps.span
     if end <= start:  # a profile whose steps cost nothing
         return {"timeline": {}, "breakdown": {}}
     found = timeline(steps, num_bins=_DRAWN_BINS, window=_DRAWN_WINDOW)
-    num_replicas = own.get("autoscaling", {}).get("mean_replicas", own["replicas"])
+    scaled = [each["mean_replicas"] for each in scalings(own).values()]
+    num_replicas = sum(scaled) if scaled else own["replicas"]
     use, total = time_use(steps, num_replicas).overall, num_replicas * (end - start)
     times = (found["start"] + found["end"]) / 2
     return {
@@ -270,15 +271,24 @@ def over_time(
     }
 
 
+def scalings(own: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what replicas came to over time, by pool; by "" without pools; empty if fixed."""
+    if "autoscaling" in own:
+        return {"": own["autoscaling"]}
+    found: dict[str, dict[str, Any]] = own.get("pools", {}).get("autoscaling", {})
+    return found
+
+
 def _population(
     times: NDArray[np.float64], own: dict[str, Any], requests: Requests
 ) -> dict[str, list[Any]]:
     """Return the replicas and the sessions that there are at some times."""
     found: dict[str, list[Any]] = {}
-    if "autoscaling" in own:
-        counts = own["autoscaling"]["timeline"]
+    for pool, scaling in scalings(own).items():
+        counts = scaling["timeline"]
         places = np.searchsorted(counts["at"], times, side="right") - 1
-        found["replicas"] = short(np.array(counts["up"], dtype=np.float64)[places])
+        name = f"{pool}_replicas" if pool else "replicas"
+        found[name] = short(np.array(counts["up"], dtype=np.float64)[places])
     if "sessions" in own:
         starts, ends = map(np.sort, session_spans(requests))
         is_open = np.searchsorted(starts, times, side="right") - np.searchsorted(ends, times)

@@ -139,7 +139,7 @@ class Experiment(Settings):
     def num_engines(self) -> int:
         """Schedulers with a KV cache of their own: replicas, slots for them, or parallel ranks."""
         if self.pools is not None:
-            return self.pools.replicas
+            return self.pools.slots
         if self.autoscaling is not None:
             return self.autoscaling.max_replicas
         return self.replicas * (self.engine.data_parallel_size or 1)
@@ -149,31 +149,45 @@ class Experiment(Settings):
         """Those of them that are there from the beginning."""
         if self.autoscaling is None:
             return self.num_engines
-        return max(self.replicas, self.autoscaling.min_replicas)
+        return self.autoscaling.num_started(self.replicas)
+
+    @property
+    def scalers(self) -> dict[str | None, Autoscaler]:
+        """The autoscalers, by pool; by None where there are no pools."""
+        if self.pools is None:
+            return {} if self.autoscaling is None else {None: self.autoscaling}
+        pools = {name: getattr(self.pools, name).autoscaling for name in POOLS}
+        return {name: scaler for name, scaler in pools.items() if scaler is not None}
 
     @model_validator(mode="after")
     def _check_autoscaling(self) -> Self:
-        scaler = self.autoscaling
-        if scaler is None:
-            return self
-        if self.replicas > scaler.max_replicas:
+        if self.autoscaling is not None and self.pools is not None:
             raise ValueError(
-                f"replicas = {self.replicas} is more than autoscaling.max_replicas = "
-                f"{scaler.max_replicas}; lower it, or raise that"
+                "autoscaling with pools: each pool is scaled by itself; use "
+                "pools.prefill.autoscaling and pools.decode.autoscaling"
             )
-        if self.pools is not None:
-            raise ValueError("autoscaling with pools: pools are not scaled; leave one of them out")
-        if (self.engine.data_parallel_size or 1) > 1:
+        for name, scaler in self.scalers.items():
+            self._check_scaler("" if name is None else f"pools.{name}.", name, scaler)
+        if self.autoscaling is not None and (self.engine.data_parallel_size or 1) > 1:
             raise ValueError(
                 f"autoscaling with engine.data_parallel_size = {self.engine.data_parallel_size}: "
                 "servers of several ranks are not scaled; leave one of them out"
             )
-        if scaler.looks_at_ends and self.slo is None:
-            raise ValueError(
-                f"autoscaling '{scaler.kind}' needs the limits that it is to keep; give slo, such "
-                "as {ttft_ms: 500}"
-            )
         return self
+
+    def _check_scaler(self, place: str, pool: str | None, scaler: Autoscaler) -> None:
+        replicas = self.replicas if pool is None else getattr(self.pools, pool).replicas
+        if replicas > scaler.max_replicas:
+            raise ValueError(
+                f"{place}replicas = {replicas} is more than {place}autoscaling.max_replicas = "
+                f"{scaler.max_replicas}; lower it, or raise that"
+            )
+        limits = self.slo and (self.slo.ttft_ms or self.slo.e2el_ms or pool != "prefill")
+        if scaler.looks_at_ends and not limits:
+            raise ValueError(
+                f"{place}autoscaling '{scaler.kind}' needs the limits that it is to keep; give "
+                "slo, such as {ttft_ms: 500}"
+            )
 
     @property
     def serving(self) -> Self:
@@ -249,7 +263,7 @@ class Experiment(Settings):
         slots = self.autoscaling.max_replicas if self.autoscaling else self.replicas
         sizes: dict[str | None, int] = {None: slots}
         if self.pools is not None:
-            sizes = {name: getattr(self.pools, name).replicas for name in POOLS}
+            sizes = {name: getattr(self.pools, name).slots for name in POOLS}
         check_incidents(self.incidents or (), sizes)
         return self
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from specsim.autoscaling import AUTOSCALING, Autoscaler
 from specsim.core.settings import Settings
 from specsim.engine.config import EngineConfig
 from specsim.engine.transfer import TransferConfig
@@ -21,6 +22,20 @@ class PoolConfig(Settings):
     engine: EngineConfig | None = None
     """Settings that differ from those of the experiment."""
     routing: Annotated[Router, ROUTING] | None = None
+    autoscaling: Annotated[Autoscaler, AUTOSCALING] | None = None
+    """How many replicas there are as the load changes; `replicas`, or `min_replicas` if that is
+    more, are there from the beginning."""
+
+    @property
+    def slots(self) -> int:
+        """Replicas, or slots for them."""
+        return self.replicas if self.autoscaling is None else self.autoscaling.max_replicas
+
+    @property
+    def num_started(self) -> int:
+        """Replicas that are there from the beginning."""
+        scaler = self.autoscaling
+        return self.replicas if scaler is None else scaler.num_started(self.replicas)
 
 
 class PoolsConfig(Settings):
@@ -31,6 +46,6 @@ class PoolsConfig(Settings):
     transfer: TransferConfig = TransferConfig()
 
     @property
-    def replicas(self) -> int:
+    def slots(self) -> int:
         """Of both pools."""
-        return self.prefill.replicas + self.decode.replicas
+        return self.prefill.slots + self.decode.slots

@@ -8,7 +8,7 @@ from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.request import Request
 from specsim.engine.cluster import EventClock
 from specsim.engine.integrity import IntegrityCheck
-from specsim.engine.pools import KVSize, PoolCluster, Pools
+from specsim.engine.pools import KVSize, PoolCluster, Pools, check_free
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.replica import Replica
 from specsim.engine.setup import Setup
@@ -122,7 +122,7 @@ class PoolSystem:
     ) -> None:
         config = servers.config
         self.prefill_profile = servers.prefill.profile
-        decode = config.decode.replicas
+        decode = config.decode.slots
         front_time = servers.prefill.costs.overhead.front_ms * 1e-3
         self.records = [
             PrefillRecords(servers.prefill.max_draft_len, records[0].step_log, number, front_time)
@@ -171,10 +171,11 @@ class PoolSystem:
             PoolCluster(
                 self._clock,
                 self._requests,
-                pool.replicas,
+                pool.slots,
                 make,
                 router=pool.routing or experiment.routing,
                 seed=experiment.seed,
+                started=pool.num_started,
             )
             for pool, make in (
                 (config.prefill, partial(self._prefill_replica, origin)),
@@ -183,22 +184,20 @@ class PoolSystem:
         )
         front_time = self._servers.decode.costs.overhead.front_ms * 1e-3
         self.pools.join(self.prefill, self.decode, front_time)
+        if self._check:
+            self.prefill.has_gone = self.decode.has_gone = check_free
         self.submit = self.prefill.submit
         return self
-
-    def pool(self, name: str | None) -> PoolCluster:
-        """Return one of the pools."""
-        return self.prefill if name == "prefill" else self.decode
 
     def check_stranded(self) -> None:
         """Raise a CapacityError if requests wait for a replica that will never come back."""
         self.prefill.check_stranded()
         self.decode.check_stranded()
-        for number, replica in enumerate(self.decode.up):
+        for replica in self.decode.up:
             if replica.has_unfinished:
                 raise CapacityError(
-                    f"pools.decode: requests that have been loaded hold the KV blocks of replica "
-                    f"{number}, and none of them can go on, in vLLM neither; use more memory, or a "
+                    "pools.decode: requests that have been loaded hold the KV blocks of a replica, "
+                    "and none of them can go on, in vLLM neither; use more memory, or a "
                     "smaller max_num_seqs"
                 )
 

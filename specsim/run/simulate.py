@@ -1,7 +1,7 @@
 """simulate: run an experiment, and return what was recorded."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,7 +31,8 @@ class Run:
     requests: Sequence[Request]
     replicas: list[ReplicaRecords]
     deliveries: Deliveries | None = None
-    scaling: Scaling | None = None
+    scalings: dict[str | None, Scaling] = field(default_factory=dict)
+    """What each autoscaler has made of it, by pool; by None without pools."""
     offload: Offload | None = None
     """What was loaded from host memory and disk."""
     pools: PoolSystem | None = None
@@ -86,7 +87,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         requests,
         whole.records,
         whole.deliveries,
-        scaling=whole.scaling,
+        scalings=whole.scalings,
         offload=whole.offload,
         pools=whole.pools,
     )

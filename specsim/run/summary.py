@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from specsim.core.atomic import new_folder
 from specsim.core.version import __version__
 from specsim.engine.fleet import Count, Scaling
+from specsim.profile import Profile
 from specsim.results.export import (
     RESULT_FILES,
     ROWS_PER_GROUP,
@@ -225,13 +226,28 @@ class Summary:
             for name in names
         }
 
-    def _scaling_block(self, scaling: Scaling) -> dict[str, Any]:
+    @cached_property
+    def scalings(self) -> dict[str | None, dict[str, Any]]:
+        """What replicas came to over time, by pool, if any is scaled; by None without pools."""
+        run, pools = self.run, self.run.experiment.pools
+        if not run.scalings or pools is None or run.pools is None:
+            profile = run.deployment.profile
+            return {name: self._scaling(name, each, profile) for name, each in run.scalings.items()}
+        return {
+            name: self._scaling(name, run.scalings.get(name, Scaling.fixed(replicas)), profile)
+            for name, replicas, profile in (
+                ("prefill", pools.prefill.replicas, run.pools.prefill_profile),
+                ("decode", pools.decode.replicas, run.deployment.profile),
+            )
+        }
+
+    def _scaling(self, pool: str | None, scaling: Scaling, profile: Profile) -> dict[str, Any]:
         """Return what replicas came to over time; times in seconds of the run, up to its end."""
         end = float(self.tables.requests["ended_at"].max())
         counts = [count for count in scaling.counts if count.at < end]
         seconds = scaling.replica_seconds(end)
-        gpu_hours = seconds * self.run.deployment.profile.tensor_parallel_size / 3600.0
-        scaler = self.run.experiment.autoscaling
+        gpu_hours = seconds * profile.tensor_parallel_size / 3600.0
+        scaler = self.run.experiment.scalers.get(pool)
         price = None if scaler is None else scaler.price_per_gpu_hour
         return {
             "replica_seconds": seconds,
@@ -266,8 +282,10 @@ class Summary:
         profile = run.deployment.profile
         num_steps = int(totals["steps"])
         own = {"sessions": session_metrics(self.request_columns)} if self._turns else {}
-        if run.scaling is not None:
-            own["autoscaling"] = self._scaling_block(run.scaling)
+        if self.pools is not None:
+            own["pools"] = {**self.pools.totals, **_if_any("autoscaling", self.scalings)}
+        else:
+            own |= _if_any("autoscaling", self.scalings.get(None, {}))
         return {
             **self.provenance,
             "profile": run.experiment.profile,
@@ -291,6 +309,9 @@ class Summary:
             "queue_ms": self.statistics["queue"],
             "amortised_itl_ms": self.statistics["amortised_itl"],
             **own,
-            **({} if self.pools is None else {"pools": self.pools.totals}),
             **({} if self.run.offload is None else {"hits": self._hits(self.run.offload.loads)}),
         }
+
+
+def _if_any(name: str, found: dict[Any, Any]) -> dict[str, Any]:
+    return {name: found} if found else {}

@@ -104,8 +104,8 @@ class Whole:
                 self.records,
                 check=kept.check,
             )
-        self.scaling: Scaling | None = None
-        """What an autoscaler has made of the run, when that is over."""
+        self.scalings: dict[str | None, Scaling] = {}
+        """What each autoscaler has made of the run, when that is over; by pool."""
 
     def run(self) -> None:
         """Let everything happen.
@@ -114,18 +114,11 @@ class Whole:
             CapacityError: Requests wait for a replica that will never come back.
         """
         cluster, clock, experiment = self._cluster(), self._clock, self._experiment
-        fleet = None
-        if experiment.autoscaling is not None:
-            assert isinstance(cluster, Cluster)
-            fleet = Fleet(
-                clock,
-                cluster,
-                experiment.autoscaling,
-                experiment.num_started,
-                recent=LimitUse(self.records, experiment.slo).since_last,
-                is_over=self._ends.is_over,
-            )
-        schedule_incidents(clock, fleet or cluster, experiment.incidents or ())
+        clusters: dict[str | None, Cluster] = {None: cluster}  # type: ignore[dict-item]
+        if isinstance(cluster, PoolSystem):
+            clusters = {"prefill": cluster.prefill, "decode": cluster.decode}
+        fleets = self._fleets(clusters)
+        schedule_incidents(clock, {**clusters, **fleets}, experiment.incidents or ())
         self._clients.submit = cluster.submit
         if self._clients_wait:
             self._ends.listener = self._clients.answered
@@ -135,10 +128,28 @@ class Whole:
             clock.process(replay(clock, self._clients.starts, cluster.submit, self._front_time))
         clock.run()
         cluster.check_stranded()
-        if fleet is not None:
-            self.scaling = fleet.finish()
+        self.scalings = {name: fleet.finish() for name, fleet in fleets.items()}
         cluster.finish()
         self._ends.check()
+
+    def _fleets(self, clusters: dict[str | None, Cluster]) -> dict[str | None, Fleet]:
+        """Return what scales the pools that are scaled."""
+        experiment, pools, together = self._experiment, self._experiment.pools, list[Fleet]()
+        num_decode = pools.decode.slots if pools else len(self.records)
+        records = {"prefill": self.records[num_decode:], "decode": self.records[:num_decode]}
+        return {
+            name: Fleet(
+                self._clock,
+                clusters[name],
+                scaler,
+                getattr(pools, name).num_started if name else experiment.num_started,
+                recent=LimitUse(records[name or "decode"], experiment.slo).since_last,
+                is_over=self._ends.is_over,
+                fleets=together,
+                name=name,
+            )
+            for name, scaler in experiment.scalers.items()
+        }
 
     def _cluster(self) -> Cluster | PoolSystem:
         if self.pools is not None:

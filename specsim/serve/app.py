@@ -9,6 +9,7 @@ import numpy as np
 from aiohttp import web
 
 from specsim.core.request import Request
+from specsim.core.rng import generator
 from specsim.core.version import __version__
 from specsim.serve.answers import Reply, Stream
 from specsim.serve.live import Live, LiveAnswer
@@ -25,9 +26,9 @@ from specsim.serve.protocol import (
 )
 from specsim.serve.texts import Filler, Ids, Texts
 
-_BODY_TIMEOUT = 30.0  # seconds in which a request's body has to come
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _MAX_BODY = web.AppKey("max_body", int)
+_BODY_TIMEOUT = web.AppKey("body_timeout", float)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -46,9 +47,17 @@ class Service:
     Args:
         model: The name that it serves under.
         api_key: What clients have to send; None: nothing.
+        fault_rate: Share of the requests for an answer that get an error instead.
     """
 
-    def __init__(self, live: Live, texts: Texts, model: str, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        live: Live,
+        texts: Texts,
+        model: str,
+        api_key: str | None = None,
+        fault_rate: float = 0.0,
+    ) -> None:
         self.live, self.texts, self.model = live, texts, model
         self.metrics = LiveMetrics(live, model)
         live.watchers.append(self.metrics)
@@ -58,11 +67,13 @@ class Service:
         assert longest is not None
         self._max_model_len = longest
         self._created = 0
+        self._fault_rate = fault_rate
+        self._luck = generator(live.experiment.seed, "serve_faults")
 
-    def app(self, max_body: int) -> web.Application:
-        """Return the application; bodies of more bytes are refused."""
+    def app(self, max_body: int, body_timeout: float) -> web.Application:
+        """Return the application; bodies of more bytes, or that take more seconds, are refused."""
         app = web.Application(client_max_size=max_body, middlewares=[self._guard])
-        app[_MAX_BODY] = max_body
+        app[_MAX_BODY], app[_BODY_TIMEOUT] = max_body, body_timeout
         for path, get in (
             ("/health", self._health), ("/ping", self._health), ("/version", self._version),
             ("/metrics", self._metrics), ("/v1/models", self._models),
@@ -261,6 +272,8 @@ class Service:
                 "input tokens. Please reduce the length of either one.",
                 "max_tokens",
             )
+        if self._fault_rate and self._luck.random() < self._fault_rate:
+            raise Refusal(int(self._luck.choice((500, 503))), "a fault, as --fault-rate asks for")
         if self.is_closing:
             raise Refusal(503, "the server is shutting down")
         if not self.live.is_up:
@@ -319,8 +332,9 @@ async def _read(request: web.Request) -> bytes:
     """Return the body of a request; a Refusal if it is too long, or does not come."""
     if (request.content_length or 0) > request.app[_MAX_BODY]:
         raise Refusal(413, f"the body has more than {request.app[_MAX_BODY]} bytes")
+    timeout = request.app[_BODY_TIMEOUT]
     try:
-        async with asyncio.timeout(_BODY_TIMEOUT):
+        async with asyncio.timeout(timeout):
             return await request.read()
     except TimeoutError as error:
-        raise Refusal(408, f"the body did not come within {_BODY_TIMEOUT:.0f} s") from error
+        raise Refusal(408, f"the body did not come within {timeout:g} s") from error

@@ -169,7 +169,7 @@ class Live:
             keeps_up=True,
         )
         self._cluster.numbers = self.slots.numbers
-        schedule_incidents(self._clock, self._cluster, experiment.incidents or ())
+        schedule_incidents(self._clock, {None: self._cluster}, experiment.incidents or ())
 
     def _make_replica(self, number: int, start: float) -> Replica:
         slots = self.slots

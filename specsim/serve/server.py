@@ -41,6 +41,10 @@ class ServeOptions:
     max_connections: int = 2048
     max_body: int = 16 << 20
     """Bytes."""
+    request_timeout: float = 30.0
+    """Seconds in which a request has to come: its head since the answer before it, and its body."""
+    fault_rate: float = 0.0
+    """Share of the requests for an answer that get a 500 or 503, by the experiment's seed."""
     grace: float = 30.0
     """Seconds that unfinished requests have once the server is told to end."""
 
@@ -79,7 +83,7 @@ def services(experiment: Experiment, options: ServeOptions) -> list[Service]:
         if options.log is not None:
             folder = options.log / f"port-{number}" if options.is_each else options.log
             live.watchers.append(Log(live, folder))
-        made.append(Service(live, texts, model, options.api_key))
+        made.append(Service(live, texts, model, options.api_key, options.fault_rate))
     return made
 
 
@@ -119,11 +123,11 @@ class LiveServer:
         ports = []
         for number, service in enumerate(self._services):
             runner = web.AppRunner(
-                service.app(options.max_body),
+                service.app(options.max_body, options.request_timeout),
                 handler_cancellation=True,
                 access_log=None,
                 logger=_log(),
-                keepalive_timeout=60.0,
+                keepalive_timeout=options.request_timeout,
                 shutdown_timeout=2.0,
                 max_line_size=8190,
                 max_field_size=8190,

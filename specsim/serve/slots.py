@@ -183,6 +183,13 @@ def _check(experiment: Experiment, deployment: Deployment) -> None:
     """Refuse what knows the future, or needs tables of a whole run."""
     policy: Policy = deployment.policy
     proposer, acceptance = deployment.proposer, experiment.acceptance
+    for name, is_set in (
+        ("pools", experiment.pools is not None),
+        ("autoscaling", experiment.autoscaling is not None),
+        ("engine.kv_offload", deployment.engine.kv_offload is not None),
+    ):
+        if is_set:
+            raise ConfigError(f"{name}: specsim serve does not do that yet; leave it out")
     if proposer is None or acceptance is None:
         return
     if isinstance(policy, OraclePolicy) or policy.knows_model:

@@ -6,7 +6,6 @@ from typing import Any
 
 from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
-from specsim.policies import Policy
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
 from specsim.study.capacity import (
@@ -18,12 +17,12 @@ from specsim.study.capacity import (
     find_hardware,
     parse_slo,
 )
-from specsim.study.compare import parse_policies
+from specsim.study.compare import chosen_policies
 from specsim.study.gate import GateResults, GateVerdict, Suite, check_same_suite, judge, run_suite
 from specsim.study.plan import Plan, Question, make_plan
 from specsim.study.plan.command import read_command
 from specsim.study.plan.traffic import find_traffic
-from specsim.study.sweep import Sweep, SweepFolder, labels, run_sweep
+from specsim.study.sweep import Sweep, SweepFolder, run_sweep
 
 Progress = Callable[[int], None]
 _REQUESTS, _MOST_REQUESTS = 2000, 64_000
@@ -125,18 +124,9 @@ def capacity(  # noqa: PLR0913 - the options of a command
     count = num_requests or max(experiment.workload.num_requests or 0, _REQUESTS)
     longest = None if num_requests else max_requests
     goal = Goal(limits, attainment, tolerance, is_closed, qps, replications, count, longest)
-    chosen = _chosen(policies, experiment.effective_policy)
+    chosen = chosen_policies(policies, experiment.effective_policy)
     choices = Choices(find_hardware(experiment, list(gpus)), chosen, Prices.load(prices))
     return find_capacity(experiment, goal, choices, workers=workers, on_progress=on_progress)
-
-
-def _chosen(policies: Sequence[str] | None, own: Policy) -> dict[str, Policy]:
-    """Return the policies by label: those asked for, else the experiment's own."""
-    if policies:
-        parsed = parse_policies(list(policies))
-        return {label: parsed[label] for label in policies}
-    fields = own.model_dump(mode="json", exclude_defaults=True) | {"kind": own.kind}
-    return dict(zip(labels([fields]), [own], strict=True))
 
 
 def _check_ranges(attainment: float, tolerance: float, qps: float | None) -> None:

@@ -7,7 +7,7 @@ replication by replication, and its confidence interval is narrow.
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +24,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.paired import Regret, SpeedUp, regret, replicated, speed_up
+from specsim.study.sweep import labels
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,15 @@ def parse_policies(texts: list[str]) -> dict[str, Policy]:
         with validated(f"--policies {text}", ConfigError):
             policies[text] = POLICIES.parse(text)
     return policies
+
+
+def chosen_policies(policies: Sequence[str] | None, own: Policy) -> dict[str, Policy]:
+    """Return the policies by label: those asked for, else the experiment's own."""
+    if policies:
+        parsed = parse_policies(list(policies))
+        return {label: parsed[label] for label in policies}
+    fields = own.model_dump(mode="json", exclude_defaults=True) | {"kind": own.kind}
+    return dict(zip(labels([fields]), [own], strict=True))
 
 
 def compare(

@@ -128,10 +128,11 @@ def check_steady(experiment: Experiment) -> None:
             "incidents: a load cannot be looked for while replicas fail or get slow; leave them "
             "out (--set incidents=null) and try the load that is found with them afterwards"
         )
-    if experiment.autoscaling is not None:
+    for pool in experiment.scalers:
+        field = f"pools.{pool}.autoscaling" if pool else "autoscaling"
         raise ConfigError(
-            "autoscaling: a load cannot be looked for while replicas come and go; leave it out "
-            "(--set autoscaling=null) and run the load that is found with it afterwards"
+            f"{field}: a load cannot be looked for while replicas come and go; leave it out "
+            f"(--set {field}=null) and run the load that is found with it afterwards"
         )
 
 

@@ -51,6 +51,8 @@ class SplitRow:
     """Whether the queue kept growing."""
     is_efficient: bool = True
     """Whether no other way has both a lower p99 TTFT and a lower mean TPOT at that load."""
+    policy: str | None = None
+    """Where policies were searched, too."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain values."""
@@ -60,6 +62,7 @@ class SplitRow:
             "prefill_replicas": self.prefill_replicas,
             "decode_replicas": self.decode_replicas,
             "gpus": self.gpus,
+            **({} if self.policy is None else {"policy": self.policy}),
             **self.values,
             "unstable": self.is_unstable,
             "efficient": self.is_efficient,
@@ -73,20 +76,24 @@ class Split:
     gpus: int
     rows: list[SplitRow]
 
-    def save(self, folder: Path) -> None:
-        """Write ``split.json`` into a folder that exists."""
-        data = {"gpus": self.gpus, "rows": [row.to_dict() for row in self.rows]}
+    def save(self, folder: Path, **more: Any) -> None:
+        """Write ``split.json``, and more in it, into a folder that exists."""
+        data = {"gpus": self.gpus, "rows": [row.to_dict() for row in self.rows], **more}
         (folder / "split.json").write_text(json.dumps(data, indent=1) + "\n")
 
 
 def splits(experiment: Experiment, gpus: int) -> Iterator[tuple[str, int, Experiment]]:
     """Yield the ways to use some GPUs: a label, the GPUs in use and the experiment.
 
+    The first one is replicas that do both.
+
     Profiles and settings of the pools are those of the experiment's ``pools``, if it has them.
 
     Raises:
         ConfigError: There are too few GPUs for any of them.
     """
+    if experiment.scalers:
+        raise ConfigError("autoscaling: split compares pools of fixed size; leave it out")
     plain = experiment.replace("split", pools=None, incidents=None)
     pools = experiment.pools or PoolsConfig()
     size, sizes = (
@@ -137,22 +144,30 @@ def compare_splits(
     """
     loads: list[float | None] = [*rates] if rates else [None]
     arms = [
-        (label, rate, used, arm)
+        (label, used, arm)
         for rate in loads
-        for label, used, arm in splits(_at_rate(experiment, rate), gpus)
+        for label, used, arm in splits(at_rate(experiment, rate), gpus)
     ]
-    tasks = [replicated(arm, replications, "split") for _, _, _, arm in arms]
     with Runner(LocalProcesses(workers), on_progress) as runner:
-        groups = list(runner.run(_run_one, tasks))
-    rows = [
+        rows = simulated_rows(arms, replications, runner)
+    rows = [judged(row, rows) for row in rows]
+    return Split(gpus, sorted(rows, key=row_order))
+
+
+def simulated_rows(
+    arms: list[tuple[str, int, Experiment]], replications: int, runner: Runner
+) -> list[SplitRow]:
+    """Simulate ways to use the GPUs, each with its label and the GPUs in use."""
+    tasks = [replicated(arm, replications, "split") for _, _, arm in arms]
+    groups = runner.run(_run_one, tasks)
+    return [
         _row(label, used, arm, group)
-        for (label, _, used, arm), group in zip(arms, groups, strict=True)
+        for (label, used, arm), group in zip(arms, groups, strict=True)
     ]
-    rows = [_judged(row, rows) for row in rows]
-    return Split(gpus, sorted(rows, key=_order))
 
 
-def _at_rate(experiment: Experiment, rate: float | None) -> Experiment:
+def at_rate(experiment: Experiment, rate: float | None) -> Experiment:
+    """Return an experiment at another rate; a ConfigError if its arrivals have none."""
     if rate is None:
         return experiment
     workload = experiment.workload
@@ -200,13 +215,14 @@ def _value(data: dict[str, Any], name: str) -> float | None:
     return value
 
 
-def _order(row: SplitRow) -> tuple[float, ...]:
+def row_order(row: SplitRow) -> tuple[float, ...]:
     """Order rows of a load by attainment where there are limits, then by mean latency."""
     attainment = row.values["slo_attainment"]
     return (row.rate or 0.0, -round(attainment or 0.0, 6), row.values["mean_e2el_ms"] or 0.0)
 
 
-def _judged(row: SplitRow, rows: list[SplitRow]) -> SplitRow:
+def judged(row: SplitRow, rows: list[SplitRow]) -> SplitRow:
+    """Return a row with whether any other row of its load beats it."""
     mine = (row.values["p99_ttft_ms"] or 0.0, row.values["mean_tpot_ms"] or 0.0)
     others = [
         (other.values["p99_ttft_ms"] or 0.0, other.values["mean_tpot_ms"] or 0.0)

@@ -160,7 +160,7 @@ def test_what_starts_is_given_up_before_what_is_up(tiny: Tiny) -> None:
     assert max(counts["starting"]) > 0
     assert max(counts["up"]) == 1
     assert counts["starting"][-1] == 0
-    spans = sorted(until - start for start, until in found.run.scaling.spans)  # type: ignore[union-attr]
+    spans = sorted(until - start for start, until in found.run.scalings[None].spans)
     assert 0 < spans[0] < 30  # what was paid for in vain
 
 
@@ -194,6 +194,17 @@ def test_none_is_there_while_nobody_asks(tiny: Tiny) -> None:
     back = rows[rows["arrived_at"] > 60]
     assert 3.0 <= float((back["scheduled_at"] - back["arrived_at"]).max()) <= 4.0 + 0.5
     assert summary.data["specsim"]["autoscaling"]["replica_seconds"] < 30
+
+
+def test_what_comes_last_waits_until_the_only_slot_has_drained(tiny: Tiny) -> None:
+    """Nothing is on the clock then but the look that sees the slot free."""
+    long = {"kind": "constant", "prompt": 20, "output": 300}
+    scaler = {"kind": "target_queue", "target": 1, "min_replicas": 0, "max_replicas": 1}
+    scaler["interval_s"], load = 0.1, {"kind": "constant", "rate": 0.6}
+    summary = ran(tiny, scaler, arrivals=load, lengths=long, num_requests=2)
+    rows = summary.tables.requests
+    assert max(timeline(summary)["draining"]) == 1
+    assert rows["arrived_at"][1] < rows["ended_at"][0] <= rows["scheduled_at"][1]
 
 
 def test_limits_are_kept_for_less_than_the_most(tiny: Tiny) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specsim.autoscaling import Autoscaler
+from specsim.engine.fleet import Scaling
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary
@@ -73,7 +75,9 @@ def test_nothing_is_lost(number: int, tiny: Callable[..., Experiment]) -> None:
     engine = {"num_gpu_blocks": 150, "max_model_len": 1024, "max_num_seqs": 4}
     run = simulate(tiny(**fields, engine=engine, acceptance=None), check=True)
     check_requests(run)
-    check_scaling(run)
+    assert run.experiment.autoscaling is not None
+    end = float(Summary(run).tables.requests["ended_at"].max())
+    check_counts(run.scalings[None], run.experiment.autoscaling, end)
 
 
 def check_requests(run: Run) -> None:
@@ -91,20 +95,16 @@ def check_requests(run: Run) -> None:
         ended[request.session] = rows["ended_at"][request.index]
 
 
-def check_scaling(run: Run) -> None:
+def check_counts(scaling: Scaling, scaler: Autoscaler, end: float) -> None:
     """The time series is that of the spans, and within the bounds."""
-    assert run.scaling is not None
-    scaler = run.experiment.autoscaling
-    assert scaler is not None
-    counts, spans = run.scaling.counts, run.scaling.spans
+    counts, spans = scaling.counts, scaling.spans
     for count in counts:
         assert count.up + count.starting + count.draining + count.failed <= scaler.max_replicas
         assert scaler.min_replicas <= count.wanted <= scaler.max_replicas
     # A replica that drains is noticed to be gone at the next look; up and starting are exact.
-    end = float(Summary(run).tables.requests["ended_at"].max())
     known = [count for count in counts if count.at < end]
     times = np.array([*(count.at for count in known), end])
     held = sum((c.up + c.starting) * t for c, t in zip(known, np.diff(times), strict=True))
     most = held + sum(c.draining * t for c, t in zip(known, np.diff(times), strict=True))
-    assert held - 1e-6 <= run.scaling.replica_seconds(end) <= most + 1e-6
+    assert held - 1e-6 <= scaling.replica_seconds(end) <= most + 1e-6
     assert all(start <= until for start, until in spans)

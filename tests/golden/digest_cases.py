@@ -766,3 +766,10 @@ def pool_cases() -> Iterator[Case]:
             engine={**FEW, "kv_offload": offload},
             requests=lambda: conversations(180, 150.0),
         )
+    scaler = {"kind": "target_concurrency", "target": 6.0, "window_s": 0.2, "interval_s": 0.1,
+              "start_up_s": 0.15, "scale_in_delay_s": 0.2, "max_replicas": 3}  # fmt: skip
+    scaled = {name: {"autoscaling": scaler} for name in ("prefill", "decode")}
+    yield case("pools/scaled", pools={**scaled, "transfer": link}, policy="goodput",
+               workload={"arrivals": {"kind": "poisson", "rate": 300.0}},
+               incidents=[{**failure(0, 0.3, 0.9), "pool": "prefill"},
+                          {**failure(1, 0.5, 1.1), "pool": "decode"}])  # fmt: skip

@@ -113,6 +113,7 @@ NAMES = """
     autoscaling/target_slo/open
     pools/recomputed/static
     tiers/disk
+    pools/scaled
 """.split()  # noqa: SIM905
 
 

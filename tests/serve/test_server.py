@@ -126,6 +126,57 @@ def test_a_slow_reader_is_cut_off_and_stalls_nobody() -> None:
         assert served.live.num_unfinished == 0
 
 
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (b"", b""),
+        (b"POST /v1/completions HTTP/1.1\r\nHo", b""),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b"408"),
+    ],
+)
+def test_who_sends_a_request_too_slowly_is_not_waited_for(sent: bytes, expected: bytes) -> None:
+    options = Options(port=0, speed=50.0, grace=0.5, request_timeout=0.3)
+    with serving(options) as served, socket.socket() as slow:
+        slow.settimeout(10)
+        slow.connect(("127.0.0.1", served.ports[0]))
+        slow.sendall(sent)
+        answer = slow.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 " + expected) if expected else not answer
+        assert served.ask("/v1/completions", ASKED)[0] == 200
+
+
+def test_so_many_requests_get_a_fault_by_the_seed() -> None:
+    def statuses(seed: int) -> list[int]:
+        options = Options(port=0, speed=50.0, grace=0.5, fault_rate=0.3)
+        with serving(options, seed=seed) as served:
+            asked = {**ASKED, "max_tokens": 2}
+            found = [served.ask("/v1/completions", asked)[0] for _ in range(60)]
+            assert served.ask("/v1/completions", {**ASKED, "n": -1})[0] == 400
+            assert served.ask("/health")[0] == 200
+            check_nothing_is_left(served)
+        return found
+
+    first = statuses(1)
+    assert set(first) == {200, 500, 503}
+    assert 8 <= sum(status != 200 for status in first) <= 30
+    assert statuses(1) == first != statuses(2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pools": {}, "replicas": 1},
+        {"autoscaling": {"kind": "target_queue", "target": 1, "max_replicas": 2}},
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(change: dict[str, Any]) -> None:
+    with (
+        pytest.raises(ConfigError, match=f"{next(iter(change))}: specsim serve"),
+        serving(**change),
+    ):
+        pass
+
+
 def test_while_no_replica_is_up_requests_are_refused() -> None:
     failure = {"kind": "failure", "replica": 0, "at": 10.0, "until": 70.0}
     with serving(incidents=[failure]) as served:

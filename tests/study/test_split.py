@@ -10,7 +10,9 @@ from conftest import Run, tiny_config
 
 from specsim.core.errors import ConfigError
 from specsim.run.experiment import Experiment
-from specsim.study.split import compare_splits, splits
+from specsim.study.compare import chosen_policies
+from specsim.study.split import Split, compare_splits, splits
+from specsim.study.split_search import Search, _thinned, search_splits
 
 WORKLOAD = {
     "arrivals": {"kind": "poisson", "rate": 20.0},
@@ -77,3 +79,78 @@ def test_the_command_prints_a_table_and_writes_a_file(cli: Run, tmp_path: Path) 
     code, _, error = cli("split", "e.yaml", "--gpus", 2, "--rates", "4,x")
     assert code == 2
     assert "--rates 4,x: should be numbers above 0" in error
+
+
+def searched(gpus: int, rate: float, *policies: str, **how: Any) -> tuple[Split, Search]:
+    load = {**WORKLOAD, "arrivals": {"kind": "poisson", "rate": rate}, "num_requests": 120}
+    spec = {"method": "eagle3", "num_speculative_tokens": 3}
+    engine = {**tiny_config()["engine"], "speculative_config": spec}
+    changes = {"workload": load, "profile": "h100/llama-3.1-8b", "engine": engine}
+    alpha = {"kind": "bernoulli", "alpha": 0.7}
+    asked = experiment(**changes, policy="static", acceptance=alpha)
+    chosen = chosen_policies(policies, asked.effective_policy)
+    return search_splits(asked, gpus, policies=chosen, **how)
+
+
+def test_a_search_finds_what_all_whole_simulations_find() -> None:
+    """The same rows, those that are left out apart; and pools by themselves tell nearly all."""
+    found, search = searched(5, 40.0, "off", "static:k=3", most=100)
+    assert {row.label for row in found.rows} >= {"colocated", "1p + 4d", "4p + 1d"}
+    assert {row.policy for row in found.rows} == {"off", "static:k=3"}
+    assert len(found.rows) == 2 + len(search.predictions)
+    by_name = {(row.label, row.policy): row for row in found.rows}
+    for each in search.predictions:
+        row = by_name[each.way.label, each.way.policy]
+        assert each.mean_e2el_ms == pytest.approx(row.values["mean_e2el_ms"], rel=0.03)
+        assert each.mean_tpot_ms == pytest.approx(row.values["mean_tpot_ms"], rel=0.03)
+        assert each.attainment == pytest.approx(row.values["slo_attainment"], abs=0.05)
+    assert search.worst_error is not None
+    assert search.worst_error < 0.03
+    few, _ = searched(5, 40.0, "off", "static:k=3", most=2, workers=2)
+    best = next(row for row in found.rows if row.prefill_replicas)
+    assert next(row for row in few.rows if row.prefill_replicas).values == best.values
+    assert len(few.rows) == 4
+
+
+def test_a_search_is_over_sizes_too_as_far_as_there_are_profiles() -> None:
+    found, search = searched(4, 20.0, sizes=[1, 2, 4, 8], most=100)
+    labels = {row.label for row in found.rows}
+    assert {"colocated tp1", "colocated tp2", "2p + 1d tp1/tp2", "1p + 2d tp2/tp1"} <= labels
+    assert all(row.gpus <= 4 for row in found.rows)
+    assert any("tp4: no such profile" in each for each in search.left_out)
+    assert any("tp8: more than 4 GPUs" in each for each in search.left_out)
+
+
+def test_pools_that_fall_behind_are_left_out() -> None:
+    """Of a prefill pool that does, smaller ones are not even run."""
+    found, search = searched(4, 70.0, most=9)
+    assert (search.too_small, search.pieces) == (1, 6)
+    assert not any(row.is_unstable for row in found.rows if row.prefill_replicas)
+    found, search = searched(4, 300.0, most=9)
+    assert (search.too_small, search.pieces, search.predictions) == (3, 2, [])
+    assert [row.label for row in found.rows] == ["colocated"]
+
+
+def test_many_gpus_are_looked_at_with_gaps() -> None:
+    found = _thinned(list(range(1, 64)), "", left_out := [])
+    assert len(found) == 16
+    assert (found[0], found[-1]) == (1, 63)
+    assert left_out == ["47 of 63 splits, between those looked at"]
+    assert _thinned([1, 2], "", left_out) == [1, 2]
+
+
+def test_what_cannot_be_searched_is_said(cli: Run, tmp_path: Path) -> None:
+    loop = {"kind": "closed_loop", "concurrency": 4}
+    config = tiny_config(workload={**WORKLOAD, "arrivals": loop})
+    (tmp_path / "loop.yaml").write_text(yaml.safe_dump(config))
+    code, _, error = cli("split", "loop.yaml", "--gpus", 2, "--policies", "off")
+    assert (code, "clients of a closed loop" in error) == (2, True)
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(tiny_config(workload=WORKLOAD)))
+    code, _, error = cli("split", "e.yaml", "--gpus", 2, "--tp", "1,x")
+    assert (code, "--tp 1,x: should be whole numbers" in error) == (2, True)
+    code, out, error = cli("split", "e.yaml", "--gpus", 2, "--policies", "off", "--out", "s")
+    assert code == 0, error
+    assert "pools simulated by themselves" in out
+    found = json.loads((tmp_path / "s" / "split.json").read_text())
+    assert found["search"]["predictions"][0]["label"] == "1p + 1d"
+    assert found["rows"][0]["policy"] == "off"

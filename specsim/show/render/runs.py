@@ -15,7 +15,7 @@ from rich.table import Table
 
 from specsim.hardware import GIB
 from specsim.results.metrics import SHOWN, TITLES
-from specsim.results.timeline import PARTS
+from specsim.results.timeline import PARTS, scalings
 from specsim.run.summary import Summary
 from specsim.show.render import add_wide_rows, interval, new_table, percent
 
@@ -93,12 +93,12 @@ def _cluster_rows(own: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append((f"{found['count']:,} sessions, median", f"{median:,.1f} s"))
         shares = ", ".join(f"{row['hit_share']:.0%}" for row in turns[:4])
         rows.append((f"prefix hits, turns 1 to {min(4, len(turns))}", shares))
-    if "autoscaling" in own:
-        found = own["autoscaling"]
+    for pool, found in scalings(own).items():
+        name = f"{pool} " if pool else ""
         means = f"{found['mean_replicas']:.2f}, at most {found['peak_replicas']}"
-        rows.append((f"replicas ({found['changes']} changes)", means))
+        rows.append((f"{name}replicas ({found['changes']} changes)", means))
         cost = "" if found["cost"] is None else f" = {found['cost']:,.2f}"
-        rows.append(("GPU hours", f"{found['gpu_hours']:,.3f}{cost}"))
+        rows.append((f"{name}GPU hours", f"{found['gpu_hours']:,.3f}{cost}"))
     return rows
 
 

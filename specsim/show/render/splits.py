@@ -8,6 +8,7 @@ from specsim.show.render import new_table
 
 if TYPE_CHECKING:
     from specsim.study.split import Split, SplitRow
+    from specsim.study.split_search import Search
 
 
 def split_table(found: "Split", title: str) -> Table:
@@ -15,7 +16,12 @@ def split_table(found: "Split", title: str) -> Table:
     columns = [
         "", "rate/s", "GPUs", "req/s", "SLO", "TTFT ms", "p99", "TPOT ms", "p99", "transfer ms", "",
     ]  # fmt: skip
+    has_policies = any(row.policy is not None for row in found.rows)
     rows = [_cells(row) for row in found.rows]
+    if has_policies:
+        columns.insert(1, "policy")
+        for row, cells in zip(found.rows, rows, strict=True):
+            cells.insert(1, row.policy or "-")
     return new_table(f"{title}: {found.gpus} GPUs, p prefill and d decode", columns, rows)
 
 
@@ -35,4 +41,19 @@ def _cells(row: "SplitRow") -> list[str]:
         ),
         "-" if values["mean_transfer_ms"] is None else f"{values['mean_transfer_ms']:,.1f}",
         ", ".join(notes),
+    ]
+
+
+def search_lines(search: "Search") -> list[str]:
+    """Return what was looked at on the way, and how exact that was."""
+    error = (
+        ""
+        if search.worst_error is None
+        else (f"; their mean latency was predicted within {search.worst_error:.1%}")
+    )
+    return [
+        f"{len(search.predictions) + search.too_small} splits in {search.seconds:.0f} s: "
+        f"{search.pieces} pools simulated by themselves, {search.too_small} splits left out "
+        f"because a queue kept growing, the most promising simulated whole (the table){error}",
+        *(f"left out: {each}" for each in search.left_out),
     ]

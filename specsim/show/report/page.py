@@ -70,7 +70,8 @@ def _security_policy(*scripts: str) -> str:
 
 
 _SERIES = (
-    "time_s", "running", "waiting", "kv_usage", "draft_len", "replicas", "sessions",
+    "time_s", "running", "waiting", "kv_usage", "draft_len", "replicas",
+    "prefill_replicas", "decode_replicas", "sessions",
 )  # fmt: skip
 _PARTS = ("target_s", "draft_s", "overhead_s", "idle_s")
 _MAX_SAMPLES = 80_000

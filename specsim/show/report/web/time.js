@@ -6,6 +6,8 @@ const SERIES = [
   ["kv_usage", "KV cache in use, %"],
   ["draft_len", "k asked for, tokens"],
   ["replicas", "replicas that take requests"],
+  ["prefill_replicas", "prefill replicas"],
+  ["decode_replicas", "decode replicas"],
   ["sessions", "sessions open"],
 ];
 const PARTS = [
@@ -63,7 +65,7 @@ function timelineCard() {
           line: {
             color: policyColour(p),
             width: 1.3,
-            shape: name === "draft_len" || name === "replicas" ? "hv" : "linear",
+            shape: name === "draft_len" || name.endsWith("replicas") ? "hv" : "linear",
           },
           text: point.timeline.time_s.map(
             (time, i) =>
