@@ -10,6 +10,12 @@ from specsim.core.errors import ConfigError
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 
+SCALED = {"kind": "target_queue", "target": 1.0, "max_replicas": 2, "interval_s": 0.1}
+PAUSES = {
+    "kind": "sessions", "turns": 3, "first_prompt": 50, "new_input": 9, "output": 9,
+    "think_time": 1e7,
+}  # fmt: skip
+CLIENTS = {"kind": "closed_loop", "concurrency": 2, "think_time": 1e6}
 WIDE = {"mean": 10, "std": 1e308, "max": 20}
 
 
@@ -20,6 +26,9 @@ WIDE = {"mean": 10, "std": 1e308, "max": 20}
         ({}, {"replicas": 100_000}, "on 100,000 replicas would take about"),
         ({"arrivals": "poisson:rate=1e-300"}, {}, "the clock cannot tell 1 ms"),
         ({"arrivals": "poisson:rate=1e9", "num_requests": None, "duration": 1e9}, {}, "would take"),
+        ({"arrivals": "poisson:rate=1e-6"}, {"autoscaling": SCALED}, "interval_s = 0.1: .* look"),
+        ({"lengths": PAUSES}, {"autoscaling": SCALED}, "shorten the pauses"),
+        ({"arrivals": CLIENTS}, {"autoscaling": SCALED}, "days of the run"),
     ],
 )
 def test_a_run_without_measure_is_refused_before_it_begins(

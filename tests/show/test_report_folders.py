@@ -18,6 +18,7 @@ from specsim.show.report import Study, load_study
 from specsim.show.report.axes import draft_len, title_of
 from specsim.show.report.cells import restricted
 from specsim.show.report.page import page_data
+from specsim.show.report.study import measured, with_prices
 
 
 @pytest.fixture(scope="module")
@@ -325,3 +326,26 @@ def test_a_damaged_plan_is_told_by_the_line(cli: Run, change: dict[str, Any], wh
     code, _, error = cli("report", "plan")
     assert (code, why in error) == (2, True), error
     assert all(line.startswith("error: plan/capacity.json") for line in error.splitlines())
+
+
+def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
+    cli: Run, tmp_path: Path
+) -> None:
+    decode = {"replicas": 2, "profile": "h100/llama-3.1-8b-tp2"}
+    prefill = {"profile": "l40s/llama-3.1-8b"}
+    experiment = tmp_path / "e.yaml"
+    experiment.write_text(
+        yaml.safe_dump(tiny_config(pools={"prefill": prefill, "decode": decode}, policy="off"))
+    )
+    assert cli("run", experiment, "--out", "run")[0] == 0
+    prices = {"h100": 3.0, "l40s": 1.0}
+    study = with_prices(load_study(Path("run")), prices, currency="EUR", date="2026-01-01")
+    [point] = study.points
+    assert (point.pool_gpus, point.pool_cost) == (5, 13.0)
+    a_million = 1e6 / point.metrics["output_throughput"] / 3600
+    assert measured(study, point)["cost_per_mtok"] == pytest.approx(13.0 * a_million)
+    assert study.prices == {"h100/llama-3.1-8b": pytest.approx(13.0 / 3)}
+    [shown] = page_data(study)["points"]
+    assert (shown["gpus"], shown["hour"]) == (5, 13.0)
+    unpriced = with_prices(load_study(Path("run")), {"h100": 3.0}, currency="EUR", date="2026")
+    assert "cost_per_mtok" not in measured(unpriced, unpriced.points[0])

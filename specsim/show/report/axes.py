@@ -109,6 +109,16 @@ def title_of(config: dict[str, Any], hardware: list[str], model_id: Any = None) 
     return ", ".join(filter(None, parts))
 
 
+def pools_of(config: dict[str, Any]) -> dict[str, int]:
+    """Return how many replicas of each profile the pools of a configuration have; none without."""
+    found: dict[str, int] = {}
+    pools = config.get("pools") or {}
+    for pool in (pools.get("prefill") or {}, pools.get("decode") or {}) if pools else ():
+        profile = str(pool.get("profile") or config.get("profile"))
+        found[profile] = found.get(profile, 0) + int(pool.get("replicas") or 1)
+    return found
+
+
 def slo_of(config: dict[str, Any]) -> dict[str, float]:
     """Return the limits of a configuration, ms."""
     found = config.get("slo")

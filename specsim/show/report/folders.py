@@ -13,7 +13,14 @@ from specsim.core.version import __version__
 from specsim.results.folder import ResultsFolder, own_block
 from specsim.results.metrics import distributions
 from specsim.results.timeline import over_time
-from specsim.show.report.axes import axis_of, draft_len, single_axes, slo_of, title_of
+from specsim.show.report.axes import (
+    axis_of,
+    draft_len,
+    pools_of,
+    single_axes,
+    slo_of,
+    title_of,
+)
 from specsim.show.report.study import COST, HARDWARE, LOAD, POLICY, Point, Study
 from specsim.show.report.sweep_folder import load_sweep
 from specsim.study.compare import folder_name
@@ -51,7 +58,7 @@ def _load_run(folder: Path) -> Study:
         title=title_of(run.config, axes[HARDWARE].labels, run.summary.get("model_id")),
         axes=[axes[role] for role in (HARDWARE, POLICY, LOAD)],
         slo=slo_of(run.config),
-        points=[_point(run, 0, (0, 0, 0), 0, run.summary)],
+        points=[_point(run, 0, (0, 0, 0), 0, run.summary, run.config)],
         num_expected=1,
         draft_lens=[draft_len(run.config)],
         profiles=[str(run.config.get("profile"))],
@@ -80,7 +87,8 @@ def _load_comparison(folder: Path) -> Study:
             _of_this_version(path, summary)
             model_id = summary.get("model_id")
             source = own if replication == 0 else None
-            points.append(_point(source, len(points), (0, place, 0), replication, summary))
+            where = (len(points), (0, place, 0), replication)
+            points.append(_point(source, *where, summary, own.config))
     if not points:
         raise ConfigError(f"{path}: compares no policies; {remedy}")
     axes = single_axes(configs[0])
@@ -121,6 +129,7 @@ def _point(
     places: tuple[int, ...],
     replication: int,
     summary: dict[str, Any],
+    config: dict[str, Any],
 ) -> Point:
     own = summary["specsim"]
     details: dict[str, Any] = {}
@@ -134,6 +143,7 @@ def _point(
         seed=own["seed"],
         config_hash=own["config_hash"],
         metrics=flat_metrics(summary),
+        pools=pools_of(config),
         **details,
     )
 

@@ -105,6 +105,7 @@ def page_data(study: Study) -> dict[str, Any]:
             {
                 **_identity(point),
                 "replicas": int(point.metrics.get("replicas", 1)),
+                **({"gpus": point.pool_gpus, "hour": point.pool_cost} if point.pools else {}),
                 "metrics": [_short(found.get(each.name), 6) for each in shown],
                 "quantiles": {k: _shorts(v, 4) for k, v in point.distributions.items()},
                 "timeline": _timeline(point, stride),

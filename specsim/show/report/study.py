@@ -1,11 +1,12 @@
 """Study: what a report is made from, whatever folder it was read from, and what it can show."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from specsim.core.errors import SpecsimError
-from specsim.profile import load_profile
+from specsim.profile import Profile, load_profile
 from specsim.results.metrics import SHOWN, TITLES
 from specsim.run.trust import step_times
 
@@ -52,6 +53,12 @@ class Point:
     """``time_s``, and beside it ``running``, ``waiting``, ``kv_usage`` and ``draft_len``."""
     breakdown: dict[str, float] = field(default_factory=dict)
     """Seconds: ``target_s``, ``draft_s``, ``overhead_s`` and ``idle_s``."""
+    pools: dict[str, int] = field(default_factory=dict)
+    """Replicas of both pools, by their profile; empty without pools."""
+    pool_gpus: int | None = None
+    """Of both pools, where known."""
+    pool_cost: float | None = None
+    """Of these, per hour."""
 
 
 @dataclass(frozen=True)
@@ -116,18 +123,48 @@ def with_prices(
     Returns:
         Without a price for hardware whose profile is not at hand, or whose GPU is not in the table.
     """
+    profiles = _at_hand(
+        {*study.profiles, *(name for point in study.points for name in point.pools)}
+    )
     prices, gpus, basis = {}, {}, {}
     for label, name in zip(study.axes[0].labels, study.profiles, strict=True):
-        try:
-            profile = load_profile(name)
-        except SpecsimError:  # the results may come from another computer
+        profile = profiles.get(name)
+        if profile is None:
             continue
         gpus[label], basis[label] = profile.tensor_parallel_size, step_times(profile)
         price = per_gpu_hour.get(profile.gpu)
         if price is not None:
             prices[label] = price * gpus[label]
-    known: dict[str, Any] = {"prices": prices, "gpus": gpus, "step_times": basis}
+    points = [_with_pools_priced(point, profiles, per_gpu_hour) for point in study.points]
+    for point in points:
+        if point.pool_cost is not None:  # a replica of its pools, in the mean
+            label = study.axes[0].labels[point.places[0]]
+            prices[label] = point.pool_cost / sum(point.pools.values())
+    known: dict[str, Any] = {"prices": prices, "gpus": gpus, "step_times": basis, "points": points}
     return replace(study, **known, currency=currency, price_date=date)
+
+
+def _at_hand(names: set[str]) -> dict[str, Profile]:
+    """Return those profiles that there are: results may come from another computer."""
+    found = {}
+    for name in names:
+        with suppress(SpecsimError):
+            found[name] = load_profile(name)
+    return found
+
+
+def _with_pools_priced(
+    point: Point, profiles: Mapping[str, Profile], per_gpu_hour: Mapping[str, float]
+) -> Point:
+    """Return a point with the GPUs of its pools and what they cost, if it has pools."""
+    if not point.pools or not profiles.keys() >= point.pools.keys():
+        return point
+    counts = [
+        (profiles[n].gpu, profiles[n].tensor_parallel_size * c) for n, c in point.pools.items()
+    ]
+    costs = [per_gpu_hour[gpu] * count for gpu, count in counts if gpu in per_gpu_hour]
+    cost = sum(costs) if len(costs) == len(counts) else None
+    return replace(point, pool_gpus=sum(count for _, count in counts), pool_cost=cost)
 
 
 class Measure(NamedTuple):
@@ -175,10 +212,12 @@ def measured(study: Study, point: Point) -> dict[str, float]:
     for tier in ("gpu", "host", "disk"):
         if (tokens := found.get(f"hits.{tier}_tokens")) is not None:
             found[f"hits.{tier}_share"] = tokens / found["total_input_tokens"]
-    price = study.prices.get(study.axes[0].labels[point.places[0]])
     tokens_per_s = found.get("output_throughput")
-    if price is not None and tokens_per_s:
-        found[COST] = price * found.get("replicas", 1.0) / 3600 / tokens_per_s * 1e6
+    price = study.prices.get(study.axes[0].labels[point.places[0]])
+    cost = None if price is None else price * found.get("replicas", 1.0)
+    cost = point.pool_cost if point.pools else cost
+    if cost is not None and tokens_per_s:
+        found[COST] = cost / 3600 / tokens_per_s * 1e6
     known = {measure.name for measure in MEASURES}
     return {name: value for name, value in found.items() if name in known}
 

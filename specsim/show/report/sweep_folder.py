@@ -1,5 +1,6 @@
 """The folder of a sweep, as a study."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,15 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from specsim.core.errors import ConfigError
 from specsim.core.settings import validated
 from specsim.core.version import __version__
-from specsim.show.report.axes import axis_of, draft_len, role_of, single_axes, slo_of, title_of
+from specsim.show.report.axes import (
+    axis_of,
+    draft_len,
+    pools_of,
+    role_of,
+    single_axes,
+    slo_of,
+    title_of,
+)
 from specsim.show.report.study import HARDWARE, LOAD, OTHER, POLICY, Axis, Point, Study
 from specsim.study.sweep import Sweep, SweepFolder, labels
 
@@ -42,7 +51,10 @@ def load_sweep(folder: Path) -> Study:
     varies_slo = any(field.startswith("slo") for axis in sweep.axes for field in axis)
     configs = {point.number: point.config for point in sweep.points()}
     points = [
-        _point(found.record_path(record["point"]), record, grid.places(record["point"]))
+        replace(
+            _point(found.record_path(record["point"]), record, grid.places(record["point"])),
+            pools=pools_of(configs[record["point"]]),
+        )
         for record in records
     ]
     return Study(

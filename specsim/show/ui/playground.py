@@ -1,5 +1,6 @@
 """Playground: an experiment with some settings moved, and what comes of it beside policy off."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,7 +20,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.run.trust import step_times
-from specsim.show.report.axes import title_of
+from specsim.show.report.axes import pools_of, title_of
 from specsim.study.capacity import Prices
 from specsim.study.compare import on_one_engine
 from specsim.study.paired import speed_up
@@ -156,14 +157,16 @@ class Playground:
         outcomes = [_outcome(run, moved) for run in runs]
         means = [[each["e2el"]["mean"]] for each in outcomes]
         profile = self._profile(moved.profile)
-        gpus = profile.tensor_parallel_size * moved.num_engines
-        price = self.prices.per_gpu_hour.get(profile.gpu)
+        gpus = self._gpus_of(moved)
+        prices = self.prices.per_gpu_hour
+        is_priced = gpus.keys() <= prices.keys()
+        cost = sum(prices[gpu] * n for gpu, n in gpus.items()) if is_priced else None
         return {
             "attainment": ATTAINMENT,
             "slo": moved.slo.model_dump(exclude_none=True) if moved.slo else {},
             "speed_up": speed_up(means[1], means[0]).mean if len(means) > 1 else None,
-            "gpus": f"{gpus} × {profile.gpu}",
-            "cost_per_hour": None if price is None else price * gpus,
+            "gpus": " + ".join(f"{n} × {gpu}" for gpu, n in gpus.items()),
+            "cost_per_hour": cost,
             "currency": self.prices.currency,
             "step_times": step_times(profile),
             "num_requests": len(runs[0].run.requests),
@@ -171,6 +174,16 @@ class Playground:
             "warnings": [*notes, *runs[0].warnings],
             "runs": outcomes,
         }
+
+    def _gpus_of(self, moved: Experiment) -> dict[str, int]:
+        """Return how many GPUs of which kind all replicas have."""
+        found: Counter[str] = Counter()
+        for name, count in (
+            pools_of(moved.to_dict()) or {moved.profile: moved.num_engines}
+        ).items():
+            profile = self._profile(name)
+            found[profile.gpu] += profile.tensor_parallel_size * count
+        return dict(found)
 
     def _profile(self, name: str) -> Profile:
         if name not in self._profiles:

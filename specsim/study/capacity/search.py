@@ -27,6 +27,7 @@ _COARSE = 0.05  # tolerance of the first search, whose runs are short
 _LONGER = 4  # times as long are the next runs
 _WIDEST = 1.5  # times the tolerance: half the interval of an answer that has settled
 _INSIDE = 1 / 8  # of the tolerance: so far below the estimate the answer is confirmed
+_NEAR = 0.8  # of the capacity: from there on a server takes long to fill
 
 
 @dataclass(frozen=True)
@@ -201,15 +202,21 @@ def explore(start: float, goal: Goal, num_requests: int) -> Search:
 
 
 def refine(
-    near: float, goal: Goal, num_requests: int, is_enough: Callable[[Interval], bool]
+    near: float,
+    goal: Goal,
+    num_requests: int,
+    is_enough: Callable[[Interval], bool],
+    *,
+    guess: float | None = None,
 ) -> Search:
-    """Look for a capacity that runs of a quarter of the length have shown about.
+    """Look for a capacity that shorter runs have shown about.
 
     Args:
         near: What they have shown.
-        num_requests: Of the first runs.
+        num_requests: Of the first runs, at least four times as many.
         is_enough: Whether an interval is as narrow as it has to be: then runs that are long enough
             to fill the server grow no more.
+        guess: Where to begin, if not there.
 
     Yields:
         A load to try; to be answered by its probe.
@@ -217,8 +224,8 @@ def refine(
     before = _Stage(goal, num_requests // _LONGER)
     before.bracket = Bracket(near, None)
     longest = max(goal.max_requests or 0, num_requests)
-    stage, interval, is_settled = yield from _lengthened(before, goal, longest, is_enough)
-    return (yield from _looked_below(stage, interval, is_settled, num_requests))
+    stage, interval, is_settled = yield from _lengthened(before, goal, longest, is_enough, guess)
+    return (yield from _looked_below(stage, interval, is_settled, goal.num_requests))
 
 
 def _looked_below(
@@ -230,7 +237,8 @@ def _looked_below(
         interval = interval.around(sustained)
     for load in stage.goal.looked_at(sustained) if sustained else ():
         if load not in probes:
-            probes[load] = yield Asked(load, num_requests)
+            is_near = sustained is not None and load > _NEAR * sustained
+            probes[load] = yield Asked(load, stage.num_requests if is_near else num_requests)
     rising = [probes[load] for load in sorted(probes)]
     return Answer(stage.bracket, interval, is_settled, stage.num_requests, rising)
 
@@ -240,13 +248,15 @@ def _lengthened(
     goal: Goal,
     max_requests: int,
     is_enough: Callable[[Interval], bool] = lambda _: False,
+    guess: float | None = None,
 ) -> Generator[Asked, LoadProbe, tuple[_Stage, Interval | None, bool]]:
     """Make runs longer until the answer stops moving, and confirm it."""
     stage, interval, is_settled = first, first.interval, False
     while not is_settled and stage.estimate and stage.num_requests * _LONGER <= max_requests:
         before, is_first = stage.estimate, stage is first
         stage = _Stage(goal, stage.num_requests * _LONGER)
-        start, step = before * (1 - _INSIDE * goal.tolerance), 1 + goal.tolerance
+        about = guess if is_first and guess else before
+        start, step = about * (1 - _INSIDE * goal.tolerance), 1 + goal.tolerance
         yield from stage.search(start, goal.tolerance, step, step)
         interval = stage.interval
         if interval is not None:

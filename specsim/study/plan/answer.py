@@ -83,7 +83,10 @@ class Plan:
         probes = [self.found[name].at_target for name in names if name is not None]
         if len(probes) < 2 or probes[0] is None or probes[1] is None:
             return None
-        return speed_up(_latencies(probes[0]), _latencies(probes[1]))
+        # One of them may have run more often: on the same luck are the first runs of both.
+        one, other = (_latencies(probe) for probe in probes if probe is not None)
+        common = min(len(one), len(other))
+        return speed_up(one[:common], other[:common])
 
     @property
     def ties(self) -> list[str]:

@@ -171,10 +171,14 @@ function gpusText(h) {
     [...cells.values()].flat().find(({ places }) => places[0] === h),
   ];
   const price = new Map(DATA.prices).get(label);
-  const gpus = DATA.gpus[label];
-  if (!gpus || !point) return label;
-  const cost = price == null ? "" : `, ${money(price * point.replicas)} per hour`;
-  return `${gpus * point.replicas} × ${label.split("/")[0]}${cost}`;
+  if (!point || !DATA.gpus[label]) return label;
+  // Of pools, which may be on other hardware, the point itself says it.
+  const hasPools = "gpus" in point;
+  const gpus = hasPools ? point.gpus : DATA.gpus[label] * point.replicas;
+  const hour = hasPools ? point.hour : price == null ? null : price * point.replicas;
+  if (!gpus) return label;
+  const name = hasPools ? "GPUs of both pools" : `× ${label.split("/")[0]}`;
+  return `${gpus} ${name}${hour == null ? "" : `, ${money(hour)} per hour`}`;
 }
 
 /** The largest load at which 99 % of the requests keep their limits, and with which policy. */
