@@ -135,7 +135,7 @@ def test_a_slow_reader_is_cut_off_and_stalls_nobody() -> None:
     ],
 )
 def test_who_sends_a_request_too_slowly_is_not_waited_for(sent: bytes, expected: bytes) -> None:
-    options = Options(port=0, speed=50.0, grace=0.5, request_timeout=0.3)
+    options = ServeOptions(port=0, speed=50.0, grace=0.5, request_timeout=0.3)
     with serving(options) as served, socket.socket() as slow:
         slow.settimeout(10)
         slow.connect(("127.0.0.1", served.ports[0]))
@@ -147,7 +147,7 @@ def test_who_sends_a_request_too_slowly_is_not_waited_for(sent: bytes, expected:
 
 def test_so_many_requests_get_a_fault_by_the_seed() -> None:
     def statuses(seed: int) -> list[int]:
-        options = Options(port=0, speed=50.0, grace=0.5, fault_rate=0.3)
+        options = ServeOptions(port=0, speed=50.0, grace=0.5, fault_rate=0.3)
         with serving(options, seed=seed) as served:
             asked = {**ASKED, "max_tokens": 2}
             found = [served.ask("/v1/completions", asked)[0] for _ in range(60)]
