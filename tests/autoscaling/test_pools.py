@@ -43,6 +43,9 @@ def pool(rng: random.Random, name: str) -> tuple[dict[str, Any], list[dict[str, 
 def world(number: int) -> dict[str, Any]:
     rng = random.Random(number)
     prefill, first = pool(rng, "prefill")
+    if rng.random() < 0.5:
+        tiers = {"blocks": rng.choice([5, 60]), "bandwidth_gb_s": rng.choice([0.1, 10.0])}
+        prefill["engine"] = {"kv_offload": tiers}
     decode, second = pool(rng, "decode")
     transfer = {
         "bandwidth_gb_s": rng.choice([0.05, 1.0, 1e6]),
