@@ -232,10 +232,14 @@ class Experiment(Settings):
                 f"replicas = {self.replicas} with pools: give pools.prefill.replicas and "
                 "pools.decode.replicas, and leave replicas out"
             )
+        for place, pool in (("", self), ("pools.decode.", self.pools.decode)):
+            if pool.engine is not None and pool.engine.kv_offload is not None:
+                raise ValueError(
+                    f"{place}engine.kv_offload with pools: blocks are offloaded by the prefill "
+                    "pool alone; use pools.prefill.engine.kv_offload"
+                )
         engines = (self.engine, self.pools.prefill.engine, self.pools.decode.engine)
         for engine in filter(None, engines):
-            if engine.kv_offload is not None:
-                raise ValueError("pools with kv_offload are not simulated; leave one of them out")
             if (engine.data_parallel_size or 1) > 1 or engine.scheduler != "v1":
                 raise ValueError(
                     "pools of data-parallel ranks, or of scheduler prefill_first (vLLM V0), are "

@@ -4,14 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.request import Request
 from specsim.engine.cluster import EventClock
 from specsim.engine.integrity import IntegrityCheck
+from specsim.engine.offload import Offload
 from specsim.engine.pools import KVSize, PoolCluster, Pools, check_free
-from specsim.engine.python_verbs import Wiring
+from specsim.engine.python_verbs import PythonVerbs, Wiring
 from specsim.engine.replica import Replica
 from specsim.engine.setup import Setup
+from specsim.engine.table import BLOCKS_HELD
 from specsim.hardware import load_model
 from specsim.results.prefills import PrefillRecords
 from specsim.results.records import ReplicaRecords
@@ -135,6 +140,11 @@ class PoolSystem:
             servers.prefill_experiment, servers.prefill, prefill_requests(requests)
         )
         self.pools = Pools(clock, requests, config.transfer, servers.size)
+        self.offload: Offload | None = None
+        tiers = servers.prefill.engine.kv_offload
+        if tiers is not None:
+            token_bytes = servers.prefill.token_bytes(with_drafts=True)
+            self.offload = Offload(clock, len(requests), tiers, token_bytes)
 
     def decode_replica(
         self, drafting: Drafting, wiring: Wiring, number: int, start: float
@@ -157,12 +167,19 @@ class PoolSystem:
             offers=drafting.offers,
             observers=[IntegrityCheck()] if self._check else [],
             on_end=self.pools.prefilled,
-            on_notices=self.pools.noticed,
+            on_notices=self._prefill_noticed,
             announces_ends=True,
             origin=origin,
         )
         setup = pooled_setup(server, holds_ended=True)
         return Replica(setup, server.costs, drafting.start(number), wiring, start)
+
+    def _prefill_noticed(self, replica: PythonVerbs, notices: NDArray[np.void]) -> None:
+        """Pass on what replicas keep, and what they wait for from their host memory."""
+        is_kept = notices["kind"] == BLOCKS_HELD
+        self.pools.noticed(replica, notices[is_kept])
+        if self.offload is not None:
+            self.offload.noticed(replica, notices[~is_kept])
 
     def start(self, make_decode: Callable[[int, float], Replica], origin: float) -> "PoolSystem":
         """Start the replicas of both pools; returns itself."""
@@ -184,6 +201,8 @@ class PoolSystem:
         )
         front_time = self._servers.decode.costs.overhead.front_ms * 1e-3
         self.pools.join(self.prefill, self.decode, front_time)
+        if self.offload is not None:
+            self.offload.cluster = self.prefill
         if self._check:
             self.prefill.has_gone = self.decode.has_gone = check_free
         self.submit = self.prefill.submit

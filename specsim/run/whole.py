@@ -104,6 +104,7 @@ class Whole:
                 self.records,
                 check=kept.check,
             )
+            self.offload = self.pools.offload
         self.scalings: dict[str | None, Scaling] = {}
         """What each autoscaler has made of the run, when that is over; by pool."""
 

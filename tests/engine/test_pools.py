@@ -304,8 +304,16 @@ def test_whatever_happens_every_request_ends_once_and_every_block_is_free(
     assert (moved.transfers["transferred_len"] <= rows["prompt_len"])[once].all()
 
 
+TIER = {"blocks": 100}
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"replicas": 2}, "replicas = 2 with pools"),
+    ({"engine": {"kv_offload": TIER}}, "use pools.prefill.engine.kv_offload"),
+    (
+        {"pools": {"decode": {"engine": {"kv_offload": TIER}}}},
+        "pools.decode.engine.kv_offload with pools",
+    ),
     ({"pools": {"prefill": {"replica": 2}}}, "unknown field 'replica'"),
     ({"pools": {"prefill": {"profile": "h100/llama-3.1-70b-tp4"}}}, "models of prefill"),
     ({"pools": {"prefill": {"engine": {"block_size": 32}}}}, "block_size of prefill"),

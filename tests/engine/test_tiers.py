@@ -58,6 +58,40 @@ def test_what_the_gpu_has_given_up_is_loaded_from_the_host(run: Callable[..., Su
     assert run([1, 2, 1]).tables.requests["cached_len"][2] == own["gpu_tokens"]
 
 
+def test_a_prefill_pool_has_what_replicas_alone_would_have(
+    constant_step: Callable[..., str],
+) -> None:
+    """Its hits are those of the same replica without a pool behind it, one token asked for."""
+    names = [1, 2, 3, 1, 4, 2, 1, 5, 3, 1]
+    offload = {"blocks": 12, "bandwidth_gb_s": 1.0, "disk": {"blocks": 30, "bandwidth_gb_s": 0.5}}
+    engine = {
+        "block_size": 8, "num_gpu_blocks": 7, "max_model_len": 40, "max_num_batched_tokens": 64,
+        "max_num_seqs": 4,
+    }  # fmt: skip
+    fields: dict[str, Any] = {"profile": constant_step(delta_ms=STEP * 1e3), "policy": "off"}
+    requests = [
+        Request(index=i, arrived_at=10.0 * i, prompt_len=33, output_len=3,
+                prompt_token_ids=np.arange(33) + 100 * name)
+        for i, name in enumerate(names)
+    ]  # fmt: skip
+
+    def ran(requests: list[Request], **changes: Any) -> Summary:
+        config = tiny_config(**fields, **changes)
+        return Summary(simulate(Experiment.parse(config, "x"), requests=requests, check=True))
+
+    pools = {"prefill": {"engine": {"kv_offload": offload}}, "decode": {}}
+    split = ran(requests, engine=engine, pools=pools)
+    single = [replace(request, output_len=1) for request in requests]
+    alone = ran(single, engine={**engine, "kv_offload": offload})
+    assert split.run.offload.loads.tobytes() == alone.run.offload.loads.tobytes()
+    assert split.run.offload.loads["host_len"].sum() > 0 < split.run.offload.loads["disk_len"].sum()
+    hits = [summary.data["specsim"]["hits"] for summary in (split, alone)]
+    assert hits[0] == hits[1]
+    assert split.pools is not None
+    ends = alone.tables.requests["ended_at"]
+    assert split.pools.transfers["prefilled_at"].tolist() == ends.tolist()
+
+
 def test_what_the_host_has_given_up_is_on_disk(run: Callable[..., Summary]) -> None:
     disk = {"blocks": 100, "bandwidth_gb_s": 32 * KV_BYTES / 2.0 / 1e9}
     gb_s = 32 * KV_BYTES / 0.5 / 1e9
