@@ -138,7 +138,7 @@ def a_fleet(rng: random.Random) -> list[str]:
     return rng.choice(
         (
             ["run", "e.yaml", "--out", "out"],
-            ["run", "e.yaml", "--check"],
+            ["run", "e.yaml", "--check", "--set", "workload.num_requests=20"],
             ["run", "e.yaml", "--workers", "2"],
             ["compare", "e.yaml", "--policies", "off,static:k=2", "--workers", "1"],
             ["split", "e.yaml", "--gpus", rng.choice(("2", "3", "9")), "--workers", "1"],

@@ -21,6 +21,7 @@ from specsim.run.experiment import Experiment
 from specsim.show import ui
 from specsim.show.ui import Moved, Playground
 from specsim.show.ui.server import UiServer
+from specsim.study.capacity import Prices
 from specsim.study.compare import compare, parse_policies
 
 Ask = Callable[..., tuple[int, Any]]
@@ -117,6 +118,7 @@ def test_only_what_was_moved_changes() -> None:
 @pytest.mark.parametrize(
     ("body", "status", "why"),
     [
+        ({"num_requests": 3}, 400, "num_requests = 3"),
         ({"rate": -1}, 400, "rate = -1: should be greater than 0"),
         ({"rte": 5}, 400, "unknown field 'rte'; did you mean 'rate'?"),
         ({"gpu": "l40/llama-3.1-8b"}, 400, "did you mean 'l40s/llama-3.1-8b'?"),
@@ -178,6 +180,28 @@ def test_a_move_is_answered_while_one_looks() -> None:
     answers = [playground.answer(Moved(rate=rate)) for rate in (2, 10, 30, 60)]
     assert (process_time() - begin) / len(answers) < 0.3  # CPU, for others may use this machine
     assert [(each["num_requests"], each["simulated"]) for each in answers] == [(1000, 2)] * 4
+
+
+def test_a_sketch_of_a_policy_in_python_comes_while_one_looks() -> None:
+    playground = Playground(Experiment.load(Path(ui.__file__).with_name("example.yaml")))
+    slow = Moved(policy="goodput", k=5, rate=5)
+    playground.answer(slow.model_copy(update={"num_requests": 20}))
+    begin = process_time()
+    sketch = playground.answer(slow.model_copy(update={"num_requests": 90}))
+    assert process_time() - begin < 0.6  # 0.3 on an idle machine
+    whole = playground.answer(slow)
+    assert [each["num_requests"] for each in (sketch, whole)] == [90, 1000]
+    means = [each["runs"][0]["tpot"]["mean"] for each in (sketch, whole)]
+    assert means[0] == pytest.approx(means[1], rel=0.1)
+
+
+def test_the_gpus_of_pools_are_counted_pool_by_pool(tiny: Callable[..., Experiment]) -> None:
+    decode = {"replicas": 2, "profile": "h100/llama-3.1-8b-tp2"}
+    pools = {"prefill": {"profile": "l40s/llama-3.1-8b"}, "decode": decode}
+    answer = Playground(tiny(pools=pools, policy="off")).answer(Moved())
+    assert answer["gpus"] == "1 × l40s + 4 × h100"
+    prices = Prices.load(None).per_gpu_hour
+    assert answer["cost_per_hour"] == pytest.approx(prices["l40s"] + 4 * prices["h100"])
 
 
 def test_a_simulation_ends_when_it_is_told(tiny: Callable[..., Experiment]) -> None:

@@ -49,6 +49,8 @@ class Moved(Settings):
     k: int | None = Field(default=None, ge=1, le=32)
     ttft_ms: float | None = Field(default=None, gt=0)
     tpot_ms: float | None = Field(default=None, gt=0)
+    num_requests: int | None = Field(default=None, ge=20, le=NUM_REQUESTS)
+    """Only so many of the first ones: a sketch, until all are simulated."""
 
 
 @dataclass
@@ -94,12 +96,15 @@ class Playground:
             "k": getattr(own.effective_policy, "k", None) or limit,
             **{name: getattr(own.slo, name, None) for name in ("ttft_ms", "tpot_ms")},
             "profiles": self._names,
+            "num_requests": own.workload.num_requests,
         }
 
     def moved(self, to: Moved) -> Experiment:
         """Return the experiment as it stands; a ConfigError if it is none."""
         data = self.experiment.to_dict()
         workload = data["workload"]
+        if to.num_requests is not None:
+            workload["num_requests"] = min(to.num_requests, workload["num_requests"])
         if to.rate is not None:
             own = workload["arrivals"]
             workload["arrivals"] = {
