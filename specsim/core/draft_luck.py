@@ -6,6 +6,7 @@ request and output position like everything else, so that no policy can shift th
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -174,6 +175,7 @@ class DraftLuck:
         return Confidences(accepted, rejected, beyond, np.cumsum([0, *counts]))
 
 
+@cache
 def _quantile_grid(concentration: float, a_extra: float, b_extra: float) -> NDArray[np.uint8]:
     """Return the quantiles of a Beta distribution by level of its mean, shape (levels, steps)."""
     from scipy.special import betaincinv  # noqa: PLC0415 - slow to import, and rarely needed
@@ -183,4 +185,6 @@ def _quantile_grid(concentration: float, a_extra: float, b_extra: float) -> NDAr
     values = betaincinv(
         concentration * means + a_extra, concentration * (1 - means) + b_extra, shares
     )
-    return np.rint(values * (_STEPS - 1)).astype(np.uint8)
+    grid: NDArray[np.uint8] = np.rint(values * (_STEPS - 1)).astype(np.uint8)
+    grid.flags.writeable = False  # it is everybody's
+    return grid
