@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.core.desk import PerRequest
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
 from specsim.policies._budget import best_worth
-from specsim.policies._desk import PerRequest
 from specsim.policies._estimate import AlphaPerRequest
 from specsim.policies._exchange import Exchange, Price, spend_on, value_of
 from specsim.policies._prospects import Prospects, Recents
@@ -63,8 +63,7 @@ class _Memory:
 
         To come back it has to gain half of what it takes while it serves too few yet (`idle`).
         """
-        pairs = zip(self.gains, gains, strict=True)
-        self.gains = tuple(mean + (gain - mean) / _STEADY for mean, gain in pairs)
+        self.gains = tuple([m + (gains[n] - m) / _STEADY for n, m in enumerate(self.gains)])
         if self.prospects.seen >= _EVIDENCE:
             for_all, with_prefills, for_served = self.gains
             least = max(idle / 2.0, _WORTHWHILE) if self.is_closed else _WORTHWHILE
