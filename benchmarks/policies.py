@@ -89,15 +89,16 @@ def samples(policy: str, method: str) -> list[float]:
         has_confidences=method != "ngram",
     )
     memory = parsed.start(server)
-    # The engine's own columns, of which a policy sees copies.
+    # The engine's own columns, gathered by its loop, of which a policy sees a copy.
     requests, prompt_lens = np.arange(BATCH), np.full(BATCH, PROMPT)
     known_lens = prompt_lens + rng.integers(1, 200, BATCH)
-    in_prefill = np.zeros(BATCH, dtype=bool)
+    gathered = np.stack([requests, prompt_lens, known_lens, np.zeros(BATCH, dtype=np.int64)])
     context = int(known_lens.sum())
 
     def view(load: StepLoad, now: float) -> BatchView:
-        columns = (requests, prompt_lens, known_lens, in_prefill)
-        return BatchView(*(column.copy() for column in columns), load, now=now)
+        columns = gathered.copy()
+        decodes = StepLoad(context - BATCH, BATCH, BATCH)
+        return BatchView(*columns[:3], columns[3] == 1, load, now=now, decodes=decodes)
 
     asked: Any = LONGEST
     taken = []

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from specsim.core.compiled import as_records
+from specsim.engine.columns import look
 from specsim.engine.facts import Facts
 from specsim.engine.setup import Setup
 from specsim.engine.table import Table
@@ -40,4 +42,5 @@ def step_of(*entries: dict[str, int], **step: int) -> tuple[Table, StepView]:
     everything.steps["num_requests"] = len(entries)
     for name, value in step.items():
         everything.steps[name] = value
+    look(Table(*map(as_records, table)), is_verified=False)  # type: ignore[arg-type]
     return table, StepView(table, 0)

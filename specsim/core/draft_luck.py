@@ -6,17 +6,20 @@ request and output position like everything else, so that no policy can shift th
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.desk import ByteRows, Ints, LocalDesk, Singles, loop_on
 from specsim.core.request import Request
 from specsim.core.rng import Luck
-from specsim.core.step import Ints
 
 _LEVELS = 64  # of a request's mean acceptance
 _STEPS = 256  # of a quantile, and of a confidence
+
+_CONFIDENCES = np.arange(_STEPS, dtype=np.float32) / np.float32(_STEPS - 1)
 
 Bytes = NDArray[np.uint8]
 
@@ -47,6 +50,41 @@ class Confidences(NamedTuple):
         return cls(accepted, rejected, beyond, np.concatenate([*starts, ends[-1:]]))
 
 
+class Stating(NamedTuple):
+    """Drafts, and how sure the drafter is of each of their tokens."""
+
+    levels: ByteRows
+    """By what becomes of a token: rows of `Confidences`."""
+    starts: Ints
+    steps: Singles
+    """The confidence of each level."""
+    requests: Ints
+    positions: Ints
+    draft_lens: Ints
+    survival_lens: Ints
+    stated: Singles
+    """Shape (n, longest); filled in."""
+    sizes: Ints
+    """n, longest."""
+
+
+@loop_on(Stating)
+def state(desk: Stating) -> int:
+    """Look up how sure the drafter is of each token; 0 beyond the end of a draft or answer."""
+    starts, stated, longest = desk.starts, desk.stated, desk.sizes[1]
+    for row in range(desk.sizes[0]):
+        request, failed_at = desk.requests[row], desk.survival_lens[row]
+        first = starts[request] + desk.positions[row]
+        draft_len = min(desk.draft_lens[row], starts[request + 1] - first)
+        for place in range(longest):
+            level = 0
+            if place < draft_len:
+                kind = (1 if place >= failed_at else 0) + (1 if place > failed_at else 0)
+                level = desk.levels[kind, first + place]
+            stated[row * longest + place] = desk.steps[level]
+    return 0
+
+
 class DraftLuck:
     """The luck of candidates and the confidences of one run.
 
@@ -75,6 +113,7 @@ class DraftLuck:
         self._starts: Ints = np.zeros(1, dtype=np.int64)
         self._levels: Bytes = np.zeros((3, 0), dtype=np.uint8)
         """By what becomes of the token: rows of `Confidences`."""
+        self._desk: LocalDesk[Stating] | None = None
         if confidences is not None:
             self._starts, self._levels = confidences.starts, np.stack(confidences[:3])
 
@@ -82,6 +121,7 @@ class DraftLuck:
         """Make room for the confidences of requests that come one by one; `starts` as theirs."""
         self._starts = starts
         self._levels = np.zeros((3, starts[-1]), dtype=np.uint8)
+        self._desk = None
 
     def put(self, request: int, confidences: Confidences) -> None:
         """Enter those of one request."""
@@ -122,15 +162,18 @@ class DraftLuck:
         Returns:
             0 beyond the end of a draft, shape (n, max(draft_lens)).
         """
-        offsets = np.arange(draft_lens.max(initial=0))
-        failed_at = survival_lens[:, np.newaxis]
-        rows = (offsets >= failed_at).astype(np.int64) + (offsets > failed_at)
-        firsts = self._starts[requests] + positions
-        left_lens = np.minimum(draft_lens, self._starts[requests + 1] - firsts)
-        is_draft = offsets < left_lens[:, np.newaxis]
-        places = np.where(is_draft, firsts[:, np.newaxis] + offsets, 0)
-        levels = self._levels[rows, places] * is_draft
-        return levels.astype(np.float32) / np.float32(_STEPS - 1)
+        num, longest = len(requests), int(draft_lens.max(initial=0))
+        size = num * longest
+        if self._desk is None:
+            self._desk = LocalDesk(
+                Stating, state, levels=self._levels, starts=self._starts, steps=_CONFIDENCES
+            )
+        desk = self._desk.fit(max(num, size))
+        desk.requests[:num], desk.positions[:num] = requests, positions
+        desk.draft_lens[:num], desk.survival_lens[:num] = draft_lens, survival_lens
+        desk.sizes[:2] = num, longest
+        self._desk.runs[0]()
+        return desk.stated[:size].reshape(num, longest).copy()
 
     @staticmethod
     def stated_mean(survival_table: bytes) -> float:
@@ -174,6 +217,7 @@ class DraftLuck:
         return Confidences(accepted, rejected, beyond, np.cumsum([0, *counts]))
 
 
+@cache
 def _quantile_grid(concentration: float, a_extra: float, b_extra: float) -> NDArray[np.uint8]:
     """Return the quantiles of a Beta distribution by level of its mean, shape (levels, steps)."""
     from scipy.special import betaincinv  # noqa: PLC0415 - slow to import, and rarely needed
@@ -183,4 +227,6 @@ def _quantile_grid(concentration: float, a_extra: float, b_extra: float) -> NDAr
     values = betaincinv(
         concentration * means + a_extra, concentration * (1 - means) + b_extra, shares
     )
-    return np.rint(values * (_STEPS - 1)).astype(np.uint8)
+    grid: NDArray[np.uint8] = np.rint(values * (_STEPS - 1)).astype(np.uint8)
+    grid.flags.writeable = False  # it is everybody's
+    return grid

@@ -97,6 +97,8 @@ class BatchView:
     drafts: "DraftView | None" = None
     """What a lookup that knows confidences has found for the next step, at full length. Only for a
     policy that says `uses_confidences`."""
+    decodes: StepLoad | None = None
+    """What `decode_load` returns, where that is known; None: it is added up."""
 
     @property
     def size(self) -> int:
@@ -114,6 +116,8 @@ class BatchView:
         One token of every sequence that is not in mid-prefill: what continues its prefill, is
         admitted or ends cannot be foreseen.
         """
+        if self.decodes is not None:
+            return self.decodes
         known_lens = self.known_lens
         if np.count_nonzero(self.in_prefill):
             known_lens = known_lens[~self.in_prefill]

@@ -14,6 +14,7 @@ name; a verb of which the policy, the latency model or the drafter is Python is 
 from math import inf
 
 from specsim.core.compiled import Loop, inner
+from specsim.engine.columns import ADMITTED, look, look_back
 from specsim.engine.cost import charge_drafts, charge_forward
 from specsim.engine.deliver import deliver, has_room, land
 from specsim.engine.draft import ask, offer
@@ -42,6 +43,9 @@ VERBS = 18
     DELIVERED,  # whoever watches sees what has been delivered
     LANDED,
 ) = range(VERBS)
+
+IF_ADMITTED = 2
+"""Value of `Table.in_python`."""
 
 WAITS, FULL, GROW = VERBS, VERBS + 1, VERBS + 2
 """What `advance` says besides a verb to be done in Python: nothing happens before `State.until`;
@@ -73,7 +77,7 @@ def _advance(table: Table) -> int:
     state = table.state[0]
     while True:
         verb = table.order[state.place]
-        if table.in_python[verb]:
+        if table.in_python[verb] and _wants_python(table, verb):
             return int(verb)
         if verb == TAKE_IN:
             if not take_in(table):
@@ -112,6 +116,20 @@ def _advance(table: Table) -> int:
             land(table)
             continue
         state.place += 1
+
+
+@inner
+def _wants_python(table: Table, verb: int) -> bool:
+    """Gather what a verb in Python will look at; return False if it has nothing to do."""
+    limits = table.limits[0]
+    if verb == OBSERVE:
+        look_back(table)
+    if verb == ASK:
+        look(table, limits.depth == 1 and not limits.prefill_first)
+    if verb == TRIM:
+        look(table, False)
+        return bool(table.in_python[verb] != IF_ADMITTED or table.sums[ADMITTED])
+    return True
 
 
 def _drop(table: Table) -> int:

@@ -21,6 +21,7 @@ from specsim.engine.order import (
     CHARGE_DRAFTS,
     CHARGE_FORWARD,
     DELIVERED,
+    IF_ADMITTED,
     OBSERVE,
     OFFER,
     SCHEDULED,
@@ -77,6 +78,16 @@ class PythonVerbs:
         self.speculation = speculation
         self._costs = costs
         self._wiring = wiring
+        limits = table.limits
+        is_late, common = bool(limits["prefill_first"][0]), int(limits["common_block_size"][0])
+        per_common = int((common // table.groups["block_size"]).sum())
+        self._room = (
+            *(is_late, not is_late and len(table.steps) == 1, common, per_common),
+            int(limits["lookahead_len"][0]),
+        )
+        """For `_ask`: whether drafts are made before they are verified in the same step; whether
+        it is known what becomes of those in it; tokens after which blocks of all groups end, and
+        blocks that these are; KV slots per sequence besides."""
 
     def _python_verbs(self) -> dict[int, Callable[[], None]]:
         """Return what has to be done in Python, by verb."""
@@ -84,14 +95,14 @@ class PythonVerbs:
         wanted: dict[int, tuple[bool, Callable[[], None]]] = {
             TRIM: (
                 speculation.trims or speculation.leaves_out,
-                lambda: speculation.trim(self.table, self.step),
+                lambda: speculation.trim(self.step),
             ),
             ASK: (speculation.lens_by_size(1) is None, self._ask),
             OFFER: (speculation.offers and not self.is_async, self._offer),
             CHARGE_FORWARD: (costs.target is None, self._charge_forward),
             CHARGE_DRAFTS: (not costs.drafts or speculation.is_shared_out, self._charge_drafts),
             VERIFY: (speculation.verifies, self._verify),
-            OBSERVE: (speculation.observes, lambda: speculation.observe(self.step)),
+            OBSERVE: (speculation.observes, self._observe),
             SCHEDULED: (bool(self._wiring.observers), self._scheduled),
             DELIVERED: (bool(self._wiring.observers) or speculation.minds_ends, self._delivered),
         }
@@ -124,21 +135,28 @@ class PythonVerbs:
         return StepView(self.table, self._field("current"))
 
     def _ask(self) -> None:
-        step, limits = self.step, self.table.limits
-        is_late = bool(limits["prefill_first"][0])
+        step = self.step
+        is_late, knows, common, blocks_per_common, lookahead_len = self._room
         if is_late and step.record["prefill_tokens"]:
             return
-        knows = not is_late and not self.is_async
-        common = int(limits["common_block_size"][0])
-        blocks_per_common = int((common // self.table.groups["block_size"]).sum())
         free_slots = self._field("num_free") * common // blocks_per_common
-        free_slots += int(limits["lookahead_len"][0]) * step.size
-        accepted_lens = np.array(step["accepted_len"]) if knows else None
-        self.speculation.ask(step, accepted_lens, free_slots)
+        free_slots += lookahead_len * step.size
+        self.speculation.ask(step, free_slots, knows_accepted=knows)
+        self._mind_trims()
         if self.speculation.policy.picks_prefix:
             running = self.table.running[: self.num_running]
             known_lens = self.table.sequences["known_len"][running]
             self._set(most_run=self.speculation.prefix_size(step, known_lens))
+
+    def _observe(self) -> None:
+        self.speculation.observe(self.step)
+        self._mind_trims()
+
+    def _mind_trims(self) -> None:
+        """Pass over steps whose drafts and drafter the policy cannot want to trim."""
+        in_python = self.table.in_python
+        if in_python[TRIM] and not self.speculation.trims:
+            in_python[TRIM] = 1 if self.speculation.leaves_out_now else IF_ADMITTED
 
     def _offer(self) -> None:
         step = self.step

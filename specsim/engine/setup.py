@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.step import Ints
+from specsim.engine.columns import NUM_COLUMNS, NUM_SUMS
 from specsim.engine.order import BEGIN, LANDED, LAUNCHED, ORDERS, TAKE_IN, VERBS
 from specsim.engine.table import (
     FULL,
@@ -94,6 +95,8 @@ class Setup:
             "hits": zeros("hits", num_groups, width),
             "order": np.array([TAKE_IN, BEGIN, *launch, LAUNCHED, *land, LANDED], dtype=np.int64),
             "in_python": zeros("in_python", VERBS),
+            "columns": zeros("columns", NUM_COLUMNS, most),
+            "sums": zeros("sums", NUM_SUMS),
             "lens_by_size": zeros("lens_by_size", most + 1),
             "costs": zeros("costs", len(COSTS)),
             "steps_out": zeros("steps_out", num_results),

@@ -14,8 +14,24 @@ from numpy.typing import NDArray
 from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 from specsim.engine.answers import answers_of
+from specsim.engine.columns import (
+    ACCEPTED_LEN,
+    ACCEPTED_TOKENS,
+    ADMITTED,
+    CONTEXT_TOKENS,
+    DECODES,
+    DRAFT_LEN,
+    DRAFT_TOKENS,
+    IN_CHUNK,
+    IS_UNDRAFTED,
+    KNOWN_LEN,
+    PROMPT_LEN,
+    REQUEST,
+    SIZE,
+    UNDRAFTED,
+    VERIFIED_LEN,
+)
 from specsim.engine.sources import DraftSource, drafter_loads
-from specsim.engine.table import Table
 from specsim.engine.view import StepView
 from specsim.policies.base import Policy
 from specsim.proposers.base import Proposer, offers_by_table
@@ -89,50 +105,52 @@ class Speculation:
             chosen = self.answers.drafter(chosen, len(self.proposer.cost_keys), request)
         return chosen
 
-    def trim(self, table: Table, step: StepView) -> None:
+    def trim(self, step: StepView) -> None:
         """Settle what a scheduled step verifies, and whom the drafter will never serve."""
-        if self.leaves_out and step.size:
-            self._leave_out(table, step)
-        draft_lens = np.array(step["draft_len"])
-        if not self.trims or not draft_lens.any():
+        if not step.size:
+            return
+        if self.leaves_out:
+            self._leave_out(step)
+        if not self.trims or not (draft_tokens := step.sums[DRAFT_TOKENS]):
             return
         # The context once: what batch expansion reads anew, the policy's cost model adds.
-        batch = self._batch(step, step.own_load)
+        batch, draft_lens = self._batch(step, step.own_load)
         confidences = _NO_CONFIDENCES
         if self.sees_confidences:
             assert self.source is not None
-            confidences = self.source.confidences(step.requests, step.output_lens, draft_lens)
+            confidences = self.source.confidences(batch.requests, batch.output_lens, draft_lens)
         drafts = DraftView(draft_lens, confidences)
         verified_lens = np.asarray(self._verified_lens(batch, drafts, step))
-        dropped = int(step["draft_len"].sum()) - int(verified_lens.sum())
+        dropped = draft_tokens - int(np.add.reduce(verified_lens))
         if not dropped:
             return
         step["verified_len"][:] = verified_lens
         record = step.record
         record["batched_tokens"] -= dropped
-        read_anew = int((step["read_anew"] * verified_lens).sum())
-        record["context_tokens"] = int(record["own_context_tokens"]) + read_anew
+        if record["context_tokens"] != record["own_context_tokens"]:
+            read_anew = int((step["read_anew"] * verified_lens).sum())
+            record["context_tokens"] = int(record["own_context_tokens"]) + read_anew
         if not record["drafts_on_top"]:
             record["drafter_batched_tokens"] = record["batched_tokens"]
 
-    def _leave_out(self, table: Table, step: StepView) -> None:
+    def _leave_out(self, step: StepView) -> None:
         """Settle whom the drafter serves no more."""
         policy, batch = self.policy, None
-        undrafted = table.sequences["is_undrafted"]
         if policy.may_drop and policy.drops_now(self.memory):
-            batch = self._batch(step, step.load)
+            batch, _ = self._batch(step, step.load)
             dropped = policy.drops(batch, self.memory)
             if self.answers is not None:
                 dropped = self.answers.drops(dropped, step)
             if dropped is not None:
-                undrafted[step.rows[dropped]] = 1
-        if policy.disables_prefill and (is_admitted := step["is_admitted"] == 1).any():
-            batch = batch or self._batch(step, step.load)
+                step.leave_out(dropped)
+        if policy.disables_prefill and step.sums[ADMITTED]:
+            if batch is None:
+                batch, _ = self._batch(step, step.load)
             skips = policy.skips_draft_prefill(batch, self.memory)
             if self.answers is not None:
                 skips = self.answers.yes("skips_draft_prefill", skips, step)
             if skips:
-                undrafted[step.rows[is_admitted]] = 1
+                step.leave_out(step["is_admitted"] == 1)
 
     def _verified_lens(self, batch: BatchView, drafts: DraftView, step: StepView) -> Any:
         if self.answers is None:
@@ -141,10 +159,11 @@ class Speculation:
         lens = self.policy.verify_lens(batch, drafts, self.memory)
         return self.answers.verify_lens(lens, draft_lens, step)
 
-    def ask(self, step: StepView, accepted_lens: Ints | None, free_slots: int) -> None:
+    def ask(self, step: StepView, free_slots: int, *, knows_accepted: bool) -> None:
         """Decide for how many draft tokens the drafter is run at the end of a step.
 
-        `accepted_lens` is None where that is not known yet, `free_slots` room for drafts, tokens.
+        `free_slots` is room for drafts, tokens; `knows_accepted` whether it is known what becomes
+        of the drafts that are in the step.
         """
         if self.answers is not None:
             self.answers.goes_on(step)
@@ -153,17 +172,22 @@ class Speculation:
         found_lens = None
         if self.source is not None and self.source.looks_up:
             emitted_lens = np.zeros(step.size, dtype=np.int64)
-            if accepted_lens is not None:
-                emitted_lens = accepted_lens + 1
+            if knows_accepted:
+                emitted_lens = step["accepted_len"] + 1
             found_lens = self.source.find(
                 step, emitted_lens, lambda scores: self._uses_lookup(scores, step)
             )
         asked: Any = self.max_draft_len
         if self.policy.is_dynamic:
-            asked = self._decide(step, accepted_lens, free_slots)
+            asked = self._decide(step, free_slots)
         if found_lens is not None:
             asked = np.minimum(asked, found_lens)
         step["asked_len"][:] = step["offered_len"][:] = asked
+
+    @property
+    def leaves_out_now(self) -> bool:
+        """Whether the drafter may let go of sequences in a step that admits nobody."""
+        return self.policy.may_drop and self.policy.drops_now(self.memory)
 
     def prefix_size(self, step: StepView, known_lens: Ints) -> int:
         """Return how many of the running sequences the next step may hold, at least one."""
@@ -175,41 +199,37 @@ class Speculation:
         return used if self.answers is None else self.answers.uses_lookup(used, len(scores), step)
 
     def _batch(
-        self,
-        step: StepView,
-        load: StepLoad,
-        *,
-        accepted_lens: Ints | None = None,
-        free_slots: int = 1 << 40,
-    ) -> BatchView:
-        in_prefill = step.of_sequences("in_chunk") == 1
-        known_lens = step.of_sequences("known_len")
-        if accepted_lens is not None:
-            known_lens += np.where(in_prefill, 0, accepted_lens + 1)
-        undrafted = None
-        if self.leaves_out and np.count_nonzero(marks := step.of_sequences("is_undrafted")):
-            undrafted = marks == 1
-        return BatchView(
-            step.requests,
-            step.of_sequences("prompt_len"),
-            known_lens,
-            in_prefill,
+        self, step: StepView, load: StepLoad, free_slots: int = 1 << 40
+    ) -> tuple[BatchView, Ints]:
+        """Return what a policy sees of a step, and the drafts that are in it."""
+        sums, record = step.sums, step.record
+        columns = step.columns(step.size)
+        decodes, undrafted = sums[DECODES], None
+        if self.leaves_out and sums[UNDRAFTED]:
+            undrafted = columns[IS_UNDRAFTED] == 1
+        batch = BatchView(
+            columns[REQUEST],
+            columns[PROMPT_LEN],
+            columns[KNOWN_LEN],
+            columns[IN_CHUNK] == 1,
             load,
-            now=float(step.record["scheduled_at"]),
+            now=float(record["scheduled_at"]),
             free_slots=free_slots,
-            num_running=int(step.record["num_running"]),
+            num_running=int(record["num_running"]),
             is_undrafted=undrafted,
+            decodes=StepLoad(sums[CONTEXT_TOKENS] - decodes, decodes, decodes),
         )
+        return batch, columns[DRAFT_LEN]
 
-    def _decide(self, step: StepView, accepted_lens: Ints | None, free_slots: int) -> Any:
+    def _decide(self, step: StepView, free_slots: int) -> Any:
         policy, source = self.policy, self.source
-        batch = self._batch(step, step.load, accepted_lens=accepted_lens, free_slots=free_slots)
+        batch, _ = self._batch(step, step.load, free_slots)
         if source is not None and self.shows_drafts:
             if source.looks_up:
                 found_lens = np.array(step["found_len"])
             else:
                 found_lens = np.where(batch.in_prefill, 0, self.max_draft_len)
-            confidences = source.confidences(step.requests, batch.output_lens, found_lens)
+            confidences = source.confidences(batch.requests, batch.output_lens, found_lens)
             batch = replace(batch, drafts=DraftView(found_lens, confidences))
         asked: Any = policy.draft_lens(batch, self.memory)
         alpha = policy.alpha_estimate(self.memory) if policy.estimates_alpha else None
@@ -249,22 +269,22 @@ class Speculation:
         """Tell the policy what became of the drafts of a step."""
         if not step.size:
             return
-        emits, record, source = step.emits, step.record, self.source
-        requests = step.requests[emits]
-        accepted_lens = step["accepted_len"][emits]
+        record, source, sums = step.record, self.source, step.sums
+        columns = step.columns(sums[SIZE])
+        requests, accepted_lens = columns[REQUEST], columns[ACCEPTED_LEN]
         has_fallback = source is not None and source.has_fallback
         outcome = StepOutcome(
             requests=requests,
-            draft_lens=step["verified_len"][emits],
+            draft_lens=columns[VERIFIED_LEN],
             accepted_lens=accepted_lens,
             load=step.load,
-            output_tokens=int(accepted_lens.sum()) + len(requests),
+            output_tokens=sums[ACCEPTED_TOKENS] + sums[SIZE],
             target_time=float(record["target_time"]),
             draft_time=float(record["verified_draft_time"]),
             overhead_time=float(record["overhead_time"]),
             trees=source.trees(requests) if source and self.policy.drafts_trees else None,
             drafters=source.falls_back(requests) if source and has_fallback else _NOBODY,
-            token_ids=self._emitted_tokens(step, emits) if self.policy.uses_tokens else [],
+            token_ids=self._emitted_tokens(step, step.emits) if self.policy.uses_tokens else [],
         )
         self.policy.observe(outcome, self.memory)
 

@@ -329,7 +329,11 @@ class Table(NamedTuple):
     """What survives of a draft, by output position of every request, end to end."""
     offers: NDArray[np.uint8]  # what a proposer comes up with, likewise, one more per request
     order: NDArray[np.int64]  # verbs in the order in which they are done
-    in_python: NDArray[np.int64]  # by verb: whether it is done in Python
+    in_python: NDArray[np.int64]
+    """By verb: whether it is done in Python; 2: only in a step that admits somebody."""
+    columns: NDArray[np.int64]
+    """Scratch, shape (columns, sequences): what a policy is shown (`specsim.engine.columns`)."""
+    sums: NDArray[np.int64]  # scratch: sums over them
     lens_by_size: NDArray[np.int64]
     """Draft length by the number of sequences of a step; empty where a policy in Python decides."""
     target: NDArray[np.float64]  # how long a forward pass takes (`specsim.latency._form`)
@@ -363,7 +367,7 @@ _RESULTS = {
     "totals": TOTAL_FIELDS,
 }
 
-_TWO_AXES = frozenset({"entries", "tables", "hits", "outcomes", "tier_chains"})
+_TWO_AXES = frozenset({"entries", "tables", "hits", "outcomes", "tier_chains", "columns"})
 
 
 def _element(name: str, kind: Any) -> Any:

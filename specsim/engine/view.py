@@ -7,13 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.step import Ints, Pieces, StepLoad
+from specsim.engine.columns import IS_UNDRAFTED, UNDRAFTED
 from specsim.engine.table import FINISHED, Table
 
 
 class StepView:
     """The step at a place of the ring; views of the table, gone when the verb is done."""
 
-    __slots__ = ("_sequences", "entries", "record", "rows", "size")
+    __slots__ = ("_table", "entries", "record", "rows", "size")
 
     def __init__(self, table: Table, place: int) -> None:
         steps: Any = table.steps
@@ -21,7 +22,7 @@ class StepView:
         self.size = int(self.record["num_requests"])
         self.entries: Any = table.entries[place, : self.size]
         self.rows: Ints = self.entries["row"]
-        self._sequences = table.sequences
+        self._table = table
 
     def __getitem__(self, name: str) -> Ints:
         """Return a column of the entries, a view."""
@@ -30,8 +31,25 @@ class StepView:
 
     def of_sequences(self, name: str) -> Ints:
         """Return a column of the sequences, a copy."""
-        column: Ints = self._sequences[name][self.rows]
+        column: Ints = self._table.sequences[name][self.rows]
         return column
+
+    @property
+    def sums(self) -> list[int]:
+        """Sums that were gathered for this verb, by the places in `specsim.engine.columns`."""
+        sums: list[int] = self._table.sums.tolist()
+        return sums
+
+    def columns(self, size: int) -> NDArray[np.int64]:
+        """Return the columns that were gathered for this verb, a copy."""
+        return self._table.columns[:, :size].copy()
+
+    def leave_out(self, chosen: NDArray[np.bool_]) -> None:
+        """Note of which sequences the drafter serves no more."""
+        self._table.sequences["is_undrafted"][self.rows[chosen]] = 1
+        marks = self._table.columns[IS_UNDRAFTED, : self.size]
+        marks[chosen] = 1
+        self._table.sums[UNDRAFTED] = np.count_nonzero(marks)
 
     def each(self, name: str) -> Iterator[tuple[int, int, int]]:
         """Yield of each sequence its request, its output tokens so far, and a column."""

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.desk import Desk, LocalDesk
 from specsim.core.step import Ints, StepLoad
-from specsim.policies._desk import Desk, LocalDesk
 from specsim.policies._estimate import expected_len
 from specsim.policies._spending import Spending
 from specsim.policies._times import Lens, StepTimes, TimesOf, spending_desk
@@ -220,9 +220,5 @@ def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots
     else:
         loads = [StepLoad(load.context_tokens, num * (1 + k), num) for k in lens]
         times = [server.step_time(verified, k) for k, verified in zip(lens, loads, strict=True)]
-    best_k, best_rate = 0, 0.0
-    for k, time in zip(lens, times, strict=True):
-        rate = expected_len(alpha, k) / time
-        if rate > best_rate:
-            best_k, best_rate = k, rate
-    return best_k
+    rates = [expected_len(alpha, k) / time for k, time in enumerate(times)]
+    return rates.index(max(rates))

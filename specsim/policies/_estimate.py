@@ -7,8 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.step import BatchView, StepOutcome
-from specsim.policies._desk import (
+from specsim.core.desk import (
     Desk,
     Flags,
     FloatRows,
@@ -18,6 +17,7 @@ from specsim.policies._desk import (
     PerRequest,
     loop_on,
 )
+from specsim.core.step import BatchView, StepOutcome
 from specsim.policies.base import Policy, ServerView
 
 
@@ -66,8 +66,9 @@ class AlphaWindow:
 
     def add(self, outcome: StepOutcome) -> None:
         """Take a step in."""
-        accepted = int(outcome.accepted_lens.sum())
-        cut_short = int((outcome.accepted_lens != outcome.draft_lens).sum())  # k = 0 tries nothing
+        accepted = int(np.add.reduce(outcome.accepted_lens))
+        # k = 0 tries nothing
+        cut_short = int(np.count_nonzero(outcome.accepted_lens != outcome.draft_lens))
         if not accepted + cut_short:
             return
         old_accepted, old_cut_short = self._trials.popleft()

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.compiled import inner
+from specsim.core.desk import Floats, Ints, LocalDesk, loop_on
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.policies._budget import best_worth
-from specsim.policies._desk import Floats, Ints, LocalDesk, loop_on
 from specsim.policies._times import Lens, TimesOf
 from specsim.policies.base import ServerView
 
@@ -137,14 +137,16 @@ class Price:
         self._shortest = longest if server.drafts_at_one_cost else 1
         """Of the drafts that are worth a look: where a longer one costs no more, it is no worse."""
         none = server.step_time(batch.load, 0)
-        self._draft_times = np.zeros(longest + 1)
+        self._draft_times = [0.0]
         """What drafting 0, 1, ... tokens per sequence adds to the step, seconds."""
         if longest:
-            self._draft_times[1:] = server.step_time(batch.load, longest) - none
+            last = server.step_time(batch.load, longest) - none
+            self._draft_times += [last] * longest
         if longest > 1 and not server.drafts_at_one_cost:
             # Each further token takes the same, nearly: contexts grow by a token.
             first = server.step_time(batch.load, 1) - none
-            self._draft_times[1:] = np.linspace(first, self._draft_times[-1], longest)
+            each = (last - first) / (longest - 1)
+            self._draft_times[1:longest] = [k * each + first for k in range(longest - 1)]
 
     def values(self, tokens: NDArray[np.float64], gained: NDArray[np.float64]) -> list[float]:
         """Return what it is worth to draft 0, 1, ... tokens for every sequence.
@@ -200,9 +202,9 @@ class Price:
         """Return what steps take that verify drafts of at most so many tokens."""
         server, extra = self._server, self._draft_times
         per_token = 0.0
-        drafting = float(extra[limit])
+        drafting = extra[limit]
         if not server.drafts_by_model:  # pays for what it drafts, which is what is verified
-            per_token = float(extra[1]) / self._load.num_requests
+            per_token = extra[1] / self._load.num_requests
             drafting = 0.0
 
         def step_times(load: StepLoad, tokens: Ints, draft_lens: Lens) -> NDArray[np.float64]:

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.compiled import inner
+from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
 from specsim.core.step import StepOutcome
-from specsim.policies._desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
 from specsim.policies.draft_goodput import KINDS
 
 _RECENT = 0.9  # share of a request's trials that the next draft leaves

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from specsim.core.compiled import inner
+from specsim.core.desk import Floats, Ints, loop_on
 from specsim.latency import COEFFICIENTS, forward_time
-from specsim.policies._desk import Floats, Ints, loop_on
 
 _OVERHEAD_STEP, _OVERHEAD_REQUEST, _HAS_DRAFTER, _HAS_LATENCY, _BASIS = range(5)
 _TARGET_SHARE, _TOKEN, _STEP, _REQUEST = range(5, 9)  # places in `CompiledCosts.numbers`
@@ -76,6 +76,43 @@ def _step_time(desk: Spending, batched_tokens: int, longest: int) -> float:
             desk.drafter, context_tokens, batched_tokens, num, prefill_tokens
         )
     return total + draft_time
+
+
+@inner
+def _has_lines(desk: Spending) -> bool:
+    """Return whether a step's time rises with its tokens along one line, and the drafter's too."""
+    costs, longest = desk.costs, desk.load[4]
+    if desk.target[0] != COEFFICIENTS or costs[_BASIS] == 2.0:
+        return False
+    is_simple = not costs[_HAS_DRAFTER] or not costs[_HAS_LATENCY]
+    is_short = longest <= 1 or costs[_BASIS] == 1.0
+    return bool(is_simple or (desk.drafter[0] == COEFFICIENTS and is_short))
+
+
+@inner
+def _draw_lines(desk: Spending, size: int) -> None:
+    """Do what `_step_time` does for 0, 1, ... tokens more, to the bit, with everything at hand."""
+    costs, load, times = desk.costs, desk.load, desk.times
+    place = 4 if load[3] else 1
+    num, tokens, has_drafter = load[2], load[1], costs[_HAS_DRAFTER] != 0.0
+    context = desk.target[place] * load[0]
+    gamma, delta = desk.target[place + 1], desk.target[place + 2]
+    overhead = costs[_OVERHEAD_STEP] + costs[_OVERHEAD_REQUEST] * num
+    share, per_token = costs[_TARGET_SHARE], costs[_TOKEN] * load[5]
+    per_step, per_request = costs[_STEP], costs[_REQUEST] * num
+    has_pass = has_drafter and costs[_HAS_LATENCY] != 0.0
+    has_pass = has_pass and (load[4] > 0 or costs[_BASIS] == 0.0)
+    read = desk.drafter[place] * load[0]
+    per_read, launched = desk.drafter[place + 1], desk.drafter[place + 2]
+    for index in range(size):
+        target_time = context + gamma * (tokens + index) + delta
+        draft_time = 0.0
+        if load[4]:
+            draft_time = share * target_time + per_token
+            draft_time = draft_time + per_step + per_request
+        if has_pass:
+            draft_time += read + per_read * (tokens + index) + launched
+        times[index] = target_time + overhead + (draft_time if has_drafter else 0.0)
 
 
 @inner
@@ -153,12 +190,19 @@ def _worthless(desk: Spending) -> float:
 
 
 @inner
+def _num_buckets(desk: Spending) -> int:
+    """Return how many buckets are used: to empty more takes longer than it saves in sorting."""
+    return int(min(len(desk.ends), max(64, desk.sizes[0] // 2)))
+
+
+@inner
 def _deal_out(desk: Spending, least: float) -> int:
     """Deal the gains above `least` out to narrow buckets, falling; count each, return how many."""
     gains, kept, places, ends = desk.gains, desk.kept, desk.places, desk.ends
-    last = len(ends) - 1.0
+    buckets = _num_buckets(desk)
+    last = buckets - 1.0
     scale = last / (1.0 - min(max(least, 0.0), 0.999))
-    for bucket in range(len(ends)):
+    for bucket in range(buckets):
         ends[bucket] = 0
     num = 0
     for index in range(desk.sizes[0]):
@@ -201,7 +245,7 @@ def _sort_falling(desk: Spending, least: float) -> int:
     num = _deal_out(desk, least)
     kept, places, ends, falling = desk.kept, desk.places, desk.ends, desk.falling
     total = 0
-    for bucket in range(len(ends)):
+    for bucket in range(_num_buckets(desk)):
         count = ends[bucket]
         ends[bucket] = total
         total += count
@@ -221,17 +265,22 @@ def best_budget(desk: Spending) -> int:
     falling, times, found = desk.falling, desk.times, desk.found
     emitted_before, tokens, is_given = found[0], desk.load[1], desk.sizes[4]
     longest = desk.load[4]
+    worth = found[3]
     gained = 0.0
     best = 0
     best_rate = -1e300
-    worth = found[3]
+    if not is_given and not _has_lines(desk):
+        for budget in range(num + 1):
+            times[budget] = _step_time(desk, tokens + budget, longest)
+    elif not is_given:
+        _draw_lines(desk, num + 1)
     for budget in range(num + 1):
         if budget:
             gained += falling[budget - 1]
-        time = times[budget] if is_given else _step_time(desk, tokens + budget, longest)
-        rate = (gained + emitted_before) / time
         if worth > 0.0:
-            rate = gained + emitted_before - worth * time
+            rate = gained + emitted_before - worth * times[budget]
+        else:
+            rate = (gained + emitted_before) / times[budget]
         if rate > best_rate:
             best = budget
             best_rate = rate
@@ -265,21 +314,17 @@ def take_largest(desk: Spending) -> int:
     """Count each sequence's share of the largest gains; the smallest is `found`'s second number."""
     gains, counts, least = desk.gains, desk.counts, desk.found[1]
     num, budget = desk.sizes[2], desk.sizes[3]
-    for row in range(num):
-        budget += counts[row]
+    left = budget
     for first in range(0, desk.sizes[0], num):
         for row in range(num):
-            counts[row] += 1 if gains[first + row] > least else 0
-    for row in range(num):
-        budget -= counts[row]
-    row = 0
-    for index in range(desk.sizes[0]):
-        if budget <= 0:
+            is_larger = 1 if gains[first + row] > least else 0
+            counts[row] += is_larger
+            left -= is_larger
+    for first in range(0, desk.sizes[0], num):
+        if left <= 0:
             break
-        if gains[index] == least:
-            counts[row] += 1
-            budget -= 1
-        row += 1
-        if row == num:
-            row = 0
+        for row in range(num):
+            if left > 0 and gains[first + row] == least:
+                counts[row] += 1
+                left -= 1
     return 0

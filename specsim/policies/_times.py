@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.desk import Desk
 from specsim.core.step import Ints, StepLoad
 from specsim.latency import COEFFICIENTS, COSTS
-from specsim.policies._desk import Desk
 from specsim.policies._spending import (
     BUCKETS,
     Spending,

@@ -129,7 +129,7 @@ class DrafterTrials:
         self._num_observed += 1
         if self._left:
             drafted, accepted = outcome.draft_lens, outcome.accepted_lens
-            tried = int(accepted.sum()) + int(np.count_nonzero(accepted != drafted))
+            tried = int(np.add.reduce(accepted)) + int(np.count_nonzero(accepted != drafted))
             self._left = max(0, self._left - tried)
             if not self._left:
                 self._idle = 0

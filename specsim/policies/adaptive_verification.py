@@ -5,9 +5,9 @@ from typing import ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 
+from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
 from specsim.core.step import BatchView, DraftView
 from specsim.policies._budget import best_spending, largest
-from specsim.policies._desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
 from specsim.policies.base import Policy, ServerView
 
 

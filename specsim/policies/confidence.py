@@ -5,8 +5,8 @@ from typing import ClassVar, Literal, NamedTuple, final
 import numpy as np
 from pydantic import Field
 
+from specsim.core.desk import Ints, LocalDesk, Singles, loop_on
 from specsim.core.step import BatchView, DraftView
-from specsim.policies._desk import Ints, LocalDesk, Singles, loop_on
 from specsim.policies.base import Policy, ServerView
 
 

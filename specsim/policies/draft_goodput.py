@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.compiled import inner
-from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
-from specsim.policies._budget import best_lens
-from specsim.policies._desk import (
+from specsim.core.desk import (
     Desk,
     FloatRows,
     Floats,
@@ -20,6 +18,8 @@ from specsim.policies._desk import (
     loop_on,
     part_sum,
 )
+from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
+from specsim.policies._budget import best_lens
 from specsim.policies._times import Lens
 from specsim.policies.base import Policy, ServerView
 
@@ -93,19 +93,19 @@ def calibrated_gains(desk: Calibrating) -> int:
     num_kinds = desk.sizes[3]
     num_levels = len(rates) // num_kinds
     for row in range(num):
-        request = desk.requests[row]
+        request, draft_len, row_kind = desk.requests[row], desk.draft_lens[row], desk.row_kinds[row]
         stated = 1.0
         lowest = 2.0
         for place in range(longest):
             if are_new:
                 stated = stated * desk.confidences[row * longest + place]
                 level = int(min(stated * num_levels, num_levels - 1.0))
-                kind = desk.row_kinds[row] + desk.place_kinds[place]
-                bins[request, place] = level * num_kinds + kind
-            rate = rates[bins[request, place]]
-            if rate < lowest:
-                lowest = rate
-            gains[place * num + row] = lowest if place < desk.draft_lens[row] else 0.0
+                bin_ = level * num_kinds + (row_kind + desk.place_kinds[place])
+                bins[request, place] = bin_
+            else:
+                bin_ = bins[request, place]
+            lowest = min(lowest, rates[bin_])  # without a jump that could not be foretold
+            gains[place * num + row] = lowest if place < draft_len else 0.0
     return 0
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.core.desk import PerRequest
 from specsim.core.step import BatchView, Ints, StepOutcome
-from specsim.policies._desk import PerRequest
 from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating, best_windows
 from specsim.policies.base import ServerView
 

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.core.desk import PerRequest
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
 from specsim.policies._budget import best_worth
-from specsim.policies._desk import PerRequest
 from specsim.policies._estimate import AlphaPerRequest
 from specsim.policies._exchange import Exchange, Price, spend_on, value_of
 from specsim.policies._prospects import Prospects, Recents
@@ -20,11 +20,56 @@ _NEW, _SERVED, _LET_GO = range(3)
 _SAMPLE = 32  # drafts of a step that are looked at for the prospects
 _PRIOR_TRIALS = 20.0  # that the rate of all requests counts for in the rate of one
 _STEADY = 100.0  # steps over which a drafter has to be worth its upkeep
+_SOON = 20.0  # for whom it serves, who are the fewer the longer it reads no prompts
+_PRIOR_GAIN = 0.05  # share of a step that a drafter is expected to gain
+_PRIOR_REQUESTS = 8.0  # that this counts for, and that they decode for as many steps as above
+_KEPT = 0.999  # share of what is known of requests that a step leaves
 _EVIDENCE = 16  # drafts without which a drafter is not given up
 _WORTHWHILE = 0.01  # share of a step that a drafter has to gain
 _LOSS = 0.002  # share of all steps that may be lost by drafting what does not seem to pay
 _PROBE_DRAFTS = 8  # of a request that is drafted for though the drafter was given up
 _PROBED = 4  # sequences of which such a step verifies a token at least
+
+
+class Lives:
+    """What it takes the drafter to read a prompt, and for how many steps that is of use.
+
+    Both are means over requests, fading: of those admitted, and of those that have ended, with a
+    prior. Prompts come in bursts; what reading them costs is borne by all steps that gain from it.
+    """
+
+    def __init__(self) -> None:
+        self.seen = 0
+        """Requests."""
+        self._begun = PerRequest(0.0)
+        self._step, self._age, self._size = 0.0, 0.0, 0
+        self._admitted, self._reading = 0.0, 0.0
+        """Requests, and seconds that the drafter would have read their prompts."""
+        self._ended, self._lived = _PRIOR_REQUESTS, _PRIOR_REQUESTS * _STEADY
+        """Requests, and the steps in which they decoded."""
+
+    def admit(self, requests: Ints, seconds: float) -> None:
+        """Take in what a step admits, and how long prompts would have been read in it."""
+        self._begun.up_to(requests)[requests] = self._step
+        self.seen += len(requests)
+        self._admitted += len(requests)
+        self._reading += seconds
+        self._ended += len(requests)
+
+    def share(self, requests: Ints, num: int) -> float:
+        """Return what a step of so many decoding sequences bears of reading prompts, seconds."""
+        self._step += 1.0
+        age = len(requests) * self._step - float(np.add.reduce(self._begun.of(requests)))
+        self._ended -= len(requests) - self._size
+        self._lived += num - (age - self._age)
+        self._size, self._age = len(requests), age
+        if not self._admitted:
+            return 0.0
+        life = max(self._lived, 1.0) / max(self._ended, 1.0)
+        share = num * self._reading / self._admitted / life
+        self._admitted, self._reading = _KEPT * self._admitted, _KEPT * self._reading
+        self._lived, self._ended = _KEPT * self._lived, _KEPT * self._ended
+        return share
 
 
 @dataclass(slots=True)
@@ -40,11 +85,12 @@ class _Memory:
     idle_steps: int = 0
     """Since something was drafted that did not seem to pay."""
     is_probing: bool = False
-    gains: tuple[float, ...] = (0.05, 0.05, 0.05)
+    gains: tuple[float, ...] = (0.0, 0.0, 0.0)
     """What drafting is worth more than a server without a drafter, over what a step is worth, as a
     mean over steps, fading: for all; for all, with the drafter's prefills; for whom it serves."""
-    upkeep: float = 0.0
-    """Seconds that the drafter would have read prompts since the last decision."""
+    noted: float = 0.0
+    """Steps of which these are a mean."""
+    lives: Lives = field(default_factory=Lives)
     is_closed: bool = False
     """Whether the drafter is not worth reading the prompts of more requests;"""
     steps_since_new: int = 0
@@ -63,10 +109,15 @@ class _Memory:
 
         To come back it has to gain half of what it takes while it serves too few yet (`idle`).
         """
-        pairs = zip(self.gains, gains, strict=True)
-        self.gains = tuple(mean + (gain - mean) / _STEADY for mean, gain in pairs)
-        if self.prospects.seen >= _EVIDENCE:
-            for_all, with_prefills, for_served = self.gains
+        if self.prospects.seen >= _EVIDENCE:  # before, gains are what the prior says
+            self.noted += 1.0
+            steps = min(self.noted, _STEADY)
+            horizons = (steps, steps, min(steps, _SOON))
+            self.gains = tuple([m + (gains[n] - m) / horizons[n] for n, m in enumerate(self.gains)])
+            prior = _PRIOR_REQUESTS / (self.lives.seen + _PRIOR_REQUESTS)
+            for_all, with_prefills, for_served = [
+                gain + prior * (_PRIOR_GAIN - gain) for gain in self.gains
+            ]
             least = max(idle / 2.0, _WORTHWHILE) if self.is_closed else _WORTHWHILE
             self.is_closed = with_prefills < least
             is_waning = self.is_closed or self.steps_since_new > _STEADY
@@ -136,8 +187,8 @@ class Joint(Policy):
                 values = price.values(*memory.prospects.of_batch(classes[is_served]))
                 for_served = (max(values) - plain) / worth
         idle = server.step_time(load, 0) / time - 1.0
-        memory.note(idle, for_all, for_all - memory.upkeep / time, for_served)
-        memory.upkeep = 0.0
+        reading = memory.lives.share(batch.requests, num)
+        memory.note(idle, for_all, for_all - reading / time, for_served)
         memory.idle_steps += 1
         if not served:
             return 0
@@ -210,12 +261,15 @@ class Joint(Policy):
         server, requests, load = memory.server, batch.requests, batch.load
         if server.plain_time is None:
             return None
+        upkeep = 0.0
         if load.prefill_tokens:
-            memory.upkeep += server.step_time(load, 0) - server.plain_time(load)
+            upkeep += server.step_time(load, 0) - server.plain_time(load)
             if (decodes := batch.decode_load()).num_requests:
-                memory.upkeep -= server.step_time(decodes, 0) - server.plain_time(decodes)
+                upkeep -= server.step_time(decodes, 0) - server.plain_time(decodes)
         states = memory.states.of(requests)
         has_new = np.count_nonzero(states) < batch.size
+        if has_new or upkeep:
+            memory.lives.admit(requests[states == _NEW], upkeep)
         memory.steps_since_new = 0 if has_new else memory.steps_since_new + 1
         if not has_new and not memory.is_off:
             return None

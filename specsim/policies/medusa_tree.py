@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
+from specsim.core.desk import FloatRows, Floats, IntRows, Ints, LocalDesk, loop_on, part_sum
 from specsim.core.step import BatchView, StepOutcome, Tree
-from specsim.policies._desk import FloatRows, Floats, IntRows, Ints, LocalDesk, loop_on, part_sum
 from specsim.policies._estimate import PRIOR_TRIALS
 from specsim.policies.base import Policy, ServerView
 

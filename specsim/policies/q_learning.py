@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
 from specsim.core.step import BatchView, StepOutcome
-from specsim.policies._desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
 from specsim.policies.base import Policy, ServerView
 
 

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.desk import PerRequest
 from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
 from specsim.policies._budget import best_worth
-from specsim.policies._desk import PerRequest
 from specsim.policies._exchange import Exchange, Price, spend_on
 from specsim.policies.base import OraclePolicy, Policy, ServerView
 

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.core.desk import Desk, Floats, Ints, PerRequest, loop_on
 from specsim.core.step import BatchView
 from specsim.policies._budget import best_common_len, best_lens
-from specsim.policies._desk import Desk, Floats, Ints, PerRequest, loop_on
 from specsim.policies._estimate import AlphaPerRequest, expected_len
 from specsim.policies._trials import Weighing, WeighsDrafter
 from specsim.policies.base import ServerView

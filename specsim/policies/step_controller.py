@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import Field
 
 from specsim.core.compiled import inner
+from specsim.core.desk import Desk, Ints, PerRequest, loop_on
 from specsim.core.step import BatchView, StepOutcome
-from specsim.policies._desk import Desk, Ints, PerRequest, loop_on
 from specsim.policies.base import Policy, ServerView
 
 

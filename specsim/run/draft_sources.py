@@ -43,8 +43,7 @@ class TableDrafts(DraftSource):
         """Return how long drafts survive that are made at some positions, tokens."""
         at = self.starts[requests] + positions
         is_inside = (positions >= 0) & (at < self.starts[requests + 1])
-        fates: Ints = np.zeros(len(requests), dtype=np.int64)
-        fates[is_inside] = self.table[at[is_inside]]
+        fates: Ints = np.where(is_inside, self.table.take(at, mode="clip"), 0).astype(np.int64)
         return fates
 
 

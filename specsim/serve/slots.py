@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.desk import PerRequest
 from specsim.core.draft_luck import Confidences, DraftLuck
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
@@ -19,7 +20,6 @@ from specsim.engine.facts import Facts
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import TABLE_TYPES
 from specsim.policies import OraclePolicy, Policy
-from specsim.policies._desk import PerRequest
 from specsim.proposers.base import offers_by_table
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting

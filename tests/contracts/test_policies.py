@@ -104,7 +104,16 @@ def test_views_show_what_a_server_could_see_and_nothing_else() -> None:
     visible = {name for name in dir(view(1)) if not name.startswith("_")}
     assert visible == {
         *("in_prefill", "prompt_lens", "known_lens", "output_lens", "requests", "size"),
-        *("load", "decode_load", "now", "free_slots", "drafts", "is_undrafted", "num_running"),
+        *(
+            "load",
+            "decodes",
+            "decode_load",
+            "now",
+            "free_slots",
+            "drafts",
+            "is_undrafted",
+            "num_running",
+        ),
     }
 
 
@@ -146,9 +155,9 @@ class VerifiesOne(Policy):
 def test_trimmed_drafts_read_no_context_under_batch_expansion() -> None:
     rows = [{"draft_len": 3, "read_anew": 100}, {"draft_len": 1, "read_anew": 200}]
     load = {"own_context_tokens": 300, "context_tokens": 800, "batched_tokens": 6}
-    table, step = step_of(*rows, **load)
+    _, step = step_of(*rows, **load)
     assert step.own_load == StepLoad(300, 6, 2)
-    Speculation(VerifiesOne(), None, 3).trim(table, step)
+    Speculation(VerifiesOne(), None, 3).trim(step)
     assert step["verified_len"].tolist() == [1, 0]
     assert step.load == StepLoad(300 + 100, 3, 2)
 

@@ -13,6 +13,7 @@ from specsim.core.step import StepLoad
 from specsim.policies import POLICIES, Policy
 from specsim.policies._exchange import Exchange
 from specsim.policies._prospects import Prospects
+from specsim.policies.joint import Lives
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -50,6 +51,30 @@ def test_a_draft_model_of_half_its_tokens_is_asked_for_what_pays(rate: float) ->
     joint = latency("joint", rate, 0.5)
     assert joint < 1.003 * latency("goodput", rate, 0.5)
     assert joint < 0.8 * latency("draft_goodput", rate, 0.5)  # which drafts seven tokens always
+
+
+def test_reading_prompts_is_borne_by_all_steps_that_gain_from_it() -> None:
+    lives = Lives()
+    assert lives.share(np.arange(0), 0) == 0.0
+    lives.admit(np.arange(10), 0.5)
+    # While nobody has ended, a request is taken to decode for 100 steps.
+    assert lives.share(np.arange(10), 10) == pytest.approx(10 * 0.05 / 100)
+    for _ in range(19):
+        lives.share(np.arange(10), 10)
+    # Two end after 20 steps; eight that were expected to live for 100 are still counted.
+    share = lives.share(np.arange(2, 10), 8)
+    assert share == pytest.approx(8 * 0.05 / ((8 * 100 + 2 * 20) / (8 + 2)), rel=0.01)
+
+
+def test_a_draft_model_that_pays_is_not_given_up_in_a_burst() -> None:
+    lengths = {"kind": "uniform", "prompt": [600, 1200], "output": [150, 500]}
+    arrivals = {"kind": "poisson", "rate": 52.0}
+    workload = {"arrivals": arrivals, "lengths": lengths, "num_requests": 60}
+    joint, goodput = (
+        latency(policy, 0.0, 0.7, workload=workload, profile="h100/llama-3.1-8b-kernels")
+        for policy in ("joint", "goodput")
+    )
+    assert joint < 1.01 * goodput
 
 
 def test_the_drafter_reads_nothing_of_whom_it_has_let_go() -> None:

@@ -1,4 +1,4 @@
-"""Desks: the arrays that the inner loops of policies work on.
+"""Desks: the arrays that the inner loops of policies, and of drafters' luck, work on.
 
 Where numpy has no quick way, a loop is a plain function over arrays (`specsim.core.compiled`): it
 allocates nothing, raises nothing and adds up in the order that the text says, so that it returns
@@ -20,6 +20,7 @@ from specsim.core.step import StepOutcome
 Ints = Annotated[NDArray[np.int64], 1]
 Floats = Annotated[NDArray[np.float64], 1]
 Flags = Annotated[NDArray[np.bool_], 1]
+ByteRows = Annotated[NDArray[np.uint8], 2]
 Singles = Annotated[NDArray[np.float32], 1]
 IntRows = Annotated[NDArray[np.int64], 2]
 FloatRows = Annotated[NDArray[np.float64], 2]
@@ -31,7 +32,7 @@ def loop_on(arrays: type, *rooms: str) -> Callable[[Callable[[Any], int]], Loop]
 
     def loop(function: Callable[[Any], int]) -> Loop:
         module = function.__module__
-        name = f"policies-{module.rpartition('.')[2].strip('_')}"
+        name = f"{module.split('.')[1]}-{module.rpartition('.')[2].strip('_')}"
         return Loop(function, types_of(arrays), name=name, rooms=(module, __name__, *rooms))
 
     return loop
