@@ -4,8 +4,9 @@
 
 Reads systems/silicon_sample.csv of aiconfigurator-core 0.12.0 (TTFT and TPOT of closed loops) and
 fits nothing. Of the loads the sample tells sizes and concurrency only. Rows of dated dumps are of
-InferenceX, whose lengths are uniform from 0.8 to 1 of the sizes; of the others, lengths are taken
-to be uniform within 20 % of them. Alike to the token, clients would fall into lockstep.
+InferenceX, whose lengths are uniform from 0.8 to 1 of the sizes, and whose scripts say how the
+servers were started (`STARTED`); of the others, lengths are taken to be uniform within 20 % of the
+sizes. Alike to the token, clients would fall into lockstep.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import tables_folder
 from specsim.profile.table_options import TableOptions
 from specsim.reality.validation.table import read_table
-from specsim.reality.validation.table_replay import Replayer
+from specsim.reality.validation.table_replay import Prediction, Replayer
 
 MODELS = {
     "Qwen/Qwen3-32B": ("qwen3-32b", "bfloat16"),
@@ -33,6 +34,23 @@ MODELS = {
 }
 DTYPES = {"fp4": "nvfp4", "fp8": "fp8", "": "bfloat16"}
 OF_EXPERTS = {"fp4": "nvfp4_experts", "int4": "int4_experts"}
+_FP8_KV = {"kv_dtype": "fp8"}
+_ON_B200 = {**_FP8_KV, "kernels": {"allreduce": "trtllm"}}
+_FUSED = {**_FP8_KV, "kernels": {"allreduce": "trtllm", "quant": "fused"}}
+_MARLIN = {"kernels": {"moe": "marlin"}}
+STARTED = {
+    ("llama-3.1-70b", "h100", "fp8"): _FP8_KV,
+    ("llama-3.1-70b", "h200", "fp8"): _FP8_KV,
+    ("llama-3.1-70b", "b200", "fp8"): _FUSED,
+    ("llama-3.1-70b", "b200", "nvfp4"): _ON_B200,
+    ("gpt-oss-120b", "h100", "mxfp4"): _MARLIN,
+    ("gpt-oss-120b", "h200", "mxfp4"): _MARLIN,
+    ("gpt-oss-120b", "b200", "mxfp4"): _ON_B200,
+}
+"""What benchmarks/*.sh of github.com/SemiAnalysisAI/InferenceX (70b_fp8_h100_slurm.sh,
+gptoss_fp4_h200.sh and their like) set: an 8-bit KV cache, VLLM_MXFP4_USE_MARLIN=1, on B200
+FlashInfer's fused all-reduce (TensorRT-LLM's kernel), of 8 bits quantizing fused into attention and
+norms, everywhere asynchronous scheduling."""
 REQUESTS_PER_CLIENT = 10
 METRICS = ("ttft_mean_ms", "tpot_mean_ms")
 
@@ -79,14 +97,15 @@ def measured(row: dict[str, str]) -> dict[str, object]:
         "num_prompts": max(20, REQUESTS_PER_CLIENT * clients),
         "num_warmups": clients,
         "prefix_caching": "off",
+        "async_scheduling": "on" if is_inferencex else "",
         "max_num_batched_tokens": 8192,
         "ttft_mean_ms": row["silicon_ttft_ms"],
         "tpot_mean_ms": row["silicon_tpot_ms"],
     }
 
 
-def errors(profile: TableProfile, rows: list[dict[str, str]]) -> dict[str, list[float]]:
-    """Return the error of each row, predicted over measured less 1."""
+def predicted(profile: TableProfile, rows: list[dict[str, str]]) -> list[Prediction]:
+    """Return what a profile says of each row."""
     table = [measured(row) for row in rows]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rows.csv"
@@ -95,8 +114,7 @@ def errors(profile: TableProfile, rows: list[dict[str, str]]) -> dict[str, list[
             writer.writeheader()
             writer.writerows(table)
         with Replayer(read_table(path), seed=0) as replayer:
-            found = replayer.predict(profile.profile)
-    return {name: [each.error(name) for each in found] for name in METRICS}
+            return replayer.predict(profile.profile)
 
 
 def main() -> None:
@@ -104,14 +122,24 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, help="folder of kernel tables")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--model", help="only this one")
+    parser.add_argument("--predictions", type=Path, help="CSV for measured and predicted values")
     args = parser.parse_args()
     folder = args.tables or tables_folder()
-    summary = []
+    summary, lines = [], [["id", "isl", "osl", *(f"measured_{name}" for name in METRICS), *METRICS]]
     for (gpu, model, dtype, size), rows in sets(folder).items():
         if args.model not in {None, model}:
             continue
-        options = TableOptions(model, gpu, tensor_parallel_size=size, dtype=dtype, tables=folder)
-        found = errors(TableProfile.of(options), rows)
+        started = STARTED.get((model, gpu, dtype), {})
+        options = TableOptions(
+            model, gpu, tensor_parallel_size=size, dtype=dtype, tables=folder, **started
+        )
+        each_row = predicted(TableProfile.of(options), rows)
+        lines += [
+            [each.run.run_id, row["isl"], row["osl"], *each.run.measured.values()]
+            + [round(each.values[name], 4) for name in METRICS]
+            for row, each in zip(rows, each_row, strict=True)
+        ]
+        found = {name: [each.error(name) or 0.0 for each in each_row] for name in METRICS}
         figures = {
             name: {
                 "median": round(float(np.median(np.abs(values))), 4),
@@ -130,6 +158,9 @@ def main() -> None:
             f"TTFT {ttft['median']:6.1%} / {ttft['worst']:7.1%} ({ttft['bias']:+.1%})",
             flush=True,
         )
+    if args.predictions is not None:
+        with args.predictions.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(lines)
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")

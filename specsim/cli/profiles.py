@@ -258,7 +258,8 @@ def build(
         list[str] | None,
         typer.Option(
             metavar="FAMILY=NAME",
-            help="The kernel that the server logged: attention=fa2, moe=marlin, gemm=...",
+            help="The kernel that the server logged: attention=fa2, moe=marlin, gemm=..., "
+            "allreduce=trtllm (FlashInfer's), quant=fused.",
         ),
     ] = None,
     tables: Annotated[

@@ -146,6 +146,9 @@ class Composed(LatencyModel):
     """What each pass takes besides its kernels."""
     read_factor: Factor = 1.0
     """What `read_us` is multiplied with; 1 unless fitted to runs, as are all factors."""
+    expert_factor: Factor = 1.0
+    """For what further experts add to `read_us`: how many are chosen, and how fast they are read,
+    differs from what was measured."""
     compute_factor: Factor = 1.0
     """For `compute_us`."""
     decode_factor: Factor = 1.0
@@ -229,7 +232,8 @@ class Composed(LatencyModel):
     def _padded_matrices(self) -> tuple[list[float], NDArray[np.float64]]:
         """Return batched tokens, and what the matrices take: a stair per size of CUDA graph."""
         axis = np.array(self.batched_tokens, dtype=float)
-        read = self.read_factor * np.array(self.read_us)
+        read = np.array(self.read_us)
+        read = self.read_factor * (read[0] + self.expert_factor * (read - read[0]))
         times = (read + self.compute_factor * np.array(self.compute_us)) * 1e-6
         sizes = self.capture_sizes
         if sizes is None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from specsim.core.errors import ProfileError
 from specsim.hardware import ModelShape
 from specsim.profile.attention_tables import AttentionTables, Matrix, needed, rounded
-from specsim.profile.kernel_tables import GpuTables, MeasuredTable, chosen
+from specsim.profile.kernel_tables import GpuTables, MeasuredTable, chosen, columns
 from specsim.profile.kernel_times import ExpertTimes, MatrixTimes, line_of, skewed
 from specsim.profile.table_options import DTYPES, Scales, TableOptions
 
@@ -26,6 +26,9 @@ _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and v
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
 _SMALL_READ, _SMALL_COMPUTE = 1.35, 1.5
+_QUANTIZED = {"fp8": 1, "nvfp4": 4}
+"""Inputs of a layer's matrices that a kernel of its own quantizes, by data type: of 8 bits the
+compiler fuses it into norms and activation, and only behind attention not; of 4 bits nowhere."""
 
 
 class Composer:
@@ -61,6 +64,7 @@ class Composer:
             read, compute = read + expert_read, compute + expert_rest
         read, compute = self._scales.read * read, self._scales.compute * compute
         small = self._small_kernels(tokens)
+        small = small + self._quantizing(tokens)
         compute = compute + small + self._all_reduces(tokens) + self._exchanges(tokens)
         total = np.maximum.accumulate(read + compute)
         read = np.minimum(np.maximum.accumulate(read), total)
@@ -179,6 +183,25 @@ class Composer:
             total += count * (kernels * _LAUNCH_US + per_token * tokens)
         return total
 
+    def _quantizing(self, tokens: Values) -> Values:
+        """Return what kernels take that only quantize, all layers; none with ``quant=fused``.
+
+        Inputs of matrices (`_QUANTIZED`), and queries where the KV cache has 8 bits.
+        """
+        options, layers = self._options, self._shape.num_hidden_layers
+        kernels = _QUANTIZED.get(self._dtype.matrices or "", 0) + (options.kv_dtype == "fp8")
+        if not kernels or options.kernels.get("quant") == "fused":
+            return np.zeros(len(tokens))
+        try:
+            table = self._tables.table("quantize", "scale_matrix_perf")
+        except ProfileError:  # not of every GPU
+            return np.zeros(len(tokens))
+        sizes = np.unique(columns(table.rows, "k")[0])
+        nearest = sizes[np.abs(sizes - self._shape.hidden_size).argmin()]
+        self._note(table.source)
+        points, times = line_of(chosen(table, "quantizing", k=int(nearest)), "m")
+        return np.asarray(self._scales.read * layers * kernels * np.interp(tokens, points, times))
+
     @property
     def _bandwidth(self) -> float:
         """What small kernels reach, bytes per second."""
@@ -230,11 +253,18 @@ class Composer:
         return layers * read, layers * (times - read)
 
     def _all_reduces(self, tokens: Values) -> Values:
-        """Return two per layer, one after the embedding; after experts of all ranks, none."""
+        """Return two per layer, one after the embedding; after experts of all ranks, none.
+
+        By the engine's own kernel, or that of another, such as ``allreduce=trtllm``: what
+        FlashInfer's fused one is, which vLLM can be told to take.
+        """
         if self._size == 1:
             return np.zeros(len(tokens))
-        sent = tokens * self._shape.hidden_size * _MATRIX_BYTES
-        table = self._tables.table("comm", "custom_allreduce_perf")
+        sent = tokens * self._shape.hidden_size  # message_size counts numbers, as NCCL's does
+        tables, engine = self._tables, self._options.kernels.get("allreduce")
+        if engine is not None:
+            tables = GpuTables(tables.folder, self._options.gpu, engine)
+        table = tables.table("comm", "custom_allreduce_perf")
         rows = chosen(table, "all-reduce", num_gpus=self._size, backend="vllm_graph")
         self._note(table.source)
         sizes, times = line_of(rows, "message_size")

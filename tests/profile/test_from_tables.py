@@ -317,6 +317,44 @@ def add_latent_attention(tables: Path) -> float:
 DEEPSEEK = {"model": "deepseek-v3", "tensor_parallel_size": 8, "dtype": "int4_experts"}
 
 
+def test_all_reduces_are_measured_by_numbers_and_may_be_of_another_engine(tables: Path) -> None:
+    add_latent_attention(tables)
+    per_number = {"vllm": 1e-7, "trtllm": 3e-7}  # milliseconds
+    for engine, slope in per_number.items():
+        row = {"kernel_source": engine, "num_gpus": 8, "backend": "vllm_graph"}
+        write(
+            tables / f"data/h200_sxm/comm/{engine}/0.24.0",
+            "custom_allreduce_perf",
+            [{**row, "message_size": size, "latency": slope * size} for size in (1, 1 << 30)],
+        )
+    own, other = (
+        TableProfile.of(options(tables, **DEEPSEEK, kernels=kernels)).profile.target
+        for kernels in ({}, {"allreduce": "trtllm"})
+    )
+    load = StepLoad(0, 4096, 1, 4096)
+    sent = (2 * 61 + 1) * 4096 * 7168
+    more = other.forward_time(load) - own.forward_time(load)
+    assert more == pytest.approx(2e-7 * 1e-3 * sent, rel=1e-3)
+
+
+def test_what_only_quantizes_counts_unless_it_is_fused(tables: Path) -> None:
+    gemm = tables / "data/h200_sxm/gemm/vllm/0.24.0"
+    rows = pq.read_table(gemm / "gemm_perf.parquet").to_pylist()
+    write(gemm, "gemm_perf", rows + [{**row, "gemm_dtype": "fp8"} for row in rows])
+    write(
+        tables / "data/h200_sxm/quantize/vllm/0.24.0",
+        "scale_matrix_perf",
+        [{"m": m, "k": k, "latency": 0.001 * k / 1024} for m in (1, 65536) for k in (1024, 4096)],
+    )
+    own, fused = (
+        TableProfile.of(options(tables, dtype="fp8", kernels=kernels)).profile.target
+        for kernels in ({}, {"quant": "fused"})
+    )
+    load = StepLoad(1024, 8, 8, 0)
+    more = own.forward_time(load) - fused.forward_time(load)
+    assert more == pytest.approx(32 * 4e-6, rel=1e-3)  # behind attention, of 4096 numbers a token
+
+
 def test_latent_attention_without_its_matrices_which_count_once(tables: Path) -> None:
     matrices = add_latent_attention(tables)
     made = TableProfile.of(options(tables, **DEEPSEEK))
