@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.autoscaling.base import Autoscaler, PoolView
+from specsim.core.errors import ConfigError
 from specsim.engine.cluster import Cluster, EventClock
 
 FREE, STARTING, UP, DRAINING, FAILED = range(5)
@@ -48,9 +49,10 @@ class Fleet:
     Args:
         recent: Returns `PoolView.limit_use`.
         is_over: Tells whether all requests have ended, as far as replicas have been looked at.
+        most_looks: How often it may look.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - it is what puts them together
         self,
         clock: EventClock,
         cluster: Cluster,
@@ -59,6 +61,7 @@ class Fleet:
         *,
         recent: Callable[[], NDArray[np.float64]],
         is_over: Callable[[], bool],
+        most_looks: float = inf,
     ) -> None:
         self.scaling = Scaling()
         self._clock = clock
@@ -67,6 +70,7 @@ class Fleet:
         self._memory = policy.start()
         self._recent = recent
         self._is_over = is_over
+        self._looks_left = most_looks
         self._states = [UP] * started + [FREE] * (policy.max_replicas - started)
         self._since = [0.0] * policy.max_replicas
         """When what is in a slot was started."""
@@ -100,6 +104,7 @@ class Fleet:
         unrouted = self._cluster.num_stranded
         if self._is_over():
             return
+        self._count_look()
         pool = PoolView(
             self._clock.now,
             replicas,
@@ -113,6 +118,17 @@ class Fleet:
         is_stuck = unrouted and not self._count(UP, STARTING) and self._clock.peek() == inf
         if not is_stuck:
             self._clock.call_after(self._policy.interval_s, self._look)
+
+    def _count_look(self) -> None:
+        """Raise a ConfigError if a run that is mostly waiting would be looked at without end."""
+        self._looks_left -= 1
+        if self._looks_left < 0:
+            raise ConfigError(
+                f"autoscaling.interval_s = {self._policy.interval_s:g}: too many looks at the "
+                f"replicas up to {self._clock.now:,.4g} s, and the run is not over; raise it, "
+                "shorten start_up_s or the pauses of workload and incidents, or go on with "
+                "`specsim --large` before the command"
+            )
 
     def _decided(self, enough: float, pool: PoolView) -> int:
         """Return how many replicas are wanted: out at once, in after the delay."""

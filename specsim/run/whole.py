@@ -24,6 +24,7 @@ from specsim.run.drafting import Drafting
 from specsim.run.ends import Ends
 from specsim.run.experiment import Experiment
 from specsim.run.pools import PoolServers, PoolSystem
+from specsim.run.size import most_looks
 from specsim.workload.arrivals.synthetic import ClosedLoop
 
 _MANY = 64
@@ -123,6 +124,7 @@ class Whole:
                 experiment.num_started,
                 recent=LimitUse(self.records, experiment.slo).since_last,
                 is_over=self._ends.is_over,
+                most_looks=most_looks(),
             )
         schedule_incidents(clock, fleet or cluster, experiment.incidents or ())
         self._clients.submit = cluster.submit
