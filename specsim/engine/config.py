@@ -21,7 +21,8 @@ from specsim.hardware.kv_groups import (
 from specsim.profile.memory import BLOCK_SIZE, GPU_MEMORY_UTILIZATION
 from specsim.proposers import PROPOSERS, Proposer
 
-Count = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, le=2**31)]
+Slots = Annotated[int, Field(gt=0, le=1 << 20)]
 _MOST_GROUPS = 256  # that keys of blocks can tell apart
 
 
@@ -44,9 +45,9 @@ class EngineConfig(Settings):
     """If true, each GPU of a mixture of experts holds some experts whole, not a slice of all."""
     scheduler: Literal["v1", "prefill_first"] = "v1"
     """``prefill_first`` is vLLM V0: waiting prompts run first, whole, in a step of their own."""
-    max_num_seqs: Count | None = None
+    max_num_seqs: Slots | None = None
     """By default 1024 on GPUs of 70 GiB and more other than the A100, else 256."""
-    max_num_active_seqs: Count | None = None
+    max_num_active_seqs: Slots | None = None
     """Caps the running sequences in place of max_num_seqs."""
     max_num_batched_tokens: Count | None = None
     """By default 16384 on GPUs of 160 GiB and more, 8192 from 70 GiB (not A100), else 2048."""
@@ -67,13 +68,15 @@ class EngineConfig(Settings):
     kv_offload: OffloadConfig | None = None
     """Host memory, and disk, to which KV blocks are copied, and from which they are loaded again
     (vLLM: ``--kv-transfer-config`` with OffloadingConnector)."""
-    prefix_cache_retention_interval: Annotated[int, Field(ge=0)] | Literal["dense"] | None = None
+    prefix_cache_retention_interval: (
+        Annotated[int, Field(ge=0, le=2**31)] | Literal["dense"] | None
+    ) = None
     """Tokens after which the prefix of a sliding window is kept for later requests, besides where
     prompts end; by default 0, only there. ``dense``: wherever a hit may end (vLLM: null)."""
     enable_chunked_prefill: bool = True
     async_scheduling: bool | None = None
     """By default on, unless the drafting method or the scheduler rules it out."""
-    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
+    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**31)] = 0
     long_prefill_token_threshold_adaptive: bool = False
     scheduler_reserve_full_isl: bool = True
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0

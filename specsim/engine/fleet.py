@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.autoscaling.base import Autoscaler, PoolView
+from specsim.core.errors import ConfigError
 from specsim.engine.cluster import Cluster, EventClock
 
 FREE, STARTING, UP, DRAINING, FAILED = range(5)
@@ -55,6 +56,7 @@ class Fleet:
         is_over: Tells whether all requests have ended, as far as replicas have been looked at.
         fleets: Of the run, to which it is added.
         name: Of the pool.
+        most_looks: How often it may look.
     """
 
     def __init__(  # noqa: PLR0913 - it is what puts them together
@@ -68,6 +70,7 @@ class Fleet:
         is_over: Callable[[], bool],
         fleets: "list[Fleet]",
         name: str | None = None,
+        most_looks: float = inf,
     ) -> None:
         self.scaling = Scaling()
         self._name, self._fleets = name, fleets
@@ -78,6 +81,7 @@ class Fleet:
         self._memory = policy.start()
         self._recent = recent
         self._is_over = is_over
+        self._looks_left = most_looks
         self._states = [UP] * started + [FREE] * (policy.max_replicas - started)
         self._since = [0.0] * policy.max_replicas
         """When what is in a slot was started."""
@@ -111,6 +115,7 @@ class Fleet:
         unrouted = self._cluster.num_stranded
         if self._is_over():
             return
+        self._count_look()
         pool = PoolView(
             self._clock.now,
             replicas,
@@ -135,6 +140,17 @@ class Fleet:
         """Tell whether requests wait for a replica, and there is a slot for one."""
         self._retire_empty()
         return self._cluster.num_stranded > 0 and self._count(FREE) > 0
+
+    def _count_look(self) -> None:
+        """Raise a ConfigError if a run that is mostly waiting would be looked at without end."""
+        self._looks_left -= 1
+        if self._looks_left < 0:
+            raise ConfigError(
+                f"autoscaling.interval_s = {self._policy.interval_s:g}: too many looks at the "
+                f"replicas up to {self._clock.now:,.4g} s, and the run is not over; raise it, "
+                "shorten start_up_s or the pauses of workload and incidents, or go on with "
+                "`specsim --large` before the command"
+            )
 
     def _decided(self, enough: float, pool: PoolView) -> int:
         """Return how many replicas are wanted: out at once, in after the delay."""

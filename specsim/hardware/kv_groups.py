@@ -26,14 +26,14 @@ FULL, SLIDING, CHUNKED = KINDS
 _BYTES_PER_TOKEN = 4096.0  # any number would do where none is given: only ratios count then
 _MUCH_LARGER = 1.5  # vLLM's heuristic for how much of a block may be left unused
 
-Count = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, le=2**31)]
 
 
 class KVLayers(Settings):
     """A run of attention layers that are alike."""
 
     kind: Kind
-    layers: Count
+    layers: Annotated[int, Field(gt=0, le=4096)]
     window: Count | None = None
     """Of a sliding window: tokens that a token attends to, itself included."""
     chunk: Count | None = None

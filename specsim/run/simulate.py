@@ -17,7 +17,7 @@ from specsim.run.cells import Kept, run_cells, why_whole
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.pools import PoolServers, PoolSystem
-from specsim.run.size import check_looks, check_size
+from specsim.run.size import check_size
 from specsim.run.whole import Servers, Whole
 from specsim.workload.trace import Columns, TraceRequests
 
@@ -68,9 +68,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     pools = PoolServers.of(experiment, deployment)
     if requests is None:
         check_size(experiment)
-        trace = experiment.workload.build(experiment.seed)
-        check_looks(experiment, trace)
-        requests = TraceRequests(trace)
+        requests = TraceRequests(experiment.workload.build(experiment.seed))
     servers = Servers(experiment, deployment, pools)
     for server in (deployment, pools.prefill) if pools else (deployment,):
         _check_requests(requests, server)

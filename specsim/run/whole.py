@@ -25,6 +25,7 @@ from specsim.run.drafting import Drafting
 from specsim.run.ends import Ends
 from specsim.run.experiment import Experiment
 from specsim.run.pools import PoolServers, PoolSystem
+from specsim.run.size import most_looks
 from specsim.workload.arrivals.synthetic import ClosedLoop
 
 _MANY = 64
@@ -146,6 +147,7 @@ class Whole:
                 getattr(pools, name).num_started if name else experiment.num_started,
                 recent=LimitUse(records[name or "decode"], experiment.slo).since_last,
                 is_over=self._ends.is_over,
+                most_looks=most_looks(),
                 fleets=together,
                 name=name,
             )

@@ -30,7 +30,7 @@ class WorkloadConfig(Settings):
     """May be left out where a recorded trace provides them."""
     num_requests: int | None = Field(default=None, ge=1, le=100_000_000)
     """Number of requests; of a trace, the first so many."""
-    duration: float | None = Field(default=None, gt=0)
+    duration: float | None = Field(default=None, gt=0, le=1e15)
     """Seconds during which requests arrive."""
     max_tokens: int | None = Field(default=None, ge=1, le=1 << 30)
     """Most that each client asks for: an answer that is shorter ends by a stop token, which the

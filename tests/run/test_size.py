@@ -26,9 +26,15 @@ WIDE = {"mean": 10, "std": 1e308, "max": 20}
         ({}, {"replicas": 100_000}, "on 100,000 replicas would take about"),
         ({"arrivals": "poisson:rate=1e-300"}, {}, "the clock cannot tell 1 ms"),
         ({"arrivals": "poisson:rate=1e9", "num_requests": None, "duration": 1e9}, {}, "would take"),
-        ({"arrivals": "poisson:rate=1e-6"}, {"autoscaling": SCALED}, "interval_s = 0.1: .* look"),
-        ({"lengths": PAUSES}, {"autoscaling": SCALED}, "shorten the pauses"),
-        ({"arrivals": CLIENTS}, {"autoscaling": SCALED}, "days of the run"),
+        ({"arrivals": "poisson:rate=1e-6"}, {"autoscaling": SCALED}, "interval_s = 0.1: .* looks"),
+        ({"lengths": PAUSES}, {"autoscaling": SCALED}, "shorten start_up_s or the pauses"),
+        ({"arrivals": CLIENTS}, {"autoscaling": SCALED}, "the run is not over"),
+        ({"arrivals": "gamma:rate=5e-324,burstiness=0.5"}, {}, "the clock cannot tell 1 ms"),
+        ({"arrivals": "constant:rate=1e308", "duration": 3.0}, {}, "rate = .*1e.*308"),
+        ({"duration": 1e308}, {}, "duration = .*1e.*308"),
+        ({}, {"engine": {"max_num_active_seqs": 2**31}}, "engine.max_num_active_seqs = 2147483648"),
+        ({}, {"engine": {"long_prefill_token_threshold": 2**64}}, "engine.long_prefill_token_thr"),
+        ({}, {"engine": {"max_num_batched_tokens": 2**63}}, "engine.max_num_batched_tokens = 92"),
     ],
 )
 def test_a_run_without_measure_is_refused_before_it_begins(

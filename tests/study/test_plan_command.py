@@ -117,3 +117,15 @@ def test_sglang_trees_are_refused() -> None:
     with pytest.raises(ConfigError, match="trees"):
         read_command("sglang serve --model m --speculative-algorithm EAGLE "
                      "--speculative-eagle-topk 4", "sglang")  # fmt: skip
+
+
+@pytest.mark.parametrize("slip", ["--tensor-paralel-size 2", "--max-num-seq 64", "--blok-size 32"])
+def test_a_slip_in_a_flag_that_counts_is_refused(slip: str) -> None:
+    with pytest.raises(ConfigError, match="no such flag; did you mean --"):
+        read_command(f"vllm serve Qwen/Qwen3-8B {slip}", "vllm")
+
+
+def test_flags_that_are_alike_are_no_slips() -> None:
+    known = "--max-num-partial-prefills 2 --max-long-partial-prefills 2 --kv-cache-memory-bytes 9"
+    notes = read_command(f"vllm serve Qwen/Qwen3-8B {known} --max-logprobs 5", "vllm").notes
+    assert any("--max-logprobs" in note for note in notes)

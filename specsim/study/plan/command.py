@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from specsim.core.errors import ConfigError
@@ -66,6 +67,7 @@ _START = {
     "vllm": re.compile(r"(?:^|/)vllm$|^vllm\.entrypoints\.openai\.api_server$"),
     "sglang": re.compile(r"(?:^|/)sglang$|^sglang\.launch_server$"),
 }
+_TYPO = 0.92  # how alike a flag has to be to one that counts, to be taken for a slip
 _SPECULATION = re.compile(r"^(?:-sc|--speculative[-_].*)$")
 _PARALLEL = re.compile(r"^(?:-tp|-dp|--(?:tensor|data)[-_]parallel[-_]size|--[td]p(?:[-_]size)?)$")
 
@@ -234,6 +236,11 @@ class _Reader:
         left = [n for n in left if n != "num-gpu-blocks-override"]
         slow = [f"--{n}" for n in left if n in _UNMODELLED]
         rest = [f"--{n}" for n in left if n not in _UNMODELLED]
+        for name in set(left) - _UNMODELLED - _SWITCHES:
+            if near := get_close_matches(name, {*_ENGINE, *_OTHER, *_REFUSED}, 1, _TYPO):
+                raise ConfigError(
+                    f"{self._source}: --{name}: there is no such flag; did you mean --{near[0]}?"
+                )
         notes = [f"not simulated, though it changes speed: {', '.join(slow)}"] if slow else []
         return notes + ([f"without effect on the answer: {', '.join(rest)}"] if rest else [])
 

@@ -40,7 +40,7 @@ class OpenArrivals(Arrivals):
 class RenewalArrivals(OpenArrivals):
     """Arrivals with independent, equally distributed gaps."""
 
-    rate: float = Field(gt=0)
+    rate: float = Field(gt=0, le=1e15)
     """Mean requests per second."""
 
     @abstractmethod

@@ -31,7 +31,7 @@ class Constant(OpenArrivals):
 
     kind: Literal["constant"] = "constant"
     examples = ({"rate": 8.0},)
-    rate: float = Field(gt=0)
+    rate: float = Field(gt=0, le=1e15)
     """Requests per second."""
 
     def times(
@@ -72,11 +72,12 @@ class Gamma(RenewalArrivals):
 
     kind: Literal["gamma"] = "gamma"
     examples = ({"rate": 8.0, "burstiness": 0.5},)
-    burstiness: float = Field(gt=0)
+    burstiness: float = Field(ge=1e-6, le=1e6)
 
     def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         """Return gamma-distributed gaps."""
-        return rng.gamma(self.burstiness, 1.0 / (self.rate * self.burstiness), count)
+        rate = self.rate * self.burstiness or 5e-324  # the clock refuses what comes so late
+        return rng.gamma(self.burstiness, 1.0 / rate, count)
 
 
 Duration = Annotated[float, Field(gt=0)]

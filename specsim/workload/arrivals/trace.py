@@ -53,7 +53,7 @@ class TraceReplay(Arrivals):
     """Keep only arrivals in [start, end), seconds of the recording."""
     time_scale: float = Field(default=1.0, gt=0)
     """Multiplies all times: 0.5 replays twice as fast."""
-    rate: float | None = Field(default=None, gt=0)
+    rate: float | None = Field(default=None, gt=0, le=1e15)
     """Mean requests per second to stretch or squeeze to, in place of `time_scale`."""
     sessions: Literal["inferred", "ignored"] | None = None
     """Whether turns wait for each other: by the file's sessions, if it has any; inferred from its
