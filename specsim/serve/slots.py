@@ -172,7 +172,7 @@ def _per_request(memory: Any) -> list[PerRequest]:
             left += each
         elif isinstance(each, dict):
             left += each.values()
-        elif type(each).__module__.startswith("specsim.policies"):
+        elif type(each).__module__.startswith(("specsim.policies", PerRequest.__module__)):
             left += getattr(each, "__dict__", {}).values()
             names = [name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ())]
             left += [getattr(each, name, None) for name in names]
