@@ -105,6 +105,7 @@ def parameters_of(profile: Profile, runs: Sequence[MeasuredRun]) -> list[Paramet
 
 def _parameters(profile: Profile, runs: Sequence[MeasuredRun]) -> Iterator[Parameter]:
     speculating = [run for run in runs if run.num_speculative_tokens]
+    assert isinstance(profile.target, Composed)
     has_experts = len(set(profile.target.read_us)) > 1
     untold = {"verify_factor": not speculating, "expert_factor": not has_experts}
     for name, kind in _FACTORS.items():
