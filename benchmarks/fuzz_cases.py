@@ -58,7 +58,9 @@ def mutated(value: Any, rng: random.Random) -> Any:
             break
         holder, key = rng.choice(spots)
         action = rng.random()
-        if isinstance(holder[key], int | float) and rng.random() < 0.6:
+        number = holder[key]
+        is_small = isinstance(number, int | float) and abs(number) < 2**70
+        if is_small and rng.random() < 0.6:
             holder[key] *= rng.choice((-1, 0, 0.5, 2, 3, 10, 1000, 1e9, 1e-9))
             if isinstance(holder[key], float) and holder[key].is_integer():
                 holder[key] = int(holder[key])
