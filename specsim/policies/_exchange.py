@@ -61,7 +61,7 @@ def value_of(tokens: Any, time: Any, rate: float) -> Any:
     return tokens - rate * time if rate else tokens / time
 
 
-class Choices(NamedTuple):
+class DraftChoices(NamedTuple):
     """What may come of drafts of 1, 2, ... tokens, several choices of how much is verified each."""
 
     tokens: Floats
@@ -82,8 +82,8 @@ class Choices(NamedTuple):
     """Lengths from 1 that are not worth a look, longest, choices, batched tokens without drafts."""
 
 
-@loop_on(Choices)
-def size_choices(desk: Choices) -> int:
+@loop_on(DraftChoices)
+def size_choices(desk: DraftChoices) -> int:
     """Work out the batched tokens of all choices that are worth a look; return how many."""
     choices, batched = desk.sizes[2], desk.sizes[3]
     first, end = desk.sizes[0] * choices, desk.sizes[1] * choices
@@ -94,13 +94,13 @@ def size_choices(desk: Choices) -> int:
 
 
 @inner
-def _value(desk: Choices, tokens: float, time: float) -> float:
+def _value(desk: DraftChoices, tokens: float, time: float) -> float:
     rate: float = desk.constants[1]
     return tokens - rate * time if rate else tokens / time
 
 
-@loop_on(Choices)
-def weigh_choices(desk: Choices) -> int:
+@loop_on(DraftChoices)
+def weigh_choices(desk: DraftChoices) -> int:
     """Work out what the best choice of each length is worth; nothing verified is one of them."""
     num, times, values = desk.constants[0], desk.times, desk.values
     skipped, choices = desk.sizes[0], desk.sizes[2]
@@ -118,7 +118,7 @@ def weigh_choices(desk: Choices) -> int:
     return 0
 
 
-_DESK = LocalDesk(Choices, size_choices, weigh_choices, constants=2)
+_DESK = LocalDesk(DraftChoices, size_choices, weigh_choices, constants=2)
 
 
 class Price:
