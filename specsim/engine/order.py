@@ -14,10 +14,10 @@ name; a verb of which the policy, the latency model or the drafter is Python is 
 from math import inf
 
 from specsim.core.compiled import Loop, inner
-from specsim.engine.columns import ADMITTED, look, look_back
 from specsim.engine.cost import charge_drafts, charge_forward
 from specsim.engine.deliver import deliver, has_room, land
 from specsim.engine.draft import ask, offer
+from specsim.engine.gather import ADMITTED, look, look_back
 from specsim.engine.schedule import schedule, take_in, withdraw
 from specsim.engine.table import TABLE_TYPES, WITHDRAWN, Table
 from specsim.engine.verify import verify

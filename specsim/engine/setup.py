@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.step import Ints
-from specsim.engine.columns import NUM_COLUMNS, NUM_SUMS
+from specsim.engine.gather import NUM_COLUMNS, NUM_SUMS
 from specsim.engine.order import BEGIN, LANDED, LAUNCHED, ORDERS, TAKE_IN, VERBS
 from specsim.engine.table import (
     FULL,

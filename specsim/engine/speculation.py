@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 from specsim.engine.answers import answers_of
-from specsim.engine.columns import (
+from specsim.engine.gather import (
     ACCEPTED_LEN,
     ACCEPTED_TOKENS,
     ADMITTED,

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.compiled import Rows
-from specsim.engine.limits import Limits
+from specsim.engine.engine_limits import Limits
 from specsim.results.records import GAP_FIELDS, REQUEST_FIELDS, SECOND_FIELDS, TOTAL_FIELDS
 from specsim.results.step_log import STEP_FIELDS
 
@@ -332,7 +332,7 @@ class Table(NamedTuple):
     in_python: NDArray[np.int64]
     """By verb: whether it is done in Python; 2: only in a step that admits somebody."""
     columns: NDArray[np.int64]
-    """Scratch, shape (columns, sequences): what a policy is shown (`specsim.engine.columns`)."""
+    """Scratch, shape (columns, sequences): what a policy is shown (`specsim.engine.gather`)."""
     sums: NDArray[np.int64]  # scratch: sums over them
     lens_by_size: NDArray[np.int64]
     """Draft length by the number of sequences of a step; empty where a policy in Python decides."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.step import Ints, Pieces, StepLoad
-from specsim.engine.columns import IS_UNDRAFTED, UNDRAFTED
+from specsim.engine.gather import IS_UNDRAFTED, UNDRAFTED
 from specsim.engine.table import FINISHED, Table
 
 
@@ -36,7 +36,7 @@ class StepView:
 
     @property
     def sums(self) -> list[int]:
-        """Sums that were gathered for this verb, by the places in `specsim.engine.columns`."""
+        """Sums that were gathered for this verb, by the places in `specsim.engine.gather`."""
         sums: list[int] = self._table.sums.tolist()
         return sums
 

@@ -1,4 +1,4 @@
-"""Columns: what a policy is shown of a step, gathered side by side before Python is asked.
+"""Gather: what a policy is shown of a step, gathered side by side before Python is asked.
 
 A column of `sequences` is a number in every few hundred bytes, and numpy takes longer to collect it
 than most policies take to decide.
