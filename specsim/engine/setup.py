@@ -56,17 +56,9 @@ class Setup:
             longest_len: No request will be longer, max_tokens included, tokens.
             shared: Arrays of the run, by their names.
         """
-        limits = zeros("limits", 1)
-        for name, value in self.limits.items():
-            limits[name] = value
         launch, land = ORDERS[self.order]
-        depth = 2 if self.is_async else 1
-        limits["depth"], limits["land_at"] = depth, len(launch) + 3
-        limits["prefill_first"] = self.order == "prefill_first"
-        limits["num_groups"] = num_groups = len(self.kv.groups)
-        limits["has_windows"] = self.kv.has_windows
-        limits["common_block_size"] = self.kv.common_block_size
-        limits["hash_block_size"] = self.kv.hash_block_size
+        limits = self._limits(len(launch))
+        depth, num_groups = int(limits["depth"][0]), len(self.kv.groups)
         most, num_blocks = int(limits["max_num_running"][0]), int(limits["num_blocks"][0])
         num_results, longest_draft = self.num_results, int(limits["max_draft_len"][0])
         width = self._most_blocks(longest_len)
@@ -107,6 +99,19 @@ class Setup:
             **shared,
         }
         return Table(**arrays)  # type: ignore[arg-type]
+
+    def _limits(self, num_launched: int) -> NDArray[Any]:
+        """Return what does not change about a replica that has so many verbs up to a launch."""
+        limits = zeros("limits", 1)
+        for name, value in self.limits.items():
+            limits[name] = value
+        limits["depth"], limits["land_at"] = 2 if self.is_async else 1, num_launched + 3
+        limits["prefill_first"] = self.order == "prefill_first"
+        limits["num_groups"] = len(self.kv.groups)
+        limits["has_windows"] = self.kv.has_windows
+        limits["common_block_size"] = self.kv.common_block_size
+        limits["hash_block_size"] = self.kv.hash_block_size
+        return limits
 
     def _most_blocks(self, longest_len: int) -> int:
         """Return how many blocks of a group a sequence can have."""

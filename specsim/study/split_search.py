@@ -77,7 +77,7 @@ class _Piece:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class SplitPrediction:
     """What the pools of a way come to together, as far as they can be told apart."""
 
     way: Way
@@ -102,7 +102,7 @@ class Prediction:
 class Search:
     """What was looked at on the way to the rows of a `Split`."""
 
-    predictions: list[Prediction] = field(default_factory=list)
+    predictions: list[SplitPrediction] = field(default_factory=list)
     """Of all pairs of pools that keep up; the best of each load first."""
     left_out: list[str] = field(default_factory=list)
     """What could not be run, and why."""
@@ -208,14 +208,14 @@ def _ways(
                 "--tp", profile=decode, pools=pools.model_copy(update=parts), replicas=1
             )
             ends = f" {_size(prefill)}/{_size(decode)}" if sizes else ""
-            for text, used, arm in _thinned(list(splits(changed, gpus))[1:], ends, left_out):
+            for text, used, arm in thinned(list(splits(changed, gpus))[1:], ends, left_out):
                 is_any = True
                 yield Way(text + ends, used, arm, label)
     if not is_any:
         raise ConfigError(f"--gpus {gpus}: too few for two pools; {'; '.join(left_out) or 'add'}")
 
 
-def _thinned(found: list[T], what: str, left_out: list[str]) -> list[T]:
+def thinned(found: list[T], what: str, left_out: list[str]) -> list[T]:
     """Return some of many splits, the first and the last among them, and say so."""
     places = np.unique(np.linspace(0, len(found) - 1, min(len(found), _MOST)).round().astype(int))
     note = f"{len(found) - len(places)} of {len(found)} splits{what}, between those looked at"
@@ -250,7 +250,7 @@ def _of_sizes(
             left_out.append(f"{name}: {why}")
 
 
-def _predicted(ways: list[Way], runner: Runner, search: Search) -> list[Prediction]:
+def _predicted(ways: list[Way], runner: Runner, search: Search) -> list[SplitPrediction]:
     """Return what pairs of pools come to of which both keep up, the best first.
 
     A pool is run with ever fewer replicas until its queue keeps growing: fewer would be no better.
@@ -317,7 +317,7 @@ def _decodes(experiment: Experiment) -> _Piece:
     return _Piece(columns, summary.is_unstable)
 
 
-def _together(way: Way, prefill: _Piece, decode: _Piece) -> Prediction:
+def _together(way: Way, prefill: _Piece, decode: _Piece) -> SplitPrediction:
     columns = {**prefill.columns, **decode.columns}
     first = columns["prefill"] + columns["until_first"]
     requests = {
@@ -329,7 +329,7 @@ def _together(way: Way, prefill: _Piece, decode: _Piece) -> Prediction:
     slo = way.experiment.slo
     several = columns["output_len"] > 1
     tpot = columns["after_first"][several] / (columns["output_len"][several] - 1)
-    return Prediction(
+    return SplitPrediction(
         way,
         None if slo is None else float(_kept(requests, slo).mean()),
         mean_e2el_ms=float(requests["ended_at"].mean() * 1e3),
@@ -344,7 +344,7 @@ def _kept(requests: Columns, slo: Slo) -> NDArray[np.bool_]:
     return kept
 
 
-def _finalists(predictions: list[Prediction], most: int) -> list[Prediction]:
+def _finalists(predictions: list[SplitPrediction], most: int) -> list[SplitPrediction]:
     """Return the best, and what nothing beats in both latencies, in their order."""
     front = [each for each in predictions if not _is_beaten(each, predictions)]
     chosen = predictions[: -(-most // 2)]
@@ -353,7 +353,7 @@ def _finalists(predictions: list[Prediction], most: int) -> list[Prediction]:
     return chosen
 
 
-def _is_beaten(one: Prediction, others: list[Prediction]) -> bool:
+def _is_beaten(one: SplitPrediction, others: list[SplitPrediction]) -> bool:
     return any(
         each.p99_ttft_ms < one.p99_ttft_ms and each.mean_tpot_ms < one.mean_tpot_ms
         for each in others
@@ -361,7 +361,7 @@ def _is_beaten(one: Prediction, others: list[Prediction]) -> bool:
 
 
 def _compare(
-    predictions: list[Prediction], whole: list[Way], rows: list[SplitRow], search: Search
+    predictions: list[SplitPrediction], whole: list[Way], rows: list[SplitRow], search: Search
 ) -> None:
     """Note how far predictions are from what was simulated."""
     expected = {id(each.way): each.mean_e2el_ms for each in predictions}

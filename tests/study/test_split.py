@@ -12,7 +12,7 @@ from specsim.core.errors import ConfigError
 from specsim.run.experiment import Experiment
 from specsim.study.compare import chosen_policies
 from specsim.study.split import Split, compare_splits, splits
-from specsim.study.split_search import Search, _thinned, search_splits
+from specsim.study.split_search import Search, search_splits, thinned
 
 WORKLOAD = {
     "arrivals": {"kind": "poisson", "rate": 20.0},
@@ -132,11 +132,11 @@ def test_pools_that_fall_behind_are_left_out() -> None:
 
 
 def test_many_gpus_are_looked_at_with_gaps() -> None:
-    found = _thinned(list(range(1, 64)), "", left_out := [])
+    found = thinned(list(range(1, 64)), "", left_out := [])
     assert len(found) == 16
     assert (found[0], found[-1]) == (1, 63)
     assert left_out == ["47 of 63 splits, between those looked at"]
-    assert _thinned([1, 2], "", left_out) == [1, 2]
+    assert thinned([1, 2], "", left_out) == [1, 2]
 
 
 def test_what_cannot_be_searched_is_said(cli: Run, tmp_path: Path) -> None:
