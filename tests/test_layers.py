@@ -1,6 +1,8 @@
 """Which module may import which; the rows are those of the design, lowest first."""
 
 import ast
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ RANK = {
 FAMILIES = {"acceptance", "latency", "proposers", "policies", "routing", "autoscaling"}
 HEAVY = ("fcntl", "llvmlite", "numba", "pyarrow", "scipy")
 ROOT = Path(__file__).parents[1] / "specsim"
+SCRIPTS = sorted(
+    path for name in ("benchmarks", "experiments") for path in (ROOT.parent / name).rglob("*.py")
+)
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
@@ -55,3 +60,14 @@ def test_imports_point_down_or_left(path: Path) -> None:
 
 def test_every_unit_has_a_place() -> None:
     assert {path.relative_to(ROOT).with_suffix("").parts[0] for path in MODULES} <= set(RANK)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT.parent)))
+def test_what_a_script_imports_exists(path: Path) -> None:
+    """Some import inside a function, which a renamed class breaks only when it is called."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("specsim"):
+            module = import_module(str(node.module))
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                assert hasattr(module, alias.name) or find_spec(name), name
