@@ -28,7 +28,8 @@ class VisibleReplica(PythonVerbs):
         status = sequences["status"]
         unseen = self._unseen()
         unseen = unseen["request"][unseen["kind"] == REQUEST]
-        waiting = sequences["prompt_len"][np.isin(status, (WAITING, LOADING, LOADED))].sum()
+        is_waiting = (status == WAITING) | (status == LOADING) | (status == LOADED)
+        waiting = sequences["prompt_len"][is_waiting].sum()
         running = sequences["known_len"][status == RUNNING].sum()
         return int(waiting + running + self._wiring.facts.rows["prompt_len"][unseen].sum())
 

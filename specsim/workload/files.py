@@ -69,6 +69,16 @@ class Row:
             )
         return value
 
+    def label(self, field: str) -> str | int | float | None:
+        """Return what a field calls something; a TraceError unless it is text, a number or none."""
+        value = self.values.get(field)
+        if value is not None and not isinstance(value, str | int | float):
+            raise TraceError(
+                f"{self.place}: {field} = {short(value)} must be text or a number; correct or "
+                "remove the row"
+            )
+        return value
+
     def hash_ids(self, field: str) -> tuple[int, ...]:
         """Return a field; a TraceError unless it is a list of whole numbers or texts."""
         values = self.get(field)

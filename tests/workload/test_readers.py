@@ -204,6 +204,11 @@ BAD = {
         b'{"prompt_len": 3, "output_len": 1, "id": "a"}\n{"prompt_len": 3, "output_len": 1}\n',
         "only 1 of 2 requests have 'ids'",
     ),
+    "a list for a name": (
+        b'{"chat_id": [], "timestamp": 0, "input_length": 20, "output_length": 5, '
+        b'"hash_ids": [0, 1]}\n',
+        r"line 1: chat_id = \[\] must be text or a number",
+    ),
     "too few hash ids": (
         b'{"timestamp": 0, "input_length": 2000, "output_length": 5, "hash_ids": [0]}\n',
         "hash_ids must list",

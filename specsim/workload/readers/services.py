@@ -131,4 +131,5 @@ class Bailian(Reader):
     def add(self, row: Row, builder: TraceBuilder) -> None:
         """Add a request with its prefix ids."""
         if add_hashed(row, builder, piece_size=16, seconds_per_unit=1.0):
-            builder.put_turn(row.get("chat_id"), row.values.get("parent_chat_id"))
+            row.get("chat_id")  # it must be there
+            builder.put_turn(row.label("chat_id"), row.label("parent_chat_id"))
