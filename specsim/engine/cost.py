@@ -7,10 +7,19 @@ others are computed there.
 
 from specsim.core.compiled import inner
 from specsim.engine.table import Table
-from specsim.latency._form import composed_time, forward_time
-
-_OVERHEAD_STEP, _OVERHEAD_REQUEST, _HAS_DRAFTER, _HAS_LATENCY, _BASIS = range(5)
-_TARGET_SHARE, _TOKEN, _STEP, _REQUEST = range(5, 9)
+from specsim.latency._form import (
+    BASIS,
+    HAS_DRAFTER,
+    HAS_LATENCY,
+    OVERHEAD_REQUEST,
+    OVERHEAD_STEP,
+    REQUEST,
+    STEP,
+    TARGET_SHARE,
+    TOKEN,
+    composed_time,
+    forward_time,
+)
 
 
 @inner
@@ -40,7 +49,7 @@ def charge_forward(table: Table) -> None:
         step.target_time = state.slowness * time
     if step.num_requests:
         costs = table.costs
-        usual = costs[_OVERHEAD_STEP] + costs[_OVERHEAD_REQUEST] * step.num_requests
+        usual = costs[OVERHEAD_STEP] + costs[OVERHEAD_REQUEST] * step.num_requests
         step.overhead_time = state.slowness * usual
 
 
@@ -52,7 +61,7 @@ def charge_drafts(table: Table) -> None:
     if table.limits[0].leaves_out:
         read_prefixes(table)
         _leave_out(table)
-    if table.costs[_HAS_DRAFTER] and step.drafter_batched_tokens:
+    if table.costs[HAS_DRAFTER] and step.drafter_batched_tokens:
         step.draft_time = state.slowness * _draft_time(table, step.target_time / state.slowness)
     state.last_draft_time = step.draft_time
     if table.limits[0].prefill_first:
@@ -123,15 +132,15 @@ def _draft_time(table: Table, target_time: float) -> float:
         tokens += asked_len
     total = 0.0
     if longest:
-        total = costs[_TARGET_SHARE] * target_time + costs[_TOKEN] * tokens
-        total = total + costs[_STEP] + costs[_REQUEST] * step.drafter_requests
-    if not costs[_HAS_LATENCY]:
+        total = costs[TARGET_SHARE] * target_time + costs[TOKEN] * tokens
+        total = total + costs[STEP] + costs[REQUEST] * step.drafter_requests
+    if not costs[HAS_LATENCY]:
         return total
     context_tokens, batched_tokens = step.drafter_context_tokens, step.drafter_batched_tokens
     size, prefill_tokens = step.drafter_requests, step.drafter_prefill_tokens
     # One call for all passes: it is copied to wherever it stands.
-    num_passes = max(1, longest) if costs[_BASIS] == 0.0 else min(1, longest)
-    if costs[_BASIS] == 2.0:
+    num_passes = max(1, longest) if costs[BASIS] == 0.0 else min(1, longest)
+    if costs[BASIS] == 2.0:
         context_tokens, batched_tokens, prefill_tokens = 0, size, 0
     for number in range(1, num_passes + 1):
         if number > 1:

@@ -1,6 +1,7 @@
 """Draft: how many tokens the drafter is run for after a step, and what becomes of them."""
 
 from specsim.core.compiled import inner
+from specsim.engine.decide import decide
 from specsim.engine.table import Table
 
 
@@ -8,11 +9,14 @@ from specsim.engine.table import Table
 def ask(table: Table) -> None:
     """Ask for as many drafts as the size of the step says: a fixed k, or vLLM's schedule of k.
 
-    Every other policy decides in Python (`specsim.engine.speculation`).
+    Or as many as goodput says. Every other policy decides in Python (`specsim.engine.speculation`).
     """
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
     if limits.prefill_first and step.prefill_tokens:
+        return
+    if len(table.weighed):
+        decide(table)
         return
     asked_len = table.lens_by_size[step.num_requests]
     for place in range(step.num_requests):

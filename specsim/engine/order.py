@@ -15,6 +15,7 @@ from math import inf
 
 from specsim.core.compiled import Loop, inner
 from specsim.engine.cost import charge_drafts, charge_forward
+from specsim.engine.decide import learn, leave_out
 from specsim.engine.deliver import deliver, has_room, land
 from specsim.engine.draft import ask, offer
 from specsim.engine.gather import ADMITTED, look, look_back
@@ -88,6 +89,9 @@ def _advance(table: Table) -> int:
             continue
         elif verb == SCHEDULE:
             schedule(table)
+        elif verb == TRIM:
+            if len(table.weighed):
+                leave_out(table)
         elif verb == ASK:
             ask(table)
         elif verb == OFFER:
@@ -110,6 +114,9 @@ def _advance(table: Table) -> int:
                 return FULL
         elif verb == VERIFY:
             verify(table)
+        elif verb == OBSERVE:
+            if len(table.weighed):
+                learn(table)
         elif verb == DELIVER:
             deliver(table)
         elif verb == LANDED:
@@ -142,7 +149,10 @@ def _drop(table: Table) -> int:
     return dropped
 
 
-_ROOMS = ("specsim.engine", "specsim.latency")
+_ROOMS = (
+    *("specsim.engine", "specsim.latency", "specsim.profile._step_time"),
+    *("specsim.policies._estimate", "specsim.policies._trials"),
+)
 advance = Loop(_advance, TABLE_TYPES, name="engine", rooms=_ROOMS)
 drop = Loop(_drop, TABLE_TYPES, name="engine", rooms=_ROOMS)
 

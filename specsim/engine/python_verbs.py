@@ -92,17 +92,18 @@ class PythonVerbs:
     def _python_verbs(self) -> dict[int, Callable[[], None]]:
         """Return what has to be done in Python, by verb."""
         speculation, costs = self.speculation, self._costs.compiled()
+        decides = speculation.loop_state() is None
         wanted: dict[int, tuple[bool, Callable[[], None]]] = {
             TRIM: (
-                speculation.trims or speculation.leaves_out,
+                speculation.trims or (decides and speculation.leaves_out),
                 lambda: speculation.trim(self.step),
             ),
-            ASK: (speculation.lens_by_size(1) is None, self._ask),
+            ASK: (decides and speculation.lens_by_size(1) is None, self._ask),
             OFFER: (speculation.offers and not self.is_async, self._offer),
             CHARGE_FORWARD: (costs.target is None, self._charge_forward),
             CHARGE_DRAFTS: (not costs.drafts or speculation.is_shared_out, self._charge_drafts),
             VERIFY: (speculation.verifies, self._verify),
-            OBSERVE: (speculation.observes, self._observe),
+            OBSERVE: (decides and speculation.observes, self._observe),
             SCHEDULED: (bool(self._wiring.observers), self._scheduled),
             DELIVERED: (bool(self._wiring.observers) or speculation.minds_ends, self._delivered),
         }

@@ -388,5 +388,6 @@ def _table(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: Wir
     lens_by_size = speculation.lens_by_size(setup.limits["max_num_running"])
     if lens_by_size is not None:
         shared["lens_by_size"] = lens_by_size
+    shared |= speculation.loop_state() or {}
     longest_len = wiring.facts.longest_len
     return replace(setup, limits={**setup.limits, **limits}).table(longest_len, **shared)

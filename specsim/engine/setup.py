@@ -91,6 +91,10 @@ class Setup:
             "sums": zeros("sums", NUM_SUMS),
             "lens_by_size": zeros("lens_by_size", most + 1),
             "costs": zeros("costs", len(COSTS)),
+            "weighed": zeros("weighed", 0),
+            "load": zeros("load", 6),
+            "rows": zeros("rows", longest_draft + 1),
+            "times": zeros("times", longest_draft + 1),
             "steps_out": zeros("steps_out", num_results),
             "requests_out": zeros("requests_out", num_results + most),
             "gaps_out": zeros("gaps_out", 8 * num_results + most),  # a few per step

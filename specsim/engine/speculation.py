@@ -32,6 +32,7 @@ from specsim.engine.gather import (
     VERIFIED_LEN,
 )
 from specsim.engine.sources import DraftSource, drafter_loads
+from specsim.engine.table import TABLE_TYPES
 from specsim.engine.view import StepView
 from specsim.policies.base import Policy
 from specsim.proposers.base import Proposer, offers_by_table
@@ -95,6 +96,19 @@ class Speculation:
             return None
         lens[0] = self.max_draft_len
         return lens
+
+    def loop_state(self) -> dict[str, NDArray[Any]] | None:
+        """Return what the loop has to know to decide in place of the policy; None: it does not."""
+        if self.source is not None and self.source.looks_up:
+            return None
+        memory = self.policy.loop_memory(self.memory)
+        if memory is None or self.answers is not None:
+            return None
+        known = {**vars(memory.alphas), **vars(memory.trials)}
+        weighed = np.zeros(1, dtype=TABLE_TYPES["weighed"][0])
+        for name in weighed.dtype.names:
+            weighed[name] = known[name]
+        return {"weighed": weighed, "tried": np.array(memory.alphas.ring, dtype=np.int64)}
 
     def choose_drafter(self, request: int, prompt_len: int) -> int:
         """Return which of several drafters serves a request; asked when it arrives."""

@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 
 from specsim.core.compiled import Rows
 from specsim.engine.engine_limits import Limits
+from specsim.policies._estimate import WindowState
+from specsim.policies._trials import TrialState
 from specsim.results.records import GAP_FIELDS, REQUEST_FIELDS, SECOND_FIELDS, TOTAL_FIELDS
 from specsim.results.step_log import STEP_FIELDS
 
@@ -297,6 +299,10 @@ class State(Protocol):
     seconds_len: int
 
 
+class Weighed(WindowState, TrialState, Protocol):
+    """What the loop knows of acceptance, and of whether drafting pays, if it decides by that."""
+
+
 class Table(NamedTuple):
     """Everything that the verbs work on."""
 
@@ -339,6 +345,13 @@ class Table(NamedTuple):
     target: NDArray[np.float64]  # how long a forward pass takes (`specsim.latency._form`)
     drafter: NDArray[np.float64]
     costs: NDArray[np.float64]  # what else a step costs (`specsim.latency._form.COSTS`)
+    weighed: Rows[Weighed]
+    """What `specsim.engine.decide` knows; empty where it does not decide."""
+    tried: NDArray[np.int64]
+    """Accepted tokens, and drafts cut short, of its last steps."""
+    load: NDArray[np.int64]  # scratch: a step that is weighed (`specsim.profile._step_time`)
+    rows: NDArray[np.int64]  # scratch: its sequences that draft a first token, a second and so on
+    times: NDArray[np.float64]  # scratch: of such steps, by the length of their drafts
     steps_out: Rows[Any]
     requests_out: Rows[Any]
     gaps_out: Rows[Any]

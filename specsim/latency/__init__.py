@@ -3,10 +3,39 @@
 from typing import Annotated
 
 from specsim.core.families import Family
-from specsim.latency._form import COEFFICIENTS, COSTS, forward_time
+from specsim.latency._form import (
+    BASIS,
+    COEFFICIENTS,
+    COSTS,
+    HAS_DRAFTER,
+    HAS_LATENCY,
+    OVERHEAD_REQUEST,
+    OVERHEAD_STEP,
+    REQUEST,
+    STEP,
+    TARGET_SHARE,
+    TOKEN,
+    forward_time,
+)
 from specsim.latency.base import LatencyModel
 
-__all__ = ["COEFFICIENTS", "COSTS", "LATENCY", "LatencyModel", "NestedLatency", "forward_time"]
+__all__ = [
+    "BASIS",
+    "COEFFICIENTS",
+    "COSTS",
+    "HAS_DRAFTER",
+    "HAS_LATENCY",
+    "LATENCY",
+    "OVERHEAD_REQUEST",
+    "OVERHEAD_STEP",
+    "REQUEST",
+    "STEP",
+    "TARGET_SHARE",
+    "TOKEN",
+    "LatencyModel",
+    "NestedLatency",
+    "forward_time",
+]
 
 LATENCY = Family("latency", LatencyModel)
 NestedLatency = Annotated[LatencyModel, LATENCY, LATENCY.any_member]

@@ -49,6 +49,9 @@ COSTS = (
 )
 """What a step costs besides its forward passes: seconds of `specsim.profile.Overhead`, then those
 of `DraftCost`, whose basis is 0 for pass, 1 for draft, 2 for heads."""
+OVERHEAD_STEP, OVERHEAD_REQUEST, HAS_DRAFTER, HAS_LATENCY, BASIS = range(5)
+TARGET_SHARE, TOKEN, STEP, REQUEST = range(5, 9)
+"""Their places."""
 
 
 @dataclass(frozen=True)

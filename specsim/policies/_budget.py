@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from specsim.core.desk import Desk, LocalDesk
 from specsim.core.step import Ints, StepLoad
-from specsim.policies._estimate import expected_len
+from specsim.policies._estimate import best_len
 from specsim.policies._spending import Spending
 from specsim.policies._times import Lens, StepTimes, TimesOf, spending_desk
 from specsim.policies.base import ServerView
@@ -220,5 +220,4 @@ def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots
     else:
         loads = [StepLoad(load.context_tokens, num * (1 + k), num) for k in lens]
         times = [server.step_time(verified, k) for k, verified in zip(lens, loads, strict=True)]
-    rates = [expected_len(alpha, k) / time for k, time in enumerate(times)]
-    return rates.index(max(rates))
+    return best_len(alpha, times, len(lens))

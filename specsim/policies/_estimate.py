@@ -1,12 +1,14 @@
 """What adaptive policies share: what a draft is worth, and how likely its tokens are accepted."""
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from math import inf
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.compiled import inner
 from specsim.core.desk import (
     Desk,
     Flags,
@@ -21,6 +23,7 @@ from specsim.core.step import BatchView, StepOutcome
 from specsim.policies.base import Policy, ServerView
 
 
+@inner
 def expected_len(alpha: float, draft_len: int) -> float:
     """Return the tokens that a draft emits on average, bonus token included.
 
@@ -29,11 +32,67 @@ def expected_len(alpha: float, draft_len: int) -> float:
     """
     if alpha >= 1.0:
         return draft_len + 1.0
-    return float((1.0 - alpha ** (draft_len + 1)) / (1.0 - alpha))
+    # Of a whole exponent compiled code would make a chain of products, with other last digits.
+    return float((1.0 - alpha ** float(draft_len + 1)) / (1.0 - alpha))
+
+
+@inner
+def best_len(alpha: float, times: Sequence[float] | NDArray[np.float64], num_lens: int) -> int:
+    """Return the k of highest goodput, by the seconds of steps that draft and verify 0, 1, ..."""
+    best, best_rate = 0, -inf
+    for k in range(num_lens):
+        rate = expected_len(alpha, k) / times[k]
+        if rate > best_rate:
+            best, best_rate = k, rate
+    return best
 
 
 PRIOR_TRIALS = 5.0
 """Trials that a prior counts for in an estimate over all requests."""
+
+
+class WindowState(Protocol):
+    """What `AlphaWindow` remembers: there as attributes, in the engine's loop as a record."""
+
+    prior: float
+    accepted: int
+    """Tokens over the window;"""
+    cut_short: int
+    """and drafts that ended there in a token that was not."""
+    place: int
+    """Of the oldest step of the window, in its ring: two such numbers for each."""
+
+
+Ring = list[int] | NDArray[np.int64]
+
+
+@inner
+def alpha_of(window: WindowState) -> float:
+    """Return the estimate."""
+    trials = window.accepted + window.cut_short
+    alpha: float = (window.accepted + PRIOR_TRIALS * window.prior) / (trials + PRIOR_TRIALS)
+    return alpha
+
+
+@inner
+def note_trials(window: WindowState, ring: Ring, accepted: int, cut_short: int) -> None:
+    """Take in a step that tried so many tokens; one that drafted nothing tried none."""
+    if not accepted + cut_short:
+        return
+    at = 2 * window.place
+    window.accepted += accepted - ring[at]
+    window.cut_short += cut_short - ring[at + 1]
+    ring[at], ring[at + 1] = accepted, cut_short
+    window.place = (window.place + 1) % (len(ring) // 2)
+
+
+@inner
+def renew_alpha(window: WindowState, ring: Ring) -> None:
+    """Let what has been seen count no more than a prior does."""
+    window.prior = alpha_of(window)
+    window.accepted = window.cut_short = 0
+    for at in range(len(ring)):
+        ring[at] = 0
 
 
 class AlphaWindow:
@@ -50,37 +109,23 @@ class AlphaWindow:
     """
 
     def __init__(self, window: int, prior: float) -> None:
-        self._window = window
-        self._prior = prior
-        self._empty()
-
-    def _empty(self) -> None:
-        self._trials: deque[tuple[int, int]] = deque([(0, 0)] * self._window)
-        self._accepted = 0
-        self._cut_short = 0
+        self.prior, self.accepted, self.cut_short, self.place = prior, 0, 0, 0
+        self.ring = [0] * (2 * window)
 
     def renew(self) -> None:
         """Let what has been seen count no more than a prior does."""
-        self._prior = self.alpha
-        self._empty()
+        renew_alpha(self, self.ring)
 
     def add(self, outcome: StepOutcome) -> None:
         """Take a step in."""
         accepted = int(np.add.reduce(outcome.accepted_lens))
-        # k = 0 tries nothing
         cut_short = int(np.count_nonzero(outcome.accepted_lens != outcome.draft_lens))
-        if not accepted + cut_short:
-            return
-        old_accepted, old_cut_short = self._trials.popleft()
-        self._trials.append((accepted, cut_short))
-        self._accepted += accepted - old_accepted
-        self._cut_short += cut_short - old_cut_short
+        note_trials(self, self.ring, accepted, cut_short)
 
     @property
     def alpha(self) -> float:
         """The estimate."""
-        trials = self._accepted + self._cut_short
-        return (self._accepted + PRIOR_TRIALS * self._prior) / (trials + PRIOR_TRIALS)
+        return alpha_of(self)
 
 
 class Fading(NamedTuple):

@@ -4,10 +4,21 @@ from typing import NamedTuple
 
 from specsim.core.compiled import inner
 from specsim.core.desk import Floats, Ints, loop_on
-from specsim.latency import COEFFICIENTS, forward_time
+from specsim.latency import (
+    BASIS,
+    COEFFICIENTS,
+    HAS_DRAFTER,
+    HAS_LATENCY,
+    OVERHEAD_REQUEST,
+    OVERHEAD_STEP,
+    REQUEST,
+    STEP,
+    TARGET_SHARE,
+    TOKEN,
+)
+from specsim.profile._step_time import step_time_of
 
-_OVERHEAD_STEP, _OVERHEAD_REQUEST, _HAS_DRAFTER, _HAS_LATENCY, _BASIS = range(5)
-_TARGET_SHARE, _TOKEN, _STEP, _REQUEST = range(5, 9)  # places in `CompiledCosts.numbers`
+_ROOMS = ("specsim.latency._form", "specsim.profile._step_time")
 
 
 class Spending(NamedTuple):
@@ -49,59 +60,29 @@ class Spending(NamedTuple):
 
 
 @inner
-def _step_time(desk: Spending, batched_tokens: int, longest: int) -> float:
-    """Return what a step of so many tokens takes; to the bit as `StepCosts.step_time`."""
-    costs, load = desk.costs, desk.load
-    context_tokens, num, prefill_tokens = load[0], load[2], load[3]
-    target_time = forward_time(desk.target, context_tokens, batched_tokens, num, prefill_tokens)
-    total: float = target_time + (costs[_OVERHEAD_STEP] + costs[_OVERHEAD_REQUEST] * num)
-    if not costs[_HAS_DRAFTER]:
-        return total
-    draft_time: float = 0.0
-    if longest:
-        draft_time = costs[_TARGET_SHARE] * target_time + costs[_TOKEN] * load[5]
-        draft_time = draft_time + costs[_STEP] + costs[_REQUEST] * num
-    if not costs[_HAS_LATENCY]:
-        return total + draft_time
-    # One call for all passes: it is copied to wherever it stands.
-    num_passes = max(1, longest) if costs[_BASIS] == 0.0 else min(1, longest)
-    if costs[_BASIS] == 2.0:
-        context_tokens, batched_tokens, prefill_tokens = 0, num, 0
-    for number in range(num_passes):
-        if number:
-            context_tokens += batched_tokens
-            num = batched_tokens = desk.rows[number]
-            prefill_tokens = 0
-        draft_time += forward_time(
-            desk.drafter, context_tokens, batched_tokens, num, prefill_tokens
-        )
-    return total + draft_time
-
-
-@inner
 def _has_lines(desk: Spending) -> bool:
     """Return whether a step's time rises with its tokens along one line, and the drafter's too."""
     costs, longest = desk.costs, desk.load[4]
-    if desk.target[0] != COEFFICIENTS or costs[_BASIS] == 2.0:
+    if desk.target[0] != COEFFICIENTS or costs[BASIS] == 2.0:
         return False
-    is_simple = not costs[_HAS_DRAFTER] or not costs[_HAS_LATENCY]
-    is_short = longest <= 1 or costs[_BASIS] == 1.0
+    is_simple = not costs[HAS_DRAFTER] or not costs[HAS_LATENCY]
+    is_short = longest <= 1 or costs[BASIS] == 1.0
     return bool(is_simple or (desk.drafter[0] == COEFFICIENTS and is_short))
 
 
 @inner
 def _draw_lines(desk: Spending, size: int) -> None:
-    """Do what `_step_time` does for 0, 1, ... tokens more, to the bit, with everything at hand."""
+    """Do what `step_time_of` does for 0, 1, ... tokens more, to the bit, with all at hand."""
     costs, load, times = desk.costs, desk.load, desk.times
     place = 4 if load[3] else 1
-    num, tokens, has_drafter = load[2], load[1], costs[_HAS_DRAFTER] != 0.0
+    num, tokens, has_drafter = load[2], load[1], costs[HAS_DRAFTER] != 0.0
     context = desk.target[place] * load[0]
     gamma, delta = desk.target[place + 1], desk.target[place + 2]
-    overhead = costs[_OVERHEAD_STEP] + costs[_OVERHEAD_REQUEST] * num
-    share, per_token = costs[_TARGET_SHARE], costs[_TOKEN] * load[5]
-    per_step, per_request = costs[_STEP], costs[_REQUEST] * num
-    has_pass = has_drafter and costs[_HAS_LATENCY] != 0.0
-    has_pass = has_pass and (load[4] > 0 or costs[_BASIS] == 0.0)
+    overhead = costs[OVERHEAD_STEP] + costs[OVERHEAD_REQUEST] * num
+    share, per_token = costs[TARGET_SHARE], costs[TOKEN] * load[5]
+    per_step, per_request = costs[STEP], costs[REQUEST] * num
+    has_pass = has_drafter and costs[HAS_LATENCY] != 0.0
+    has_pass = has_pass and (load[4] > 0 or costs[BASIS] == 0.0)
     read = desk.drafter[place] * load[0]
     per_read, launched = desk.drafter[place + 1], desk.drafter[place + 2]
     for index in range(size):
@@ -122,29 +103,29 @@ def _add_drafts(desk: Spending) -> None:
     for row in range(num):
         load[4] = max(load[4], counts[row])
         load[5] += counts[row]
-    if num and desk.costs[_BASIS] == 0.0:
+    if num and desk.costs[BASIS] == 0.0:
         for place in range(load[4]):
             rows[place] = 0
             for row in range(num):
                 rows[place] += 1 if counts[row] > place else 0
 
 
-@loop_on(Spending, "specsim.latency._form")
+@loop_on(Spending, *_ROOMS)
 def time_steps(desk: Spending) -> int:
     """Work out what steps take that batch so many tokens each."""
     _add_drafts(desk)
     for index in range(desk.sizes[1]):
-        desk.times[index] = _step_time(desk, desk.places[index], desk.load[4])
+        desk.times[index] = step_time_of(desk, desk.places[index], desk.load[4])
     return 0
 
 
-@loop_on(Spending, "specsim.latency._form")
+@loop_on(Spending, *_ROOMS)
 def time_lens(desk: Spending) -> int:
     """Work out what a step takes that verifies 0, 1, ... drafts of every sequence."""
     num = desk.load[2]
     for k in range(desk.sizes[1]):
         desk.load[5] = k * num
-        desk.times[k] = _step_time(desk, num * (1 + k), k)
+        desk.times[k] = step_time_of(desk, num * (1 + k), k)
     return 0
 
 
@@ -170,13 +151,13 @@ def _worthless(desk: Spending) -> float:
         return _ALL
     gamma = target[5] if desk.load[3] else target[2]
     tokens, longest = desk.load[1], desk.load[4]
-    share = 0.999 * gamma - 1e-9 * _step_time(desk, tokens + last, longest)
+    share = 0.999 * gamma - 1e-9 * step_time_of(desk, tokens + last, longest)
     emitted: float = desk.found[0]
     worth: float = desk.found[3]
     least: float = worth * share
     if worth > 0.0:
         return least if least > 0.0 else _ALL
-    least = emitted / _step_time(desk, tokens, longest) * share
+    least = emitted / step_time_of(desk, tokens, longest) * share
     if least <= 0.0:
         return _ALL
     spent = 0
@@ -185,7 +166,7 @@ def _worthless(desk: Spending) -> float:
         emitted += desk.gains[index] * is_worth
         spent += is_worth
     if spent <= last:
-        least = max(least, emitted / _step_time(desk, tokens + spent, longest) * share)
+        least = max(least, emitted / step_time_of(desk, tokens + spent, longest) * share)
     return least
 
 
@@ -257,7 +238,7 @@ def _sort_falling(desk: Spending, least: float) -> int:
     return num
 
 
-@loop_on(Spending, "specsim.latency._form")
+@loop_on(Spending, *_ROOMS)
 def best_budget(desk: Spending) -> int:
     """Return how many of the largest gains make goodput highest; of equal choices the fewest."""
     _add_drafts(desk)
@@ -271,7 +252,7 @@ def best_budget(desk: Spending) -> int:
     best_rate = -1e300
     if not is_given and not _has_lines(desk):
         for budget in range(num + 1):
-            times[budget] = _step_time(desk, tokens + budget, longest)
+            times[budget] = step_time_of(desk, tokens + budget, longest)
     elif not is_given:
         _draw_lines(desk, num + 1)
     for budget in range(num + 1):
@@ -287,11 +268,11 @@ def best_budget(desk: Spending) -> int:
     found[0] = best_rate
     found[1] = falling[best - 1] if best else 2.0
     if not is_given:
-        found[2] = emitted_before / _step_time(desk, tokens, 0)
+        found[2] = emitted_before / step_time_of(desk, tokens, 0)
     return best
 
 
-@loop_on(Spending, "specsim.latency._form")
+@loop_on(Spending, *_ROOMS)
 def find_least(desk: Spending) -> int:
     """Find the smallest of the so many largest gains, at least one; `found`'s second number."""
     num, left = _deal_out(desk, _ALL), desk.sizes[3]
@@ -309,7 +290,7 @@ def find_least(desk: Spending) -> int:
     return 0
 
 
-@loop_on(Spending, "specsim.latency._form")
+@loop_on(Spending, *_ROOMS)
 def take_largest(desk: Spending) -> int:
     """Count each sequence's share of the largest gains; the smallest is `found`'s second number."""
     gains, counts, least = desk.gains, desk.counts, desk.found[1]

@@ -1,11 +1,12 @@
 """Whether a drafter is worth having, and when to try again one that was not."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.compiled import inner
 from specsim.core.step import BatchView, Ints, StepLoad, StepOutcome
 from specsim.policies._estimate import Alphas, EstimatesAlpha, Estimating
 from specsim.policies.base import ServerView
@@ -21,6 +22,117 @@ SKIPPING_SHARE = 0.7
 """Share of steps without speculation above which prefills leave the drafter out (SmartSpec, section
 5, where it is a matter of experience)."""
 _ONE_OF = 8  # steps is weighed, for all of them: that takes longer than to choose a length
+
+
+class TrialState(Protocol):
+    """What `DrafterTrials` remembers: there as attributes, in the engine's loop as a record."""
+
+    weight: float
+    """Of a step that is weighed, in the means over steps."""
+    num_settled: int
+    num_observed: int
+    unpaid: float
+    """Share of steps without speculation."""
+    reading_time: float
+    """Seconds of a step that the drafter reads prompts."""
+    lost: float
+    missed: float
+    is_given_up: int
+    idle: int
+    wait: int
+    left: int
+    """Draft tokens until the trial is over; 0: there is none."""
+
+
+KEPT, NOTHING, TRIED, BEGUN = range(4)
+"""What comes of the lengths of a step: they are kept, nothing is drafted, or a trial goes on, or
+begins, before which what was learned of acceptance has to be renewed."""
+
+
+@inner
+def skips_prefill(trials: TrialState) -> bool:
+    """Return whether prefills leave the drafter out."""
+    return trials.unpaid > SKIPPING_SHARE and not trials.left
+
+
+@inner
+def gives_up(trials: TrialState) -> bool:
+    """Return whether the drafter is to leave all requests alone."""
+    return bool(trials.is_given_up and not trials.left)
+
+
+@inner
+def is_weighed(trials: TrialState) -> bool:
+    """Return whether `weigh` is due before a step is settled."""
+    return not trials.left and trials.num_settled % _ONE_OF == 0
+
+
+@inner
+def weigh(
+    trials: TrialState, drafts: bool, emitted: float, times: tuple[float, float], share: float
+) -> None:
+    """Judge by what the step would gain if all were drafted for, and does with this share.
+
+    Tokens are emitted per sequence; `times` are those of a step that drafts, if anything is worth
+    drafting, and of one without a drafter.
+    """
+    time, plain_time = times
+    if drafts:
+        gain = emitted - (time + trials.reading_time) / plain_time
+    else:
+        gain = -(time - plain_time) / plain_time
+    is_unpaid = 1.0 if gain <= 0.0 or not drafts else 0.0
+    trials.unpaid += trials.weight * (is_unpaid - trials.unpaid)
+    if gain > 0.0:
+        trials.wait = FIRST_WAIT
+    if trials.is_given_up:
+        trials.missed = max(0.0, trials.missed + _ONE_OF * gain)
+        trials.is_given_up = 1 if trials.missed <= MOST_LOST else 0
+        trials.lost = 0.0
+    elif share:
+        yielded = gain - (emitted - 1.0) * (1.0 - share)
+        trials.lost = max(0.0, trials.lost - _ONE_OF * yielded)
+        trials.is_given_up = 1 if trials.lost > MOST_LOST and gain <= 0.0 else 0
+        trials.missed = 0.0
+
+
+@inner
+def settled(trials: TrialState, drafts: bool) -> int:
+    """Return what comes of a step, which drafts something for somebody or does not."""
+    if not trials.left:
+        trials.num_settled += 1
+        if drafts and not trials.is_given_up:
+            trials.idle = 0
+            return KEPT
+        trials.idle += 1
+        if trials.idle >= trials.wait:
+            trials.left, trials.wait = TRIAL_TOKENS, min(2 * trials.wait, LONGEST_WAIT)
+            return BEGUN
+    if trials.left:
+        return TRIED
+    return NOTHING if trials.is_given_up else KEPT
+
+
+@inner
+def is_timed(trials: TrialState) -> bool:
+    """Return whether `note_reading` is due before what a step tried is noted."""
+    return trials.num_observed % _ONE_OF == 0
+
+
+@inner
+def note_reading(trials: TrialState, time: float) -> None:
+    """Learn what prompts take to be read by the drafter, seconds of a step."""
+    trials.reading_time += trials.weight * (time - trials.reading_time)
+
+
+@inner
+def note_tried(trials: TrialState, tried: int) -> None:
+    """Note how far a trial has come, by the draft tokens whose fate a step has decided."""
+    trials.num_observed += 1
+    if trials.left:
+        trials.left = max(0, trials.left - tried)
+        if not trials.left:
+            trials.idle = 0
 
 
 class DrafterTrials:
@@ -41,25 +153,10 @@ class DrafterTrials:
 
     def __init__(self, server: ServerView, window: int) -> None:
         self._server = server
-        self._weight = min(1.0, _ONE_OF / window)
-        self._num_settled, self._num_observed = 0, 0
-        self._unpaid, self._reading_time = 0.0, 0.0
-        """Share of steps without speculation; seconds of a step that the drafter reads prompts."""
-        self._lost, self._missed = 0.0, 0.0
-        self._is_given_up = False
-        self._idle, self._wait = 0, FIRST_WAIT
-        self._left = 0
-        """Draft tokens until the trial is over; 0: there is none."""
-
-    @property
-    def skips_prefill(self) -> bool:
-        """Whether prefills leave the drafter out."""
-        return self._unpaid > SKIPPING_SHARE and not self._left
-
-    @property
-    def gives_up(self) -> bool:
-        """Whether the drafter is to leave all requests alone."""
-        return self._is_given_up and not self._left
+        self.weight = min(1.0, _ONE_OF / window)
+        self.num_settled = self.num_observed = self.idle = self.left = self.is_given_up = 0
+        self.unpaid = self.reading_time = self.lost = self.missed = 0.0
+        self.wait = FIRST_WAIT
 
     def settle(
         self, batch: BatchView, load: StepLoad, lens: int | Ints, emitted: float, alphas: Any
@@ -78,61 +175,32 @@ class DrafterTrials:
         if batch.is_undrafted is not None:
             served = ~batch.in_prefill & ~batch.is_undrafted
             num = int(np.count_nonzero(served))
-        if not self._left:
-            drafts = bool(lens) if isinstance(lens, int) else bool(np.count_nonzero(lens))
-            if self._num_settled % _ONE_OF == 0:
-                self._weigh(load, lens if drafts else None, emitted, num / load.num_requests)
-            self._num_settled += 1
-            if num and drafts and not self._is_given_up:
-                self._idle = 0
-                return lens
-            self._idle += 1
-            if self._idle >= self._wait:
-                self._left, self._wait = TRIAL_TOKENS, min(2 * self._wait, LONGEST_WAIT)
-                alphas.renew()
-        if not self._left:
-            return 0 if self._is_given_up else lens
+        drafts = bool(lens) if isinstance(lens, int) else bool(np.count_nonzero(lens))
+        if is_weighed(self):
+            time = self._drafted_time(load, lens) if drafts else self._server.step_time(load, 0)
+            times = (time, self._plain_time(load))
+            weigh(self, drafts, emitted / load.num_requests, times, num / load.num_requests)
+        what = settled(self, bool(num and drafts))
+        if what == KEPT:
+            return lens
+        if what == NOTHING:
+            return 0
+        if what == BEGUN:
+            alphas.renew()
         tried: Ints = np.zeros(batch.size, dtype=np.int64)
         served = ~batch.in_prefill if served is None else served
         tried[np.flatnonzero(served)[:TRIAL_TOKENS]] = 1
         return tried
 
-    def _weigh(self, load: StepLoad, lens: int | Ints | None, emitted: float, share: float) -> None:
-        """Judge by what the step would gain if all were drafted for, and does with this share.
-
-        Lengths are None if nothing is drafted.
-        """
-        plain_time = self._plain_time(load)
-        if lens is None:
-            gain = -(self._server.step_time(load, 0) - plain_time) / plain_time
-        else:
-            time = self._drafted_time(load, lens) + self._reading_time
-            gain = emitted / load.num_requests - time / plain_time
-        self._unpaid += self._weight * ((gain <= 0.0 or lens is None) - self._unpaid)
-        if gain > 0.0:
-            self._wait = FIRST_WAIT
-        if self._is_given_up:
-            self._missed = max(0.0, self._missed + _ONE_OF * gain)
-            self._is_given_up = self._missed <= MOST_LOST
-            self._lost = 0.0
-        elif share:
-            yielded = gain - (emitted / load.num_requests - 1.0) * (1.0 - share)
-            self._lost = max(0.0, self._lost - _ONE_OF * yielded)
-            self._is_given_up = bool(self._lost > MOST_LOST and gain <= 0.0)
-            self._missed = 0.0
-
     def observe(self, outcome: StepOutcome) -> None:
         """Learn what prompts take to be read by the drafter, and how far a trial has come."""
-        if self._num_observed % _ONE_OF == 0:
-            time = self._time_of_prompts(outcome.load)
-            self._reading_time += self._weight * (time - self._reading_time)
-        self._num_observed += 1
-        if self._left:
+        if is_timed(self):
+            note_reading(self, self._time_of_prompts(outcome.load))
+        tried = 0
+        if self.left:
             drafted, accepted = outcome.draft_lens, outcome.accepted_lens
             tried = int(np.add.reduce(accepted)) + int(np.count_nonzero(accepted != drafted))
-            self._left = max(0, self._left - tried)
-            if not self._left:
-                self._idle = 0
+        note_tried(self, tried)
 
     def _time_of_prompts(self, load: StepLoad) -> float:
         """Return what the drafter takes to read the prompts of a step, seconds."""
@@ -184,14 +252,12 @@ class WeighsDrafter(EstimatesAlpha):
 
     def skips_draft_prefill(self, batch: BatchView, memory: Any) -> bool:
         """Return whether speculation has not paid in most of the last steps."""
-        skips: bool = memory.trials.skips_prefill
-        return skips
+        return skips_prefill(memory.trials)
 
     def drops_now(self, memory: Any) -> bool:
         """Return whether the drafter is given up."""
-        gives_up: bool = memory.trials.gives_up
-        return gives_up
+        return gives_up(memory.trials)
 
     def drops(self, batch: BatchView, memory: Any) -> NDArray[np.bool_] | None:
         """Return everybody where the drafter is given up."""
-        return np.ones(batch.size, dtype=np.bool_) if memory.trials.gives_up else None
+        return np.ones(batch.size, dtype=np.bool_) if gives_up(memory.trials) else None

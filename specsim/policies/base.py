@@ -213,6 +213,14 @@ class Policy(Member):
         """
         return None
 
+    def loop_memory(self, memory: Any) -> Any:
+        """Return a memory with which the engine's loop decides by itself; None: it asks here.
+
+        It does what `goodput` does at its defaults (`specsim.engine.decide`), and nobody else is
+        asked or told anything then.
+        """
+        return None
+
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: Any) -> Ints | list[int]:
         """Return how many drafts of each sequence to verify in a step; the rest is dropped.
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from specsim.core.step import BatchView, Ints, StepLoad
 from specsim.policies._budget import best_common_len, best_lens, emitted_of
 from specsim.policies._estimate import AlphaPerRequest, AlphaWindow, expected_len
+from specsim.policies._times import StepTimes
 from specsim.policies._trials import Weighing, WeighsDrafter
 from specsim.policies.base import ServerView
 
@@ -78,6 +79,13 @@ class Goodput(WeighsDrafter):
         k = best_common_len(memory.server, load, alphas.alpha, batch.free_slots)
         emitted = load.num_requests * expected_len(alphas.alpha, k)
         return memory.trials.settle(batch, load, k, emitted, alphas)
+
+    def loop_memory(self, memory: _Memory) -> _Memory | None:
+        """Return the memory, if the loop can tell what steps take and there is one alpha."""
+        server = memory.server
+        has_times = isinstance(server.step_times, StepTimes) and server.plain_time is not None
+        is_one = isinstance(memory.alphas, AlphaWindow) and not self.picks_prefix
+        return memory if has_times and is_one else None
 
     @property
     def picks_prefix(self) -> bool:

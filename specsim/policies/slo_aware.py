@@ -11,7 +11,7 @@ from specsim.core.desk import Desk, Floats, Ints, PerRequest, loop_on
 from specsim.core.step import BatchView
 from specsim.policies._budget import best_common_len, best_lens
 from specsim.policies._estimate import AlphaPerRequest, expected_len
-from specsim.policies._trials import Weighing, WeighsDrafter
+from specsim.policies._trials import Weighing, WeighsDrafter, gives_up
 from specsim.policies.base import ServerView
 
 
@@ -115,7 +115,7 @@ class SloAware(WeighsDrafter):
         k = best_common_len(server, load, alpha, batch.free_slots)
         emitted = load.num_requests * expected_len(alpha, k)
         verdict = memory.trials.settle(batch, load, k, emitted, memory.alphas)
-        if memory.trials.gives_up or not isinstance(verdict, int):
+        if gives_up(memory.trials) or not isinstance(verdict, int):
             return verdict
         return lens
 

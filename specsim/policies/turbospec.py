@@ -10,7 +10,7 @@ from pydantic import Field
 from specsim.core.step import BatchView, DraftView, Ints
 from specsim.policies._budget import best_common_len
 from specsim.policies._estimate import AlphaWindow, expected_len
-from specsim.policies._trials import Weighing, WeighsDrafter
+from specsim.policies._trials import Weighing, WeighsDrafter, gives_up
 from specsim.policies.base import ServerView
 
 
@@ -89,7 +89,7 @@ class TurboSpec(WeighsDrafter):
 
     def skips_draft_prefill(self, batch: BatchView, memory: _Memory) -> bool:
         """Return whether the batch is too large for speculation to be worth preparing."""
-        if memory.trials.gives_up:
+        if gives_up(memory.trials):
             return True
         if batch.num_running <= memory.disable_size:
             return False

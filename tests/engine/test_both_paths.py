@@ -30,6 +30,9 @@ from specsim.engine.view import StepView
 from specsim.latency.linear import Linear
 from specsim.latency.tabulated import Tabulated
 from specsim.latency.two_regime import TwoRegime
+from specsim.policies import Policy, _trials
+from specsim.policies._trials import settled
+from specsim.policies.goodput import Goodput
 from specsim.policies.off import Off
 from specsim.policies.schedule import Schedule
 from specsim.policies.static import Static
@@ -248,6 +251,43 @@ def test_what_the_drafter_leaves_out_costs_the_same_in_python(
     charges_drafts_in_python(monkeypatch)
     assert digests(turbospec()) == expected
     assert any(left_out)
+
+
+def weighed(engine: str, profiles: dict[str, str]) -> Iterator[Case]:
+    """Yield runs of goodput: drafters of each sort of cost, and one that is soon given up."""
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "match_probability": 0.5}
+    long = {"num_requests": 60, "lengths": {"kind": "uniform", "prompt": [1, 90],
+                                            "output": [50, 150]}}  # fmt: skip
+    runs: dict[str, Any] = {
+        "eagle": {"spec": "eagle:3", "profile": profiles["two_regime"]},
+        "eagle3": {"spec": "eagle3:5", "profile": profiles["linear"]},
+        "medusa": {"spec": "medusa:4", "profile": profiles["tabulated_mixed"]},
+        "ngram": {"spec": ngram, "profile": profiles["overhead"]},
+        "useless": {"spec": "draft_model:4", "profile": profiles["tabulated"], "workload": long,
+                    "acceptance": {"kind": "bernoulli", "alpha": 0.02}},
+    }  # fmt: skip
+    for name, fields in runs.items():
+        yield case(f"{engine}/{name}", policy="goodput", **{"engine": ENGINES[engine], **fields})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_goodput_is_decided_in_the_loop_as_in_python(
+    engine: str, profiles: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = verbs_seen(monkeypatch)
+    in_the_loop = digests(weighed(engine, profiles))
+    assert seen == set()
+    verdicts: set[int] = set()
+
+    def watched(trials: Any, drafts: bool) -> int:
+        verdicts.add(what := settled(trials, drafts))
+        return what
+
+    monkeypatch.setattr(_trials, "settled", watched)
+    monkeypatch.setattr(Goodput, "loop_memory", Policy.loop_memory)
+    assert digests(weighed(engine, profiles)) == in_the_loop
+    assert seen == {order.ASK, order.OBSERVE, order.TRIM}
+    assert verdicts == {_trials.KEPT, _trials.NOTHING, _trials.TRIED, _trials.BEGUN}
 
 
 def few(profiles: dict[str, str], folder: Path) -> Iterator[Case]:

@@ -11,7 +11,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event, Thread
 from time import process_time
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -173,18 +173,20 @@ def test_the_newest_wins(server: UiServer, monkeypatch: pytest.MonkeyPatch, ask:
     assert old == [409]
 
 
-def test_a_move_is_answered_while_one_looks() -> None:
+@pytest.mark.parametrize("policy", ["static", "goodput"])
+def test_a_move_is_answered_while_one_looks(policy: Literal["static", "goodput"]) -> None:
     playground = Playground(Experiment.load(Path(ui.__file__).with_name("example.yaml")))
-    playground.answer(Moved())  # as the command does before the page is opened
+    playground.answer(Moved(policy=policy))  # as the command does before the page is opened
     begin = process_time()
-    answers = [playground.answer(Moved(rate=rate)) for rate in (2, 10, 30, 60)]
+    answers = [playground.answer(Moved(policy=policy, rate=rate)) for rate in (2, 10, 30, 60)]
     assert (process_time() - begin) / len(answers) < 0.3  # CPU, for others may use this machine
     assert [(each["num_requests"], each["simulated"]) for each in answers] == [(1000, 2)] * 4
 
 
 def test_a_sketch_of_a_policy_in_python_comes_while_one_looks() -> None:
-    playground = Playground(Experiment.load(Path(ui.__file__).with_name("example.yaml")))
-    slow = Moved(policy="goodput", k=5, rate=5)
+    experiment = Experiment.load(Path(ui.__file__).with_name("example.yaml"))
+    playground = Playground(experiment.replace(policy=parse_policies(["confidence"])["confidence"]))
+    slow = Moved(rate=10)
     playground.answer(slow.model_copy(update={"num_requests": 20}))
     begin = process_time()
     sketch = playground.answer(slow.model_copy(update={"num_requests": 90}))

@@ -256,9 +256,9 @@ def test_loads_near_the_capacity_are_looked_at_in_runs_of_full_length() -> None:
     assert asked_for[-1].num_requests == 8000
 
 
-def test_it_is_known_which_policies_decide_in_python() -> None:
+def test_it_is_known_which_policies_decide_anew() -> None:
     options = offered(asked(qps=100.0), ("off", "static:k=3", "goodput")).options
-    assert [each.label for each in options if each.decides_in_python] == ["goodput"]
+    assert [each.label for each in options if each.decides_anew] == ["goodput"]
 
 
 @pytest.mark.slow

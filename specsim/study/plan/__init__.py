@@ -194,7 +194,7 @@ def _refined(
     few = replace(goal, replications=_REPLICATIONS_DECIDED, max_requests=_LONGEST_DECIDED)
     found: dict[str, Found] = {}
     for is_slow in (False, True):
-        those = [option for option in options if option.decides_in_python is is_slow]
+        those = [option for option in options if option.decides_anew is is_slow]
         contenders = [option.contender(few if is_slow else goal) for option in those]
         known = [screened.found[option.name] for option in those]
         moved = [_moved(option, screened, found) for option in those] if is_slow else None

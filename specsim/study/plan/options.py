@@ -89,8 +89,8 @@ class Option:
         return not self.is_off and self.speculation is None
 
     @property
-    def decides_in_python(self) -> bool:
-        """Whether Python is asked at every step, so that runs take ten times as long."""
+    def decides_anew(self) -> bool:
+        """Whether its draft lengths are decided anew at every step, so that runs take longer."""
         policy = self.experiment.effective_policy
         return policy.is_dynamic and type(policy).lens_by_size is Policy.lens_by_size
 
