@@ -177,7 +177,8 @@ class Joint(Policy):
         time = server.plain_time(load) if server.plain_time else server.step_time(load, 0)
         plain = value_of(num, time, rate)
         worth = rate * time if rate else plain
-        values = price.values(*memory.prospects.of_batch(classes[~batch.in_prefill]))
+        decoding = classes if num == batch.size else classes[~batch.in_prefill]
+        values = price.values(*memory.prospects.of_batch(decoding))
         for_all = for_served = (max(values) - plain) / worth
         served = num
         if batch.is_undrafted is not None:
