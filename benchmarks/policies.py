@@ -12,6 +12,7 @@ import csv
 import platform
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from time import thread_time_ns
 from typing import Any
@@ -20,7 +21,14 @@ import numpy as np
 
 from specsim.acceptance import Oracle
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
-from specsim.policies import POLICIES, ModelView, OraclePolicy, ServerView, quick_step_times
+from specsim.policies import (
+    POLICIES,
+    ModelView,
+    OraclePolicy,
+    ServerView,
+    quick_step_time,
+    quick_step_times,
+)
 from specsim.profile import StepCosts, load_profile
 
 HERE = Path(__file__).parent
@@ -72,9 +80,10 @@ def samples(policy: str, method: str) -> list[float]:
     longest = parsed.max_draft_len(3 if method == "medusa" else LONGEST)
     lens = (rng.geometric(0.3, (BATCH, OUTPUT)) - 1).clip(0, LONGEST).astype(np.uint8)
     oracle = Oracle(lens.ravel(), np.arange(0, lens.size + 1, OUTPUT))
+    plain_time = quick_step_time(replace(step_costs, drafts=()))
     server = ServerView(
         longest,
-        step_costs.step_time,
+        quick_step_time(step_costs),
         quick_step_times(step_costs),
         drafts_by_model=method != "ngram",
         prompt_token_ids=lambda request: range(PROMPT),
@@ -85,7 +94,7 @@ def samples(policy: str, method: str) -> list[float]:
             10.0,
         ),
         drafts_at_one_cost=step_costs.drafts_at_one_cost,
-        plain_time=step_costs.plain_time,
+        plain_time=lambda load: plain_time(load, 0),
         has_confidences=method != "ngram",
     )
     memory = parsed.start(server)

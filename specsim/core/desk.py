@@ -67,7 +67,11 @@ class PerRequest:
 
     def of(self, requests: Ints) -> NDArray[Any]:
         """Return the values of some requests, a copy."""
-        values: NDArray[Any] = self.up_to(requests)[requests]
+        values: NDArray[Any]
+        try:
+            values = self.values[requests]
+        except IndexError:
+            values = self.up_to(requests)[requests]
         return values
 
 

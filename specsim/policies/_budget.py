@@ -129,12 +129,10 @@ def best_worth(
     gains = survival.T.ravel()
     most = min(gains.size, most)
     emitted = float(load.num_requests)
-    places, value, least, _ = best_spending(gains, step_times, load, drafts, emitted, most, worth)
-    if not places:
-        return np.zeros(num, dtype=np.int64), value
-    owner = step_times.desk if isinstance(step_times, StepTimes) else _DESK
-    owner.fit(num).found[1] = least
-    return _taken(owner, places, num), value
+    owner, desk = _to_spend(gains, step_times, load, drafts, emitted, most, worth)
+    desk.sizes[2] = num
+    owner.runs[5]()
+    return desk.counts[:num].copy(), float(desk.found[0])
 
 
 def best_spending(  # noqa: PLR0913
@@ -153,6 +151,22 @@ def best_spending(  # noqa: PLR0913
     the smallest gain that is spent, and the goodput of a step that makes no drafts either, if
     `step_times` is a `StepTimes`; else -1.
     """
+    owner, desk = _to_spend(gains, step_times, load, drafts, emitted_before, most, worth)
+    number = owner.runs[0]()
+    goodput, last, undrafted, _ = desk.found.tolist()
+    return number, goodput, last, undrafted
+
+
+def _to_spend(  # noqa: PLR0913
+    gains: NDArray[np.float64],
+    step_times: TimesOf,
+    load: StepLoad,
+    drafts: Lens,
+    emitted_before: float,
+    most: int,
+    worth: float,
+) -> tuple[Desk[Spending], Spending]:
+    """Return a desk on which lies what `best_spending` is told."""
     num = len(gains)
     room = max(num, most + 1)
     if isinstance(step_times, StepTimes):
@@ -168,9 +182,7 @@ def best_spending(  # noqa: PLR0913
     _put(owner, gains)
     desk.found[0], desk.found[3] = emitted_before, worth
     desk.sizes[1] = most + 1
-    number = owner.runs[0]()
-    goodput, last, undrafted, _ = desk.found.tolist()
-    return number, goodput, last, undrafted
+    return owner, desk
 
 
 def largest(gains: NDArray[np.float64], budget: int, num: int) -> Ints:

@@ -161,8 +161,9 @@ class Price:
         desk = _DESK.fit(size)
         desk.tokens[:size], desk.gained[:size] = tokens[:longest].ravel(), gained[:longest].ravel()
         desk.drafting[: longest + 1] = self._draft_times
-        desk.constants[:] = load.num_requests, self.rate
-        desk.sizes[:4] = first, longest, choices, load.batched_tokens
+        desk.constants[0], desk.constants[1] = load.num_requests, self.rate
+        sizes = desk.sizes
+        sizes[0], sizes[1], sizes[2], sizes[3] = first, longest, choices, load.batched_tokens
         num = _DESK.runs[0]()
         desk.times[:num] = self._server.step_times(load, desk.batched[:num], 0)
         _DESK.runs[1]()

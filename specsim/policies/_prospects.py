@@ -33,18 +33,8 @@ class Recent(NamedTuple):
 
 
 @loop_on(Recent)
-def classify(desk: Recent) -> int:
-    """Find the class of each request; one trial in two halves is all that is known at first."""
-    for row in range(desk.sizes[0]):
-        request = desk.requests[row]
-        share = (desk.counts[request, 0] + 0.5) / (desk.counts[request, 1] + 1.0)
-        desk.classes[row] = int(share * (KINDS - 1e-9))
-    return 0
-
-
-@loop_on(Recent)
 def add_recent(desk: Recent) -> int:
-    """Take in what became of a step's drafts."""
+    """Take in what became of a step's drafts, and find the class of each request."""
     counts = desk.counts
     for row in range(desk.sizes[0]):
         request, accepted, drafted = (
@@ -56,6 +46,9 @@ def add_recent(desk: Recent) -> int:
             trials = accepted + (1 if accepted < drafted else 0)
             counts[request, 0] = _RECENT * counts[request, 0] + accepted
             counts[request, 1] = _RECENT * counts[request, 1] + trials
+        # One trial in two halves is all that is known at first.
+        share = (counts[request, 0] + 0.5) / (counts[request, 1] + 1.0)
+        desk.classes[row] = int(share * (KINDS - 1e-9))
     return 0
 
 
@@ -66,20 +59,19 @@ class Recents:
     """
 
     def __init__(self) -> None:
-        self._desk = Desk(Recent, classify, add_recent, counts=PerRequest(0.0, 2))
+        self._desk = Desk(Recent, add_recent, counts=PerRequest(0.0, 2))
+        self._classes = PerRequest((KINDS - 1) // 2, dtype=np.int64)
 
     def classes(self, requests: Ints) -> Ints:
         """Return the class of each request, below `KINDS`; middling before it was drafted for."""
-        num = len(requests)
-        desk = self._desk.fit(num, requests)
-        desk.sizes[0] = num
-        self._desk.runs[0]()
-        return desk.classes[:num].copy()
+        return self._classes.of(requests)
 
     def add(self, outcome: StepOutcome) -> None:
         """Take in what became of a step's drafts."""
-        self._desk.put(outcome)
-        self._desk.runs[1]()
+        requests = outcome.requests
+        desk = self._desk.put(outcome)
+        self._desk.runs[0]()
+        self._classes.up_to(requests)[requests] = desk.classes[: len(requests)]
 
 
 class Seen(NamedTuple):
@@ -132,17 +124,18 @@ def foresee(desk: Seen) -> int:
         alike += weights[kind]
         all_nums += desk.nums[kind]
     alike = alike * _ALIKE_DRAFTS / all_nums
-    for part in range(2):
-        total = 0.0
-        for choice in range(size):
-            place, below = choice // _LEVELS, choice % _LEVELS
-            if not below:
-                total = 0.0
-            index = part * size + place * _LEVELS + _LEVELS - 1 - below
-            total += alike * desk.prior[index]
+    for place in range(desk.sizes[1]):
+        tokens, accepted = 0.0, 0.0  # side by side: each sum waits for its last term
+        for below in range(_LEVELS):
+            choice = place * _LEVELS + below
+            at = place * _LEVELS + _LEVELS - 1 - below
+            tokens += alike * desk.prior[at]
+            accepted += alike * desk.prior[size + at]
             for kind in range(KINDS):
-                total += (weights[kind] + alike) * counts[kind, index]
-            expected[part, choice] = total + (expected[part, choice - _LEVELS] if place else 0.0)
+                tokens += (weights[kind] + alike) * counts[kind, at]
+                accepted += (weights[kind] + alike) * counts[kind, size + at]
+            expected[0, choice] = tokens + (expected[0, choice - _LEVELS] if place else 0.0)
+            expected[1, choice] = accepted + (expected[1, choice - _LEVELS] if place else 0.0)
     return 0
 
 

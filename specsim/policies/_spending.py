@@ -238,10 +238,9 @@ def _sort_falling(desk: Spending, least: float) -> int:
     return num
 
 
-@loop_on(Spending, *_ROOMS)
-def best_budget(desk: Spending) -> int:
+@inner
+def _best_budget(desk: Spending) -> int:
     """Return how many of the largest gains make goodput highest; of equal choices the fewest."""
-    _add_drafts(desk)
     num = min(_sort_falling(desk, _worthless(desk)), desk.sizes[1] - 1)
     falling, times, found = desk.falling, desk.times, desk.found
     emitted_before, tokens, is_given = found[0], desk.load[1], desk.sizes[4]
@@ -290,22 +289,80 @@ def find_least(desk: Spending) -> int:
     return 0
 
 
+@inner
+def _take_largest(desk: Spending) -> None:
+    """Add each sequence's share of so many largest gains, the least of them given, to `counts`."""
+    gains, counts, least = desk.gains, desk.counts, desk.found[1]
+    num, left = desk.sizes[2], desk.sizes[3]
+    for first in range(0, desk.sizes[0], num):
+        for row in range(num):
+            counts[row] += 1 if gains[first + row] > least else 0
+    for index in range(desk.sizes[0]):
+        left -= 1 if gains[index] > least else 0
+    for index in range(desk.sizes[0]):
+        if left <= 0:
+            break
+        if gains[index] == least:
+            counts[index % num] += 1
+            left -= 1
+
+
+@loop_on(Spending, *_ROOMS)
+def best_budget(desk: Spending) -> int:
+    """Return how many of the largest gains make goodput highest; of equal choices the fewest."""
+    _add_drafts(desk)
+    return _best_budget(desk)
+
+
 @loop_on(Spending, *_ROOMS)
 def take_largest(desk: Spending) -> int:
     """Count each sequence's share of the largest gains; the smallest is `found`'s second number."""
-    gains, counts, least = desk.gains, desk.counts, desk.found[1]
-    num, budget = desk.sizes[2], desk.sizes[3]
-    left = budget
+    _take_largest(desk)
+    return 0
+
+
+@inner
+def _take_worthwhile(desk: Spending) -> bool:
+    """Count what is worth more than its token takes, if a token always takes the same.
+
+    False if that leaves doubt: at a given price of time, gains are to be compared with the price of
+    a token, unless one is so near to it that roundings of sums decide.
+    """
+    gains, counts, num, last = desk.gains, desk.counts, desk.sizes[2], desk.sizes[1] - 1
+    worth, tokens, longest = desk.found[3], desk.load[1], desk.load[4]
+    if desk.sizes[4] or worth <= 0.0 or last < desk.sizes[0] or not last or not _has_lines(desk):
+        return False
+    least = step_time_of(desk, tokens, longest)
+    most = step_time_of(desk, tokens + last, longest)
+    price = worth * (most - least) / last
+    margin = 1e-9 * (desk.found[0] + last + worth * most)
+    if margin >= 0.5 * price:
+        return False
+    for row in range(num):
+        counts[row] = 0
     for first in range(0, desk.sizes[0], num):
         for row in range(num):
-            is_larger = 1 if gains[first + row] > least else 0
-            counts[row] += is_larger
-            left -= is_larger
-    for first in range(0, desk.sizes[0], num):
-        if left <= 0:
-            break
-        for row in range(num):
-            if left > 0 and gains[first + row] == least:
-                counts[row] += 1
-                left -= 1
+            counts[row] += 1 if gains[first + row] > price else 0
+    doubtful, taken, gained = 0, 0, 0.0
+    for index in range(desk.sizes[0]):
+        doubtful += 1 if abs(gains[index] - price) <= margin else 0
+        taken += 1 if gains[index] > price else 0
+        gained += gains[index] if gains[index] > price else 0.0
+    desk.found[0] += gained - worth * step_time_of(desk, tokens + taken, longest)
+    return doubtful == 0
+
+
+@loop_on(Spending, *_ROOMS)
+def spend_best(desk: Spending) -> int:
+    """Count each sequence's share of what makes goodput highest."""
+    _add_drafts(desk)
+    emitted = desk.found[0]
+    if _take_worthwhile(desk):
+        return 0
+    desk.found[0] = emitted
+    desk.sizes[3] = _best_budget(desk)
+    for row in range(desk.sizes[2]):
+        desk.counts[row] = 0
+    if desk.sizes[3]:
+        _take_largest(desk)
     return 0

@@ -1,6 +1,7 @@
 """What steps take, computed where it is used: inside the loops of policies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +14,13 @@ from specsim.policies._spending import (
     Spending,
     best_budget,
     find_least,
+    spend_best,
     take_largest,
     time_lens,
     time_steps,
 )
 from specsim.profile import StepCosts
+from specsim.profile._step_time import step_time_of
 
 Lens = int | list[int] | Ints
 TimesOf = Callable[[StepLoad, Ints, Lens], NDArray[np.float64]]
@@ -34,7 +37,7 @@ def spending_desk(
     """Return a desk to spend gains on, with what steps cost, if loops are to compute it."""
     return kind(
         Spending,
-        *(best_budget, take_largest, find_least, time_steps, time_lens),
+        *(best_budget, take_largest, find_least, time_steps, time_lens, spend_best),
         target=target,
         drafter=_NO_FORM if drafter is None else drafter,
         costs=costs,
@@ -67,8 +70,9 @@ class StepTimes:
             desk.counts[:size] = draft_lens
         elif longest:
             desk.rows[:longest] = load.num_requests
-        desk.sizes[5] = size
-        desk.load[:] = *load[:4], longest, drafted
+        desk.sizes[5], numbers = size, desk.load
+        numbers[0], numbers[1], numbers[2], numbers[3] = load[:4]  # quicker than all at once
+        numbers[4], numbers[5] = longest, drafted
         return desk
 
     def by_len(self, load: StepLoad, num_lens: int) -> list[float]:
@@ -110,9 +114,36 @@ def quick_step_times(costs: StepCosts) -> TimesOf:
     return StepTimes(spending_desk(Desk, compiled.target, compiled.drafter, numbers))
 
 
+class _Listed(NamedTuple):
+    """What `step_time_of` looks at, for one step at a time without a loop."""
+
+    target: Sequence[float]
+    drafter: Sequence[float]
+    costs: Sequence[float]
+    load: list[int]
+    rows: list[int]
+
+
 def quick_step_time(costs: StepCosts) -> Callable[[StepLoad, Lens], float]:
-    """Return `costs.step_time`, computed by a loop where that is quicker: all but linear forms."""
+    """Return `costs.step_time`, to the bit, from the numbers of its form if there is one.
+
+    Linear forms are worked out here, which takes less than to call a loop.
+    """
     times = quick_step_times(costs)
-    if not isinstance(times, StepTimes) or times.desk.fit(1).target[0] == COEFFICIENTS:
+    if not isinstance(times, StepTimes):
         return costs.step_time
-    return times.of_one
+    desk = times.desk.fit(1)
+    if desk.target[0] != COEFFICIENTS or desk.drafter[0] != COEFFICIENTS:
+        return times.of_one
+    numbers: list[Any] = [array.tolist() for array in (desk.target, desk.drafter, desk.costs)]
+    load_numbers, rows = [0] * 6, [0] * 256
+    listed: Any = _Listed(*numbers, load_numbers, rows)
+
+    def step_time(load: StepLoad, draft_lens: Lens) -> float:
+        if not isinstance(draft_lens, int):
+            return times.of_one(load, draft_lens)
+        load_numbers[:4], load_numbers[5] = load[:4], draft_lens * load.num_requests
+        rows[:draft_lens] = [load.num_requests] * draft_lens
+        return step_time_of(listed, load.batched_tokens, draft_lens)
+
+    return step_time

@@ -122,8 +122,7 @@ def tally(desk: Calibrating) -> int:
         for place in range(min(desk.draft_lens[row], longest)):
             bin_ = bins[request, place]
             seen[1, bin_] += 1.0
-            if place < desk.accepted_lens[row]:
-                seen[0, bin_] += 1.0
+            seen[0, bin_] += 1.0 if place < desk.accepted_lens[row] else 0.0
     for kind in range(2):
         for index in range(num_bins):
             counts[kind, index] = keep * counts[kind, index] + seen[kind, index]
@@ -168,7 +167,8 @@ class ConfidenceCalibration:
         if are_new:
             desk.confidences[:size] = drafts.confidences.ravel()
             np.multiply(kinds, len(_DEPTH_CLASSES) + 1, out=desk.row_kinds[:num])
-        desk.sizes[:4] = num, longest, are_new, _KINDS
+        sizes = desk.sizes
+        sizes[0], sizes[1], sizes[2], sizes[3] = num, longest, are_new, _KINDS
         self._desk.runs[0]()
         return desk.gains[:size].reshape(longest, num).T
 

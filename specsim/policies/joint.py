@@ -177,7 +177,8 @@ class Joint(Policy):
         time = server.plain_time(load) if server.plain_time else server.step_time(load, 0)
         plain = value_of(num, time, rate)
         worth = rate * time if rate else plain
-        values = price.values(*memory.prospects.of_batch(classes[~batch.in_prefill]))
+        decoding = classes if num == batch.size else classes[~batch.in_prefill]
+        values = price.values(*memory.prospects.of_batch(decoding))
         for_all = for_served = (max(values) - plain) / worth
         served = num
         if batch.is_undrafted is not None:
@@ -244,15 +245,15 @@ class Joint(Policy):
         classes = memory.recents.classes(batch.requests)
         are_new = not memory.has_seen_drafts
         gains = memory.calibration.gains(batch.requests, drafts, classes, are_new=are_new)
-        drafted = np.flatnonzero(draft_lens)
-        if are_new and (len(drafted) < _SAMPLE or memory.idle_steps % 4 == 0):
-            stride = 1 + len(drafted) // _SAMPLE
+        num_drafts = int(np.count_nonzero(draft_lens))
+        if are_new and (num_drafts < _SAMPLE or memory.idle_steps % 4 == 0):
+            drafted, stride = np.flatnonzero(draft_lens), 1 + num_drafts // _SAMPLE
             some = drafted[memory.idle_steps // 4 % stride :: stride]
             memory.prospects.add(gains[some], draft_lens[some], classes[some])
         num = batch.size - int(np.count_nonzero(batch.in_prefill))
         lens = spend_on(batch, drafts, gains, server, memory.exchange.rate(num))
         if memory.is_probing:
-            first = drafted[:_PROBED]
+            first = np.flatnonzero(draft_lens)[:_PROBED]
             lens[first] = np.maximum(lens[first], 1)
         return lens
 

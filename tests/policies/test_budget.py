@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.step import StepLoad
-from specsim.policies import ServerView
-from specsim.policies._budget import best_common_len, best_lens
+from specsim.policies import ServerView, quick_step_times
+from specsim.policies._budget import best_common_len, best_lens, best_worth
 from specsim.policies._estimate import expected_len
 from specsim.profile import StepCosts, load_profile
 
@@ -146,6 +146,24 @@ def test_lengths_per_request_never_lose_to_a_common_one(profile: str, method: st
 
         chosen = rate(best_lens(survival, load, step_costs.step_times))
         assert chosen >= max(rate(np.full(num, k)) for k in range(7)) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(("profile", "method"), PROFILES)
+def test_at_a_price_of_time_nothing_need_be_sorted(profile: str, method: str) -> None:
+    step_costs, rng = real_costs(profile, method), np.random.default_rng(4)
+    for num, worth in product((1, 7, 200), (1.0, 300.0, 3000.0, 30_000.0)):
+        load = StepLoad(300 * num, num, num)
+        per_token = step_costs.step_time(load._replace(batched_tokens=num + 1), 0)
+        price = worth * (per_token - step_costs.step_time(load, 0))
+        survival = np.cumprod(rng.random((num, 6)), axis=1)
+        some = rng.random(num) < 0.1
+        survival[some, 2:] = np.minimum(survival[some, 1:2], price)  # what roundings decide
+        (quick, value), (by_sorting, expected) = (
+            best_worth(survival, load, times, worth, 0, survival.size)
+            for times in (quick_step_times(step_costs), step_costs.step_times)
+        )
+        assert quick.tolist() == by_sorting.tolist()
+        assert value == pytest.approx(expected, rel=1e-9)
 
 
 def test_goodput_leaves_out_what_has_no_kv_slots() -> None:
