@@ -15,11 +15,13 @@ from specsim.core.request import Request
 from specsim.core.rng import Luck, generator, stream_id
 from specsim.core.step import StepLoad
 from specsim.engine.facts import Facts
+from specsim.engine.python_verbs import Wiring
 from specsim.engine.sources import DraftSource
 from specsim.engine.speculation import Speculation
 from specsim.policies import ModelView, OraclePolicy, ServerView, quick_step_time, quick_step_times
 from specsim.proposers import Proposer
 from specsim.proposers.base import offers_by_table
+from specsim.results.records import ReplicaRecords
 from specsim.run.deployment import Deployment
 from specsim.run.draft_sources import HybridDrafts, LookupDrafts, TableDrafts, TreeDrafts
 from specsim.run.experiment import Experiment
@@ -30,11 +32,7 @@ _CHUNK = 128  # requests whose survival tables are made at once, so that they st
 class Drafting:
     """What survives of every draft of a run, settled before it begins.
 
-    Args:
-        requests: Of the run, by index.
-
-    Raises:
-        TraceError: A request lacks what the acceptance model or the policy needs.
+    A TraceError if a request lacks what the acceptance model or the policy needs.
     """
 
     def __init__(
@@ -167,6 +165,11 @@ class Drafting:
             proposer=deployment.proposer,
             proposer_memory=self._proposer_memory,
         )
+
+    def wiring(self, records: ReplicaRecords, **rest: Any) -> Wiring:
+        """Return what a replica shares with the run, whom it tells being the caller's matter."""
+        fates = self.survival_lens if len(self.survival_lens) else None
+        return Wiring(self.facts, records, fates, self.offers, **rest)
 
     @property
     def offers(self) -> NDArray[np.uint8] | None:

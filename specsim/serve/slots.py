@@ -32,10 +32,8 @@ _FREE = Request(index=0, prompt_len=1, output_len=1)
 class Slots(Drafting):
     """What `Drafting` settles for a whole run, settled request by request.
 
-    Request k draws its luck as request k of a simulation does.
-
-    Raises:
-        ConfigError: The policy or the acceptance model needs what only a whole run has.
+    Request k draws its luck as request k of a simulation does. A ConfigError if the policy or the
+    acceptance model needs what only a whole run has.
     """
 
     def __init__(self, experiment: Experiment, deployment: Deployment, size: int) -> None:
@@ -76,8 +74,7 @@ class Slots(Drafting):
         self._lasting: dict[int, list[PerRequest]] = {}
         """What the policy of each replica remembers of single requests."""
         self.num_free = size
-        self.numbers = [0] * size
-        """The request in each slot: its number, counted over all."""
+        self.numbers = [0] * size  # the request in each slot: its number, counted over all
 
     def start(self, replica: int) -> Speculation:
         """Return the speculation of one replica, with fresh memories."""

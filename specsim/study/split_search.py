@@ -23,13 +23,12 @@ from specsim.core.processes import LocalProcesses
 from specsim.core.resources import find_resource
 from specsim.core.runner import Runner
 from specsim.policies import Policy
-from specsim.results.metrics import Slo, limited
+from specsim.results.metrics import limited
 from specsim.routing.simple import RoundRobin
-from specsim.run.experiment import Experiment
-from specsim.run.pool_config import POOLS, PoolsConfig
-from specsim.run.pools import prefill_requests
+from specsim.run.experiment import POOLS, Experiment, PoolsConfig
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
+from specsim.run.whole import prefill_requests
 from specsim.study.split import Split, SplitRow, at_rate, judged, row_order, simulated_rows, splits
 from specsim.workload.arrivals.synthetic import ClosedLoop
 from specsim.workload.trace import TraceRequests
@@ -104,10 +103,8 @@ class Search:
 
     predictions: list[SplitPrediction] = field(default_factory=list)
     """Of all pairs of pools that keep up; the best of each load first."""
-    left_out: list[str] = field(default_factory=list)
-    """What could not be run, and why."""
-    pieces: int = 0
-    """Simulations of a pool by itself."""
+    left_out: list[str] = field(default_factory=list)  # what could not be run, and why
+    pieces: int = 0  # simulations of a pool by itself
     too_small: int = 0
     """Pairs that were left out since the queue of a pool, or of a larger one, kept growing."""
     worst_error: float | None = None
@@ -140,14 +137,12 @@ def search_splits(  # noqa: PLR0913 - what is searched, and how far
     """Look for the best way to use some GPUs; the rows are those that were simulated whole.
 
     Args:
-        policies: By label.
         sizes: Tensor parallelism of a replica, of either pool; by default the experiment's.
         rates: Requests per second in place of the experiment's.
-        most: Splits that are simulated whole, of each load; half of them the best, the others those
-            that no other beats in both p99 TTFT and mean TPOT, if they are not among the best.
+        most: Splits that are simulated whole, of each load; half of them the best, the others
+            those that no other beats in both p99 TTFT and mean TPOT, if they are not among the
+            best.
         replications: Of those, and of replicas that do both; pools by themselves are run once.
-        workers: Processes; the results do not depend on their number.
-        on_progress: Told the number of runs that have ended.
 
     Raises:
         SpecsimError: One of them cannot be run, or there is none.
@@ -184,7 +179,6 @@ def _ways(
     policies: dict[str, Policy],
     left_out: list[str],
 ) -> Iterator[Way]:
-    """Yield every way there is, those of replicas that do both among them."""
     pools = experiment.pools or PoolsConfig()
     own: dict[str, str] = {
         name: getattr(pools, name).profile or experiment.profile for name in POOLS
@@ -326,44 +320,38 @@ def _together(way: Way, prefill: _Piece, decode: _Piece) -> SplitPrediction:
         "ended_at": first + columns["after_first"],
         "output_len": columns["output_len"],
     }
-    slo = way.experiment.slo
+    limits = limited(requests, way.experiment.slo).values() if way.experiment.slo else ()
+    kept = [samples <= limit for samples, limit in limits]
     several = columns["output_len"] > 1
     tpot = columns["after_first"][several] / (columns["output_len"][several] - 1)
     return SplitPrediction(
         way,
-        None if slo is None else float(_kept(requests, slo).mean()),
+        float(np.all(kept, axis=0).mean()) if kept else None,
         mean_e2el_ms=float(requests["ended_at"].mean() * 1e3),
         p99_ttft_ms=float(np.percentile(first, 99) * 1e3),
         mean_tpot_ms=float(tpot.mean() * 1e3) if len(tpot) else 0.0,
     )
 
 
-def _kept(requests: Columns, slo: Slo) -> NDArray[np.bool_]:
-    uses = [samples * 1e3 <= limit for samples, limit in limited(requests, slo)]
-    kept: NDArray[np.bool_] = np.all(uses, axis=0)
-    return kept
-
-
 def _finalists(predictions: list[SplitPrediction], most: int) -> list[SplitPrediction]:
     """Return the best, and what nothing beats in both latencies, in their order."""
-    front = [each for each in predictions if not _is_beaten(each, predictions)]
+    front = [
+        one
+        for one in predictions
+        if not any(
+            each.p99_ttft_ms < one.p99_ttft_ms and each.mean_tpot_ms < one.mean_tpot_ms
+            for each in predictions
+        )
+    ]
     chosen = predictions[: -(-most // 2)]
     chosen += [each for each in front if each not in chosen][: most - len(chosen)]
     chosen += [each for each in predictions if each not in chosen][: most - len(chosen)]
     return chosen
 
 
-def _is_beaten(one: SplitPrediction, others: list[SplitPrediction]) -> bool:
-    return any(
-        each.p99_ttft_ms < one.p99_ttft_ms and each.mean_tpot_ms < one.mean_tpot_ms
-        for each in others
-    )
-
-
 def _compare(
     predictions: list[SplitPrediction], whole: list[Way], rows: list[SplitRow], search: Search
 ) -> None:
-    """Note how far predictions are from what was simulated."""
     expected = {id(each.way): each.mean_e2el_ms for each in predictions}
     errors = [
         abs(expected[id(way)] / latency - 1)

@@ -19,8 +19,7 @@ class LengthSummary:
     total: int
     mean: float
     std: float
-    quantiles: dict[str, float]
-    """``min``, ``p10``, ``p50``, ``p90``, ``p99``, ``max``."""
+    quantiles: dict[str, float]  # ``min``, ``p10``, ``p50``, ``p90``, ``p99``, ``max``
 
 
 @dataclass(frozen=True)
@@ -29,15 +28,11 @@ class TraceDescription:
 
     format: str
     num_requests: int
-    num_dropped: int
-    """Rows of failed requests, left out."""
+    num_dropped: int  # rows of failed requests, left out
     note: str
-    duration: float | None
-    """Seconds from the first arrival to the last; None without arrivals."""
-    mean_rate: float | None
-    """Requests per second."""
-    peak_rate: float | None
-    """Requests per second in the busiest ten seconds."""
+    duration: float | None  # seconds from the first arrival to the last; None without arrivals
+    mean_rate: float | None  # requests per second
+    peak_rate: float | None  # requests per second in the busiest ten seconds
     burstiness: float | None
     """Shape of the gamma distribution with the spread of the gaps: 1 is Poisson, less is burstier
     (the meaning of ``vllm bench serve``)."""
@@ -46,8 +41,7 @@ class TraceDescription:
     reused_prefix_share: float | None
     """Share of the prompt tokens whose whole prefix came before in the trace; None if the trace
     has neither token ids nor prefix ids."""
-    recorded_acceptance: tuple[str, ...]
-    """Proposers whose accepted lengths the trace carries."""
+    recorded_acceptance: tuple[str, ...]  # proposers whose accepted lengths the trace carries
 
 
 def describe(trace: Trace) -> TraceDescription:

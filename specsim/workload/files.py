@@ -31,8 +31,7 @@ _TOO_LARGE = "a number in it has too many digits, or it is nested too deeply; co
 class Row:
     """One row of a file, with the place it came from for error messages."""
 
-    place: str
-    """Such as ``trace.csv, line 7``."""
+    place: str  # such as ``trace.csv, line 7``
     values: dict[str, Any]
 
     def integer(self, field: str, *, minimum: int = 0) -> int:

@@ -13,7 +13,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.study.capacity import Capacity, Contender, Found, hardware_notes, refined, searched
-from specsim.study.capacity.interval import Interval
+from specsim.study.capacity.probe import Interval
 from specsim.study.plan.answer import Plan
 from specsim.study.plan.options import FIRST_K, LATER, Option, Question, goal_of, offered
 
@@ -61,10 +61,6 @@ def make_plan(
 ) -> Plan:
     """Find the least cost at which the target rate is served within its limits.
 
-    Args:
-        workers: Processes; the answer does not depend on their number.
-        on_progress: Told the number of simulations that have ended.
-
     Raises:
         SpecsimError: The question names what there is not, or nothing serves within the limits.
     """
@@ -74,8 +70,11 @@ def make_plan(
         _screen(screened, first.options, question, runner)
         worth = _worth(screened, left_out)
         more = offered(question, LATER).options
-        drafters = _drafters(screened)
-        _screen(screened, [o for o in more if _is_worth(o, worth, drafters)], question, runner)
+        drafted = {
+            label: drafter for label, drafter in _drafters(screened).items() if label in worth
+        }
+        later = [o for o in more if drafted.get(o.hardware.label) == _drafter(o)]
+        _screen(screened, later, question, runner)
         chosen = _finalists(screened, worth, left_out)
         found = _refined([screened.options[name] for name in chosen], screened, question, runner)
     experiment = screened.options[chosen[0]].experiment
@@ -128,11 +127,6 @@ def _drafter(option: Option) -> str:
     proposer = option.experiment.engine.speculative_config
     assert proposer is not None
     return proposer.method
-
-
-def _is_worth(option: Option, worth: set[str], drafters: dict[str, str]) -> bool:
-    label = option.hardware.label
-    return label in worth and drafters.get(label) == _drafter(option)
 
 
 def _finalists(screened: _Screened, worth: set[str], left_out: list[str]) -> list[str]:

@@ -41,14 +41,11 @@ __all__ = ["Tuning", "tune"]
 class Tuning:
     """What a tuning found."""
 
-    experiment: Experiment
-    """As it was given."""
-    max_k: int
-    """Largest k that was tried, tokens."""
+    experiment: Experiment  # as it was given
+    max_k: int  # largest k that was tried, tokens
     replications: int
     load_unit: str
-    capacity: float
-    """Highest load that any k sustains."""
+    capacity: float  # highest load that any k sustains
     batches: BatchTuning
     crossovers: list[Crossover]
     curves: list[LoadCurve]
@@ -197,15 +194,14 @@ def tune(
     """Find the best k per batch size and the crossover load per k, and check what that gains.
 
     Args:
-        experiment: Its policy is replaced; replication i runs with seed ``experiment.seed + i``.
-        max_k: Largest k to try; by default ``num_speculative_tokens``. In tokens.
+        experiment: Its policy is replaced; replication i runs with seed ``experiment.seed +
+            i``.
+        max_k: Largest k to try, tokens; by default ``num_speculative_tokens``.
         replications: At least 2, for intervals.
-        workers: Processes; the results do not depend on their number.
-        on_progress: Told the number of simulations that have ended.
 
     Raises:
-        ConfigError: The experiment has nothing to tune, or its load cannot be varied.
-        SpecsimError: The experiment cannot be run.
+        SpecsimError: The experiment has nothing to tune, cannot be run, or its load cannot be
+            varied.
     """
     if replications < 2:
         raise ConfigError(

@@ -30,10 +30,7 @@ class OpenArrivals(Arrivals):
     ) -> NDArray[np.float64]:
         """Return the arrival times, seconds, from 0 on and not falling, shape (n,).
 
-        Args:
-            count: How many; None: as many as come within the duration.
-            duration: End of the arrivals, seconds; None: after `count` of them. Where both are
-                given, the earlier end holds.
+        They end after `count`, or at `duration` seconds, whichever is given and comes first.
         """
 
 

@@ -31,9 +31,7 @@ class Reader(Member):
     def read(self, file: TraceFile) -> Trace:
         """Return the workload in a file that `matches`, in order of arrival.
 
-        Raises:
-            TraceError: A row breaks the format's rules; the message names file, line, field, value
-                and rule.
+        A TraceError names file, line, field, value and rule if a row breaks the format's rules.
         """
         builder = TraceBuilder(file.path, self.kind)
         for row in file.rows():
@@ -51,8 +49,7 @@ READERS = Family("workload.readers", Reader)
 def read_trace(path: Path) -> Trace:
     """Return the workload in a file of any known format, gzip-compressed or not.
 
-    Raises:
-        TraceError: The file is missing, empty, of no known format, or breaks its format's rules.
+    A TraceError if the file is missing, empty, of no known format, or breaks its format's rules.
     """
     file = TraceFile(locate(path))
     for kind in READERS.all_members():
