@@ -88,6 +88,7 @@ _MERGED = {
     "workload.arrivals.synthetic": "burst constant poisson gamma piecewise closed_loop trace",
     "workload.lengths.synthetic": "constant uniform lognormal truncated_normal dataset shift "
     "trace empirical",
+    "workload.readers": "files",
     "workload.readers.formats": "azure burstgpt mooncake bailian llmservingsim vidur vllm_bench "
     "real_run sharegpt token_trace services programs texts",
 }

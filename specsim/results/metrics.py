@@ -23,6 +23,7 @@ from specsim.core.settings import Settings
 from specsim.results.records import ReplicaRecords
 from specsim.results.tables import RunTables, WeightedSample
 
+# Of vLLM's histograms, seconds but for the last (0.32.0 ``v1/metrics/loggers.py``).
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
@@ -173,7 +174,7 @@ def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | 
         "output_throughput": output_tokens / duration,
         "total_token_throughput": (input_tokens + output_tokens) / duration,
         "max_output_tokens_per_s": _max_tokens_per_second(tables.seconds),
-        "max_concurrent_requests": _max_concurrent(requests),
+        "max_concurrent_requests": most_at_once(requests["arrived_at"], requests["ended_at"]),
     }
 
 
@@ -272,10 +273,10 @@ def _max_tokens_per_second(seconds: NDArray[np.void]) -> float:
     return float(np.bincount(places, weights=seconds["tokens"]).max())
 
 
-def _max_concurrent(requests: NDArray[np.void]) -> int:
-    arrivals, ends = np.sort(requests["arrived_at"]), np.sort(requests["ended_at"])
-    ended = np.searchsorted(ends, arrivals, side="right")  # at one instant, ends before arrivals
-    return int((np.arange(1, len(arrivals) + 1) - ended).max())
+def most_at_once(starts: Seconds, ends: Seconds) -> int:
+    """Return the largest number of requests that had begun and not ended; ends come first."""
+    ended = np.searchsorted(np.sort(ends), np.sort(starts), side="right")
+    return int((np.arange(1, len(starts) + 1) - ended).max())
 
 
 def speculation_metrics(tables: RunTables) -> dict[str, Any]:

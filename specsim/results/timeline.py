@@ -15,30 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.results.folder import StepsTable, write_groups
+from specsim.results.folder import RunTable, StepsTable, write_groups
 from specsim.results.metrics import Requests, session_spans, short
 
 _YIELDS = ("drafts", "draft_tokens", "accepted_tokens", "output_tokens", "deliveries")
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """Binned series of one run."""
+class Timeline(RunTable):
+    """Binned series of one run, each of shape (n_bins,).
 
-    columns: dict[str, NDArray[Any]]
-    """Each of shape (n_bins,). ``start``, ``end``: s; ``busy_time``: s, summed over replicas.
-
-    ``num_steps`` and the tokens of `StepsTable` are sums. ``batch_size``, ``asked_draft_len`` and
-    ``alpha_estimate`` are means over the busy time of all replicas, nan where there is none.
+    ``start`` and ``end`` are in s, ``busy_time`` in s, summed over replicas. ``num_steps`` and the
+    tokens of `StepsTable` are sums. ``batch_size``, ``asked_draft_len`` and ``alpha_estimate``
+    are means over the busy time of all replicas, nan where there is none.
     ``num_running`` and ``num_waiting`` are means over time, summed over replicas. ``acceptance`` is
     accepted over drafted tokens in the window that ends with the bin, ``tokens_per_step`` output
     tokens over deliveries, ``tokens_per_second`` output tokens over the width of the bin.
     """
-    provenance: dict[str, object]
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        """Return a series."""
-        return self.columns[name]
 
     @property
     def knows_alpha(self) -> bool:

@@ -110,11 +110,9 @@ class PrefixAffinity(Router):
     """Blocks remembered per replica; the ones sent longest ago are forgotten."""
 
     def start(self, seed: int) -> SentIndex:
-        """Return a memory of what each replica was sent: nothing."""
         return SentIndex(self.block_size, self.max_blocks)
 
     def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: SentIndex) -> int:
-        """Return the replica that knows most of the prompt, or the one with the fewest requests."""
         busy = loads(replicas, "num_running") + loads(replicas, "num_waiting")
         place, most = int(busy.argmin()), busy.max()
         if most - busy[place] <= self.balance_abs or most <= self.balance_rel * busy[place]:
@@ -197,16 +195,13 @@ class Scored(Router):
 
     @property
     def index_delay(self) -> float | None:
-        """How old its knowledge of caches is at least, seconds; None if it does not ask."""
         is_asked = self.index == "precise" and self.weights.prefix
         return self.index_delay_ms * 1e-3 if is_asked else None
 
     def start(self, seed: int) -> _Memory:
-        """Return a memory of what was sent: nothing."""
         return _Memory(seed, SentIndex(self.block_size, self.max_blocks, self.match_blocks))
 
     def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: _Memory) -> int:
-        """Return the replica with the best score."""
         scorers: dict[str, Callable[[], Scores]] = {
             "queue": lambda: _fewest(loads(replicas, "num_waiting")),
             "kv_use": lambda: 1.0 - loads(replicas, "kv_use"),
@@ -227,10 +222,7 @@ class Scored(Router):
         return place
 
     def _cached_shares(
-        self,
-        prompt: PromptView,
-        replicas: Sequence[ReplicaView],
-        memory: _Memory,
+        self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: _Memory
     ) -> Scores:
         if self.index == "precise":
             lens = np.array([replica.cached_len(prompt) for replica in replicas])

@@ -185,10 +185,7 @@ def _run_here(
 
 
 def _cells(
-    experiment: Experiment,
-    deployment: Deployment,
-    requests: Sequence[Request],
-    kept: Kept,
+    experiment: Experiment, deployment: Deployment, requests: Sequence[Request], kept: Kept
 ) -> Iterator[_Cell]:
     first_arrival, *_ = arrivals = Columns.of(requests).arrived_at.tolist() or [0.0]
     arrived_at = np.fromiter(instants(arrivals, deployment.front_time), dtype=np.float64)
@@ -263,10 +260,7 @@ def _run_apart(cell: _Cell) -> _Outcome:
 
 
 def _run_cell(
-    cell: _Cell,
-    records: list[ReplicaRecords],
-    deliveries: Deliveries | None,
-    ends: Ends,
+    cell: _Cell, records: list[ReplicaRecords], deliveries: Deliveries | None, ends: Ends
 ) -> None:
     """Run the replicas of a cell, one after the other, each of which fills its records."""
     deployment = cell.deployment

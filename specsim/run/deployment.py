@@ -247,13 +247,9 @@ def _kv_layers(
     layers = kv_layers(profile, model, drafts)
     if engine.kv_groups is not None:
         given = {"bytes_per_token": layer_bytes(profile, model)}
-        layers = LayersOf(
-            tuple(
-                each if each.bytes_per_token else each.model_copy(update=given)
-                for each in engine.kv_groups
-            ),
-            (),
-        )
+        groups = engine.kv_groups
+        own = (each if each.bytes_per_token else each.model_copy(update=given) for each in groups)
+        layers = LayersOf(tuple(own), ())
     if layers is None:
         return None
     kept = engine.kv_layers(layers.target + layers.drafts, proposer)
@@ -261,11 +257,7 @@ def _kv_layers(
 
 
 def _limits(
-    engine: EngineConfig,
-    profile: Profile,
-    model: ModelShape,
-    gpu: GpuSpec,
-    memory: MemoryPlan,
+    engine: EngineConfig, profile: Profile, model: ModelShape, gpu: GpuSpec, memory: MemoryPlan
 ) -> dict[str, Any]:
     max_model_len = engine.max_model_len or model.max_position_embeddings
     if engine.scheduler == "prefill_first":  # defaults of vLLM 0.6

@@ -1,10 +1,4 @@
-"""Draft sources: who drafts for a replica, and what becomes of each draft.
-
-TableDrafts     a model whose drafts have a length and a fate, but no tokens
-TreeDrafts      a model that drafts several candidates per position
-LookupDrafts    a lookup in real text, verified against the recorded answers
-HybridDrafts    a lookup with a model behind it
-"""
+"""Draft sources: who drafts for a replica, and what becomes of each draft."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field

@@ -75,6 +75,14 @@ class PoolsConfig(Settings):
         """Of both pools."""
         return self.prefill.slots + self.decode.slots
 
+    def with_each(self, field: str, prefill: Any, decode: Any) -> Self:
+        """Return a copy in which a field of each pool has another value."""
+        parts = {
+            "prefill": self.prefill.model_copy(update={field: prefill}),
+            "decode": self.decode.model_copy(update={field: decode}),
+        }
+        return self.model_copy(update=parts)
+
 
 class Experiment(Settings):
     """One run: a workload, an engine, a policy, an acceptance model and a profile."""
@@ -352,11 +360,15 @@ class Experiment(Settings):
         # By which a later run knows that it may be replaced.
         return f"# specsim_version: {__version__}\n{text}"
 
+    def without_seed(self) -> dict[str, Any]:
+        """Return the resolved configuration without its seed."""
+        return {name: value for name, value in self.to_dict().items() if name != "seed"}
+
     @property
     def hash(self) -> str:
         """Identity of the configuration without its seed, twelve hexadecimal digits."""
-        settings = {name: value for name, value in self.to_dict().items() if name != "seed"}
-        return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+        settings = json.dumps(self.without_seed(), sort_keys=True)
+        return sha256(settings.encode()).hexdigest()[:12]
 
     @property
     def provenance(self) -> dict[str, object]:

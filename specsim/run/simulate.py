@@ -75,16 +75,8 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     requests = list(requests)
     whole = Whole(servers, requests, kept, on_progress)
     whole.run()
-    return Run(
-        experiment,
-        deployment,
-        requests,
-        whole.records,
-        whole.deliveries,
-        scalings=whole.scalings,
-        offload=whole.offload,
-        pools=whole.pools,
-    )
+    beside = (whole.scalings, whole.offload, whole.pools)
+    return Run(experiment, deployment, requests, whole.records, whole.deliveries, *beside)
 
 
 def _check_requests(requests: Sequence[Request], deployment: Deployment) -> None:

@@ -36,7 +36,7 @@ from specsim.results.records import PoolTables
 from specsim.results.steady import Trend, backlog_trend
 from specsim.results.tables import RunTables, assemble
 from specsim.run.simulate import Run
-from specsim.workload.trace import Columns
+from specsim.workload.trace import Columns, mean_rate
 
 
 @dataclass(frozen=True)
@@ -262,15 +262,10 @@ class Summary:
             "model_id": engine.model,
             "tokenizer_id": engine.model,
             "num_prompts": len(self.run.requests),
-            "request_rate": self._measured_rate() if rate is None else rate,
+            "request_rate": rate or mean_rate(self.tables.requests["arrived_at"]) or "inf",
             "burstiness": getattr(arrivals, "burstiness", 1.0),
             "max_concurrency": getattr(arrivals, "concurrency", None),
         }
-
-    def _measured_rate(self) -> float | str:
-        arrived_at = self.tables.requests["arrived_at"]
-        span = float(np.ptp(arrived_at))
-        return (len(arrived_at) - 1) / span if span > 0 else "inf"
 
     def _latency_fields(self) -> dict[str, float]:
         names = ["mean", "median", "std", *(f"p{percentile}" for percentile in PERCENTILES)]
@@ -334,11 +329,15 @@ class Summary:
         requests, totals = tables.requests, tables.totals
         profile = run.deployment.profile
         num_steps = int(totals["steps"])
-        own = {"sessions": session_metrics(self.request_columns)} if self._turns else {}
+        own: dict[str, Any] = {}
+        if self._turns:
+            own["sessions"] = session_metrics(self.request_columns)
+        found = self.scalings.get(None) if self.pools is None else self.scalings
+        scaled = {"autoscaling": found} if found else {}
         if self.pools is not None:
-            own["pools"] = {**self.pools.totals, **_if_any("autoscaling", self.scalings)}
+            own["pools"] = {**self.pools.totals, **scaled}
         else:
-            own |= _if_any("autoscaling", self.scalings.get(None, {}))
+            own |= scaled
         return {
             **self.provenance,
             "profile": run.experiment.profile,
@@ -364,7 +363,3 @@ class Summary:
             **own,
             **({} if self.run.offload is None else {"hits": self._hits(self.run.offload.loads)}),
         }
-
-
-def _if_any(name: str, found: dict[Any, Any]) -> dict[str, Any]:
-    return {name: found} if found else {}

@@ -38,7 +38,11 @@ _MONOTONIC, _NONBLOCK, _ABSOLUTE = 1, 0o4000, 1
 
 
 class Alarm:
-    """Calls a function at an instant of the loop's clock; by asyncio where there is no timerfd."""
+    """Calls a function at an instant of the loop's clock, to a fraction of a millisecond.
+
+    By timerfd; where there is none, by asyncio's own timers, which are those of epoll on Linux and
+    up to a millisecond late.
+    """
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._loop, self._action = asyncio.get_running_loop(), action

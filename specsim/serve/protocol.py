@@ -17,15 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from specsim.serve.live import LiveAnswer
 
 _TYPES = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    404: "NotFoundError",
-    405: "MethodNotAllowedError",
-    408: "RequestTimeoutError",
-    413: "RequestEntityTooLargeError",
-    429: "RateLimitError",
-    503: "ServiceUnavailableError",
-}
+    400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError",
+    405: "MethodNotAllowedError", 408: "RequestTimeoutError", 413: "RequestEntityTooLargeError",
+    429: "RateLimitError", 503: "ServiceUnavailableError",
+}  # fmt: skip
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the server
@@ -269,15 +264,16 @@ class Reply:
 
 
 def _usage(prompt: int, output: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-    }
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
 
 class Stream(Reply):
-    """A reply that is sent while it comes, as server-sent events."""
+    """A reply that is sent while it comes, as server-sent events.
+
+    It is written straight to its connection, in the step that delivers: one chunk holds all tokens
+    that the step brings for the request, as vLLM's do. What a slow reader has not read yet waits in
+    the connection's buffer, which is bounded: then the reader is cut off.
+    """
 
     def __init__(self, *what: Any, usage: bool, continuous: bool, **options: Any) -> None:
         super().__init__(*what, **options)

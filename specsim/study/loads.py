@@ -20,7 +20,7 @@ from specsim.workload.arrivals import Arrivals, OpenArrivals
 from specsim.workload.arrivals.synthetic import ClosedLoop, TraceReplay
 from specsim.workload.lengths import Lengths
 from specsim.workload.lengths.synthetic import TraceRows
-from specsim.workload.trace import Trace
+from specsim.workload.trace import Trace, mean_rate
 
 _SAMPLE = 2000  # requests from which the mean length is estimated where they are drawn
 _SPANS = 5.0  # times that a session thinks, for which sessions arrive at least
@@ -173,13 +173,13 @@ class Loads:
     def _recorded_rate(self) -> float:
         times = self.sample.arrived_at
         assert times is not None
-        span = float(np.ptp(times))
-        if not span:
+        rate = mean_rate(times)
+        if rate is None:
             raise ConfigError(
                 "workload.arrivals: all requests of the trace arrive at once, so its rate cannot "
                 "be varied; use arrivals of kind poisson and lengths: {kind: trace, path: ...}"
             )
-        return (len(times) - 1) / span
+        return rate
 
     def check_batches(self) -> None:
         """Raise a ConfigError unless clients without think time hold a batch at a size."""

@@ -20,15 +20,9 @@ from specsim.run.summary import Summary
 from specsim.study.paired import replicated
 
 COLUMNS = (
-    "request_throughput",
-    "slo_attainment",
-    "mean_ttft_ms",
-    "p99_ttft_ms",
-    "mean_tpot_ms",
-    "p99_tpot_ms",
-    "mean_e2el_ms",
-    "mean_transfer_ms",
-)
+    "request_throughput", "slo_attainment", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
+    "p99_tpot_ms", "mean_e2el_ms", "mean_transfer_ms",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,11 +91,7 @@ def splits(experiment: Experiment, gpus: int) -> Iterator[tuple[str, int, Experi
         decode = (gpus - prefill * sizes[0]) // sizes[1]
         if not decode:
             return
-        parts = {
-            name: getattr(pools, name).model_copy(update={"replicas": count})
-            for name, count in (("prefill", prefill), ("decode", decode))
-        }
-        changed = pools.model_copy(update=parts)
+        changed = pools.with_each("replicas", prefill, decode)
         used = prefill * sizes[0] + decode * sizes[1]
         yield f"{prefill}p + {decode}d", used, plain.replace("split", replicas=1, pools=changed)
 

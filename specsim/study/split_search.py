@@ -23,7 +23,7 @@ from specsim.core.processes import LocalProcesses
 from specsim.core.resources import find_resource
 from specsim.core.runner import Runner
 from specsim.policies import Policy
-from specsim.results.metrics import limited
+from specsim.results.metrics import latency, latency_statistics, limited, tpot, ttft
 from specsim.routing.simple import RoundRobin
 from specsim.run.experiment import POOLS, Experiment, PoolsConfig
 from specsim.run.simulate import simulate
@@ -180,27 +180,20 @@ def _ways(
     left_out: list[str],
 ) -> Iterator[Way]:
     pools = experiment.pools or PoolsConfig()
-    own: dict[str, str] = {
-        name: getattr(pools, name).profile or experiment.profile for name in POOLS
-    }
-    own[""] = experiment.profile
-    names = {name: list(_of_sizes(own[name], sizes, gpus, left_out)) for name in own}
+    prefills, decodes, both = (
+        list(_of_sizes(name or experiment.profile, sizes, gpus, left_out))
+        for name in (pools.prefill.profile, pools.decode.profile, None)
+    )
     is_any = False
     for label, policy in policies.items():
         plain = experiment.replace("--policies", policy=policy, incidents=None)
-        for profile in names[""]:
+        for profile in both:
             for _, used, arm in list(splits(plain.replace("--tp", profile=profile), gpus))[:1]:
                 size = f" {_size(profile)}" if sizes else ""
                 yield Way(f"colocated{size}", used, arm, label)
-        for prefill, decode in product(names["prefill"], names["decode"]):
-            profiles = {"prefill": prefill, "decode": decode}
-            parts = {
-                name: getattr(pools, name).model_copy(update={"profile": profile})
-                for name, profile in profiles.items()
-            }
-            changed = plain.replace(
-                "--tp", profile=decode, pools=pools.model_copy(update=parts), replicas=1
-            )
+        for prefill, decode in product(prefills, decodes):
+            apart = pools.with_each("profile", prefill, decode)
+            changed = plain.replace("--tp", profile=decode, pools=apart, replicas=1)
             ends = f" {_size(prefill)}/{_size(decode)}" if sizes else ""
             for text, used, arm in thinned(list(splits(changed, gpus))[1:], ends, left_out):
                 is_any = True
@@ -322,14 +315,12 @@ def _together(way: Way, prefill: _Piece, decode: _Piece) -> SplitPrediction:
     }
     limits = limited(requests, way.experiment.slo).values() if way.experiment.slo else ()
     kept = [samples <= limit for samples, limit in limits]
-    several = columns["output_len"] > 1
-    tpot = columns["after_first"][several] / (columns["output_len"][several] - 1)
     return SplitPrediction(
         way,
         float(np.all(kept, axis=0).mean()) if kept else None,
-        mean_e2el_ms=float(requests["ended_at"].mean() * 1e3),
-        p99_ttft_ms=float(np.percentile(first, 99) * 1e3),
-        mean_tpot_ms=float(tpot.mean() * 1e3) if len(tpot) else 0.0,
+        mean_e2el_ms=latency_statistics(latency(requests))["mean"],
+        p99_ttft_ms=latency_statistics(ttft(requests))["p99"],
+        mean_tpot_ms=latency_statistics(tpot(requests))["mean"],
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.workload.trace import Trace
+from specsim.workload.trace import Trace, mean_rate
 
 _QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 _BLOCK_SIZE = 16
@@ -48,16 +48,16 @@ def describe(trace: Trace) -> TraceDescription:
     """Return a description of a workload."""
     arrivals = trace.arrived_at
     duration = None if arrivals is None else float(arrivals[-1])
-    has_span = bool(duration)
+    spread = arrivals if duration else None
     return TraceDescription(
         format=trace.format,
         num_requests=len(trace),
         num_dropped=trace.num_dropped,
         note=trace.note,
         duration=duration,
-        mean_rate=(len(trace) - 1) / duration if duration else None,
-        peak_rate=_peak_rate(arrivals) if arrivals is not None and has_span else None,
-        burstiness=_burstiness(arrivals) if arrivals is not None and has_span else None,
+        mean_rate=None if spread is None else mean_rate(spread),
+        peak_rate=None if spread is None else _peak_rate(spread),
+        burstiness=None if spread is None else _burstiness(spread),
         prompt=_summary(trace.prompt_lens),
         output=_summary(trace.output_lens),
         reused_prefix_share=_reused_share(trace),

@@ -160,6 +160,12 @@ class Trace:
             yield session, turns[session], wait, shared_len
 
 
+def mean_rate(times: NDArray[np.float64]) -> float | None:
+    """Return the arrivals per second between the first and the last; None if all are at once."""
+    span = float(np.ptp(times)) if len(times) else 0.0
+    return (len(times) - 1) / span if span > 0 else None
+
+
 class TraceRequests(Sequence[Request]):
     """The requests of a trace, each made when it is asked for, with these indices in the run."""
 

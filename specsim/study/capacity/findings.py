@@ -1,11 +1,11 @@
 """Findings: what each hardware and policy sustains, what that costs, and which to take."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import ceil, inf
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from specsim.run.summary import BASES, step_times
 from specsim.study.capacity.choices import Goal, Hardware, Prices
 from specsim.study.capacity.probe import Interval, LoadProbe
 from specsim.study.capacity.search import Answer, Bracket
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -198,10 +200,16 @@ class Found:
         low, high = self.interval.low, self.interval.high
         return ceil(self.goal.target_rate / high), ceil(self.goal.target_rate / low)
 
+    def cost_if(self, factor: float) -> float | None:
+        """Return the cost per hour for the target rate, were the capacity so many times as high."""
+        if self.goal.target_rate is None or self.rate is None:
+            return None
+        return self._cost_per_hour(ceil(self.goal.target_rate / (self.rate * factor)))
+
     @property
     def cost_per_hour(self) -> float | None:
         """Of the replicas for the target rate."""
-        return None if self.replicas is None else self._cost_per_hour(self.replicas)
+        return self.cost_if(1.0)
 
     @property
     def cost_interval(self) -> tuple[float, float] | None:
@@ -314,16 +322,19 @@ class Capacity:
 
 def pareto_front(offers: Iterable[Offer]) -> list[Offer]:
     """Return the offers with a price that none beats in price and mean latency, by rising price."""
-    priced = [
-        (offer.compared_cost, offer.probe.latencies_ms["mean_e2el_ms"], offer)
-        for offer in offers
-        if offer.compared_cost is not None
-    ]
-    front, lowest = list[Offer](), inf
-    for _, latency, offer in sorted(priced, key=lambda each: each[:2]):
-        if latency < lowest:
-            front.append(offer)
-            lowest = latency
+    priced = [offer for offer in offers if offer.compared_cost is not None]
+    return lower_front(
+        priced, lambda each: (each.compared_cost or 0.0, each.probe.latencies_ms["mean_e2el_ms"])
+    )
+
+
+def lower_front(items: Iterable[T], numbers: Callable[[T], tuple[float, float]]) -> list[T]:
+    """Return the items than which none is lower in both of two numbers, by the first of them."""
+    front, lowest = list[T](), inf
+    for item in sorted(items, key=numbers):
+        if numbers(item)[1] < lowest:
+            front.append(item)
+            lowest = numbers(item)[1]
     return front
 
 

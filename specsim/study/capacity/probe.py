@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.profile import Profile
-from specsim.results.metrics import Slo, latency, limited
+from specsim.results.metrics import Slo, latency, limited, most_at_once
 from specsim.results.records import PoolTables
 from specsim.results.steady import Trend, arrival_order, warm_up_of
 from specsim.results.tables import RunTables
@@ -243,9 +243,8 @@ def _pool_of(pools: PoolTables, missed: dict[str, NDArray[np.bool_]], may_miss: 
 def _waited_for(tables: RunTables, deployment: Deployment) -> tuple[int, str]:
     """Return the most requests that ran at once, and what those that waited were waiting for."""
     requests = tables.requests
-    begun, ended = np.sort(requests["scheduled_at"]), np.sort(requests["ended_at"])
-    running = np.arange(1, len(begun) + 1) - np.searchsorted(ended, begun, side="right")
-    most, slots = int(running.max()), deployment.setup.limits["max_num_running"]
+    most = most_at_once(requests["scheduled_at"], requests["ended_at"])
+    slots = deployment.setup.limits["max_num_running"]
     if most >= slots:
         return most, "max_num_seqs"
     length = int((requests["prompt_len"] + requests["output_len"]).mean())
@@ -291,8 +290,15 @@ class Interval:
 def interval_between(low: LoadProbe, high: LoadProbe, attainment: float) -> Interval | None:
     """Return where between a sustained load and one that is not the capacity lies.
 
-    The runs have the same seeds. None with a single replication, which says nothing about spread,
-    and where `high` failed by nothing that can be told by how much.
+    Between two loads close together, the logarithm of the share of requests that miss a limit, and
+    the growth of the backlog, are taken to be lines over the logarithm of the load. Where the first
+    of them passes what is allowed is the capacity. The jackknife over replications, which have the
+    same seeds, turns that into an interval, at least half as wide as the two loads are apart, for
+    between them nothing was tried (Tukey 1958, "Bias and confidence in not quite large samples";
+    Miller 1974, "The jackknife - a review", for pseudo-values and Student's t).
+
+    None with a single replication, which says nothing about spread, and where `high` failed by
+    nothing that can be told by how much.
     """
     slopes = _slopes(low, high, attainment)
     count = len(low.runs)

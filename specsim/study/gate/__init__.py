@@ -221,11 +221,6 @@ class GateResults(Settings):
         return json.dumps(self.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
 
 
-def without_seed(experiment: Experiment) -> dict[str, Any]:
-    """Return a resolved experiment without its seed."""
-    return {name: value for name, value in experiment.to_dict().items() if name != "seed"}
-
-
 @contextmanager
 def baseline_file(path: Path) -> Iterator[Path]:
     """Give a file that becomes the baseline if the block succeeds; a ConfigError if it must not."""
@@ -276,7 +271,7 @@ def run_suite(
     scenarios = {
         name: ScenarioResults(
             config_hash=experiment.hash,
-            config=without_seed(experiment),
+            config=experiment.without_seed(),
             inputs=inputs_of(experiment),
             seeds=suite.seeds(name),
             metrics={metric: [row[metric] for row in rows] for metric in metrics},

@@ -18,22 +18,9 @@ from typing import Any, Literal
 from xml.etree import ElementTree as Xml
 
 from specsim.core.blame import fault
-from specsim.core.errors import (
-    ConfigError,
-    CrashError,
-    InvariantError,
-    PluginError,
-    SpecsimError,
-)
+from specsim.core.errors import ConfigError, CrashError, InvariantError, PluginError, SpecsimError
 from specsim.run.experiment import Experiment
-from specsim.study.gate import (
-    METRICS,
-    GateResults,
-    ScenarioResults,
-    Suite,
-    Tolerances,
-    without_seed,
-)
+from specsim.study.gate import METRICS, GateResults, ScenarioResults, Suite, Tolerances
 from specsim.study.inputs import Input, inputs_of
 from specsim.study.paired import mean_and_half_width, student_t
 
@@ -145,7 +132,7 @@ def check_same_suite(baseline: GateResults, suite: Suite) -> None:
     _check_names(set(baseline.scenarios), set(suite.scenarios))
     for name, old in baseline.scenarios.items():
         experiment = suite.experiment(name)
-        _differences(name, old, without_seed(experiment), inputs_of(experiment))
+        _differences(name, old, experiment.without_seed(), inputs_of(experiment))
         if old.seeds != (seeds := suite.seeds(name)):
             raise ConfigError(
                 f"scenario '{name}': the suite has the seeds {_span(seeds)}, the baseline "

@@ -39,12 +39,8 @@ class _Screened:
 
     def cost(self, name: str, factor: float = 1.0) -> float:
         """Return the cost per hour for the target, were the capacity `factor` times as high."""
-        found = self.found[name]
-        target, price = found.goal.target_rate, found.price
-        if found.rate is None or target is None or price is None:
-            return inf
-        replicas = ceil(target / (found.rate * factor))
-        return replicas * found.hardware.gpus_per_replica * price
+        cost = self.found[name].cost_if(factor)
+        return inf if cost is None else cost
 
     def latency(self, name: str) -> float:
         """Return the mean latency at the target rate, milliseconds."""
@@ -70,10 +66,8 @@ def make_plan(
         _screen(screened, first.options, question, runner)
         worth = _worth(screened, left_out)
         more = offered(question, LATER).options
-        drafted = {
-            label: drafter for label, drafter in _drafters(screened).items() if label in worth
-        }
-        later = [o for o in more if drafted.get(o.hardware.label) == _drafter(o)]
+        drafters = _drafters(screened, worth)
+        later = [o for o in more if drafters.get(o.hardware.label) == _drafter(o)]
         _screen(screened, later, question, runner)
         chosen = _finalists(screened, worth, left_out)
         found = _refined([screened.options[name] for name in chosen], screened, question, runner)
@@ -113,12 +107,12 @@ def _worth(screened: _Screened, left_out: list[str]) -> set[str]:
     return {label for label, cost in least.items() if cost <= bound}
 
 
-def _drafters(screened: _Screened) -> dict[str, str]:
-    """Return of each hardware the drafter that serves the target best."""
+def _drafters(screened: _Screened, worth: set[str]) -> dict[str, str]:
+    """Return of each hardware that is worth it the drafter that serves the target best."""
     chosen: dict[str, str] = {}
     for name in sorted(screened.found, key=lambda n: (screened.cost(n), screened.latency(n))):
         option = screened.options[name]
-        if not option.is_off:
+        if not option.is_off and option.hardware.label in worth:
             chosen.setdefault(option.hardware.label, _drafter(option))
     return chosen
 

@@ -15,6 +15,7 @@ from specsim.results.folder import write_json
 from specsim.run.experiment import Experiment
 from specsim.run.summary import ROOFLINE
 from specsim.study.capacity import Capacity, Found
+from specsim.study.capacity.findings import lower_front
 from specsim.study.capacity.probe import LoadProbe
 from specsim.study.paired import SpeedUp, speed_up
 from specsim.study.plan.options import PROFILE_FILE, Option, Question, with_replicas
@@ -101,11 +102,7 @@ class Plan:
         everything = [(name, each, True) for name, each in self.found.items()]
         everything += [(name, each, False) for name, each in self.screened.items()]
         points = [point for entry in everything for point in _points(*entry)]
-        front: list[CostPoint] = []
-        for point in sorted(points, key=lambda p: (p.cost, p.latency_ms)):
-            if not front or point.latency_ms < front[-1].latency_ms:
-                front.append(point)
-        return front
+        return lower_front(points, lambda point: (point.cost, point.latency_ms))
 
     @property
     def assumptions(self) -> list[str]:
@@ -222,8 +219,13 @@ def save_plan(plan: Plan, folder: Path) -> None:
         _write_yaml(folder / PROFILE_FILE, [fields])
     line = serve_line(plan, option)
     (folder / "serve.sh").write_text(_script(plan, option, line, replicas), encoding="utf-8")
+    _save_servers(shlex.split(line), plan.question.command.program, option, replicas, folder)
+
+
+def _save_servers(
+    words: list[str], program: str, option: Option, replicas: int, folder: Path
+) -> None:
     size = option.hardware.gpus_per_replica
-    words, program = shlex.split(line), plan.question.command.program
     values = {
         "$image": _IMAGES[program],
         "$start": "args" if program == "vllm" else "command",
@@ -246,8 +248,8 @@ def commented(experiment: Experiment, about: str) -> str:
     )
     for name, value in fields.items():
         text = yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True)
-        about = _TEXTS["comments"].get(name)
-        parts.append((f"# {about}\n" if about else "") + text)
+        comment = _TEXTS["comments"].get(name)
+        parts.append((f"# {comment}\n" if comment else "") + text)
     return "".join(parts)
 
 

@@ -173,11 +173,7 @@ def _roofline(model: str, gpu: str, size: int) -> Profile:
 
 
 def _add(
-    question: Question,
-    hardware: Hardware,
-    profile: str,
-    policies: tuple[str, ...],
-    found: Offered,
+    question: Question, hardware: Hardware, profile: str, policies: tuple[str, ...], found: Offered
 ) -> None:
     """Add the options of a hardware that can be run."""
     given = question.command.speculation

@@ -282,10 +282,7 @@ def _failed(point: SweepPoint, why: str) -> dict[str, Any]:
 def _header(point: SweepPoint, error: str | None, config_hash: str | None) -> dict[str, Any]:
     return {
         "point": point.number,
-        "axes": point.axes,
-        "labels": point.labels,
-        "replication": point.replication,
-        "seed": point.seed,
+        **{name: getattr(point, name) for name in ("axes", "labels", "replication", "seed")},
         "config_hash": config_hash,
         "specsim_version": __version__,
         "error": error,

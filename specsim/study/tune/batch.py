@@ -193,13 +193,8 @@ def best_k(log_times: NDArray[np.float64]) -> int:
     Of logarithms of a time per token, shape (k + 1, replications).
     """
     excess = log_times - log_times[log_times.mean(axis=1).argmin()]
-    return next(k for k, samples in enumerate(excess) if _may_be_zero(samples))
-
-
-def _may_be_zero(samples: NDArray[np.float64]) -> bool:
-    mean, half_width = mean_and_half_width(samples.tolist())
-    assert half_width is not None
-    return mean <= half_width
+    intervals = (mean_and_half_width(samples.tolist()) for samples in excess)
+    return next(k for k, (mean, half) in enumerate(intervals) if half is not None and mean <= half)
 
 
 def _best_ks(points: list[BatchPoint]) -> tuple[list[int], NDArray[np.float64]]:

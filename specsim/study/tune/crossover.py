@@ -125,16 +125,11 @@ def _measured(series: LoadSeries, trials: Trials, wanted: dict[int, set[float]])
             for k, load in everything
         }
     )
-    return [
-        LoadCurve(
-            k,
-            [
-                LoadPoint(load, latency_ratio(measured[0, load], measured[k, load]))
-                for load in sorted(some)
-            ],
-        )
-        for k, some in wanted.items()
-    ]
+
+    def point(k: int, load: float) -> LoadPoint:
+        return LoadPoint(load, latency_ratio(measured[0, load], measured[k, load]))
+
+    return [LoadCurve(k, [point(k, load) for load in sorted(some)]) for k, some in wanted.items()]
 
 
 def _next_load(series: LoadSeries, curve: LoadCurve) -> float | None:

@@ -47,7 +47,6 @@ class RenewalArrivals(OpenArrivals):
     def times(
         self, rng: np.random.Generator, *, count: int | None, duration: float | None
     ) -> NDArray[np.float64]:
-        """Return the sums of the gaps."""
         if duration is None:
             assert count is not None
             return np.cumsum(self.gaps(rng, count))
@@ -59,7 +58,6 @@ class RenewalArrivals(OpenArrivals):
         return times[times < duration][:count]
 
     def expected_count(self, duration: float | None) -> float:
-        """Return the mean number of requests within a duration."""
         return 0.0 if duration is None else self.rate * duration
 
 

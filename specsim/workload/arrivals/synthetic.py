@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from specsim.core.errors import ConfigError, TraceError
 from specsim.workload.arrivals import Arrivals, OpenArrivals, RenewalArrivals
 from specsim.workload.readers import read_trace
-from specsim.workload.trace import Trace
+from specsim.workload.trace import Trace, mean_rate
 
 
 @final
@@ -50,7 +50,6 @@ class Constant(OpenArrivals):
         return times if duration is None else times[times < duration]
 
     def expected_count(self, duration: float | None) -> float:
-        """Return the number of requests within a duration."""
         return 0.0 if duration is None else self.rate * duration
 
 
@@ -62,7 +61,6 @@ class Poisson(RenewalArrivals):
     examples = ({"rate": 8.0},)
 
     def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """Return exponential gaps."""
         return rng.exponential(1.0 / self.rate, count)
 
 
@@ -79,7 +77,6 @@ class Gamma(RenewalArrivals):
     burstiness: float = Field(ge=1e-6, le=1e6)
 
     def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """Return gamma-distributed gaps."""
         rate = self.rate * self.burstiness or 5e-324  # the clock refuses what comes so late
         return rng.gamma(self.burstiness, 1.0 / rate, count)
 
@@ -114,7 +111,6 @@ class Piecewise(OpenArrivals):
         return self
 
     def expected_count(self, duration: float | None) -> float:
-        """Return the mean number of requests of all segments, as far as they are within it."""
         left, count = float("inf") if duration is None else duration, 0.0
         for span, rate in self.segments:
             count += min(span, left) * rate
@@ -124,7 +120,6 @@ class Piecewise(OpenArrivals):
     def times(
         self, rng: np.random.Generator, *, count: int | None, duration: float | None
     ) -> NDArray[np.float64]:
-        """Return the arrivals of all segments, up to the limits."""
         spans, rates = np.array(self.segments).T
         ends = np.concatenate([[0.0], np.cumsum(spans)])
         totals = np.concatenate([[0.0], np.cumsum(spans * rates)])
@@ -253,7 +248,7 @@ class TraceReplay(Arrivals):
         return replace(trace, sessions=_inferred(trace))
 
     def _replayed(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self.rate is None or len(times) < 2 or times[-1] == times[0]:
+        recorded_rate = mean_rate(times)
+        if self.rate is None or recorded_rate is None:
             return times * self.time_scale
-        recorded_rate = (len(times) - 1) / (times[-1] - times[0])
-        return times * float(recorded_rate / self.rate)
+        return times * (recorded_rate / self.rate)

@@ -27,11 +27,9 @@ class ConstantLengths(Lengths):
 
     @property
     def mean_len(self) -> float:
-        """Mean tokens of prompt and output together."""
         return float(self.prompt + self.output)
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return equal requests."""
         return Trace(np.full(count, self.prompt), np.full(count, self.output))
 
 
@@ -59,11 +57,9 @@ class Uniform(Lengths):
 
     @property
     def mean_len(self) -> float:
-        """Mean tokens of prompt and output together."""
         return (sum(self.prompt) + sum(self.output)) / 2
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return uniform lengths, prompt and output independent."""
         return Trace(
             rng.integers(*self.prompt, count, endpoint=True),
             rng.integers(*self.output, count, endpoint=True),
@@ -89,11 +85,9 @@ class _Independent(Lengths):
 
     @property
     def mean_len(self) -> float:
-        """Mean tokens of prompt and output together."""
         return float(self.prompt.mean + self.output.mean)
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return lengths of prompts, then of outputs."""
         return Trace(self.prompt.draw(rng, count), self.output.draw(rng, count))
 
 
@@ -192,7 +186,6 @@ class Dataset(Lengths):
         return self
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return lognormal lengths, prompt and output independent."""
         stats = DATASETS[self.name]
         return Trace(
             _lognormal(rng, stats.prompt_mean, stats.prompt_std, count),
@@ -237,11 +230,9 @@ class ShiftedLengths(Lengths):
 
     @property
     def mean_len(self) -> float:
-        """Mean tokens of prompt and output together."""
         return self.at * self.before.mean_len + (1 - self.at) * self.after.mean_len
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return requests of the one source, then of the other."""
         first = int(count * self.at)
         return self.before.draw(rng, first).followed_by(self.after.draw(rng, count - first))
 
@@ -257,17 +248,14 @@ class TraceRows(Lengths):
 
     @property
     def num_rows(self) -> int:
-        """Rows of the file."""
         return len(read_trace(self.path))
 
     @property
     def in_sessions(self) -> bool:
-        """Whether the file says which session each row is of."""
         return read_trace(self.path).sessions is not None
 
     @property
     def mean_turns(self) -> float:
-        """How many requests a session has in the mean."""
         trace = read_trace(self.path)
         return len(trace) / trace.num_sessions
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from specsim.core.errors import TraceError
 from specsim.core.request import UNRECORDED, PrefixIds
-from specsim.workload.files import Row, TraceFile
-from specsim.workload.readers import Reader
+from specsim.workload.readers import Reader, Row, TraceFile
 from specsim.workload.trace import Trace, TraceBuilder
 
 _ZONE = re.compile(r"(Z|[+-]\d\d:?\d\d)$")
@@ -29,7 +28,6 @@ class Azure(Reader):
     columns = frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"})
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
-        """Add a request."""
         builder.add(row.integer("ContextTokens"), row.integer("GeneratedTokens"), _seconds(row))
 
 
@@ -63,7 +61,6 @@ class BurstGPT(Reader):
     columns = frozenset({"Timestamp", "Request tokens", "Response tokens"})
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
-        """Add a request, unless it failed."""
         lens = row.integer("Request tokens"), row.integer("Response tokens")
         if builder.add(*lens, row.number("Timestamp")) and "Session ID" in row.values:
             # A row without one is a session of its own.
@@ -86,7 +83,6 @@ class Mooncake(Reader):
         return super().matches(file) and "chat_id" not in file.columns
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
-        """Add a request with its prefix ids."""
         add_hashed(row, builder, piece_size=512, seconds_per_unit=1e-3)
 
 
@@ -125,7 +121,6 @@ class Bailian(Reader):
     columns = frozenset({"chat_id", "timestamp", "input_length", "output_length", "hash_ids"})
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
-        """Add a request with its prefix ids."""
         if add_hashed(row, builder, piece_size=16, seconds_per_unit=1.0):
             builder.put_turn(row.get("chat_id"), row.values.get("parent_chat_id"))
 
@@ -139,7 +134,6 @@ class LLMServingSim(Reader):
     columns = frozenset({"input_toks", "output_toks", "arrival_time_ns"})
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
-        """Add a request."""
         lens = row.integer("input_toks"), row.integer("output_toks")
         if not builder.add(*lens, row.number("arrival_time_ns") * 1e-9):
             return
@@ -157,7 +151,6 @@ class Vidur(Reader):
     columns = frozenset({"arrived_at", "num_prefill_tokens", "num_decode_tokens"})
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
-        """Add a request."""
         lens = row.integer("num_prefill_tokens"), row.integer("num_decode_tokens")
         builder.add(*lens, row.number("arrived_at"))
 
@@ -208,7 +201,6 @@ class RealRun(Reader):
     columns = frozenset({"input_toks", "output_toks", "queued_ts"})
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
-        """Add a request, unless it failed."""
         prompt_len = row.integer("input_toks")
         output_len = 0 if row.values.get("error") else row.integer("output_toks")
         if builder.add(prompt_len, output_len, row.number("queued_ts")):
@@ -271,7 +263,6 @@ class TokenTrace(Reader):
     columns = frozenset({"prompt_token_ids", "generated_token_ids"})
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
-        """Add a request."""
         prompt = row.token_ids("prompt_token_ids")
         output = row.token_ids("generated_token_ids")
         if not len(prompt):
