@@ -23,8 +23,7 @@ from specsim.study.capacity import (
     find_hardware,
     parse_slo,
 )
-from specsim.study.capacity.interval import Interval, interval_between
-from specsim.study.capacity.probe import LoadProbe, Task, measure
+from specsim.study.capacity.probe import Interval, LoadProbe, Task, interval_between, measure
 from specsim.study.capacity.search import largest_sustained
 from specsim.study.loads import Loads
 

@@ -17,16 +17,12 @@ from specsim.routing.base import ReplicaView
 class PoolView:
     """What an autoscaler may know of the pool that it is in."""
 
-    now: float
-    """Seconds since the start of the run."""
-    replicas: Sequence[ReplicaView]
-    """Those that take requests."""
-    name: str | None = None
-    """``prefill`` or ``decode``; None without pools."""
+    now: float  # seconds since the start of the run
+    replicas: Sequence[ReplicaView]  # those that take requests
+    name: str | None = None  # ``prefill`` or ``decode``; None without pools
     num_starting: int = 0
     num_draining: int = 0
-    num_unrouted: int = 0
-    """Requests that wait for any replica to be up."""
+    num_unrouted: int = 0  # requests that wait for any replica to be up
     limit_use: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """Of each request that has ended since the last look: the share that it used of whichever limit
     of `slo` it came nearest to; 1 just keeps them all. Of the time that counts, only what the

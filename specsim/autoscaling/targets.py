@@ -21,7 +21,6 @@ class TargetQueue(Autoscaler):
     target: float = Field(gt=0)
 
     def enough(self, pool: PoolView, memory: Any) -> float:
-        """Return all that wait over what one replica may have."""
         waiting = sum(replica.num_waiting for replica in pool.replicas) + pool.num_unrouted
         return waiting / self.target
 
@@ -38,7 +37,6 @@ class TargetKvUse(Autoscaler):
     target: float = Field(gt=0, le=1)
 
     def enough(self, pool: PoolView, memory: Any) -> float:
-        """Return the use of all replicas over that of one at the target."""
         return sum(replica.kv_use for replica in pool.replicas) / self.target
 
 
@@ -57,11 +55,9 @@ class TargetConcurrency(Autoscaler):
     """Seconds over which looks are averaged; 0 for the last one alone."""
 
     def start(self) -> deque[tuple[float, int]]:
-        """Return an empty window."""
         return deque()
 
     def enough(self, pool: PoolView, memory: deque[tuple[float, int]]) -> float:
-        """Return the mean number of requests over what one replica is to have."""
         count = sum(replica.num_running + replica.num_waiting for replica in pool.replicas)
         memory.append((pool.now, count + pool.num_unrouted))
         while memory[0][0] < pool.now - self.window_s:
@@ -88,11 +84,9 @@ class TargetSlo(Autoscaler):
     scale_in_below: float = Field(default=0.5, gt=0, lt=1)
 
     def start(self) -> deque[tuple[float, np.ndarray[Any, Any]]]:
-        """Return an empty window."""
         return deque()
 
     def enough(self, pool: PoolView, memory: deque[tuple[float, np.ndarray[Any, Any]]]) -> float:
-        """Return what there is, more, or one less."""
         memory.append((pool.now, pool.limit_use))
         while memory[0][0] < pool.now - self.window_s:
             memory.popleft()

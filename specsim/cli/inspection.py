@@ -67,7 +67,7 @@ def _check_distinct(folders: list[Path]) -> None:
 
 def _check_keeps_results(path: Path, source: str) -> None:
     """Raise if a file would take the place of a result of a run."""
-    from specsim.results.export import RESULT_FILES
+    from specsim.results.folder import RESULT_FILES
 
     if path.name in RESULT_FILES:
         raise ConfigError(f"{source} would replace {path.name}, a result of a run; rename it")

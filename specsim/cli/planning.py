@@ -67,7 +67,7 @@ def plan(
     warm_up(workers)
     from specsim.show.render.plan import plan_lines
     from specsim.study.calls import plan as ask
-    from specsim.study.plan.files import FILES, save_plan
+    from specsim.study.plan.answer import FILES, save_plan
 
     with results_folder(out, (*FILES, _PAGE)) as folder:
         with progress("simulations", None) as on_progress:
@@ -112,7 +112,7 @@ def init(
     Answers may also come from a pipe, one per line; an empty line takes what is proposed.
     """
     from specsim.study.calls import question_of
-    from specsim.study.plan.files import commented
+    from specsim.study.plan.answer import commented
     from specsim.study.plan.options import first_option, with_replicas
 
     answers: dict[str, Any] = {}

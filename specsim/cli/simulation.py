@@ -103,7 +103,7 @@ def run(
     timeline, breakdown or plot of the run; without the details, summary.json is as vllm bench
     serve writes it without --save-detailed.
     """
-    from specsim.results.export import RESULT_FILES
+    from specsim.results.folder import RESULT_FILES
     from specsim.run.cells import FEWEST, why_whole
     from specsim.run.experiment import Experiment, check_used
     from specsim.run.simulate import simulate
@@ -245,7 +245,7 @@ def sweep(
         warm_up(workers or os.cpu_count() or 1)
     from specsim.show.render.runs import sweep_tables
     from specsim.study.sweep import Sweep, SweepFolder, run_sweep
-    from specsim.study.sweep.check import problems_of
+    from specsim.study.sweep.plan import problems_of
 
     plan = Sweep.load(config, all_overrides(overrides, seed))
     with spinner("checking the points"):
@@ -282,7 +282,7 @@ def _show_plan(plan: "Sweep", workers: int) -> None:
     from itertools import islice
 
     from specsim.run.size import as_time
-    from specsim.study.sweep.check import point_name, seconds_of
+    from specsim.study.sweep.plan import point_name, seconds_of
 
     for point in islice(plan.points(), _MOST_SHOWN):
         typer.echo(f"{point.number:05}: {point_name(point)}, seed {point.seed}")

@@ -28,8 +28,8 @@ from specsim.cli.options import (
 from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specsim.study.gate import GateResults, GateVerdict, Suite
-    from specsim.study.gate.verdict import GateFailure
+    from specsim.study.gate import GateResults, Suite
+    from specsim.study.gate.verdict import GateFailure, GateVerdict
 
 _MAX_REQUESTS = 64_000
 
@@ -268,8 +268,7 @@ def gate(
 
         warm_up(workers)
     from specsim.show.render.studies import gate_table, gate_verdict
-    from specsim.study.gate import Suite
-    from specsim.study.gate.suite import parse_tolerances, tolerances_of
+    from specsim.study.gate import Suite, parse_tolerances, tolerances_of
     from specsim.study.gate.verdict import GateFailure, github_annotations, write_junit
 
     outputs = {"--json": json_out, "--junit": junit, "--github": github or None}
@@ -309,8 +308,8 @@ def _judged(
     baseline: Path, current: Path, overrides: list[str], given: dict[str, float], workers: int
 ) -> "GateVerdict | GateFailure":
     """Return a judgement, or why there is none: the files say so, too, and no older ones stay."""
-    from specsim.study.gate import GateResults, Suite, check_same_suite, judge
-    from specsim.study.gate.verdict import GateFailure
+    from specsim.study.gate import GateResults, Suite
+    from specsim.study.gate.verdict import GateFailure, check_same_suite, judge
 
     try:
         before = GateResults.load(baseline)
@@ -344,7 +343,7 @@ def _run(
 def _write_baseline(
     path: Path, suite: "Suite", tolerances: dict[str, float], workers: int, date: str | None
 ) -> None:
-    from specsim.study.gate.suite import baseline_file, checked_date
+    from specsim.study.gate import baseline_file, checked_date
 
     date = None if date is None else checked_date(date)
     with baseline_file(path) as temporary:

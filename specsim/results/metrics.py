@@ -10,7 +10,8 @@ counts it as 0 (goodput, the histogram of ``/metrics``), does `tpot` say so too.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, Self
 
@@ -21,6 +22,21 @@ from pydantic import Field, model_validator
 from specsim.core.settings import Settings
 from specsim.results.records import ReplicaRecords
 from specsim.results.tables import RunTables, WeightedSample
+
+# Of vLLM's histograms, seconds but for the last (0.32.0 ``v1/metrics/loggers.py``).
+TTFT_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+PER_TOKEN_BUCKETS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)  # fmt: skip
+REQUEST_BUCKETS = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+PREEMPTIONS_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 
 class Slo(Settings):
@@ -95,25 +111,15 @@ def latencies(requests: Requests) -> dict[str, Seconds]:
 
 
 def token_latencies(tables: RunTables) -> dict[str, WeightedSample]:
-    """Return the latencies of the deliveries and of the tokens of a run.
-
-    Returns:
-        ``itl`` per delivery after the first, ``amortised_itl`` per token after the first delivery,
-        in seconds.
-    """
+    """Return ``itl`` per delivery and ``amortised_itl`` per token after the first delivery, s."""
     gaps = tables.gaps
     return {"itl": WeightedSample(gaps), "amortised_itl": WeightedSample(gaps, per_token=True)}
 
 
 def latency_statistics(samples: Seconds | WeightedSample) -> dict[str, float]:
-    """Return mean, median, standard deviation and percentiles, in milliseconds.
+    """Return ``mean``, ``median``, ``std``, ``p50``, ``p90``, ``p95`` and ``p99``, milliseconds.
 
-    Args:
-        samples: In seconds; NaN is left out.
-
-    Returns:
-        ``mean``, ``median``, ``std``, ``p50``, ``p90``, ``p95`` and ``p99``; 0 without samples, as
-        in vLLM.
+    Of samples in seconds; NaN is left out. All are 0 without samples, as in vLLM.
     """
     if isinstance(samples, np.ndarray):
         samples = samples[~np.isnan(samples)]
@@ -151,11 +157,7 @@ def short(values: Seconds) -> list[Any]:
 
 
 def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | int | None]:
-    """Return counts and rates of a run, under vLLM's names.
-
-    Args:
-        slo: For ``request_goodput``: requests per second that keep all limits; None without limits.
-    """
+    """Return counts and rates of a run, under vLLM's names; goodput is None without limits."""
     requests = tables.requests
     start = float(requests["arrived_at"].min())
     duration = float(requests["ended_at"].max()) - start
@@ -172,36 +174,31 @@ def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | 
         "output_throughput": output_tokens / duration,
         "total_token_throughput": (input_tokens + output_tokens) / duration,
         "max_output_tokens_per_s": _max_tokens_per_second(tables.seconds),
-        "max_concurrent_requests": _max_concurrent(requests),
+        "max_concurrent_requests": most_at_once(requests["arrived_at"], requests["ended_at"]),
     }
 
 
 def keeps_limits(tables: RunTables, slo: Slo) -> NDArray[np.bool_]:
     """Return, for each request, whether it kept all limits; one token keeps that of TPOT."""
-    good = np.ones(len(tables.requests), dtype=bool)
-    for samples, limit_ms in limited(tables.requests, slo):
-        good &= samples * 1e3 <= limit_ms
-    return good
+    kept = [samples <= limit for samples, limit in limited(tables.requests, slo).values()]
+    return np.asarray(np.all(kept, axis=0), dtype=bool)
 
 
-def limited(requests: Requests, slo: Slo) -> Iterator[tuple[Seconds, float]]:
-    """Yield each latency that has a limit, s, and the limit, ms; one token keeps that of TPOT."""
-    for samples, limit_ms in (
-        (ttft(requests), slo.ttft_ms),
-        (tpot(requests, of_one_token=0.0), slo.tpot_ms),
-        (latency(requests), slo.e2el_ms),
-    ):
-        if limit_ms is not None:
-            yield samples, limit_ms
+_LIMITED: dict[str, Callable[[Requests], Seconds]] = {
+    "ttft_ms": ttft,
+    "tpot_ms": partial(tpot, of_one_token=0.0),
+    "e2el_ms": latency,
+}
+
+
+def limited(requests: Requests, slo: Slo) -> dict[str, tuple[Seconds, float]]:
+    """Return each latency that has a limit, and the limit, ms; one token keeps that of TPOT."""
+    limits = slo.model_dump(exclude_none=True)
+    return {name: (_LIMITED[name](requests) * 1e3, limit) for name, limit in limits.items()}
 
 
 class LimitUse:
-    """How much requests use of their limits, while a run goes on.
-
-    Args:
-        records: Of all replicas.
-        slo: May be None if nobody asks.
-    """
+    """How much requests of some replicas use of their limits, while a run goes on."""
 
     def __init__(self, records: Sequence[ReplicaRecords], slo: Slo | None) -> None:
         self._records = records
@@ -214,7 +211,7 @@ class LimitUse:
         found = [np.zeros(0)]
         for place, records in enumerate(self._records):
             for rows in records.request_chunks[self._num_seen[place] :]:
-                uses = [samples * 1e3 / limit for samples, limit in limited(rows, self._slo)]
+                uses = [samples / limit for samples, limit in limited(rows, self._slo).values()]
                 found.append(np.max(uses, axis=0))
             self._num_seen[place] = len(records.request_chunks)
         return np.concatenate(found)
@@ -240,13 +237,9 @@ def session_spans(requests: Requests) -> tuple[Seconds, Seconds]:
 def session_metrics(requests: Requests) -> dict[str, Any]:
     """Return what sessions met, as wholes and turn by turn.
 
-    Args:
-        requests: With ``session`` and ``turn`` beside the columns of all runs.
-
-    Returns:
-        ``duration_ms`` is from the first arrival of a session to the end of its last answer;
-        ``served_share`` the part of it that answers took, the rest users and tools. ``hit_share``
-        is that of the prompt tokens.
+    ``duration_ms`` is from the first arrival of a session to the end of its last answer;
+    ``served_share`` the part of it that answers took, the rest users and tools. ``hit_share`` is
+    that of the prompt tokens.
     """
     starts, ends = session_spans(requests)
     turns, total = requests["turn"], float((ends - starts).sum())
@@ -280,20 +273,18 @@ def _max_tokens_per_second(seconds: NDArray[np.void]) -> float:
     return float(np.bincount(places, weights=seconds["tokens"]).max())
 
 
-def _max_concurrent(requests: NDArray[np.void]) -> int:
-    arrivals, ends = np.sort(requests["arrived_at"]), np.sort(requests["ended_at"])
-    ended = np.searchsorted(ends, arrivals, side="right")  # at one instant, ends before arrivals
-    return int((np.arange(1, len(arrivals) + 1) - ended).max())
+def most_at_once(starts: Seconds, ends: Seconds) -> int:
+    """Return the largest number of requests that had begun and not ended; ends come first."""
+    ended = np.searchsorted(np.sort(ends), np.sort(starts), side="right")
+    return int((np.arange(1, len(starts) + 1) - ended).max())
 
 
 def speculation_metrics(tables: RunTables) -> dict[str, Any]:
     """Return what speculation achieved, under vLLM's names; nothing if there was none.
 
-    vLLM's counters leave out steps without a draft, so ``spec_decode_acceptance_length``,
-    1 + accepted / drafts, is not the number of tokens per step.
-
-    Returns:
-        Acceptance rate in percent, per-position rates unconditional in [0, 1].
+    vLLM's counters leave out steps without a draft, so ``spec_decode_acceptance_length``, 1 +
+    accepted / drafts, is not the number of tokens per step. The acceptance rate is in percent,
+    those by position are unconditional and in [0, 1].
     """
     outcomes = tables.outcomes  # (drafted, accepted)
     drafts = int(outcomes.sum())

@@ -11,25 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import SpecsimError
-from specsim.results.step_log import STEPS_NOT_KEPT, StepLog
+from specsim.results.step_log import STEPS_NOT_KEPT, StepLog, record_type
 
-REQUEST_FIELDS = np.dtype(
-    [
-        ("request", "<i8"),
-        ("arrived_at", "<f8"),
-        ("scheduled_at", "<f8"),
-        ("ended_at", "<f8"),
-        ("prompt_len", "<i4"),
-        ("output_len", "<i4"),
-        ("cached_len", "<i4"),
-        ("preemptions", "<i4"),
-        ("requeues", "<i4"),
-        ("first_token_at", "<f8"),
-        ("deliveries", "<i4"),
-        ("drafts", "<i4"),
-        ("draft_tokens", "<i4"),
-        ("accepted_tokens", "<i4"),
-    ]
+REQUEST_FIELDS = record_type(
+    ("<i8", "request"),
+    ("<f8", "arrived_at scheduled_at ended_at"),
+    ("<i4", "prompt_len output_len cached_len preemptions requeues"),
+    ("<f8", "first_token_at"),
+    ("<i4", "deliveries drafts draft_tokens accepted_tokens"),
 )
 """Columns of the requests that ended at a replica; times in seconds, lengths in tokens, the rest
 counts. `cached_len`: prefix-cache hit of the first admission. `requeues`: replicas that failed
@@ -44,20 +33,10 @@ SECOND_FIELDS = np.dtype([("second", "<i8"), ("tokens", "<i8")])
 """Whole seconds since the first arrival of the run, and the output tokens of the steps that ended
 in them. Those in which no step ended are absent; one may occur twice, at the seam of two chunks."""
 
-TOTAL_FIELDS = np.dtype(
-    [
-        ("steps", "<i8"),
-        ("deliveries", "<i8"),
-        ("output_tokens", "<i8"),
-        ("num_requests", "<i8"),
-        ("target_time", "<f8"),
-        ("draft_time", "<f8"),
-        ("overhead_time", "<f8"),
-        ("context_tokens", "<i8"),
-        ("batched_tokens", "<i8"),
-        ("beyond_context", "<i8"),
-        ("beyond_batched", "<i8"),
-    ]
+TOTAL_FIELDS = record_type(
+    ("<i8", "steps deliveries output_tokens num_requests"),
+    ("<f8", "target_time draft_time overhead_time"),
+    ("<i8", "context_tokens batched_tokens beyond_context beyond_batched"),
 )
 """Sums over all steps, times in seconds, except `context_tokens` and `batched_tokens`: the largest
 of any step. `beyond_context` and `beyond_batched` count the steps that exceed what the profile was
@@ -80,14 +59,11 @@ class Share(NamedTuple):
 
 
 class ReplicaRecords:
-    """What one replica has handed over.
-
-    Chunks are copied: the engine reuses its buffers.
+    """What one replica has handed over. Chunks are copied: the engine reuses its buffers.
 
     Args:
         max_draft_len: Longest draft that can occur, in tokens.
         step_log: Of all replicas of the run; without it no step is kept.
-        replica: Its number.
         front_time: What requests take to reach the engine, seconds.
     """
 
@@ -182,7 +158,6 @@ class ReplicaRecords:
 
 
 def _joined(chunks: list[NDArray[np.void]], fields: np.dtype[np.void]) -> NDArray[np.void]:
-    """Return chunks as one, which takes their place."""
     if len(chunks) != 1:
         chunks[:] = [np.concatenate(chunks) if chunks else np.zeros(0, dtype=fields)]
     return chunks[0]
@@ -205,16 +180,11 @@ class Deliveries:
     Those of request r begin at ``starts[r]``; how many there are stands in the requests table.
     """
 
-    starts: NDArray[np.int64]
-    """Shape (n + 1,)."""
-    at: NDArray[np.float64]
-    """Time of each delivery, seconds."""
-    lens: NDArray[np.uint8]
-    """Tokens of each delivery."""
-    drafted: NDArray[np.uint8]
-    """Drafts verified for each delivery."""
-    accepted: NDArray[np.uint8]
-    """Drafts accepted for each delivery."""
+    starts: NDArray[np.int64]  # shape (n + 1,)
+    at: NDArray[np.float64]  # time of each delivery, seconds
+    lens: NDArray[np.uint8]  # tokens of each delivery
+    drafted: NDArray[np.uint8]  # drafts verified for each delivery
+    accepted: NDArray[np.uint8]  # drafts accepted for each delivery
 
     @classmethod
     def room_for(cls, output_lens: NDArray[np.integer]) -> "Deliveries":
@@ -225,12 +195,7 @@ class Deliveries:
         return cls(starts, np.zeros(starts[-1]), lens, drafted, accepted)
 
     def places(self, counts: NDArray[np.integer], first: int = 0) -> NDArray[np.int64]:
-        """Return where the deliveries of consecutive requests stand in the arrays.
-
-        Args:
-            counts: How many each of them has.
-            first: Index of the first request.
-        """
+        """Return where the deliveries of consecutive requests stand, of which each has so many."""
         ends = np.cumsum(counts, dtype=np.int64)
         shifts = self.starts[first : first + len(counts)] - (ends - counts)
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(shifts, counts)
@@ -244,3 +209,88 @@ class Deliveries:
             places = np.arange(starts[0], starts[-1]) + np.repeat(shifts, np.diff(starts))
             for name in ("at", "lens", "drafted", "accepted"):
                 getattr(self, name)[places] = getattr(other, name)[theirs]
+
+
+class PrefillRecords(ReplicaRecords):
+    """What one prefill replica has handed over: the token that it samples is nobody's answer."""
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*parts)  # type: ignore[arg-type]
+        self._prefills: list[NDArray[np.void]] = []
+
+    @property
+    def request_chunks(self) -> list[NDArray[np.void]]:
+        """`REQUEST_FIELDS` of the requests that were prefilled here, none of which ended here."""
+        return self._prefills
+
+    def add_requests(self, rows: NDArray[np.void]) -> None:
+        """Take in the requests that were prefilled, in the order in which that ended."""
+        rows = rows.copy()
+        rows["arrived_at"] -= self._front_time
+        self._prefills.append(rows)
+
+    def add_seconds(self, rows: NDArray[np.void]) -> None:
+        """Leave out tokens that nobody gets."""
+
+    def close(self, max_draft_len: int) -> None:
+        """Take out of the totals what nobody gets; `max_draft_len` is that of the decode pool."""
+        self.totals["deliveries"] = self.totals["output_tokens"] = 0
+        self.outcomes = np.zeros((max_draft_len + 1, max_draft_len + 1), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class PoolTables:
+    """What happened to each request before the decode pool had it; by index of the request."""
+
+    prefills: NDArray[np.void]  # structured, `REQUEST_FIELDS`, of the prefill pool
+    prefill_replicas: NDArray[np.int32]  # number of the replica in its pool
+    transfers: NDArray[np.void]  # structured, `specsim.engine.pools.TRANSFER_FIELDS`
+    decode_scheduled_at: NDArray[np.float64]  # when it first ran in the decode pool, seconds
+
+    @classmethod
+    def of(
+        cls, records: list[PrefillRecords], transfers: NDArray[np.void], requests: NDArray[np.void]
+    ) -> "PoolTables":
+        """Return the tables of a run; the requests table becomes that of both pools.
+
+        A request has arrived, and has first been scheduled, where it was prefilled; the tokens that
+        it found cached are those that nobody had to compute.
+        """
+        prefills = np.zeros(len(requests), dtype=REQUEST_FIELDS)
+        replicas = np.zeros(len(requests), dtype=np.int32)
+        for number, each in enumerate(records):
+            for rows in each.request_chunks:
+                prefills[rows["request"]] = rows
+                replicas[rows["request"]] = number
+        tables = cls(prefills, replicas, transfers, requests["scheduled_at"].copy())
+        requests["arrived_at"] = prefills["arrived_at"]
+        requests["scheduled_at"] = prefills["scheduled_at"]
+        requests["cached_len"] = prefills["cached_len"]
+        for name in ("preemptions", "requeues"):
+            requests[name] += prefills[name]
+        return tables
+
+    @property
+    def columns(self) -> dict[str, NDArray[np.generic]]:
+        """Columns of requests.parquet."""
+        return {
+            "prefill_replica": self.prefill_replicas,
+            **{name: self.transfers[name] for name in self.transfers.dtype.names or ()},
+            "decode_scheduled_at": self.decode_scheduled_at,
+        }
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """What summary.json tells of the transfers."""
+        transfers = self.transfers
+        times = transfers["transfer_ended_at"] - transfers["transfer_began_at"]
+        times = times[np.isfinite(times)]
+        return {
+            "transfers": int(transfers["transfers"].sum()),
+            "transferred_tokens": int(transfers["transferred_len"].sum()),
+            "prefilled_by_decode": int((transfers["transfers"] == 0).sum()),
+            "mean_transfer_ms": float(times.mean() * 1e3) if len(times) else 0.0,
+            "mean_prefill_ms": float(
+                (transfers["prefilled_at"] - self.prefills["arrived_at"]).mean() * 1e3
+            ),
+        }

@@ -32,13 +32,7 @@ def warm_up_len(series: Floats) -> int:
     """Return how many values at the beginning of a series are warm-up, by MSER-5.
 
     The values are averaged by fives, and cut where the standard error of the mean of what is left
-    is smallest.
-
-    Args:
-        series: Shape (n,), in the order of time.
-
-    Returns:
-        At most half of the values; where it is half, the series may be too short to be steady.
+    is smallest, but at most half: then the series may be too short to be steady.
     """
     count = len(series) // _BATCH
     if count < 2:
@@ -67,10 +61,8 @@ def warm_up_of(requests: Requests) -> int:
 class Trend:
     """By how much a backlog grows."""
 
-    growth: float
-    """Requests by which it grows per request that arrives; negative if it shrinks."""
-    error: float
-    """Standard error of `growth`."""
+    growth: float  # requests by which it grows per request that arrives; negative if it shrinks
+    error: float  # standard error of `growth`
 
     @classmethod
     def pooled(cls, trends: "Sequence[Trend]") -> "Trend":
@@ -97,18 +89,13 @@ def backlog_trend(requests: Requests) -> Trend:
     """Return the trend of the requests that wait for their first step, after the warm-up.
 
     Time from the end of the warm-up, or the first quarter of the requests if that is shorter, to
-    the last arrival is cut into 20 equal periods, and the mean
-    of the 20 increments is held against its standard error. A server that just keeps up has
-    increments that are independent of each other and whose mean is 0; where it has time to spare
-    they cancel each other. So autocorrelation of the backlog makes the test milder, never rasher,
-    which a line fitted through the backlog itself would not be.
+    the last arrival is cut into 20 equal periods, and the mean of the 20 increments is held against
+    its standard error. A server that just keeps up has increments that are independent of each
+    other and whose mean is 0; where it has time to spare they cancel each other. So autocorrelation
+    of the backlog makes the test milder, never rasher, which a line fitted through the backlog
+    itself would not be.
 
-    Args:
-        requests: With ``arrived_at``, ``scheduled_at`` and ``ended_at``, seconds.
-
-    Returns:
-        No growth for fewer than 40 requests, which prove nothing, and for requests that all arrive
-        at once.
+    There is no growth of fewer than 40 requests, which prove nothing, or of all at one instant.
     """
     arrived_at = np.sort(requests["arrived_at"])
     count = len(arrived_at)

@@ -13,30 +13,18 @@ from specsim.core.errors import ConfigError
 STEPS_NOT_KEPT = "the steps of this run were not kept; simulate(..., keeps_steps=True) keeps them"
 """Error of whoever asks for them all the same."""
 
-STEP_FIELDS = np.dtype(
-    [
-        ("scheduled_at", "<f8"),
-        ("started_at", "<f8"),
-        ("ended_at", "<f8"),
-        ("target_time", "<f8"),
-        ("draft_time", "<f8"),
-        ("overhead_time", "<f8"),
-        ("context_tokens", "<i8"),
-        ("batched_tokens", "<i4"),
-        ("prefill_tokens", "<i4"),
-        ("num_requests", "<i4"),
-        ("num_running", "<i4"),
-        ("num_waiting", "<i4"),
-        ("free_blocks", "<i4"),
-        ("preemptions", "<i4"),
-        ("drafts", "<i4"),
-        ("draft_tokens", "<i4"),
-        ("accepted_tokens", "<i4"),
-        ("output_tokens", "<i4"),
-        ("deliveries", "<i4"),
-        ("asked_draft_len", "<f4"),
-        ("alpha_estimate", "<f4"),
-    ]
+
+def record_type(*columns: tuple[str, str]) -> np.dtype[np.void]:
+    """Return a structured type with some columns of a type each, in order: (type, names)."""
+    return np.dtype([(name, kind) for kind, names in columns for name in names.split()])
+
+
+STEP_FIELDS = record_type(
+    ("<f8", "scheduled_at started_at ended_at target_time draft_time overhead_time"),
+    ("<i8", "context_tokens"),
+    ("<i4", "batched_tokens prefill_tokens num_requests num_running num_waiting free_blocks"),
+    ("<i4", "preemptions drafts draft_tokens accepted_tokens output_tokens deliveries"),
+    ("<f4", "asked_draft_len alpha_estimate"),
 )
 """Columns of the steps table; times in seconds. `drafts` counts the sequences that had drafts to
 verify; like vLLM's counters it leaves out those that had ended before the step came back.
@@ -51,12 +39,7 @@ _Segment = tuple[int, int]
 
 
 class StepLog:
-    """The steps of all replicas of a run.
-
-    Args:
-        max_in_memory: Beyond so many steps, all of them move to a file that has no name and goes
-            with this object.
-    """
+    """The steps of all replicas of a run; beyond `max_in_memory`, in a file that goes with it."""
 
     def __init__(self, num_replicas: int, max_in_memory: int = MAX_IN_MEMORY) -> None:
         self._max_in_memory = max_in_memory

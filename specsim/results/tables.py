@@ -21,7 +21,7 @@ from specsim.results.records import (
     Deliveries,
     ReplicaRecords,
 )
-from specsim.results.step_log import STEPS_NOT_KEPT, StepLog
+from specsim.results.step_log import STEPS_NOT_KEPT, StepLog, record_type
 
 _BLOCK = 4096
 """Rows between two cumulative counts, and rows that are multiplied at once."""
@@ -91,10 +91,8 @@ class _Group:
 class WeightedSample:
     """Gaps, or their shares per token, each as often as it occurred.
 
-    Args:
-        gaps: Structured, as `sorted_gaps` returns them; none is negative.
-        per_token: Whether each gap is shared out among its tokens, and so occurs as many times
-            more.
+    Gaps are as `sorted_gaps` returns them, and none is negative. Where each is shared out among its
+    tokens, it occurs as many times more.
     """
 
     def __init__(self, gaps: NDArray[np.void], *, per_token: bool = False) -> None:
@@ -159,24 +157,12 @@ def _of_bits(bits: int) -> float:
     return float(np.int64(bits).view(np.float64))
 
 
-TABLE_FIELDS = np.dtype(
-    [
-        ("request", "<i8"),
-        ("replica", "<i4"),
-        ("arrived_at", "<f8"),
-        ("scheduled_at", "<f8"),
-        ("first_token_at", "<f8"),
-        ("ended_at", "<f8"),
-        ("prompt_len", "<i4"),
-        ("output_len", "<i4"),
-        ("cached_len", "<i4"),
-        ("preemptions", "<i4"),
-        ("requeues", "<i4"),
-        ("deliveries", "<i4"),
-        ("drafts", "<i4"),
-        ("draft_tokens", "<i4"),
-        ("accepted_tokens", "<i4"),
-    ]
+TABLE_FIELDS = record_type(
+    ("<i8", "request"),
+    ("<i4", "replica"),
+    ("<f8", "arrived_at scheduled_at first_token_at ended_at"),
+    ("<i4", "prompt_len output_len cached_len preemptions requeues"),
+    ("<i4", "deliveries drafts draft_tokens accepted_tokens"),
 )
 """Columns of the requests table; times in seconds, lengths in tokens, the rest counts."""
 
@@ -194,14 +180,11 @@ class RunTables:
     """Structured, `specsim.results.records.GAP_FIELDS`, as the replicas handed them over."""
     seconds: NDArray[np.void]
     """Structured, `specsim.results.records.SECOND_FIELDS`, replica after replica."""
-    totals: np.void
-    """One record, `specsim.results.records.TOTAL_FIELDS`, of all replicas."""
+    totals: np.void  # one record, `specsim.results.records.TOTAL_FIELDS`, of all replicas
     outcomes: NDArray[np.int64]
     """Shape (k + 1, k + 1): how many drafts of length i had an accepted length of j."""
-    step_log: StepLog | None
-    """None if the steps were not kept."""
-    deliveries: Deliveries | None
-    """None if they were not kept."""
+    step_log: StepLog | None  # None if the steps were not kept
+    deliveries: Deliveries | None  # None if they were not kept
 
     @property
     def gaps(self) -> NDArray[np.void]:

@@ -15,31 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.results.export import write_parquet
-from specsim.results.folder import StepsTable
+from specsim.results.folder import RunTable, StepsTable, write_groups
 from specsim.results.metrics import Requests, session_spans, short
 
 _YIELDS = ("drafts", "draft_tokens", "accepted_tokens", "output_tokens", "deliveries")
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """Binned series of one run."""
+class Timeline(RunTable):
+    """Binned series of one run, each of shape (n_bins,).
 
-    columns: dict[str, NDArray[Any]]
-    """Each of shape (n_bins,). ``start``, ``end``: s; ``busy_time``: s, summed over replicas.
-
-    ``num_steps`` and the tokens of `StepsTable` are sums. ``batch_size``, ``asked_draft_len`` and
-    ``alpha_estimate`` are means over the busy time of all replicas, nan where there is none.
+    ``start`` and ``end`` are in s, ``busy_time`` in s, summed over replicas. ``num_steps`` and the
+    tokens of `StepsTable` are sums. ``batch_size``, ``asked_draft_len`` and ``alpha_estimate``
+    are means over the busy time of all replicas, nan where there is none.
     ``num_running`` and ``num_waiting`` are means over time, summed over replicas. ``acceptance`` is
     accepted over drafted tokens in the window that ends with the bin, ``tokens_per_step`` output
     tokens over deliveries, ``tokens_per_second`` output tokens over the width of the bin.
     """
-    provenance: dict[str, object]
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        """Return a series."""
-        return self.columns[name]
 
     @property
     def knows_alpha(self) -> bool:
@@ -100,10 +91,7 @@ def integrals(
 ) -> NDArray[np.float64]:
     """Return the time integral, per bin, of a value that each step holds until the next.
 
-    Args:
-        steps: Of a single replica.
-        values: Of each step; between steps it is 0.
-        edges: Of the bins, seconds.
+    Steps are of a single replica, and between them the value is 0; the bins' edges are in seconds.
     """
     starts, ends = steps["scheduled_at"], steps.held_until
     areas = np.cumsum(values * (ends - starts))
@@ -137,7 +125,7 @@ def write_timelines(timelines: dict[str, Timeline], path: Path) -> None:
         **{name: np.concatenate([run[name] for run in runs]) for name in names},
         **{o: np.repeat(np.array([run.provenance[o] for run in runs]), num_bins) for o in origins},
     }
-    write_parquet(columns, {}, path)
+    write_groups([columns], {}, path)
 
 
 PARTS = ("target", "draft", "overhead", "idle")
@@ -147,13 +135,10 @@ PARTS = ("target", "draft", "overhead", "idle")
 class TimeRow:
     """The time of the steps of some batch sizes."""
 
-    sizes: tuple[int, int]
-    """First and last batch size, requests; (0, 0) is the time without any."""
+    sizes: tuple[int, int]  # first and last batch size, requests; (0, 0) is the time without any
     num_steps: int
-    share: float
-    """Of the time of all replicas, in [0, 1]."""
-    parts: dict[str, float]
-    """Share of each of `PARTS` in the row's own time; they add up to 1."""
+    share: float  # of the time of all replicas, in [0, 1]
+    parts: dict[str, float]  # share of each of `PARTS` in the row's own time; they add up to 1
 
     @property
     def label(self) -> str:
@@ -167,8 +152,7 @@ class TimeUse:
     """How the time of all replicas divides."""
 
     overall: TimeRow
-    rows: list[TimeRow]
-    """By batch size, in powers of two; those without a step are left out."""
+    rows: list[TimeRow]  # by batch size, in powers of two; those without a step are left out
     hidden_overhead_share: float
     """Overhead that the GPU did not wait for, as a share of the time of all replicas."""
 
@@ -237,18 +221,12 @@ def over_time(
 ) -> dict[str, Any]:
     """Return what is kept of a run to draw it, small enough for thousands of runs.
 
-    Args:
-        num_usable: KV blocks of one replica that requests can hold.
-        own: Block ``specsim`` of its summary.
-        requests: Its requests, by column.
-
-    Returns:
-        ``timeline``: ``time_s``, ``running`` and ``waiting`` requests, ``kv_usage`` in [0, 1], the
-        ``draft_len`` asked for, and, where their number changes, ``replicas`` that take requests
-        (``prefill_replicas`` and ``decode_replicas``) and ``sessions`` between their first arrival
-        and their last token; each a list of equally many numbers, None where there is none.
-        ``breakdown``: seconds of all replicas, ``target_s``, ``draft_s``, ``overhead_s`` and
-        ``idle_s``. Both are empty if the steps took no time.
+    ``timeline`` has lists of equal length, None where there is nothing: ``time_s``, ``running`` and
+    ``waiting`` requests, ``kv_usage`` in [0, 1], the ``draft_len`` asked for, and, where their
+    number changes, ``replicas`` that take requests (``prefill_replicas`` and ``decode_replicas``)
+    and ``sessions`` between their first arrival and their last token. ``breakdown`` has seconds of
+    all replicas, ``target_s``, ``draft_s``, ``overhead_s`` and ``idle_s``. Both are empty if the
+    steps took no time.
     """
     start, end = steps.span
     if end <= start:  # a profile whose steps cost nothing
@@ -282,7 +260,6 @@ def scalings(own: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _population(
     times: NDArray[np.float64], own: dict[str, Any], requests: Requests
 ) -> dict[str, list[Any]]:
-    """Return the replicas and the sessions that there are at some times."""
     found: dict[str, list[Any]] = {}
     for pool, scaling in scalings(own).items():
         counts = scaling["timeline"]
@@ -297,7 +274,6 @@ def _population(
 
 
 def _kv_usage(steps: StepsTable, num_usable: int, num_replicas: float) -> NDArray[np.float64]:
-    """Return the share of all replicas' KV blocks that requests held, in each bin."""
     edges = np.linspace(*steps.span, _DRAWN_BINS + 1)
     held = np.zeros(_DRAWN_BINS)
     for number in steps.replicas:

@@ -52,8 +52,7 @@ class PromptView:
     __slots__ = ("_requests", "index")
 
     def __init__(self, index: int, requests: Sequence[Request]) -> None:
-        self.index = index
-        """Number of the request."""
+        self.index = index  # number of the request
         self._requests = requests
 
     @property

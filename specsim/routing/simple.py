@@ -22,13 +22,11 @@ class RoundRobin(Router):
     looks_at_replicas = False
 
     def start(self, seed: int) -> Iterator[int]:
-        """Return a counter of requests."""
         return count()
 
     def choose(
         self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Iterator[int]
     ) -> int:
-        """Return the next replica in turn."""
         return next(memory) % len(replicas)
 
 
@@ -63,7 +61,6 @@ class LeastOutstanding(Router):
     """How often a waiting request counts, against once for a running one."""
 
     def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Any) -> int:
-        """Return the least loaded replica."""
         waiting, running = loads(replicas, "num_waiting"), loads(replicas, "num_running")
         return int(np.argmin(self.waiting_weight * waiting + running))
 
@@ -79,5 +76,4 @@ class LeastOutstandingTokens(Router):
     kind: Literal["least_outstanding_tokens"] = "least_outstanding_tokens"
 
     def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Any) -> int:
-        """Return the replica with the least to serve."""
         return int(np.argmin(loads(replicas, "outstanding_tokens")))

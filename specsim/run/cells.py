@@ -8,28 +8,60 @@ comes of a replica depends neither on its cell nor on its process.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.errors import PluginError
+from specsim.core.errors import InvariantError, PluginError
 from specsim.core.request import Request
 from specsim.core.runner import Backend, Runner
 from specsim.core.step import Ints
 from specsim.engine.clients import instants
 from specsim.engine.integrity import IntegrityCheck
-from specsim.engine.python_verbs import Wiring
 from specsim.engine.replica import Replica
 from specsim.results.records import Deliveries, ReplicaRecords, Share, records_of_run
 from specsim.routing import PromptView, ReplicaView
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
-from specsim.run.ends import Ends
 from specsim.run.experiment import Experiment
 from specsim.workload.arrivals.synthetic import ClosedLoop
 from specsim.workload.trace import Columns, TraceRequests
+
+
+class Ends:
+    """Counts the requests that have ended, each once, and passes it on each time."""
+
+    def __init__(
+        self, num_requests: int, on_progress: Callable[[int], None] | None, *, num_before: int = 0
+    ) -> None:
+        self._has_ended = bytearray(num_requests)
+        self._num_before, self._num_ended = num_before, 0  # in this part of a run
+        self._on_progress = on_progress
+        self.listener: Callable[[int, float], None] | None = None
+
+    def tell(self, requests: Ints, at: NDArray[np.float64]) -> None:
+        """Note requests that have ended, in this order, and when."""
+        for request, instant in zip(requests.tolist(), at.tolist(), strict=True):
+            if self._has_ended[request]:
+                raise InvariantError(f"request {request} has ended twice")
+            self._has_ended[request] = True
+            self._num_ended += 1
+            if self.listener is not None:
+                self.listener(request, instant)
+            if self._on_progress is not None:
+                self._on_progress(self._num_before + self._num_ended)
+
+    def is_over(self) -> bool:
+        """Tell whether every request has ended, as far as it has been told."""
+        return self._num_ended == len(self._has_ended)
+
+    def check(self) -> None:
+        """Raise unless every request ended."""
+        left = len(self._has_ended) - self._num_ended
+        if left:
+            raise InvariantError(f"{left} of {len(self._has_ended)} requests never ended")
+
 
 FEWEST, _MOST = 20_000, 100_000
 """Requests of a cell: fewer are not worth a process, more take more memory at a time."""
@@ -70,22 +102,17 @@ class _Cell(NamedTuple):
     deployment: Deployment
     first_replica: int
     requests: Sequence[Request]
-    numbers: Ints
-    """Shape (n,): index of each of these requests in the run."""
-    rows: list[Ints]
-    """Of each replica: places of its requests in `requests`."""
-    arrived_at: NDArray[np.float64]
-    """When each reaches the engine, seconds."""
+    numbers: Ints  # shape (n,): index of each of these requests in the run
+    rows: list[Ints]  # of each replica: places of its requests in `requests`
+    arrived_at: NDArray[np.float64]  # when each reaches the engine, seconds
     origin: float
     kept: Kept
-    is_whole: bool
-    """Whether the run has no other requests."""
+    is_whole: bool  # whether the run has no other requests
 
 
 class _Outcome(NamedTuple):
     first_replica: int
-    shares: list[Share]
-    """What each of its replicas has recorded."""
+    shares: list[Share]  # what each of its replicas has recorded
     numbers: Ints
     deliveries: Deliveries | None
 
@@ -101,32 +128,40 @@ def run_cells(
 ) -> tuple[list[ReplicaRecords], Deliveries | None]:
     """Return what all replicas of a divisible run record, and its deliveries if they are kept.
 
-    Args:
-        backend: Where cells are run; None for this process, one after the other.
-        on_progress: Told how many requests have ended, from time to time.
-
-    Raises:
-        SpecsimError: Of the first cell that cannot be run.
+    In processes of `backend`, or in this one. Raises the error of the first cell that has one.
     """
     records = _records(deployment, kept, experiment.num_engines)
-    deliveries = None
-    if kept.deliveries:
-        deliveries = Deliveries.room_for(Columns.of(requests).output_lens)
+    deliveries = _room(kept, requests)
     cells = _cells(experiment, deployment, requests, kept)
     if backend is None or len(requests) <= FEWEST:
         _run_here(cells, records, deliveries, on_progress)
         return records, deliveries
-    for outcome in _outcomes(list(cells), backend, len(requests), on_progress):
-        for number, share in enumerate(outcome.shares, outcome.first_replica):
-            records[number].take_over(share)
-        if deliveries is not None and outcome.deliveries is not None:
-            deliveries.take_over(outcome.deliveries, outcome.numbers)
+    apart = list(cells)
+
+    def tell_share(num_cells: int) -> None:
+        if on_progress is not None:
+            on_progress(len(requests) * num_cells // len(apart))
+
+    with Runner(backend, tell_share) as runner:
+        for outcome in runner.each(_run_apart, apart):
+            for number, share in enumerate(outcome.shares, outcome.first_replica):
+                records[number].take_over(share)
+            if deliveries is not None and outcome.deliveries is not None:
+                deliveries.take_over(outcome.deliveries, outcome.numbers)
     return records, deliveries
 
 
 def _records(deployment: Deployment, kept: Kept, num_replicas: int) -> list[ReplicaRecords]:
-    front_time, longest = deployment.costs.overhead.front_ms * 1e-3, deployment.max_draft_len
-    return records_of_run(num_replicas, longest, keeps_steps=kept.steps, front_time=front_time)
+    return records_of_run(
+        num_replicas,
+        deployment.max_draft_len,
+        keeps_steps=kept.steps,
+        front_time=deployment.front_time,
+    )
+
+
+def _room(kept: Kept, requests: Sequence[Request]) -> Deliveries | None:
+    return Deliveries.room_for(Columns.of(requests).output_lens) if kept.deliveries else None
 
 
 def _run_here(
@@ -138,47 +173,22 @@ def _run_here(
     """Run one cell after the other, and let replicas write into what the run records."""
     num_ended = 0
     for cell in cells:
-        tell = None if on_progress is None else partial(_tell_sum, on_progress, num_ended)
+        ends = Ends(len(cell.numbers), on_progress, num_before=num_ended)
         mine = records[cell.first_replica : cell.first_replica + len(cell.rows)]
         if deliveries is None or cell.is_whole:
-            _run_cell(cell, mine, deliveries, tell)
+            _run_cell(cell, mine, deliveries, ends)
         else:
             own = Deliveries.room_for(Columns.of(cell.requests).output_lens)
-            _run_cell(cell, mine, own, tell)
+            _run_cell(cell, mine, own, ends)
             deliveries.take_over(own, cell.numbers)
         num_ended += len(cell.numbers)
 
 
-def _outcomes(
-    cells: list[_Cell],
-    backend: Backend,
-    num_requests: int,
-    on_progress: Callable[[int], None] | None,
-) -> Iterator[_Outcome]:
-    """Yield what comes of each cell, in their order."""
-
-    def tell_share(num_cells: int) -> None:
-        if on_progress is not None:
-            on_progress(num_requests * num_cells // len(cells))
-
-    with Runner(backend, tell_share) as runner:
-        yield from runner.each(_run_apart, cells)
-
-
-def _tell_sum(on_progress: Callable[[int], None], before: int, now: int) -> None:
-    on_progress(before + now)
-
-
 def _cells(
-    experiment: Experiment,
-    deployment: Deployment,
-    requests: Sequence[Request],
-    kept: Kept,
+    experiment: Experiment, deployment: Deployment, requests: Sequence[Request], kept: Kept
 ) -> Iterator[_Cell]:
-    """Yield the cells of a run: neighbouring replicas, until they have enough requests."""
-    front_time = deployment.costs.overhead.front_ms * 1e-3
     first_arrival, *_ = arrivals = Columns.of(requests).arrived_at.tolist() or [0.0]
-    arrived_at = np.fromiter(instants(arrivals, front_time), dtype=np.float64)
+    arrived_at = np.fromiter(instants(arrivals, deployment.front_time), dtype=np.float64)
     by_replica = _routed(experiment, requests)
     most = max(FEWEST, min(_MOST, len(requests) // 8))
     first = 0
@@ -225,7 +235,6 @@ class _Unseen(Sequence[ReplicaView]):
 
 
 def _routed(experiment: Experiment, requests: Sequence[Request]) -> list[Ints]:
-    """Return the indices of the requests that each replica gets, in order."""
     count = experiment.num_engines
     if count == 1:
         return [np.arange(len(requests))]
@@ -243,35 +252,25 @@ def _routed(experiment: Experiment, requests: Sequence[Request]) -> list[Ints]:
 
 
 def _run_apart(cell: _Cell) -> _Outcome:
-    """Run a cell in a process of its own."""
     records = _records(cell.deployment, cell.kept, len(cell.rows))
-    deliveries = None
-    if cell.kept.deliveries:
-        deliveries = Deliveries.room_for(Columns.of(cell.requests).output_lens)
-    _run_cell(cell, records, deliveries)
+    deliveries = _room(cell.kept, cell.requests)
+    _run_cell(cell, records, deliveries, Ends(len(cell.numbers), None))
     shares = [each.share() for each in records]
     return _Outcome(cell.first_replica, shares, cell.numbers, deliveries)
 
 
 def _run_cell(
-    cell: _Cell,
-    records: list[ReplicaRecords],
-    deliveries: Deliveries | None,
-    on_progress: Callable[[int], None] | None = None,
+    cell: _Cell, records: list[ReplicaRecords], deliveries: Deliveries | None, ends: Ends
 ) -> None:
     """Run the replicas of a cell, one after the other, each of which fills its records."""
     deployment = cell.deployment
     drafting = Drafting(cell.experiment, deployment, list(cell.requests))
-    ends = Ends(len(cell.numbers), on_progress)
     for place, (rows, mine) in enumerate(zip(cell.rows, records, strict=True)):
         if not len(rows):
             continue
         mine.numbers = None if cell.is_whole else cell.numbers
-        wiring = Wiring(
-            facts=drafting.facts,
-            records=mine,
-            fates=drafting.survival_lens if len(drafting.survival_lens) else None,
-            offers=drafting.offers,
+        wiring = drafting.wiring(
+            mine,
             deliveries=deliveries,
             observers=[IntegrityCheck()] if cell.kept.check else [],
             on_end=ends.tell,

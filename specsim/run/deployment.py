@@ -32,17 +32,14 @@ _MOST_HOLDING = 4096
 class Deployment:
     """A server that could be started."""
 
-    engine: EngineConfig
-    """With every default filled in."""
+    engine: EngineConfig  # with every default filled in
     profile: Profile
     policy: Policy
-    proposer: Proposer | None
-    """None if nothing is ever drafted."""
+    proposer: Proposer | None  # None if nothing is ever drafted
     max_draft_len: int
     is_async: bool
     costs: StepCosts
-    memory: MemoryPlan
-    """Of each GPU."""
+    memory: MemoryPlan  # of each GPU
 
     @classmethod
     def of(cls, experiment: Experiment, profile: Profile | None = None) -> "Deployment":
@@ -52,7 +49,7 @@ class Deployment:
             profile: In place of the one that ``experiment.profile`` names.
 
         Raises:
-            ProfileError: There is no such profile, it is of another model, or has no costs of the
+            ProfileError: There is no such profile, or it is of another model, or lacks the
                 proposer.
             CapacityError: The model does not fit into the GPU's memory.
             ConfigError: Two limits contradict each other.
@@ -97,6 +94,11 @@ class Deployment:
             ),
             memory=memory,
         )
+
+    @property
+    def front_time(self) -> float:
+        """What a request takes to reach the engine, seconds."""
+        return self.costs.overhead.front_ms * 1e-3
 
     @property
     def is_lock_step(self) -> bool:
@@ -217,16 +219,13 @@ def _check_draft_lens(policy: Policy, max_draft_len: int, profile: Profile) -> N
     unknown = [k for k in may_choose if k not in known]
     if unknown:
         lens = ", ".join(map(str, known))
+        best = f"policy static with k = {max(known)}" if max(known) else "policy off"
         raise ProfileError(
             f"policy '{policy.kind}' may draft {unknown[0]} tokens, but the profile of "
             f"{profile.model} on {profile.gpu} knows the draft lengths {lens} only "
-            f"(only_draft_lens); use {_known_policy(known)}, or fit a profile to runs of several "
+            f"(only_draft_lens); use {best}, or fit a profile to runs of several "
             "lengths, 0 among them"
         )
-
-
-def _known_policy(known: tuple[int, ...]) -> str:
-    return f"policy static with k = {max(known)}" if max(known) else "policy off"
 
 
 def _check_trees(policy: Policy, drafts: tuple[DraftCost, ...]) -> None:
@@ -248,13 +247,9 @@ def _kv_layers(
     layers = kv_layers(profile, model, drafts)
     if engine.kv_groups is not None:
         given = {"bytes_per_token": layer_bytes(profile, model)}
-        layers = LayersOf(
-            tuple(
-                each if each.bytes_per_token else each.model_copy(update=given)
-                for each in engine.kv_groups
-            ),
-            (),
-        )
+        groups = engine.kv_groups
+        own = (each if each.bytes_per_token else each.model_copy(update=given) for each in groups)
+        layers = LayersOf(tuple(own), ())
     if layers is None:
         return None
     kept = engine.kv_layers(layers.target + layers.drafts, proposer)
@@ -262,28 +257,21 @@ def _kv_layers(
 
 
 def _limits(
-    engine: EngineConfig,
-    profile: Profile,
-    model: ModelShape,
-    gpu: GpuSpec,
-    memory: MemoryPlan,
+    engine: EngineConfig, profile: Profile, model: ModelShape, gpu: GpuSpec, memory: MemoryPlan
 ) -> dict[str, Any]:
-    """Return the limits that the configuration leaves open."""
     max_model_len = engine.max_model_len or model.max_position_embeddings
     if engine.scheduler == "prefill_first":  # defaults of vLLM 0.6
         batched_tokens, seqs = max(2048, max_model_len), 256
     else:
         batched_tokens, seqs = _default_batch(gpu)
     blocks = engine.num_gpu_blocks
-    if blocks is None:
-        blocks = memory.num_blocks()
     return {
         "model": model.name,
         "tensor_parallel_size": profile.tensor_parallel_size,
         "max_num_seqs": seqs,
         "max_num_batched_tokens": batched_tokens,
         "max_model_len": max_model_len,
-        "num_gpu_blocks": blocks,
+        "num_gpu_blocks": memory.num_blocks() if blocks is None else blocks,
     }
 
 

@@ -1,11 +1,6 @@
-"""Draft sources: who drafts for a replica, and what becomes of each draft.
+"""Draft sources: who drafts for a replica, and what becomes of each draft."""
 
-TableDrafts     a model whose drafts have a length and a fate, but no tokens
-TreeDrafts      a model that drafts several candidates per position
-LookupDrafts    a lookup in real text, verified against the recorded answers
-HybridDrafts    a lookup with a model behind it
-"""
-
+from abc import abstractmethod
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,12 +21,9 @@ _NO_CONFIDENCES: Confidences = np.empty((0, 0), dtype=np.float32)
 class TableDrafts(DraftSource):
     """A model's drafts: all that is known of them lies in the table of fates."""
 
-    table: Fates
-    """Of all requests, end to end."""
-    starts: Ints
-    """Where those of each request begin, shape (n + 1,)."""
-    luck: DraftLuck | None = None
-    """For a policy that looks at confidences."""
+    table: Fates  # of all requests, end to end
+    starts: Ints  # where those of each request begin, shape (n + 1,)
+    luck: DraftLuck | None = None  # for a policy that looks at confidences
 
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
         """Return what the luck of the run says."""
@@ -47,14 +39,26 @@ class TableDrafts(DraftSource):
         return fates
 
 
-@dataclass(eq=False)
-class TreeDrafts(DraftSource):
-    """Drafts that are trees, of one shape per step."""
+class _OneByOne(DraftSource):
+    """Whoever says of each draft by itself how much of it is accepted."""
 
     verifies = True
 
-    luck: DraftLuck
-    """Of every candidate."""
+    @abstractmethod
+    def accepted_len(self, request: int, position: int, draft_len: int) -> int:
+        """Return how much of the first tokens of a request's last draft is accepted."""
+
+    def accepted_lens(self, step: StepView) -> Ints:
+        """Return what becomes of each draft that a step verifies."""
+        lens = [self.accepted_len(*row) for row in step.each("verified_len")]
+        return np.array(lens, dtype=np.int64)
+
+
+@dataclass(eq=False)
+class TreeDrafts(_OneByOne):
+    """Drafts that are trees, of one shape per step."""
+
+    luck: DraftLuck  # of every candidate
     _trees: dict[int, Tree] = field(default_factory=dict, init=False)
     """Shape of the last draft of each request."""
 
@@ -62,16 +66,12 @@ class TreeDrafts(DraftSource):
         """Return none: no policy asks for those of trees."""
         return _NO_CONFIDENCES
 
-    def accepted_lens(self, step: StepView) -> Ints:
-        """Return the accepted length of each path."""
-        lens = [self._path_len(*row) for row in step.each("verified_len")]
-        return np.array(lens, dtype=np.int64)
-
-    def _path_len(self, request: int, position: int, num_nodes: int) -> int:
+    def accepted_len(self, request: int, position: int, draft_len: int) -> int:
+        """Return the length of the path that is accepted, of so many nodes."""
         tree = self._trees.get(request)
-        if not num_nodes or tree is None:
+        if not draft_len or tree is None:
             return 0
-        return self.luck.path_len(request, position, tree.complete_widths(num_nodes))
+        return self.luck.path_len(request, position, tree.complete_widths(draft_len))
 
     def keep_tree(self, step: StepView, tree: Tree) -> None:
         """Remember the shape of the next drafts of a step's sequences."""
@@ -87,7 +87,7 @@ class TreeDrafts(DraftSource):
 
 
 @dataclass(eq=False)
-class LookupDrafts(DraftSource):
+class LookupDrafts(_OneByOne):
     """Drafts that a lookup makes of token ids, verified against the recorded answers.
 
     Drafts are made at their full length; the policy decides how much of each is kept. So every
@@ -95,17 +95,12 @@ class LookupDrafts(DraftSource):
     """
 
     looks_up = True
-    verifies = True
 
-    lookup: Lookup
-    """This replica's own."""
+    lookup: Lookup  # this replica's own
     max_draft_len: int
-    requests: list[Request]
-    """Of the run, by index."""
-    fates: Fates
-    """This replica's own, of all requests end to end, filled in as drafts are made."""
-    starts: Ints
-    """Where those of each request begin, shape (n + 1,)."""
+    requests: list[Request]  # of the run, by index
+    fates: Fates  # this replica's own, of all requests end to end, filled in as drafts are made
+    starts: Ints  # where those of each request begin, shape (n + 1,)
     _texts: dict[int, Text] = field(default_factory=dict, init=False)
     _drafts: dict[int, Draft] = field(default_factory=dict, init=False)
     """The last draft of each request."""
@@ -149,13 +144,8 @@ class LookupDrafts(DraftSource):
         start = text.prompt_len + position
         return draft.accepted_len(text.token_ids[start : start + len(draft.token_ids)])
 
-    def accepted_lens(self, step: StepView) -> Ints:
-        """Return what the recorded answers confirm of what is verified."""
-        lens = [self.accepted_len(*row) for row in step.each("verified_len")]
-        return np.array(lens, dtype=np.int64)
-
     def accepted_len(self, request: int, position: int, draft_len: int) -> int:
-        """Return how much of the first tokens of a request's last draft is accepted."""
+        """Return how much of the first tokens the recorded answer confirms."""
         if not draft_len:
             return 0
         if self._has_trees:
@@ -188,23 +178,18 @@ class LookupDrafts(DraftSource):
 
 
 @dataclass(eq=False)
-class HybridDrafts(DraftSource):
+class HybridDrafts(_OneByOne):
     """A lookup, which always drafts, and another source where the policy has no use for that."""
 
     looks_up = True
-    verifies = True
     has_fallback = True
 
     lookup: LookupDrafts
-    fallback: LookupDrafts | None
-    """None: a model whose fates lie in a table."""
-    model_len: int
-    """How much the model drafts, tokens."""
+    fallback: LookupDrafts | None  # None: a model whose fates lie in a table
+    model_len: int  # how much the model drafts, tokens
     model_fates: Fates
-    fates: Fates
-    """Those of the lookup; what the model's drafts become is entered there."""
-    starts: Ints
-    """Where the fates of each request begin, shape (n + 1,)."""
+    fates: Fates  # those of the lookup; what the model's drafts become is entered there
+    starts: Ints  # where the fates of each request begin, shape (n + 1,)
     _falls_back: dict[int, bool] = field(default_factory=dict, init=False)
     """Whether the fallback made the last draft of each request."""
 
@@ -243,12 +228,8 @@ class HybridDrafts(DraftSource):
         made = [int(self._falls_back.get(request, False)) for request in requests.tolist()]
         return np.array(made, dtype=np.int64)
 
-    def accepted_lens(self, step: StepView) -> Ints:
-        """Return what whoever made a draft says of it."""
-        lens = [self._accepted_len(*row) for row in step.each("verified_len")]
-        return np.array(lens, dtype=np.int64)
-
-    def _accepted_len(self, request: int, position: int, draft_len: int) -> int:
+    def accepted_len(self, request: int, position: int, draft_len: int) -> int:
+        """Return what whoever made the draft says of it."""
         if not self._falls_back.get(request, False):
             return self.lookup.accepted_len(request, position, draft_len)
         if self.fallback is not None:

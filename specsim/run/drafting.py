@@ -15,11 +15,13 @@ from specsim.core.request import Request
 from specsim.core.rng import Luck, generator, stream_id
 from specsim.core.step import StepLoad
 from specsim.engine.facts import Facts
+from specsim.engine.python_verbs import Wiring
 from specsim.engine.sources import DraftSource
 from specsim.engine.speculation import Speculation
 from specsim.policies import ModelView, OraclePolicy, ServerView, quick_step_time, quick_step_times
 from specsim.proposers import Proposer
 from specsim.proposers.base import offers_by_table
+from specsim.results.records import ReplicaRecords
 from specsim.run.deployment import Deployment
 from specsim.run.draft_sources import HybridDrafts, LookupDrafts, TableDrafts, TreeDrafts
 from specsim.run.experiment import Experiment
@@ -30,75 +32,88 @@ _CHUNK = 128  # requests whose survival tables are made at once, so that they st
 class Drafting:
     """What survives of every draft of a run, settled before it begins.
 
-    Args:
-        requests: Of the run, by index.
-
-    Raises:
-        TraceError: A request lacks what the acceptance model or the policy needs.
+    A TraceError if a request lacks what the acceptance model or the policy needs.
     """
+
+    facts: Facts
+    survival_lens: NDArray[np.uint8]
+    """Accepted length of a draft of each drafter, by output position, end to end."""
+    _drafters: list[tuple[Acceptance, Luck]]
+    _verifies_tokens = False
+    _draft_luck: DraftLuck | None = None
+    _proposer_memory: Any = None
+    _model: ModelView | None = None
 
     def __init__(
         self, experiment: Experiment, deployment: Deployment, requests: list[Request]
     ) -> None:
-        self._experiment = experiment
-        self._deployment = deployment
-        self._requests = requests
-        proposer, acceptance = deployment.proposer, experiment.acceptance
+        self._begin(experiment, deployment, requests)
         self.facts = Facts.of(
             requests,
             deployment.setup.kv.hash_block_size,
             with_keys=deployment.engine.enable_prefix_caching,
         )
-        self.survival_lens: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
-        """Accepted length of a draft of each drafter, by output position, end to end."""
-        self._verifies_tokens = False
-        self._draft_luck: DraftLuck | None = None
-        self._proposer_memory: Any = None
-        self._model: ModelView | None = None
+        proposer, acceptance, policy = deployment.proposer, experiment.acceptance, deployment.policy
         if proposer is None or acceptance is None:
             return
-        policy, max_draft_len = deployment.policy, deployment.max_draft_len
-        models = [acceptance.of_drafter(name) for name in proposer.cost_keys]
-        self._verifies_tokens = models[0].verifies_tokens
+        model, luck = self._drafters[0]
+        self._verifies_tokens = model.verifies_tokens
         if self._verifies_tokens:
-            _check_tokens(requests, f"acceptance '{models[0].kind}'")
+            _check_tokens(requests, f"acceptance '{model.kind}'")
         elif policy.uses_tokens:
             _check_tokens(requests, f"policy '{policy.kind}'")
-        tables = [
-            self._survival_tables(model, name)
-            for model, name in zip(models, proposer.cost_keys, strict=True)
-        ]
+        tables = [self._survival_tables(*drafter) for drafter in self._drafters]
         self.survival_lens = np.frombuffer(b"".join(map(b"".join, tables)), dtype=np.uint8)
         if policy.knows_model:
-            self._model = self._model_view(models[0], proposer.cost_keys[0], tables[0])
+            self._model = ModelView(
+                model.known_rates(requests, luck, deployment.max_draft_len),
+                np.array([DraftLuck.stated_mean(table) for table in tables[0]]),
+                model.confidence_concentration,
+            )
         if policy.drafts_trees:
             self._draft_luck = self._tree_luck(acceptance, proposer)
         elif policy.uses_confidences and proposer.has_confidence and not self._verifies_tokens:
-            self._draft_luck = self._confidence_luck(acceptance, proposer, tables[0])
+            parts = [
+                self._confidences(chunk, tables[0][start : start + _CHUNK])
+                for start, chunk in zip(count(0, _CHUNK), _chunks(requests), strict=False)
+            ]
+            self._draft_luck = DraftLuck(confidences=Confidences.joined(parts) if parts else None)
         if not self._verifies_tokens:
-            self._proposer_memory = proposer.start(
-                requests, self._luck("proposer", proposer.method), max_draft_len
-            )
+            self._proposer_memory = self._offered(requests)
+
+    def _begin(
+        self, experiment: Experiment, deployment: Deployment, requests: list[Request]
+    ) -> None:
+        self._experiment, self._deployment, self._requests = experiment, deployment, requests
+        self.survival_lens = np.zeros(0, dtype=np.uint8)
+        proposer, acceptance = deployment.proposer, experiment.acceptance
+        self._drafters = []
+        if proposer is not None and acceptance is not None:
+            self._drafters = [
+                (acceptance.of_drafter(key), self._luck("acceptance", key))
+                for key in proposer.cost_keys
+            ]
 
     def _luck(self, *names: str) -> Luck:
         return Luck(self._experiment.seed, stream_id(*names))
 
-    def _survival_tables(self, model: Acceptance, drafter: str) -> list[bytes]:
-        luck = self._luck("acceptance", drafter)
-        max_draft_len = self._deployment.max_draft_len
-        return [
-            table
-            for chunk in _chunks(self._requests)
-            for table in model.survival_lens(chunk, luck, max_draft_len)
-        ]
+    def _survival_tables(self, model: Acceptance, luck: Luck) -> list[bytes]:
+        longest, chunks = self._deployment.max_draft_len, _chunks(self._requests)
+        return [each for chunk in chunks for each in model.survival_lens(chunk, luck, longest)]
 
-    def _model_view(self, model: Acceptance, drafter: str, tables: list[bytes]) -> ModelView:
-        luck = self._luck("acceptance", drafter)
-        return ModelView(
-            model.known_rates(self._requests, luck, self._deployment.max_draft_len),
-            np.array([DraftLuck.stated_mean(table) for table in tables]),
-            model.confidence_concentration,
-        )
+    def _offered(self, requests: list[Request]) -> Any:
+        proposer = self._deployment.proposer
+        assert proposer is not None
+        luck = self._luck("proposer", proposer.method)
+        return proposer.start(requests, luck, self._deployment.max_draft_len)
+
+    def _confidences(self, requests: list[Request], tables: list[bytes]) -> Confidences:
+        proposer, acceptance = self._deployment.proposer, self._experiment.acceptance
+        assert proposer is not None
+        assert acceptance is not None
+        luck = self._luck("confidence", proposer.method)
+        spread, longest = acceptance.confidence_concentration, self._deployment.max_draft_len
+        return DraftLuck.confidence_tables(requests, tables, luck, spread, longest)
 
     def _tree_luck(self, acceptance: Acceptance, proposer: Proposer) -> DraftLuck:
         luck = self._luck("acceptance", proposer.method)
@@ -111,22 +126,6 @@ class Drafting:
             candidate_starts=np.cumsum([0, *counts]),
             rates=rates,
         )
-
-    def _confidence_luck(
-        self, acceptance: Acceptance, proposer: Proposer, tables: list[bytes]
-    ) -> DraftLuck:
-        luck = self._luck("confidence", proposer.method)
-        parts = [
-            DraftLuck.confidence_tables(
-                chunk,
-                tables[start : start + _CHUNK],
-                luck,
-                acceptance.confidence_concentration,
-                self._deployment.max_draft_len,
-            )
-            for start, chunk in zip(count(0, _CHUNK), _chunks(self._requests), strict=False)
-        ]
-        return DraftLuck(confidences=Confidences.joined(parts) if parts else None)
 
     def start(self, replica: int) -> Speculation:
         """Return the speculation of one replica, with fresh memories."""
@@ -167,6 +166,11 @@ class Drafting:
             proposer=deployment.proposer,
             proposer_memory=self._proposer_memory,
         )
+
+    def wiring(self, records: ReplicaRecords, **rest: Any) -> Wiring:
+        """Return what a replica shares with the run, whom it tells being the caller's matter."""
+        fates = self.survival_lens if len(self.survival_lens) else None
+        return Wiring(self.facts, records, fates, self.offers, **rest)
 
     @property
     def offers(self) -> NDArray[np.uint8] | None:

@@ -24,6 +24,7 @@ from specsim.core.settings import Settings, load_mapping, validated
 from specsim.core.version import __version__
 from specsim.engine.config import EngineConfig
 from specsim.engine.incidents import Incident, check_incidents
+from specsim.engine.transfer import TransferConfig
 from specsim.policies import POLICIES, Policy
 from specsim.policies.off import Off
 from specsim.policies.schedule import Schedule
@@ -32,8 +33,55 @@ from specsim.proposers import Proposer
 from specsim.results.metrics import Slo
 from specsim.routing import ROUTING, Router
 from specsim.routing.simple import RoundRobin
-from specsim.run.pool_config import POOLS, PoolConfig, PoolsConfig
 from specsim.workload import WorkloadConfig
+
+POOLS: tuple[Literal["prefill"], Literal["decode"]] = ("prefill", "decode")
+
+
+class PoolConfig(Settings):
+    """The replicas of one pool; what is left out is that of the experiment."""
+
+    replicas: int = Field(default=1, ge=1, le=1_000_000)
+    profile: str | None = None
+    """Name in ``profiles/``, or path of a YAML file; of the same model."""
+    engine: EngineConfig | None = None
+    """Settings that differ from those of the experiment."""
+    routing: Annotated[Router, ROUTING] | None = None
+    autoscaling: Annotated[Autoscaler, AUTOSCALING] | None = None
+    """How many replicas there are as the load changes; `replicas`, or `min_replicas` if that is
+    more, are there from the beginning."""
+
+    @property
+    def slots(self) -> int:
+        """Replicas, or slots for them."""
+        return self.replicas if self.autoscaling is None else self.autoscaling.max_replicas
+
+    @property
+    def num_started(self) -> int:
+        """Replicas that are there from the beginning."""
+        scaler = self.autoscaling
+        return self.replicas if scaler is None else scaler.num_started(self.replicas)
+
+
+class PoolsConfig(Settings):
+    """Prompts are computed by one pool of replicas and answered by another."""
+
+    prefill: PoolConfig = PoolConfig()
+    decode: PoolConfig = PoolConfig()
+    transfer: TransferConfig = TransferConfig()
+
+    @property
+    def slots(self) -> int:
+        """Of both pools."""
+        return self.prefill.slots + self.decode.slots
+
+    def with_each(self, field: str, prefill: Any, decode: Any) -> Self:
+        """Return a copy in which a field of each pool has another value."""
+        parts = {
+            "prefill": self.prefill.model_copy(update={field: prefill}),
+            "decode": self.decode.model_copy(update={field: decode}),
+        }
+        return self.model_copy(update=parts)
 
 
 class Experiment(Settings):
@@ -312,11 +360,20 @@ class Experiment(Settings):
         # By which a later run knows that it may be replaced.
         return f"# specsim_version: {__version__}\n{text}"
 
+    def without_seed(self) -> dict[str, Any]:
+        """Return the resolved configuration without its seed."""
+        return {name: value for name, value in self.to_dict().items() if name != "seed"}
+
     @property
     def hash(self) -> str:
         """Identity of the configuration without its seed, twelve hexadecimal digits."""
-        settings = {name: value for name, value in self.to_dict().items() if name != "seed"}
-        return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+        settings = json.dumps(self.without_seed(), sort_keys=True)
+        return sha256(settings.encode()).hexdigest()[:12]
+
+    @property
+    def provenance(self) -> dict[str, object]:
+        """What every row of every result carries."""
+        return {"config_hash": self.hash, "seed": self.seed, "specsim_version": __version__}
 
     def replace(self, source: str = "experiment", /, **changes: object) -> Self:
         """Return a copy with other values of top-level fields; a ConfigError if one is wrong."""
@@ -347,14 +404,10 @@ def _check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
 def overridden(
     data: dict[str, Any], overrides: Iterable[str], option: str = "--set"
 ) -> dict[str, Any]:
-    """Return a configuration with some values replaced.
+    """Return a configuration with values replaced, each by ``dotted.path=value``, in YAML.
 
-    Args:
-        overrides: ``dotted.path=value``, the value in YAML, as given under an option.
-
-    Raises:
-        ConfigError: An override has no ``=``, or its path leads through something that is not a
-            mapping.
+    A ConfigError, which names the option, if one has no ``=``, or a path that leads through no
+    mapping.
     """
     result: dict[str, Any] = json.loads(json.dumps(data, default=str, skipkeys=True))
     for override in overrides:

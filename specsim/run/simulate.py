@@ -16,9 +16,8 @@ from specsim.results.records import Deliveries, ReplicaRecords
 from specsim.run.cells import Kept, run_cells, why_whole
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-from specsim.run.pools import PoolServers, PoolSystem
 from specsim.run.size import check_size
-from specsim.run.whole import Servers, Whole
+from specsim.run.whole import PoolServers, PoolSystem, Servers, Whole
 from specsim.workload.trace import Columns, TraceRequests
 
 
@@ -33,8 +32,7 @@ class Run:
     deliveries: Deliveries | None = None
     scalings: dict[str | None, Scaling] = field(default_factory=dict)
     """What each autoscaler has made of it, by pool; by None without pools."""
-    offload: Offload | None = None
-    """What was loaded from host memory and disk."""
+    offload: Offload | None = None  # what was loaded from host memory and disk
     pools: PoolSystem | None = None
     """Where requests were prefilled, and how their KV entries were transferred."""
 
@@ -51,18 +49,14 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     on_progress: Callable[[int], None] | None = None,
     backend: Backend | None = None,
 ) -> Run:
-    """Run an experiment to its end.
+    """Run an experiment to its end; a SpecsimError if it cannot be run, before anything is written.
 
     Args:
-        requests: Run these in place of ``experiment.workload``.
-        profile: Use this in place of the one that ``experiment.profile`` names.
+        requests, profile: In place of those of the experiment.
         check: Check every invariant after every step; some ten times slower.
         on_progress: Told the number of requests that have ended, each time one ends.
         backend: Where replicas that have nothing to do with each other are run, some at a time;
             None for this process. The results are the same.
-
-    Raises:
-        SpecsimError: The experiment cannot be run; nothing has been written.
     """
     deployment = Deployment.of(experiment.serving, profile)
     pools = PoolServers.of(experiment, deployment)
@@ -81,16 +75,8 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     requests = list(requests)
     whole = Whole(servers, requests, kept, on_progress)
     whole.run()
-    return Run(
-        experiment,
-        deployment,
-        requests,
-        whole.records,
-        whole.deliveries,
-        scalings=whole.scalings,
-        offload=whole.offload,
-        pools=whole.pools,
-    )
+    beside = (whole.scalings, whole.offload, whole.pools)
+    return Run(experiment, deployment, requests, whole.records, whole.deliveries, *beside)
 
 
 def _check_requests(requests: Sequence[Request], deployment: Deployment) -> None:

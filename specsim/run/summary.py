@@ -1,6 +1,6 @@
-"""Summary: the numbers of a run under vLLM's names, and its results folder."""
+"""Summary: a run's numbers under vLLM's names, how far to trust them, and its results folder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.atomic import new_folder
-from specsim.core.version import __version__
 from specsim.engine.fleet import Count, Scaling
 from specsim.profile import Profile
-from specsim.results.export import (
+from specsim.profile.profile import NOT_MEASURED
+from specsim.results.folder import (
     RESULT_FILES,
     ROWS_PER_GROUP,
     structured_columns,
@@ -32,12 +32,74 @@ from specsim.results.metrics import (
     time_shares,
     token_latencies,
 )
-from specsim.results.prefills import PoolTables
+from specsim.results.records import PoolTables
 from specsim.results.steady import Trend, backlog_trend
 from specsim.results.tables import RunTables, assemble
 from specsim.run.simulate import Run
-from specsim.run.trust import Beyond, roofline_warnings
-from specsim.workload.trace import Columns
+from specsim.workload.trace import Columns, mean_rate
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Steps beyond what a profile was fitted on, of one run or several."""
+
+    steps: int  # all steps
+    beyond_context: int  # steps with more context tokens than the valid range
+    beyond_batched: int  # steps with more batched tokens than the valid range
+    context_tokens: int  # of the largest step
+    batched_tokens: int  # of the largest step
+
+    @classmethod
+    def of(cls, totals: np.void) -> "Beyond":
+        """Return those of a run, whose totals are `specsim.results.records.TOTAL_FIELDS`."""
+        return cls(**{name: int(totals[name]) for name in cls.__dataclass_fields__})
+
+    @classmethod
+    def over(cls, runs: "Sequence[Beyond]") -> "Beyond":
+        """Return those of several runs together."""
+        columns = {name: [vars(run)[name] for run in runs] for name in cls.__dataclass_fields__}
+        return cls(
+            **{n: max(each) if n.endswith("_tokens") else sum(each) for n, each in columns.items()}
+        )
+
+    @property
+    def share(self) -> float:
+        """Share of the steps beyond the valid range, by whichever count is larger."""
+        return max(self.beyond_context, self.beyond_batched) / max(self.steps, 1)
+
+    def warnings(self, profiles: Sequence[Profile]) -> list[str]:
+        """Return a line for each way in which steps lie beyond the valid range of a profile."""
+        found = []
+        for kind in ("context", "batched"):
+            count, largest = getattr(self, f"beyond_{kind}"), getattr(self, f"{kind}_tokens")
+            if count:
+                limit = min(getattr(each.valid_range, f"{kind}_tokens") for each in profiles)
+                found.append(
+                    f"{count / self.steps:.1%} of the steps lie outside the profile's valid range: "
+                    f"up to {largest:,} {kind} tokens, fitted up to {limit:,}"
+                )
+        return found
+
+
+ROOFLINE = (
+    "steps as the roofline says, not as measured; it flatters speculation at medium batch sizes "
+    "(profiles/README.md)"
+)
+
+
+BASES = ("fitted", "kernels", "roofline")
+"""What step times rest on, the least trusted last."""
+
+
+def step_times(profile: Profile) -> str:
+    """Return what step times rest on: ``fitted``, ``kernels`` or ``roofline``.
+
+    Measured steps; kernels that were measured one by one; a data sheet.
+    """
+    if profile.target.kind == "roofline":
+        return "roofline"
+    return "kernels" if NOT_MEASURED in profile.provenance.notes else "fitted"
+
 
 _EPOCH = "19700101-000000"
 """Stands in vLLM's field ``date``: the same run gives the same bytes on every day."""
@@ -103,8 +165,11 @@ class Summary:
         # By name: what profiles have cached since they were read cannot be compared.
         if pools and experiment.of_pool("prefill").profile != experiment.serving.profile:
             profiles.append(pools.prefill_profile)
-        for profile in profiles:
-            found += roofline_warnings(profile)
+        found += [
+            f"{profile.model} on {profile.gpu}: {ROOFLINE}"
+            for profile in profiles
+            if step_times(profile) == "roofline"
+        ]
         return found + self.beyond.warnings(profiles) + self._late_incidents()
 
     def _late_incidents(self) -> list[str]:
@@ -132,24 +197,14 @@ class Summary:
     @property
     def provenance(self) -> dict[str, object]:
         """What every row of every result carries."""
-        experiment = self.run.experiment
-        return {
-            "config_hash": experiment.hash,
-            "seed": experiment.seed,
-            "specsim_version": __version__,
-        }
+        return self.run.experiment.provenance
 
     def save(self, folder: Path) -> None:
         """Write ``summary.json``, ``requests.parquet``, ``steps.parquet`` and ``config.yaml``.
 
-        What the run did not keep is left out: ``steps.parquet``, and from ``summary.json`` vLLM's
-        lists with an entry per request, which take deliveries.
-
-        Args:
-            folder: All files appear in it, or none; no file of an earlier run stays beside them.
-
-        Raises:
-            ConfigError: The folder cannot be written to.
+        All of them appear, or none, and no file of an earlier run stays beside them. What the run
+        did not keep is left out: ``steps.parquet``, and from ``summary.json`` vLLM's lists with an
+        entry per request, which take deliveries. A ConfigError if the folder cannot be written to.
         """
         tables = self.tables
         with new_folder(folder, RESULT_FILES) as unfinished:
@@ -163,7 +218,7 @@ class Summary:
     def request_columns(self) -> dict[str, NDArray[Any]]:
         """The columns of the requests, those of sessions among them if there are any."""
         rows = self.tables.requests
-        return {**structured_columns(rows, rows.dtype.names or ()), **self._turns}
+        return {**structured_columns(rows), **self._turns}
 
     @cached_property
     def _turns(self) -> dict[str, NDArray[np.int64]]:
@@ -179,13 +234,12 @@ class Summary:
         return {"session": np.array(sessions), "turn": np.array([each.turn for each in requests])}
 
     def _request_groups(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yield the columns of the requests, some requests at a time."""
         rows = self.tables.requests
         ids = Columns.of(self.run.requests).ids
         turns = self._turns
         for start in range(0, len(rows), ROWS_PER_GROUP):
             mine = slice(start, start + ROWS_PER_GROUP)
-            columns = structured_columns(rows[mine], rows.dtype.names or ())
+            columns = structured_columns(rows[mine])
             found = latencies(columns)
             columns |= {name: found[name] for name in ("ttft", "tpot", "e2el")}
             columns |= {name: column[mine] for name, column in turns.items()}
@@ -193,7 +247,7 @@ class Summary:
                 columns |= {name: each[mine] for name, each in self.pools.columns.items()}
             if self.run.offload is not None:
                 loads = self.run.offload.loads[mine]
-                columns |= structured_columns(loads, loads.dtype.names or ())
+                columns |= structured_columns(loads)
             yield columns if ids is None else {"id": np.array(ids[mine]), **columns}
 
     def _header(self) -> dict[str, Any]:
@@ -208,15 +262,10 @@ class Summary:
             "model_id": engine.model,
             "tokenizer_id": engine.model,
             "num_prompts": len(self.run.requests),
-            "request_rate": self._measured_rate() if rate is None else rate,
+            "request_rate": rate or mean_rate(self.tables.requests["arrived_at"]) or "inf",
             "burstiness": getattr(arrivals, "burstiness", 1.0),
             "max_concurrency": getattr(arrivals, "concurrency", None),
         }
-
-    def _measured_rate(self) -> float | str:
-        arrived_at = self.tables.requests["arrived_at"]
-        span = float(np.ptp(arrived_at))
-        return (len(arrived_at) - 1) / span if span > 0 else "inf"
 
     def _latency_fields(self) -> dict[str, float]:
         names = ["mean", "median", "std", *(f"p{percentile}" for percentile in PERCENTILES)]
@@ -260,7 +309,6 @@ class Summary:
         }
 
     def _hits(self, loads: NDArray[np.void]) -> dict[str, float]:
-        """Return the tokens that did not have to be computed, by where they were."""
         requests = self.tables.requests
         found = {
             "gpu": int(requests["cached_len"].sum()),
@@ -281,11 +329,15 @@ class Summary:
         requests, totals = tables.requests, tables.totals
         profile = run.deployment.profile
         num_steps = int(totals["steps"])
-        own = {"sessions": session_metrics(self.request_columns)} if self._turns else {}
+        own: dict[str, Any] = {}
+        if self._turns:
+            own["sessions"] = session_metrics(self.request_columns)
+        found = self.scalings.get(None) if self.pools is None else self.scalings
+        scaled = {"autoscaling": found} if found else {}
         if self.pools is not None:
-            own["pools"] = {**self.pools.totals, **_if_any("autoscaling", self.scalings)}
+            own["pools"] = {**self.pools.totals, **scaled}
         else:
-            own |= _if_any("autoscaling", self.scalings.get(None, {}))
+            own |= scaled
         return {
             **self.provenance,
             "profile": run.experiment.profile,
@@ -311,7 +363,3 @@ class Summary:
             **own,
             **({} if self.run.offload is None else {"hits": self._hits(self.run.offload.loads)}),
         }
-
-
-def _if_any(name: str, found: dict[Any, Any]) -> dict[str, Any]:
-    return {name: found} if found else {}

@@ -1,12 +1,17 @@
 """Whole: a run whose replicas have to do with each other, all of them on one clock.
 
-A router looks at them, clients wait for answers, a pool passes requests on to the next, replicas
-come, fail and go.
+A router looks at them, clients wait for answers, prefill pools pass requests on to decode pools
+over links, replicas come, fail and go.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.engine.clients import Clients, replay
@@ -15,18 +20,218 @@ from specsim.engine.fleet import Fleet, Scaling
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.lock_step import LockStep, Rank
 from specsim.engine.offload import Offload
-from specsim.engine.python_verbs import Wiring
+from specsim.engine.pools import KVSize, PoolCluster, Pools, check_free
+from specsim.engine.python_verbs import PythonVerbs, Wiring
 from specsim.engine.replica import Replica
+from specsim.engine.setup import Setup
+from specsim.engine.table import BLOCKS_HELD
+from specsim.hardware import load_model
 from specsim.results.metrics import LimitUse
-from specsim.results.records import Deliveries, ReplicaRecords, records_of_run
-from specsim.run.cells import Kept
+from specsim.results.records import Deliveries, PrefillRecords, ReplicaRecords, records_of_run
+from specsim.run.cells import Ends, Kept
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
-from specsim.run.ends import Ends
-from specsim.run.experiment import Experiment
-from specsim.run.pools import PoolServers, PoolSystem
+from specsim.run.experiment import Experiment, PoolsConfig
 from specsim.run.size import most_looks
 from specsim.workload.arrivals.synthetic import ClosedLoop
+
+
+def pooled_setup(deployment: Deployment, *, holds_ended: bool, draft_kv: str = "moved") -> Setup:
+    """Return the engine of a pool's replica: blocks are loaded into, or kept to be read."""
+    setup = deployment.setup
+    limits = {
+        **setup.limits,
+        **deployment.loading_limits(setup),
+        "holds_ended": int(holds_ended),
+        "lacks_loaded": int(draft_kv != "moved"),
+        "skips_loaded": int(draft_kv == "cold"),
+    }
+    return replace(setup, limits=limits)
+
+
+@dataclass(frozen=True)
+class PoolServers:
+    """Both pools of an experiment, resolved against their hardware."""
+
+    config: PoolsConfig
+    prefill: Deployment
+    decode: Deployment
+    prefill_experiment: Experiment
+
+    @classmethod
+    def of(cls, experiment: Experiment, decode: Deployment) -> "PoolServers | None":
+        """Resolve the prefill pool of an experiment beside the decode pool; None without pools.
+
+        A SpecsimError if the pools cannot work together.
+        """
+        if experiment.pools is None:
+            return None
+        mine = experiment.of_pool("prefill")
+        servers = cls(experiment.pools, Deployment.of(mine), decode, mine)
+        for name, server in (("prefill", servers.prefill), ("decode", decode)):
+            layout = server.setup.kv
+            if len(layout.groups) > 1 or layout.has_windows:
+                raise ConfigError(
+                    f"pools.{name}: the model has {len(layout.groups)} KV cache groups, some with "
+                    "windows, whose transfer is not simulated; set "
+                    "engine.disable_hybrid_kv_cache_manager to true"
+                )
+        servers._check_alike()
+        return servers
+
+    def _check_alike(self) -> None:
+        both = (self.prefill, self.decode)
+        for what, prefill, decode in (
+            ("models", *(each.engine.model for each in both)),
+            ("block_size", *(each.engine.block_size for each in both)),
+            ("KV bytes per token", *(each.token_bytes(with_drafts=False) for each in both)),
+        ):
+            if prefill != decode:
+                raise ConfigError(
+                    f"pools: {what} of prefill ({prefill}) and decode ({decode}) must be the same, "
+                    "for KV entries to be of use; change a profile or an engine"
+                )
+
+    @property
+    def size(self) -> KVSize:
+        """What a transfer moves."""
+        is_moved = self.config.transfer.draft_kv == "moved"
+        per_token = self.decode.token_bytes(with_drafts=is_moved)
+        layers = load_model(self.decode.profile.model).num_hidden_layers
+        return KVSize(per_token, 1 / layers)
+
+
+def prefill_requests(requests: list[Request]) -> list[Request]:
+    """Return the requests as a prefill pool sees them: one token is asked for."""
+    return [
+        replace(
+            request,
+            output_len=1,
+            max_tokens=1,
+            output_token_ids=None
+            if request.output_token_ids is None
+            else request.output_token_ids[:1],
+            recorded_lens={name: lens[:1] for name, lens in request.recorded_lens.items()},
+            offered_lens=None if request.offered_lens is None else request.offered_lens[:2],
+        )
+        for request in requests
+    ]
+
+
+def _offload(server: Deployment, clock: EventClock, num_requests: int) -> Offload | None:
+    tiers = server.engine.kv_offload
+    if tiers is None:
+        return None
+    return Offload(clock, num_requests, tiers, server.token_bytes(with_drafts=True))
+
+
+class PoolSystem:
+    """Both pools on one clock: what a `Cluster` is to a run without pools."""
+
+    def __init__(
+        self,
+        servers: PoolServers,
+        experiment: Experiment,
+        requests: list[Request],
+        clock: EventClock,
+        records: list[ReplicaRecords],
+        *,
+        check: bool,
+    ) -> None:
+        config = servers.config
+        self.prefill_profile = servers.prefill.profile
+        mine, first = servers.prefill, config.decode.slots
+        self.records = [
+            PrefillRecords(mine.max_draft_len, records[0].step_log, number, mine.front_time)
+            for number in range(first, len(records))
+        ]
+        records[first:] = self.records
+        self._servers, self._experiment, self._check = servers, experiment, check
+        self._clock, self._requests = clock, requests
+        self._drafting = Drafting(servers.prefill_experiment, mine, prefill_requests(requests))
+        self.pools = Pools(clock, requests, config.transfer, servers.size)
+        self.offload = _offload(servers.prefill, clock, len(requests))
+
+    def decode_replica(
+        self, drafting: Drafting, wiring: Wiring, number: int, start: float
+    ) -> Replica:
+        """Return a replica of the decode pool."""
+        server, draft_kv = self._servers.decode, self._servers.config.transfer.draft_kv
+        wiring = replace(wiring, on_notices=self.pools.noticed, announces_ends=True)
+        speculation = drafting.start(number)
+        if draft_kv != "moved" and server.proposer is not None and server.proposer.has_prefill:
+            speculation.leaves_out = True
+        setup = pooled_setup(server, holds_ended=False, draft_kv=draft_kv)
+        return Replica(setup, server.costs, speculation, wiring, start)
+
+    def _prefill_replica(self, origin: float, number: int, start: float) -> Replica:
+        server, drafting = self._servers.prefill, self._drafting
+        wiring = drafting.wiring(
+            self.records[number],
+            observers=[IntegrityCheck()] if self._check else [],
+            on_end=self.pools.prefilled,
+            on_notices=self._prefill_noticed,
+            announces_ends=True,
+            origin=origin,
+        )
+        setup = pooled_setup(server, holds_ended=True)
+        return Replica(setup, server.costs, drafting.start(number), wiring, start)
+
+    def _prefill_noticed(self, replica: PythonVerbs, notices: NDArray[np.void]) -> None:
+        """Pass on what replicas keep, and what they wait for from their host memory."""
+        is_kept = notices["kind"] == BLOCKS_HELD
+        self.pools.noticed(replica, notices[is_kept])
+        if self.offload is not None:
+            self.offload.noticed(replica, notices[~is_kept])
+
+    def start(self, make_decode: Callable[[int, float], Replica], origin: float) -> "PoolSystem":
+        """Start the replicas of both pools; returns itself."""
+        config, experiment = self._servers.config, self._experiment
+        self.prefill, self.decode = (
+            PoolCluster(
+                self._clock,
+                self._requests,
+                pool.slots,
+                make,
+                router=pool.routing or experiment.routing,
+                seed=experiment.seed,
+                started=pool.num_started,
+            )
+            for pool, make in (
+                (config.prefill, partial(self._prefill_replica, origin)),
+                (config.decode, make_decode),
+            )
+        )
+        self.pools.join(self.prefill, self.decode, self._servers.decode.front_time)
+        if self.offload is not None:
+            self.offload.cluster = self.prefill
+        if self._check:
+            self.prefill.has_gone = self.decode.has_gone = check_free
+        self.submit = self.prefill.submit
+        return self
+
+    def check_stranded(self) -> None:
+        """Raise a CapacityError if requests wait for a replica that will never come back."""
+        self.prefill.check_stranded()
+        self.decode.check_stranded()
+        for replica in self.decode.up:
+            if replica.has_unfinished:
+                raise CapacityError(
+                    "pools.decode: requests that have been loaded hold the KV blocks of a replica, "
+                    "and none of them can go on, in vLLM neither; use more memory, or a "
+                    "smaller max_num_seqs"
+                )
+
+    def finish(self) -> None:
+        """Let all replicas hand over their results, and check that no block is kept."""
+        replicas = [*self.prefill.up, *self.decode.up]
+        self.prefill.finish()
+        self.decode.finish()
+        if self._check:
+            self.pools.check(replicas)
+        for records in self.records:
+            records.close(self._servers.decode.max_draft_len)
+
 
 _MANY = 64
 """Replicas, beyond which each gets smaller buffers, since all are in memory at once."""
@@ -37,8 +242,7 @@ class Servers:
     """Everything that serves, resolved against its hardware."""
 
     experiment: Experiment
-    deployment: Deployment
-    """What answers: all replicas, or those of the decode pool."""
+    deployment: Deployment  # what answers: all replicas, or those of the decode pool
     pools: PoolServers | None
 
     @property
@@ -48,12 +252,7 @@ class Servers:
 
 
 class Whole:
-    """A run on one clock; it can be run once.
-
-    Args:
-        requests: Of the run, by index.
-        on_progress: Told how many requests have ended, each time one does.
-    """
+    """A run on one clock; it can be run once."""
 
     def __init__(
         self,
@@ -65,7 +264,7 @@ class Whole:
         self._experiment, self._deployment = servers.experiment, servers.deployment
         self._requests, self._check = requests, kept.check
         self._arrivals = servers.experiment.workload.arrivals
-        self._front_time = servers.front.costs.overhead.front_ms * 1e-3
+        self._front_time = servers.front.front_time
         self._drafting = Drafting(servers.experiment.serving, servers.deployment, requests)
         self.records: list[ReplicaRecords] = records_of_run(
             servers.experiment.num_engines,
@@ -86,14 +285,7 @@ class Whole:
         if servers.deployment.is_lock_step:
             dummy_len = 1 + servers.experiment.num_speculative_tokens
             self._group = LockStep(servers.deployment.costs, dummy_len)
-        self.offload: Offload | None = None
-        if servers.deployment.engine.kv_offload is not None:
-            self.offload = Offload(
-                self._clock,
-                len(requests),
-                servers.deployment.engine.kv_offload,
-                servers.deployment.token_bytes(with_drafts=True),
-            )
+        self.offload = _offload(servers.deployment, self._clock, len(requests))
         self._keeps_up = self._clients_wait or self.offload is not None
         self.pools: PoolSystem | None = None
         if servers.pools is not None:
@@ -110,11 +302,7 @@ class Whole:
         """What each autoscaler has made of the run, when that is over; by pool."""
 
     def run(self) -> None:
-        """Let everything happen.
-
-        Raises:
-            CapacityError: Requests wait for a replica that will never come back.
-        """
+        """Let everything happen; a CapacityError if requests wait for a replica in vain."""
         cluster, clock, experiment = self._cluster(), self._clock, self._experiment
         clusters: dict[str | None, Cluster] = {None: cluster}  # type: ignore[dict-item]
         if isinstance(cluster, PoolSystem):
@@ -135,7 +323,6 @@ class Whole:
         self._ends.check()
 
     def _fleets(self, clusters: dict[str | None, Cluster]) -> dict[str | None, Fleet]:
-        """Return what scales the pools that are scaled."""
         experiment, pools, together = self._experiment, self._experiment.pools, list[Fleet]()
         num_decode = pools.decode.slots if pools else len(self.records)
         records = {"prefill": self.records[num_decode:], "decode": self.records[:num_decode]}
@@ -173,13 +360,9 @@ class Whole:
         return cluster
 
     def _replica(self, number: int, start: float) -> Replica:
-        """Return a new replica of those that answer."""
         drafting, deployment = self._drafting, self._deployment
-        wiring = Wiring(
-            facts=drafting.facts,
-            records=self.records[number],
-            fates=drafting.survival_lens if len(drafting.survival_lens) else None,
-            offers=drafting.offers,
+        wiring = drafting.wiring(
+            self.records[number],
             deliveries=self.deliveries,
             observers=[IntegrityCheck()] if self._check else [],
             on_end=self._ends.tell,
@@ -200,12 +383,10 @@ class Whole:
         if not isinstance(self._arrivals, ClosedLoop):
             return []
         rng = generator(self._experiment.seed, "think_times")
-        times: list[float] = self._arrivals.think_times(rng, len(self._requests)).tolist()
-        return times
+        return list(self._arrivals.think_times(rng, len(self._requests)).tolist())
 
     @property
     def _origin(self) -> float:
-        """When the first request of the run arrives, seconds."""
         if isinstance(self._arrivals, ClosedLoop):
             return min(self._think_times[: self._arrivals.concurrency], default=0.0)
         return self._requests[0].arrived_at if self._requests else 0.0

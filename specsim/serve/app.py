@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from hmac import compare_digest
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from aiohttp import web
@@ -11,20 +11,21 @@ from aiohttp import web
 from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.core.version import __version__
-from specsim.serve.answers import Reply, Stream
 from specsim.serve.live import Live, LiveAnswer
-from specsim.serve.metrics import LiveMetrics
 from specsim.serve.protocol import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     Message,
     Refusal,
+    Reply,
+    Stream,
     TokenizeBody,
     error_body,
     parsed,
 )
 from specsim.serve.texts import Filler, Ids, Texts
+from specsim.serve.watchers import LiveMetrics
 
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _MAX_BODY = web.AppKey("max_body", int)
@@ -33,21 +34,10 @@ _BODY_TIMEOUT = web.AppKey("body_timeout", float)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Choice(NamedTuple):
-    """What one answer is to be."""
-
-    length: int
-    limit: int
-    finish: str
-
-
 class Service:
     """One address: an engine, and what is said in its name.
 
-    Args:
-        model: The name that it serves under.
-        api_key: What clients have to send; None: nothing.
-        fault_rate: Share of the requests for an answer that get an error instead.
+    Requests for an answer get an error instead with the chance `fault_rate`.
     """
 
     def __init__(
@@ -66,7 +56,6 @@ class Service:
         longest = live.deployment.engine.max_model_len
         assert longest is not None
         self._max_model_len = longest
-        self._created = 0
         self._fault_rate = fault_rate
         self._luck = generator(live.experiment.seed, "serve_faults")
 
@@ -119,7 +108,7 @@ class Service:
         entry = {
             "id": self.model,
             "object": "model",
-            "created": self._created,
+            "created": 0,
             "owned_by": "specsim",
             "root": self.live.deployment.profile.model,
             "parent": None,
@@ -204,7 +193,6 @@ class Service:
         max_tokens: int | None,
         echoes: list[str],
     ) -> web.StreamResponse:
-        """Answer one HTTP request, from the engine's router to its last token."""
         self._check(body, prompts, max_tokens)
         lens, n = [len(ids) for ids in prompts], body.n or 1
         options: dict[str, Any] = {"is_chat": isinstance(body, ChatBody), "n": n, "echoes": echoes}

@@ -6,8 +6,10 @@ comes or goes.
 """
 
 import asyncio
+import ctypes
+import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -21,16 +23,72 @@ from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.engine.cluster import Cluster, EventClock, schedule_incidents
 from specsim.engine.lock_step import LockStep, Rank
-from specsim.engine.python_verbs import PythonVerbs, Wiring
+from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.replica import Replica
 from specsim.engine.table import FINISHED
 from specsim.engine.view import StepView
 from specsim.results.records import ReplicaRecords
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-from specsim.serve.alarm import Alarm
 from specsim.serve.slots import Slots
 from specsim.serve.texts import Filler
+
+_LIBC: Any = ctypes.CDLL(None, use_errno=True)
+_MONOTONIC, _NONBLOCK, _ABSOLUTE = 1, 0o4000, 1
+
+
+class Alarm:
+    """Calls a function at an instant of the loop's clock, to a fraction of a millisecond.
+
+    By timerfd; where there is none, by asyncio's own timers, which are those of epoll on Linux and
+    up to a millisecond late.
+    """
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._loop, self._action = asyncio.get_running_loop(), action
+        self._at = inf
+        self._handle: asyncio.Handle | None = None
+        self._file = -1
+        if hasattr(_LIBC, "timerfd_create"):
+            self._file = _LIBC.timerfd_create(_MONOTONIC, _NONBLOCK | os.O_CLOEXEC)
+        if self._file >= 0:
+            self._loop.add_reader(self._file, self._ring)
+
+    def set(self, instant: float) -> None:
+        """Ring at an instant, unless it is to ring before; infinite: let it be."""
+        if instant >= self._at:
+            return
+        self._at = instant
+        if self._handle is not None:
+            self._handle.cancel()
+        if instant <= self._loop.time():
+            self._handle = self._loop.call_soon(self._ring)
+        elif self._file < 0:
+            self._handle = self._loop.call_at(instant, self._ring)
+        else:
+            self._handle = None
+            seconds = int(instant)
+            when = (ctypes.c_long * 4)(0, 0, seconds, max(1, int((instant - seconds) * 1e9)))
+            _LIBC.timerfd_settime(self._file, _ABSOLUTE, when, None)
+
+    def _ring(self) -> None:
+        if self._handle is None:
+            try:
+                os.read(self._file, 8)
+            except BlockingIOError:
+                return  # it has been set anew since
+        self._handle, self._at = None, inf
+        self._action()
+
+    def close(self) -> None:
+        """Ring no more."""
+        if self._handle is not None:
+            self._handle.cancel()
+        if self._file >= 0:
+            self._loop.remove_reader(self._file)
+            os.close(self._file)
+        self._file, self._at = -1, -inf
+
 
 _AT_ONCE = 4  # deliveries that are sent before the loop looks for requests
 _MOST_UNSENT = 4096  # deliveries; if there are more, all are sent before anything else happens
@@ -55,8 +113,7 @@ class LiveAnswer:
 
     def __init__(self, request: Request, place: int, filler: Filler, sink: Sink) -> None:
         self.request = request
-        self.place = place
-        """Which of the answers to its HTTP request it is."""
+        self.place = place  # which of the answers to its HTTP request it is
         self.filler = filler
         self.sink = sink
         self.finish = "length"
@@ -67,8 +124,7 @@ class LiveAnswer:
         self.first_token_at = self.last_token_at = 0.0
         self.deliveries: list[tuple[float, int]] = []
         self.drafts: list[tuple[int, int, int]] = []
-        self.row: Any = None
-        """The engine's own record of it, once it has ended."""
+        self.row: Any = None  # the engine's own record of it, once it has ended
 
     def text(self, first: int, end: int) -> str:
         """Return what is sent of some of its tokens."""
@@ -77,8 +133,8 @@ class LiveAnswer:
         return self.filler.text[start : min(int(ends[end - 1]), self.text_len)]
 
 
-class Watcher(Protocol):
-    """Whoever counts: the metrics, and the log."""
+class Watcher:
+    """Whoever counts: the metrics, and the log. By default nothing is done."""
 
     def stepped(self, engine: int, replica: PythonVerbs, step: StepView) -> None:
         """See a step that has come back."""
@@ -127,28 +183,21 @@ class _NoRecords(ReplicaRecords):
 
 
 class Live:
-    """An experiment's engines on the wall clock.
+    """An experiment's engines on the wall clock, or `speed` times as fast.
 
-    Args:
-        speed: How many times as fast as the wall clock time runs.
-        size: Requests that may be unfinished at once.
-
-    Raises:
-        SpecsimError: The experiment cannot be served.
+    At most `size` requests may be unfinished. A SpecsimError if the experiment cannot be served.
     """
 
     def __init__(self, experiment: Experiment, *, speed: float = 1.0, size: int = 4096) -> None:
         self.experiment, self.speed = experiment, speed
         self.deployment = deployment = Deployment.of(experiment)
         self.slots = Slots(experiment, deployment, size)
-        self.front_time = deployment.costs.overhead.front_ms * 1e-3
+        self.front_time = deployment.front_time
         self.watchers: list[Watcher] = []
-        self.replicas: dict[int, Replica] = {}
-        """Those that are up, by number."""
+        self.replicas: dict[int, Replica] = {}  # those that are up, by number
         self._lengths = _answer_lens(experiment)
         self._count = 0
-        self._answers: dict[int, LiveAnswer] = {}
-        """Those on their way, by slot."""
+        self._answers: dict[int, LiveAnswer] = {}  # those on their way, by slot
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: Alarm | None = None
         self._outbox: deque[tuple[LiveAnswer, int, int]] = deque()
@@ -173,13 +222,8 @@ class Live:
 
     def _make_replica(self, number: int, start: float) -> Replica:
         slots = self.slots
-        wiring = Wiring(
-            facts=slots.facts,
-            records=_NoRecords(self.deployment.max_draft_len, replica=number),
-            fates=slots.survival_lens if len(slots.survival_lens) else None,
-            offers=slots.offers,
-            observers=[_Deliveries(self, number)],
-        )
+        records = _NoRecords(self.deployment.max_draft_len, replica=number)
+        wiring = slots.wiring(records, observers=[_Deliveries(self, number)])
         parts = (self.deployment.setup, self.deployment.costs, slots.start(number), wiring, start)
         replica = Replica(*parts) if self._group is None else Rank(self._group, *parts)
         self.replicas[number] = replica

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.desk import PerRequest
-from specsim.core.draft_luck import Confidences, DraftLuck
+from specsim.core.draft_luck import DraftLuck
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.engine.facts import Facts
@@ -32,16 +32,14 @@ _FREE = Request(index=0, prompt_len=1, output_len=1)
 class Slots(Drafting):
     """What `Drafting` settles for a whole run, settled request by request.
 
-    Request k draws its luck as request k of a simulation does.
-
-    Raises:
-        ConfigError: The policy or the acceptance model needs what only a whole run has.
+    Request k draws its luck as request k of a simulation does. A ConfigError if the policy or the
+    acceptance model needs what only a whole run has.
     """
 
     def __init__(self, experiment: Experiment, deployment: Deployment, size: int) -> None:
         _check(experiment, deployment)
-        self._experiment, self._deployment = experiment, deployment
-        self.requests = self._requests = [_FREE] * size
+        self.requests = [_FREE] * size
+        self._begin(experiment, deployment, self.requests)
         longest = deployment.engine.max_model_len
         assert longest is not None
         self._longest, self._size = longest, size
@@ -53,18 +51,10 @@ class Slots(Drafting):
         rows["output_at"] = starts[:-1]
         rows["key_at"] = 1 + np.arange(size) * num_keys
         self.facts = Facts(rows, np.zeros(1 + size * num_keys, dtype=np.int64), starts)
-        self._verifies_tokens = False
-        self._draft_luck: DraftLuck | None = None
-        self._model = self._proposer_memory = None
         self._offers: NDArray[np.uint8] | None = None
-        proposer, acceptance = deployment.proposer, experiment.acceptance
-        self._drafters = []
-        if proposer is not None and acceptance is not None:
-            keys = proposer.cost_keys
-            self._drafters = [
-                (acceptance.of_drafter(key), self._luck("acceptance", key)) for key in keys
-            ]
-            if offers_by_table(proposer) and self._offered(_FREE) is not None:
+        proposer = deployment.proposer
+        if proposer is not None and self._drafters:
+            if offers_by_table(proposer) and self._offered([_FREE]) is not None:
                 self._offers = np.zeros(size * (longest + 1), dtype=np.uint8)
             if deployment.policy.uses_confidences and proposer.has_confidence:
                 width = longest + deployment.max_draft_len
@@ -76,33 +66,13 @@ class Slots(Drafting):
         self._lasting: dict[int, list[PerRequest]] = {}
         """What the policy of each replica remembers of single requests."""
         self.num_free = size
-        self.numbers = [0] * size
-        """The request in each slot: its number, counted over all."""
+        self.numbers = [0] * size  # the request in each slot: its number, counted over all
 
     def start(self, replica: int) -> Speculation:
         """Return the speculation of one replica, with fresh memories."""
         speculation = super().start(replica)
         self._lasting[replica] = _per_request(speculation.memory)
         return speculation
-
-    def _offered(self, request: Request) -> list[bytes] | None:
-        proposer = self._deployment.proposer
-        assert proposer is not None
-        luck = self._luck("proposer", proposer.method)
-        found: list[bytes] | None = proposer.start([request], luck, self._deployment.max_draft_len)
-        return found
-
-    def _confidences(self, request: Request, table: bytes) -> Confidences:
-        proposer, acceptance = self._deployment.proposer, self._experiment.acceptance
-        assert proposer is not None
-        assert acceptance is not None
-        return DraftLuck.confidence_tables(
-            [request],
-            [table],
-            self._luck("confidence", proposer.method),
-            acceptance.confidence_concentration,
-            self._deployment.max_draft_len,
-        )
 
     @property
     def offers(self) -> NDArray[np.uint8] | None:
@@ -133,9 +103,9 @@ class Slots(Drafting):
             self.survival_lens[first : first + len(table)] = np.frombuffer(table, dtype=np.uint8)
             first += self.facts.num_outputs
             if self._draft_luck is not None:
-                self._draft_luck.put(slot, self._confidences(request, table))
+                self._draft_luck.put(slot, self._confidences([request], [table]))
         if self._offers is not None:
-            (offered,) = self._offered(request) or (b"",)
+            (offered,) = self._offered([request]) or (b"",)
             first = slot * (self._longest + 1)
             self._offers[first : first + len(offered)] = np.frombuffer(offered, dtype=np.uint8)
         return placed

@@ -30,22 +30,15 @@ _LONGER = "this that with from have will your which their there time about would
 class Filler(NamedTuple):
     """An answer: nothing that anybody said."""
 
-    ids: Ids
-    """Shape (tokens,)."""
-    text: str
-    """Plain ASCII letters and spaces."""
-    ends: NDArray[np.int64]
-    """Where each token ends in the text, shape (tokens,)."""
+    ids: Ids  # shape (tokens,)
+    text: str  # plain ASCII letters and spaces
+    ends: NDArray[np.int64]  # where each token ends in the text, shape (tokens,)
 
 
 class Texts:
     """Counts the tokens of prompts, and writes answers of as many tokens as are wanted.
 
-    Args:
-        tokenizer: File of the model's tokenizer; by default a token is four bytes.
-
-    Raises:
-        ConfigError: The file is no tokenizer, or has too few words of one token.
+    A ConfigError if the tokenizer's file is none, or has too few words of one token.
     """
 
     def __init__(self, seed: int, tokenizer: Path | None = None) -> None:

@@ -18,7 +18,8 @@ from specsim.study.capacity import (
     parse_slo,
 )
 from specsim.study.compare import chosen_policies
-from specsim.study.gate import GateResults, GateVerdict, Suite, check_same_suite, judge, run_suite
+from specsim.study.gate import GateResults, Suite, run_suite
+from specsim.study.gate.verdict import GateVerdict, check_same_suite, judge
 from specsim.study.plan import Plan, Question, make_plan
 from specsim.study.plan.command import read_command
 from specsim.study.plan.traffic import find_traffic
@@ -46,19 +47,13 @@ def question_of(  # noqa: PLR0913 - the options of a command
     prices: Path | None = None,
     seed: int = 0,
 ) -> Question:
-    """Return what a plan is asked.
+    """Return what a plan is asked; a ConfigError if something of it is wrong, or is not simulated.
 
     Args:
         vllm, sglang: The command line of the server, one of the two.
         traffic: A kind such as ``chat``, a data set, a trace, or an experiment.
         qps: Requests per second of the whole service.
-        slo: Limits, ``ttft:500,tpot:40`` in ms.
-        gpus: To choose from, ``h100,l40s``.
         acceptance: In short form, in place of the nearest preset.
-        prices: A YAML file of prices per GPU and hour.
-
-    Raises:
-        ConfigError: Something of it is wrong, or is not simulated.
     """
     if (vllm is None) == (sglang is None):
         raise ConfigError("give either --vllm 'vllm serve MODEL ...' or --sglang '...'")
@@ -102,14 +97,13 @@ def capacity(  # noqa: PLR0913 - the options of a command
 ) -> Capacity:
     """Return the largest load within limits that each hardware sustains under each policy.
 
+    Limits, GPUs or profiles, and policies (in short form) are the experiment's where none are
+    given.
+
     Args:
-        slo: Limits; by default the experiment's.
-        gpus: GPUs or profiles; by default the experiment's.
-        policies: In short form; by default the experiment's.
         is_closed: Whether to vary the number of clients, not the rate.
         qps: Requests per second to count replicas for.
         num_requests: Of each run; by default runs grow until the answer stops moving.
-        workers: Processes; the results do not depend on their number.
 
     Raises:
         SpecsimError: The load cannot be varied, or a simulation cannot be run.
@@ -148,11 +142,7 @@ def sweep(
     workers: int = 1,
     on_progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
-    """Run a sweep, a YAML file, and return a record per point; the folder keeps them.
-
-    Raises:
-        ConfigError: The file is wrong, or the folder holds another sweep.
-    """
+    """Run a sweep, a YAML file, and return a record per point; the folder keeps them."""
     folder = SweepFolder.create(out, Sweep.load(path, overrides), resume=resume)
     return run_sweep(folder, LocalProcesses(workers), on_progress)
 
@@ -160,11 +150,7 @@ def sweep(
 def gate(
     baseline: Path, suite: Path, *, workers: int = 1, on_progress: Progress | None = None
 ) -> GateVerdict:
-    """Run a suite, a YAML file, with the seeds of a baseline, and say whether it is worse.
-
-    Raises:
-        SpecsimError: A file is wrong, they do not belong together, or a scenario cannot be run.
-    """
+    """Run a suite, a YAML file, with the seeds of a baseline, and say whether it is worse."""
     before, current = GateResults.load(baseline), Suite.load(suite, ())
     tolerances = {**(current.tolerances or before.tolerances)}
     check_same_suite(before, current)

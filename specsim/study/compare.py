@@ -33,10 +33,8 @@ class PolicyResult:
 
     label: str
     policy: Policy
-    summaries: list[dict[str, Any]]
-    """As in ``summary.json``, one per replication."""
-    speed_up: SpeedUp
-    """Of the mean end-to-end latency over no speculation."""
+    summaries: list[dict[str, Any]]  # as in ``summary.json``, one per replication
+    speed_up: SpeedUp  # of the mean end-to-end latency over no speculation
 
     def mean(self, field: str) -> float:
         """Return the mean of a field of the summaries or their block ``specsim``; nan without."""
@@ -63,18 +61,15 @@ class PolicyResult:
 class Standing:
     """The place of one policy among all."""
 
-    rank: int
-    """From 1, the highest speed-up."""
+    rank: int  # from 1, the highest speed-up
     result: PolicyResult
     is_tied: bool | None
     """Whether the paired 95 % interval of the difference to the rank above includes 0; None for
     the first, and with a single replication."""
     regret_oracle: Regret | None
-    """Against the policy ``oracle``, the faster if there are several; None if there is none."""
-    regret_bayes: Regret | None
-    """Against the policy ``bayes``, the faster if there are several; None if there is none."""
-    regret_best_static: Regret | None
-    """Against the fastest ``static`` policy, chosen with hindsight; None if there is none."""
+    """Against the fastest policy ``oracle``; None, as below, if there is none."""
+    regret_bayes: Regret | None  # likewise, policy ``bayes``
+    regret_best_static: Regret | None  # the fastest ``static``, chosen with hindsight
 
     def to_dict(self) -> dict[str, Any]:
         """Return the standing as plain values, with all summaries."""
@@ -83,9 +78,9 @@ class Standing:
             "tied_with_rank_above": self.is_tied,
             "unstable": self.result.is_unstable,
             "speed_up": asdict(self.result.speed_up),
-            "regret_oracle": self.regret_oracle and asdict(self.regret_oracle),
-            "regret_bayes": self.regret_bayes and asdict(self.regret_bayes),
-            "regret_best_static": self.regret_best_static and asdict(self.regret_best_static),
+            **{
+                name: each and asdict(each) for name, each in vars(self).items() if "regret" in name
+            },
             "summaries": self.result.summaries,
         }
 
@@ -115,17 +110,16 @@ class Comparison:
     def standings(self) -> list[Standing]:
         """All policies by falling speed-up; those of equal speed-up in the order given."""
         ranked = sorted(self.results, key=lambda result: -result.speed_up.mean)
-        oracle, bayes, best_static = (
-            _first_of(kind, ranked) for kind in ("oracle", "bayes", "static")
-        )
+        references = [
+            next((result for result in ranked if result.policy.kind == kind), None)
+            for kind in ("oracle", "bayes", "static")
+        ]
         return [
             Standing(
-                rank=rank,
-                result=result,
-                is_tied=_is_tied(above, result) if above is not None else None,
-                regret_oracle=_regret(oracle, result),
-                regret_bayes=_regret(bayes, result),
-                regret_best_static=_regret(best_static, result),
+                rank,
+                result,
+                _is_tied(above, result) if above is not None else None,
+                *(_regret(reference, result) for reference in references),
             )
             for rank, (above, result) in enumerate(zip([None, *ranked], ranked, strict=False), 1)
         ]
@@ -137,10 +131,6 @@ class Comparison:
             result.label: {**standings[result.label], "warnings": [*self.notes, *result.warnings]}
             for result in self.results
         }
-
-
-def _first_of(kind: str, ranked: list[PolicyResult]) -> PolicyResult | None:
-    return next((result for result in ranked if result.policy.kind == kind), None)
 
 
 def _regret(reference: PolicyResult | None, result: PolicyResult) -> Regret | None:
@@ -189,12 +179,10 @@ def compare(
     """Run every policy on the same requests and the same luck.
 
     Args:
-        experiment: Its policy is replaced; replication i runs with seed ``experiment.seed + i``. If
-            a policy needs synchronous scheduling, all of them run with it.
+        experiment: Its policy is replaced; replication i runs with seed ``experiment.seed +
+            i``. If a policy needs synchronous scheduling, all of them run with it.
         policies: By label; must contain ``off``, the baseline.
-        workers: Processes; the results do not depend on their number.
         folder: Where to save the results of replication 0, one folder per policy.
-        on_progress: Told the number of runs that have ended.
 
     Raises:
         SpecsimError: A policy cannot be run with this experiment.
@@ -243,11 +231,9 @@ _SIMPLE = re.compile(r"[a-z0-9_]+:[A-Za-z0-9.=_]+")
 def folder_name(label: str) -> str:
     """Return the label of a policy as the name of a folder, different for each label."""
     name = re.sub(r"[^A-Za-z0-9.=_-]+", "-", label)
-    return name if name == label or _SIMPLE.fullmatch(label) else f"{name}-{_digest(label)}"
-
-
-def _digest(label: str) -> str:
-    return sha256(label.encode()).hexdigest()[:6]
+    if name == label or _SIMPLE.fullmatch(label):
+        return name
+    return f"{name}-{sha256(label.encode()).hexdigest()[:6]}"
 
 
 def _run_one(task: tuple[Experiment, Path | None]) -> dict[str, Any]:

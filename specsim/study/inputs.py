@@ -16,8 +16,7 @@ from specsim.core.resources import find_resource, following, locate
 from specsim.core.settings import Settings, load_mapping
 from specsim.hardware.specs import gpu_file
 from specsim.profile import find_profile, load_profile
-from specsim.run.experiment import Experiment
-from specsim.run.pool_config import POOLS
+from specsim.run.experiment import POOLS, Experiment
 
 
 class Input(Settings):
@@ -45,12 +44,14 @@ def inputs_of(experiment: Experiment) -> dict[str, Input]:
     with suppress(SpecsimError):
         found["profile"] = _input(f"profile {name}", find_profile(name))
         profile = load_profile(name)
-        found["profile.model"] = _input(f"model {profile.model}", _model_file(profile.model))
+        own = profile.model.endswith(".json")
+        model = Path(profile.model) if own else find_resource("profiles", f"{profile.model}.json")
+        found["profile.model"] = _input(f"model {profile.model}", model)
         found["profile.gpu"] = _input(f"GPU {profile.gpu}", gpu_file(profile.gpu))
         parts.extend(_parts(profile, "profile."))
     for field, part in parts:
         if isinstance(part, Preset):
-            file = _shipped(f"acceptance/{part.name}.yaml")
+            file = find_resource("profiles", f"acceptance/{part.name}.yaml")
             found[f"{field}.name"] = _input(f"preset {part.name}", file)
         elif isinstance(part, Path):
             found[field] = _input(str(part), locate(part))
@@ -72,14 +73,6 @@ def _parts(value: object, field: str = "") -> Iterator[tuple[str, object]]:
         yield from _parts(each, f"{field}{name}.")
 
 
-def _shipped(name: str) -> Path | None:
-    return find_resource("profiles", name)
-
-
-def _model_file(name: str) -> Path | None:
-    return Path(name) if name.endswith(".json") else _shipped(f"{name}.json")
-
-
 def _input(name: str, path: Path | None) -> Input:
     try:
         return Input(name=name, digest=None if path is None else _digest(path))
@@ -88,7 +81,6 @@ def _input(name: str, path: Path | None) -> Input:
 
 
 def _digest(path: Path) -> str:
-    """Return a digest of a file, or of all files below a folder and their names."""
     if not path.is_dir():
         stat = path.stat()
         return _file_digest(path, (stat.st_mtime_ns, stat.st_size))

@@ -17,11 +17,10 @@ from specsim.run.experiment import Experiment
 from specsim.study.paired import replicated
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals import Arrivals, OpenArrivals
-from specsim.workload.arrivals.synthetic import ClosedLoop
-from specsim.workload.arrivals.trace import TraceReplay
+from specsim.workload.arrivals.synthetic import ClosedLoop, TraceReplay
 from specsim.workload.lengths import Lengths
-from specsim.workload.lengths.trace import TraceRows
-from specsim.workload.trace import Trace
+from specsim.workload.lengths.synthetic import TraceRows
+from specsim.workload.trace import Trace, mean_rate
 
 _SAMPLE = 2000  # requests from which the mean length is estimated where they are drawn
 _SPANS = 5.0  # times that a session thinks, for which sessions arrive at least
@@ -35,12 +34,9 @@ class Recording:
     their drafts; after the last row comes the first. Turns of sessions do not wait for each other.
     """
 
-    workload: WorkloadConfig
-    """The experiment's own."""
-    seed: int
-    """For lengths that were not recorded with the arrivals."""
-    share: float
-    """Part of the recording that lies before the first request, in [0, 1)."""
+    workload: WorkloadConfig  # the experiment's own
+    seed: int  # for lengths that were not recorded with the arrivals
+    share: float  # part of the recording that lies before the first request, in [0, 1)
 
     def all_requests(self) -> Trace:
         """Return the whole recording."""
@@ -117,11 +113,9 @@ def fixed_policy(k: int) -> Policy:
 
 
 def check_steady(experiment: Experiment) -> None:
-    """Raise unless what an experiment's server sustains is the same at all times.
+    """Raise a ConfigError unless what a server sustains is the same at all times.
 
-    Raises:
-        ConfigError: It has incidents or autoscaling: runs of other loads and lengths would meet
-            them at other moments.
+    With incidents or autoscaling, runs of other loads and lengths would meet them at other moments.
     """
     if experiment.incidents:
         raise ConfigError(
@@ -179,13 +173,13 @@ class Loads:
     def _recorded_rate(self) -> float:
         times = self.sample.arrived_at
         assert times is not None
-        span = float(np.ptp(times))
-        if not span:
+        rate = mean_rate(times)
+        if rate is None:
             raise ConfigError(
                 "workload.arrivals: all requests of the trace arrive at once, so its rate cannot "
                 "be varied; use arrivals of kind poisson and lengths: {kind: trace, path: ...}"
             )
-        return (len(times) - 1) / span
+        return rate
 
     def check_batches(self) -> None:
         """Raise a ConfigError unless clients without think time hold a batch at a size."""
@@ -210,9 +204,7 @@ class Loads:
     def closed_trials(self, policy: Policy, concurrency: int, count: int) -> list[Trial]:
         """Return the trials that hold the batch of one replica at a size, one per replication.
 
-        Args:
-            concurrency: Clients without think time; the batch size if the KV cache holds it.
-            count: Requests.
+        That many clients have no think time; the batch is smaller if the KV cache does not hold it.
         """
         workload = WorkloadConfig(
             arrivals=ClosedLoop(concurrency=concurrency), lengths=self._lengths, num_requests=count
@@ -222,13 +214,7 @@ class Loads:
     def trials(
         self, policy: Policy, load: float, count: int, *, synchronous: bool = False
     ) -> list[Trial]:
-        """Return the trials of a policy at a load, one per replication.
-
-        Args:
-            load: Requests/s or clients; see `unit`.
-            count: Requests; of sessions more, so that their beginning is a small part of the run.
-            synchronous: Whether to force synchronous scheduling, which an oracle needs.
-        """
+        """Return the trials of a policy at a load, one per replication."""
         own = self.experiment.workload.arrivals
         count = count if self.is_closed else max(count, ceil(load * self._least_time))
         changes: dict[str, object] = (
@@ -266,7 +252,6 @@ class Loads:
 
     @cached_property
     def _turns(self) -> float:
-        """Requests per arrival: of sessions, their turns."""
         return 1.0 if self._is_recorded else self._lengths.mean_turns
 
     @cached_property

@@ -30,11 +30,8 @@ def replicated(
 ) -> list[Experiment]:
     """Return an experiment once per replication; replication i has the experiment's seed plus i.
 
-    So whatever else is varied meets the same requests and the same luck, replication by
-    replication (common random numbers).
-
-    Raises:
-        ConfigError: The changes do not go with it; the message begins with `source`.
+    So whatever else is varied meets the same requests and luck (common random numbers). A
+    ConfigError from `source` if the changes do not go with it.
     """
     seeds = range(experiment.seed, experiment.seed + replications)
     return [experiment.replace(source, **changes, seed=seed) for seed in seeds]
@@ -44,10 +41,8 @@ def replicated(
 class SpeedUp:
     """How many times faster than the baseline, with a paired 95 % confidence interval."""
 
-    mean: float
-    """Geometric mean over the replications."""
-    low: float | None
-    """None with a single replication, which says nothing about spread."""
+    mean: float  # geometric mean over the replications
+    low: float | None  # None with a single replication, which says nothing about spread
     high: float | None
 
 
@@ -55,12 +50,9 @@ class SpeedUp:
 class Regret:
     """How much slower than a reference, in percent, with a paired 95 % confidence interval."""
 
-    reference: str
-    """Label of the policy that it is compared with."""
-    mean: float
-    """Geometric mean over the replications; negative if faster than the reference."""
-    low: float | None
-    """None with a single replication."""
+    reference: str  # label of the policy that it is compared with
+    mean: float  # geometric mean over the replications; negative if faster than the reference
+    low: float | None  # None with a single replication
     high: float | None
 
 
@@ -93,10 +85,9 @@ def _log_ratio(above: list[float], below: list[float]) -> tuple[float, float | N
 def mean_and_half_width(
     samples: Sequence[float], error: float = 0.05
 ) -> tuple[float, float | None]:
-    """Return the mean of some samples and half its confidence interval, by Student's t.
+    """Return the mean of samples and half its confidence interval, by Student's t.
 
-    The interval misses with a chance of `error`. Of a single sample, which says nothing about
-    spread, it is None.
+    The interval misses with a chance of `error`; it is None of a single sample.
     """
     mean, count = fmean(samples), len(samples)
     if count < 2:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 from specsim.core.blame import blamed, name_of
 from specsim.core.errors import ConfigError, InvariantError, PluginError, SpecsimError
 from specsim.core.request import Request
+from specsim.core.settings import load_mapping
 from specsim.policies import Policy
 from specsim.proposers import PROPOSERS
 from specsim.run.experiment import Experiment
@@ -27,57 +29,13 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
 _LONGEST = 10.0  # seconds that a world of a fraction of a second may take
-_PROFILES = {"medusa": "a100/llama-7b"}
-_METHODS: tuple[dict[str, Any], ...] = (
-    {"method": "eagle3"},
-    {"method": "ngram"},
-    {"method": "medusa"},
-    {"method": "draft_models", "models": ["draft_model", "eagle3"]},
-)
-_LOADS: dict[str, dict[str, Any]] = {
-    "one request": {"arrivals": "burst", "num_requests": 1},
-    "all at once": {"arrivals": "burst", "num_requests": 40},
-    "a steady stream": {"arrivals": "poisson:rate=40", "num_requests": 30},
-    "idle between requests": {"arrivals": "constant:rate=0.5", "num_requests": 4},
-    "clients that wait": {"arrivals": "closed_loop:concurrency=4", "num_requests": 12},
-    "turns of sessions": {
-        "arrivals": "poisson:rate=20",
-        "num_requests": 16,
-        "lengths": "sessions:turns=3,first_prompt=60,new_input=20,output=15,think_time=0.1",
-    },
-}
+_TABLES = load_mapping(Path(__file__).with_name("worlds.yaml"), ConfigError)
+_METHODS, _LOADS = _TABLES["methods"], _TABLES["loads"]
+_SERVERS, _CLUSTERS = _TABLES["servers"], _TABLES["clusters"]
 _FIRST = ("one request", "a usual server", "sync")
 _BASE = {"profile": "h100/llama-3.1-8b", "acceptance": "bernoulli:alpha=0.7"}
 _SHORT = "uniform:prompt=[1, 200],output=[1, 40]"
-_SERVERS: dict[str, dict[str, Any]] = {
-    "a usual server": {},
-    "almost no memory": {"num_gpu_blocks": 30, "max_model_len": 256},
-    "long prompts": {"max_num_batched_tokens": 64, "lengths": "constant:prompt=900,output=4"},
-    "answers of one token": {"lengths": "constant:prompt=20,output=1"},
-    "a batch of one": {"max_num_seqs": 1},
-    "prefill first": {"scheduler": "prefill_first", "max_num_batched_tokens": 1024},
-    "no prefix cache": {"enable_prefix_caching": False},
-}
 _MODES = ("sync", "async")
-_CLUSTERS: dict[str, dict[str, Any]] = {
-    "a replica fails and comes back": {
-        "replicas": 2,
-        "incidents": [{"kind": "failure", "replica": 0, "at": 0.1, "until": 0.3}],
-    },
-    "a replica fails for good": {
-        "replicas": 2,
-        "incidents": [{"kind": "failure", "replica": 1, "at": 0.05}],
-    },
-    "a replica is slow": {
-        "replicas": 2,
-        "incidents": [{"kind": "slowdown", "replica": 0, "at": 0.0, "factor": 50.0}],
-    },
-    "prefill and decode apart": {"pools": {"prefill": {}, "decode": {}}},
-    "a prefill replica fails": {
-        "pools": {"prefill": {"replicas": 2}, "decode": {}},
-        "incidents": [{"kind": "failure", "pool": "prefill", "replica": 0, "at": 0.05}],
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -93,10 +51,8 @@ class PolicyCheck:
     """What came of all worlds."""
 
     policy: str
-    num_worlds: int
-    """That were run."""
-    broken: dict[str, list[str]]
-    """By what was wrong, the names of the worlds in which it was."""
+    num_worlds: int  # that were run
+    broken: dict[str, list[str]]  # by what was wrong, the names of the worlds in which it was
     seconds: float
 
     @property
@@ -108,15 +64,7 @@ class PolicyCheck:
 def check_policy(
     policy: Policy, config: Any, on_progress: Callable[[int], None] | None = None
 ) -> PolicyCheck:
-    """Run a policy through all worlds that it can be run in.
-
-    Args:
-        config: The policy as an experiment names it.
-        on_progress: Told the number of worlds that have ended.
-
-    Raises:
-        ConfigError: No drafting method goes together with it.
-    """
+    """Run a policy, which an experiment names as in `config`, through all worlds that suit it."""
     begun_at = monotonic()
     method = _method(policy)
     broken: dict[str, list[str]] = {}
@@ -135,7 +83,6 @@ def _compile() -> None:
 
 
 def _method(policy: Policy) -> dict[str, Any]:
-    """Return the first drafting method that a policy goes together with."""
     refusals = []
     for fields in _METHODS:
         spec = {**fields, "num_speculative_tokens": 5}
@@ -155,7 +102,7 @@ def worlds_of(policy: Policy, config: Any, method: dict[str, Any]) -> Iterator[W
     can_async = not needs_sync and PROPOSERS.parse(method).supports_async
     modes = [name for name in _MODES if name == "sync" or can_async]
     base = {**_BASE, "policy": config}
-    base["profile"] = _PROFILES.get(method["method"], base["profile"])
+    base["profile"] = _TABLES["profiles"].get(method["method"], base["profile"])
     for load, server, mode in product(_LOADS, _SERVERS, modes):
         if server == "prefill first" and mode == "async":
             continue  # vLLM V0 knew no such thing
@@ -195,7 +142,6 @@ def _world(method: dict[str, Any], load: str, server: str, mode: str) -> dict[st
 
 
 def _problems(world: World, policy: Policy) -> Iterator[str]:
-    """Yield what a policy breaks in a world, a line each."""
     try:
         with _time_limit(policy):
             experiment = Experiment.parse(world.config, "world")
@@ -217,7 +163,6 @@ def _problems(world: World, policy: Policy) -> Iterator[str]:
 
 
 def _with_tokens(experiment: Experiment) -> list[Request]:
-    """Return the requests of a world with made-up token ids."""
     rng = np.random.default_rng(1)
     requests = []
     for request in experiment.workload.build(experiment.seed).requests():

@@ -5,7 +5,7 @@ Every split, and replicas that do both, meet the same requests on the same luck.
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,45 +14,31 @@ from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.profile import load_profile
-from specsim.run.experiment import Experiment
-from specsim.run.pool_config import PoolsConfig
+from specsim.run.experiment import Experiment, PoolsConfig
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.paired import replicated
 
 COLUMNS = (
-    "request_throughput",
-    "slo_attainment",
-    "mean_ttft_ms",
-    "p99_ttft_ms",
-    "mean_tpot_ms",
-    "p99_tpot_ms",
-    "mean_e2el_ms",
-    "mean_transfer_ms",
-)
+    "request_throughput", "slo_attainment", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
+    "p99_tpot_ms", "mean_e2el_ms", "mean_transfer_ms",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SplitRow:
     """One way to use the GPUs, at one load; means over the replications."""
 
-    label: str
-    """``colocated``, or replicas of the pools, ``2p + 6d``."""
-    rate: float | None
-    """Requests per second; None where the experiment has no rate."""
-    prefill_replicas: int
-    """None of them where all replicas do both."""
+    label: str  # ``colocated``, or replicas of the pools, ``2p + 6d``
+    rate: float | None  # requests per second; None where the experiment has no rate
+    prefill_replicas: int  # none of them where all replicas do both
     decode_replicas: int
-    gpus: int
-    """In use: a replica may need several, so that some may be left over."""
-    values: dict[str, float | None]
-    """By `COLUMNS`."""
-    is_unstable: bool
-    """Whether the queue kept growing."""
+    gpus: int  # in use: a replica may need several, so that some may be left over
+    values: dict[str, float | None]  # by `COLUMNS`
+    is_unstable: bool  # whether the queue kept growing
     is_efficient: bool = True
     """Whether no other way has both a lower p99 TTFT and a lower mean TPOT at that load."""
-    policy: str | None = None
-    """Where policies were searched, too."""
+    policy: str | None = None  # where policies were searched, too
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain values."""
@@ -85,20 +71,17 @@ class Split:
 def splits(experiment: Experiment, gpus: int) -> Iterator[tuple[str, int, Experiment]]:
     """Yield the ways to use some GPUs: a label, the GPUs in use and the experiment.
 
-    The first one is replicas that do both.
-
-    Profiles and settings of the pools are those of the experiment's ``pools``, if it has them.
-
-    Raises:
-        ConfigError: There are too few GPUs for any of them.
+    First replicas that do both. Pools are as in the experiment, if it has them. A ConfigError if
+    there are too few GPUs for any.
     """
     if experiment.scalers:
         raise ConfigError("autoscaling: split compares pools of fixed size; leave it out")
     plain = experiment.replace("split", pools=None, incidents=None)
     pools = experiment.pools or PoolsConfig()
-    size, sizes = (
-        _gpus_of(plain.profile),
-        [_gpus_of(pool.profile or plain.profile) for pool in (pools.prefill, pools.decode)],
+    both = (pools.prefill, pools.decode)
+    size, *sizes = (
+        load_profile(name or plain.profile).tensor_parallel_size
+        for name in ("", *(pool.profile for pool in both))
     )
     if gpus < max(size, 1):
         raise ConfigError(f"--gpus {gpus}: a replica of profile {plain.profile} takes {size}")
@@ -108,18 +91,9 @@ def splits(experiment: Experiment, gpus: int) -> Iterator[tuple[str, int, Experi
         decode = (gpus - prefill * sizes[0]) // sizes[1]
         if not decode:
             return
-        changed = pools.model_copy(
-            update={
-                name: getattr(pools, name).model_copy(update={"replicas": count})
-                for name, count in (("prefill", prefill), ("decode", decode))
-            }
-        )
+        changed = pools.with_each("replicas", prefill, decode)
         used = prefill * sizes[0] + decode * sizes[1]
         yield f"{prefill}p + {decode}d", used, plain.replace("split", replicas=1, pools=changed)
-
-
-def _gpus_of(profile: str) -> int:
-    return load_profile(profile).tensor_parallel_size
 
 
 def compare_splits(
@@ -131,17 +105,7 @@ def compare_splits(
     workers: int = 1,
     on_progress: Callable[[int], None] | None = None,
 ) -> Split:
-    """Run every way to use some GPUs, at one load or several.
-
-    Args:
-        rates: Requests per second in place of the experiment's.
-        replications: Replication i runs with seed ``experiment.seed + i``.
-        workers: Processes; the results do not depend on their number.
-        on_progress: Told the number of runs that have ended.
-
-    Raises:
-        SpecsimError: One of them cannot be run.
-    """
+    """Run every way to use some GPUs, at the experiment's load or several rates, requests/s."""
     loads: list[float | None] = [*rates] if rates else [None]
     arms = [
         (label, used, arm)
@@ -186,12 +150,10 @@ def _run_one(experiment: Experiment) -> dict[str, Any]:
 
 
 def _row(label: str, used: int, arm: Experiment, group: list[dict[str, Any]]) -> SplitRow:
-    values: dict[str, float | None] = {name: None for name in COLUMNS}
+    values: dict[str, float | None] = {}
     for name in COLUMNS:
-        found = [_value(data, name) for data in group]
-        values[name] = (
-            None if None in found else fmean(value for value in found if value is not None)
-        )
+        found = [value for data in group if (value := _value(data, name)) is not None]
+        values[name] = fmean(found) if len(found) == len(group) else None
     pools = arm.pools
     return SplitRow(
         label=label,
@@ -205,14 +167,13 @@ def _row(label: str, used: int, arm: Experiment, group: list[dict[str, Any]]) ->
 
 
 def _value(data: dict[str, Any], name: str) -> float | None:
-    if name == "mean_transfer_ms":
-        transfer_ms: float | None = data["specsim"].get("pools", {}).get(name)
-        return transfer_ms
-    if name == "slo_attainment":
-        goodput = data["request_goodput"]
-        return None if goodput is None else goodput / data["request_throughput"]
-    value: float = data[name]
-    return value
+    goodput = data["request_goodput"]
+    found: dict[str, float | None] = {
+        **data,
+        "mean_transfer_ms": data["specsim"].get("pools", {}).get("mean_transfer_ms"),
+        "slo_attainment": None if goodput is None else goodput / data["request_throughput"],
+    }
+    return found[name]
 
 
 def row_order(row: SplitRow) -> tuple[float, ...]:
@@ -223,11 +184,10 @@ def row_order(row: SplitRow) -> tuple[float, ...]:
 
 def judged(row: SplitRow, rows: list[SplitRow]) -> SplitRow:
     """Return a row with whether any other row of its load beats it."""
-    mine = (row.values["p99_ttft_ms"] or 0.0, row.values["mean_tpot_ms"] or 0.0)
-    others = [
-        (other.values["p99_ttft_ms"] or 0.0, other.values["mean_tpot_ms"] or 0.0)
+    names = ("p99_ttft_ms", "mean_tpot_ms")
+    is_beaten = any(
+        all((other.values[name] or 0.0) < (row.values[name] or 0.0) for name in names)
         for other in rows
-        if other.rate == row.rate and other is not row
-    ]
-    is_beaten = any(ttft < mine[0] and tpot < mine[1] for ttft, tpot in others)
-    return SplitRow(**{**vars(row), "is_efficient": not is_beaten})
+        if other.rate == row.rate
+    )
+    return replace(row, is_efficient=not is_beaten)

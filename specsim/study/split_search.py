@@ -23,13 +23,12 @@ from specsim.core.processes import LocalProcesses
 from specsim.core.resources import find_resource
 from specsim.core.runner import Runner
 from specsim.policies import Policy
-from specsim.results.metrics import Slo, limited
+from specsim.results.metrics import latency, latency_statistics, limited, tpot, ttft
 from specsim.routing.simple import RoundRobin
-from specsim.run.experiment import Experiment
-from specsim.run.pool_config import POOLS, PoolsConfig
-from specsim.run.pools import prefill_requests
+from specsim.run.experiment import POOLS, Experiment, PoolsConfig
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
+from specsim.run.whole import prefill_requests
 from specsim.study.split import Split, SplitRow, at_rate, judged, row_order, simulated_rows, splits
 from specsim.workload.arrivals.synthetic import ClosedLoop
 from specsim.workload.trace import TraceRequests
@@ -104,10 +103,8 @@ class Search:
 
     predictions: list[SplitPrediction] = field(default_factory=list)
     """Of all pairs of pools that keep up; the best of each load first."""
-    left_out: list[str] = field(default_factory=list)
-    """What could not be run, and why."""
-    pieces: int = 0
-    """Simulations of a pool by itself."""
+    left_out: list[str] = field(default_factory=list)  # what could not be run, and why
+    pieces: int = 0  # simulations of a pool by itself
     too_small: int = 0
     """Pairs that were left out since the queue of a pool, or of a larger one, kept growing."""
     worst_error: float | None = None
@@ -140,14 +137,12 @@ def search_splits(  # noqa: PLR0913 - what is searched, and how far
     """Look for the best way to use some GPUs; the rows are those that were simulated whole.
 
     Args:
-        policies: By label.
         sizes: Tensor parallelism of a replica, of either pool; by default the experiment's.
         rates: Requests per second in place of the experiment's.
-        most: Splits that are simulated whole, of each load; half of them the best, the others those
-            that no other beats in both p99 TTFT and mean TPOT, if they are not among the best.
+        most: Splits that are simulated whole, of each load; half of them the best, the others
+            those that no other beats in both p99 TTFT and mean TPOT, if they are not among the
+            best.
         replications: Of those, and of replicas that do both; pools by themselves are run once.
-        workers: Processes; the results do not depend on their number.
-        on_progress: Told the number of runs that have ended.
 
     Raises:
         SpecsimError: One of them cannot be run, or there is none.
@@ -184,29 +179,21 @@ def _ways(
     policies: dict[str, Policy],
     left_out: list[str],
 ) -> Iterator[Way]:
-    """Yield every way there is, those of replicas that do both among them."""
     pools = experiment.pools or PoolsConfig()
-    own: dict[str, str] = {
-        name: getattr(pools, name).profile or experiment.profile for name in POOLS
-    }
-    own[""] = experiment.profile
-    names = {name: list(_of_sizes(own[name], sizes, gpus, left_out)) for name in own}
+    prefills, decodes, both = (
+        list(_of_sizes(name or experiment.profile, sizes, gpus, left_out))
+        for name in (pools.prefill.profile, pools.decode.profile, None)
+    )
     is_any = False
     for label, policy in policies.items():
         plain = experiment.replace("--policies", policy=policy, incidents=None)
-        for profile in names[""]:
+        for profile in both:
             for _, used, arm in list(splits(plain.replace("--tp", profile=profile), gpus))[:1]:
                 size = f" {_size(profile)}" if sizes else ""
                 yield Way(f"colocated{size}", used, arm, label)
-        for prefill, decode in product(names["prefill"], names["decode"]):
-            profiles = {"prefill": prefill, "decode": decode}
-            parts = {
-                name: getattr(pools, name).model_copy(update={"profile": profile})
-                for name, profile in profiles.items()
-            }
-            changed = plain.replace(
-                "--tp", profile=decode, pools=pools.model_copy(update=parts), replicas=1
-            )
+        for prefill, decode in product(prefills, decodes):
+            apart = pools.with_each("profile", prefill, decode)
+            changed = plain.replace("--tp", profile=decode, pools=apart, replicas=1)
             ends = f" {_size(prefill)}/{_size(decode)}" if sizes else ""
             for text, used, arm in thinned(list(splits(changed, gpus))[1:], ends, left_out):
                 is_any = True
@@ -326,44 +313,36 @@ def _together(way: Way, prefill: _Piece, decode: _Piece) -> SplitPrediction:
         "ended_at": first + columns["after_first"],
         "output_len": columns["output_len"],
     }
-    slo = way.experiment.slo
-    several = columns["output_len"] > 1
-    tpot = columns["after_first"][several] / (columns["output_len"][several] - 1)
+    limits = limited(requests, way.experiment.slo).values() if way.experiment.slo else ()
+    kept = [samples <= limit for samples, limit in limits]
     return SplitPrediction(
         way,
-        None if slo is None else float(_kept(requests, slo).mean()),
-        mean_e2el_ms=float(requests["ended_at"].mean() * 1e3),
-        p99_ttft_ms=float(np.percentile(first, 99) * 1e3),
-        mean_tpot_ms=float(tpot.mean() * 1e3) if len(tpot) else 0.0,
+        float(np.all(kept, axis=0).mean()) if kept else None,
+        mean_e2el_ms=latency_statistics(latency(requests))["mean"],
+        p99_ttft_ms=latency_statistics(ttft(requests))["p99"],
+        mean_tpot_ms=latency_statistics(tpot(requests))["mean"],
     )
-
-
-def _kept(requests: Columns, slo: Slo) -> NDArray[np.bool_]:
-    uses = [samples * 1e3 <= limit for samples, limit in limited(requests, slo)]
-    kept: NDArray[np.bool_] = np.all(uses, axis=0)
-    return kept
 
 
 def _finalists(predictions: list[SplitPrediction], most: int) -> list[SplitPrediction]:
     """Return the best, and what nothing beats in both latencies, in their order."""
-    front = [each for each in predictions if not _is_beaten(each, predictions)]
+    front = [
+        one
+        for one in predictions
+        if not any(
+            each.p99_ttft_ms < one.p99_ttft_ms and each.mean_tpot_ms < one.mean_tpot_ms
+            for each in predictions
+        )
+    ]
     chosen = predictions[: -(-most // 2)]
     chosen += [each for each in front if each not in chosen][: most - len(chosen)]
     chosen += [each for each in predictions if each not in chosen][: most - len(chosen)]
     return chosen
 
 
-def _is_beaten(one: SplitPrediction, others: list[SplitPrediction]) -> bool:
-    return any(
-        each.p99_ttft_ms < one.p99_ttft_ms and each.mean_tpot_ms < one.mean_tpot_ms
-        for each in others
-    )
-
-
 def _compare(
     predictions: list[SplitPrediction], whole: list[Way], rows: list[SplitRow], search: Search
 ) -> None:
-    """Note how far predictions are from what was simulated."""
     expected = {id(each.way): each.mean_e2el_ms for each in predictions}
     errors = [
         abs(expected[id(way)] / latency - 1)

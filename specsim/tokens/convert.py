@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.reading import MAX_TEXT_BYTES, UnreadableError, check_file
-from specsim.workload.files import Row, TraceFile
+from specsim.workload.readers import Row, TraceFile
 
 _EXTRA = "pip install 'llm-specsim[tokens]'"
 

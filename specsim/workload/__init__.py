@@ -1,18 +1,17 @@
 """Workloads: which requests come, when, and how long they are."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.errors import ConfigError
 from specsim.core.rng import generator
 from specsim.core.settings import Settings
 from specsim.workload.arrivals import ARRIVALS, Arrivals, OpenArrivals
-from specsim.workload.arrivals.synthetic import ClosedLoop
-from specsim.workload.arrivals.trace import TraceReplay
+from specsim.workload.arrivals.synthetic import ClosedLoop, TraceReplay
 from specsim.workload.lengths import LENGTHS, Lengths
 from specsim.workload.trace import Trace
 
@@ -98,25 +97,18 @@ class WorkloadConfig(Settings):
             replayed = drawn.starting_at(trace.arrived_at)
             return replayed.take(np.arange(min(len(replayed), self.num_requests or len(replayed))))
         assert self.lengths is not None
-        count = self.num_requests or self.lengths.num_rows
+        rng, count = generator(seed, "lengths"), self.num_requests or self.lengths.num_rows
         if not isinstance(self.arrivals, OpenArrivals):
             assert count is not None
-            return self._bodies(seed, count)
+            return self.lengths.draw(rng, count)
+        draw_times = partial(
+            self.arrivals.times, generator(seed, "arrivals"), duration=self.duration
+        )
         if count is None or not self.lengths.in_sessions:
-            times = self._times(seed, count)
-            bodies = self.lengths.draw_sessions(generator(seed, "lengths"), len(times))
-        else:
-            bodies = self._bodies(seed, count)
-            times = self._times(seed, bodies.num_sessions)
-        return bodies.starting_at(times)
-
-    def _times(self, seed: int, count: int | None) -> NDArray[np.float64]:
-        assert isinstance(self.arrivals, OpenArrivals)
-        return self.arrivals.times(generator(seed, "arrivals"), count=count, duration=self.duration)
-
-    def _bodies(self, seed: int, count: int) -> Trace:
-        assert self.lengths is not None
-        return self.lengths.draw(generator(seed, "lengths"), count)
+            times = draw_times(count=count)
+            return self.lengths.draw_sessions(rng, len(times)).starting_at(times)
+        bodies = self.lengths.draw(rng, count)
+        return bodies.starting_at(draw_times(count=bodies.num_sessions))
 
 
 def _check_clock(last: float) -> None:

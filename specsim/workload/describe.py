@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.workload.trace import Trace
+from specsim.workload.trace import Trace, mean_rate
 
 _QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
 _BLOCK_SIZE = 16
@@ -19,8 +19,7 @@ class LengthSummary:
     total: int
     mean: float
     std: float
-    quantiles: dict[str, float]
-    """``min``, ``p10``, ``p50``, ``p90``, ``p99``, ``max``."""
+    quantiles: dict[str, float]  # ``min``, ``p10``, ``p50``, ``p90``, ``p99``, ``max``
 
 
 @dataclass(frozen=True)
@@ -29,15 +28,11 @@ class TraceDescription:
 
     format: str
     num_requests: int
-    num_dropped: int
-    """Rows of failed requests, left out."""
+    num_dropped: int  # rows of failed requests, left out
     note: str
-    duration: float | None
-    """Seconds from the first arrival to the last; None without arrivals."""
-    mean_rate: float | None
-    """Requests per second."""
-    peak_rate: float | None
-    """Requests per second in the busiest ten seconds."""
+    duration: float | None  # seconds from the first arrival to the last; None without arrivals
+    mean_rate: float | None  # requests per second
+    peak_rate: float | None  # requests per second in the busiest ten seconds
     burstiness: float | None
     """Shape of the gamma distribution with the spread of the gaps: 1 is Poisson, less is burstier
     (the meaning of ``vllm bench serve``)."""
@@ -46,24 +41,23 @@ class TraceDescription:
     reused_prefix_share: float | None
     """Share of the prompt tokens whose whole prefix came before in the trace; None if the trace
     has neither token ids nor prefix ids."""
-    recorded_acceptance: tuple[str, ...]
-    """Proposers whose accepted lengths the trace carries."""
+    recorded_acceptance: tuple[str, ...]  # proposers whose accepted lengths the trace carries
 
 
 def describe(trace: Trace) -> TraceDescription:
     """Return a description of a workload."""
     arrivals = trace.arrived_at
     duration = None if arrivals is None else float(arrivals[-1])
-    has_span = bool(duration)
+    spread = arrivals if duration else None
     return TraceDescription(
         format=trace.format,
         num_requests=len(trace),
         num_dropped=trace.num_dropped,
         note=trace.note,
         duration=duration,
-        mean_rate=(len(trace) - 1) / duration if duration else None,
-        peak_rate=_peak_rate(arrivals) if arrivals is not None and has_span else None,
-        burstiness=_burstiness(arrivals) if arrivals is not None and has_span else None,
+        mean_rate=None if spread is None else mean_rate(spread),
+        peak_rate=None if spread is None else _peak_rate(spread),
+        burstiness=None if spread is None else _burstiness(spread),
         prompt=_summary(trace.prompt_lens),
         output=_summary(trace.output_lens),
         reused_prefix_share=_reused_share(trace),

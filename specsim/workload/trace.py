@@ -31,12 +31,9 @@ class Trace:
     `arrived_at` starts at 0 and does not fall.
     """
 
-    prompt_lens: NDArray[np.int64]
-    """Shape (n,), tokens, each at least 1."""
-    output_lens: NDArray[np.int64]
-    """Shape (n,), tokens, each at least 1."""
-    arrived_at: NDArray[np.float64] | None = None
-    """Shape (n,), seconds after the first arrival."""
+    prompt_lens: NDArray[np.int64]  # shape (n,), tokens, each at least 1
+    output_lens: NDArray[np.int64]  # shape (n,), tokens, each at least 1
+    arrived_at: NDArray[np.float64] | None = None  # shape (n,), seconds after the first arrival
     ids: Sequence[str] | None = None
     priorities: NDArray[np.int64] | None = None
     prompt_token_ids: Column | None = None
@@ -50,14 +47,10 @@ class Trace:
     """Shape (n,); see `specsim.core.request.Request.shared_len`."""
     recorded_lens: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     """Per proposer and request: accepted length of a draft at every output position."""
-    max_tokens: int | None = None
-    """See `specsim.core.request.Request`; the same for all."""
-    num_dropped: int = 0
-    """Rows left out because they were failed requests (no prompt or no output)."""
-    format: str = ""
-    """Name of the reader that read it."""
-    note: str = ""
-    """What a user should know of how it was read."""
+    max_tokens: int | None = None  # see `specsim.core.request.Request`; the same for all
+    num_dropped: int = 0  # rows left out because they were failed requests (no prompt or no output)
+    format: str = ""  # name of the reader that read it
+    note: str = ""  # what a user should know of how it was read
 
     def __len__(self) -> int:
         return len(self.prompt_lens)
@@ -116,17 +109,11 @@ class Trace:
 
     def requests(self, numbers: Iterable[int] | None = None) -> Iterator[Request]:
         """Yield the requests in order, with these numbers, by default from 0 on."""
-        arrivals = np.zeros(len(self)) if self.arrived_at is None else self.arrived_at
-        priorities = (
-            np.zeros(len(self), dtype=np.int64) if self.priorities is None else self.priorities
-        )
-        rows = zip(
-            self.prompt_lens.tolist(),
-            self.output_lens.tolist(),
-            arrivals.tolist(),
-            priorities.tolist(),
-            strict=True,
-        )
+        size = len(self)
+        arrivals = [0.0] * size if self.arrived_at is None else self.arrived_at.tolist()
+        priorities = [0] * size if self.priorities is None else self.priorities.tolist()
+        lens = self.prompt_lens.tolist(), self.output_lens.tolist()
+        rows = zip(*lens, arrivals, priorities, strict=True)
         records = self.recorded_lens
         once: dict[int, int] = {}  # the same few lengths a million times would be as many objects
         turns = repeat(_NO_TURN) if self.sessions is None else self._turns()
@@ -149,13 +136,10 @@ class Trace:
                 turn=turn,
                 think_time=think_time,
                 shared_len=shared_len,
-                recorded_lens={name: record[index] for name, record in records.items()}
-                if records
-                else NO_RECORDS,
+                recorded_lens={n: r[index] for n, r in records.items()} if records else NO_RECORDS,
             )
 
     def _turns(self) -> Iterator[_Turn]:
-        """Yield the session, turn, think time and shared length of each request."""
         assert self.sessions is not None
         size = len(self)
         waits = [0.0] * size if self.think_times is None else self.think_times.tolist()
@@ -176,12 +160,14 @@ class Trace:
             yield session, turns[session], wait, shared_len
 
 
-class TraceRequests(Sequence[Request]):
-    """The requests of a trace, each made when it is asked for.
+def mean_rate(times: NDArray[np.float64]) -> float | None:
+    """Return the arrivals per second between the first and the last; None if all are at once."""
+    span = float(np.ptp(times)) if len(times) else 0.0
+    return (len(times) - 1) / span if span > 0 else None
 
-    Args:
-        numbers: Their indices in the run; by default they are all of it.
-    """
+
+class TraceRequests(Sequence[Request]):
+    """The requests of a trace, each made when it is asked for, with these indices in the run."""
 
     def __init__(self, trace: Trace, numbers: NDArray[np.int64] | None = None) -> None:
         self._trace = trace
@@ -221,12 +207,9 @@ class Columns(NamedTuple):
 
     prompt_lens: NDArray[np.int64]
     output_lens: NDArray[np.int64]
-    arrived_at: NDArray[np.float64]
-    """Seconds."""
-    ids: Sequence[str] | None
-    """None if none of them has one."""
-    has_sessions: bool
-    """Whether any is a turn of a session."""
+    arrived_at: NDArray[np.float64]  # seconds
+    ids: Sequence[str] | None  # None if none of them has one
+    has_sessions: bool  # whether any is a turn of a session
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> "Columns":
@@ -251,8 +234,7 @@ class TraceBuilder:
         self._arrivals: list[float] = []
         self._columns: dict[str, list[Any]] = {}
         self._recorded_lens: dict[str, list[bytes]] = {}
-        self._roots: dict[object, object] = {}
-        """First turn of the session of each turn."""
+        self._roots: dict[object, object] = {}  # first turn of the session of each turn
         self._num_dropped = 0
         self.note = ""
 
@@ -301,15 +283,14 @@ class TraceBuilder:
         if "sessions" in columns:  # as the file calls them, text or number
             numbers: dict[object, int] = {}
             columns["sessions"] = [numbers.setdefault(n, len(numbers)) for n in columns["sessions"]]
-        for name in ("priorities", "sessions", "shared_lens"):
-            if name in columns:
-                columns[name] = np.array(columns[name], dtype=np.int64)
-        if "think_times" in columns:
-            columns["think_times"] = np.array(columns["think_times"])
+        for name in columns.keys() & set(_ARRAYS):
+            is_time = name == "think_times"
+            columns[name] = np.array(columns[name], dtype=np.float64 if is_time else np.int64)
+        arrivals = np.array(self._arrivals, dtype=np.float64)
         trace = Trace(
             prompt_lens=lens[:, 0],
             output_lens=lens[:, 1],
-            arrived_at=self._zero_based(),
+            arrived_at=arrivals - float(arrivals.min()) if len(arrivals) else None,
             recorded_lens=dict(self._recorded_lens),
             num_dropped=self._num_dropped,
             format=self._kind,
@@ -320,9 +301,3 @@ class TraceBuilder:
             return trace
         order = np.argsort(trace.arrived_at, kind="stable")
         return trace if np.array_equal(order, np.arange(len(order))) else trace.take(order)
-
-    def _zero_based(self) -> NDArray[np.float64] | None:
-        if not self._arrivals:
-            return None
-        arrivals = np.array(self._arrivals, dtype=np.float64)
-        return arrivals - float(arrivals.min())

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from specsim.cli.options import keep_numbers_whole
 from specsim.reality.acceptance_fit import fits, halves
-from specsim.results.export import RESULT_FILES
+from specsim.results.folder import RESULT_FILES
 from specsim.show.render import new_table
 from specsim.study.tune.crossover import Check
 

@@ -14,8 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.results.export import write_steps
-from specsim.results.folder import load_steps
+from specsim.results.folder import load_steps, write_steps
 from specsim.results.metrics import latency_statistics
 from specsim.results.records import GAP_FIELDS, Deliveries, records_of_run
 from specsim.results.step_log import STEP_FIELDS, StepLog
@@ -113,7 +112,7 @@ def test_long_tables_are_written_in_row_groups(
 ) -> None:
     summary = Summary(simulate(tiny()))
     summary.save(tmp_path / "one")
-    for module in ("run.summary", "results.export"):
+    for module in ("run.summary", "results.folder"):
         monkeypatch.setattr(f"specsim.{module}.ROWS_PER_GROUP", 10)
     summary.save(tmp_path / "many")
     for name in ("requests", "steps"):
@@ -174,7 +173,7 @@ def test_lists_per_request_do_not_depend_on_how_many_are_written_at_once(
 ) -> None:
     summary = Summary(simulate(tiny(), keeps_deliveries=True))
     for name in ("_DELIVERIES_AT_ONCE", "_REQUESTS_AT_ONCE"):
-        monkeypatch.setattr(f"specsim.results.export.{name}", at_once)
+        monkeypatch.setattr(f"specsim.results.folder.{name}", at_once)
     summary.save(tmp_path)
     data = json.loads((tmp_path / "summary.json").read_text())
     rows = summary.tables.requests

@@ -13,7 +13,7 @@ from reporting import POLICIES, RATES, Tags, copied, sweep_folder, whole_sweep
 from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
 from specsim.profile import load_profile
-from specsim.run.trust import step_times
+from specsim.run.summary import step_times
 from specsim.show.report import Study, load_study
 from specsim.show.report.axes import draft_len, title_of
 from specsim.show.report.cells import restricted

@@ -21,13 +21,10 @@ from specsim.results.metrics import Slo
 from specsim.results.steady import Trend
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
-from specsim.run.trust import Beyond
+from specsim.run.summary import Beyond, Summary
 from specsim.study.capacity import Choices, Goal, Prices, find_capacity, find_hardware, parse_slo
-from specsim.study.capacity.findings import Offer, pareto_front
-from specsim.study.capacity.interval import interval_between
-from specsim.study.capacity.probe import LoadProbe, LoadRun
-from specsim.study.capacity.ranking import Ranked, best
+from specsim.study.capacity.findings import Offer, Ranked, best, pareto_front
+from specsim.study.capacity.probe import LoadProbe, LoadRun, interval_between
 from specsim.study.capacity.search import Answer, Bracket, explore, largest_sustained
 
 

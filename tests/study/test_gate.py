@@ -16,9 +16,14 @@ from conftest import ROOT, Run, tiny_config
 from scipy.stats import ttest_ind
 
 from specsim.core.errors import ConfigError
-from specsim.study.gate import GateResults, GateVerdict, Suite, judge, run_suite
-from specsim.study.gate.suite import DEFAULT_TOLERANCES, ScenarioResults
-from specsim.study.gate.verdict import github_annotations
+from specsim.study.gate import (
+    DEFAULT_TOLERANCES,
+    GateResults,
+    ScenarioResults,
+    Suite,
+    run_suite,
+)
+from specsim.study.gate.verdict import GateVerdict, github_annotations, judge
 
 OWN_POLICIES = '''
 from typing import Any, Literal

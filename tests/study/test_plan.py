@@ -13,11 +13,10 @@ from specsim.policies.off import Off
 from specsim.results.metrics import Slo
 from specsim.results.steady import Trend
 from specsim.run.experiment import Experiment
-from specsim.run.trust import Beyond
+from specsim.run.summary import Beyond
 from specsim.study.calls import question_of
 from specsim.study.capacity import Capacity, Found, Prices
-from specsim.study.capacity.interval import Interval
-from specsim.study.capacity.probe import LoadProbe, LoadRun
+from specsim.study.capacity.probe import Interval, LoadProbe, LoadRun
 from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, make_plan

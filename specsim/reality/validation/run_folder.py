@@ -12,7 +12,7 @@ from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.settings import load_mapping
 from specsim.reality.host_speed import HostSpeed
-from specsim.workload.files import Row, TraceFile
+from specsim.workload.readers import Row, TraceFile
 
 _TIMES = ("arrived_at", "first_token_at", "ended_at")
 _LENS = ("prompt_len", "output_len")

@@ -11,14 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
-from specsim.results.buckets import (
+from specsim.results.folder import ResultsFolder
+from specsim.results.metrics import (
     PER_TOKEN_BUCKETS,
     PREEMPTIONS_BUCKETS,
     REQUEST_BUCKETS,
     TTFT_BUCKETS,
+    decode_time,
+    latency,
+    queue_time,
+    tpot,
+    ttft,
 )
-from specsim.results.folder import ResultsFolder
-from specsim.results.metrics import decode_time, latency, queue_time, tpot, ttft
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 

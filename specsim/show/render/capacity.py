@@ -9,7 +9,7 @@ from specsim.show.render import new_table
 
 if TYPE_CHECKING:
     from specsim.study.capacity import Capacity, Found
-    from specsim.study.capacity.ranking import Ranking
+    from specsim.study.capacity.findings import Ranking
 
 
 def capacity_tables(capacity: "Capacity", name: str) -> list[Table]:

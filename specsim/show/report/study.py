@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from specsim.core.errors import SpecsimError
 from specsim.profile import Profile, load_profile
 from specsim.results.metrics import SHOWN, TITLES
-from specsim.run.trust import step_times
+from specsim.run.summary import step_times
 
 HARDWARE, POLICY, LOAD, OTHER = "hardware", "policy", "load", "other"
 
@@ -91,7 +91,7 @@ class Study:
     gpus: dict[str, int] = field(default_factory=dict)
     """GPUs of one replica, by label of the hardware, where known."""
     step_times: dict[str, str] = field(default_factory=dict)
-    """What step times rest on, likewise; see `specsim.run.trust.step_times`."""
+    """What step times rest on, likewise; see `specsim.run.summary.step_times`."""
     capacity: dict[str, Any] | None = None
     """What each hardware sustains under each policy, where that was asked for."""
 

@@ -18,8 +18,7 @@ from specsim.profile import Profile, load_profile
 from specsim.results.metrics import distributions, keeps_limits, latencies, latency_statistics
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
-from specsim.run.trust import step_times
+from specsim.run.summary import Summary, step_times
 from specsim.show.report.axes import pools_of, title_of
 from specsim.study.capacity import Prices
 from specsim.study.compare import on_one_engine

@@ -13,12 +13,11 @@ from specsim.core.runner import Runner
 from specsim.policies import Policy
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-from specsim.run.pools import PoolServers
-from specsim.run.trust import ROOFLINE
+from specsim.run.summary import ROOFLINE
+from specsim.run.whole import PoolServers
 from specsim.study.capacity.choices import Choices, Goal, Hardware, Prices, find_hardware, parse_slo
 from specsim.study.capacity.findings import Capacity, Found
-from specsim.study.capacity.interval import Interval
-from specsim.study.capacity.probe import LoadProbe, LoadRun, Task, measure
+from specsim.study.capacity.probe import Interval, LoadProbe, Task, measure
 from specsim.study.capacity.search import FILLS, Asked, Search, explore, refine
 from specsim.study.loads import Loads, Trial, check_steady
 from specsim.workload import WorkloadConfig
@@ -65,11 +64,7 @@ class Contender:
         return [Task(load, trial, profile, slo, self.goal.attainment) for trial in trials]
 
     def search(self, saturated: LoadProbe | None) -> Search:
-        """Return the search for its capacity.
-
-        Args:
-            saturated: Of all requests at once; None in a closed loop.
-        """
+        """Return the search for its capacity; `saturated` is of all requests at once."""
         count = self.goal.num_requests
         if saturated is None:
             return explore(float(_START_CLIENTS), self.goal, count)
@@ -89,14 +84,8 @@ def find_capacity(
 ) -> Capacity:
     """Find what each hardware sustains under each policy.
 
-    Args:
-        experiment: One replica of it is loaded, or all of its pools; its policy, profile and load
-            are replaced.
-        workers: Processes; the results do not depend on their number.
-        on_progress: Told the number of simulations that have ended.
-
-    Raises:
-        SpecsimError: The load of the experiment cannot be varied, or a simulation cannot be run.
+    One replica of the experiment is loaded, or all of its pools; its policy, profile and load are
+    replaced. A SpecsimError if the load cannot be varied, or a simulation cannot be run.
     """
     if (experiment.engine.data_parallel_size or 1) > 1:
         raise ConfigError(
@@ -154,7 +143,7 @@ def searched(candidates: list[Contender], runner: Runner, prices: Prices) -> lis
     saturated: list[LoadProbe | None] = [None] * len(candidates)
     if not candidates[0].goal.is_closed:
         groups = runner.run(measure, [candidate.at_once() for candidate in candidates])
-        saturated = [_probe(group) for group in groups]
+        saturated = [LoadProbe(tuple(group)) for group in groups]
     searches = [each.search(full) for each, full in zip(candidates, saturated, strict=True)]
     return _found(candidates, searches, runner, prices)
 
@@ -192,25 +181,20 @@ def refined(
 def _found(
     candidates: list[Contender], searches: list[Search], runner: Runner, prices: Prices
 ) -> list[Found]:
-    asked: dict[int, Asked] = {number: next(search) for number, search in enumerate(searches)}
+    asked = {number: next(search) for number, search in enumerate(searches)}
     ended: dict[int, Found] = {}
     while asked:
-        groups = runner.run(
-            measure, [candidates[number].at(load) for number, load in asked.items()]
-        )
+        tasks = [candidates[number].at(load) for number, load in asked.items()]
+        groups = runner.run(measure, tasks)
         for number, group in zip(list(asked), groups, strict=True):
             try:
-                asked[number] = searches[number].send(_probe(group))
+                asked[number] = searches[number].send(LoadProbe(tuple(group)))
             except StopIteration as stop:
                 del asked[number]
                 own, answer = candidates[number], stop.value
                 price = prices.per_gpu_of(own.hardware.gpus)
                 ended[number] = Found(own.hardware, own.label, answer, price, own.goal)
     return [ended[number] for number in range(len(candidates))]
-
-
-def _probe(runs: list[LoadRun]) -> LoadProbe:
-    return LoadProbe(tuple(runs))
 
 
 def hardware_notes(found: list[Found], prices: Prices) -> list[str]:

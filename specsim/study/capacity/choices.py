@@ -16,8 +16,7 @@ from specsim.policies import Policy
 from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
 from specsim.results.metrics import Slo
-from specsim.run.experiment import Experiment
-from specsim.run.pool_config import PoolsConfig
+from specsim.run.experiment import Experiment, PoolsConfig
 
 _EXAMPLES = Path(__file__).with_name("prices.yaml")
 
@@ -27,19 +26,15 @@ class Goal:
     """What is asked for."""
 
     slo: Slo
-    attainment: float
-    """Share of the requests that must keep all limits."""
-    tolerance: float
-    """Ratio, less 1, of the loads between which the capacity is known to lie."""
-    is_closed: bool
-    """Whether the load is a number of clients, not a rate."""
+    attainment: float  # share of the requests that must keep all limits
+    tolerance: float  # ratio, less 1, of the loads between which the capacity is known to lie
+    is_closed: bool  # whether the load is a number of clients, not a rate
     target_rate: float | None
     """Requests per second to buy GPUs for; None if there is no such number."""
     replications: int
     """Runs of each load; run i has the seed of the experiment plus i, and all loads, policies and
     hardware meet the same requests."""
-    num_requests: int
-    """Of each run; where it is not fixed, of the first ones."""
+    num_requests: int  # of each run; where it is not fixed, of the first ones
     max_requests: int | None
     """Runs are made longer up to so many requests, until the answer stops moving; None keeps
     `num_requests` as it is."""
@@ -113,10 +108,13 @@ class Hardware:
 
     label: str
     profile: Profile
-    is_measured: bool
-    """Whether the profile rests on measured steps, at least in part."""
     pools: tuple[tuple[Profile, int], ...] = ()
     """Of a unit of pools: profile and replicas of each; `profile` is that of the decode pool."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the profiles rest on measured steps, at least in part."""
+        return all(profile.target.kind != "roofline" for profile in self.profiles)
 
     @property
     def profiles(self) -> list[Profile]:
@@ -140,24 +138,22 @@ class Choices:
     """What there is to choose from."""
 
     hardware: list[Hardware]
-    policies: dict[str, Policy]
-    """By label."""
+    policies: dict[str, Policy]  # by label
     prices: Prices
 
 
 def find_hardware(experiment: Experiment, names: list[str]) -> list[Hardware]:
-    """Return hardware by name.
+    """Return hardware for the model of an experiment's profile, by name.
 
     Args:
-        experiment: Its profile says which model.
         names: Each a GPU, such as ``l40s``, or a profile, such as ``h100/llama-3.1-8b`` or
             ``my.yaml``. On a GPU for which there is no profile of the model, steps cost what the
             roofline says, with the engine's overhead as in the experiment's profile. None at all:
             that profile, or the unit of both pools.
 
     Raises:
-        SpecsimError: There is no such GPU or profile, or it is of another model, or the model does
-            not fit.
+        SpecsimError: There is none of that name, it is of another model, or the model does not
+            fit.
     """
     base = load_profile(experiment.serving.profile)
     if experiment.pools is not None:
@@ -168,7 +164,7 @@ def find_hardware(experiment: Experiment, names: list[str]) -> list[Hardware]:
             )
         return [_unit(experiment.pools, load_profile(experiment.of_pool("prefill").profile), base)]
     if not names:
-        return [_known(base.gpu, base)]
+        return [Hardware(base.gpu, base)]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"--gpus: '{name}' is given twice; leave it out once")
@@ -183,25 +179,20 @@ def _found(name: str, base: Profile, experiment: Experiment) -> Hardware:
                 f"--gpus {name}: is of model '{profile.model}', the experiment's profile of "
                 f"'{base.model}'; compare profiles of one model"
             )
-        return _known(name, profile)
+        return Hardware(name, profile)
     if name == base.gpu:
-        return _known(name, base)
+        return Hardware(name, base)
     suffix = "" if base.tensor_parallel_size == 1 else f"-tp{base.tensor_parallel_size}"
     shipped = f"{name}/{base.model}{suffix}"
     if find_resource("profiles", f"{shipped}.yaml") is not None:
-        return _known(name, load_profile(shipped))
-    return Hardware(name, _roofline(name, base, experiment), is_measured=False)
+        return Hardware(name, load_profile(shipped))
+    return Hardware(name, _roofline(name, base, experiment))
 
 
 def _unit(pools: PoolsConfig, prefill: Profile, decode: Profile) -> Hardware:
     parts = ((prefill, pools.prefill.replicas), (decode, pools.decode.replicas))
     label = f"{parts[0][1]}p {prefill.gpu} + {parts[1][1]}d {decode.gpu}"
-    is_measured = all(profile.target.kind != "roofline" for profile, _ in parts)
-    return Hardware(label, decode, is_measured, parts)
-
-
-def _known(label: str, profile: Profile) -> Hardware:
-    return Hardware(label, profile, is_measured=profile.target.kind != "roofline")
+    return Hardware(label, decode, parts)
 
 
 def _roofline(gpu: str, base: Profile, experiment: Experiment) -> Profile:
@@ -219,7 +210,6 @@ def _roofline(gpu: str, base: Profile, experiment: Experiment) -> Profile:
 
 
 def _drafter(gpu: str, base: Profile, method: str) -> str:
-    """Return the name of a drafter's shape, for its roofline."""
     own = getattr(base.drafts[method].latency, "model", None)
     name = own or f"{method}-{base.model}"
     if own is None and find_resource("profiles", f"{name}.json") is None:

@@ -1,24 +1,61 @@
 """Findings: what each hardware and policy sustains, what that costs, and which to take."""
 
-import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from specsim.core.version import __version__
-from specsim.results.export import write_parquet
+from specsim.results.folder import write_groups, write_json
 from specsim.run.experiment import Experiment
-from specsim.run.trust import BASES, step_times
+from specsim.run.summary import BASES, step_times
 from specsim.study.capacity.choices import Goal, Hardware, Prices
-from specsim.study.capacity.interval import Interval
-from specsim.study.capacity.probe import LoadProbe
-from specsim.study.capacity.ranking import Ranked, Ranking, best
+from specsim.study.capacity.probe import Interval, LoadProbe
 from specsim.study.capacity.search import Answer, Bracket
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A hardware and a policy, by one number."""
+
+    hardware: str
+    policy: str
+    value: float
+    badness: float  # the value, turned so that less is better
+    between: tuple[float, float] | None
+    """The 95 % interval of `badness`; None where nothing says how sure it is."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Those that are best, as far as can be told."""
+
+    leaders: list[Ranked]
+    """The best, and all whose interval overlaps with its own, by rising badness."""
+    others: list[Ranked]  # those that are worse beyond doubt
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the leaders as plain values."""
+        return {
+            "is_shown": len(self.leaders) == 1,
+            "leaders": [
+                {"hardware": each.hardware, "policy": each.policy, "value": each.value}
+                for each in self.leaders
+            ],
+        }
+
+
+def best(ranked: list[Ranked]) -> Ranking:
+    """Return what is best; intervals that overlap, or are not known, show no difference."""
+    rising = sorted(ranked, key=lambda each: each.badness)
+    limit = rising[0].between[1] if rising and rising[0].between else inf
+    worse = [each for each in rising if each.between is not None and each.between[0] > limit]
+    return Ranking([each for each in rising if each not in worse], worse)
 
 
 @dataclass(frozen=True)
@@ -28,12 +65,9 @@ class Offer:
     hardware: str
     policy: str
     probe: LoadProbe
-    rate: float
-    """Requests per second."""
-    gpu_hours: float
-    """Per million output tokens."""
-    cost: float | None
-    """Per million output tokens; None where no price is known."""
+    rate: float  # requests per second
+    gpu_hours: float  # per million output tokens
+    cost: float | None  # per million output tokens; None where no price is known
     cost_at_target: float | None = None
     """The same of whole replicas, each with this load at most, that serve the target rate; None
     without one."""
@@ -51,8 +85,7 @@ class Found:
     hardware: Hardware
     policy: str
     answer: Answer
-    price: float | None
-    """Per GPU and hour; of pools of different GPUs, the mean."""
+    price: float | None  # per GPU and hour; of pools of different GPUs, the mean
     goal: Goal
 
     @property
@@ -118,9 +151,7 @@ class Found:
     @property
     def rate(self) -> float | None:
         """Requests per second that one replica sustains; None if it sustains no load."""
-        if self.at_capacity is None:
-            return None
-        return self.rate_of(self.at_capacity)
+        return None if self.at_capacity is None else self.rate_of(self.at_capacity)
 
     def rate_of(self, probe: LoadProbe) -> float:
         """Return the requests per second of a load."""
@@ -169,10 +200,16 @@ class Found:
         low, high = self.interval.low, self.interval.high
         return ceil(self.goal.target_rate / high), ceil(self.goal.target_rate / low)
 
+    def cost_if(self, factor: float) -> float | None:
+        """Return the cost per hour for the target rate, were the capacity so many times as high."""
+        if self.goal.target_rate is None or self.rate is None:
+            return None
+        return self._cost_per_hour(ceil(self.goal.target_rate / (self.rate * factor)))
+
     @property
     def cost_per_hour(self) -> float | None:
         """Of the replicas for the target rate."""
-        return None if self.replicas is None else self._cost_per_hour(self.replicas)
+        return self.cost_if(1.0)
 
     @property
     def cost_interval(self) -> tuple[float, float] | None:
@@ -183,18 +220,13 @@ class Found:
         return None if costs[0] is None or costs[1] is None else (costs[0], costs[1])
 
     def _cost_per_hour(self, replicas: int) -> float | None:
-        if self.price is None:
-            return None
-        return replicas * self.hardware.gpus_per_replica * self.price
+        gpus = replicas * self.hardware.gpus_per_replica
+        return None if self.price is None else gpus * self.price
 
     @property
     def cost_at_target(self) -> float | None:
         """Per million output tokens, with the replicas for the target rate."""
         return None if self.at_capacity is None else self.offer(self.at_capacity).cost_at_target
-
-
-def _turned(interval: Interval | None) -> tuple[float, float] | None:
-    return None if interval is None else (-interval.high, -interval.low)
 
 
 def _cost_of(found: Found) -> tuple[float | None, tuple[float, float] | None]:
@@ -207,6 +239,12 @@ def _cost_of(found: Found) -> tuple[float | None, tuple[float, float] | None]:
     if cost is None or between is None:
         return cost, None
     return cost, (cost * found.rate / between.high, cost * found.rate / between.low)
+
+
+_TOLD = (
+    "attainment", "tolerance", "target_rate", "replications", "num_requests", "max_requests",
+)  # fmt: skip
+"""Of the goal."""
 
 
 @dataclass(frozen=True)
@@ -228,22 +266,21 @@ class Capacity:
     @cached_property
     def most(self) -> Ranking:
         """What sustains the most requests per second, each by one replica or unit."""
-        return best(
-            [
-                Ranked(f.hardware.label, f.policy, f.rate, -f.rate, _turned(f.interval))
-                for f in self.found
-                if f.rate is not None
-            ]
-        )
+        ranked = []
+        for f in self.found:
+            if f.rate is not None:
+                turned = None if f.interval is None else (-f.interval.high, -f.interval.low)
+                ranked.append(Ranked(f.hardware.label, f.policy, f.rate, -f.rate, turned))
+        return best(ranked)
 
     @cached_property
     def cheapest(self) -> Ranking:
         """What costs the least for the target rate, or at full load where there is none."""
+        costs = [(f, *_cost_of(f)) for f in self.found]
         return best(
             [
                 Ranked(f.hardware.label, f.policy, cost, cost, between)
-                for f in self.found
-                for cost, between in [_cost_of(f)]
+                for f, cost, between in costs
                 if cost is not None
             ]
         )
@@ -257,15 +294,10 @@ class Capacity:
         """Return the answer as plain values, with its provenance."""
         goal = self.goal
         return {
-            **self._provenance,
+            **self.experiment.provenance,
             "slo": goal.slo.model_dump(exclude_none=True),
-            "attainment": goal.attainment,
             "drive": "concurrency" if goal.is_closed else "rate",
-            "tolerance": goal.tolerance,
-            "target_rate": goal.target_rate,
-            "replications": goal.replications,
-            "num_requests": goal.num_requests,
-            "max_requests": goal.max_requests,
+            **{name: getattr(goal, name) for name in _TOLD},
             "prices": self.prices.model_dump(),
             "experiment": self.experiment.to_dict(),
             "results": [_result(found) for found in self.found],
@@ -277,8 +309,7 @@ class Capacity:
 
     def save(self, folder: Path) -> None:
         """Write ``capacity.json``, and ``capacity.parquet`` with a row per load that was tried."""
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
-        (folder / "capacity.json").write_text(text, encoding="utf-8")
+        write_json(self.to_dict(), folder / "capacity.json")
         on_front = {id(offer.probe) for offer in self.front}
         rows = [
             {**_row(found, probe), "on_front": id(probe) in on_front}
@@ -286,33 +317,25 @@ class Capacity:
             for probe in found.probes
         ]
         columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-        write_parquet(columns, self._provenance, folder / "capacity.parquet")
-
-    @property
-    def _provenance(self) -> dict[str, object]:
-        return {
-            "config_hash": self.experiment.hash,
-            "seed": self.experiment.seed,
-            "specsim_version": __version__,
-        }
+        write_groups([columns], self.experiment.provenance, folder / "capacity.parquet")
 
 
 def pareto_front(offers: Iterable[Offer]) -> list[Offer]:
     """Return the offers with a price that none beats in price and mean latency, by rising price."""
-    priced = [
-        (offer.compared_cost, _latency(offer), offer)
-        for offer in offers
-        if offer.compared_cost is not None
-    ]
-    front: list[Offer] = []
-    for _, latency, offer in sorted(priced, key=lambda each: each[:2]):
-        if not front or latency < _latency(front[-1]):
-            front.append(offer)
+    priced = [offer for offer in offers if offer.compared_cost is not None]
+    return lower_front(
+        priced, lambda each: (each.compared_cost or 0.0, each.probe.latencies_ms["mean_e2el_ms"])
+    )
+
+
+def lower_front(items: Iterable[T], numbers: Callable[[T], tuple[float, float]]) -> list[T]:
+    """Return the items than which none is lower in both of two numbers, by the first of them."""
+    front, lowest = list[T](), inf
+    for item in sorted(items, key=numbers):
+        if numbers(item)[1] < lowest:
+            front.append(item)
+            lowest = numbers(item)[1]
     return front
-
-
-def _latency(offer: Offer) -> float:
-    return offer.probe.latencies_ms["mean_e2el_ms"]
 
 
 def _result(found: Found) -> dict[str, Any]:
@@ -332,8 +355,7 @@ def _result(found: Found) -> dict[str, Any]:
         "binds": found.binds,
         "resource": found.resource,
         "margins": found.margins,
-        **({} if probe is None else _at_load(probe)),
-        **({} if probe is None else _costs(found.offer(probe))),
+        **({} if probe is None else {**_at_load(probe), **_costs(found.offer(probe))}),
         "replicas": found.replicas,
         "replicas_interval": found.replicas_interval and list(found.replicas_interval),
         "cost_per_hour": found.cost_per_hour,

@@ -1,22 +1,23 @@
-"""Probes: one load of one server, simulated several times, and what is kept of that."""
+"""Probes: one load of one server, simulated several times; what two say of the capacity."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import exp, inf, log
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.profile import Profile
-from specsim.results.metrics import Slo, latency, tpot, ttft
-from specsim.results.prefills import PoolTables
+from specsim.results.metrics import Slo, latency, limited, most_at_once
+from specsim.results.records import PoolTables
 from specsim.results.steady import Trend, arrival_order, warm_up_of
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
 from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
-from specsim.run.trust import Beyond
+from specsim.run.summary import Beyond, Summary
 from specsim.study.loads import Trial, steady_window
+from specsim.study.paired import mean_and_half_width
 from specsim.workload.arrivals.synthetic import ClosedLoop
 
 _LONGEST = 0.25  # mean latency, as a share of the time in which requests arrive
@@ -34,43 +35,33 @@ class Task:
     trial: Trial
     profile: Profile
     slo: Slo
-    attainment: float
-    """Share of the requests that must keep all limits."""
+    attainment: float  # share of the requests that must keep all limits
 
 
 @dataclass(frozen=True)
 class LoadRun:
     """One simulation at a load. Of its requests, those that meet a steady server are looked at."""
 
-    load: float
-    """Requests/s or clients."""
+    load: float  # requests/s or clients
     num_requests: int
-    num_steady: int
-    """Requests after the warm-up and before the last tenth."""
-    missed: float
-    """Share of the steady requests that missed a limit."""
+    num_steady: int  # requests after the warm-up and before the last tenth
+    missed: float  # share of the steady requests that missed a limit
     missed_by: dict[str, float]
     """Share that missed each limit: ``ttft_ms``, ``tpot_ms``, ``e2el_ms``."""
     reached_ms: dict[str, float]
     """Of each limited metric, the quantile at the attainment that is asked for."""
-    trend: Trend
-    """Of the backlog."""
+    trend: Trend  # of the backlog
     is_too_short: bool
     """Whether requests took more than a quarter of the time in which they arrived: then the server
     may hold a backlog that has had no time to show."""
-    requests_per_second: float
-    """Answered, while requests arrived and the server was full."""
-    mean_output_len: float
-    """Tokens per request."""
-    latencies_ms: dict[str, float]
-    """``mean_e2el_ms``, ``p99_ttft_ms`` and so on."""
-    most_running: int
-    """Most requests at once that had begun and not ended."""
+    requests_per_second: float  # answered, while requests arrived and the server was full
+    mean_output_len: float  # tokens per request
+    latencies_ms: dict[str, float]  # ``mean_e2el_ms``, ``p99_ttft_ms`` and so on
+    most_running: int  # most requests at once that had begun and not ended
     resource: str
     """What a waiting request waits for: ``max_num_seqs``, ``kv_memory`` or ``step_time``; with
     pools, where it queues longest: ``prefill_pool``, ``link`` or ``decode_pool``."""
-    beyond: Beyond
-    """Steps beyond the profile's valid range."""
+    beyond: Beyond  # steps beyond the profile's valid range
 
 
 @dataclass(frozen=True)
@@ -179,7 +170,8 @@ def measure(task: Task) -> LoadRun:
     start, end = steady_window(requests, arrivals)
     ended_at = requests["ended_at"]
     lasts_long = float(latency(requests).mean()) > _LONGEST * float(np.ptp(requests["arrived_at"]))
-    missed = _missed(steady, task.slo)
+    reached = limited(steady, task.slo)
+    missed = {name: values > limit for name, (values, limit) in reached.items()}
     most_running, resource = _waited_for(tables, run.deployment)
     if pools is not None:
         resource = _pool_of(pools, missed, 1.0 - task.attainment)
@@ -191,7 +183,7 @@ def measure(task: Task) -> LoadRun:
         missed_by={name: float(each.mean()) for name, each in missed.items()},
         reached_ms={
             name: float(np.quantile(values, task.attainment))
-            for name, values in _limited(steady, task.slo).items()
+            for name, (values, _) in reached.items()
         },
         trend=summary.backlog if clients is None else Trend(0.0, 0.0),
         is_too_short=lasts_long and clients is None,  # a closed loop is never overloaded
@@ -212,32 +204,16 @@ def _steady(requests: NDArray[np.void], clients: int | None) -> NDArray[np.void]
     """
     count = len(requests)
     first = warm_up_of(requests) if clients is None else min(2 * clients, count // 2)
-    steady: NDArray[np.void] = requests[arrival_order(requests)[first : count - count // _DRAINING]]
-    return steady
-
-
-def _limited(requests: NDArray[np.void], slo: Slo) -> dict[str, NDArray[np.float64]]:
-    """Return the metrics that have a limit, milliseconds; one token has a TPOT of 0."""
-    samples = {
-        "ttft_ms": ttft(requests) * 1e3,
-        "tpot_ms": tpot(requests, of_one_token=0.0) * 1e3,
-        "e2el_ms": latency(requests) * 1e3,
-    }
-    return {name: samples[name] for name in slo.model_dump(exclude_none=True)}
-
-
-def _missed(requests: NDArray[np.void], slo: Slo) -> dict[str, NDArray[np.bool_]]:
-    limits = slo.model_dump(exclude_none=True)
-    return {name: values > limits[name] for name, values in _limited(requests, slo).items()}
+    return requests[arrival_order(requests)[first : count - count // _DRAINING]]
 
 
 def _statistics(requests: NDArray[np.void]) -> dict[str, float]:
     """Return statistics of latencies, milliseconds; the TPOT of a single token is 0."""
-    samples = _limited(requests, Slo(ttft_ms=1, tpot_ms=1, e2el_ms=1))
-    means = {f"mean_{name}": float(values.mean()) for name, values in samples.items()}
+    samples = limited(requests, Slo(ttft_ms=1, tpot_ms=1, e2el_ms=1))
+    means = {f"mean_{name}": float(values.mean()) for name, (values, _) in samples.items()}
     return means | {
         f"p{percentile}_{name}": float(np.percentile(values, percentile))
-        for name, values in samples.items()
+        for name, (values, _) in samples.items()
         for percentile in (50, 99)
     }
 
@@ -267,12 +243,99 @@ def _pool_of(pools: PoolTables, missed: dict[str, NDArray[np.bool_]], may_miss: 
 def _waited_for(tables: RunTables, deployment: Deployment) -> tuple[int, str]:
     """Return the most requests that ran at once, and what those that waited were waiting for."""
     requests = tables.requests
-    begun, ended = np.sort(requests["scheduled_at"]), np.sort(requests["ended_at"])
-    running = np.arange(1, len(begun) + 1) - np.searchsorted(ended, begun, side="right")
-    most, slots = int(running.max()), deployment.setup.limits["max_num_running"]
+    most = most_at_once(requests["scheduled_at"], requests["ended_at"])
+    slots = deployment.setup.limits["max_num_running"]
     if most >= slots:
         return most, "max_num_seqs"
     length = int((requests["prompt_len"] + requests["output_len"]).mean())
     share = int(tables.totals["context_tokens"]) / deployment.kv_capacity(max(length, 1))
     is_full = share > _FULL or requests["preemptions"].any()
     return most, "kv_memory" if is_full else "step_time"
+
+
+_UNKNOWN_BETWEEN = 1 / 4  # of the width of the bracket: so far at least the lines may be off
+_REACH = 4  # times the width of the bracket: as far as the lines are believed beyond it
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A capacity, with its 95 % confidence interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the width, as a share of the estimate."""
+        return log(self.high / self.low) / 2
+
+    def times(self, factor: float) -> "Interval":
+        """Return the interval in another unit."""
+        return Interval(self.estimate * factor, self.low * factor, self.high * factor)
+
+    def around(self, load: float) -> "Interval":
+        """Return the interval, made to hold a load that was confirmed."""
+        return Interval(self.estimate, min(self.low, load), max(self.high, load))
+
+    def moved_from(self, before: float, left: float) -> "Interval":
+        """Return the interval, longer on the side to which the estimate has moved.
+
+        From `before`, of shorter runs; the share `left` of the movement may be still to come.
+        """
+        moved = (self.estimate / before) ** left
+        return Interval(self.estimate, self.low * min(1.0, moved), self.high * max(1.0, moved))
+
+
+def interval_between(low: LoadProbe, high: LoadProbe, attainment: float) -> Interval | None:
+    """Return where between a sustained load and one that is not the capacity lies.
+
+    Between two loads close together, the logarithm of the share of requests that miss a limit, and
+    the growth of the backlog, are taken to be lines over the logarithm of the load. Where the first
+    of them passes what is allowed is the capacity. The jackknife over replications, which have the
+    same seeds, turns that into an interval, at least half as wide as the two loads are apart, for
+    between them nothing was tried (Tukey 1958, "Bias and confidence in not quite large samples";
+    Miller 1974, "The jackknife - a review", for pseudo-values and Student's t).
+
+    None with a single replication, which says nothing about spread, and where `high` failed by
+    nothing that can be told by how much.
+    """
+    slopes = _slopes(low, high, attainment)
+    count = len(low.runs)
+    if count < 2 or all(slope <= 0 for slope in slopes):
+        return None
+    whole = _root(low, high, attainment, slopes)
+    others = (
+        _root(low.without(number), high.without(number), attainment, slopes)
+        for number in range(count)
+    )
+    _, half_width = mean_and_half_width([count * whole - (count - 1) * each for each in others])
+    assert half_width is not None
+    half_width = max(half_width, _UNKNOWN_BETWEEN * log(high.load / low.load))
+    return Interval(exp(whole), exp(whole - half_width), exp(whole + half_width))
+
+
+def _scores(probe: LoadProbe, attainment: float) -> tuple[float, float]:
+    """Return by how much the limits, and a steady backlog, are missed; 0 is just allowed."""
+    requests = sum(run.num_steady for run in probe.runs)
+    least = 0.5 / max(requests, 1)  # of no request that was seen to miss, half a one is assumed
+    allowed = max(1.0 - attainment, least)
+    return log(max(1.0 - probe.attainment, least) / allowed), probe.trend.excess
+
+
+def _slopes(low: LoadProbe, high: LoadProbe, attainment: float) -> tuple[float, ...]:
+    """Return by how much each score rises from one load to the other; 0 if none is missed there."""
+    pairs = zip(_scores(low, attainment), _scores(high, attainment), strict=True)
+    return tuple(above - below if above > 0 else 0.0 for below, above in pairs)
+
+
+def _root(low: LoadProbe, high: LoadProbe, attainment: float, slopes: tuple[float, ...]) -> float:
+    """Return the logarithm of the load at which the first score passes 0."""
+    middle, width = log(low.load * high.load) / 2, log(high.load / low.load)
+    roots = [inf]
+    for below, above, slope in zip(
+        _scores(low, attainment), _scores(high, attainment), slopes, strict=True
+    ):
+        if slope > 0:
+            roots.append(middle - (below + above) / 2 / slope * width)
+    return min(max(min(roots), middle - _REACH * width), middle + _REACH * width)

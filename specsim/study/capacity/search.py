@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from math import log, sqrt
 
 from specsim.study.capacity.choices import Goal
-from specsim.study.capacity.interval import Interval, interval_between
-from specsim.study.capacity.probe import LoadProbe
+from specsim.study.capacity.probe import Interval, LoadProbe, interval_between
 
 FILLS = 8
 """Times as many requests as the server holds at once are in runs of which it is full for most."""
@@ -45,8 +44,7 @@ class Asked:
     """A load to be tried."""
 
     load: float
-    num_requests: int
-    """Of each run."""
+    num_requests: int  # of each run
 
 
 @dataclass(frozen=True)
@@ -56,12 +54,9 @@ class Answer:
     bracket: Bracket
     interval: Interval | None
     """Of the capacity, in units of the load; None where nothing says how sure it is."""
-    is_settled: bool
-    """Whether the answer had stopped moving when the search ended."""
-    num_requests: int
-    """Of each of the last and longest runs."""
-    probes: list[LoadProbe]
-    """Of all loads that were tried, rising; of each the longest runs."""
+    is_settled: bool  # whether the answer had stopped moving when the search ended
+    num_requests: int  # of each of the last and longest runs
+    probes: list[LoadProbe]  # of all loads that were tried, rising; of each the longest runs
 
     def at(self, load: float | None) -> LoadProbe | None:
         """Return the probe of a load; None if it was not tried."""
@@ -75,16 +70,13 @@ Steps = Generator[Asked, LoadProbe, None]
 def largest_sustained(
     start: float, tolerance: float, *, is_whole: bool = False, up: float = _UP, down: float = _DOWN
 ) -> Generator[float, bool, Bracket]:
-    """Search for the largest sustained load.
+    """Search for the largest sustained load; answer each load by whether it is sustained.
 
     Args:
         start: Where to begin, best near saturation; a 64th to 64 times of it are covered.
         tolerance: Ratio, less 1, of the two ends of the bracket at which to stop.
         is_whole: Whether loads are whole numbers of at least 1.
         up, down: Ratios of the steps by which the bracket is looked for.
-
-    Yields:
-        A load to try; to be answered by whether it is sustained.
     """
     step = 1.0 if is_whole else 0.0
     load = start = _possible(start, is_whole)
@@ -184,12 +176,7 @@ class _Stage:
 def explore(start: float, goal: Goal, num_requests: int) -> Search:
     """Look for the capacity of one replica, and at some loads below it.
 
-    Args:
-        start: A load near saturation.
-        num_requests: Of the first runs, and of all where their number is fixed.
-
-    Yields:
-        A load to try; to be answered by its probe.
+    Begin at a load near saturation; `num_requests` is of the first runs, or of all if it is fixed.
     """
     stage = _Stage(goal, num_requests)
     may_grow = num_requests * _LONGER <= (goal.max_requests or 0)
@@ -209,17 +196,13 @@ def refine(
     *,
     guess: float | None = None,
 ) -> Search:
-    """Look for a capacity that shorter runs have shown about.
+    """Look for a capacity that shorter runs have shown to be near.
 
     Args:
-        near: What they have shown.
         num_requests: Of the first runs, at least four times as many.
-        is_enough: Whether an interval is as narrow as it has to be: then runs that are long enough
-            to fill the server grow no more.
+        is_enough: Whether an interval is as narrow as it has to be: then runs that are long
+            enough to fill the server grow no more.
         guess: Where to begin, if not there.
-
-    Yields:
-        A load to try; to be answered by its probe.
     """
     before = _Stage(goal, num_requests // _LONGER)
     before.bracket = Bracket(near, None)

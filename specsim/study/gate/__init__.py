@@ -5,25 +5,243 @@ again with the same seeds, so that an unchanged revision gives the same numbers,
 meets the same requests and the same luck.
 """
 
-from collections.abc import Callable
+import datetime
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from specsim.core.atomic import new_file
 from specsim.core.blame import fault
 from specsim.core.errors import ConfigError, CrashError, SpecsimError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
+from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.core.version import __version__
-from specsim.run.experiment import Experiment
+from specsim.run.experiment import Experiment, check_used, overridden, set_field
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
-from specsim.study.gate.suite import GateResults, ScenarioResults, Suite, Tolerances, without_seed
-from specsim.study.gate.verdict import GateVerdict, MetricChange, check_same_suite, judge
-from specsim.study.inputs import inputs_of
+from specsim.study.inputs import Input, inputs_of, load_with_base
 from specsim.study.paired import replicated
 
-__all__ = [
-    "GateResults", "GateVerdict", "MetricChange", "Suite", "check_same_suite", "judge",
-    "run_suite",
-]  # fmt: skip
+
+def _named(text: str) -> str:
+    if not re.fullmatch(r"\w[\w .,=/+-]{0,79}", text):
+        raise ValueError(
+            f"'{text}' is no name of a scenario; at most 80 letters, digits, spaces and _.,=/+-, "
+            "the first a letter or digit"
+        )
+    return text
+
+
+Name = Annotated[str, AfterValidator(_named)]
+"""Of a scenario: fit for XML, for annotations and for a table."""
+
+Tolerances = dict[str, Annotated[float, Field(ge=0, lt=10)]]
+"""By how much each metric may get worse, as a share of the baseline: 0.02 is 2 %."""
+
+METRICS: dict[str, bool] = {
+    **{
+        f"{statistic}_{latency}_ms": False
+        for latency in ("ttft", "tpot", "itl", "e2el")
+        for statistic in ("mean", "median", "p90", "p95", "p99")
+    },
+    "request_throughput": True,
+    "output_throughput": True,
+    "total_token_throughput": True,
+    "request_goodput": True,
+    "tokens_per_step": True,
+}
+"""What can be gated, and whether more of it is better."""
+
+DEFAULT_TOLERANCES: Tolerances = {
+    "mean_ttft_ms": 0.02,
+    "p99_ttft_ms": 0.05,
+    "mean_tpot_ms": 0.02,
+    "p99_tpot_ms": 0.05,
+    "mean_e2el_ms": 0.02,
+    "p99_e2el_ms": 0.05,
+    "output_throughput": 0.02,
+}
+_ONLY = "experiment"  # name of the scenario of an experiment that is no suite
+
+
+def check_metrics(tolerances: Tolerances) -> Tolerances:
+    """Return the tolerances if every metric in them is known."""
+    for metric in tolerances:
+        if metric not in METRICS:
+            raise ValueError(f"no metric '{metric}'; {nearest(metric, list(METRICS))}")
+    if not tolerances:
+        raise ValueError("gates nothing; name at least one metric, or leave it out for the usual")
+    return tolerances
+
+
+class Suite(Settings):
+    """A base experiment and what each scenario changes in it."""
+
+    base: dict[str, Any]
+    """The experiment, as in its YAML file; in a file also the path of one, from that file's own
+    folder."""
+    scenarios: dict[Name, dict[str, Any]] = Field(min_length=1)
+    """Per scenario, values of the base that it replaces, by dotted field name."""
+    replications: int = Field(default=10, ge=1, le=1000)
+    """Runs per scenario; run i has the scenario's seed plus i."""
+    tolerances: Tolerances | None = None
+    """Of the metrics to be gated; left out, the usual ones."""
+
+    @field_validator("tolerances")
+    @classmethod
+    def _check_metrics(cls, tolerances: Tolerances | None) -> Tolerances | None:
+        return None if tolerances is None else check_metrics(tolerances)
+
+    @classmethod
+    def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
+        """Return the suite in a YAML file, or an experiment as a suite of one scenario.
+
+        Raises:
+            ConfigError: It cannot be read, a scenario is no valid experiment, or an override is
+                of what every scenario replaces.
+        """
+        data = load_with_base(path)
+        if "workload" in data:
+            data = {"base": data, "scenarios": {_ONLY: {}}}
+        with validated(str(path), ConfigError):
+            suite = cls.model_validate(data)
+        overrides = list(overrides)
+        replaced = set.intersection(*(set(changes) for changes in suite.scenarios.values()))
+        check_used(overrides, sorted(replaced), "every scenario sets")
+        suite = suite.model_copy(update={"base": overridden(suite.base, overrides)})
+        for name in suite.scenarios:
+            suite.experiment(name, str(path))
+        return suite
+
+    def experiment(self, name: str, source: str = "suite") -> Experiment:
+        """Return the experiment of a scenario; a ConfigError from `source` if it is wrong."""
+        where = f"{source}: scenario '{name}'"
+        config = overridden(self.base, ())
+        for field, value in self.scenarios[name].items():
+            set_field(config, field, value, f"{where}: {field}")
+        return Experiment.parse(config, where)
+
+    def seeds(self, name: str) -> list[int]:
+        """Return the seed of each replication of a scenario."""
+        first = self.experiment(name).seed
+        return list(range(first, first + self.replications))
+
+
+def tolerances_of(suite: Suite) -> Tolerances:
+    """Return the tolerances of a suite, the usual ones where it names none."""
+    return DEFAULT_TOLERANCES if suite.tolerances is None else suite.tolerances
+
+
+def parse_tolerances(texts: Iterable[str]) -> Tolerances:
+    """Return tolerances from texts, ``mean_e2el_ms=2%``; a ConfigError if one is wrong."""
+    found: Tolerances = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            number = float(value.removesuffix("%")) / (100.0 if value.endswith("%") else 1.0)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < 10:
+            raise ConfigError(f"--tolerance {text}: expected METRIC=SHARE, such as {name}=2%")
+        if name in found:
+            raise ConfigError(f"--tolerance {text}: '{name}' is given twice; leave one")
+        found[name] = number
+        try:
+            check_metrics(found)
+        except ValueError as error:
+            raise ConfigError(f"--tolerance {text}: {error}") from error
+    return found
+
+
+_FORMAT = "specsim gate 1"
+_REMEDY = "write one with `specsim gate --update`"
+
+
+class ScenarioResults(Settings):
+    """What one scenario came to, seed by seed."""
+
+    config_hash: str
+    """Identity of the experiment without its seed."""
+    config: dict[str, Any]
+    """The resolved experiment, without its seed."""
+    inputs: dict[str, Input] | None = None
+    """What its runs read, by the field that names it; None in older baselines."""
+    seeds: list[int] = Field(min_length=1)
+    metrics: dict[str, list[float]]
+    """By name, one value per seed."""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ValueError("seeds: one of them is there twice")
+        for name, values in self.metrics.items():
+            if len(values) != len(self.seeds):
+                raise ValueError(
+                    f"metrics.{name}: {len(values)} values for {len(self.seeds)} seeds"
+                )
+        return self
+
+
+class GateResults(Settings):
+    """A suite's results, with their provenance."""
+
+    format: Literal["specsim gate 1"] = "specsim gate 1"
+    specsim_version: str
+    date: str | None = None
+    """As the user gave it; the same revision gives the same bytes on every day."""
+    tolerances: Tolerances
+    scenarios: dict[Name, ScenarioResults] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check_metrics(self) -> Self:
+        check_metrics(self.tolerances)
+        for name, scenario in self.scenarios.items():
+            for metric in self.tolerances:
+                if metric not in scenario.metrics:
+                    raise ValueError(f"scenarios.{name}: lacks the metric '{metric}'")
+        return self
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Return what ``specsim gate --update`` wrote; a ConfigError if that is not there."""
+        data = load_mapping(path, ConfigError)
+        if data.get("format") != _FORMAT:
+            raise ConfigError(f"{path}: is not a baseline of this version of specsim; {_REMEDY}")
+        with validated(str(path), ConfigError):
+            return cls.model_validate(data)
+
+    def to_json(self) -> str:
+        """Return the results as the text of a JSON file."""
+        return json.dumps(self.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+
+
+@contextmanager
+def baseline_file(path: Path) -> Iterator[Path]:
+    """Give a file that becomes the baseline if the block succeeds; a ConfigError if it must not."""
+    if path.is_file():
+        try:
+            is_ours = load_mapping(path, ConfigError).get("format") == _FORMAT
+        except ConfigError:
+            is_ours = False
+        if not is_ours:
+            raise ConfigError(f"{path}: holds no baseline, so it is left alone; name another file")
+    with new_file(path, is_own=True) as temporary:
+        yield temporary
+
+
+def checked_date(text: str) -> str:
+    """Return an ISO date."""
+    try:
+        return datetime.date.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise ConfigError(f"--date {text}: must be a day, such as 2026-11-21") from error
+
 
 Task = tuple[str, Experiment, tuple[str, ...]]
 """A scenario, its experiment with the seed, and the metrics to keep."""
@@ -37,13 +255,7 @@ def run_suite(
     date: str | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> GateResults:
-    """Run every scenario of a suite with all its seeds.
-
-    Args:
-        tolerances: Their metrics are kept.
-        workers: Processes; the results do not depend on their number.
-        date: ISO date to be kept with the results.
-        on_progress: Told the number of runs that have ended.
+    """Run every scenario of a suite with all its seeds; keep the metrics that have a tolerance.
 
     Raises:
         SpecsimError: A scenario cannot be run, or has no such metric.
@@ -59,7 +271,7 @@ def run_suite(
     scenarios = {
         name: ScenarioResults(
             config_hash=experiment.hash,
-            config=without_seed(experiment),
+            config=experiment.without_seed(),
             inputs=inputs_of(experiment),
             seeds=suite.seeds(name),
             metrics={metric: [row[metric] for row in rows] for metric in metrics},

@@ -9,7 +9,7 @@ decides.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from math import inf, isfinite
 from pathlib import Path
@@ -18,22 +18,9 @@ from typing import Any, Literal
 from xml.etree import ElementTree as Xml
 
 from specsim.core.blame import fault
-from specsim.core.errors import (
-    ConfigError,
-    CrashError,
-    InvariantError,
-    PluginError,
-    SpecsimError,
-)
+from specsim.core.errors import ConfigError, CrashError, InvariantError, PluginError, SpecsimError
 from specsim.run.experiment import Experiment
-from specsim.study.gate.suite import (
-    METRICS,
-    GateResults,
-    ScenarioResults,
-    Suite,
-    Tolerances,
-    without_seed,
-)
+from specsim.study.gate import METRICS, GateResults, ScenarioResults, Suite, Tolerances
 from specsim.study.inputs import Input, inputs_of
 from specsim.study.paired import mean_and_half_width, student_t
 
@@ -52,13 +39,10 @@ class MetricChange:
 
     scenario: str
     metric: str
-    baseline: float
-    """Mean over the seeds."""
+    baseline: float  # mean over the seeds
     current: float
-    worsening: float
-    """By which share of the baseline it is worse; negative if it is better."""
-    half_width: float | None
-    """Of the confidence interval of the worsening; None with a single seed."""
+    worsening: float  # by which share of the baseline it is worse; negative if it is better
+    half_width: float | None  # of the confidence interval of the worsening; None with a single seed
     tolerance: float
     verdict: Verdict
 
@@ -72,14 +56,12 @@ class MetricChange:
     @property
     def text(self) -> str:
         """The comparison in words."""
-        if not isfinite(self.worsening):
-            change = "0 before"
-        else:
-            size = f"{abs(self.worsening):.1%} {'worse' if self.worsening > 0 else 'better'}"
-            change = size
-            if self.interval is not None:
-                low, high = (100 * each for each in self.interval)
-                change += f" (interval {low:.1f} to {high:.1f} %)"
+        change = "0 before"
+        if isfinite(self.worsening):
+            change = f"{abs(self.worsening):.1%} {'worse' if self.worsening > 0 else 'better'}"
+        if self.interval is not None:
+            low, high = (100 * each for each in self.interval)
+            change += f" (interval {low:.1f} to {high:.1f} %)"
         return (
             f"{self.metric} {self.baseline:,.6g} -> {self.current:,.6g}: {change}, tolerance "
             f"{self.tolerance:.1%}"
@@ -87,16 +69,10 @@ class MetricChange:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain values."""
-        return {
-            "scenario": self.scenario,
-            "metric": self.metric,
-            "verdict": self.verdict,
-            "baseline": self.baseline,
-            "current": self.current,
-            "worsening": self.worsening if isfinite(self.worsening) else None,
-            "interval": self.interval,
-            "tolerance": self.tolerance,
-        }
+        worsening = self.worsening if isfinite(self.worsening) else None
+        fields = {**asdict(self), "worsening": worsening, "interval": self.interval}
+        del fields["half_width"]
+        return fields
 
 
 @dataclass(frozen=True)
@@ -104,10 +80,8 @@ class GateVerdict:
     """All comparisons of a gate."""
 
     comparisons: list[MetricChange]
-    is_paired: bool
-    """Whether both sides have the same seeds in every scenario."""
-    notes: list[str]
-    """What else differs between the two sides."""
+    is_paired: bool  # whether both sides have the same seeds in every scenario
+    notes: list[str]  # what else differs between the two sides
 
     def of_verdict(self, verdict: Verdict) -> list[MetricChange]:
         """Return the comparisons that came out like this."""
@@ -158,7 +132,7 @@ def check_same_suite(baseline: GateResults, suite: Suite) -> None:
     _check_names(set(baseline.scenarios), set(suite.scenarios))
     for name, old in baseline.scenarios.items():
         experiment = suite.experiment(name)
-        _differences(name, old, without_seed(experiment), inputs_of(experiment))
+        _differences(name, old, experiment.without_seed(), inputs_of(experiment))
         if old.seeds != (seeds := suite.seeds(name)):
             raise ConfigError(
                 f"scenario '{name}': the suite has the seeds {_span(seeds)}, the baseline "
@@ -201,7 +175,6 @@ def _differences(
 
 
 def _both_read(before: dict[str, Input], after: dict[str, Input]) -> dict[str, tuple[Input, Input]]:
-    """Return what both sides could read."""
     return {
         field: (before[field], after[field])
         for field in before.keys() & after.keys()
@@ -298,29 +271,36 @@ def _welch(
 
 
 def write_junit(judgement: "GateVerdict | GateFailure", path: Path) -> None:
-    """Write a judgement as JUnit XML: a suite per scenario, a case per metric."""
-    if isinstance(judgement, GateFailure):
-        judgement.write_junit(path)
-        return
+    """Write JUnit XML: a suite per scenario and a case per metric, or one case with an error."""
     root = Xml.Element("testsuites", name="specsim gate")
-    for scenario, group in groupby(judgement.comparisons, key=lambda each: each.scenario):
-        comparisons = list(group)
-        failures = sum(each.verdict == "worse" for each in comparisons)
-        suite = Xml.SubElement(
-            root,
-            "testsuite",
-            name=scenario,
-            tests=str(len(comparisons)),
-            failures=str(failures),
-            errors="0",
-        )
-        for each in comparisons:
-            case = Xml.SubElement(suite, "testcase", classname=scenario, name=each.metric)
-            if each.verdict == "worse":
-                Xml.SubElement(case, "failure", message=each.text, type="regression")
-            else:
-                Xml.SubElement(case, "system-out").text = f"{each.verdict}: {each.text}"
-    _write_xml(root, path)
+    if isinstance(judgement, GateFailure):
+        suite = _xml_suite(root, "specsim gate", tests=1, errors=1)
+        case = Xml.SubElement(suite, "testcase", classname="specsim gate", name="run")
+        kind = "crash" if judgement.is_crash else "input"
+        Xml.SubElement(case, "error", message=_printable(judgement.error), type=kind)
+    else:
+        for scenario, group in groupby(judgement.comparisons, key=lambda each: each.scenario):
+            _add_scenario(root, scenario, list(group))
+    Xml.indent(root)
+    Xml.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def _add_scenario(root: Xml.Element, scenario: str, comparisons: list[MetricChange]) -> None:
+    failures = sum(each.verdict == "worse" for each in comparisons)
+    suite = _xml_suite(root, scenario, tests=len(comparisons), failures=failures)
+    for each in comparisons:
+        case = Xml.SubElement(suite, "testcase", classname=scenario, name=each.metric)
+        if each.verdict == "worse":
+            Xml.SubElement(case, "failure", message=each.text, type="regression")
+        else:
+            Xml.SubElement(case, "system-out").text = f"{each.verdict}: {each.text}"
+
+
+def _xml_suite(
+    root: Xml.Element, name: str, *, tests: int, failures: int = 0, errors: int = 0
+) -> Xml.Element:
+    counts = {"tests": str(tests), "failures": str(failures), "errors": str(errors)}
+    return Xml.SubElement(root, "testsuite", {"name": name, **counts})
 
 
 @dataclass(frozen=True)
@@ -328,8 +308,7 @@ class GateFailure:
     """Why there is no judgement."""
 
     error: str
-    is_crash: bool
-    """Whether a run ended by a bug, and not what it was given."""
+    is_crash: bool  # whether a run ended by a bug, and not what it was given
 
     @classmethod
     def of(cls, error: Exception) -> "GateFailure":
@@ -347,26 +326,9 @@ class GateFailure:
         """Return it as the file of a judgement, which has not passed."""
         return {"passed": False, "error": self.error, "is_crash": self.is_crash}
 
-    def write_junit(self, path: Path) -> None:
-        """Write it as JUnit XML: one case, with an error."""
-        root = Xml.Element("testsuites", name="specsim gate")
-        suite = Xml.SubElement(
-            root, "testsuite", name="specsim gate", tests="1", failures="0", errors="1"
-        )
-        case = Xml.SubElement(suite, "testcase", classname="specsim gate", name="run")
-        kind = "crash" if self.is_crash else "input"
-        Xml.SubElement(case, "error", message=_printable(self.error), type=kind)
-        _write_xml(root, path)
-
 
 def _printable(text: str) -> str:
-    """Return a text without what XML cannot hold."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
-
-
-def _write_xml(root: Xml.Element, path: Path) -> None:
-    Xml.indent(root)
-    Xml.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 
 
 def github_annotations(judgement: GateVerdict) -> list[str]:

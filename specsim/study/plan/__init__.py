@@ -13,7 +13,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.study.capacity import Capacity, Contender, Found, hardware_notes, refined, searched
-from specsim.study.capacity.interval import Interval
+from specsim.study.capacity.probe import Interval
 from specsim.study.plan.answer import Plan
 from specsim.study.plan.options import FIRST_K, LATER, Option, Question, goal_of, offered
 
@@ -39,12 +39,8 @@ class _Screened:
 
     def cost(self, name: str, factor: float = 1.0) -> float:
         """Return the cost per hour for the target, were the capacity `factor` times as high."""
-        found = self.found[name]
-        target, price = found.goal.target_rate, found.price
-        if found.rate is None or target is None or price is None:
-            return inf
-        replicas = ceil(target / (found.rate * factor))
-        return replicas * found.hardware.gpus_per_replica * price
+        cost = self.found[name].cost_if(factor)
+        return inf if cost is None else cost
 
     def latency(self, name: str) -> float:
         """Return the mean latency at the target rate, milliseconds."""
@@ -61,10 +57,6 @@ def make_plan(
 ) -> Plan:
     """Find the least cost at which the target rate is served within its limits.
 
-    Args:
-        workers: Processes; the answer does not depend on their number.
-        on_progress: Told the number of simulations that have ended.
-
     Raises:
         SpecsimError: The question names what there is not, or nothing serves within the limits.
     """
@@ -74,8 +66,9 @@ def make_plan(
         _screen(screened, first.options, question, runner)
         worth = _worth(screened, left_out)
         more = offered(question, LATER).options
-        drafters = _drafters(screened)
-        _screen(screened, [o for o in more if _is_worth(o, worth, drafters)], question, runner)
+        drafters = _drafters(screened, worth)
+        later = [o for o in more if drafters.get(o.hardware.label) == _drafter(o)]
+        _screen(screened, later, question, runner)
         chosen = _finalists(screened, worth, left_out)
         found = _refined([screened.options[name] for name in chosen], screened, question, runner)
     experiment = screened.options[chosen[0]].experiment
@@ -114,12 +107,12 @@ def _worth(screened: _Screened, left_out: list[str]) -> set[str]:
     return {label for label, cost in least.items() if cost <= bound}
 
 
-def _drafters(screened: _Screened) -> dict[str, str]:
-    """Return of each hardware the drafter that serves the target best."""
+def _drafters(screened: _Screened, worth: set[str]) -> dict[str, str]:
+    """Return of each hardware that is worth it the drafter that serves the target best."""
     chosen: dict[str, str] = {}
     for name in sorted(screened.found, key=lambda n: (screened.cost(n), screened.latency(n))):
         option = screened.options[name]
-        if not option.is_off:
+        if not option.is_off and option.hardware.label in worth:
             chosen.setdefault(option.hardware.label, _drafter(option))
     return chosen
 
@@ -128,11 +121,6 @@ def _drafter(option: Option) -> str:
     proposer = option.experiment.engine.speculative_config
     assert proposer is not None
     return proposer.method
-
-
-def _is_worth(option: Option, worth: set[str], drafters: dict[str, str]) -> bool:
-    label = option.hardware.label
-    return label in worth and drafters.get(label) == _drafter(option)
 
 
 def _finalists(screened: _Screened, worth: set[str], left_out: list[str]) -> list[str]:

@@ -1,35 +1,38 @@
-"""Plan: the answer, and what it rests on."""
+"""Plan: the answer, what it rests on, and the files that it is written to."""
 
+import shlex
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+from specsim.core.errors import ConfigError
+from specsim.core.settings import load_mapping
 from specsim.core.version import __version__
-from specsim.run.trust import ROOFLINE
+from specsim.results.folder import write_json
+from specsim.run.experiment import Experiment
+from specsim.run.summary import ROOFLINE
 from specsim.study.capacity import Capacity, Found
+from specsim.study.capacity.findings import lower_front
 from specsim.study.capacity.probe import LoadProbe
 from specsim.study.paired import SpeedUp, speed_up
-from specsim.study.plan.options import Option, Question
+from specsim.study.plan.options import PROFILE_FILE, Option, Question, with_replicas
 
 
 @dataclass(frozen=True)
 class CostPoint:
     """The target rate on so many replicas of an option."""
 
-    name: str
-    """Hardware and label."""
+    name: str  # hardware and label
     replicas: int
     gpus: int
-    cost: float
-    """Per hour."""
-    latency_ms: float
-    """Mean, end to end."""
-    ttft_ms: float
-    """99th percentile."""
-    tpot_ms: float
-    """99th percentile."""
-    is_sure: bool
-    """False of short runs."""
+    cost: float  # per hour
+    latency_ms: float  # mean, end to end
+    ttft_ms: float  # 99th percentile
+    tpot_ms: float  # 99th percentile
+    is_sure: bool  # False of short runs
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,10 @@ class Plan:
     """How many GPUs of which kind, at what cost, and how sure that is."""
 
     question: Question
-    capacity: Capacity
-    """Of those that were searched to the end."""
-    options: dict[str, Option]
-    """All that were tried, by hardware and label."""
-    screened: dict[str, Found]
-    """What short runs showed of those that were not."""
-    left_out: list[str]
-    """What was not searched to the end, and why."""
+    capacity: Capacity  # of those that were searched to the end
+    options: dict[str, Option]  # all that were tried, by hardware and label
+    screened: dict[str, Found]  # what short runs showed of those that were not
+    left_out: list[str]  # what was not searched to the end, and why
 
     @cached_property
     def found(self) -> dict[str, Found]:
@@ -103,11 +102,7 @@ class Plan:
         everything = [(name, each, True) for name, each in self.found.items()]
         everything += [(name, each, False) for name, each in self.screened.items()]
         points = [point for entry in everything for point in _points(*entry)]
-        front: list[CostPoint] = []
-        for point in sorted(points, key=lambda p: (p.cost, p.latency_ms)):
-            if not front or point.latency_ms < front[-1].latency_ms:
-                front.append(point)
-        return front
+        return lower_front(points, lambda point: (point.cost, point.latency_ms))
 
     @property
     def assumptions(self) -> list[str]:
@@ -177,7 +172,6 @@ class Plan:
 
 
 def _points(name: str, found: Found, is_sure: bool) -> list[CostPoint]:
-    """Return the target rate on as few replicas as keep the limits, and on more."""
     goal, target = found.goal, found.goal.target_rate
     if found.bracket.sustained is None or target is None or found.price is None:
         return []
@@ -194,3 +188,108 @@ def _points(name: str, found: Found, is_sure: bool) -> list[CostPoint]:
 
 def _latencies(probe: LoadProbe) -> list[float]:
     return [run.latencies_ms["mean_e2el_ms"] for run in probe.runs]
+
+
+FILES = (
+    "plan.json", "capacity.json", "capacity.parquet", "experiment.yaml", PROFILE_FILE, "serve.sh",
+    "docker-compose.yaml", "kubernetes.yaml",
+)  # fmt: skip
+
+_IMAGES = {"vllm": "vllm/vllm-openai:latest", "sglang": "lmsysorg/sglang:latest"}
+_PORT = 8000
+_GPUS_PER_MACHINE = 8
+_MARK = f"# specsim_version: {__version__}\n"
+_TEXTS = load_mapping(Path(__file__).with_name("servers.yaml"), ConfigError)
+
+
+def save_plan(plan: Plan, folder: Path) -> None:
+    """Write all files of a plan; those of the servers only if there is an answer."""
+    write_json(plan.to_dict(), folder / "plan.json")
+    plan.capacity.save(folder)
+    if plan.taken is None:
+        return
+    option, replicas = plan.options[plan.taken], plan.found[plan.taken].replicas or 1
+    experiment = with_replicas(option, plan.question, replicas)
+    about = f"{plan.taken}: specsim run experiment.yaml, specsim capacity experiment.yaml"
+    (folder / "experiment.yaml").write_text(commented(experiment, about), encoding="utf-8")
+    if not option.hardware.is_measured:
+        fields = option.hardware.profile.model_dump(
+            mode="json", exclude_none=True, exclude_defaults=True
+        )
+        _write_yaml(folder / PROFILE_FILE, [fields])
+    line = serve_line(plan, option)
+    (folder / "serve.sh").write_text(_script(plan, option, line, replicas), encoding="utf-8")
+    _save_servers(shlex.split(line), plan.question.command.program, option, replicas, folder)
+
+
+def _save_servers(
+    words: list[str], program: str, option: Option, replicas: int, folder: Path
+) -> None:
+    size = option.hardware.gpus_per_replica
+    values = {
+        "$image": _IMAGES[program],
+        "$start": "args" if program == "vllm" else "command",
+        "$arguments": words[2:] if words[0] == "vllm" else words,  # after the image's entry point
+        "$size": size,
+        "$replicas": replicas,
+    }
+    here = min(replicas, max(1, _GPUS_PER_MACHINE // size))
+    services = {f"llm-{number}": _composed(values, number, size) for number in range(here)}
+    hosts = f"one machine of {_GPUS_PER_MACHINE} GPUs: {here} of {replicas} servers"
+    _write_yaml(folder / "docker-compose.yaml", [{"services": services}], hosts)
+    _write_yaml(folder / "kubernetes.yaml", _filled(_TEXTS["kubernetes"], values))
+
+
+def commented(experiment: Experiment, about: str) -> str:
+    """Return an experiment as YAML, with a comment above each field."""
+    parts = [f"{_MARK}# {about}\n"]
+    fields = experiment.model_dump(
+        mode="json", exclude_none=True, exclude_defaults=True, warnings=False
+    )
+    for name, value in fields.items():
+        text = yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True)
+        comment = _TEXTS["comments"].get(name)
+        parts.append((f"# {comment}\n" if comment else "") + text)
+    return "".join(parts)
+
+
+def serve_line(plan: Plan, option: Option) -> str:
+    """Return the command line of each server; of a policy that vLLM has not, without it."""
+    size = option.hardware.gpus_per_replica
+    return plan.question.command.with_options(size, option.speculation)
+
+
+def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:
+    gpu = option.hardware.profile.gpu
+    head = (
+        f"#!/bin/sh\n{_MARK}# One of {replicas} servers, on {option.hardware.gpus_per_replica} "
+        f"{gpu} each, behind a router that prefers the one with the fewest open requests.\n"
+    )
+    if option.needs_a_policy:
+        head += (
+            f"# {option.label} is no policy of the server's own; for a schedule that vLLM reads:\n"
+            "# specsim tune experiment.yaml --emit vllm\n"
+        )
+    if "YOUR-" in line:
+        head += "# YOUR-...: the name of the drafter's weights.\n"
+    return f"{head}exec {line}\n"
+
+
+def _composed(values: dict[str, Any], number: int, size: int) -> Any:
+    gpus = [str(each) for each in range(number * size, (number + 1) * size)]
+    own = {"$ports": f"{_PORT + number}:{_PORT}", "$gpus": gpus}
+    return _filled(_TEXTS["compose"], {**values, **own})
+
+
+def _filled(part: Any, values: dict[str, Any]) -> Any:
+    if isinstance(part, dict):
+        return {values.get(key, key): _filled(each, values) for key, each in part.items()}
+    if isinstance(part, list):
+        return [_filled(each, values) for each in part]
+    return values.get(part, part) if isinstance(part, str) else part
+
+
+def _write_yaml(path: Path, documents: list[dict[str, Any]], about: str = "") -> None:
+    text = yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=1000)
+    head = f"# {about}\n" if about else ""
+    path.write_text(_MARK + head + text, encoding="utf-8")

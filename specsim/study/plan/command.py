@@ -1,68 +1,24 @@
-"""Command lines of servers: ``vllm serve`` and SGLang's, read as an engine's settings.
+"""Command lines of servers: ``vllm serve`` and SGLang's, read as an engine's settings."""
 
-Sources of the flags: vLLM 0.32.0 ``engine/arg_utils.py``; SGLang's page "Server Arguments".
-"""
-
+import builtins
 import json
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
 from specsim.core.reading import UnreadableError, parse_json
+from specsim.core.settings import load_mapping
 from specsim.proposers import PROPOSERS
 
-_SHORT = {"-tp": "tensor-parallel-size", "-dp": "data-parallel-size", "-q": "quantization",
-          "-pp": "pipeline-parallel-size", "-sc": "speculative-config"}  # fmt: skip
-_ENGINE = {
-    "max-num-seqs": int, "max-num-batched-tokens": int, "max-model-len": int, "block-size": int,
-    "gpu-memory-utilization": float, "tensor-parallel-size": int, "enable-prefix-caching": bool,
-    "enable-chunked-prefill": bool, "async-scheduling": bool, "enable-expert-parallel": bool,
-    "long-prefill-token-threshold": int, "scheduling-policy": str,
-    "disable-hybrid-kv-cache-manager": bool,
-}  # fmt: skip
-"""vLLM's flags that an engine has under the same name."""
-_OTHER = {
-    "model", "dtype", "quantization", "kv-cache-dtype", "speculative-config", "data-parallel-size",
-    "num-gpu-blocks-override",
-}  # fmt: skip
-_REFUSED = {
-    "pipeline-parallel-size": "1", "enable-lora": "False", "cpu-offload-gb": "0",
-    "kv-transfer-config": "", "decode-context-parallel-size": "1",
-    "prefill-context-parallel-size": "1", "runner": "generate", "disaggregation-mode": "null",
-    "enable-dp-attention": "False",
-}  # fmt: skip
-"""Flags that change what a step is, by the only value with which that is simulated."""
-_UNMODELLED = {
-    "enforce-eager", "compilation-config", "attention-backend", "enable-dbo", "swap-space",
-    "kv-offloading-size", "max-num-partial-prefills", "disable-custom-all-reduce", "enable-eplb",
-    "limit-mm-per-prompt", "disable-cuda-graph", "enable-torch-compile", "schedule-policy",
-    "schedule-conservativeness", "cuda-graph-max-bs", "moe-backend", "all2all-backend",
-}  # fmt: skip
-"""Flags that change how long a step takes, or which request is next, and are not simulated."""
-_SWITCHES = {
-    "trust-remote-code", "enable-auto-tool-choice", "disable-log-requests", "disable-log-stats",
-    "enable-log-requests", "enforce-eager", "enable-lora", "enable-dbo", "enable-eplb",
-    "disable-custom-all-reduce", "disable-cuda-graph", "enable-torch-compile",
-    "skip-tokenizer-init", "enable-metrics", "enable-dp-attention", "headless",
-    "enable-prompt-tokens-details", "disable-radix-cache", "disable-overlap-schedule",
-    "disable-uvicorn-access-log",
-}  # fmt: skip
-"""Flags of neither kind above that take no value; any other unknown one takes what follows it."""
-_SGLANG = {
-    "model-path": "model", "tp": "tensor-parallel-size", "tp-size": "tensor-parallel-size",
-    "dp": "data-parallel-size", "dp-size": "data-parallel-size",
-    "pp-size": "pipeline-parallel-size", "context-length": "max-model-len",
-    "max-running-requests": "max-num-seqs", "page-size": "block-size",
-    "chunked-prefill-size": "max-num-batched-tokens",
-    "mem-fraction-static": "gpu-memory-utilization",
-    "disable-radix-cache": "no-enable-prefix-caching",
-    "disable-overlap-schedule": "no-async-scheduling",
-}  # fmt: skip
-_ALGORITHMS = {"EAGLE": "eagle", "EAGLE3": "eagle3", "STANDALONE": "draft_model", "NGRAM": "ngram"}
+_FLAGS = load_mapping(Path(__file__).with_name("flags.yaml"), ConfigError)
+_ENGINE = {name: getattr(builtins, kind) for name, kind in _FLAGS["engine"].items()}
+_OTHER, _REFUSED, _ALGORITHMS = _FLAGS["other"], _FLAGS["refused"], _FLAGS["algorithms"]
+_UNMODELLED, _SWITCHES = set(_FLAGS["unmodelled"]), set(_FLAGS["switches"])
 _START = {
     "vllm": re.compile(r"(?:^|/)vllm$|^vllm\.entrypoints\.openai\.api_server$"),
     "sglang": re.compile(r"(?:^|/)sglang$|^sglang\.launch_server$"),
@@ -76,19 +32,14 @@ _PARALLEL = re.compile(r"^(?:-tp|-dp|--(?:tensor|data)[-_]parallel[-_]size|--[td
 class ServerCommand:
     """What a command line starts."""
 
-    program: str
-    """``vllm`` or ``sglang``."""
-    words: tuple[str, ...]
-    """As typed, one per word, without what starts the program."""
-    model: str
-    """As typed."""
+    program: str  # ``vllm`` or ``sglang``
+    words: tuple[str, ...]  # as typed, one per word, without what starts the program
+    model: str  # as typed
     engine: dict[str, Any]
     """Fields of `specsim.engine.config.EngineConfig`, without speculation and parallelism."""
-    tensor_parallel_size: int | None
-    """None where it is not given."""
+    tensor_parallel_size: int | None  # None where it is not given
     speculation: dict[str, Any] | None
-    weights: str | None
-    """``fp8`` where weights are in 8 bits; None: as published."""
+    weights: str | None  # ``fp8`` where weights are in 8 bits; None: as published
     notes: list[str] = field(default_factory=list)
     """Which flags have no effect here, or another than on a server."""
 
@@ -105,15 +56,10 @@ class ServerCommand:
 
 
 def read_command(text: str, program: str) -> ServerCommand:
-    """Return what a command line says.
+    """Return what a command line says, such as ``vllm serve MODEL --tensor-parallel-size 2``.
 
-    Args:
-        text: Such as ``vllm serve MODEL --tensor-parallel-size 2``; what stands before ``vllm
-            serve`` is not looked at, and may be missing.
-        program: ``vllm`` or ``sglang``.
-
-    Raises:
-        ConfigError: It is no such command, a value is wrong, or it asks for what is not simulated.
+    What stands before ``vllm serve`` is not looked at, and may be missing. A ConfigError if it is
+    no such command, a value is wrong, or it asks for what is not simulated.
     """
     source = f"--{program}"
     try:
@@ -149,9 +95,9 @@ def _flags(words: list[str], source: str, program: str) -> Iterator[tuple[str, s
             yield "model", word
             continue
         name, equals, value = word.partition("=")
-        name = _SHORT.get(name, name.lstrip("-").replace("_", "-"))
+        name = _FLAGS["short"].get(name, name.lstrip("-").replace("_", "-"))
         if program == "sglang":
-            name = _SGLANG.get(name, name)
+            name = _FLAGS["sglang"].get(name, name)
         own, is_off = name.removeprefix("no-"), name.startswith("no-")
         if _ENGINE.get(own) is bool or own in _SWITCHES:
             given = value.lower() if equals else "true"
@@ -171,7 +117,6 @@ def _is_number(word: str) -> bool:
 
 
 def _without(words: tuple[str, ...], *unwanted: re.Pattern[str]) -> list[str]:
-    """Return a command line without some flags and their values."""
     kept: list[str] = []
     skips = False
     for word in words:

@@ -18,7 +18,7 @@ from specsim.run.experiment import Experiment
 from specsim.study.capacity import Contender, Goal, Hardware, Prices
 from specsim.study.loads import Loads
 from specsim.study.plan.command import ServerCommand, unknown_fields
-from specsim.study.plan.traffic import Traffic
+from specsim.study.plan.traffic import NAMES, Traffic
 
 PROFILE_FILE = "profile.yaml"
 """Where a roofline is written, beside the experiment."""
@@ -31,14 +31,6 @@ _METHODS = ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix"
 _LOOKUPS = ("ngram", "suffix")
 _REQUESTS = 2000
 _ROOM = 2  # times the longest of 20,000 requests is any of a study
-_ALIASES = {
-    "meta-llama-3.1-8b": "llama-3.1-8b", "meta-llama-3.1-70b": "llama-3.1-70b",
-    "llama-3.3-70b": "llama-3.1-70b", "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
-    "deepseek-r1-distill-llama-70b": "llama-3.1-70b", "hermes-3-llama-3.1-8b": "llama-3.1-8b",
-    "hermes-3-llama-3.1-70b": "llama-3.1-70b", "deepseek-r1-0528-qwen3-8b": "qwen3-8b",
-    "qwq-32b": "qwen3-32b",
-}  # fmt: skip
-"""Names on HuggingFace, in lower case and without what follows, of models of a shipped shape."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +40,7 @@ class Question:
     command: ServerCommand
     traffic: Traffic
     slo: Slo
-    rate: float
-    """Requests per second of the whole service."""
+    rate: float  # requests per second of the whole service
     gpus: tuple[str, ...]
     prices: Prices
     attainment: float = 0.99
@@ -68,8 +59,7 @@ class Option:
     hardware: Hardware
     experiment: Experiment
     label: str
-    acceptance: str | None = None
-    """Where it comes from; None without speculation."""
+    acceptance: str | None = None  # where it comes from; None without speculation
     speculation: dict[str, Any] | None = None
     """vLLM's ``speculative_config``; None without it, and for a policy that vLLM has not."""
 
@@ -105,16 +95,16 @@ class Offered:
     """All options, and what cannot be one."""
 
     options: list[Option] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    """What, and why."""
+    left_out: list[str] = field(default_factory=list)  # what, and why
 
 
 def model_of(name: str) -> str:
     """Return the shape of a model in ``profiles/``; if none, a ConfigError with the nearest."""
     key = name.rstrip("/").rsplit("/", 1)[-1].lower()
-    fitting = [alias for alias in _ALIASES if key == alias or key.startswith(f"{alias}-")]
+    aliases: dict[str, str] = NAMES["aliases"]
+    fitting = [alias for alias in aliases if key == alias or key.startswith(f"{alias}-")]
     if fitting:
-        return _ALIASES[max(fitting, key=len)]
+        return aliases[max(fitting, key=len)]
     try:
         return find_model([key], "the command")
     except ProfileError as error:
@@ -128,8 +118,7 @@ def model_of(name: str) -> str:
 def offered(question: Question, policies: tuple[str, ...]) -> Offered:
     """Return the options with some policies, and ``off`` if that is among them.
 
-    Raises:
-        ConfigError: A GPU has no price, or there is no hardware at all.
+    A ConfigError if a GPU has no price, or there is no hardware at all.
     """
     found = Offered()
     for gpu in question.gpus:
@@ -140,8 +129,9 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
             known = ", ".join(question.prices.per_gpu_hour)
             raise ConfigError(f"--gpus {gpu}: has no price (known: {known}); add it by --prices")
         for hardware, profile in _hardware(question, gpu, found.left_out):
-            is_added = _add(question, hardware, profile, policies, found)
-            if is_added and not hardware.is_measured:
+            before = len(found.options)
+            _add(question, hardware, profile, policies, found)
+            if len(found.options) > before and not hardware.is_measured:
                 break  # of rooflines the smallest that fits
     if not found.options:
         raise ConfigError("; ".join(found.left_out) or "--gpus: name at least one GPU")
@@ -154,32 +144,27 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
 def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tuple[Hardware, str]]:
     """Yield a GPU in the wanted size, or in all of which there are profiles, and their names."""
     given, model = question.command.tensor_parallel_size, question.model
-    sizes = _SIZES if given is None else (given,)
+    suffixes = {size: f"-tp{size}" if size > 1 else "" for size in ([given] if given else _SIZES)}
     ending = f"-{question.command.weights}" if question.command.weights else ""
-    any_found = False
-    for size in sizes:
-        label = gpu if size == 1 else f"{gpu}-tp{size}"
-        name = f"{gpu}/{model}{ending}{f'-tp{size}' if size > 1 else ''}"
-        if find_resource("profiles", f"{name}.yaml") is not None:
-            any_found = True
-            yield Hardware(label, load_profile(name), is_measured=True), name
-    if any_found:
+    names = {suffix: f"{gpu}/{model}{ending}{suffix}" for suffix in suffixes.values()}
+    known = {s: n for s, n in names.items() if find_resource("profiles", f"{n}.yaml") is not None}
+    for suffix, name in known.items():
+        yield Hardware(gpu + suffix, load_profile(name)), name
+    if known:
         return
     if question.command.weights:
         left_out.append(f"{gpu}: no profile of {model} in {question.command.weights}")
         return
-    for size in sizes:
-        label = gpu if size == 1 else f"{gpu}-tp{size}"
+    for size, suffix in suffixes.items():
         try:
-            yield Hardware(label, _roofline(model, gpu, size), is_measured=False), PROFILE_FILE
+            yield Hardware(gpu + suffix, _roofline(model, gpu, size)), PROFILE_FILE
         except SpecsimError as error:
-            left_out.append(f"{label}: no profile of {model}, and no roofline: {error}")
+            left_out.append(f"{gpu}{suffix}: no profile of {model}, and no roofline: {error}")
 
 
 def _roofline(model: str, gpu: str, size: int) -> Profile:
     head = f"eagle3-{model}"
-    has_head = find_resource("profiles", f"{head}.json") is not None
-    drafts = {"eagle3": head} if has_head else {}
+    drafts = {"eagle3": head} if find_resource("profiles", f"{head}.json") is not None else {}
     fields = RooflineProfile.of(RooflineOptions(model, gpu, drafts, size)).fields
     on_host = {method: {"token_us": 20} for method in _LOOKUPS}
     fields = {**fields, "drafts": {**fields.get("drafts", {}), **on_host}, "overhead": HOST_TIMES}
@@ -188,14 +173,9 @@ def _roofline(model: str, gpu: str, size: int) -> Profile:
 
 
 def _add(
-    question: Question,
-    hardware: Hardware,
-    profile: str,
-    policies: tuple[str, ...],
-    found: Offered,
-) -> bool:
-    """Add the options of a hardware that can be run; return whether there are any."""
-    before = len(found.options)
+    question: Question, hardware: Hardware, profile: str, policies: tuple[str, ...], found: Offered
+) -> None:
+    """Add the options of a hardware that can be run."""
     given = question.command.speculation
     known = [method for method in _METHODS if method in hardware.profile.drafts]
     methods = [given.get("method")] if given else known
@@ -220,7 +200,6 @@ def _add(
             continue
         if all(option.name != other.name for other in found.options):
             found.options.append(option)
-    return len(found.options) > before
 
 
 def _policies(given: dict[str, Any] | None, policies: tuple[str, ...]) -> list[str]:
@@ -235,15 +214,23 @@ def _policies(given: dict[str, Any] | None, policies: tuple[str, ...]) -> list[s
 
 def goal_of(question: Question) -> Goal:
     """Return what is looked for, in runs as short as they may be."""
-    slo, rate = question.slo, question.rate
-    shares = (1.0,)
-    return Goal(slo, question.attainment, 0.1, False, rate, 2, _REQUESTS, None, shares, True)
+    return Goal(
+        question.slo,
+        question.attainment,
+        tolerance=0.1,
+        is_closed=False,
+        target_rate=question.rate,
+        replications=2,
+        num_requests=_REQUESTS,
+        max_requests=None,
+        shares=(1.0,),
+        in_whole_replicas=True,
+    )
 
 
 def _experiment(
     question: Question, profile: str, policy: str, method: str | None
 ) -> tuple[Experiment, str | None]:
-    """Return the experiment of one server, and where its acceptance comes from."""
     config: dict[str, Any] = {
         "workload": question.traffic.at(1.0, _REQUESTS),
         "engine": _engine(question),

@@ -15,27 +15,9 @@ from specsim.workload.lengths.synthetic import DATASETS
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
-KINDS = {
-    "chat": "sharegpt", "code": "instructcoder", "summarise": "cnn_dailymail",
-    "summarisation": "cnn_dailymail", "math": "gsm8k", "sql": "spider", "rag": "hagrid",
-    "short-chat": "arena", "poems": "sonnet",
-}  # fmt: skip
-"""Kinds of traffic, by the data set whose lengths they have."""
-
-AGENTS: dict[str, Any] = {
-    "kind": "sessions", "turns": {"mean": 11, "sigma": 0.47},
-    "first_prompt": {"mean": 1790, "sigma": 0.27}, "new_input": {"mean": 356, "sigma": 1.2},
-    "output": {"mean": 90, "sigma": 0.73},
-    "tool_share": 1.0, "tool_time": {"mean": 1.5, "sigma": 1.0}, "max_len": 32_768,
-}  # fmt: skip
-"""Sessions of coding agents: turns and lengths as in 19 trajectories of SWE-agent, 209 turns in the
-tokens of Llama 3 (experiments/agent-loop); how long tools take is an estimate."""
-
-_DRAFTERS = {"ngram": "ngram", "suffix": "ngram"}
-"""Drafters as presets call them; all others are models, and nearest to EAGLE."""
-_PRESETS = {"sharegpt": "sharegpt", "instructcoder": "instructcoder", "gsm8k": "gsm8k",
-            "cnn_dailymail": "cnn"}  # fmt: skip
-"""Data sets that presets were fitted to, as those call them."""
+NAMES = load_mapping(Path(__file__).with_name("names.yaml"), ConfigError)
+KINDS: dict[str, str] = NAMES["kinds"]
+_PRESETS: dict[str, str] = NAMES["presets"]
 _SAMPLE = 20_000
 
 
@@ -44,18 +26,12 @@ class Traffic:
     """Requests of a kind, at whatever rate."""
 
     name: str
-    workload: dict[str, Any]
-    """As in an experiment, without ``num_requests``; the rate is replaced."""
-    dataset: str
-    """The one of `_PRESETS` that is like it, or nearest by its lengths."""
-    note: str
-    """What is assumed."""
-    longest: int
-    """Tokens of the longest of some requests, prompt and answer."""
-    acceptance: dict[str, Any] | None = None
-    """Where an experiment says it."""
-    turns: float = 1.0
-    """Requests of a session, in the mean."""
+    workload: dict[str, Any]  # as in an experiment, without ``num_requests``; the rate is replaced
+    dataset: str  # the one of `_PRESETS` that is like it, or nearest by its lengths
+    note: str  # what is assumed
+    longest: int  # tokens of the longest of some requests, prompt and answer
+    acceptance: dict[str, Any] | None = None  # where an experiment says it
+    turns: float = 1.0  # requests of a session, in the mean
 
     def at(self, rate: float, num_requests: int) -> dict[str, Any]:
         """Return a workload at a rate, requests/s."""
@@ -67,32 +43,25 @@ class Traffic:
         """Return an acceptance model for drafts of a method, and how near it is."""
         if self.acceptance is not None:
             return self.acceptance, "as given"
-        drafter = _DRAFTERS.get(method, "eagle")
+        drafter = NAMES["drafters"].get(method, "eagle")
         names = [name for name in preset_names() if name.split("/")[1] == drafter]
         own = [name for name in names if name.startswith(f"{model}/")]
         name = next(n for n in own or names if n.endswith(f"/{_PRESETS[self.dataset]}"))
         fitted = name.split("/")[0]
         other = [f"drafts of {drafter}"] if drafter != method else []
         other += [f"model {fitted}"] if fitted != model else []
-        other += [f"data set {self.dataset}"] if self.dataset != self._is_of else []
+        lengths = self.workload.get("lengths") or {}
+        is_own = (lengths.get("kind"), lengths.get("name")) == ("dataset", self.dataset)
+        other += [] if is_own else [f"data set {self.dataset}"]
         said = f"preset {name}" + (f", fitted to {' and '.join(other)}" if other else "")
         return {"kind": "preset", "name": name}, said
 
-    @property
-    def _is_of(self) -> str:
-        lengths = self.workload.get("lengths") or {}
-        return str(lengths.get("name", "")) if lengths.get("kind") == "dataset" else ""
-
 
 def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
-    """Return the traffic of a kind, a trace, or an experiment's workload.
+    """Return the traffic of ``agents``, one of `KINDS`, a data set, a trace, or an experiment.
 
-    Args:
-        text: ``agents``, one of `KINDS`, a data set, or a path.
-        acceptance: In short form, ``bernoulli:alpha=0.7``, in place of the nearest preset.
-
-    Raises:
-        SpecsimError: There is no such traffic, or its rate cannot be varied.
+    With `acceptance`, in short form, in place of the nearest preset. A SpecsimError if there is no
+    such traffic, or its rate cannot be varied.
     """
     given = None
     if acceptance is not None:
@@ -105,7 +74,7 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
         }  # fmt: skip
         return _traffic(text, workload, f"lengths of {dataset}, Poisson arrivals", given, dataset)
     if text == "agents":
-        workload = {"arrivals": {"kind": "poisson"}, "lengths": AGENTS}
+        workload = {"arrivals": {"kind": "poisson"}, "lengths": NAMES["agents"]}
         note = "sessions of coding agents as of SWE-agent, tools of 1.5 s, Poisson arrivals"
         return _traffic(text, workload, note, given, "instructcoder")
     path = locate(Path(text))
@@ -159,7 +128,6 @@ def _of_experiment(path: Path, given: dict[str, Any] | None) -> Traffic:
 
 
 def _drawn(workload: dict[str, Any], count: int) -> Trace:
-    """Return some requests of a workload."""
     fields = {**workload, "num_requests": count}
     if workload["arrivals"]["kind"] != "trace":
         fields["arrivals"] = {**workload["arrivals"], "rate": 1.0}

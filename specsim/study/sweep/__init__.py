@@ -20,8 +20,7 @@ from specsim.core.runner import Backend, Job, Runner
 from specsim.core.settings import load_mapping, validated
 from specsim.core.version import __version__
 from specsim.profile import load_profile
-from specsim.results.export import structured_columns
-from specsim.results.folder import StepsTable
+from specsim.results.folder import StepsTable, structured_columns
 from specsim.results.metrics import distributions
 from specsim.results.timeline import over_time
 from specsim.run.simulate import simulate
@@ -54,8 +53,7 @@ class SweepFolder:
 
     path: Path
     sweep: Sweep
-    specsim_version: str
-    """Of the one that wrote it."""
+    specsim_version: str  # of the one that wrote it
     profiles: dict[str, str]
     """Digest of each profile that the points name, so that they cannot change in between."""
     inputs: dict[str, str | None]
@@ -63,14 +61,11 @@ class SweepFolder:
 
     @classmethod
     def create(cls, path: Path, sweep: Sweep, *, resume: bool) -> Self:
-        """Return a folder to write to, which is made if it is missing.
-
-        Args:
-            resume: Whether it may hold points of this very sweep, which are kept.
+        """Return a folder to write to, made if it is missing; with `resume` it may hold this sweep.
 
         Raises:
-            ConfigError: It holds a sweep and `resume` is false, or another sweep, or one of another
-                version, or it cannot be written to.
+            ConfigError: It holds a sweep, and another one, one of another version, or `resume`
+                is false.
         """
         plan = path / "sweep.yaml"
         if path.exists() and not path.is_dir():
@@ -93,20 +88,20 @@ class SweepFolder:
                 "whose points may differ; name another folder"
             )
         _check_same(found.sweep, sweep, plan)
-        profiles, inputs = _digests(sweep)
-        changed = [
-            f"profile {name}"
-            for name, kept in found.profiles.items()
-            if kept != _UNREADABLE and profiles.get(name) != kept  # nothing was run with such a one
-        ]
-        changed += [n for n, kept in found.inputs.items() if kept and inputs.get(n) != kept]
-        for name in changed:
-            raise ConfigError(
-                f"{plan}: --resume: {name} has changed since the sweep began; name another folder"
-            )
+        now = cls(path, sweep, __version__, *_digests(sweep))._read
+        for name, kept in found._read.items():
+            if kept not in (None, _UNREADABLE, now.get(name)):  # nothing was run with unreadable
+                raise ConfigError(
+                    f"{plan}: --resume: {name} has changed since the sweep began; name another "
+                    "folder"
+                )
         for leftover in (path / "points").glob(".*.tmp"):  # of a process that was killed
             leftover.unlink(missing_ok=True)
         return found
+
+    @property
+    def _read(self) -> dict[str, str | None]:
+        return {f"profile {name}": digest for name, digest in self.profiles.items()} | self.inputs
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -136,7 +131,7 @@ class SweepFolder:
     def _as_yaml(self) -> str:
         sweep = self.sweep
         header = (_FORMAT, __version__, sweep.seed, sweep.num_points, self.profiles, self.inputs)
-        content = {**dict(zip(_HEADER, header, strict=True)), **sweep.model_dump(mode="json")}
+        content = dict(zip(_HEADER, header, strict=True)) | sweep.model_dump(mode="json")
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
 
     def record_path(self, number: int) -> Path:
@@ -229,25 +224,17 @@ def _table(records: list[dict[str, Any]]) -> pa.Table:
     return pa.table({name: _array(values) for name, values in columns.items()})
 
 
-def _array(values: list[Any]) -> "pa.Array[Any]":
-    if any(isinstance(value, float) for value in values):
-        values = [None if value is None else float(value) for value in values]
-    array: pa.Array[Any] = pa.array(values)
-    return array
+def _array(values: list[Any]) -> Any:
+    is_real = any(isinstance(value, float) for value in values)
+    return pa.array(values, pa.float64() if is_real else None)
 
 
 def run_sweep(
     folder: SweepFolder, backend: Backend, on_progress: Callable[[int], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Run every point of a sweep that has not ended yet.
+    """Run every point of a sweep that has not ended yet, and return the records of all.
 
-    Args:
-        folder: Gets each record as its point ends, and ``points.parquet`` at last.
-        backend: Ended with the sweep.
-        on_progress: Told the number of points that have ended.
-
-    Returns:
-        The records of all points, in their order, without what is only drawn.
+    The folder gets each record as its point ends, and ``points.parquet`` at last.
     """
     # What failed is tried again: its cause may have been removed.
     ended = {record["point"] for record in folder.numbers() if record["error"] is None}
@@ -284,28 +271,18 @@ def _requests(workload: str, seed: int) -> list[Request]:
 
 
 def _failed(point: SweepPoint, why: str) -> dict[str, Any]:
-    """Return the record of a point that could not be run, with the first line of the reason."""
     try:
         config_hash = point.experiment().hash
     except SpecsimError:
         config_hash = None
-    nothing: dict[str, Any] = {}
-    return {
-        **_header(point, (why.splitlines() or ["no reason given"])[0], config_hash),
-        "metrics": nothing,
-        "distributions": nothing,
-        "timeline": nothing,
-        "breakdown": nothing,
-    }
+    header = _header(point, (why.splitlines() or ["no reason given"])[0], config_hash)
+    return {**header, "metrics": {}, **{name: {} for name in _DRAWN}}
 
 
 def _header(point: SweepPoint, error: str | None, config_hash: str | None) -> dict[str, Any]:
     return {
         "point": point.number,
-        "axes": point.axes,
-        "labels": point.labels,
-        "replication": point.replication,
-        "seed": point.seed,
+        **{name: getattr(point, name) for name in ("axes", "labels", "replication", "seed")},
         "config_hash": config_hash,
         "specsim_version": __version__,
         "error": error,
@@ -333,9 +310,8 @@ def _numbers(prefix: str, values: dict[str, Any]) -> Iterable[tuple[str, float |
 
 
 def _over_time(summary: Summary) -> dict[str, Any]:
-    """Return how the run went over time, and what it spent its time on."""
     run, tables = summary.run, summary.tables
-    columns = structured_columns(tables.steps, tables.steps.dtype.names or ())
+    columns = structured_columns(tables.steps)
     steps = StepsTable({"replica": tables.step_replicas, **columns}, summary.provenance)
     num_usable = run.deployment.setup.num_usable_blocks
     return over_time(steps, num_usable, summary.data["specsim"], summary.request_columns)

@@ -1,4 +1,4 @@
-"""Sweep: which experiments a sweep runs, as one YAML file.
+"""Plan of a sweep, from one YAML file: its points, and what is wrong with them beforehand.
 
 The grid is the product of the axes. An axis is a mapping of dotted field names to values; several
 fields of one axis change together. The first axis changes slowest, the replication fastest.
@@ -7,18 +7,25 @@ fields of one axis change together. The first axis changes slowest, the replicat
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count, product
 from math import isfinite, prod
 from pathlib import Path, PurePath
 from typing import Any, Self
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
-from specsim.core.errors import ConfigError
+from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import Settings, validated
+from specsim.profile import Profile, load_profile
+from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment, check_used, overridden, set_field
+from specsim.run.size import check_size, estimated_seconds
 from specsim.study.inputs import load_with_base
+from specsim.workload.arrivals.synthetic import TraceReplay
+from specsim.workload.lengths.synthetic import Empirical, TraceRows
+from specsim.workload.readers import read_trace
 
 Axis = dict[str, list[Any]]
 """Values by dotted field name, equally many of each field."""
@@ -34,16 +41,12 @@ _SPACED = ("linspace", "logspace", "range")
 class SweepPoint:
     """One run of a sweep."""
 
-    number: int
-    """Place in the order of the sweep, from 0."""
-    axes: dict[str, Any]
-    """Value of each field that an axis sets."""
-    labels: dict[str, str]
-    """The same in a few characters, different for each value of a field."""
+    number: int  # place in the order of the sweep, from 0
+    axes: dict[str, Any]  # value of each field that an axis sets
+    labels: dict[str, str]  # the same in a few characters, different for each value of a field
     replication: int
     seed: int
-    config: dict[str, Any]
-    """Of the experiment, as in its YAML file."""
+    config: dict[str, Any]  # of the experiment, as in its YAML file
 
     def experiment(self) -> Experiment:
         """Return the experiment."""
@@ -106,8 +109,7 @@ class Sweep(Settings):
         """Return the sweep in a YAML file, with some fields of its base replaced.
 
         Raises:
-            ConfigError: The file cannot be read, the grid is empty, an axis sets what no experiment
-                has, or an override is of what an axis sets.
+            ConfigError: It cannot be read, or an axis or override is of no use.
         """
         data = load_with_base(path)
         with validated(str(path), ConfigError):
@@ -119,16 +121,10 @@ class Sweep(Settings):
         return sweep
 
     def check(self, source: str) -> list[Experiment]:
-        """Raise if some value of an axis makes no valid experiment, whatever the others are.
+        """Return experiments with every value of every axis; a ConfigError if one has none.
 
         A combination that does not go together, such as a draft that is longer than the limit, is
         left for its run to say.
-
-        Returns:
-            Valid ones, so many that every value of every axis is in one.
-
-        Raises:
-            ConfigError: There is such a value; the message begins with `source`.
         """
         valid = []
         unproven = {(axis, place) for axis, rows in enumerate(self._rows) for place, _ in rows}
@@ -188,7 +184,6 @@ class Sweep(Settings):
 
     @property
     def _rows(self) -> list[list[Row]]:
-        """All places of each axis."""
         columns = [zip(*axis.values(), strict=True) for axis in self.axes]
         return [
             [(place, dict(zip(axis, row, strict=True))) for place, row in enumerate(rows)]
@@ -284,3 +279,82 @@ def _short(value: Any) -> str:
         return f"{value:g}"
     text = json.dumps(value) if isinstance(value, bool | list | None) else str(value)
     return PurePath(text).stem if text.endswith((".yaml", ".yml", ".json")) else text
+
+
+_MOST_CHECKED = 20_000  # points; of larger sweeps every value of every axis is, by `Sweep.check`
+_START_SECONDS = 0.2  # that a point takes however small it is
+
+
+def point_name(point: SweepPoint) -> str:
+    """Return what a point is called in messages: the label of each of its axes."""
+    return ", ".join(f"{field} {label}" for field, label in point.labels.items())
+
+
+def problems_of(sweep: Sweep) -> list[str]:
+    """Return what is wrong with the points of a sweep, a line for each different problem."""
+    found: dict[str, list[str]] = {}
+    for point in _first_replications(sweep):
+        for problem in _problems(point):
+            found.setdefault(problem, []).append(point_name(point))
+    return [
+        f"{names[0]}{f' and {len(names) - 1} more points' if len(names) > 1 else ''}: {problem}"
+        for problem, names in found.items()
+    ]
+
+
+def seconds_of(sweep: Sweep) -> float:
+    """Return about how long the points that can be run take, one after the other, seconds."""
+    total = 0.0
+    for point in _first_replications(sweep):
+        try:
+            total += _START_SECONDS + estimated_seconds(point.experiment())
+        except SpecsimError:
+            continue
+    num_checked = min(sweep.num_points // sweep.replications, _MOST_CHECKED)
+    return total * sweep.num_points / max(1, num_checked)
+
+
+def _first_replications(sweep: Sweep) -> Iterator[SweepPoint]:
+    points = (point for point in sweep.points() if not point.replication)
+    for _, point in zip(range(_MOST_CHECKED), points, strict=False):
+        yield point
+
+
+def _problems(point: SweepPoint) -> Iterator[str]:
+    try:
+        experiment = point.experiment()
+    except SpecsimError as error:
+        yield from (line.removeprefix(f"point {point.number}: ") for line in str(error).split("\n"))
+        return
+    try:
+        check_size(experiment)
+        Deployment.of(experiment, _profile(experiment.profile))
+    except SpecsimError as error:
+        yield str(error)
+    for path in _traces(experiment):
+        if problem := _trace_problem(path):
+            yield problem
+
+
+def _traces(experiment: Experiment) -> Iterator[Path]:
+    left: list[object] = [experiment.workload]
+    while left:
+        part = left.pop()
+        if isinstance(part, TraceReplay | TraceRows | Empirical):
+            yield part.path
+        if isinstance(part, BaseModel):
+            left.extend(getattr(part, name) for name in type(part).model_fields)
+
+
+@lru_cache(maxsize=1000)
+def _profile(name: str) -> Profile:
+    return load_profile(name)
+
+
+@lru_cache(maxsize=1000)
+def _trace_problem(path: Path) -> str | None:
+    try:
+        read_trace(path)
+    except SpecsimError as error:
+        return str(error)
+    return None

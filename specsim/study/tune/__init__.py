@@ -1,14 +1,8 @@
 """Tuning: which k to set, at which batch size and load, and what that gains.
 
-Each question is answered by simulating this experiment's own profile, workload and acceptance:
-
-- `batch`: which k serves each batch size fastest. The answer is vLLM's
-  ``num_speculative_tokens_per_batch_size``.
-- `crossover`: up to which load a server with a fixed k is better than one without speculation; and
-  what the schedule gains over the best fixed k, and how much of the oracle's gain that is.
-
-All trials of one replication meet the same requests and the same luck, so every comparison is
-paired.
+`batch` says which k serves each batch size fastest, which is vLLM's
+``num_speculative_tokens_per_batch_size``; `crossover` up to which load a fixed k pays, and what the
+schedule gains. Both simulate this experiment's own profile, workload and acceptance.
 """
 
 import json
@@ -41,14 +35,11 @@ __all__ = ["Tuning", "tune"]
 class Tuning:
     """What a tuning found."""
 
-    experiment: Experiment
-    """As it was given."""
-    max_k: int
-    """Largest k that was tried, tokens."""
+    experiment: Experiment  # as it was given
+    max_k: int  # largest k that was tried, tokens
     replications: int
     load_unit: str
-    capacity: float
-    """Highest load that any k sustains."""
+    capacity: float  # highest load that any k sustains
     batches: BatchTuning
     crossovers: list[Crossover]
     curves: list[LoadCurve]
@@ -197,15 +188,14 @@ def tune(
     """Find the best k per batch size and the crossover load per k, and check what that gains.
 
     Args:
-        experiment: Its policy is replaced; replication i runs with seed ``experiment.seed + i``.
-        max_k: Largest k to try; by default ``num_speculative_tokens``. In tokens.
+        experiment: Its policy is replaced; replication i runs with seed ``experiment.seed +
+            i``.
+        max_k: Largest k to try, tokens; by default ``num_speculative_tokens``.
         replications: At least 2, for intervals.
-        workers: Processes; the results do not depend on their number.
-        on_progress: Told the number of simulations that have ended.
 
     Raises:
-        ConfigError: The experiment has nothing to tune, or its load cannot be varied.
-        SpecsimError: The experiment cannot be run.
+        SpecsimError: The experiment has nothing to tune, cannot be run, or its load cannot be
+            varied.
     """
     if replications < 2:
         raise ConfigError(

@@ -37,16 +37,11 @@ class Measurement:
     e2e_latency: float
     """Mean over the requests but for the first two fifths and the last, which meet a server that
     fills up or drains; seconds."""
-    mean_batch_size: float
-    """Sequences per step over the same time as `time_per_token`."""
-    mean_output_len: float
-    """Tokens per request."""
-    context_tokens: int
-    """Of the largest step."""
-    batched_tokens: int
-    """Of the largest step."""
-    trend: Trend
-    """Of the backlog."""
+    mean_batch_size: float  # sequences per step over the same time as `time_per_token`
+    mean_output_len: float  # tokens per request
+    context_tokens: int  # of the largest step
+    batched_tokens: int  # of the largest step
+    trend: Trend  # of the backlog
 
 
 class Trials(Runner):
@@ -96,8 +91,7 @@ class BatchPoint:
     """All k at one batch size."""
 
     batch_size: int
-    measurements: list[list[Measurement]]
-    """By k from 0, then by replication."""
+    measurements: list[list[Measurement]]  # by k from 0, then by replication
 
     @property
     def times(self) -> NDArray[np.float64]:
@@ -145,8 +139,7 @@ class BatchPoint:
 class BatchTuning:
     """The best k of every batch size."""
 
-    points: list[BatchPoint]
-    """By batch size, from 1 to the largest that was simulated."""
+    points: list[BatchPoint]  # by batch size, from 1 to the largest that was simulated
     ranges: tuple[tuple[int, int, int], ...]
     """Inclusive, (first batch size, last batch size, k); the last ends at max_num_seqs."""
     max_num_seqs: int
@@ -197,17 +190,11 @@ def _try_all(loads: Loads, trials: Trials, sizes: list[int]) -> list[BatchPoint]
 def best_k(log_times: NDArray[np.float64]) -> int:
     """Return the smallest k whose paired 95 % interval does not tell it from the fastest.
 
-    Args:
-        log_times: Logarithm of a time per token, of shape (k + 1, replications).
+    Of logarithms of a time per token, shape (k + 1, replications).
     """
     excess = log_times - log_times[log_times.mean(axis=1).argmin()]
-    return next(k for k, samples in enumerate(excess) if _may_be_zero(samples))
-
-
-def _may_be_zero(samples: NDArray[np.float64]) -> bool:
-    mean, half_width = mean_and_half_width(samples.tolist())
-    assert half_width is not None
-    return mean <= half_width
+    intervals = (mean_and_half_width(samples.tolist()) for samples in excess)
+    return next(k for k, (mean, half) in enumerate(intervals) if half is not None and mean <= half)
 
 
 def _best_ks(points: list[BatchPoint]) -> tuple[list[int], NDArray[np.float64]]:
@@ -231,8 +218,7 @@ def _best_ks(points: list[BatchPoint]) -> tuple[list[int], NDArray[np.float64]]:
 def non_increasing(gains: NDArray[np.float64]) -> list[int]:
     """Return the k of every batch size, never rising, of the greatest total gain.
 
-    Args:
-        gains: Of batch sizes from 1, which count by their share of a logarithmic axis, (n, k + 1).
+    Of gains at batch sizes from 1, which count by their share of a logarithmic axis, (n, k + 1).
     """
     ks = range(gains.shape[1])
     total = np.zeros(len(ks))
@@ -250,7 +236,6 @@ def non_increasing(gains: NDArray[np.float64]) -> list[int]:
 
 
 def _ranges(ks: list[int], max_num_seqs: int) -> tuple[tuple[int, int, int], ...]:
-    """Return equal neighbours as ranges; the last k holds for all larger sizes."""
     runs = [list(run) for _, run in groupby(enumerate(ks, start=1), key=lambda pair: pair[1])]
     ends = [*(run[-1][0] for run in runs[:-1]), max_num_seqs]
     return tuple((run[0][0], end, run[0][1]) for run, end in zip(runs, ends, strict=True))

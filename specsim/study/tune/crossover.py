@@ -37,8 +37,7 @@ class LoadSeries:
     loads: Loads
     capacities: list[float]
     """Highest load that each k sustains, from 0, as the batch sizes showed it."""
-    curve: list[tuple[float, int]]
-    """(load, requests in the system) of the best k, both rising."""
+    curve: list[tuple[float, int]]  # (load, requests in the system) of the best k, both rising
 
     @classmethod
     def of(cls, loads: Loads, batches: BatchTuning) -> "LoadSeries":
@@ -79,8 +78,7 @@ class LoadPoint:
     """A fixed k and no speculation at one load."""
 
     load: float
-    speed_up: SpeedUp
-    """Of the mean end-to-end latency over no speculation."""
+    speed_up: SpeedUp  # of the mean end-to-end latency over no speculation
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,7 @@ class LoadCurve:
     """A fixed k over the load."""
 
     k: int
-    points: list[LoadPoint]
-    """By load, up to the last that one of the two sustains."""
+    points: list[LoadPoint]  # by load, up to the last that one of the two sustains
 
 
 @dataclass(frozen=True)
@@ -99,13 +96,10 @@ class Crossover:
     k: int
     pays: Literal["always", "never", "below"]
     """``below`` the crossover load; ``always`` and ``never`` hold for all loads looked at."""
-    load: float | None
-    """None unless `pays` is ``below``."""
-    low: float | None
-    """Ends of the 95 % interval; None where it is open."""
+    load: float | None  # None unless `pays` is ``below``
+    low: float | None  # ends of the 95 % interval; None where it is open
     high: float | None
-    highest_load: float
-    """The last load looked at, which one of the two still sustains."""
+    highest_load: float  # the last load looked at, which one of the two still sustains
 
 
 def find_crossovers(series: LoadSeries, trials: Trials) -> tuple[list[Crossover], list[LoadCurve]]:
@@ -131,16 +125,11 @@ def _measured(series: LoadSeries, trials: Trials, wanted: dict[int, set[float]])
             for k, load in everything
         }
     )
-    return [
-        LoadCurve(
-            k,
-            [
-                LoadPoint(load, latency_ratio(measured[0, load], measured[k, load]))
-                for load in sorted(some)
-            ],
-        )
-        for k, some in wanted.items()
-    ]
+
+    def point(k: int, load: float) -> LoadPoint:
+        return LoadPoint(load, latency_ratio(measured[0, load], measured[k, load]))
+
+    return [LoadCurve(k, [point(k, load) for load in sorted(some)]) for k, some in wanted.items()]
 
 
 def _next_load(series: LoadSeries, curve: LoadCurve) -> float | None:
@@ -191,13 +180,10 @@ _Measured = dict[tuple[str, int | str], list[Measurement]]
 class LoadCheck:
     """The schedule and every fixed k at one load."""
 
-    name: str
-    """``own``, or ``low``, ``medium`` or ``high``."""
+    name: str  # ``own``, or ``low``, ``medium`` or ``high``
     load: float
-    is_saturated: bool
-    """Whether no k sustains it; then latencies grow with the length of the run."""
-    fixed: list[list[Measurement]]
-    """By k, 0 without speculation, then by replication."""
+    is_saturated: bool  # whether no k sustains it; then latencies grow with the length of the run
+    fixed: list[list[Measurement]]  # by k, 0 without speculation, then by replication
     schedule: list[Measurement]
     synchronous: dict[str, list[Measurement]]
     """``fixed`` (the best k over all loads), ``schedule`` and ``oracle``, none of which schedules
@@ -238,8 +224,7 @@ class Check:
     """The k of the smallest latency over all loads, by geometric mean; 0 without speculation."""
     over_best_fixed: SpeedUp
     """Speed-up of the schedule over that k, by geometric mean over the sustained loads."""
-    synchronous_over_best_fixed: SpeedUp
-    """The same under synchronous scheduling."""
+    synchronous_over_best_fixed: SpeedUp  # the same under synchronous scheduling
     oracle_over_best_fixed: SpeedUp
     """Speed-up of the oracle over that k, under synchronous scheduling."""
 

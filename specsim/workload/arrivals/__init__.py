@@ -30,10 +30,7 @@ class OpenArrivals(Arrivals):
     ) -> NDArray[np.float64]:
         """Return the arrival times, seconds, from 0 on and not falling, shape (n,).
 
-        Args:
-            count: How many; None: as many as come within the duration.
-            duration: End of the arrivals, seconds; None: after `count` of them. Where both are
-                given, the earlier end holds.
+        They end after `count`, or at `duration` seconds, whichever is given and comes first.
         """
 
 
@@ -50,7 +47,6 @@ class RenewalArrivals(OpenArrivals):
     def times(
         self, rng: np.random.Generator, *, count: int | None, duration: float | None
     ) -> NDArray[np.float64]:
-        """Return the sums of the gaps."""
         if duration is None:
             assert count is not None
             return np.cumsum(self.gaps(rng, count))
@@ -62,7 +58,6 @@ class RenewalArrivals(OpenArrivals):
         return times[times < duration][:count]
 
     def expected_count(self, duration: float | None) -> float:
-        """Return the mean number of requests within a duration."""
         return 0.0 if duration is None else self.rate * duration
 
 

@@ -1,13 +1,17 @@
-"""Arrivals that are made: open processes, and clients that wait for their answer."""
+"""Arrivals: open processes, clients that wait for their answer, and what was recorded."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.core.errors import ConfigError
+from specsim.core.errors import ConfigError, TraceError
 from specsim.workload.arrivals import Arrivals, OpenArrivals, RenewalArrivals
+from specsim.workload.readers import read_trace
+from specsim.workload.trace import Trace, mean_rate
 
 
 @final
@@ -46,7 +50,6 @@ class Constant(OpenArrivals):
         return times if duration is None else times[times < duration]
 
     def expected_count(self, duration: float | None) -> float:
-        """Return the number of requests within a duration."""
         return 0.0 if duration is None else self.rate * duration
 
 
@@ -58,7 +61,6 @@ class Poisson(RenewalArrivals):
     examples = ({"rate": 8.0},)
 
     def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """Return exponential gaps."""
         return rng.exponential(1.0 / self.rate, count)
 
 
@@ -75,7 +77,6 @@ class Gamma(RenewalArrivals):
     burstiness: float = Field(ge=1e-6, le=1e6)
 
     def gaps(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """Return gamma-distributed gaps."""
         rate = self.rate * self.burstiness or 5e-324  # the clock refuses what comes so late
         return rng.gamma(self.burstiness, 1.0 / rate, count)
 
@@ -110,7 +111,6 @@ class Piecewise(OpenArrivals):
         return self
 
     def expected_count(self, duration: float | None) -> float:
-        """Return the mean number of requests of all segments, as far as they are within it."""
         left, count = float("inf") if duration is None else duration, 0.0
         for span, rate in self.segments:
             count += min(span, left) * rate
@@ -120,7 +120,6 @@ class Piecewise(OpenArrivals):
     def times(
         self, rng: np.random.Generator, *, count: int | None, duration: float | None
     ) -> NDArray[np.float64]:
-        """Return the arrivals of all segments, up to the limits."""
         spans, rates = np.array(self.segments).T
         ends = np.concatenate([[0.0], np.cumsum(spans)])
         totals = np.concatenate([[0.0], np.cumsum(spans * rates)])
@@ -156,3 +155,100 @@ class ClosedLoop(Arrivals):
             times = np.full(count, self.think_time)
         times[: self.concurrency] = 0.0
         return times
+
+
+Instant = Annotated[float, Field(ge=0)]
+
+
+def _inferred(trace: Trace) -> NDArray[np.int64]:
+    """Return the session of each request; one is continued once, others branch off as new ones.
+
+    A piece stands for all before it, so that the last full piece of a prompt tells it.
+    """
+    assert trace.prefix_ids is not None
+    sessions: NDArray[np.int64] = np.arange(len(trace))
+    open_turns: dict[int, int] = {}
+    prompt_lens, ends = trace.prompt_lens.tolist(), (trace.prompt_lens + trace.output_lens).tolist()
+    for row, (prefix, length) in enumerate(zip(trace.prefix_ids, prompt_lens, strict=True)):
+        pieces = prefix.hash_ids[: length // prefix.block_size]
+        known = next((piece for piece in reversed(pieces) if piece in open_turns), None)
+        if known is not None and ends[open_turns[known]] <= length:
+            sessions[row] = sessions[open_turns.pop(known)]
+        if pieces:
+            open_turns[pieces[-1]] = row
+    return sessions
+
+
+@final
+class TraceReplay(Arrivals):
+    """Replays the arrivals of a file of any known format, as recorded, stretched or squeezed.
+
+    A turn of a session arrives when it was recorded to, but not before the turn before it has ended
+    and its think time is over.
+
+    Without `workload.lengths` the lengths, token ids and prefixes come from the same rows.
+    """
+
+    kind: Literal["trace"] = "trace"
+    examples = ({"path": "traces/chat.parquet"},)
+    path: Path
+    """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
+    window: tuple[Instant, Instant] | None = None
+    """Keep only arrivals in [start, end), seconds of the recording."""
+    time_scale: float = Field(default=1.0, gt=0)
+    """Multiplies all times: 0.5 replays twice as fast."""
+    rate: float | None = Field(default=None, gt=0, le=1e15)
+    """Mean requests per second to stretch or squeeze to, in place of `time_scale`."""
+    sessions: Literal["inferred", "ignored"] | None = None
+    """Whether turns wait for each other: by the file's sessions, if it has any; inferred from its
+    prefix ids, where a prompt that begins with all full pieces of an earlier one, and is longer
+    than that and its answer, continues it; or not at all."""
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        if self.rate is not None and self.time_scale != 1.0:
+            raise ValueError("give either rate or time_scale, not both")
+        if self.window is not None and self.window[0] >= self.window[1]:
+            raise ValueError(f"window {list(self.window)}: its start must come before its end")
+        return self
+
+    def select(self, count: int | None, duration: float | None) -> Trace:
+        """Return the rows to replay, with their times; the first so many, before a second of it.
+
+        A TraceError if the file has no arrivals, or none in the window.
+        """
+        trace = read_trace(self.path)
+        if trace.arrived_at is None:
+            raise TraceError(
+                f"{self.path}: has no arrival times ({trace.format}); give workload.arrivals of "
+                "another kind and workload.lengths: {kind: trace, path: ...}"
+            )
+        start, end = self.window or (0.0, np.inf)
+        rows = np.flatnonzero((trace.arrived_at >= start) & (trace.arrived_at < end))
+        times = self._replayed(trace.arrived_at[rows] - start)
+        keep = slice(None) if duration is None else times < duration
+        rows, times = rows[keep][:count], times[keep][:count]
+        if not len(rows):
+            raise TraceError(
+                f"{self.path}: no arrival in the window [{start:g}, {end:g}) s of its "
+                f"{trace.arrived_at[-1]:g} s"
+            )
+        return self._in_sessions(trace).take(rows).at_times(times)
+
+    def _in_sessions(self, trace: Trace) -> Trace:
+        if self.sessions == "ignored":
+            return trace.without_sessions()
+        if self.sessions is None:
+            return trace
+        if trace.prefix_ids is None:
+            raise TraceError(
+                f"{self.path}: has no prefix ids ({trace.format}) to infer sessions from; leave "
+                "workload.arrivals.sessions out"
+            )
+        return replace(trace, sessions=_inferred(trace))
+
+    def _replayed(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
+        recorded_rate = mean_rate(times)
+        if self.rate is None or recorded_rate is None:
+            return times * self.time_scale
+        return times * (recorded_rate / self.rate)

@@ -88,18 +88,15 @@ class Sessions(Lengths):
 
     @property
     def in_sessions(self) -> bool:
-        """Yes."""
         return True
 
     @property
     def mean_turns(self) -> float:
-        """About how many requests a session has."""
         sample = self._sample
         return len(sample) / sample.num_sessions
 
     @property
     def mean_len(self) -> float:
-        """About how many tokens prompt and output have together."""
         return float((self._sample.prompt_lens + self._sample.output_lens).mean())
 
     @property
@@ -117,7 +114,6 @@ class Sessions(Lengths):
         return int(count / self.turns.mean) + 1
 
     def draw_sessions(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return all requests of so many sessions, without arrivals."""
         turns = np.clip(to_tokens(self.turns.draw(rng, count)), 1, _MOST_TURNS)
         firsts = np.cumsum(turns) - turns
         sessions = np.repeat(np.arange(count), turns)

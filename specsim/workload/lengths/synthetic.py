@@ -1,13 +1,16 @@
-"""Lengths that are made: all the same, drawn from a distribution, or by a dataset's statistics."""
+"""Lengths: all the same, drawn from a distribution, by a dataset's statistics, or as recorded."""
 
-from typing import Annotated, Literal, NamedTuple, Self, final
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.core.settings import Settings, nearest
+from specsim.core.errors import ConfigError, TraceError
+from specsim.core.settings import Settings, load_mapping, nearest
 from specsim.workload.lengths import LENGTHS, LONGEST, Lengths, to_tokens
+from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
 
@@ -24,11 +27,9 @@ class ConstantLengths(Lengths):
 
     @property
     def mean_len(self) -> float:
-        """Mean tokens of prompt and output together."""
         return float(self.prompt + self.output)
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return equal requests."""
         return Trace(np.full(count, self.prompt), np.full(count, self.output))
 
 
@@ -56,11 +57,9 @@ class Uniform(Lengths):
 
     @property
     def mean_len(self) -> float:
-        """Mean tokens of prompt and output together."""
         return (sum(self.prompt) + sum(self.output)) / 2
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return uniform lengths, prompt and output independent."""
         return Trace(
             rng.integers(*self.prompt, count, endpoint=True),
             rng.integers(*self.output, count, endpoint=True),
@@ -78,23 +77,28 @@ class _Tail(Settings):
         return to_tokens(rng.lognormal(mu, self.sigma, count))
 
 
+class _Independent(Lengths):
+    """Prompts and outputs of a distribution each."""
+
+    prompt: Any
+    output: Any
+
+    @property
+    def mean_len(self) -> float:
+        return float(self.prompt.mean + self.output.mean)
+
+    def draw(self, rng: np.random.Generator, count: int) -> Trace:
+        return Trace(self.prompt.draw(rng, count), self.output.draw(rng, count))
+
+
 @final
-class Lognormal(Lengths):
+class Lognormal(_Independent):
     """Lognormal lengths, given by the mean length and the sigma of its logarithm."""
 
     kind: Literal["lognormal"] = "lognormal"
     examples = ({"prompt": {"mean": 1000, "sigma": 0.5}, "output": {"mean": 250, "sigma": 0.5}},)
     prompt: _Tail
     output: _Tail
-
-    @property
-    def mean_len(self) -> float:
-        """Mean tokens of prompt and output together."""
-        return self.prompt.mean + self.output.mean
-
-    def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return lognormal lengths, prompt and output independent."""
-        return Trace(self.prompt.draw(rng, count), self.output.draw(rng, count))
 
 
 _MOST_DRAWS = 100  # of a bell that is a hundred times as wide as its bounds, all are enough
@@ -128,18 +132,13 @@ class _Bell(Settings):
             values = rng.normal(self.mean, self.std, 2 * count + 16)
             kept = np.concatenate([kept, values[(values >= low) & (values < high)]])
         if (missing := count - len(kept)) > 0:
-            kept = np.concatenate([kept, self._inverted(rng.random(missing), low, high)])
+            # The inverse of a bell so wide is flat between the bounds.
+            kept = np.concatenate([kept, low + rng.random(missing) * (high - low)])
         return np.clip(to_tokens(kept[:count]), self.min, self.max)
-
-    def _inverted(
-        self, shares: NDArray[np.float64], low: float, high: float
-    ) -> NDArray[np.float64]:
-        """Return quantiles of a bell so wide that it is flat between two bounds."""
-        return low + shares * (high - low)
 
 
 @final
-class TruncatedNormal(Lengths):
+class TruncatedNormal(_Independent):
     """Normal lengths, redrawn until they lie within their bounds."""
 
     kind: Literal["truncated_normal"] = "truncated_normal"
@@ -152,15 +151,6 @@ class TruncatedNormal(Lengths):
     prompt: _Bell
     output: _Bell
 
-    @property
-    def mean_len(self) -> float:
-        """Mean tokens of prompt and output together."""
-        return self.prompt.mean + self.output.mean
-
-    def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return truncated normal lengths, prompt and output independent."""
-        return Trace(self.prompt.draw(rng, count), self.output.draw(rng, count))
-
 
 class DatasetStatistics(NamedTuple):
     """Mean and standard deviation of a dataset's lengths, tokens, and where they come from."""
@@ -172,42 +162,9 @@ class DatasetStatistics(NamedTuple):
     source: str
 
 
-_TURBOSPEC = "TurboSpec (arXiv 2406.14066v3) table 2, outputs of Vicuna-7B"
-_TOKENS = (
-    "measured on the Llama-3.1-8B token traces of SpecDecode-Bench (arXiv 2601.11580), requests of "
-    "up to 1,500 output tokens, chat template included"
-)
-
-DATASETS: dict[str, DatasetStatistics] = {
-    "sharegpt": DatasetStatistics(227, 264, 256, 249, _TURBOSPEC),
-    "sonnet": DatasetStatistics(517, 10, 141, 22, _TURBOSPEC),
-    "cnn_dailymail": DatasetStatistics(1067, 537, 108, 41, _TURBOSPEC),
-    "gsm8k": DatasetStatistics(92.7, 19.7, 165.4, 53.4, _TOKENS),
-    "instructcoder": DatasetStatistics(170.6, 56.4, 183.4, 135.3, _TOKENS),
-    "arena": DatasetStatistics(
-        52.3,
-        60.7,
-        189.5,
-        184.3,
-        "means: Zheng et al. 2023, LMSYS-Chat-1M (arXiv 2309.11998) table 1, Chatbot Arena "
-        "Conversations; spread not published, relative spread of ShareGPT assumed",
-    ),
-    "spider": DatasetStatistics(
-        200,
-        110,
-        28,
-        18,
-        "estimate, not a measurement: schema of 5.1 tables and 27.6 columns and a question of 13 "
-        "words (Yu et al. 2018, Spider, section 4) in the prompt, one SQL query out",
-    ),
-    "hagrid": DatasetStatistics(
-        430,
-        250,
-        128,
-        0,
-        "output fixed at 128 as in SmartSpec (arXiv 2406.14066v2) section 7; prompt is an "
-        "estimate, not a measurement: a question and two to three Wikipedia passages",
-    ),
+DATASETS = {
+    name: DatasetStatistics._make([*each["prompt"], *each["output"], each["source"]])
+    for name, each in load_mapping(Path(__file__).with_name("datasets.yaml"), ConfigError).items()
 }
 
 
@@ -215,7 +172,7 @@ DATASETS: dict[str, DatasetStatistics] = {
 class Dataset(Lengths):
     """Lognormal lengths with the published mean and spread of a dataset.
 
-    The names and sources are in `DATASETS`; ``specsim list`` prints them.
+    The names and sources are in `datasets.yaml`; ``specsim list`` prints them.
     """
 
     kind: Literal["dataset"] = "dataset"
@@ -229,7 +186,6 @@ class Dataset(Lengths):
         return self
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return lognormal lengths, prompt and output independent."""
         stats = DATASETS[self.name]
         return Trace(
             _lognormal(rng, stats.prompt_mean, stats.prompt_std, count),
@@ -274,10 +230,61 @@ class ShiftedLengths(Lengths):
 
     @property
     def mean_len(self) -> float:
-        """Mean tokens of prompt and output together."""
         return self.at * self.before.mean_len + (1 - self.at) * self.after.mean_len
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
-        """Return requests of the one source, then of the other."""
         first = int(count * self.at)
         return self.before.draw(rng, first).followed_by(self.after.draw(rng, count - first))
+
+
+@final
+class TraceRows(Lengths):
+    """The rows of a file in their order, with token ids and recorded acceptance if it has them."""
+
+    kind: Literal["trace"] = "trace"
+    examples = ({"path": "traces/chat.parquet"},)
+    path: Path
+    """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(read_trace(self.path))
+
+    @property
+    def in_sessions(self) -> bool:
+        return read_trace(self.path).sessions is not None
+
+    @property
+    def mean_turns(self) -> float:
+        trace = read_trace(self.path)
+        return len(trace) / trace.num_sessions
+
+    def draw(self, rng: np.random.Generator, count: int) -> Trace:
+        """Return the first rows; a TraceError if the file has fewer."""
+        trace = read_trace(self.path)
+        if count > len(trace):
+            raise TraceError(
+                f"{self.path}: has {len(trace)} requests, {count} are asked for; lower "
+                "num_requests or draw with lengths of kind 'empirical'"
+            )
+        return trace.take(np.arange(count))
+
+
+@final
+class Empirical(Lengths):
+    """Each request is a row of a file, drawn with replacement.
+
+    Prompt and output stay together, so their correlation is kept. Not to be confused with `trace`,
+    which takes the rows in their order, once each.
+    """
+
+    kind: Literal["empirical"] = "empirical"
+    examples = ({"path": "traces/chat.parquet"},)
+    path: Path
+    """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
+
+    def draw(self, rng: np.random.Generator, count: int) -> Trace:
+        """Return rows drawn with replacement; only the lengths, for the requests are new ones."""
+        trace = read_trace(self.path)
+        rows = rng.integers(0, len(trace), count)
+        return Trace(trace.prompt_lens[rows], trace.output_lens[rows])

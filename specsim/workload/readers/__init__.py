@@ -1,15 +1,232 @@
-"""Readers: workload files of every format, recognised by their content."""
+"""Readers: workload files, gzip or not, opened and recognised by their content, and read."""
 
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from io import TextIOWrapper
 from pathlib import Path
-from typing import ClassVar
+from typing import IO, Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.columns import opened_parquet, parquet_table
 from specsim.core.errors import TraceError
 from specsim.core.families import Family, Member
+from specsim.core.reading import MAX_DATA_BYTES, UnreadableError, check_file, lines, short
 from specsim.core.resources import locate
-from specsim.workload.files import Row, TraceFile
 from specsim.workload.trace import Trace, TraceBuilder
 
-__all__ = ["READERS", "Reader", "read_trace"]
+_GZIP_MAGIC = b"\x1f\x8b"
+_PARQUET_MAGIC = b"PAR1"
+_ENCODING = "utf-8-sig"  # UTF-8, with or without the mark that Windows puts before it
+_BROKEN = (OSError, EOFError, UnicodeDecodeError, UnreadableError, zlib.error, csv.Error)
+"""What reading raises of a file that is cut off, or not what it claims to be."""
+_LARGEST = 2**31 - 1
+_TOO_LARGE = "a number in it has too many digits, or it is nested too deeply; correct or remove it"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a file, with the place it came from for error messages."""
+
+    place: str  # such as ``trace.csv, line 7``
+    values: dict[str, Any]
+
+    def integer(self, field: str, *, minimum: int = 0) -> int:
+        """Return a field; a TraceError unless it is a whole number of at least the minimum."""
+        value = self.number(field)
+        if value != int(value) or not minimum <= value <= _LARGEST:
+            raise TraceError(
+                f"{self.place}: {field} = {short(self.values[field])} must be a whole number from "
+                f"{minimum} to 2**31 - 1; correct or remove the row"
+            )
+        return int(value)
+
+    def number(self, field: str) -> float:
+        """Return a field; a TraceError unless it is a finite number."""
+        value = self.get(field)
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = float("nan")
+        if not abs(number) < float("inf"):
+            raise TraceError(
+                f"{self.place}: {field} = {short(value)} is not a finite number; correct or remove "
+                "the row"
+            )
+        return number
+
+    def get(self, field: str) -> Any:
+        """Return a field; a TraceError unless it is there."""
+        value = self.values.get(field)
+        if value is None:
+            raise TraceError(
+                f"{self.place}: no value for '{field}' (found: "
+                f"{', '.join(map(str, self.values)) or 'nothing'})"
+            )
+        return value
+
+    def label(self, field: str) -> str | int | float | None:
+        """Return what a field calls something; a TraceError unless it is text, a number or none."""
+        value = self.values.get(field)
+        if value is not None and not isinstance(value, str | int | float):
+            raise TraceError(
+                f"{self.place}: {field} = {short(value)} must be text or a number; correct or "
+                "remove the row"
+            )
+        return value
+
+    def hash_ids(self, field: str) -> tuple[int, ...]:
+        """Return a field; a TraceError unless it is a list of whole numbers or texts."""
+        values = self.get(field)
+        if not isinstance(values, list):
+            raise TraceError(f"{self.place}: {field} is not a list of ids; correct or remove it")
+        for place, value in enumerate(values):
+            if type(value) not in (int, str):
+                raise TraceError(
+                    f"{self.place}: {field}[{place}] = {short(value)}, but an id is a whole number "
+                    "or a text; correct or remove the row"
+                )
+        return tuple(values)
+
+    def token_ids(self, field: str) -> NDArray[np.int64]:
+        """Return a field; a TraceError unless it is a list of whole numbers in [0, 2**31)."""
+        values = self.get(field)
+        rule = "whole numbers from 0 to 2**31 - 1; correct or remove the row"
+        if not isinstance(values, list):
+            raise TraceError(f"{self.place}: {field} is not a list of token ids, {rule}")
+        for place, value in enumerate(values):
+            if type(value) is not int or not 0 <= value < 2**31:
+                raise TraceError(
+                    f"{self.place}: {field}[{place}] = {short(value)}, but token ids are {rule}"
+                )
+        return np.array(values, dtype=np.int64)
+
+
+class TraceFile:
+    """A workload file, opened as often as needed; a TraceError if it is empty or unreadable."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            check_file(path)
+            with path.open("rb") as stream:
+                self._magic = stream.read(4)
+        except OSError as error:
+            raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
+        except UnreadableError as error:
+            raise TraceError(f"{path}: {error}") from error
+        if not self._magic:
+            raise TraceError(f"{path}: is empty; a workload has at least one request")
+
+    def _open(self) -> IO[str]:
+        if self._magic.startswith(_GZIP_MAGIC):
+            return TextIOWrapper(gzip.open(self.path), encoding=_ENCODING, newline="")
+        return self.path.open(encoding=_ENCODING, newline="")
+
+    @cached_property
+    def container(self) -> Literal["parquet", "csv", "jsonl", "json"]:
+        """How rows are written, judged by the content."""
+        if self._magic == _PARQUET_MAGIC:
+            return "parquet"
+        first = self._first_line()
+        if first.startswith("["):
+            return "json"
+        if first.startswith("{"):
+            return "jsonl" if _is_json(first) else "json"
+        return "csv"
+
+    def _first_line(self) -> str:
+        try:
+            with self._open() as stream:
+                return next((line.strip() for line in lines(stream) if line.strip()), "")
+        except _BROKEN as error:
+            raise TraceError(f"{self.path}: is neither text, gzip nor Parquet: {error}") from error
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Names of the first row's fields; empty if there is no row."""
+        if self.container == "parquet":
+            with opened_parquet(self.path, TraceError) as file:
+                return list(file.schema_arrow.names)
+        if self.container == "json":
+            document = self.document
+            first = document[0] if isinstance(document, list) and document else document
+            return list(first) if isinstance(first, dict) else []
+        first_row = next(self.rows(), None)
+        return list(first_row.values) if first_row else []
+
+    @cached_property
+    def document(self) -> Any:
+        """The whole of a JSON file."""
+        try:
+            with self._open() as stream:
+                text = stream.read(MAX_DATA_BYTES)
+                return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise TraceError(f"{self.path}, line {error.lineno}: not JSON: {error.msg}") from error
+        except _BROKEN as error:
+            raise TraceError(f"{self.path}: ends or breaks in the middle: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{self.path}: {_TOO_LARGE}") from error
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows of a file that is no JSON document; a TraceError where one is broken."""
+        if self.container == "parquet":
+            yield from self._parquet_rows()
+            return
+        try:
+            with self._open() as stream:
+                parse = self._csv_rows if self.container == "csv" else self._json_rows
+                yield from parse(stream)
+        except _BROKEN as error:
+            raise TraceError(f"{self.path}: ends or breaks in the middle: {error}") from error
+
+    def _parquet_rows(self) -> Iterator[Row]:
+        table = parquet_table(self.path, TraceError)
+        columns = [column.to_pylist() for column in table.columns]
+        for number, values in enumerate(zip(*columns, strict=True)):
+            row = dict(zip(table.column_names, values, strict=True))
+            yield Row(f"{self.path}, row {number}", row)
+
+    def _csv_rows(self, stream: IO[str]) -> Iterator[Row]:
+        reader = csv.DictReader(lines(stream), restval=None)
+        for values in reader:
+            values.pop(None, None)
+            yield Row(f"{self.path}, line {reader.line_num}", values)
+
+    def _json_rows(self, stream: IO[str]) -> Iterator[Row]:
+        for number, line in enumerate(lines(stream), start=1):
+            if not line.strip():
+                continue
+            place = f"{self.path}, line {number}"
+            try:
+                values = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise TraceError(
+                    f"{place}: not JSON: {error.msg}; the line may have been cut off"
+                ) from error
+            except (ValueError, RecursionError) as error:
+                raise TraceError(f"{place}: {_TOO_LARGE}") from error
+            if not isinstance(values, dict):
+                raise TraceError(f"{place}: holds a {type(values).__name__}, not an object")
+            yield Row(place, values)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    except (ValueError, RecursionError):  # the line will be read again, by who can say where it is
+        return True
+    return True
+
 
 _TEXT = frozenset({"prompt", "messages", "conversations"})
 """Fields of logs that `specsim.tokens` turns into token traces."""
@@ -31,9 +248,7 @@ class Reader(Member):
     def read(self, file: TraceFile) -> Trace:
         """Return the workload in a file that `matches`, in order of arrival.
 
-        Raises:
-            TraceError: A row breaks the format's rules; the message names file, line, field, value
-                and rule.
+        A TraceError names file, line, field, value and rule if a row breaks the format's rules.
         """
         builder = TraceBuilder(file.path, self.kind)
         for row in file.rows():
@@ -51,8 +266,7 @@ READERS = Family("workload.readers", Reader)
 def read_trace(path: Path) -> Trace:
     """Return the workload in a file of any known format, gzip-compressed or not.
 
-    Raises:
-        TraceError: The file is missing, empty, of no known format, or breaks its format's rules.
+    A TraceError if the file is missing, empty, of no known format, or breaks its format's rules.
     """
     file = TraceFile(locate(path))
     for kind in READERS.all_members():

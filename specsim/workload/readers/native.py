@@ -10,8 +10,7 @@ import numpy as np
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.request import UNRECORDED, PrefixIds
-from specsim.workload.files import Row
-from specsim.workload.readers import Reader
+from specsim.workload.readers import Reader, Row
 from specsim.workload.trace import Trace, TraceBuilder
 
 _ACCEPTED = "accepted_lens_"
@@ -33,7 +32,6 @@ class Native(Reader):
     columns = frozenset({"prompt_len", "output_len"})
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
-        """Add a request."""
         arrived_at = row.number("arrived_at") if "arrived_at" in row.values else None
         if builder.add(row.integer("prompt_len"), row.integer("output_len"), arrived_at):
             _put_optional(builder, row)

@@ -1,5 +1,6 @@
-"""The replica with the best score: what gateways of Kubernetes clusters do."""
+"""Routers that look at the prompt: who has seen its beginning, and who has the best score."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, final
@@ -8,10 +9,120 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from specsim.core.request import BlockKey
 from specsim.core.rng import indexed_hash, stream_id
 from specsim.core.settings import Settings
-from specsim.routing._sent import SentIndex
+from specsim.core.step import Ints
 from specsim.routing.base import PromptView, ReplicaView, Router, loads
+
+
+class SentIndex:
+    """The blocks of prompts that each replica was sent, the ones sent longest ago forgotten first.
+
+    The blocks that no other request can share are counted, not listed: the index of the request
+    stands for all of them. Only the first `match_blocks` of a prompt are looked at.
+    """
+
+    def __init__(self, block_size: int, max_blocks: int, match_blocks: int | None = None) -> None:
+        self._block_size, self._max_blocks = block_size, max_blocks
+        self._match_blocks = match_blocks
+        self._sent: dict[ReplicaView, OrderedDict[BlockKey, int]] = {}
+        """How many blocks each key stands for, the one sent longest ago first."""
+        self._sizes: dict[ReplicaView, int] = {}
+        self._holders: dict[BlockKey, set[ReplicaView]] = {}
+
+    def num_blocks(self, prompt: PromptView) -> int:
+        """Return how many blocks of a prompt are looked at."""
+        num = prompt.prompt_len // self._block_size
+        return num if self._match_blocks is None else min(num, self._match_blocks)
+
+    def _shared(self, prompt: PromptView) -> Sequence[BlockKey]:
+        return prompt.shared_block_keys(self._block_size)[: self._match_blocks]
+
+    def known_lens(self, prompt: PromptView, replicas: Sequence[ReplicaView]) -> Ints:
+        """Return how many leading blocks of a prompt each replica was sent before, shape (n,)."""
+        found: dict[ReplicaView, int] = {}
+        shared = self._shared(prompt)
+        left = set(self._holders.get(shared[0] if shared else prompt.index, ()))
+        for depth, key in enumerate(shared):
+            gone = left - self._holders.get(key, set())
+            found.update(dict.fromkeys(gone, depth))
+            left -= gone
+            if not left:
+                break
+        for replica in left:
+            found[replica] = len(shared) + self._sent[replica].get(prompt.index, 0)
+        if not found:
+            return np.zeros(len(replicas), dtype=np.int64)
+        return np.array([found.get(replica, 0) for replica in replicas])
+
+    def remember(self, prompt: PromptView, replica: ReplicaView) -> None:
+        """Note the blocks of a prompt that a replica is sent."""
+        shared = self._shared(prompt)
+        sent = self._sent.setdefault(replica, OrderedDict())
+        size = self._sizes.get(replica, 0)
+        # The end of a prompt first, so that it is forgotten before what leads up to it.
+        own: BlockKey = prompt.index
+        entries = [(own, self.num_blocks(prompt) - len(shared))]
+        entries += [(key, 1) for key in reversed(shared)]
+        for key, count in entries:
+            if count:
+                size += count - sent.pop(key, 0)
+                sent[key] = count
+                self._holders.setdefault(key, set()).add(replica)
+        self._sizes[replica] = self._forget(replica, sent, size)
+
+    def _forget(self, replica: ReplicaView, sent: OrderedDict[BlockKey, int], size: int) -> int:
+        """Forget blocks beyond the limit; return how many are left."""
+        while size > self._max_blocks:
+            key, count = next(iter(sent.items()))
+            cut = min(count, size - self._max_blocks)
+            size -= cut
+            sent[key] = count - cut
+            if cut == count:
+                del sent[key]
+                self._holders[key].discard(replica)
+                if not self._holders[key]:
+                    del self._holders[key]
+        return size
+
+
+@final
+class PrefixAffinity(Router):
+    """The replica that was sent most of the prompt before, unless the load is too uneven.
+
+    Like the cache-aware router of SGLang, whose defaults these are: if a replica was sent at least
+    `threshold` of the prompt, it gets the request, otherwise the one with the fewest requests does;
+    and while the busiest has `balance_abs` requests more than the least busy one and
+    `balance_rel` times as many, that one gets it whatever it has seen. The router goes by what it
+    has sent, not by what the replicas' caches still hold. It needs a workload with token ids or
+    prefix ids; without, no two prompts agree.
+    """
+
+    kind: Literal["prefix_affinity"] = "prefix_affinity"
+    threshold: float = Field(default=0.3, gt=0, le=1)
+    """Share of the prompt, in full blocks."""
+    balance_abs: int = Field(default=64, ge=0)
+    balance_rel: float = Field(default=1.5, ge=1)
+    block_size: int = Field(default=16, gt=0)
+    """Tokens by which prompts are compared."""
+    max_blocks: int = Field(default=1 << 20, gt=0)
+    """Blocks remembered per replica; the ones sent longest ago are forgotten."""
+
+    def start(self, seed: int) -> SentIndex:
+        return SentIndex(self.block_size, self.max_blocks)
+
+    def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: SentIndex) -> int:
+        busy = loads(replicas, "num_running") + loads(replicas, "num_waiting")
+        place, most = int(busy.argmin()), busy.max()
+        if most - busy[place] <= self.balance_abs or most <= self.balance_rel * busy[place]:
+            known_lens = memory.known_lens(prompt, replicas)
+            best = known_lens.max()
+            if best and best >= self.threshold * memory.num_blocks(prompt):
+                place = int(np.where(known_lens == best, busy, most + 1).argmin())
+        memory.remember(prompt, replicas[place])
+        return place
+
 
 _STREAM = stream_id("routing")
 Scores = NDArray[np.float64]
@@ -84,16 +195,13 @@ class Scored(Router):
 
     @property
     def index_delay(self) -> float | None:
-        """How old its knowledge of caches is at least, seconds; None if it does not ask."""
         is_asked = self.index == "precise" and self.weights.prefix
         return self.index_delay_ms * 1e-3 if is_asked else None
 
     def start(self, seed: int) -> _Memory:
-        """Return a memory of what was sent: nothing."""
         return _Memory(seed, SentIndex(self.block_size, self.max_blocks, self.match_blocks))
 
     def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: _Memory) -> int:
-        """Return the replica with the best score."""
         scorers: dict[str, Callable[[], Scores]] = {
             "queue": lambda: _fewest(loads(replicas, "num_waiting")),
             "kv_use": lambda: 1.0 - loads(replicas, "kv_use"),
@@ -114,10 +222,7 @@ class Scored(Router):
         return place
 
     def _cached_shares(
-        self,
-        prompt: PromptView,
-        replicas: Sequence[ReplicaView],
-        memory: _Memory,
+        self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: _Memory
     ) -> Scores:
         if self.index == "precise":
             lens = np.array([replica.cached_len(prompt) for replica in replicas])

@@ -1,70 +1,41 @@
-"""Metrics: what a server counts, as a page of Prometheus text under vLLM's names.
+"""Watchers of a server: what it counts, as Prometheus text, and what it logs of each request.
 
 Names, labels and buckets are those of vLLM 0.32.0, ``v1/metrics/loggers.py``, ``buckets.py`` and
-``v1/spec_decode/metrics.py``. Times are simulated seconds.
+``v1/spec_decode/metrics.py``. Times are simulated seconds, of the engine: what a client sees comes
+later by the way to it.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Any
 
+from specsim.core.errors import ConfigError
+from specsim.core.settings import load_mapping
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.view import StepView
-from specsim.results.buckets import (
+from specsim.reality.run_writer import RequestRow, RunWriter
+from specsim.results.metrics import (
     PER_TOKEN_BUCKETS,
     PREEMPTIONS_BUCKETS,
     REQUEST_BUCKETS,
     TTFT_BUCKETS,
 )
-from specsim.serve.live import Live, LiveAnswer
+from specsim.serve.live import Live, LiveAnswer, Watcher
 
-_STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
-_N = (1, 2, 5, 10, 20)
 _REASONS = ("stop", "length", "abort", "error", "repetition")
-
-_GAUGES = {
-    "num_requests_running": "Requests in execution batches.",
-    "num_requests_waiting": "Requests that wait to be processed.",
-    "kv_cache_usage_perc": "Share of the KV cache in use; 1 is all of it.",
+_TABLES = load_mapping(Path(__file__).with_name("watchers.yaml"), ConfigError)
+_BUCKETS: dict[str, Sequence[float]] = {
+    "time_to_first_token": TTFT_BUCKETS,
+    "time_per_token": PER_TOKEN_BUCKETS,
+    "request_time": REQUEST_BUCKETS,
+    "preemptions": PREEMPTIONS_BUCKETS,
+    "step_tokens": (1, *(2**power for power in range(3, 15))),
+    "answers": (1, 2, 5, 10, 20),
 }
-_COUNTERS = {
-    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
-    "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
-    "num_preemptions": "Preemptions.",
-    "prompt_tokens": "Prompt tokens processed, cached ones included.",
-    "prompt_tokens_cached": "Prompt tokens that were cached.",
-    "generation_tokens": "Output tokens.",
-}
-_DRAFT_COUNTERS = {
-    "spec_decode_num_drafts": "Drafts verified.",
-    "spec_decode_num_draft_tokens": "Draft tokens verified.",
-    "spec_decode_num_accepted_tokens": "Draft tokens accepted.",
-}
+"""Besides those of tokens, up to the longest context."""
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
-_HISTOGRAMS: dict[str, tuple[str, Sequence[float] | None]] = {
-    "request_prompt_tokens": ("Prompt tokens of a request.", None),
-    "request_generation_tokens": ("Output tokens of a request.", None),
-    "iteration_tokens_total": ("Tokens of a step.", _STEP_TOKENS),
-    "request_max_num_generation_tokens": ("Most output tokens of any answer.", None),
-    "request_params_n": ("Answers asked for.", _N),
-    "request_params_max_tokens": ("max_tokens asked for.", None),
-    "time_to_first_token_seconds": ("Time to first token.", TTFT_BUCKETS),
-    "inter_token_latency_seconds": ("Time between two deliveries of a request.", PER_TOKEN_BUCKETS),
-    "request_time_per_output_token_seconds": (
-        "Mean time per output token of a request.",
-        PER_TOKEN_BUCKETS,
-    ),
-    "e2e_request_latency_seconds": ("Time from arrival to the last token.", REQUEST_BUCKETS),
-    "request_queue_time_seconds": ("Time waiting.", REQUEST_BUCKETS),
-    "request_inference_time_seconds": ("Time running.", REQUEST_BUCKETS),
-    "request_prefill_time_seconds": ("Time from admission to the first token.", REQUEST_BUCKETS),
-    "request_decode_time_seconds": ("Time from the first token to the last.", REQUEST_BUCKETS),
-    "request_num_preemptions": ("Preemptions of a request.", PREEMPTIONS_BUCKETS),
-    "request_prefill_kv_computed_tokens": ("Prompt tokens that were not cached.", None),
-}
-"""What each is, and its buckets; None: those of tokens, up to the longest context."""
-
 
 _Sample = tuple[str, str, float]
 """Ending of the name, further labels, value."""
@@ -99,16 +70,16 @@ class _Engine:
     def __init__(self, longest: int, num_positions: int) -> None:
         tokens = _one_two_five(longest)
         self.histograms = {
-            name: _Histogram(tokens if bounds is None else bounds)
-            for name, (_, bounds) in _HISTOGRAMS.items()
+            name: _Histogram(_BUCKETS.get(buckets, tokens))
+            for name, (_, buckets) in _TABLES["histograms"].items()
         }
-        self.counters = dict.fromkeys([*_COUNTERS, *_DRAFT_COUNTERS], 0)
+        self.counters = dict.fromkeys([*_TABLES["counters"], *_TABLES["draft_counters"]], 0)
         self.ends = dict.fromkeys(_REASONS, 0)
         self.positions = [0] * num_positions
 
 
-class LiveMetrics:
-    """Counts what a server's engines do; a `Watcher`."""
+class LiveMetrics(Watcher):
+    """Counts what a server's engines do."""
 
     def __init__(self, live: Live, model: str) -> None:
         self._live, self._model = live, model
@@ -139,15 +110,14 @@ class LiveMetrics:
             for position in range(int(taken.max(initial=0))):
                 mine.positions[position] += int((taken > position).sum())
         sequences: Any = replica.table.sequences
-        first = step.rows[has_emitted]
-        first = first[sequences["deliveries"][first] == 1]
-        if len(first):
-            counters["prompt_tokens"] += int(sequences["prompt_len"][first].sum())
-            counters["prompt_tokens_cached"] += int(sequences["cached_len"][first].sum())
-        admitted = step.rows[step["is_admitted"] == 1]
-        if len(admitted):
-            counters["prefix_cache_queries"] += int(sequences["prompt_len"][admitted].sum())
-            counters["prefix_cache_hits"] += int(sequences["cached_len"][admitted].sum())
+        rows = step.rows[has_emitted]
+        for these, names in (
+            (rows[sequences["deliveries"][rows] == 1], ("prompt_tokens", "prompt_tokens_cached")),
+            (step.rows[step["is_admitted"] == 1], ("prefix_cache_queries", "prefix_cache_hits")),
+        ):
+            if len(these):
+                counters[names[0]] += int(sequences["prompt_len"][these].sum())
+                counters[names[1]] += int(sequences["cached_len"][these].sum())
 
     def delivered(self, engine: int, answer: LiveAnswer, gap: float | None) -> None:
         """Count a delivery."""
@@ -190,9 +160,6 @@ class LiveMetrics:
         """Count an answer whose client has gone."""
         self._engines[0].ends["abort"] += 1
 
-    def close(self) -> None:
-        """Nothing is left to be done."""
-
     def page(self) -> str:
         """Return the page."""
         model = self._model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
@@ -212,15 +179,16 @@ class LiveMetrics:
         """Yield name, type, meaning and samples of what one engine has counted."""
         mine, engine = self._engines[number], self._live.deployment.engine
         for name, value in self._gauges(number).items():
-            yield name, "gauge", _GAUGES[name], [("", "", value)]
-        for name, text in {**_COUNTERS, **(_DRAFT_COUNTERS if mine.positions else {})}.items():
+            yield name, "gauge", _TABLES["gauges"][name], [("", "", value)]
+        drafts = _TABLES["draft_counters"] if mine.positions else {}
+        for name, text in {**_TABLES["counters"], **drafts}.items():
             yield f"{name}_total", "counter", text, [("", "", mine.counters[name])]
         ends = [("", f',finished_reason="{reason}"', num) for reason, num in mine.ends.items()]
         yield "request_success_total", "counter", "Requests that have ended.", ends
         if mine.positions:
             places = [("", f',position="{at}"', num) for at, num in enumerate(mine.positions)]
             yield f"{_PER_POSITION}_total", "counter", "Accepted, by position.", places
-        for name, (text, _) in _HISTOGRAMS.items():
+        for name, (text, _) in _TABLES["histograms"].items():
             yield name, "histogram", text, mine.histograms[name].samples()
         options = {
             "block_size": engine.block_size,
@@ -233,7 +201,7 @@ class LiveMetrics:
     def _gauges(self, number: int) -> dict[str, float]:
         replica = self._live.replicas[number]
         if not replica.is_up:
-            return dict.fromkeys(_GAUGES, 0.0)
+            return dict.fromkeys(_TABLES["gauges"], 0.0)
         used = 1.0 - int(replica.table.state["num_free"][0]) / self._num_blocks
         return {
             "num_requests_running": float(replica.num_running),
@@ -246,3 +214,59 @@ def _one_two_five(longest: int) -> list[float]:
     """Return 1, 2, 5, 10, ... up to a length."""
     digits = (mantissa * 10**power for power in range(len(str(longest))) for mantissa in (1, 2, 5))
     return [bound for bound in digits if bound <= longest]
+
+
+class Log(Watcher):
+    """Writes a line per request, when it ends; a ConfigError if the folder cannot be written to."""
+
+    def __init__(self, live: Live, folder: Path) -> None:
+        engine = live.deployment.engine.model_dump(mode="json", exclude_none=True)
+        meta = {
+            "engine": "specsim serve",
+            "model": live.deployment.profile.model,
+            "engine_kwargs": engine,
+            "kv_cache": {name: engine.get(name) for name in ("num_gpu_blocks", "block_size")},
+            "speed": live.speed,
+            "seed": live.experiment.seed,
+        }
+        self._has_ids = bool(live.deployment.engine.enable_prefix_caching)
+        count = live.experiment.num_engines
+        folders = [folder] if count == 1 else [folder / f"replica-{n}" for n in range(count)]
+        self._writers = [RunWriter(each, meta) for each in folders]
+
+    def ended(self, engine: int, answer: LiveAnswer) -> None:
+        """Write an answer that has come to its end."""
+        row = self._row(answer)
+        row["scheduled_ts"] = float(answer.row["first_scheduled_at"])
+        row["preemptions"] = int(answer.row["preemptions"])
+        request = answer.request
+        if self._has_ids and request.prompt_token_ids is not None:
+            assert request.output_token_ids is not None
+            row["input_tok_ids"] = request.prompt_token_ids.tolist()
+            row["output_tok_ids"] = request.output_token_ids.tolist()
+        self._writers[engine].add_request(row)
+
+    def broken_off(self, answer: LiveAnswer, why: str) -> None:
+        """Write an answer that does not, and why."""
+        self._writers[0].add_request({**self._row(answer), "error": why})
+
+    def close(self) -> None:
+        """Put the requests in order."""
+        for writer in self._writers:
+            writer.close()
+
+    def _row(self, answer: LiveAnswer) -> RequestRow:
+        request, has_begun = answer.request, answer.sent_len > 0
+        return {
+            "request_id": f"request-{request.index}",
+            "number": request.index,
+            "input_toks": request.prompt_len,
+            "output_toks": answer.sent_len,
+            "arrival_time": request.arrived_at,
+            "queued_ts": request.arrived_at,
+            "scheduled_ts": None,
+            "first_token_ts": answer.first_token_at if has_begun else None,
+            "last_token_ts": answer.last_token_at if has_begun else None,
+            "deliveries": answer.deliveries,
+            "accepted": answer.drafts,
+        }
