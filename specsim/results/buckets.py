@@ -16,3 +16,9 @@ REQUEST_BUCKETS = (
     480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
 PREEMPTIONS_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
+
+
+def token_buckets(longest: int) -> list[float]:
+    """Return the bounds of buckets of tokens: 1, 2, 5, 10, ... up to a length."""
+    digits = (each * 10**power for power in range(len(str(longest))) for each in (1, 2, 5))
+    return [float(bound) for bound in digits if bound <= longest]

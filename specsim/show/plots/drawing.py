@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from specsim.show.plots import make_log
-from specsim.show.report.cells import Cell, Cells, group
-from specsim.show.report.study import Axis, Measure, Study, Style, styles
+from specsim.show.report.study import Axis, Cell, Cells, Measure, Study, Style, group, styles
 
 MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "cross": "P",

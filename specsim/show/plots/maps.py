@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 
 from specsim.show.plots import panels
 from specsim.show.plots.drawing import Chart, Drawing
-from specsim.show.report.cells import best_policy, gain, values_of
+from specsim.show.report.study import best_policy, gain, values_of
 
 _SLOW_TO_FAST = LinearSegmentedColormap.from_list("speed-up", ["#d8853b", "#ffffff", "#5b9bd2"])
 
