@@ -63,6 +63,7 @@ _MERGED = {
     "results.tables": "weighted",
     "routing.simple": "round_robin random least_outstanding least_outstanding_tokens",
     "show.plots": ".figures",
+    "show.plots.drawing": "maps",
     "show.plots.reality": "predictions profiles",
     "show.plots.runs": "tune",
     "show.render": ".tables",

@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from specsim.show.plots import make_log, panels, save
-from specsim.show.plots.drawing import MARKERS, Chart, Drawing, label_load
-from specsim.show.plots.maps import CROSSOVER, SPEED_UP
+from specsim.show.plots.drawing import CROSSOVER, MARKERS, SPEED_UP, Chart, Drawing, label_load
 from specsim.show.report.study import (
     COST,
     MEASURES,

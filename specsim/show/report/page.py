@@ -16,7 +16,9 @@ from specsim.show import filled, read_web
 from specsim.show.report.study import COST, MEASURES, Measure, Point, Study, measured, styles
 from specsim.study.paired import student_t
 
-_SCRIPTS = "dom study filters chart by_load cost focus runs answer main".split()
+_SCRIPTS = (
+    "dom", "study", "filters", "chart", "by_load", "cost", "focus", "runs", "answer", "main",
+)  # fmt: skip
 """In the order in which they stand on the page."""
 
 

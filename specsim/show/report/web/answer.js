@@ -221,9 +221,11 @@ function findings(hardware) {
 
 /** Of one policy, what there is to compare with other pages. */
 function mainNumbers(points) {
-  const names = ["mean_e2el_ms", "p99_ttft_ms", "mean_tpot_ms", "output_throughput", "tokens_per_step"];
+  const latencies = ["mean_e2el_ms", "p99_ttft_ms", "mean_tpot_ms"];
+  const names = [...latencies, "output_throughput", "tokens_per_step"];
   const known = names.filter((name) => METRIC.has(name)).map((name) => METRIC.get(name));
-  const texts = known.map(({ name, title, unit }) => `${title} ${withUnit(meanOf(points, name), unit)}`);
+  const valueText = ({ name, unit }) => withUnit(meanOf(points, name), unit);
+  const texts = known.map((metric) => `${metric.title} ${valueText(metric)}`);
   const end = isUnstable(points) ? "the queue kept growing" : "it keeps up with its arrivals";
   return make("p", {}, `${capital(texts.join(", "))}; ${end}.`);
 }
@@ -234,7 +236,8 @@ function studyAnswer() {
   const asked = make("p", { class: "asked" }, notes.join(" "));
   const hardware = shown("hardware").filter((h) => shown("load").some((l) => best(h, l)));
   const loads = shown("load").filter((l) => hardware.some((h) => best(h, l)));
-  if (hardware.length > 1 || loads.length > 1) return [make("dl", {}, ...findings(hardware)), asked];
+  if (hardware.length > 1 || loads.length > 1)
+    return [make("dl", {}, ...findings(hardware)), asked];
   const [h, l] = [hardware[0], loads[0]];
   const numbers = POLICY.labels.length > 1 ? null : mainNumbers(best(h, l).points);
   return [make("p", { class: "headline" }, caseHeadline(h, l)), numbers, asked, ranking(h, l)];

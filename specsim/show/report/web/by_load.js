@@ -8,7 +8,7 @@ function overLoadCard() {
   const log = make("input", { type: "checkbox", id: "log", checked: state.isLog, onchange });
   const title = () => `${METRIC.get(state.metric).title} by ${LOAD.title.toLowerCase()}`;
   const spreadAt = (h, p) => (l) => spreadCell(interval(valuesOf(cell(h, p, l), state.metric)));
-  const row = (h, p) => [HARDWARE.labels[h], POLICY.labels[p], ...shown("load").map(spreadAt(h, p))];
+  const spreads = (h, p) => shown("load").map(spreadAt(h, p));
   return card("over-load", () => capital(title()), {
     tools: [make("label", { class: "choice" }, log, "logarithmic")],
     why: () => {
@@ -22,7 +22,7 @@ function overLoadCard() {
       rows: shown("hardware").flatMap((h) =>
         shown("policy")
           .filter((p) => hasRuns(h, p))
-          .map((p) => row(h, p)),
+          .map((p) => [HARDWARE.labels[h], POLICY.labels[p], ...spreads(h, p)]),
       ),
     }),
   });
@@ -43,7 +43,8 @@ function overLoadFinding() {
     const found = shown("load").map((l) => best(h, l)).filter(Boolean);
     if (!found.length) return null;
     const where = HARDWARE.labels.length > 1 ? ` on ${HARDWARE.labels[h]}` : "";
-    return `from ${number(found[0].mean)} to ${withUnit(found[found.length - 1].mean, unit)}${where}`;
+    const last = found[found.length - 1];
+    return `from ${number(found[0].mean)} to ${withUnit(last.mean, unit)}${where}`;
   });
   const bands =
     state.replications.size > 1
@@ -213,7 +214,8 @@ function heatCell(h, p, l) {
   const strength = Math.min(1, Math.abs(Math.log(found.mean)) / Math.log(3));
   const bounds = found.low == null ? "" : `; 95 %: ${number(found.low)} to ${number(found.high)}`;
   const open = isUnstable(cell(h, p, l)) ? "the queue kept growing" : "";
-  const title = `${whereText({ h, p, l })}: ×${found.mean.toFixed(2)}${bounds}${open && `; ${open}`}`;
+  const times = `×${found.mean.toFixed(2)}`;
+  const title = `${whereText({ h, p, l })}: ${times}${bounds}${open && `; ${open}`}`;
   return dataCell(
     {
       "data-gain": found.mean,

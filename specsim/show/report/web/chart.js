@@ -80,7 +80,8 @@ function nameAxis(more = {}) {
 
 /** Draw traces in plotly's terms; the label says to a screen reader what the picture is. */
 async function paint(plot, label, traces, layout, height) {
-  const font = { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("ink") };
+  const { fontFamily: family } = getComputedStyle(document.body);
+  const font = { family, size: 12, color: colour("ink") };
   const base = {
     height,
     autosize: true,

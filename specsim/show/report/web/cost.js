@@ -94,10 +94,11 @@ function drawCosts(plot) {
   );
   const metric = METRIC.get(latencyMetric());
   const limit = DATA.slo[sloName(metric.name)] ?? 0;
+  const costs = points.map((each) => each.cost);
   const latencies = [...points.map((each) => each.latency), limit];
   const names = hardware.map((h) => HARDWARE.labels[h]);
   const { layout, height } = panels(plot, names, {
-    x: () => ({ title: `cost, ${METRIC.get(COST).unit}`, ...logAxis(points.map(({ cost }) => cost)) }),
+    x: () => ({ title: `cost, ${METRIC.get(COST).unit}`, ...logAxis(costs) }),
     y: () => ({ title: titled(metric), ...logAxis(latencies) }),
   });
   layout.shapes = hardware.flatMap((_, panel) => sloLine(sloName(metric.name), panel));

@@ -90,7 +90,8 @@ function table(caption, head, rows, tall = "") {
   const cell = (each, i) =>
     (i ? dataCell : rowHead)({ ...kinds[i], "data-head": head[i] }, content(each));
   const heads = head.map((text, i) => columnHead(kinds[i], text));
-  return tableBox(caption, tableOf(caption, heads, rows.map((row) => line(...row.map(cell)))), tall);
+  const body = rows.map((row) => line(...row.map(cell)));
+  return tableBox(caption, tableOf(caption, heads, body), tall);
 }
 
 /** What is too wide for the page scrolls by itself, by the keyboard, too. */
@@ -120,7 +121,8 @@ const columnHead = (attributes, ...content) =>
   make("th", { role: "columnheader", scope: "col", ...attributes }, ...content);
 const rowHead = (attributes, ...content) =>
   make("th", { role: "rowheader", scope: "row", ...attributes }, ...content);
-const dataCell = (attributes, ...content) => make("td", { role: "cell", ...attributes }, ...content);
+const dataCell = (attributes, ...content) =>
+  make("td", { role: "cell", ...attributes }, ...content);
 const line = (...cells) => make("tr", { role: "row" }, ...cells);
 
 function tableOf(caption, heads, rows, attributes = {}) {

@@ -21,7 +21,8 @@ function focusControls() {
   };
   const build = () => {
     const active = document.activeElement?.id;
-    const lists = [list("hardware", HARDWARE, (h) => HARDWARE.labels[h]), list("load", LOAD, loadText)];
+    const ofHardware = list("hardware", HARDWARE, (h) => HARDWARE.labels[h]);
+    const lists = [ofHardware, list("load", LOAD, loadText)];
     controls.replaceChildren(...lists.filter(Boolean));
     if (active?.startsWith("focus-")) document.getElementById(active)?.focus();
   };
@@ -71,8 +72,9 @@ const hasQuantiles = (point) => Object.keys(point.quantiles).length > 0;
 
 function cdfFinding() {
   const found = atFocus(hasQuantiles);
+  const [ttft, e2el] = ["ttft_ms", "e2el_ms"];
   const tails = found
-    .map(({ p, points }) => ({ p, ttft: quantiles(points, "ttft_ms"), e2el: quantiles(points, "e2el_ms") }))
+    .map(({ p, points }) => ({ p, ttft: quantiles(points, ttft), e2el: quantiles(points, e2el) }))
     .filter((each) => each.ttft && each.e2el);
   const tail = (name, title) => {
     const ranked = tails
@@ -123,7 +125,7 @@ function drawCdf(plot) {
 
 function cdfCard() {
   const tails = { p10: 0.1, p50: 0.5, p90: 0.9, p99: 0.99 };
-  const heads = LATENCIES.flatMap(([, title]) => Object.keys(tails).map((q) => `${title} ${q}, ms`));
+  const headsOf = (title) => Object.keys(tails).map((q) => `${title} ${q}, ms`);
   const cellsOf = (points, name) => {
     const values = quantiles(points, name);
     return Object.values(tails).map((share) => values && quantile(values, share));
@@ -133,7 +135,7 @@ function cdfCard() {
     finding: cdfFinding,
     draw: drawCdf,
     rows: () => ({
-      head: [POLICY.title, ...heads],
+      head: [POLICY.title, ...LATENCIES.flatMap(([, title]) => headsOf(title))],
       rows: atFocus(hasQuantiles).map(({ p, points }) => [
         POLICY.labels[p],
         ...LATENCIES.flatMap(([name]) => cellsOf(points, name)),
@@ -180,12 +182,13 @@ function timelineFinding() {
       .map(({ p, point }) => ({ p, value: peak(seriesOf(point, name)) }))
       .sort((a, b) => b.value - a.value)[0];
   const [kv, queue] = [highest("kv_usage"), highest("waiting")];
-  const waiting = plural(Math.round(queue.value), "request");
+  const waiting = `at most ${plural(Math.round(queue.value), "request")} waiting`;
   const queueText =
-    queue.value >= 1 ? `at most ${waiting} waiting (${POLICY.labels[queue.p]})` : "hardly a request waits";
+    queue.value >= 1 ? `${waiting} (${POLICY.labels[queue.p]})` : "hardly a request waits";
   const first =
     DATA.replications.length > 1 ? ` Replication ${timelines()[0].point.replication}.` : "";
-  return `KV cache at most ${number(kv.value)} % in use (${POLICY.labels[kv.p]}); ${queueText}.${first}`;
+  const used = `KV cache at most ${number(kv.value)} % in use (${POLICY.labels[kv.p]})`;
+  return `${used}; ${queueText}.${first}`;
 }
 
 function timelineTrace({ p, point }, name, panel) {
@@ -232,8 +235,10 @@ function timelineCard() {
   const rowsOf = ({ p, point }) => {
     const times = point.timeline.time_s;
     const stride = Math.max(1, Math.ceil(times.length / 20));
-    const row = (i) => [POLICY.labels[p], times[i], ...known().map(([name]) => seriesOf(point, name)[i])];
-    return range(times.length).filter((i) => i % stride === 0).map(row);
+    const columns = known().map(([name]) => seriesOf(point, name));
+    return range(times.length)
+      .filter((i) => i % stride === 0)
+      .map((i) => [POLICY.labels[p], times[i], ...columns.map((values) => values[i])]);
   };
   return card("timeline", () => `Over time${focusName()}`, {
     why: () => missingAtFocus(hasTimeline, "timeline"),
@@ -275,6 +280,7 @@ function drawBreakdown(plot) {
   const names = found.map(({ p }) => wrapped(POLICY.labels[p]));
   const traces = PARTS.map(([name, title], i) => {
     const shares = found.map(({ parts }) => parts[i]);
+    const label = (row) => `${literal(POLICY.labels[found[row].p])}: ${title}`;
     return bars(names, shares, {
       name: title,
       marker: { color: colour(`part-${name}`), line: { color: colour("surface"), width: 1 } },
@@ -283,9 +289,10 @@ function drawBreakdown(plot) {
       insidetextanchor: "middle",
       textangle: 0,
       insidetextfont: { color: colour(`on-${name}`) },
-      hovertext: found.map(({ p }, row) => `${literal(POLICY.labels[p])}: ${title} ${percent(shares[row])}`),
+      hovertext: shares.map((share, row) => `${label(row)} ${percent(share)}`),
     });
   });
+  const percents = { range: [0, 1.005], dtick: 0.2, tickformat: ",.0%" };
   const isStill = { itemclick: false, itemdoubleclick: false };
   const above = { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" };
   const layout = {
@@ -294,7 +301,7 @@ function drawBreakdown(plot) {
     uniformtext: { minsize: 11, mode: "hide" },
     showlegend: true,
     legend: { ...above, ...isStill },
-    xaxis: axis("share of the time of all replicas", { range: [0, 1.005], dtick: 0.2, tickformat: ",.0%" }),
+    xaxis: axis("share of the time of all replicas", percents),
     yaxis: nameAxis(),
     margin: { l: 10, r: 14, t: 34, b: 44 },
   };
@@ -303,13 +310,14 @@ function drawBreakdown(plot) {
 }
 
 function breakdownCard() {
+  const percentsOf = (parts) => parts.map((share) => 100 * share);
   return card("breakdown", () => `Where the time went${focusName()}`, {
     why: () => missingAtFocus(hasBreakdown, "time breakdown"),
     finding: breakdownFinding,
     draw: drawBreakdown,
     rows: () => ({
       head: [POLICY.title, ...PARTS.map(([, title]) => `${title}, %`)],
-      rows: timeShares().map(({ p, parts }) => [POLICY.labels[p], ...parts.map((share) => 100 * share)]),
+      rows: timeShares().map(({ p, parts }) => [POLICY.labels[p], ...percentsOf(parts)]),
     }),
   });
 }

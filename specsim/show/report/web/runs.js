@@ -25,9 +25,12 @@ function placeColumn(axis, key) {
 
 function metricColumn(name) {
   const found = (row) => interval(valuesOf(row.points, name));
-  const show = ({ mean, half }) => withBounds(mean, number(mean), half == null ? null : `± ${number(half)}`);
+  const show = (row) => {
+    const { mean, half } = found(row);
+    return withBounds(mean, number(mean), half == null ? null : `± ${number(half)}`);
+  };
   const { title, unit } = METRIC.get(name);
-  return { title, unit, isNumber: true, value: (row) => found(row).mean, show: (row) => show(found(row)) };
+  return { title, unit, isNumber: true, value: (row) => found(row).mean, show };
 }
 
 const GAIN_COLUMN = {
@@ -64,8 +67,8 @@ function overviewColumns() {
 }
 
 function overviewRows() {
-  const name = "mean_e2el_ms";
-  return shownCells().map((each) => ({ ...each, gain: gainOverOff(each.points, each.h, each.l, name) }));
+  const gained = ({ points, h, l }) => gainOverOff(points, h, l, "mean_e2el_ms");
+  return shownCells().map((each) => ({ ...each, gain: gained(each) }));
 }
 
 function sortedRows(columns) {
@@ -78,12 +81,13 @@ function sortedRows(columns) {
 function drawOverview(plot) {
   const columns = overviewColumns();
   const rows = sortedRows(columns);
-  const order = (index) => (index !== sorting.column ? "none" : sorting.falls ? "descending" : "ascending");
+  const order = sorting.falls ? "descending" : "ascending";
   const heads = columns.map(({ title, unit, isNumber }, index) => {
+    const sorted = index === sorting.column ? order : "none";
     const onclick = () => sortBy(index, plot);
     const content = [title, unit ? make("small", {}, unit) : null];
     const button = make("button", { type: "button", "data-sort": index, onclick }, ...content);
-    return columnHead({ class: isNumber && "num", "aria-sort": order(index) }, button);
+    return columnHead({ class: isNumber && "num", "aria-sort": sorted }, button);
   });
   const cellOf = (row) => (each, i) =>
     (i ? dataCell : rowHead)({ class: each.isNumber && "num" }, each.show(row));
@@ -142,7 +146,8 @@ function subtitle() {
 /** The axes along which runs differ: their titles, and where a run stands on them. */
 function differing() {
   const axes = DATA.axes.filter((axis) => axis.labels.length > 1);
-  const labelsOf = (point) => axes.map((axis) => axis.labels[point.places[DATA.axes.indexOf(axis)]]);
+  const labelOf = (axis, point) => axis.labels[point.places[DATA.axes.indexOf(axis)]];
+  const labelsOf = (point) => axes.map((axis) => labelOf(axis, point));
   return { titles: axes.map((axis) => axis.title), labelsOf };
 }
 
