@@ -96,9 +96,7 @@ class DrawnAcceptance(Acceptance):
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes]:
         """Return the tables, drawn for all requests at once."""
-        indices = [request.index for request in requests]
-        # The last drafts of an output reach beyond its end.
-        counts = [request.output_len + max_draft_len for request in requests]
+        indices, counts = drawn_positions(requests, max_draft_len)
         lens = self.drawn_lens(luck, indices, counts, max_draft_len)
         rows = split_rows(lens.tobytes(), counts)
         return [row[: request.output_len] for row, request in zip(rows, requests, strict=True)]
@@ -114,6 +112,12 @@ class DrawnAcceptance(Acceptance):
             counts: Positions of each request: its output, and `max_draft_len` more that no draft
                 starts from, so that what is returned for them does not matter.
         """
+
+
+def drawn_positions(requests: Sequence[Request], max_draft_len: int) -> tuple[list[int], list[int]]:
+    """Return the index of each request and its positions: its last drafts reach beyond its end."""
+    counts = [request.output_len + max_draft_len for request in requests]
+    return [request.index for request in requests], counts
 
 
 class Oracle:

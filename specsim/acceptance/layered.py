@@ -8,7 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.acceptance.base import DrawnAcceptance, Rates, run_lengths, runs_below
+from specsim.acceptance.base import (
+    DrawnAcceptance,
+    Rates,
+    drawn_positions,
+    run_lengths,
+    runs_below,
+)
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 from specsim.core.settings import Settings
@@ -65,8 +71,7 @@ class Markov(DrawnAcceptance):
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         """Return what the regime of the last token makes likely of the next ones."""
-        indices = [request.index for request in requests]
-        counts = [request.output_len + max_draft_len for request in requests]
+        indices, counts = drawn_positions(requests, max_draft_len)
         starts = np.cumsum([0, *counts])
         chosen, shares = self._chosen(luck, indices, counts), self._shares
         alphas = np.array([regime.alpha for regime in self.regimes])
@@ -166,8 +171,7 @@ class Layered(DrawnAcceptance):
         """
         from scipy.special import ndtr  # noqa: PLC0415 - scipy takes 0.2 s
 
-        indices = [request.index for request in requests]
-        counts = [request.output_len + max_draft_len for request in requests]
+        indices, counts = drawn_positions(requests, max_draft_len)
         starts = np.cumsum([0, *counts])
         own = self.request_spread * _normals(luck.child("request").per_request(indices))
         layers = [

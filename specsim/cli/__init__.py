@@ -6,22 +6,18 @@ Functions here do nothing but read arguments and show results. They import late,
 
 import os
 from collections.abc import Callable
-from typing import Annotated
 
 import typer
+from typer import Option
 
 from specsim.cli.calibration import calibrate
-from specsim.cli.examples import example
 from specsim.cli.inspection import breakdown, export, list_members, plot, report, schema, timeline
-from specsim.cli.interactive import ui
 from specsim.cli.planning import demo, init, plan
-from specsim.cli.policies import policy_app
 from specsim.cli.profiles import profile_app
 from specsim.cli.reality import acceptance_app, observe, parity, validate
-from specsim.cli.serving import serve
-from specsim.cli.simulation import ManyPolicies, compare, run, sweep
-from specsim.cli.splitting import split
-from specsim.cli.studies import capacity, gate, tune
+from specsim.cli.serving import serve, ui
+from specsim.cli.simulation import ManyPolicies, compare, policy_app, run, sweep
+from specsim.cli.studies import capacity, gate, split, tune
 from specsim.cli.traces import draft_eval, tokens_app, trace_app
 from specsim.core.atomic import track_inputs
 from specsim.core.version import __version__, foreign
@@ -35,6 +31,55 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_SERVER = "'vllm serve Qwen/Qwen3-8B'"
+
+EXAMPLES = {
+    "plan": f"--vllm {_SERVER} --traffic chat --qps 20 --gpus h100,l40s --out results/plan",
+    "init": "my.yaml",
+    "demo": "--out results/demo",
+    "capacity": "EXP.yaml --slo ttft:500,tpot:50 --policies off static:k=3 --qps 100",
+    "tune": "EXP.yaml --max-k 5 --out results/tune",
+    "compare": "EXP.yaml --policies off static:k=3 goodput --out results/cmp",
+    "split": "EXP.yaml --gpus 8 --tp 1,2 --policies off static:k=3 --out results/split",
+    "gate": "baseline.json suite.yaml --junit gate.xml",
+    "run": "EXP.yaml --set policy.k=5 --out results/one",
+    "sweep": "SWEEP.yaml --dry-run",
+    "serve": "EXP.yaml --port 8000",
+    "policy check": "my.py:MyPolicy",
+    "report": "results/cmp",
+    "ui": "EXP.yaml",
+    "plot": "results/cmp --metric p99_ttft_ms --format pdf",
+    "timeline": "results/cmp/off --plot timeline.png",
+    "breakdown": "results/one --json breakdown.json",
+    "export": "results/one --chrome-trace trace.json.gz",
+    "calibrate": "--engine torch --device cpu --quick --out results/cal",
+    "observe": "--url http://127.0.0.1:8000 --workload EXP.yaml --out run",
+    "validate": "run --profile mine.yaml",
+    "parity": "tests/parity/recorded/random-0.scenario.json",
+    "trace describe": "traces/chat.parquet",
+    "trace convert": "traces/chat.parquet chat.jsonl",
+    "trace synth": "code.parquet --arrivals gamma:rate=4,burstiness=0.5 "
+    "--lengths dataset:name=instructcoder --duration 600",
+    "tokens from-text": "chat.jsonl --tokenizer tokenizer.json --out tokens.jsonl.gz",
+    "tokens describe": "tokens.jsonl",
+    "draft-eval": "--proposer suffix --tokens tokens.jsonl",
+    "acceptance fit": "tokens.jsonl.gz --proposer eagle --preset mine.yaml",
+    "profile fit": "steps.csv --model llama-3.1-8b --gpu h100 --out mine.yaml",
+    "profile show": "h100/llama-3.1-8b",
+    "profile build": "--model qwen3-8b --gpu h200 --out mine.yaml",
+    "profile roofline": "--model llama-3.1-8b --gpu l40s --out l40s.yaml",
+    "list": "policies",
+    "schema": "> experiment.schema.json",
+}
+"""What stands at the end of the help of each command: the rest of the line."""
+
+
+def _example(command: str) -> str | None:
+    """Return a line to type; None of a command that has none yet."""
+    rest = EXAMPLES.get(command)
+    return None if rest is None else f"Example: specsim {command} {rest}"
+
+
 _COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Answer": {
         "plan": plan, "init": init, "demo": demo, "capacity": capacity, "tune": tune,
@@ -60,11 +105,11 @@ for _panel, _members in _COMMANDS.items():
         if isinstance(_member, typer.Typer):
             for _own in _member.registered_commands:
                 _called = _own.name or getattr(_own.callback, "__name__", "").replace("_", "-")
-                _own.epilog = example(f"{_name} {_called}")
+                _own.epilog = _example(f"{_name} {_called}")
             app.add_typer(_member, name=_name, rich_help_panel=_panel)
         else:
             _class = ManyPolicies if _member in (capacity, compare, split) else None
-            app.command(_name, cls=_class, epilog=example(_name), rich_help_panel=_panel)(_member)
+            app.command(_name, cls=_class, epilog=_example(_name), rich_help_panel=_panel)(_member)
 
 
 def _version(wanted: bool) -> None:
@@ -87,16 +132,14 @@ _MEASURING = ("calibrate", "observe")  # of which another program's libraries wo
 @app.callback()
 def _root(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
-    large: Annotated[
-        bool, typer.Option("--large", help="Let runs begin however large they are.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Let outputs replace files that specsim did not write.")
-    ] = False,
+    version: bool = Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
+    debug: bool = Option(False, "--debug", help="Show tracebacks."),
+    large: bool = Option(False, "--large", help="Let runs begin however large they are."),
+    force: bool = Option(
+        False, "--force", help="Let outputs replace files that specsim did not write."
+    ),
 ) -> None:
     """Read the options that come before the command."""
     track_inputs()

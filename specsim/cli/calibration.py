@@ -2,9 +2,10 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer import Option
 
 from specsim.cli.options import can_draw, show
 from specsim.core.errors import ConfigError
@@ -29,38 +30,28 @@ class Device(StrEnum):
 
 
 def calibrate(
-    engine: Annotated[EngineName, typer.Option(help="The engine that is measured.")],
-    out: Annotated[Path, typer.Option(help="New folder for the results.", show_default=False)],
-    device: Annotated[Device, typer.Option(help="What it runs on.")] = Device.CPU,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="torch: as in profiles/<model>.json, or a config.json; by default llama-7m on a "
-            "CPU, llama-3.1-8b on CUDA. vllm: a folder with config.json; weights are made up if "
-            "it has none."
-        ),
-    ] = None,
-    draft_model: Annotated[
-        Path | None,
-        typer.Option(
-            help="vllm: folder of a draft model, for k = 1, 3, 5; without one, n-gram k = 3."
-        ),
-    ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick",
-            help="torch: some 8 minutes on 2 CPU cores, 15 on a GPU; vllm: 6 to 9, 20 on a GPU.",
-        ),
-    ] = False,
-    stated_error: Annotated[
-        float,
-        typer.Option(
-            min=0.001, max=1.0, help="Error of mean TPOT and latency that the profile promises."
-        ),
-    ] = 0.1,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the engine on a CPU.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and prompts.")] = 0,
+    engine: EngineName = Option(..., help="The engine that is measured."),
+    out: Path = Option(..., help="New folder for the results."),
+    device: Device = Option(Device.CPU, help="What it runs on."),
+    model: str | None = Option(
+        None,
+        help="torch: as in profiles/<model>.json, or a config.json; by default llama-7m on a "
+        "CPU, llama-3.1-8b on CUDA. vllm: a folder with config.json; weights are made up if "
+        "it has none.",
+    ),
+    draft_model: Path | None = Option(
+        None, help="vllm: folder of a draft model, for k = 1, 3, 5; without one, n-gram k = 3."
+    ),
+    quick: bool = Option(
+        False,
+        "--quick",
+        help="torch: some 8 minutes on 2 CPU cores, 15 on a GPU; vllm: 6 to 9, 20 on a GPU.",
+    ),
+    stated_error: float = Option(
+        0.1, min=0.001, max=1.0, help="Error of mean TPOT and latency that the profile promises."
+    ),
+    threads: int = Option(1, min=1, help="Threads of the engine on a CPU."),
+    seed: int = Option(0, min=0, help="Of weights and prompts."),
 ) -> None:
     """Measure an engine, fit a profile, run workloads for real and simulated, print the error.
 

@@ -1,6 +1,5 @@
 """Commands that show what there is: members, schema, and the results of runs."""
 
-import gzip
 import json
 import os
 import sys
@@ -8,17 +7,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from specsim.cli.options import need, output_file, show, spinner, warn, write_json
-from specsim.core.atomic import new_file
+from specsim.core.atomic import new_file, packed
 from specsim.core.errors import ConfigError, SpecsimError
 
 
 def list_members(
-    family: Annotated[str | None, typer.Argument(help="Show only this family.")] = None,
+    family: str | None = Argument(None, help="Show only this family."),
 ) -> None:
     """Show every member of every family with its fields, and the shipped profiles."""
     from specsim.acceptance.nested import load_preset, preset_names
@@ -102,22 +102,13 @@ def _read_from(*folders: Path) -> Iterator[None]:
 
 
 def timeline(
-    results: Annotated[
-        list[Path], typer.Argument(help="Folders that run --out wrote.", show_default=False)
-    ],
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw it here, .png, .svg or .pdf; by default timeline.png in the only folder."
-        ),
-    ] = None,
-    bins: Annotated[int, typer.Option(min=1, max=10_000, help="Bins of the time axis.")] = 200,
-    window: Annotated[
-        int, typer.Option(min=1, help="Bins over which the acceptance is measured.")
-    ] = 10,
-    replica: Annotated[
-        int | None, typer.Option(min=0, help="Only this replica, not all of them together.")
-    ] = None,
+    results: list[Path] = Argument(..., help="Folders that run --out wrote."),
+    plot: Path | None = Option(
+        None, help="Draw it here, .png, .svg or .pdf; by default timeline.png in the only folder."
+    ),
+    bins: int = Option(200, min=1, max=10_000, help="Bins of the time axis."),
+    window: int = Option(10, min=1, help="Bins over which the acceptance is measured."),
+    replica: int | None = Option(None, min=0, help="Only this replica, not all of them together."),
 ) -> None:
     """Draw what runs did over time, one row of panels per folder.
 
@@ -155,13 +146,9 @@ def timeline(
 
 
 def breakdown(
-    results: Annotated[Path, typer.Argument(help="A folder that run --out wrote.")],
-    json_out: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers here.", show_default=False)
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw it here: .png, .svg or .pdf.", show_default=False)
-    ] = None,
+    results: Path = Argument(..., help="A folder that run --out wrote."),
+    json_out: Path | None = Option(None, "--json", help="Write the numbers here."),
+    plot: Path | None = Option(None, help="Draw it here: .png, .svg or .pdf."),
 ) -> None:
     """Print where the time and the memory of a run went.
 
@@ -191,27 +178,15 @@ def breakdown(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A folder that run --out wrote.", show_default=False)],
-    chrome_trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a trace for ui.perfetto.dev; compressed if it ends in .gz.",
-            show_default=False,
-        ),
-    ] = None,
-    prometheus: Annotated[
-        Path | None, typer.Option(help="Write vLLM's metrics as text.", show_default=False)
-    ] = None,
-    vllm_bench: Annotated[
-        Path | None,
-        typer.Option(help="Write the result file of vllm bench serve.", show_default=False),
-    ] = None,
-    window: Annotated[
-        str | None,
-        typer.Option(
-            metavar="START:END", help="Seconds of the run that the trace shows; by default all."
-        ),
-    ] = None,
+    run: Path = Argument(..., help="A folder that run --out wrote."),
+    chrome_trace: Path | None = Option(
+        None, help="Write a trace for ui.perfetto.dev; compressed if it ends in .gz."
+    ),
+    prometheus: Path | None = Option(None, help="Write vLLM's metrics as text."),
+    vllm_bench: Path | None = Option(None, help="Write the result file of vllm bench serve."),
+    window: str | None = Option(
+        None, metavar="START:END", help="Seconds of the run that the trace shows; by default all."
+    ),
 ) -> None:
     """Write a run in the formats of other tools.
 
@@ -242,8 +217,8 @@ def export(
     with spinner("writing"), _read_from(run), ExitStack() as files:
         new = {option: files.enter_context(new_file(path)) for option, path in paths.items()}
         if chrome_trace is not None:
-            compressed = chrome_trace.suffix == ".gz"
-            with _opened(new["--chrome-trace"], compressed=compressed) as stream:
+            file, is_packed = new["--chrome-trace"], chrome_trace.suffix == ".gz"
+            with packed(file, is_packed=is_packed) as raw, TextIOWrapper(raw, "ascii") as stream:
                 count = write_chrome_trace(found, stream, span)
         if prometheus is not None:
             new["--prometheus"].write_text(prometheus_text(found, experiment), encoding="utf-8")
@@ -261,20 +236,6 @@ def _by_folder(names: list[str]) -> dict[str, str]:
         folder, _, rest = name.partition("/")
         found.setdefault(folder, []).append(rest)
     return {folder: ", ".join(rest) for folder, rest in found.items()}
-
-
-@contextmanager
-def _opened(path: Path, *, compressed: bool) -> Iterator[IO[str]]:
-    with path.open("wb") as file:
-        if not compressed:
-            with TextIOWrapper(file, "ascii") as stream:
-                yield stream
-        else:  # without name and time, which would differ from run to run
-            with (
-                gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
-                TextIOWrapper(packed, "ascii") as stream,
-            ):
-                yield stream
 
 
 def _window(text: str | None) -> tuple[float, float]:
@@ -324,10 +285,7 @@ def _load(results: Path, prices: Path | None) -> Any:
 
 def report(
     results: Results,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The page; by default report.html in DIR.", show_default=False),
-    ] = None,
+    out: Path | None = Option(None, help="The page; by default report.html in DIR."),
     prices: PriceTable = None,
 ) -> None:
     """Make one HTML page from results: which policy at which load, at what cost, and why.
@@ -351,20 +309,14 @@ def report(
 
 def plot(
     results: Results,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the plots; by default DIR/plots.", show_default=False),
-    ] = None,
-    file_format: Annotated[
-        Literal["svg", "png", "pdf"], typer.Option("--format", help="Of the files.")
-    ] = "svg",
-    metric: Annotated[
-        str, typer.Option(help="What is drawn over load and compared, as in summary.json.")
-    ] = "mean_e2el_ms",
-    where: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIELD=VALUE", help="Only these runs: --where profile=h100."),
-    ] = None,
+    out: Path | None = Option(None, help="Folder for the plots; by default DIR/plots."),
+    file_format: Literal["svg", "png", "pdf"] = Option("svg", "--format", help="Of the files."),
+    metric: str = Option(
+        "mean_e2el_ms", help="What is drawn over load and compared, as in summary.json."
+    ),
+    where: list[str] | None = Option(
+        None, metavar="FIELD=VALUE", help="Only these runs: --where profile=h100."
+    ),
     prices: PriceTable = None,
 ) -> None:
     """Draw the charts of the report for a paper, one file each.
@@ -374,7 +326,7 @@ def plot(
     """
     need("matplotlib", "plot")
     from specsim.show.plots.study import plot_study
-    from specsim.show.report.cells import find_measure, restricted
+    from specsim.show.report.study import find_measure, restricted
 
     with spinner("reading the results"), _read_from(results):
         study, held = restricted(_load(results, prices), where or [])

@@ -17,6 +17,7 @@ from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from specsim.profile import Profile
+    from specsim.run.experiment import Experiment
 
 Config = Annotated[Path, typer.Argument(help="The experiment, a YAML file.", show_default=False)]
 Overrides = Annotated[
@@ -32,6 +33,13 @@ ALL_CORES = os.cpu_count() or 1
 def all_overrides(overrides: list[str] | None, seed: int | None) -> list[str]:
     """Return what ``--set`` and ``--seed`` replace."""
     return [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
+
+
+def load_experiment(config: Path, overrides: list[str] | None, seed: int | None) -> "Experiment":
+    """Return the experiment of a command, with what its options replace."""
+    from specsim.run.experiment import Experiment
+
+    return Experiment.load(config, all_overrides(overrides, seed))
 
 
 @contextmanager
@@ -65,12 +73,16 @@ def write_json(file: Path | None, data: Any) -> None:
 
 def profile_text(profile: "Profile") -> str:
     """Return a profile as YAML; what is as usual is left out."""
+    fields = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    return as_yaml(fields, default_flow_style=None)
+
+
+def as_yaml(fields: dict[str, Any], **style: Any) -> str:
+    """Return fields as YAML, in their order."""
     import yaml
 
-    fields = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    return yaml.safe_dump(
-        fields, sort_keys=False, width=100, allow_unicode=True, default_flow_style=None
-    )
+    text: str = yaml.safe_dump(fields, sort_keys=False, width=100, allow_unicode=True, **style)
+    return text
 
 
 _EXTRAS = {"matplotlib": "plots", "aiohttp": "observe"}

@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from typer import Argument, Option
 
 from specsim.cli.options import (
     ALL_CORES,
@@ -23,37 +24,28 @@ _PAGE = "report.html"
 
 
 def plan(
-    vllm: Annotated[
-        str | None,
-        typer.Option(metavar="COMMAND", help="The server, as started: 'vllm serve MODEL ...'."),
-    ] = None,
-    sglang: Annotated[
-        str | None,
-        typer.Option(metavar="COMMAND", help="Or 'python -m sglang.launch_server ...'."),
-    ] = None,
-    traffic: Annotated[
-        str,
-        typer.Option(help="chat, code, summarise, math, a data set, a trace, or an experiment."),
-    ] = "chat",
-    qps: Annotated[float, typer.Option(help="Requests/s of the whole service.")] = 10.0,
-    slo: Annotated[
-        str, typer.Option(metavar="METRIC:MS,...", help="Limits in ms: ttft:500,tpot:40.")
-    ] = "ttft:500,tpot:50",
-    gpus: Annotated[
-        str, typer.Option(metavar="GPU,...", help="To choose from: h100,l40s,b200.")
-    ] = "h100",
-    attainment: Annotated[
-        float, typer.Option(help="Share of the requests that must keep all limits.")
-    ] = 0.99,
-    acceptance: Annotated[
-        str | None,
-        typer.Option(help="bernoulli:alpha=0.7, in place of the nearest preset."),
-    ] = None,
-    prices: Annotated[
-        Path | None,
-        typer.Option(help="Price per GPU and hour, YAML; by default dated examples."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of all runs.")] = 0,
+    vllm: str | None = Option(
+        None, metavar="COMMAND", help="The server, as started: 'vllm serve MODEL ...'."
+    ),
+    sglang: str | None = Option(
+        None, metavar="COMMAND", help="Or 'python -m sglang.launch_server ...'."
+    ),
+    traffic: str = Option(
+        "chat", help="chat, code, summarise, math, a data set, a trace, or an experiment."
+    ),
+    qps: float = Option(10.0, help="Requests/s of the whole service."),
+    slo: str = Option(
+        "ttft:500,tpot:50", metavar="METRIC:MS,...", help="Limits in ms: ttft:500,tpot:40."
+    ),
+    gpus: str = Option("h100", metavar="GPU,...", help="To choose from: h100,l40s,b200."),
+    attainment: float = Option(0.99, help="Share of the requests that must keep all limits."),
+    acceptance: str | None = Option(
+        None, help="bernoulli:alpha=0.7, in place of the nearest preset."
+    ),
+    prices: Path | None = Option(
+        None, help="Price per GPU and hour, YAML; by default dated examples."
+    ),
+    seed: int = Option(0, min=0, help="Of all runs."),
     workers: Workers = ALL_CORES,
     out: Out = None,
 ) -> None:
@@ -65,7 +57,7 @@ def plan(
     from specsim.core.processes import warm_up
 
     warm_up(workers)
-    from specsim.show.render.plan import plan_lines
+    from specsim.show.render.capacity import plan_lines
     from specsim.study.calls import plan as ask
     from specsim.study.plan.answer import FILES, save_plan
 
@@ -103,9 +95,7 @@ def plan(
 
 
 def init(
-    out: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="What to write.")] = Path(
-        "experiment.yaml"
-    ),
+    out: Path = Argument(Path("experiment.yaml"), metavar="EXPERIMENT.yaml", help="What to write."),
 ) -> None:
     """Ask for server, traffic, load and limits, and write an experiment with comments.
 
@@ -163,7 +153,7 @@ def _asker() -> Callable[[str, str], str]:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results/demo"),
+    out: Path = Option(Path("results/demo"), help="Folder for the results."),
     workers: Workers = ALL_CORES,
 ) -> None:
     """Simulate an hour of chat on one H100, without speculation and with k = 3."""

@@ -1,13 +1,15 @@
 """Commands ``profile build``, ``profile fit``, ``profile show`` and ``profile roofline``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from specsim.cli.options import (
     ALL_CORES,
     Workers,
+    as_yaml,
     need,
     output_file,
     profile_text,
@@ -16,6 +18,9 @@ from specsim.cli.options import (
     write_json,
 )
 from specsim.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 profile_app = typer.Typer(help="Make and inspect profiles of models on GPUs.", no_args_is_help=True)
 
@@ -27,61 +32,43 @@ MaxNumBatchedTokens = Annotated[
 
 @profile_app.command()
 def fit(
-    sources: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="SOURCE...",
-            help="Measured steps: tables (CSV, Parquet, JSON lines) or measured runs; or one "
-            "folder with kernel tables. With --start: tables with a row per run of a load "
-            "generator (CSV), or JSON of `vllm bench serve --save-result`.",
-        ),
-    ],
-    start: Annotated[
-        str | None,
-        typer.Option(help="Fit this composed profile to runs: a name, or a path."),
-    ] = None,
-    rows: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN=VALUE", help="Of tables of runs, only these: one server."),
-    ] = None,
-    fit_rows: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN=VALUE",
-            help="Fit to these of them, such as run_id=a; the others are held out.",
-        ),
-    ] = None,
-    cells: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="COLUMN=VALUE", help="What empty cells of runs hold."),
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(help="Fit only this metric of runs, and others that are given likewise."),
-    ] = None,
-    skip_incomplete: Annotated[
-        bool, typer.Option("--skip-incomplete", help="Leave runs out that say too little.")
-    ] = False,
-    model: Annotated[
-        str | None, typer.Option(help="As in profiles/<model>.json; a folder's meta.yaml knows.")
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="As in profiles/<gpu>.yaml; a folder's meta.yaml knows.")
-    ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of the measurement.")] = 1,
-    kind: Annotated[str, typer.Option(help="two_regime or linear.")] = "two_regime",
+    sources: list[Path] = Argument(
+        ...,
+        metavar="SOURCE...",
+        help="Measured steps: tables (CSV, Parquet, JSON lines) or measured runs; or one "
+        "folder with kernel tables. With --start: tables with a row per run of a load "
+        "generator (CSV), or JSON of `vllm bench serve --save-result`.",
+    ),
+    start: str | None = Option(None, help="Fit this composed profile to runs: a name, or a path."),
+    rows: list[str] | None = Option(
+        None, metavar="COLUMN=VALUE", help="Of tables of runs, only these: one server."
+    ),
+    fit_rows: list[str] | None = Option(
+        None,
+        metavar="COLUMN=VALUE",
+        help="Fit to these of them, such as run_id=a; the others are held out.",
+    ),
+    cells: list[str] | None = Option(
+        None, "--set", metavar="COLUMN=VALUE", help="What empty cells of runs hold."
+    ),
+    metric: list[str] | None = Option(
+        None, help="Fit only this metric of runs, and others that are given likewise."
+    ),
+    skip_incomplete: bool = Option(
+        False, "--skip-incomplete", help="Leave runs out that say too little."
+    ),
+    model: str | None = Option(
+        None, help="As in profiles/<model>.json; a folder's meta.yaml knows."
+    ),
+    gpu: str | None = Option(None, help="As in profiles/<gpu>.yaml; a folder's meta.yaml knows."),
+    tp: int = Option(1, min=1, help="Tensor parallelism of the measurement."),
+    kind: str = Option("two_regime", help="two_regime or linear."),
     max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = 2048,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Of the division into fitted and held out; of runs' luck.")
-    ] = 0,
+    seed: int = Option(0, min=0, help="Of the division into fitted and held out; of runs' luck."),
     workers: Workers = ALL_CORES,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the profile here, as YAML.", show_default=False)
-    ] = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", help="Write errors and learning curves here.")
-    ] = None,
+    out: Path | None = Option(None, help="Write the profile here, as YAML."),
+    json_out: Path | None = Option(None, "--json", help="Write errors and learning curves here."),
 ) -> None:
     """Fit a latency model to measured steps and print its error on steps it has not seen.
 
@@ -107,7 +94,7 @@ def fit(
                 raise ConfigError(
                     f"{option}: is said by the profile that --start names; leave it out"
                 )
-        from specsim.cli.run_fitting import fit_tables
+        from specsim.cli.measured_tables import fit_tables
 
         fit_tables(
             sources,
@@ -166,23 +153,17 @@ def fit(
 
 @profile_app.command("show")
 def show_profile(
-    profile: Annotated[str, typer.Argument(help="A name, such as h100/llama-3.1-8b, or a path.")],
-    steps: Annotated[
-        Path | None,
-        typer.Option(
-            help="Measured steps to compare with, as `profile fit` reads them.", show_default=False
-        ),
-    ] = None,
+    profile: str = Argument(..., help="A name, such as h100/llama-3.1-8b, or a path."),
+    steps: Path | None = Option(
+        None, help="Measured steps to compare with, as `profile fit` reads them."
+    ),
     max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = 2048,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw it here, .png, .svg or .pdf: step times by batch size, or with --steps "
-            "predicted over measured.",
-            show_default=False,
-        ),
-    ] = None,
+    plot: Path | None = Option(
+        None,
+        help="Draw it here, .png, .svg or .pdf: step times by batch size, or with --steps "
+        "predicted over measured.",
+    ),
 ) -> None:
     """Print what a profile is, what fits into memory, and how long typical steps take.
 
@@ -226,59 +207,59 @@ def show_profile(
     show(*tables)
 
 
+MadeModel = Annotated[str, Option(help="A name in profiles/, or a HuggingFace config.json.")]
+Replica = Annotated[int, Option(min=1, help="GPUs of each replica.")]
+Drafts = Annotated[
+    list[str] | None,
+    Option(metavar="METHOD=MODEL", help="A drafter: eagle3=eagle3-llama-3.1-8b."),
+]
+Reserved = Annotated[
+    float, Option(min=0, help="Activations and CUDA graphs; by default of an 8B model.")
+]
+Context = Annotated[int, Option(min=0, help="Tokens of context per sequence, in the table.")]
+MadeProfile = Annotated[Path | None, Option(help="Write the profile here, not to standard output.")]
+
+
+def _drafts(given: list[str] | None) -> dict[str, str]:
+    from specsim.profile.from_roofline import parse_pairs
+
+    return parse_pairs("--draft", "METHOD=MODEL, such as eagle3=my-head.json", given or [])
+
+
+def _conclude(out: Path | None, text: str, table: "Table") -> None:
+    """Print a profile that was made, or where it is; the table goes where it is not in the way."""
+    show(table, to_stderr=out is None)
+    typer.echo(text if out is None else f"profile: {out}", nl=out is not None)
+
+
 @profile_app.command()
 def build(
-    model: Annotated[
-        str,
-        typer.Option(help="A name in profiles/, or a HuggingFace config.json.", show_default=False),
-    ],
-    gpu: Annotated[
-        str,
-        typer.Option(
-            help="A name in profiles/, h200, or a YAML file like those.", show_default=False
-        ),
-    ],
-    tp: Annotated[int, typer.Option("--tp", min=1, help="GPUs of each replica.")] = 1,
-    dp: Annotated[
-        int, typer.Option("--dp", min=1, help="Data-parallel ranks that share the experts.")
-    ] = 1,
-    ep: Annotated[
-        bool, typer.Option("--ep", help="Each GPU holds some experts whole, not a slice of all.")
-    ] = False,
-    dtype: Annotated[
-        str, typer.Option(help="Of weights: bfloat16, fp8, fp8_block, nvfp4, int4 or mxfp4.")
-    ] = "bfloat16",
-    kv_dtype: Annotated[str, typer.Option(help="Of the KV cache: bfloat16 or fp8.")] = "bfloat16",
-    draft: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METHOD=MODEL", help="A drafter: eagle3=eagle3-llama-3.1-8b."),
-    ] = None,
-    engine: Annotated[str, typer.Option(help="Whose kernels: vllm, sglang, trtllm.")] = "vllm",
-    kernel: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FAMILY=NAME",
-            help="The kernel that the server logged: attention=fa2, moe=marlin, gemm=..., "
-            "allreduce=trtllm (FlashInfer's), quant=fused.",
-        ),
-    ] = None,
-    tables: Annotated[
-        Path | None,
-        typer.Option(help="Folder of kernel tables; by default that of aiconfigurator-core."),
-    ] = None,
-    tables_of: Annotated[
-        str | None,
-        typer.Option(help="Another GPU, whose tables to carry over: h100 for an h100-nvl."),
-    ] = None,
-    reserved_gib: Annotated[
-        float, typer.Option(min=0, help="Activations and CUDA graphs; by default of an 8B model.")
-    ] = 1.15,
-    context: Annotated[
-        int, typer.Option(min=0, help="Tokens of context per sequence, in the table.")
-    ] = 1024,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the profile here, not to standard output.")
-    ] = None,
+    model: MadeModel,
+    gpu: str = Option(..., help="A name in profiles/, h200, or a YAML file like those."),
+    tp: Replica = 1,
+    dp: int = Option(1, "--dp", min=1, help="Data-parallel ranks that share the experts."),
+    ep: bool = Option(False, "--ep", help="Each GPU holds some experts whole, not a slice of all."),
+    dtype: str = Option(
+        "bfloat16", help="Of weights: bfloat16, fp8, fp8_block, nvfp4, int4 or mxfp4."
+    ),
+    kv_dtype: str = Option("bfloat16", help="Of the KV cache: bfloat16 or fp8."),
+    draft: Drafts = None,
+    engine: str = Option("vllm", help="Whose kernels: vllm, sglang, trtllm."),
+    kernel: list[str] | None = Option(
+        None,
+        metavar="FAMILY=NAME",
+        help="The kernel that the server logged: attention=fa2, moe=marlin, gemm=..., "
+        "allreduce=trtllm (FlashInfer's), quant=fused.",
+    ),
+    tables: Path | None = Option(
+        None, help="Folder of kernel tables; by default that of aiconfigurator-core."
+    ),
+    tables_of: str | None = Option(
+        None, help="Another GPU, whose tables to carry over: h100 for an h100-nvl."
+    ),
+    reserved_gib: Reserved = 1.15,
+    context: Context = 1024,
+    out: MadeProfile = None,
 ) -> None:
     """Compose a profile of a model on a GPU from kernels that were measured on it.
 
@@ -286,8 +267,6 @@ def build(
     that fit (at vLLM's default gpu_memory_utilization), and step times. Needs the extra `tables`,
     or a folder of that layout. Time on the host is not in the tables: fit it to runs.
     """
-    import yaml
-
     from specsim.profile.from_roofline import parse_pairs
     from specsim.profile.from_tables import TableProfile
     from specsim.profile.table_options import TableOptions
@@ -296,7 +275,7 @@ def build(
     options = TableOptions(
         model=model,
         gpu=gpu,
-        drafts=parse_pairs("--draft", "METHOD=MODEL, such as eagle3=my-head.json", draft or []),
+        drafts=_drafts(draft),
         tensor_parallel_size=tp,
         data_parallel_size=dp,
         enable_expert_parallel=ep,
@@ -310,47 +289,27 @@ def build(
     )
     with output_file(out) as file:
         made = TableProfile.of(options)
-        text = yaml.safe_dump(
-            made.fields, sort_keys=False, width=100, allow_unicode=True, default_flow_style=None
-        )
+        text = as_yaml(made.fields, default_flow_style=None)
         if file is not None:
             file.write_text(text, encoding="utf-8")
-    show(built_table(made, context), to_stderr=out is None)
-    typer.echo(text if out is None else f"profile: {out}", nl=out is not None)
+    _conclude(out, text, built_table(made, context))
 
 
 @profile_app.command()
 def roofline(
-    model: Annotated[
-        str,
-        typer.Option(help="A name in profiles/, or a HuggingFace config.json.", show_default=False),
-    ],
-    gpu: Annotated[
-        str,
-        typer.Option(
-            help="A name in profiles/, h100, or a YAML file like those.", show_default=False
-        ),
-    ],
-    tp: Annotated[int, typer.Option("--tp", min=1, help="GPUs of each replica.")] = 1,
-    draft: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METHOD=MODEL", help="A drafter: eagle3=eagle3-llama-3.1-8b."),
-    ] = None,
-    compute_efficiency: Annotated[
-        float, typer.Option(help="Share of the peak FLOP/s that is reached, up to 1.")
-    ] = 0.7,
-    memory_efficiency: Annotated[
-        float, typer.Option(help="Share of the memory's bandwidth that is reached, up to 1.")
-    ] = 0.8,
-    reserved_gib: Annotated[
-        float, typer.Option(min=0, help="Activations and CUDA graphs; by default of an 8B model.")
-    ] = 1.15,
-    context: Annotated[
-        int, typer.Option(min=0, help="Tokens of context per sequence, in the table.")
-    ] = 1024,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the profile here, not to standard output.")
-    ] = None,
+    model: MadeModel,
+    gpu: str = Option(..., help="A name in profiles/, h100, or a YAML file like those."),
+    tp: Replica = 1,
+    draft: Drafts = None,
+    compute_efficiency: float = Option(
+        0.7, help="Share of the peak FLOP/s that is reached, up to 1."
+    ),
+    memory_efficiency: float = Option(
+        0.8, help="Share of the memory's bandwidth that is reached, up to 1."
+    ),
+    reserved_gib: Reserved = 1.15,
+    context: Context = 1024,
+    out: MadeProfile = None,
 ) -> None:
     """Make a profile of a model on a GPU from their data sheets, without a measurement.
 
@@ -360,15 +319,13 @@ def roofline(
     the roofline at batch 1 and in long prefills, but not in between, where speculation lives: the
     estimate is a lower bound there (profiles/README.md).
     """
-    import yaml
-
-    from specsim.profile.from_roofline import RooflineOptions, RooflineProfile, parse_pairs
+    from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
     from specsim.show.render.profiles import roofline_table
 
     options = RooflineOptions(
         model=model,
         gpu=gpu,
-        drafts=parse_pairs("--draft", "METHOD=MODEL, such as eagle3=my-head.json", draft or []),
+        drafts=_drafts(draft),
         tensor_parallel_size=tp,
         compute_efficiency=compute_efficiency,
         memory_efficiency=memory_efficiency,
@@ -376,8 +333,7 @@ def roofline(
     )
     with output_file(out) as file:
         made = RooflineProfile.of(options)
-        text = yaml.safe_dump(made.fields, sort_keys=False, width=100, allow_unicode=True)
+        text = as_yaml(made.fields)
         if file is not None:
             file.write_text(text, encoding="utf-8")
-    show(roofline_table(made, context), to_stderr=out is None)
-    typer.echo(text if out is None else f"profile: {out}", nl=out is not None)
+    _conclude(out, text, roofline_table(made, context))

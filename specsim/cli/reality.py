@@ -3,9 +3,10 @@
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from typer import Argument, Option
 
 from specsim.cli.options import (
     ALL_CORES,
@@ -39,37 +40,26 @@ class Speed(StrEnum):
 
 
 def observe(
-    url: Annotated[
-        str, typer.Option(help="Of the server, such as http://127.0.0.1:8000.", show_default=False)
-    ],
-    workload: Annotated[
-        Path,
-        typer.Option(
-            help="YAML with a workload and, optionally, engine and seed; or an experiment.",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the run; new.", show_default=False)],
-    model: Annotated[
-        str | None, typer.Option(help="By default the only one that the server has.")
-    ] = None,
+    url: str = Option(..., help="Of the server, such as http://127.0.0.1:8000."),
+    workload: Path = Option(
+        ..., help="YAML with a workload and, optionally, engine and seed; or an experiment."
+    ),
+    out: Path = Option(..., help="Folder for the run; new."),
+    model: str | None = Option(None, help="By default the only one that the server has."),
     overrides: Overrides = None,
     seed: Seed = None,
-    ids: Annotated[
-        str,
-        typer.Option(
-            metavar="LOW:HIGH",
-            help="Range of random token ids, HIGH excluded; keep it inside the vocabulary.",
-        ),
-    ] = "1000:30000",
-    body: Annotated[
-        str | None,
-        typer.Option(metavar="JSON", help='More fields of each request: {"temperature": 0}.'),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds of silence after which an answer has failed.")
-    ] = 600.0,
-    warm_up: Annotated[int, typer.Option(min=0, help="Requests before the run.")] = 1,
+    ids: str = Option(
+        "1000:30000",
+        metavar="LOW:HIGH",
+        help="Range of random token ids, HIGH excluded; keep it inside the vocabulary.",
+    ),
+    body: str | None = Option(
+        None, metavar="JSON", help='More fields of each request: {"temperature": 0}.'
+    ),
+    timeout: float = Option(
+        600.0, min=0.1, help="Seconds of silence after which an answer has failed."
+    ),
+    warm_up: int = Option(1, min=0, help="Requests before the run."),
 ) -> None:
     """Send a workload to a running server and record what comes back.
 
@@ -123,71 +113,52 @@ def _body(text: str | None) -> dict[str, Any]:
 
 
 def validate(
-    run: Annotated[
-        list[Path],
-        typer.Argument(
-            help="A folder with requests.jsonl and meta.json of a measured run; or tables, CSV, "
-            "with a row per run, or JSON of `vllm bench serve --save-result`."
-        ),
-    ],
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            help="Name or path; by default composed from the kernel tables in profile/ of a folder."
-        ),
-    ] = None,
-    num_gpu_blocks: Annotated[
-        int | None, typer.Option(min=2, help="KV blocks, in place of what meta.json says.")
-    ] = None,
-    tokens: Annotated[
-        Path | None,
-        typer.Option(help="Token ids, for prefix hits; by default what meta.json names."),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Name or config.json, in place of what meta.json says.")
-    ] = None,
-    rows: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN=VALUE",
-            help="Of a table, only these rows; several of one column: any of them.",
-        ),
-    ] = None,
-    cells: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="COLUMN=VALUE", help="What empty cells of a table hold."),
-    ] = None,
-    requests: Annotated[
-        Path | None,
-        typer.Option(help="Lengths of single requests: run_id, request_index, input_len, ..."),
-    ] = None,
-    acceptance_spread: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            help="Concentration of acceptance between requests (Beta distribution); inf: all "
-            "alike. By default 30, or the row's column acceptance_spread.",
-        ),
-    ] = None,
-    skip_incomplete: Annotated[
-        bool, typer.Option("--skip-incomplete", help="Leave rows out that say too little.")
-    ] = False,
-    speed: Annotated[
-        Speed | None,
-        typer.Option(
-            help="What speed-ups are of; by default output_tok_s, at a request rate e2e_mean_ms."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of a table's arrivals and acceptance.")] = 0,
+    run: list[Path] = Argument(
+        ...,
+        help="A folder with requests.jsonl and meta.json of a measured run; or tables, CSV, "
+        "with a row per run, or JSON of `vllm bench serve --save-result`.",
+    ),
+    profile: str | None = Option(
+        None,
+        help="Name or path; by default composed from the kernel tables in profile/ of a folder.",
+    ),
+    num_gpu_blocks: int | None = Option(
+        None, min=2, help="KV blocks, in place of what meta.json says."
+    ),
+    tokens: Path | None = Option(
+        None, help="Token ids, for prefix hits; by default what meta.json names."
+    ),
+    model: str | None = Option(None, help="Name or config.json, in place of what meta.json says."),
+    rows: list[str] | None = Option(
+        None,
+        metavar="COLUMN=VALUE",
+        help="Of a table, only these rows; several of one column: any of them.",
+    ),
+    cells: list[str] | None = Option(
+        None, "--set", metavar="COLUMN=VALUE", help="What empty cells of a table hold."
+    ),
+    requests: Path | None = Option(
+        None, help="Lengths of single requests: run_id, request_index, input_len, ..."
+    ),
+    acceptance_spread: float | None = Option(
+        None,
+        min=0.1,
+        help="Concentration of acceptance between requests (Beta distribution); inf: all "
+        "alike. By default 30, or the row's column acceptance_spread.",
+    ),
+    skip_incomplete: bool = Option(
+        False, "--skip-incomplete", help="Leave rows out that say too little."
+    ),
+    speed: Speed | None = Option(
+        None, help="What speed-ups are of; by default output_tok_s, at a request rate e2e_mean_ms."
+    ),
+    seed: int = Option(0, min=0, help="Of a table's arrivals and acceptance."),
     workers: Workers = ALL_CORES,
-    predictions: Annotated[
-        Path | None,
-        typer.Option(help="Write measured and predicted values of a table's rows here, as CSV."),
-    ] = None,
+    predictions: Path | None = Option(
+        None, help="Write measured and predicted values of a table's rows here, as CSV."
+    ),
     out: Out = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers here, as JSON.")
-    ] = None,
+    json_out: Path | None = Option(None, "--json", help="Write the numbers here, as JSON."),
 ) -> None:
     """Replay measured runs and print measured against simulated.
 
@@ -227,7 +198,7 @@ def validate(
         replaced = {"num_gpu_blocks": num_gpu_blocks, "tokens": tokens, "model": model}
         _validate_folder(run[0], {"profile": profile, **replaced}, out, json_out)
         return
-    from specsim.cli.table_validation import validate_tables
+    from specsim.cli.measured_tables import validate_tables
 
     validate_tables(
         run,
@@ -290,12 +261,11 @@ def _validate_folder(
 
 
 def parity(
-    scenario: Annotated[Path, typer.Argument(help="A recorded scenario, JSON.")],
-    log: Annotated[
-        Path | None,
-        typer.Option(help="Its log; by default NAME.log.json beside NAME.scenario.json."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write our own log here.")] = None,
+    scenario: Path = Argument(..., help="A recorded scenario, JSON."),
+    log: Path | None = Option(
+        None, help="Its log; by default NAME.log.json beside NAME.scenario.json."
+    ),
+    out: Path | None = Option(None, help="Write our own log here."),
 ) -> None:
     """Replay a schedule of the real vLLM scheduler and compare every field of every step.
 
@@ -334,26 +304,19 @@ def _group() -> None:
 
 @acceptance_app.command()
 def fit(
-    file: Annotated[Path, typer.Argument(help="A token trace with recorded acceptance.")],
-    proposer: Annotated[str, typer.Option(help="Such as eagle, for the column acc_eagle.")],
-    k: Annotated[int, typer.Option(min=1, help="Draft length of the replay.")] = 5,
-    max_output_len: Annotated[
-        int, typer.Option(min=2, help="Leave longer outputs out: they are endless loops.")
-    ] = 1500,
-    split_seed: Annotated[int, typer.Option(min=0, help="Of the division into halves.")] = 0,
-    kind: Annotated[
-        str | None, typer.Option(help="Choose this model; by default the closest.")
-    ] = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", help="Write everything here, as JSON.")
-    ] = None,
-    preset: Annotated[
-        Path | None,
-        typer.Option(help="Write the chosen model here, as YAML that ships in profiles/."),
-    ] = None,
-    source: Annotated[
-        str, typer.Option(help="Where the trace comes from, for --preset.")
-    ] = "not given",
+    file: Path = Argument(..., help="A token trace with recorded acceptance."),
+    proposer: str = Option(..., help="Such as eagle, for the column acc_eagle."),
+    k: int = Option(5, min=1, help="Draft length of the replay."),
+    max_output_len: int = Option(
+        1500, min=2, help="Leave longer outputs out: they are endless loops."
+    ),
+    split_seed: int = Option(0, min=0, help="Of the division into halves."),
+    kind: str | None = Option(None, help="Choose this model; by default the closest."),
+    json_out: Path | None = Option(None, "--json", help="Write everything here, as JSON."),
+    preset: Path | None = Option(
+        None, help="Write the chosen model here, as YAML that ships in profiles/."
+    ),
+    source: str = Option("not given", help="Where the trace comes from, for --preset."),
 ) -> None:
     """Fit every acceptance model to one half of the requests and measure it on the other.
 

@@ -1,12 +1,13 @@
-"""The command that answers requests: ``serve``."""
+"""Commands that go on until Ctrl-C: ``serve`` and ``ui``."""
 
+import webbrowser
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from specsim.cli.options import Config, Overrides, Seed, all_overrides, need, warn
+from specsim.cli.options import Config, Overrides, Seed, load_experiment, need, spinner, warn
 
 
 class Ports(StrEnum):
@@ -18,44 +19,26 @@ class Ports(StrEnum):
 
 def serve(
     config: Config,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    speed: Annotated[
-        float, typer.Option(min=1e-3, max=1e4, help="How many times as fast time runs.")
-    ] = 1.0,
+    port: int = Option(8000, min=0, max=65535, help="0 for any that is free."),
+    host: str = Option("127.0.0.1", help="Address to listen at."),
+    speed: float = Option(1.0, min=1e-3, max=1e4, help="How many times as fast time runs."),
     overrides: Overrides = None,
     seed: Seed = None,
-    ports: Annotated[
-        Ports, typer.Option(help="One port and the router, or a port for each replica.")
-    ] = Ports.ONE,
-    log: Annotated[
-        Path | None, typer.Option(help="Folder for a measured run; new.", show_default=False)
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="The model's tokenizer.json; else a token is 4 bytes."),
-    ] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="By default that of the profile.", show_default=False)
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="SPECSIM_API_KEY", help="What clients have to send.", show_default=False
-        ),
-    ] = None,
-    max_requests: Annotated[int, typer.Option(min=1, help="Unfinished at once.")] = 4096,
-    max_connections: Annotated[int, typer.Option(min=1, help="Open at once.")] = 2048,
-    max_body_mib: Annotated[int, typer.Option(min=1, help="Longest request body.")] = 16,
-    request_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds for a request's head, and for its body.")
-    ] = 30.0,
-    fault_rate: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of requests that get a 500 or 503.")
-    ] = 0.0,
-    grace: Annotated[
-        float, typer.Option(min=0, help="Seconds for unfinished requests at the end.")
-    ] = 30.0,
+    ports: Ports = Option(Ports.ONE, help="One port and the router, or a port for each replica."),
+    log: Path | None = Option(None, help="Folder for a measured run; new."),
+    tokenizer: Path | None = Option(
+        None, help="The model's tokenizer.json; else a token is 4 bytes."
+    ),
+    served_model_name: str | None = Option(None, help="By default that of the profile."),
+    api_key: str | None = Option(None, envvar="SPECSIM_API_KEY", help="What clients have to send."),
+    max_requests: int = Option(4096, min=1, help="Unfinished at once."),
+    max_connections: int = Option(2048, min=1, help="Open at once."),
+    max_body_mib: int = Option(16, min=1, help="Longest request body."),
+    request_timeout: float = Option(
+        30.0, min=0.1, help="Seconds for a request's head, and for its body."
+    ),
+    fault_rate: float = Option(0.0, min=0, max=1, help="Share of requests that get a 500 or 503."),
+    grace: float = Option(30.0, min=0, help="Seconds for unfinished requests at the end."),
 ) -> None:
     """Answer OpenAI's API as the experiment's deployment would, without a GPU.
 
@@ -64,7 +47,6 @@ def serve(
     by themselves have the lengths of the workload. Ctrl-C or SIGTERM ends it.
     """
     need("aiohttp", "serve")
-    from specsim.run.experiment import Experiment
     from specsim.serve import ServeOptions
     from specsim.serve import serve as run
 
@@ -84,7 +66,39 @@ def serve(
         fault_rate=fault_rate,
         grace=grace,
     )
-    experiment = Experiment.load(config, all_overrides(overrides, seed))
+    experiment = load_experiment(config, overrides, seed)
     if cut := run(experiment, options, typer.echo):
         warn([f"{cut} requests were cut off after {grace:g} s"])
     typer.echo("serve: ended")
+
+
+def ui(
+    config: Path | None = Argument(
+        None, help="The experiment, a YAML file; by default an example on one H100."
+    ),
+    overrides: Overrides = None,
+    seed: Seed = None,
+    port: int = Option(8437, min=0, max=65535, help="0 for any that is free."),
+    no_browser: bool = Option(False, "--no-browser", help="Print the address, and open nothing."),
+) -> None:
+    """Move load, lengths, acceptance, GPU, policy and SLO, and see what comes of it at once.
+
+    A page on this machine, for this machine alone, with nothing from the network. Each move
+    simulates 1,000 requests, with the policy and without speculation. Ctrl-C ends it.
+
+    Examples: specsim ui; specsim ui experiment.yaml --port 0
+    """
+    from specsim.show import ui as page
+
+    config = config or Path(page.__file__).with_name("example.yaml")
+    playground = page.Playground(load_experiment(config, overrides, seed))
+    with page.listen(playground, port) as server:
+        with spinner("simulating for the first time"):
+            server.answer(page.Moved())
+        try:
+            typer.echo(f"ui: {server.url} (Ctrl-C ends it)")
+            if not no_browser:
+                webbrowser.open(server.url)
+            server.serve_forever()
+        except KeyboardInterrupt:
+            typer.echo("ui: ended")

@@ -1,12 +1,14 @@
-"""Commands that simulate: ``run``, ``compare`` and ``sweep``."""
+"""Commands that simulate: ``run``, ``compare``, ``sweep`` and ``policy check``."""
 
 import json
 import os
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 from specsim.cli.options import (
@@ -18,6 +20,7 @@ from specsim.cli.options import (
     Workers,
     all_overrides,
     can_draw,
+    load_experiment,
     progress,
     results_folder,
     show,
@@ -68,27 +71,21 @@ RayAddress = Annotated[
 
 def run(
     config: Config,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POLICY",
-            help="Replace the policy, in short form: off, static:k=3, my_file:MyPolicy.",
-            show_default=False,
-        ),
-    ] = None,
+    policy: str | None = Option(
+        None,
+        metavar="POLICY",
+        help="Replace the policy, in short form: off, static:k=3, my_file:MyPolicy.",
+    ),
     overrides: Overrides = None,
     seed: Seed = None,
     out: Out = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check every invariant after every step (slow).")
-    ] = False,
-    no_steps: Annotated[
-        bool, typer.Option("--no-steps", help="Write no steps.parquet, which long runs make large.")
-    ] = False,
-    no_details: Annotated[
-        bool,
-        typer.Option("--no-details", help="Leave vLLM's lists per request out of summary.json."),
-    ] = False,
+    check: bool = Option(False, "--check", help="Check every invariant after every step (slow)."),
+    no_steps: bool = Option(
+        False, "--no-steps", help="Write no steps.parquet, which long runs make large."
+    ),
+    no_details: bool = Option(
+        False, "--no-details", help="Leave vLLM's lists per request out of summary.json."
+    ),
     workers: WorkersOf = None,
     backend: WhereToRun = Where.LOCAL,
     ray_address: RayAddress = None,
@@ -149,18 +146,16 @@ def run(
 
 def compare(
     config: Config,
-    policies: Annotated[
-        list[str],
-        typer.Option(
-            metavar="POLICY...",
-            help="Policies in short form, off static:k=1 static:k=3; off is always included.",
-        ),
-    ],
+    policies: list[str] = Option(
+        ...,
+        metavar="POLICY...",
+        help="Policies in short form, off static:k=1 static:k=3; off is always included.",
+    ),
     overrides: Overrides = None,
     seed: Seed = None,
-    replications: Annotated[
-        int, typer.Option(min=1, help="Runs per policy; two or more give confidence intervals.")
-    ] = 3,
+    replications: int = Option(
+        3, min=1, help="Runs per policy; two or more give confidence intervals."
+    ),
     workers: Workers = ALL_CORES,
     out: Out = None,
 ) -> None:
@@ -174,12 +169,11 @@ def compare(
     from specsim.core.processes import warm_up
 
     warm_up(workers)
-    from specsim.run.experiment import Experiment
     from specsim.show.render.runs import comparison_table
     from specsim.study.compare import compare as run_comparison
     from specsim.study.compare import folder_name, parse_policies
 
-    experiment = Experiment.load(config, all_overrides(overrides, seed))
+    experiment = load_experiment(config, overrides, seed)
     chosen = parse_policies(policies)
     draws = out is not None and can_draw("plot.png")
     written = ("comparison.json", "plot.png", *map(folder_name, chosen))
@@ -209,25 +203,20 @@ def compare(
 
 
 def sweep(
-    config: Annotated[Path, typer.Argument(help="The sweep, a YAML file.", show_default=False)],
+    config: Path = Argument(..., help="The sweep, a YAML file."),
     overrides: Overrides = None,
     seed: Seed = None,
     workers: WorkersOf = None,
     backend: WhereToRun = Where.LOCAL,
     ray_address: RayAddress = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the sweep that the folder holds.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the results; by default results/NAME.", show_default=False),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the points, about how long, what is wrong.")
-    ] = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Run the others if some points cannot be run.")
-    ] = False,
+    resume: bool = Option(False, "--resume", help="Go on with the sweep that the folder holds."),
+    out: Path | None = Option(None, help="Folder for the results; by default results/NAME."),
+    dry_run: bool = Option(
+        False, "--dry-run", help="Show the points, about how long, what is wrong."
+    ),
+    keep_going: bool = Option(
+        False, "--keep-going", help="Run the others if some points cannot be run."
+    ),
 ) -> None:
     """Run an experiment along several axes.
 
@@ -307,3 +296,54 @@ def _backend(workers: int | None, where: Where, ray_address: str | None) -> "Bac
     except ImportError as error:
         raise ConfigError("--backend ray needs Ray; pip install 'llm-specsim[cluster]'") from error
     return RayCluster(workers, ray_address)
+
+
+policy_app = typer.Typer(help="Try out policies of one's own.", no_args_is_help=True)
+
+
+@policy_app.command()
+def check(
+    policy: str = Argument(
+        ...,
+        metavar="POLICY",
+        help="my.py:MyPolicy, a name from `specsim list policies`, or either with fields: "
+        "my.py:MyPolicy:k=3.",
+    ),
+) -> None:
+    """Run a policy through a hundred small worlds and tell what it breaks.
+
+    Steps of prefills alone, no memory, long prompts, asynchronous and synchronous scheduling,
+    prefill first, sessions, pools, failures: every answer of the policy is checked, every invariant
+    of the engine, and that two runs with one seed agree. The exit code is 0 if all holds, else 1.
+    """
+    from specsim.core.blame import blamed
+    from specsim.policies import POLICIES
+    from specsim.study.policy_check import check_policy
+
+    config = _importable(policy)
+    with blamed():
+        parsed = POLICIES.parse(config)
+    with progress("worlds", None) as on_progress:
+        found = check_policy(parsed, config, on_progress)
+    for problem, worlds in found.broken.items():
+        more = f" and {len(worlds) - 1} more worlds" if len(worlds) > 1 else ""
+        typer.echo(f"{problem} [in: {worlds[0]}{more}]")
+    if found.broken:
+        broken = f"{found.num_broken} of {found.num_worlds} worlds"
+        typer.echo(f"{found.policy}: broken in {broken}, see above", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"{found.policy} holds: {found.num_worlds} worlds, {found.seconds:.0f} s")
+
+
+def _importable(policy: str) -> str:
+    """Return the short form of a policy, whose file may be given by its path."""
+    file, is_path, rest = policy.partition(".py:")
+    if not is_path:
+        return policy
+    path = Path(f"{file}.py")
+    if not path.is_file():
+        raise ConfigError(f"{policy}: there is no file {path}")
+    if not path.stem.isidentifier():
+        raise ConfigError(f"{path}: is no name of a module; rename it to letters, digits and _")
+    sys.path.insert(0, str(path.resolve().parent))
+    return f"{path.stem}:{rest}"

@@ -1,12 +1,13 @@
-"""Commands that run an experiment many times: ``capacity``, ``tune`` and ``gate``."""
+"""Commands that run an experiment many times: ``capacity``, ``tune``, ``gate`` and ``split``."""
 
 import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer import Argument, Option
 
 from specsim.cli.options import (
     ALL_CORES,
@@ -15,8 +16,8 @@ from specsim.cli.options import (
     Overrides,
     Seed,
     Workers,
-    all_overrides,
     can_draw,
+    load_experiment,
     output_file,
     progress,
     results_folder,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from specsim.study.gate import GateResults, Suite
     from specsim.study.gate.verdict import GateFailure, GateVerdict
 
+
 _MAX_REQUESTS = 64_000
 
 
@@ -43,59 +45,45 @@ class Drive(StrEnum):
 
 def capacity(
     config: Config,
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METRIC:MS,...",
-            help="Limits in ms, ttft:500,tpot:50,e2el:10000; by default the experiment's slo.",
-        ),
-    ] = None,
-    attainment: Annotated[
-        float, typer.Option(help="Share of the requests that must keep all limits.")
-    ] = 0.99,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GPU,...",
-            help="GPUs or profiles to compare, h100,l40s; by default the experiment's profile.",
-        ),
-    ] = None,
-    policies: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="POLICY...", help="In short form, off static:k=3; by default the experiment's."
-        ),
-    ] = None,
-    drive: Annotated[
-        Drive, typer.Option(help="Vary the arrival rate, or the number of clients that wait.")
-    ] = Drive.RATE,
-    qps: Annotated[
-        float | None, typer.Option(help="Requests/s of the whole service, to count replicas for.")
-    ] = None,
-    prices: Annotated[
-        Path | None,
-        typer.Option(
-            help="Price per GPU and hour, YAML; by default dated examples of list prices."
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float, typer.Option(help="Stop when the capacity is known to this share.")
-    ] = 0.02,
+    slo: str | None = Option(
+        None,
+        metavar="METRIC:MS,...",
+        help="Limits in ms, ttft:500,tpot:50,e2el:10000; by default the experiment's slo.",
+    ),
+    attainment: float = Option(0.99, help="Share of the requests that must keep all limits."),
+    gpus: str | None = Option(
+        None,
+        metavar="GPU,...",
+        help="GPUs or profiles to compare, h100,l40s; by default the experiment's profile.",
+    ),
+    policies: list[str] | None = Option(
+        None,
+        metavar="POLICY...",
+        help="In short form, off static:k=3; by default the experiment's.",
+    ),
+    drive: Drive = Option(
+        Drive.RATE, help="Vary the arrival rate, or the number of clients that wait."
+    ),
+    qps: float | None = Option(
+        None, help="Requests/s of the whole service, to count replicas for."
+    ),
+    prices: Path | None = Option(
+        None, help="Price per GPU and hour, YAML; by default dated examples of list prices."
+    ),
+    tolerance: float = Option(0.02, help="Stop when the capacity is known to this share."),
     overrides: Overrides = None,
     seed: Seed = None,
-    replications: Annotated[int, typer.Option(min=1, help="Runs of each load.")] = 5,
-    num_requests: Annotated[
-        int | None,
-        typer.Option(
-            min=50,
-            max=100_000_000,
-            help="Requests per run, fixed, as for CI; by default runs grow until the answer stops "
-            "moving, from 2,000 or the experiment's num_requests if that is more.",
-        ),
-    ] = None,
-    max_requests: Annotated[
-        int, typer.Option(min=50, max=100_000_000, help="So far runs may grow.")
-    ] = _MAX_REQUESTS,
+    replications: int = Option(5, min=1, help="Runs of each load."),
+    num_requests: int | None = Option(
+        None,
+        min=50,
+        max=100_000_000,
+        help="Requests per run, fixed, as for CI; by default runs grow until the answer stops "
+        "moving, from 2,000 or the experiment's num_requests if that is more.",
+    ),
+    max_requests: int = Option(
+        _MAX_REQUESTS, min=50, max=100_000_000, help="So far runs may grow."
+    ),
     workers: Workers = ALL_CORES,
     out: Out = None,
 ) -> None:
@@ -109,11 +97,10 @@ def capacity(
     from specsim.core.processes import warm_up
 
     warm_up(workers)
-    from specsim.run.experiment import Experiment
     from specsim.show.render.capacity import capacity_tables, capacity_verdict
     from specsim.study.calls import capacity as ask
 
-    experiment = Experiment.load(config, all_overrides(overrides, seed))
+    experiment = load_experiment(config, overrides, seed)
     with results_folder(out, ("capacity.json", "capacity.parquet")) as folder:
         with progress("simulations", None) as on_progress:
             found = ask(
@@ -154,18 +141,14 @@ def tune(
     config: Config,
     overrides: Overrides = None,
     seed: Seed = None,
-    max_k: Annotated[
-        int | None,
-        typer.Option("--max-k", min=1, help="Largest k to try; by default num_speculative_tokens."),
-    ] = None,
-    replications: Annotated[
-        int, typer.Option(min=2, help="Runs of each kind; more give narrower intervals.")
-    ] = 5,
+    max_k: int | None = Option(
+        None, "--max-k", min=1, help="Largest k to try; by default num_speculative_tokens."
+    ),
+    replications: int = Option(5, min=2, help="Runs of each kind; more give narrower intervals."),
     workers: Workers = ALL_CORES,
-    emit: Annotated[
-        Emit | None,
-        typer.Option(help="Print only what to use, for --speculative-config; tables go to stderr."),
-    ] = None,
+    emit: Emit | None = Option(
+        None, help="Print only what to use, for --speculative-config; tables go to stderr."
+    ),
     out: Out = None,
 ) -> None:
     """Find the best k per batch size and the load up to which each k pays, with intervals.
@@ -180,11 +163,10 @@ def tune(
     from specsim.core.processes import warm_up
 
     warm_up(workers)
-    from specsim.run.experiment import Experiment
     from specsim.show.render.studies import tuning_tables, tuning_verdict
     from specsim.study.tune import tune as run_tuning
 
-    experiment = Experiment.load(config, all_overrides(overrides, seed))
+    experiment = load_experiment(config, overrides, seed)
     draws = out is not None and can_draw("plot.png")
     with results_folder(out, ("tune.json", "plot.png")) as folder:
         with progress("simulations", None) as on_progress:
@@ -218,35 +200,23 @@ def tune(
 
 
 def gate(
-    baseline: Annotated[Path, typer.Argument(metavar="BASELINE.json", show_default=False)],
-    current: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CURRENT",
-            help="A suite or an experiment to be run, YAML, or the results of one, JSON.",
-            show_default=False,
-        ),
-    ],
+    baseline: Path = Argument(..., metavar="BASELINE.json"),
+    current: Path = Argument(
+        ...,
+        metavar="CURRENT",
+        help="A suite or an experiment to be run, YAML, or the results of one, JSON.",
+    ),
     overrides: Overrides = None,
-    update: Annotated[
-        bool, typer.Option("--update", help="Run CURRENT and write BASELINE.json.")
-    ] = False,
-    date: Annotated[
-        str | None, typer.Option(metavar="YYYY-MM-DD", help="Kept in the file, with --update.")
-    ] = None,
-    tolerance: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METRIC=SHARE", help="In place of the suite's: mean_e2el_ms=2%."),
-    ] = None,
-    json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the verdicts as JSON.")
-    ] = None,
-    junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the verdicts as JUnit XML.")
-    ] = None,
-    github: Annotated[
-        bool, typer.Option("--github", help="Print annotations for GitHub Actions.")
-    ] = False,
+    update: bool = Option(False, "--update", help="Run CURRENT and write BASELINE.json."),
+    date: str | None = Option(None, metavar="YYYY-MM-DD", help="Kept in the file, with --update."),
+    tolerance: list[str] | None = Option(
+        None, metavar="METRIC=SHARE", help="In place of the suite's: mean_e2el_ms=2%."
+    ),
+    json_out: Path | None = Option(
+        None, "--json", metavar="FILE", help="Write the verdicts as JSON."
+    ),
+    junit: Path | None = Option(None, metavar="FILE", help="Write the verdicts as JUnit XML."),
+    github: bool = Option(False, "--github", help="Print annotations for GitHub Actions."),
     workers: Workers = ALL_CORES,
 ) -> None:
     """Compare a revision with a baseline, scenario by scenario; exit with 1 if it is worse.
@@ -352,3 +322,83 @@ def _write_baseline(
     typer.echo(
         f"baseline: {path} (scenarios: {len(suite.scenarios)}, seeds: {suite.replications} each)"
     )
+
+
+def split(
+    config: Config,
+    gpus: int = Option(..., min=1, max=4096, help="GPUs to share out."),
+    rates: str | None = Option(
+        None, metavar="R,...", help="Requests/s, 4,8,16; by default the experiment's."
+    ),
+    tp: str | None = Option(
+        None, metavar="N,...", help="Tensor parallelism of a replica, 1,2,4; looked for."
+    ),
+    policies: list[str] | None = Option(
+        None, metavar="POLICY...", help="In short form, off static:k=3; looked for."
+    ),
+    whole: int = Option(8, min=1, help="With --tp or --policies: splits simulated whole."),
+    overrides: Overrides = None,
+    seed: Seed = None,
+    replications: int = Option(1, min=1, help="Runs of each."),
+    workers: Workers = ALL_CORES,
+    out: Out = None,
+) -> None:
+    """Compare replicas that do both with every split of the GPUs into prefill and decode.
+
+    All of them meet the same requests on the same luck. The best of each load comes first: the one
+    with the highest SLO attainment, or of the lowest mean latency where the experiment has no slo.
+    Profiles, engines and links of the pools are those of the experiment's pools, if it has them.
+    With --tp or --policies every pair of pools in these sizes is looked at, each pool simulated by
+    itself, and the most promising ones are simulated whole. With --out the folder gets split.json.
+    """
+    from specsim.core.processes import warm_up
+
+    warm_up(workers)
+    from specsim.show.render.capacity import search_lines, split_table
+    from specsim.study.compare import chosen_policies
+    from specsim.study.split import compare_splits
+    from specsim.study.split_search import search_splits
+
+    experiment, search = load_experiment(config, overrides, seed), None
+    how: dict[str, Any] = {
+        "rates": _rates(rates), "replications": replications, "workers": workers,
+    }  # fmt: skip
+    with results_folder(out, ("split.json",)) as folder:
+        with progress("simulations", None) as on_progress:
+            how["on_progress"] = on_progress
+            if tp is None and policies is None:
+                found = compare_splits(experiment, gpus, **how)
+            else:
+                chosen = chosen_policies(policies, experiment.effective_policy)
+                found, search = search_splits(
+                    experiment, gpus, sizes=_sizes(tp), policies=chosen, most=whole, **how
+                )
+        if folder is not None:
+            found.save(folder, **({} if search is None else {"search": search.to_dict()}))
+    show(split_table(found, config.name))
+    for line in search_lines(search) if search is not None else ():
+        typer.echo(line)
+    if out is not None:
+        typer.echo(f"results: {out} (split.json)")
+
+
+def _sizes(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    parts = text.split(",")
+    sizes = [int(part) if part.isdigit() and len(part) < 4 else 0 for part in parts]
+    if not all(sizes):
+        raise ConfigError(f"--tp {text:.80}: should be whole numbers from 1 to 999, such as 1,2,4")
+    return sorted(set(sizes))
+
+
+def _rates(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        rates = [0.0]
+    if not all(0 < rate < float("inf") for rate in rates):
+        raise ConfigError(f"--rates {text:.80}: should be numbers above 0, such as 4,8,16")
+    return rates

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from specsim.cli.options import output_file, progress, show, spinner, warn, write_json
 from specsim.core.errors import ConfigError
@@ -22,7 +23,7 @@ TraceFile = Annotated[Path, typer.Argument(help="A workload of any known format.
 @trace_app.command()
 def describe(
     file: TraceFile,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+    as_json: bool = Option(False, "--json", help="Print JSON, not a table."),
 ) -> None:
     """Print counts, rates, burstiness, length quantiles and the share of reused prefix."""
     from dataclasses import asdict
@@ -42,7 +43,7 @@ def describe(
 @trace_app.command()
 def convert(
     file: TraceFile,
-    out: Annotated[Path, typer.Argument(help="Ends in .parquet, .jsonl or .jsonl.gz.")],
+    out: Path = Argument(..., help="Ends in .parquet, .jsonl or .jsonl.gz."),
 ) -> None:
     """Write a workload of any known format in specsim's own."""
     from specsim.workload.readers import read_trace
@@ -57,12 +58,12 @@ def convert(
 
 @trace_app.command()
 def synth(
-    out: Annotated[Path, typer.Argument(help="Ends in .parquet, .jsonl or .jsonl.gz.")],
-    arrivals: Annotated[str, typer.Option(help="Such as gamma:rate=4,burstiness=0.5.")],
-    lengths: Annotated[str, typer.Option(help="Such as dataset:name=sharegpt.")],
-    num_requests: Annotated[int | None, typer.Option(min=1, help="How many.")] = None,
-    duration: Annotated[float | None, typer.Option(help="For how many seconds.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and lengths.")] = 0,
+    out: Path = Argument(..., help="Ends in .parquet, .jsonl or .jsonl.gz."),
+    arrivals: str = Option(..., help="Such as gamma:rate=4,burstiness=0.5."),
+    lengths: str = Option(..., help="Such as dataset:name=sharegpt."),
+    num_requests: int | None = Option(None, min=1, help="How many."),
+    duration: float | None = Option(None, help="For how many seconds."),
+    seed: int = Option(0, min=0, help="Of arrivals and lengths."),
 ) -> None:
     """Make a workload from an arrival process and a length distribution."""
     from specsim.core.settings import validated
@@ -86,15 +87,11 @@ def synth(
 
 @tokens_app.command()
 def from_text(
-    file: Annotated[Path, typer.Argument(help="JSON lines or JSON, gzip-compressed or not.")],
-    tokenizer: Annotated[
-        Path,
-        typer.Option(
-            help="tokenizer.json, or a tiktoken file such as Llama 3's tokenizer.model.",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Ends in .jsonl or .jsonl.gz.", show_default=False)],
+    file: Path = Argument(..., help="JSON lines or JSON, gzip-compressed or not."),
+    tokenizer: Path = Option(
+        ..., help="tokenizer.json, or a tiktoken file such as Llama 3's tokenizer.model."
+    ),
+    out: Path = Option(..., help="Ends in .jsonl or .jsonl.gz."),
 ) -> None:
     r"""Turn a log of prompts and answers into a token trace.
 
@@ -120,10 +117,10 @@ def from_text(
 
 @tokens_app.command("describe")
 def describe_token_trace(
-    file: Annotated[Path, typer.Argument(help="A token trace, .jsonl or .jsonl.gz.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
-    sample: Annotated[int, typer.Option(min=1, help="Outputs that the entropy is of.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of that sample.")] = 0,
+    file: Path = Argument(..., help="A token trace, .jsonl or .jsonl.gz."),
+    as_json: bool = Option(False, "--json", help="Print JSON, not tables."),
+    sample: int = Option(100, min=1, help="Outputs that the entropy is of."),
+    seed: int = Option(0, min=0, help="Of that sample."),
 ) -> None:
     """Print how far outputs repeat themselves, prompts and each other, and what drafts gain by it.
 
@@ -145,27 +142,19 @@ def describe_token_trace(
 
 
 def draft_eval(
-    proposer: Annotated[str, typer.Option(help="Such as ngram or suffix.", show_default=False)],
-    tokens: Annotated[
-        Path, typer.Option(help="A token trace, .jsonl or .jsonl.gz.", show_default=False)
-    ],
-    opt: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An option of the proposer, in vLLM's own name."),
-    ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=V1,V2,...",
-            help="Values of an option to try; of several such options, every combination.",
-        ),
-    ] = None,
-    json_out: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", help="Write the counts of every request here; of a grid, the totals."
-        ),
-    ] = None,
+    proposer: str = Option(..., help="Such as ngram or suffix."),
+    tokens: Path = Option(..., help="A token trace, .jsonl or .jsonl.gz."),
+    opt: list[str] | None = Option(
+        None, metavar="NAME=VALUE", help="An option of the proposer, in vLLM's own name."
+    ),
+    grid: list[str] | None = Option(
+        None,
+        metavar="NAME=V1,V2,...",
+        help="Values of an option to try; of several such options, every combination.",
+    ),
+    json_out: Path | None = Option(
+        None, "--json", help="Write the counts of every request here; of a grid, the totals."
+    ),
 ) -> None:
     """Replay recorded answers and tell what a drafter would have drafted, and what was accepted.
 

@@ -5,9 +5,11 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from gzip import GzipFile
 from hashlib import sha256
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import BinaryIO, cast
 
 from specsim.core.errors import ConfigError
 
@@ -143,6 +145,17 @@ def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
         for folder in made:
             with suppress(OSError):  # holds the results, or was never made
                 folder.rmdir()
+
+
+@contextmanager
+def packed(path: Path, *, is_packed: bool) -> Iterator[BinaryIO]:
+    """Open a file to write bytes to; packed without name and time, for the same bytes each time."""
+    with path.open("wb") as plain:
+        if not is_packed:
+            yield plain
+            return
+        with GzipFile("", "wb", fileobj=plain, mtime=0) as stream:
+            yield cast("BinaryIO", stream)
 
 
 def check_replaceable(folder: Path, names: Iterable[str]) -> None:

@@ -1,16 +1,5 @@
 """Every error that specsim raises on purpose.
 
-The tree::
-
-    SpecsimError
-      ConfigError (ValueError)     a field of the experiment is unknown, unused or out of range
-      TraceError (ValueError)      a workload file cannot be read as what it claims to be
-      ProfileError (ValueError)    a profile is missing, malformed or of another model
-      CapacityError (ValueError)   a request or a model can never fit the memory it is given
-      PluginError (ValueError)     a class of the user's raised, or answered what it must not
-      CrashError                   a run ended by a bug, or its process was killed
-      InvariantError               the simulator contradicted itself: a bug, please report it
-
 Each message names the file and line or the field, the value, the rule and what to do, in one line.
 The command line prints it and exits with code 2.
 """

@@ -3,7 +3,6 @@
 from collections.abc import Set
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.step import Ints

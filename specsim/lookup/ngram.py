@@ -43,7 +43,7 @@ def find_ngram(token_ids: NDArray[np.int32], known_len: int, shortest: int, long
 
 
 class NgramLookup(KnownTexts):
-    """The token-level mode of `specsim.proposers.ngram.Ngram`.
+    """The token-level mode of `specsim.proposers.lookups.Ngram`.
 
     It keeps no index: like vLLM it scans the known text, which takes about a nanosecond per token.
     """

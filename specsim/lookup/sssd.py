@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from specsim.core.request import Text
 from specsim.lookup import NO_DRAFT, Draft, KnownTexts
-from specsim.lookup.corpus import Corpus, build_corpus, longest_match, occurrences
+from specsim.lookup.datastore import Corpus, build_corpus, longest_match, occurrences
 
 Nodes = tuple[list[int], list[int], list[float], int]
 """Tokens, parents and probabilities of a draft, and the tree that its first token came from."""
@@ -267,7 +267,7 @@ def _fuse_chain(trees: _Trees, max_len: int) -> Nodes:
 
 
 class SssdLookup(KnownTexts):
-    """The token-level mode of `specsim.proposers.datastore.Sssd`.
+    """The token-level mode of `specsim.proposers.lookups.Sssd`.
 
     Args:
         corpus: Sorted by at least ``max_prefix_len + branch_len`` tokens; None for no datastore.

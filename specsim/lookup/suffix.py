@@ -149,7 +149,7 @@ class _Active:
 
 
 class SuffixLookup(Lookup):
-    """The token-level mode of `specsim.proposers.suffix.Suffix`.
+    """The token-level mode of `specsim.proposers.lookups.Suffix`.
 
     There is a local tree per request, of its prompt and answer, and one global tree of all answers,
     finished or not. Each match of the end of the text in one of them, of whatever length, yields a

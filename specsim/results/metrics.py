@@ -39,6 +39,12 @@ REQUEST_BUCKETS = (
 PREEMPTIONS_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 
 
+def token_buckets(longest: int) -> list[float]:
+    """Return the bounds of buckets of tokens: 1, 2, 5, 10, ... up to a length."""
+    digits = (each * 10**power for power in range(len(str(longest))) for each in (1, 2, 5))
+    return [float(bound) for bound in digits if bound <= longest]
+
+
 class Slo(Settings):
     """Limits that a request must keep, all of them, to count as good."""
 

@@ -21,6 +21,7 @@ from specsim.results.metrics import (
     PREEMPTIONS_BUCKETS,
     REQUEST_BUCKETS,
     TTFT_BUCKETS,
+    token_buckets,
 )
 from specsim.serve.live import Live, LiveAnswer, Watcher
 
@@ -68,7 +69,7 @@ class _Engine:
     """What one engine has counted."""
 
     def __init__(self, longest: int, num_positions: int) -> None:
-        tokens = _one_two_five(longest)
+        tokens = token_buckets(longest)
         self.histograms = {
             name: _Histogram(_BUCKETS.get(buckets, tokens))
             for name, (_, buckets) in _TABLES["histograms"].items()
@@ -208,12 +209,6 @@ class LiveMetrics(Watcher):
             "num_requests_waiting": float(replica.num_waiting),
             "kv_cache_usage_perc": used,
         }
-
-
-def _one_two_five(longest: int) -> list[float]:
-    """Return 1, 2, 5, 10, ... up to a length."""
-    digits = (mantissa * 10**power for power in range(len(str(longest))) for mantissa in (1, 2, 5))
-    return [bound for bound in digits if bound <= longest]
 
 
 class Log(Watcher):

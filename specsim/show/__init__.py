@@ -1,1 +1,17 @@
-"""Show: results as tables, pictures, one page, and files of other tools."""
+"""Show: results as tables, pictures, pages, and files of other tools."""
+
+from pathlib import Path
+
+_WEB = Path(__file__).parent / "report" / "web"
+
+
+def filled(page: str, parts: dict[str, str]) -> str:
+    """Return a page with its placeholders filled; what stands in a part is taken for none."""
+    first, *rest = page.split("{{")
+    pieces = (piece.partition("}}") for piece in rest)
+    return first + "".join(parts[name] + literal for name, _, literal in pieces)
+
+
+def read_web(name: str) -> str:
+    """Return a file of ``report/web/``: of the report, or of both pages."""
+    return (_WEB / name).read_text(encoding="utf-8")

@@ -12,15 +12,13 @@ import binascii
 import json
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from gzip import GzipFile
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from specsim.core.atomic import new_file
+from specsim.core.atomic import new_file, packed
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.reading import MAX_TEXT_BYTES, UnreadableError, check_file
 from specsim.workload.readers import Row, TraceFile
@@ -213,7 +211,7 @@ def write_token_trace(path: Path, tokenizer: Tokenizer, out: Path) -> TokenCount
     if out.exists() and path.exists() and out.samefile(path):
         raise ConfigError(f"{out}: is the log itself, which would be lost; write to another file")
     requests = prompt_tokens = output_tokens = 0
-    with new_file(out) as temporary, _opened(temporary, out.suffix == ".gz") as stream:
+    with new_file(out) as temporary, packed(temporary, is_packed=out.suffix == ".gz") as stream:
         for exchange, prompt, output in _tokenized(_exchanges(TraceFile(path)), tokenizer):
             if not output:
                 raise TraceError(
@@ -237,17 +235,6 @@ def _tokenized(
         prompts = tokenizer.encode([exchange.prompt for exchange in batch])
         answers = tokenizer.encode([exchange.answer for exchange in batch])
         yield from zip(batch, prompts, answers, strict=True)
-
-
-@contextmanager
-def _opened(path: Path, is_compressed: bool) -> Iterator[BinaryIO | GzipFile]:
-    with path.open("wb") as plain:
-        if not is_compressed:
-            yield plain
-            return
-        # No name and no time in it: the same log gives the same bytes.
-        with GzipFile(filename="", mode="wb", fileobj=plain, mtime=0) as packed:
-            yield packed
 
 
 def _exchanges(file: TraceFile) -> Iterator[_Exchange]:

@@ -14,8 +14,7 @@ import yaml
 from conftest import ROOT, Run
 
 from specsim.__main__ import main
-from specsim.cli import app
-from specsim.cli.examples import EXAMPLES
+from specsim.cli import EXAMPLES, app
 from specsim.run.experiment import Experiment
 
 

@@ -38,8 +38,7 @@ from specsim.policies.schedule import Schedule
 from specsim.policies.static import Static
 from specsim.profile import StepCosts
 from specsim.proposers.base import LookupProposer
-from specsim.proposers.ngram import Ngram
-from specsim.proposers.suffix import Suffix
+from specsim.proposers.lookups import Ngram, Suffix
 from specsim.run.draft_sources import TableDrafts
 
 ENGINES: dict[str, Any] = {

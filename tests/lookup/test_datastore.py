@@ -13,8 +13,7 @@ from specsim.core.errors import ConfigError, TraceError
 from specsim.core.request import Text
 from specsim.core.settings import validated
 from specsim.lookup import Draft, Lookup
-from specsim.lookup.corpus import build_corpus, longest_match, occurrences
-from specsim.lookup.datastore import DatastoreLookup
+from specsim.lookup.datastore import DatastoreLookup, build_corpus, longest_match, occurrences
 from specsim.proposers import PROPOSERS, Proposer
 
 TOKENS = st.integers(0, 3)

@@ -14,7 +14,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.request import Text
 from specsim.core.settings import validated
 from specsim.lookup import Draft
-from specsim.lookup.corpus import build_corpus
+from specsim.lookup.datastore import build_corpus
 from specsim.lookup.sssd import SssdLookup, discounts
 from specsim.proposers import PROPOSERS
 from specsim.tokens.draft_eval import Drafter, evaluate_drafts, load_texts

@@ -7,8 +7,7 @@ import pytest
 from conftest import tiny_config
 
 from specsim.run.experiment import Experiment
-from specsim.show.ui import Playground, listen
-from specsim.show.ui.server import UiServer
+from specsim.show.ui import Playground, UiServer, listen
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,14 @@ from browser import CHROMIUM, DRIVER, Page, browser
 from reporting import whole_sweep
 
 from specsim.show.report import Study, load_study, write_page
-from specsim.show.report.cells import best_policy, find_measure, gain, group, values_of
+from specsim.show.report.study import (
+    best_policy,
+    find_measure,
+    gain,
+    group,
+    restricted,
+    values_of,
+)
 from specsim.study.paired import mean_and_half_width
 
 pytestmark = [
@@ -261,3 +268,15 @@ def test_the_theme_can_be_switched(desktop: Page) -> None:
     desktop.driver.find_element("css selector", "#theme option[value=auto]").click()
     desktop.wait_for_update(updates)
     assert desktop.js(ground) == before[0]
+
+
+def test_the_page_of_a_single_case_has_its_numbers(study: Study, tmp_path: Path) -> None:
+    whole = replace(study, points=study.finished)
+    firsts = [f"{axis.field}={axis.labels[0]}" for axis in study.axes[:3]]
+    single, _ = restricted(whole, firsts)
+    write_page(single, tmp_path / "single.html")
+    with browser(width=1440, height=900) as driver:
+        page = Page(driver, tmp_path / "single.html")
+        answer = page.js("document.getElementById('answer').textContent")
+    assert "Output throughput" in answer
+    assert "it keeps up with its arrivals" in answer

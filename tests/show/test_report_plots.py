@@ -8,8 +8,18 @@ from conftest import Run
 from reporting import whole_sweep
 
 from specsim.show.report import Study, load_study
-from specsim.show.report.cells import best_policy, find_measure, gain, group
-from specsim.show.report.study import BASELINE, MEASURES, Axis, Point, measured, styles
+from specsim.show.report.study import (
+    BASELINE,
+    MEASURES,
+    Axis,
+    Point,
+    best_policy,
+    find_measure,
+    gain,
+    group,
+    measured,
+    styles,
+)
 from specsim.study.paired import speed_up
 
 

@@ -19,8 +19,7 @@ from conftest import Run, tiny_config
 
 from specsim.run.experiment import Experiment
 from specsim.show import ui
-from specsim.show.ui import Moved, Playground
-from specsim.show.ui.server import UiServer
+from specsim.show.ui import Moved, Playground, UiServer
 from specsim.study.capacity import Prices
 from specsim.study.compare import compare, parse_policies
 

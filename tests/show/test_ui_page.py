@@ -8,7 +8,7 @@ from browser import CHROMIUM, DRIVER, Page, browser
 from selenium.webdriver.support.ui import WebDriverWait
 
 from specsim.run.experiment import Experiment
-from specsim.show.ui.server import UiServer
+from specsim.show.ui import UiServer
 
 pytestmark = [
     pytest.mark.extras,

@@ -1,5 +1,6 @@
-"""Real engines: step times and errors of profiles, calibrations, runs beside their simulation."""
+"""Real engines: profiles, calibrations, runs beside their simulation, and predicted runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from matplotlib.axes import Axes
 from specsim.reality.calibration.results import JUDGED, Judgement
 from specsim.reality.profile_fit import ProfileErrors
 from specsim.reality.validation import METRICS, Validation
+from specsim.reality.validation.prediction_errors import HEADLINES, OF_TOKENS, value_of
+from specsim.reality.validation.table_replay import Prediction
 from specsim.results.metrics import Requests
 from specsim.show.plots import label_distribution, make_log, panels, save
 from specsim.show.profile_overview import Overview
@@ -141,3 +144,39 @@ def plot_validation(simulations: dict[str, Validation], path: Path, title: str) 
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     save(figure, path)
+
+
+_PREDICTED = {
+    "output_tok_s": "output tokens/s",
+    f"{OF_TOKENS}_mean_ms": "mean TPOT (ITL where missing), ms",
+    "ttft_p50_ms": "median TTFT, ms",
+    "e2e_mean_ms": "mean latency, ms",
+}
+
+
+def plot_predictions(predictions: Sequence[Prediction], path: Path, title: str) -> None:
+    """Draw predicted against measured, a point per run, a colour per draft length."""
+    figure, axes = plt.subplots(2, 2, figsize=(10, 9), constrained_layout=True)
+    figure.suptitle(title)
+    for axis, metric in zip(axes.flat, HEADLINES, strict=True):
+        _draw_predicted(axis, predictions, metric)
+        axis.set_xlabel(f"measured {_PREDICTED[metric]}")
+        axis.set_ylabel("predicted")
+        axis.grid(alpha=0.3)
+    save(figure, path)
+
+
+def _draw_predicted(axis: Axes, predictions: Sequence[Prediction], metric: str) -> None:
+    points: dict[int, list[tuple[float, float]]] = {}
+    for each in predictions:
+        measured, predicted = value_of(each, metric)
+        if measured and predicted:
+            points.setdefault(each.run.num_speculative_tokens, []).append((measured, predicted))
+    for k, pairs in sorted(points.items()):
+        axis.plot(*zip(*pairs, strict=True), "o", ms=4, alpha=0.6, label=f"k = {k}")
+    ends = [value for pairs in points.values() for pair in pairs for value in pair]
+    if ends:
+        axis.plot([min(ends), max(ends)], [min(ends), max(ends)], color="black", lw=0.8)
+        make_log(axis.xaxis)
+        make_log(axis.yaxis)
+        axis.legend(fontsize="small")

@@ -14,10 +14,17 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from specsim.show.plots import make_log, panels, save
-from specsim.show.plots.drawing import MARKERS, Chart, Drawing, label_load
-from specsim.show.plots.maps import CROSSOVER, SPEED_UP
-from specsim.show.report.cells import Cell, is_unstable, values_of
-from specsim.show.report.study import COST, MEASURES, Measure, Point, Study
+from specsim.show.plots.drawing import CROSSOVER, MARKERS, SPEED_UP, Chart, Drawing, label_load
+from specsim.show.report.study import (
+    COST,
+    MEASURES,
+    Cell,
+    Measure,
+    Point,
+    Study,
+    is_unstable,
+    values_of,
+)
 from specsim.study.paired import mean_and_half_width
 
 _LATENCIES = (("ttft_ms", "TTFT, ms"), ("tpot_ms", "TPOT, ms"), ("e2el_ms", "E2E latency, ms"))
@@ -282,7 +289,7 @@ def plot_study(
     """Draw every chart that the runs of a study allow.
 
     Args:
-        study: Of hardware, policy and load alone; see `specsim.show.report.cells.restricted`.
+        study: Of hardware, policy and load alone; see `specsim.show.report.study.restricted`.
         measure: What is drawn over load and compared.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Real engines: a calibration, a validation, and an observed run."""
+"""Real engines: calibrations, validations and observed runs; tables of runs, and fits to them."""
 
 from typing import TYPE_CHECKING
 
@@ -7,11 +7,14 @@ from rich.table import Table
 
 from specsim.reality.calibration.results import JUDGED, CaseResult, Judgement, judged
 from specsim.reality.validation import METRICS, STATISTICS, Validation
+from specsim.reality.validation.prediction_errors import HEADLINES, OF_TOKENS, TableErrors
 from specsim.results.metrics import SHOWN, TITLES, latency_statistics
-from specsim.show.render import add_wide_rows, new_table
+from specsim.show.render import add_wide_rows, new_table, percent
 
 if TYPE_CHECKING:
     from specsim.reality.observe import Observation
+    from specsim.reality.profile_fit.run_fit import Estimate, RunFit
+
 
 _NAMES = {**TITLES, "latency": "latency"}
 _THROUGHPUT_ROWS = 10
@@ -195,3 +198,106 @@ def observation_table(found: "Observation", title: str) -> Table:
         rows.append(("tokens per draft", f"{speculation['acceptance_length']:.3f}"))
     add_wide_rows(table, rows)
     return table
+
+
+def prediction_tables(found: TableErrors) -> list[Table]:
+    """Return the tables of predicted runs: errors, speed-ups, and which drafts are fastest."""
+    return [_errors_by_metric(found), *_errors_by_group(found), *_speed_ups(found)]
+
+
+def _errors_by_metric(found: TableErrors) -> Table:
+    columns = ["", "runs", "median |error|", "worst", "median error", "worst in"]
+    rows = [
+        [
+            metric_name(each.metric),
+            f"{each.count}",
+            *(percent(each.median_abs), percent(each.worst_abs), f"{each.median:+.1%}"),
+            each.worst_run,
+        ]
+        for each in found.by_metric
+    ]
+    return new_table("predicted against measured", columns, rows)
+
+
+def metric_name(metric: str) -> str:
+    """Return a metric as a reader would say it."""
+    if metric.startswith(OF_TOKENS):
+        return f"TPOT (ITL where TPOT is missing) {metric.removeprefix(OF_TOKENS)[1:]}"
+    return metric
+
+
+def _errors_by_group(found: TableErrors) -> list[Table]:
+    tables = []
+    for name, groups in found.by_group.items():
+        if len(groups) < 2:
+            continue
+        rows = []
+        for group, errors in groups.items():
+            cells = {e.metric: f"{percent(e.median_abs)} / {percent(e.worst_abs)}" for e in errors}
+            count = max((each.count for each in errors), default=0)
+            rows.append([group, f"{count}", *(cells.get(metric, "-") for metric in HEADLINES)])
+        names = [metric.replace(OF_TOKENS, "TPOT or ITL") for metric in HEADLINES]
+        tables.append(new_table(f"|error| by {name}, median / worst", ["", "runs", *names], rows))
+    return tables
+
+
+def _speed_ups(found: TableErrors) -> list[Table]:
+    ups = [
+        [
+            *(each.runs, each.choice, f"{each.measured:.3f}", f"{each.predicted:.3f}"),
+            f"{each.predicted / each.measured - 1:+.1%}",
+            "" if each.agrees else "WRONG SIGN",
+        ]
+        for each in found.speed_ups
+    ]
+    best = [
+        [each.runs, each.metric, each.measured, each.predicted, percent(each.loss)]
+        for each in found.best
+    ]
+    columns = ["runs", "drafts", "measured", "predicted", "error", ""]
+    agreeing = sum(each.agrees for each in found.speed_ups)
+    title = f"speed-up over no speculation ({agreeing} of {len(ups)} with the right sign)"
+    right = sum(each.measured == each.predicted for each in found.best)
+    of_best = ["runs", "fastest by", "really", "predicted", "really slower by"]
+    return [
+        *([new_table(title, columns, ups)] if ups else []),
+        *([new_table(f"fastest ({right} of {len(best)} right)", of_best, best)] if best else []),
+    ]
+
+
+def run_fit_tables(found: "RunFit", title: str) -> list[Table]:
+    """Return the tables of a fit: parameters, and errors of fitted and of held-out rows."""
+    rows = [
+        [each.name, f"{each.start:.4g}", f"{each.value:.4g}", _interval(each), _remark(each)]
+        for each in found.estimates
+    ]
+    columns = ["parameter", "start", "fitted", "95 % interval", ""]
+    tables = [new_table(f"fitted to {len(found.fitted[0])} rows of {title}", columns, rows)]
+    errors = found.to_dict()["errors"]
+    for name, (before, after) in {each: tuple(errors[each].values()) for each in errors}.items():
+        if before:
+            cells = [
+                [
+                    *(metric_name(old["metric"]), f"{old['count']}"),
+                    *(_pair(old), _pair(new), f"{new['median']:+.1%}", new["worst_run"]),
+                ]
+                for old, new in zip(before, after, strict=True)
+            ]
+            shown = f"|error| of {name.replace('_', '-')} rows, median / worst"
+            columns = ["", "rows", "before", "after", "median error", "worst in"]
+            tables.append(new_table(shown, columns, cells))
+    return tables
+
+
+def _pair(error: dict[str, float]) -> str:
+    return f"{percent(error['median_abs'])} / {percent(error['worst_abs'])}"
+
+
+def _interval(each: "Estimate") -> str:
+    return f"{each.low:.3g} - {each.high:.3g}"
+
+
+def _remark(each: "Estimate") -> str:
+    if not each.is_told:
+        return "the runs cannot tell: its interval is that of the prior"
+    return "at its bound" if each.at_bound else ""

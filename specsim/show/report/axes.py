@@ -1,10 +1,21 @@
 """Which axis plays which part: hardware, policy, load, or something else."""
 
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
+from specsim.core.errors import ConfigError
+from specsim.core.version import __version__
 from specsim.show.report.study import HARDWARE, LOAD, OTHER, POLICY, Axis
 from specsim.study.sweep import labels
+
+
+def check_version(path: Path, version: object, remedy: str) -> None:
+    """Raise a ConfigError unless results were written by this version of specsim."""
+    if version != __version__:
+        raise ConfigError(
+            f"{path}: was written by specsim {version}, and this is {__version__}; {remedy}"
+        )
+
 
 _LOADS = {
     "workload.arrivals.rate": ("Request rate", "requests/s"),

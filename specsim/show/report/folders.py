@@ -15,6 +15,7 @@ from specsim.results.metrics import distributions
 from specsim.results.timeline import over_time
 from specsim.show.report.axes import (
     axis_of,
+    check_version,
     draft_len,
     pools_of,
     single_axes,
@@ -115,11 +116,7 @@ def _yaml(config: dict[str, Any]) -> str:
 def _of_this_version(path: Path, summary: object) -> dict[str, Any]:
     """Return what only specsim writes into a summary, once its version is known to be ours."""
     own = own_block(path, summary)
-    if own["specsim_version"] != __version__:
-        raise ConfigError(
-            f"{path}: was written by specsim {own['specsim_version']}, and this is {__version__}; "
-            "use that version or run the experiment again"
-        )
+    check_version(path, own["specsim_version"], "use that version or run the experiment again")
     return own
 
 
@@ -298,12 +295,7 @@ def _load_capacity(folder: Path) -> Study:
 
 def _load_plan(path: Path) -> _Plan:
     data = load_mapping(path, ConfigError)
-    version = data.get("specsim_version")
-    if version != __version__:
-        raise ConfigError(
-            f"{path}: was written by specsim {version}, and this is {__version__}; use that "
-            "version or plan again"
-        )
+    check_version(path, data.get("specsim_version"), "use that version or plan again")
     with validated(f"{path} (run specsim capacity again)", ConfigError):
         plan = _Plan.model_validate(data)
     if not any(result.probes for result in plan.results) or plan.drive not in _LOAD_FIELDS:

@@ -12,42 +12,32 @@ from plotly.offline import get_plotlyjs
 
 from specsim.core.atomic import new_file
 from specsim.core.version import __version__
+from specsim.show import filled, read_web
 from specsim.show.report.study import COST, MEASURES, Measure, Point, Study, measured, styles
 from specsim.study.paired import student_t
 
-_WEB = Path(__file__).with_name("web")
 _SCRIPTS = (
-    *("dom", "study", "theme", "filters", "chart", "over_load", "maps", "cost", "capacity"),
-    *("focus", "time", "overview", "answer", "provenance", "address", "main"),
-)
+    "dom", "study", "filters", "chart", "by_load", "cost", "focus", "runs", "answer", "main",
+)  # fmt: skip
 """In the order in which they stand on the page."""
 
 
 def write_page(study: Study, path: Path) -> None:
     """Write the page of a study, the same bytes each time; a ConfigError if the path is no good."""
-    plotly, script = get_plotlyjs(), "\n".join(_read(f"{name}.js") for name in _SCRIPTS)
+    plotly, script = get_plotlyjs(), "\n".join(read_web(f"{name}.js") for name in _SCRIPTS)
     parts = {
         "policy": escape(_security_policy(plotly, script)),
         "version": escape(__version__),
         "title": escape(f"{study.title} - specsim"),
         "name": escape(study.title),
-        "style": _read("page.css"),
+        "style": read_web("base.css") + read_web("page.css"),
         "data": _embedded(page_data(study)),
         "plotly": plotly,
         "script": script,
     }
-    # Split once, so that nothing a user wrote is taken for a placeholder.
-    first, *rest = _read("page.html").split("{{")
-    text = first
-    for piece in rest:
-        name, _, literal = piece.partition("}}")
-        text += parts[name] + literal
+    text = filled(read_web("page.html"), parts)
     with new_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def _read(name: str) -> str:
-    return (_WEB / name).read_text(encoding="utf-8")
 
 
 def _embedded(data: dict[str, Any]) -> str:

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import validated
-from specsim.core.version import __version__
 from specsim.show.report.axes import (
     axis_of,
+    check_version,
     draft_len,
     pools_of,
     role_of,
@@ -35,11 +35,7 @@ def load_sweep(folder: Path) -> Study:
         ConfigError: It is none, of another version, or damaged.
     """
     found = SweepFolder.open(folder)
-    if found.specsim_version != __version__:
-        raise ConfigError(
-            f"{folder}: was written by specsim {found.specsim_version}, and this is {__version__}; "
-            "use that version or run the sweep again"
-        )
+    check_version(folder, found.specsim_version, "use that version or run the sweep again")
     sweep = found.sweep
     grid = _Grid(sweep)
     records = list(found.records())
@@ -148,13 +144,9 @@ def _role(place: int) -> str:
 
 
 def _point(path: Path, record: dict[str, Any], places: tuple[int, ...]) -> Point:
-    version = record.get("specsim_version")
-    if version != __version__:
-        raise ConfigError(
-            f"{path}: was written by specsim {version}, and this is {__version__}; remove it and "
-            "run the sweep with --resume"
-        )
-    with validated(f"{path} (remove it and run the sweep with --resume)", ConfigError):
+    remedy = "remove it and run the sweep with --resume"
+    check_version(path, record.get("specsim_version"), remedy)
+    with validated(f"{path} ({remedy})", ConfigError):
         return Point(**dict(_Record.model_validate(record)), number=record["point"], places=places)
 
 

@@ -1,23 +1,12 @@
 /* The answer, above all charts, for what the filters let through: which GPUs at what cost, with and
    without speculation, how sure, what binds, and what the figures rest on. */
 
-const BASIS = {
-  fitted: "fitted to measured steps",
-  kernels: "composed of kernels measured one by one",
-  roofline: "a roofline of data sheets, not measured",
-};
-
 /** "h100: fitted to measured steps"; those of the same kind together. */
 function basisText() {
-  const kinds = Object.keys(BASIS)
-    .map((kind) => [
-      kind,
-      shown("hardware").filter((h) => DATA.step_times[HARDWARE.labels[h]] === kind),
-    ])
-    .filter(([, those]) => those.length);
-  const texts = kinds.map(
-    ([kind, those]) => `of ${listed(those.map((h) => HARDWARE.labels[h]))} are ${BASIS[kind]}`,
-  );
+  const names = shown("hardware").map((h) => HARDWARE.labels[h]);
+  const on = (kind) => names.filter((name) => DATA.step_times[name] === kind);
+  const kinds = Object.keys(BASIS).filter((kind) => on(kind).length);
+  const texts = kinds.map((kind) => `of ${listed(on(kind))} are ${BASIS[kind]}`);
   return texts.length ? `Step times ${texts.join("; those ")}.` : "";
 }
 
@@ -61,15 +50,15 @@ function capacityHeadline(found) {
   const { first, tied } = leader(found);
   const { target_rate: target, unit } = DATA.capacity;
   const [h, p] = first.places;
-  const cost = target ? first.cost_per_hour : first.cost_per_million_tokens;
-  const price =
-    cost == null ? "" : `, ${money(cost)} ${target ? "per hour" : "per million output tokens"}`;
+  const [cost, per] = target
+    ? [first.cost_per_hour, "per hour"]
+    : [first.cost_per_million_tokens, "per million output tokens"];
+  const price = cost == null ? "" : `, ${money(cost)} ${per}`;
   const what = target
     ? `${gpuText(first)} ${unit === "unit" ? "GPUs in units of" : "×"} ${HARDWARE.labels[h]}`
     : `${HARDWARE.labels[h]}: ${number(first.requests_per_second)} requests/s per ${unit}`;
-  const names = tied.every(({ places }) => places[0] === h)
-    ? tied.map(({ places }) => POLICY.labels[places[1]])
-    : tied.map(capacityName);
+  const isHere = tied.every(({ places }) => places[0] === h);
+  const names = tied.map((each) => (isHere ? POLICY.labels[each.places[1]] : capacityName(each)));
   const tie = tied.length ? `; no difference is shown from ${listed(names)}` : "";
   return `${what}${price}, with policy ${POLICY.labels[p]}${tie}.`;
 }
@@ -86,50 +75,29 @@ function onAndOff(found) {
 }
 
 function capacityAnswer() {
-  const { target_rate: target } = DATA.capacity;
+  const { target_rate: target, unit } = DATA.capacity;
   const found = shownResults().filter((result) => result.requests_per_second != null);
-  const head = [
-    "speculation",
-    HARDWARE.title,
-    "GPUs",
-    `${DATA.currency} per hour`,
-    `requests/s per ${DATA.capacity.unit}`,
-    "95 % interval",
-    "what binds",
-    "step times",
+  const hour = ({ cost_per_hour: cost, cost_per_hour_interval: ends }) =>
+    cost == null ? null : valued(`${number(cost)}${between(ends, number)}`, cost);
+  const isOff = ({ places }) => places[1] === DATA.baseline;
+  const columns = [
+    ["speculation", (each) => (isOff(each) ? "off" : `on: ${POLICY.labels[each.places[1]]}`)],
+    [HARDWARE.title, ({ places }) => HARDWARE.labels[places[0]]],
+    ...(target ? [["GPUs", gpuText], [`${DATA.currency} per hour`, hour]] : []),
+    [`requests/s per ${unit}`, (each) => each.requests_per_second],
+    ["95 % interval", intervalText],
+    ["what binds", bindsText],
+    ["step times", ({ step_times: kind }) => (kind in BASIS ? kind : "")],
   ];
-  const rows = onAndOff(found).map((result) => [
-    result.places[1] === DATA.baseline ? "off" : `on: ${POLICY.labels[result.places[1]]}`,
-    HARDWARE.labels[result.places[0]],
-    ...(target
-      ? [
-          gpuText(result),
-          result.cost_per_hour == null
-            ? null
-            : valued(
-                `${number(result.cost_per_hour)}${between(result.cost_per_hour_interval, number)}`,
-                result.cost_per_hour,
-              ),
-        ]
-      : []),
-    result.requests_per_second,
-    intervalText(result),
-    bindsText(result),
-    { fitted: "fitted", kernels: "kernels", roofline: "roofline" }[result.step_times] ?? "",
-  ]);
+  const rows = onAndOff(found).map((result) => columns.map(([, show]) => show(result)));
+  const heads = columns.map(([head]) => head);
   const asked = target
     ? `For ${number(target)} requests/s with ${limitsText()}.`
     : `Within the limits: ${limitsText()}.`;
   return [
     make("p", { class: "headline" }, capacityHeadline(found)),
     make("p", { class: "asked" }, [asked, basisText(), priceDate()].filter(Boolean).join(" ")),
-    rows.length
-      ? table(
-          "Speculation on and off",
-          target ? head : head.filter((_, i) => i !== 2 && i !== 3),
-          rows,
-        )
-      : null,
+    rows.length ? table("Speculation on and off", heads, rows) : null,
   ];
 }
 
@@ -166,16 +134,14 @@ function breakingPoint(h) {
 
 /** GPUs of all replicas and what they cost, where that is known. */
 function gpusText(h) {
-  const [label, point] = [
-    HARDWARE.labels[h],
-    [...cells.values()].flat().find(({ places }) => places[0] === h),
-  ];
+  const label = HARDWARE.labels[h];
+  const point = [...cells.values()].flat().find(({ places }) => places[0] === h);
   const price = new Map(DATA.prices).get(label);
   if (!point || !DATA.gpus[label]) return label;
   // Of pools, which may be on other hardware, the point itself says it.
   const hasPools = "gpus" in point;
   const gpus = hasPools ? point.gpus : DATA.gpus[label] * point.replicas;
-  const hour = hasPools ? point.hour : price == null ? null : price * point.replicas;
+  const hour = hasPools ? point.hour : price && price * point.replicas;
   if (!gpus) return label;
   const name = hasPools ? "GPUs of both pools" : `× ${label.split("/")[0]}`;
   return `${gpus} ${name}${hour == null ? "" : `, ${money(hour)} per hour`}`;
@@ -184,75 +150,56 @@ function gpusText(h) {
 /** The largest load at which 99 % of the requests keep their limits, and with which policy. */
 function withinLimits(h) {
   if (!METRIC.has("slo_attainment")) return null;
-  const fine = shown("load")
-    .flatMap((l) =>
-      shown("policy").map((p) => ({
-        l,
-        p,
-        share: interval(valuesOf(cell(h, p, l), "slo_attainment")).mean,
-      })),
-    )
-    .filter((each) => each.share != null && each.share >= 0.99);
+  const keeps = ({ points }) => meanOf(points, "slo_attainment") >= 0.99;
+  const fine = shownCells().filter((each) => each.h === h && keeps(each));
   if (!fine.length) return "at none of these loads do 99 % of the requests keep the SLO";
   const top = Math.max(...fine.map((each) => each.l));
   const names = fine.filter((each) => each.l === top).map((each) => POLICY.labels[each.p]);
-  const who =
-    names.length === shown("policy").length ? "with every policy" : `with ${listed(names)}`;
-  return `99 % of the requests keep the SLO up to ${loadText(top)}${POLICY.labels.length > 1 ? `, ${who}` : ""}`;
+  const who = names.length === shown("policy").length ? "every policy" : listed(names);
+  const policies = POLICY.labels.length > 1 ? `, with ${who}` : "";
+  return `99 % of the requests keep the SLO up to ${loadText(top)}${policies}`;
 }
 
 /** The limit that is nearest to being missed, or missed by most. */
 function nearestLimit(points) {
   const [nearest] = Object.entries(DATA.slo)
-    .map(([name, limit]) => [
-      name.replace("_ms", "").toUpperCase(),
-      interval(valuesOf(points, `p99_${name}`)).mean / limit,
-    ])
+    .map(([name, limit]) => [shortName(name), meanOf(points, `p99_${name}`) / limit])
     .sort((a, b) => b[1] - a[1]);
   return nearest ? `p99 ${nearest[0]} at ${percent(nearest[1])} of its limit` : "–";
 }
 
 /** At a single load: all policies, best first. */
 function ranking(h, l) {
-  const { title, unit } = METRIC.get(state.metric);
-  const hasSlo = METRIC.has("slo_attainment");
-  const rows = best(h, l).ranked.map(({ p, mean, points, unstable }) => {
-    const over =
-      DATA.baseline == null ? null : gain(points, cell(h, DATA.baseline, l), state.metric);
+  const ofSlo = ({ points }) => {
+    const share = meanOf(points, "slo_attainment");
+    return [share == null ? null : valued(percent(share), share), nearestLimit(points)];
+  };
+  const gained = ({ points }) => {
+    const over = gainOverOff(points, h, l, state.metric);
     const sure = over?.low == null ? "" : ` (${over.low.toFixed(2)} to ${over.high.toFixed(2)})`;
-    const share = hasSlo ? interval(valuesOf(points, "slo_attainment")).mean : null;
-    return [
-      POLICY.labels[p],
-      mean,
-      over && valued(`×${over.mean.toFixed(2)}${sure}`, over.mean),
-      ...(hasSlo
-        ? [share == null ? null : valued(percent(share), share), nearestLimit(points)]
-        : []),
-      unstable ? "no" : "yes",
-    ];
-  });
-  const head = [
-    POLICY.title,
-    unit ? `${title}, ${unit}` : title,
-    "speed-up over off (95 %)",
-    ...(hasSlo ? ["within the SLO", "what binds"] : []),
-    "keeps up",
-  ];
-  return table("Policies, best first", head, rows);
+    return over && valued(`×${over.mean.toFixed(2)}${sure}`, over.mean);
+  };
+  const hasSlo = METRIC.has("slo_attainment");
+  const rows = best(h, l).ranked.map((each) => [
+    POLICY.labels[each.p],
+    each.mean,
+    gained(each),
+    ...(hasSlo ? ofSlo(each) : []),
+    each.unstable ? "no" : "yes",
+  ]);
+  const head = [POLICY.title, titled(METRIC.get(state.metric)), "speed-up over off (95 %)"];
+  if (hasSlo) head.push("within the SLO", "what binds");
+  return table("Policies, best first", [...head, "keeps up"], rows);
 }
 
 /** At a single load: the best policy, on which GPUs, at what price. */
 function caseHeadline(h, l) {
   const { p, points } = best(h, l);
-  const over =
-    DATA.baseline == null || p === DATA.baseline
-      ? null
-      : gain(points, cell(h, DATA.baseline, l), state.metric);
-  const share = METRIC.has("slo_attainment")
-    ? interval(valuesOf(points, "slo_attainment")).mean
-    : null;
+  const over = p === DATA.baseline ? null : gainOverOff(points, h, l, state.metric);
+  const share = meanOf(points, "slo_attainment");
+  const lead = POLICY.labels.length > 1 ? ` is best by ${METRIC.get(state.metric).title}` : "";
   const texts = [
-    `${POLICY.labels[p]}${POLICY.labels.length > 1 ? ` is best by ${METRIC.get(state.metric).title}` : ""}`,
+    `${POLICY.labels[p]}${lead}`,
     over && `×${over.mean.toFixed(2)} over ${POLICY.labels[DATA.baseline]}`,
     share != null && `${percent(share)} of the requests within the SLO`,
     isUnstable(points) && "the queue kept growing",
@@ -261,34 +208,38 @@ function caseHeadline(h, l) {
 }
 
 /** Per hardware, over several loads, in sentences. */
-function findings() {
-  return shown("hardware")
-    .filter((h) => shown("load").some((l) => best(h, l)))
-    .map((h) => {
-      const texts = [gpusText(h)];
-      if (POLICY.labels.length > 1)
-        texts.push(`best by ${METRIC.get(state.metric).title}: ${winnersByLoad(h)}`);
-      if (IS_LOAD) texts.push(breakingPoint(h), withinLimits(h));
-      return [
-        make("dt", {}, HARDWARE.labels[h]),
-        make("dd", {}, `${capital(texts.filter(Boolean).join("; "))}.`),
-      ];
-    });
+function findings(hardware) {
+  return hardware.flatMap((h) => {
+    const texts = [gpusText(h)];
+    if (POLICY.labels.length > 1)
+      texts.push(`best by ${METRIC.get(state.metric).title}: ${winnersByLoad(h)}`);
+    if (IS_LOAD) texts.push(breakingPoint(h), withinLimits(h));
+    const text = `${capital(texts.filter(Boolean).join("; "))}.`;
+    return [make("dt", {}, HARDWARE.labels[h]), make("dd", {}, text)];
+  });
+}
+
+/** Of one policy, what there is to compare with other pages. */
+function mainNumbers(points) {
+  const latencies = ["mean_e2el_ms", "p99_ttft_ms", "mean_tpot_ms"];
+  const names = [...latencies, "output_throughput", "tokens_per_step"];
+  const known = names.filter((name) => METRIC.has(name)).map((name) => METRIC.get(name));
+  const valueText = ({ name, unit }) => withUnit(meanOf(points, name), unit);
+  const texts = known.map((metric) => `${metric.title} ${valueText(metric)}`);
+  const end = isUnstable(points) ? "the queue kept growing" : "it keeps up with its arrivals";
+  return make("p", {}, `${capital(texts.join(", "))}; ${end}.`);
 }
 
 function studyAnswer() {
-  const note = [
-    Object.keys(DATA.slo).length ? `SLO: ${limitsText()}.` : "",
-    basisText(),
-    priceDate(),
-  ];
+  const slo = Object.keys(DATA.slo).length ? `SLO: ${limitsText()}.` : "";
+  const notes = [slo, basisText(), priceDate()].filter(Boolean);
+  const asked = make("p", { class: "asked" }, notes.join(" "));
   const hardware = shown("hardware").filter((h) => shown("load").some((l) => best(h, l)));
   const loads = shown("load").filter((l) => hardware.some((h) => best(h, l)));
-  const asked = make("p", { class: "asked" }, note.filter(Boolean).join(" "));
-  if (hardware.length > 1 || loads.length > 1) return [make("dl", {}, ...findings().flat()), asked];
+  if (hardware.length > 1 || loads.length > 1)
+    return [make("dl", {}, ...findings(hardware)), asked];
   const [h, l] = [hardware[0], loads[0]];
-  const numbers =
-    POLICY.labels.length > 1 ? null : make("p", {}, `${capital(mainNumbers(h, best(h, l).p, l))}.`);
+  const numbers = POLICY.labels.length > 1 ? null : mainNumbers(best(h, l).points);
   return [make("p", { class: "headline" }, caseHeadline(h, l)), numbers, asked, ranking(h, l)];
 }
 

@@ -8,31 +8,15 @@ const LEFT_OUT = []; // cards with nothing to show, and why
  * marks; `finding()` says what is seen; `rows()` gives {head, rows} of the table. Most cards need
  * runs that ended and that the filters let through.
  */
-function card(
-  id,
-  title,
-  {
-    why = () => null,
-    draw,
-    finding = () => "",
-    rows = null,
-    tools = [],
-    needsRuns = true,
-    level = 3,
-  },
-) {
+function card(id, title, { draw, level = 3, needsRuns = true, rows = null, tools = [], ...given }) {
+  const { why = () => null, finding = () => "" } = given;
   const plot = make("div", { class: "plot" });
   const heading = make(`h${level}`, { id: `${id}-title` });
   const seen = make("p", { class: "finding" });
   const alternative = make("div");
-  const details =
-    rows &&
-    make(
-      "details",
-      { class: "alternative", ontoggle: () => fill() },
-      make("summary", {}, "Numbers as a table"),
-      alternative,
-    );
+  const summary = make("summary", {}, "Numbers as a table");
+  const opened = { class: "alternative", ontoggle: () => fill() };
+  const details = rows && make("details", opened, summary, alternative);
   const bar = make("div", { class: "tools" }, ...tools);
   const element = make(
     "section",
@@ -67,7 +51,9 @@ function card(
   return element;
 }
 
-function axisStyle() {
+/** An axis in the style of the page; `more` says what is special about it. */
+function axis(title, more = {}) {
+  const text = title == null ? {} : { text: literal(title) };
   return {
     gridcolor: colour("grid"),
     linecolor: colour("line"),
@@ -77,13 +63,25 @@ function axisStyle() {
     ticklen: 4,
     tickcolor: colour("line"),
     automargin: true,
-    title: { font: { size: 12, color: colour("muted") }, standoff: 8 },
+    title: { ...text, font: { size: 12, color: colour("muted") }, standoff: 8 },
+    ...more,
   };
+}
+
+/** Horizontal bars, one for each name. */
+function bars(names, values, more) {
+  return { type: "bar", orientation: "h", y: names, x: values, hoverinfo: "text", ...more };
+}
+
+/** The axis on which the names of horizontal bars stand. */
+function nameAxis(more = {}) {
+  return axis(null, { type: "category", showgrid: false, ticks: "", ...more });
 }
 
 /** Draw traces in plotly's terms; the label says to a screen reader what the picture is. */
 async function paint(plot, label, traces, layout, height) {
-  const style = getComputedStyle(document.body);
+  const { fontFamily: family } = getComputedStyle(document.body);
+  const font = { family, size: 12, color: colour("ink") };
   const base = {
     height,
     autosize: true,
@@ -93,13 +91,8 @@ async function paint(plot, label, traces, layout, height) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     margin: { l: 52, r: 12, t: 26, b: 44 },
-    font: { family: style.fontFamily, size: 12, color: colour("ink") },
-    hoverlabel: {
-      bgcolor: colour("surface"),
-      bordercolor: colour("line"),
-      font: { family: style.fontFamily, size: 12, color: colour("ink") },
-      align: "left",
-    },
+    font,
+    hoverlabel: { bgcolor: colour("surface"), bordercolor: colour("line"), font, align: "left" },
     transition: { duration: 0 },
   };
   plot.setAttribute("role", "img");
@@ -108,26 +101,20 @@ async function paint(plot, label, traces, layout, height) {
   const axes = Object.keys(layout).filter((name) => name.includes("axis")).length;
   if (plot.dataset.axes !== String(axes)) Plotly.purge(plot); // react() cannot take panels away
   plot.dataset.axes = axes;
-  await Plotly.react(
-    plot,
-    traces,
-    { ...base, ...layout },
-    { displayModeBar: false, responsive: true },
-  );
+  const config = { displayModeBar: false, responsive: true };
+  await Plotly.react(plot, traces, { ...base, ...layout }, config);
   return traces.length;
 }
+
+const MIN_WIDTH = 300; // of a panel, pixels
 
 /**
  * Panels side by side, as many as fit: their domains, axes and headings.
  * `x(i)` and `y(i)` give the settings of the axes of a panel beyond the common ones.
  */
-function panels(
-  plot,
-  titles,
-  { x, y, minWidth = 300, rowHeight = 300, sharesY = true, perRow = Infinity },
-) {
+function panels(plot, titles, { x, y, rowHeight = 300, sharesY = true, perRow = Infinity }) {
   const width = plot.clientWidth || 600;
-  const columns = Math.max(1, Math.min(titles.length, perRow, Math.floor(width / minWidth)));
+  const columns = Math.max(1, Math.min(titles.length, perRow, Math.floor(width / MIN_WIDTH)));
   const rows = Math.ceil(titles.length / columns);
   const gapX = sharesY ? Math.min(0.05, 26 / width) : Math.min(0.12, 62 / width);
   const height = rows * rowHeight + 24;
@@ -140,24 +127,21 @@ function panels(
     const [left, top] = [column * (w + gapX), 1 - row * (tall + gapY)];
     const suffix = index ? index + 1 : "";
     const isOuter = column === 0 || !sharesY;
-    const domain = { x: [left, left + w], y: [Math.max(0, top - tall), top] };
     const { title: xTitle, ...xRest } = x(index, w * width);
     const { title: yTitle, ...yRest } = y(index);
-    layout[`xaxis${suffix}`] = { ...axisStyle(), ...xRest, domain: domain.x, anchor: `y${suffix}` };
-    layout[`yaxis${suffix}`] = {
-      ...axisStyle(),
+    layout[`xaxis${suffix}`] = axis(xTitle, {
+      ...xRest,
+      domain: [left, left + w],
+      anchor: `y${suffix}`,
+    });
+    layout[`yaxis${suffix}`] = axis(isOuter ? yTitle : "", {
       ...yRest,
-      domain: domain.y,
+      domain: [Math.max(0, top - tall), top],
       anchor: `x${suffix}`,
       showticklabels: isOuter,
       ticks: isOuter ? "outside" : "",
       ...(sharesY && index ? { matches: "y" } : {}),
-    };
-    layout[`xaxis${suffix}`].title = { ...axisStyle().title, text: literal(xTitle ?? "") };
-    layout[`yaxis${suffix}`].title = {
-      ...axisStyle().title,
-      text: isOuter ? literal(yTitle ?? "") : "",
-    };
+    });
     if (title) {
       layout.annotations.push({
         text: `<b>${literal(title)}</b>`,
@@ -270,4 +254,57 @@ function sloLine(name, panel, isVertical = false) {
       },
     },
   ];
+}
+
+/* Dark and light: the colours that plotly is given are those of the style sheet. */
+
+const PREFERS_DARK = matchMedia("(prefers-color-scheme: dark)");
+
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : PREFERS_DARK.matches;
+}
+
+/** Let the reader choose; the choice is kept where the browser allows it. */
+function startTheme(redraw) {
+  const control = document.getElementById("theme");
+  const apply = () => {
+    if (control.value === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = control.value;
+  };
+  try {
+    control.value = localStorage.getItem("specsim-theme") || "auto";
+  } catch {
+    /* not kept */
+  }
+  if (!control.value) control.value = "auto";
+  apply();
+  control.addEventListener("change", () => {
+    apply();
+    try {
+      localStorage.setItem("specsim-theme", control.value);
+    } catch {
+      /* not kept */
+    }
+    redraw();
+  });
+  PREFERS_DARK.addEventListener("change", redraw);
+}
+
+/** A colour of the style sheet, as it is in the theme of the moment. */
+function colour(name) {
+  const probe = document.getElementById("theme");
+  probe.style.outlineColor = `var(--${name})`;
+  const found = getComputedStyle(probe).outlineColor;
+  probe.style.outlineColor = "";
+  return found;
+}
+
+function policyColour(p) {
+  return DATA.policies[p][isDark() ? "dark" : "light"];
+}
+
+function faint(hex, alpha) {
+  const [r, g, b] = [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
+  return `rgba(${r},${g},${b},${alpha})`;
 }

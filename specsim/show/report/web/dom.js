@@ -3,7 +3,9 @@
 
 /** Make an element. Text is always text: nothing that a user wrote is parsed as HTML. */
 function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
+  const element = /^(svg|path|line|text)$/.test(tag)
+    ? document.createElementNS("http://www.w3.org/2000/svg", tag)
+    : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "style")
@@ -26,10 +28,8 @@ function wrapped(text) {
 }
 
 const SHORT = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 3 });
-const PLAIN = new Intl.NumberFormat("en-US", {
-  minimumSignificantDigits: 3,
-  maximumSignificantDigits: 3,
-});
+const DIGITS = { minimumSignificantDigits: 3, maximumSignificantDigits: 3 };
+const PLAIN = new Intl.NumberFormat("en-US", DIGITS);
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
 /** A number in three significant digits, or whole from 100 on. */
@@ -38,6 +38,13 @@ function number(value) {
   if (Math.abs(value) >= 100) return WHOLE.format(value);
   return (Number.isInteger(value) ? SHORT : PLAIN).format(value);
 }
+
+/** What step times rest on, as `specsim.run.trust.step_times` says it. */
+const BASIS = {
+  fitted: "fitted to measured steps",
+  kernels: "composed of kernels measured one by one",
+  roofline: "a roofline of data sheets, not measured",
+};
 
 function percent(share) {
   return share == null ? "–" : `${number(100 * share)}\u00a0%`;
@@ -77,22 +84,14 @@ function valued(text, value) {
 
 /** A table of numbers, texts and elements, that can be scrolled and downloaded. */
 function table(caption, head, rows, tall = "") {
-  const isNumber = head.map((_, column) =>
-    rows.every(
-      (row) => row[column] == null || typeof row[column] === "number" || row[column].dataset?.value,
-    ),
-  );
+  const isValue = (cell) => cell == null || typeof cell === "number" || cell.dataset?.value;
+  const kinds = head.map((_, i) => ({ class: rows.every((row) => isValue(row[i])) && "num" }));
   const content = (cell) => (typeof cell === "number" ? valued(number(cell), cell) : (cell ?? "–"));
-  return tableBox(
-    caption,
-    tableOf(
-      caption,
-      head,
-      rows.map((row) => row.map(content)),
-      isNumber,
-    ),
-    tall,
-  );
+  const cell = (each, i) =>
+    (i ? dataCell : rowHead)({ ...kinds[i], "data-head": head[i] }, content(each));
+  const heads = head.map((text, i) => columnHead(kinds[i], text));
+  const body = rows.map((row) => line(...row.map(cell)));
+  return tableBox(caption, tableOf(caption, heads, body), tall);
 }
 
 /** What is too wide for the page scrolls by itself, by the keyboard, too. */
@@ -117,24 +116,21 @@ function csvCell(cell) {
   return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
-/** A table whose roles are spelled out: on a phone some are laid out as blocks, and stay tables. */
-function tableOf(caption, head, rows, isNumber) {
-  const cells = (row) =>
-    row.map((content, i) => {
-      const attributes = { class: isNumber[i] && "num", "data-head": head[i] };
-      return i
-        ? make("td", { ...attributes, role: "cell" }, content)
-        : make("th", { ...attributes, role: "rowheader", scope: "row" }, content);
-    });
-  const heads = head.map((text, i) =>
-    make("th", { role: "columnheader", scope: "col", class: isNumber[i] && "num" }, text),
-  );
-  const body = rows.map((row) => make("tr", { role: "row" }, ...cells(row)));
+/* Parts of tables, whose roles are spelled out: on a phone some are laid out as blocks, and stay tables. */
+const columnHead = (attributes, ...content) =>
+  make("th", { role: "columnheader", scope: "col", ...attributes }, ...content);
+const rowHead = (attributes, ...content) =>
+  make("th", { role: "rowheader", scope: "row", ...attributes }, ...content);
+const dataCell = (attributes, ...content) =>
+  make("td", { role: "cell", ...attributes }, ...content);
+const line = (...cells) => make("tr", { role: "row" }, ...cells);
+
+function tableOf(caption, heads, rows, attributes = {}) {
   return make(
     "table",
-    { role: "table" },
+    { role: "table", ...attributes },
     make("caption", {}, caption),
-    make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, ...heads)),
-    make("tbody", { role: "rowgroup" }, ...body),
+    make("thead", { role: "rowgroup" }, line(...heads)),
+    make("tbody", { role: "rowgroup" }, ...rows),
   );
 }

@@ -20,15 +20,10 @@ function symbolPath(symbol) {
 
 /** Colour and marker of a policy, for text that names it. */
 function swatch(p) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  svg.setAttribute("viewBox", "0 0 14 14");
-  svg.setAttribute("class", "swatch");
-  svg.setAttribute("aria-hidden", "true");
-  path.setAttribute("d", symbolPath(DATA.policies[p].symbol));
-  path.style.fill = `light-dark(${DATA.policies[p].light}, ${DATA.policies[p].dark})`;
-  svg.append(path);
-  return svg;
+  const { symbol, light, dark } = DATA.policies[p];
+  const fill = { fill: `light-dark(${light}, ${dark})` };
+  const attributes = { viewBox: "0 0 14 14", class: "swatch", "aria-hidden": "true" };
+  return make("svg", attributes, make("path", { d: symbolPath(symbol), style: fill }));
 }
 
 function policyName(p) {
@@ -37,72 +32,41 @@ function policyName(p) {
 
 /** A row of buttons, one per value; pressed means shown. None left means all again. */
 function toggles(title, labels, chosen, onChange, adorn = () => null) {
-  const all = make(
-    "button",
-    {
-      type: "button",
-      class: "all",
-      onclick: () => {
-        range(labels.length).forEach((i) => chosen.add(i));
-        onChange();
-      },
-    },
-    "all",
-  );
-  const buttons = labels.map((label, index) =>
-    make(
-      "button",
-      {
-        type: "button",
-        class: "chip",
-        "data-index": index,
-        title: "Click: show or hide. Double click: this one alone.",
-        onclick: () => {
-          if (!chosen.delete(index)) chosen.add(index);
-          if (!chosen.size) range(labels.length).forEach((i) => chosen.add(i));
-          onChange();
-        },
-        ondblclick: () => {
-          chosen.clear();
-          chosen.add(index);
-          onChange();
-        },
-      },
-      adorn(index),
-      label,
-    ),
-  );
+  const showAll = () => range(labels.length).forEach((i) => chosen.add(i));
+  const changes = (change) => () => {
+    change();
+    if (!chosen.size) showAll();
+    onChange();
+  };
+  const hint = "Click: show or hide. Double click: this one alone.";
+  const chip = (label, index) => {
+    const onclick = changes(() => chosen.delete(index) || chosen.add(index));
+    const ondblclick = changes(() => {
+      chosen.clear();
+      chosen.add(index);
+    });
+    const attributes = { type: "button", class: "chip", "data-index": index, title: hint };
+    return make("button", { ...attributes, onclick, ondblclick }, adorn(index), label);
+  };
+  const all = make("button", { type: "button", class: "all", onclick: changes(showAll) }, "all");
+  const buttons = labels.map(chip);
   const refresh = () => {
     buttons.forEach((button, index) => button.setAttribute("aria-pressed", chosen.has(index)));
     all.disabled = chosen.size === labels.length;
   };
   refresh();
-  return {
-    refresh,
-    element: make(
-      "div",
-      { class: "toggles", role: "group", "aria-label": title },
-      make("span", { class: "label" }, title),
-      ...buttons,
-      all,
-    ),
-  };
+  const group = { class: "toggles", role: "group", "aria-label": title };
+  const element = make("div", group, make("span", { class: "label" }, title), ...buttons, all);
+  return { refresh, element };
 }
 
 function choice(title, labels, value, onChange, attributes = {}) {
   const options = labels.map((label, index) =>
     make("option", { value: index, selected: index === value }, label),
   );
-  return make(
-    "label",
-    { class: "choice" },
-    title,
-    make(
-      "select",
-      { ...attributes, onchange: (event) => onChange(Number(event.target.value)) },
-      ...options,
-    ),
-  );
+  const onchange = (event) => onChange(Number(event.target.value));
+  const list = make("select", { ...attributes, onchange }, ...options);
+  return make("label", { class: "choice" }, title, list);
 }
 
 /** Fill the bar; `onChange` is called after every change. */
@@ -112,71 +76,57 @@ function startFilters(onChange) {
     groups.forEach((group) => group.refresh());
     onChange();
   };
-  const add = (axis, role, adorn) => {
-    if (axis.labels.length < 2 && role !== "policy") return null;
-    const title = axis.unit ? `${axis.title}, ${axis.unit}` : axis.title;
-    const group = toggles(title, axis.labels, state.shown[role], changed, adorn);
-    group.element.dataset.filter = role;
+  const addGroup = (name, ...given) => {
+    const group = toggles(...given);
+    group.element.dataset.filter = name;
     groups.push(group);
     return group.element;
   };
-  const policies = add(POLICY, "policy", swatch);
-  const more = [add(HARDWARE, "hardware"), DATA.capacity ? null : add(LOAD, "load")];
-  if (DATA.replications.length > 1) {
-    const labels = DATA.replications.map(String);
-    const chosen = new Set(
-      range(labels.length).filter((i) => state.replications.has(DATA.replications[i])),
-    );
-    const group = toggles("Replication", labels, chosen, () => {
-      state.replications = new Set([...chosen].map((index) => DATA.replications[index]));
-      changed();
-    });
-    group.element.dataset.filter = "replication";
-    groups.push(group);
-    more.push(group.element);
-  }
-  OTHERS.forEach((axis, index) => {
-    if (axis.labels.length < 2) return;
-    more.push(
-      choice(
-        axis.title,
-        axis.labels,
-        state.slices[index],
-        (value) => {
-          state.slices[index] = value;
-          onChange();
-        },
-        { "data-filter": axis.title },
-      ),
-    );
-  });
-  more.push(
-    choice(
-      "Shown",
-      DATA.metrics.map((metric) => metric.title),
-      METRIC.get(state.metric).index,
-      (value) => {
-        state.metric = DATA.metrics[value].name;
-        onChange();
-      },
-      { id: "metric" },
-    ),
-  );
+  const ofAxis = (axis, role, adorn) =>
+    axis.labels.length > 1 || role === "policy"
+      ? addGroup(role, titled(axis), axis.labels, state.shown[role], changed, adorn)
+      : null;
+  const policies = ofAxis(POLICY, "policy", swatch);
+  const more = [
+    ofAxis(HARDWARE, "hardware"),
+    DATA.capacity ? null : ofAxis(LOAD, "load"),
+    replicationFilter(addGroup, changed),
+    ...OTHERS.map((axis, index) => sliceFilter(axis, index, onChange)),
+    metricFilter(onChange),
+  ];
   const rest = make("div", { class: "more" }, ...more.filter(Boolean));
-  const toggle = make(
-    "button",
-    {
-      type: "button",
-      class: "fold",
-      "aria-expanded": "false",
-      onclick: () => {
-        const isOpen = rest.classList.toggle("open");
-        toggle.setAttribute("aria-expanded", isOpen);
-      },
-    },
-    "Filters",
-  );
-  document
-    .getElementById("filters")
-    .append(make("div", { class: "first" }, policies, toggle), rest);
+  const onclick = () => toggle.setAttribute("aria-expanded", rest.classList.toggle("open"));
+  const attributes = { type: "button", class: "fold", "aria-expanded": "false", onclick };
+  const toggle = make("button", attributes, "Filters");
+  const bar = document.getElementById("filters");
+  bar.append(make("div", { class: "first" }, policies, toggle), rest);
+}
+
+function replicationFilter(addGroup, changed) {
+  const all = DATA.replications;
+  if (all.length < 2) return null;
+  const chosen = new Set(range(all.length).filter((i) => state.replications.has(all[i])));
+  return addGroup("replication", "Replication", all.map(String), chosen, () => {
+    state.replications = new Set([...chosen].map((index) => all[index]));
+    changed();
+  });
+}
+
+/** The value of an axis at which the page cuts through the runs. */
+function sliceFilter(axis, index, onChange) {
+  if (axis.labels.length < 2) return null;
+  const slice = (value) => {
+    state.slices[index] = value;
+    onChange();
+  };
+  return choice(axis.title, axis.labels, state.slices[index], slice, { "data-filter": axis.title });
+}
+
+function metricFilter(onChange) {
+  const titles = DATA.metrics.map((metric) => metric.title);
+  const show = (value) => {
+    state.metric = DATA.metrics[value].name;
+    onChange();
+  };
+  return choice("Shown", titles, METRIC.get(state.metric).index, show, { id: "metric" });
 }

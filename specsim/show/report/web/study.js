@@ -54,6 +54,13 @@ function cell(h, p, l) {
   return cells.get(`${h} ${p} ${l}`) ?? [];
 }
 
+/** All that the filters let through, by hardware, load and policy; no cell is empty. */
+function shownCells() {
+  const row = (h, l) => shown("policy").map((p) => ({ h, l, p, points: cell(h, p, l) }));
+  const all = shown("hardware").flatMap((h) => shown("load").flatMap((l) => row(h, l)));
+  return all.filter(({ points }) => points.length);
+}
+
 function hasRuns(h, p) {
   return shown("load").some((l) => cell(h, p, l).length);
 }
@@ -65,6 +72,19 @@ function valueOf(point, name) {
 
 function valuesOf(points, name) {
   return points.map((point) => valueOf(point, name)).filter((value) => value != null);
+}
+
+function meanOf(points, name) {
+  return interval(valuesOf(points, name)).mean;
+}
+
+/** How many times better than no speculation some runs are; null where that was not run. */
+function gainOverOff(points, h, l, name) {
+  return DATA.baseline == null ? null : gain(points, cell(h, DATA.baseline, l), name);
+}
+
+function titled({ title, unit }) {
+  return unit ? `${title}, ${unit}` : title;
 }
 
 /** Mean, and half the 95 % interval of Student's t if there are several values. */
@@ -103,14 +123,10 @@ function isUnstable(points) {
 /** Only the replications that all of them have, if there are any: others met other requests. */
 function onSameLuck(all) {
   const has = (each, replication) => each.points.some((point) => point.replication === replication);
-  const shared = new Set(
-    DATA.replications.filter((replication) => all.every((each) => has(each, replication))),
-  );
-  if (!shared.size) return all;
-  return all.map((each) => ({
-    ...each,
-    points: each.points.filter((point) => shared.has(point.replication)),
-  }));
+  const shared = DATA.replications.filter((number) => all.every((each) => has(each, number)));
+  if (!shared.length) return all;
+  const kept = (points) => points.filter((point) => shared.includes(point.replication));
+  return all.map((each) => ({ ...each, points: kept(each.points) }));
 }
 
 /** The best policy of some hardware at some load; those that keep up come first. */
@@ -122,7 +138,7 @@ function best(h, l, name = state.metric) {
   const ranked = onSameLuck(ran)
     .map((each) => ({
       ...each,
-      mean: interval(valuesOf(each.points, name)).mean,
+      mean: meanOf(each.points, name),
       unstable: isUnstable(each.points),
     }))
     .filter((each) => each.mean != null)

@@ -1,4 +1,4 @@
-"""Command ``validate`` for tables: one row per measured run."""
+"""Tables of measured runs, a row each: what ``validate`` and ``profile fit`` do with them."""
 
 import csv
 from pathlib import Path
@@ -9,6 +9,7 @@ import typer
 from specsim.cli.options import (
     can_draw,
     output_file,
+    profile_text,
     progress,
     results_folder,
     show,
@@ -22,6 +23,7 @@ from specsim.core.version import __version__
 if TYPE_CHECKING:
     from specsim.reality.validation.measured_run import MeasuredRun
     from specsim.reality.validation.table_replay import Prediction
+
 
 SET_FORM = "COLUMN=VALUE, such as gpu=H100"
 _COLUMNS = ("file", "line", "run_id", "method", "num_speculative_tokens", "load")
@@ -48,7 +50,7 @@ def validate_tables(
     from specsim.reality.validation.prediction_errors import TableErrors
     from specsim.reality.validation.spread import DEFAULT_SPREAD
     from specsim.reality.validation.table_replay import Replayer
-    from specsim.show.render.predictions import prediction_tables
+    from specsim.show.render.reality import prediction_tables
 
     if profile is None:
         raise ConfigError("--profile: is missing; of a table's rows it must say what a step costs")
@@ -70,7 +72,7 @@ def validate_tables(
         write_json(json_file, report)
         write_json(folder and folder / "report.json", report)
         if folder is not None and draws:
-            from specsim.show.plots.predictions import plot_predictions
+            from specsim.show.plots.reality import plot_predictions
 
             with spinner("drawing"):
                 title = ", ".join(table.name for table in tables)
@@ -151,3 +153,49 @@ def _report(
         ],
         "left_out": {run.place: run.missing for run in skipped},
     }
+
+
+def fit_tables(
+    tables: list[Path],
+    start: str,
+    *,
+    filters: list[str],
+    fit_filters: list[str],
+    given: list[str],
+    metrics: list[str],
+    skip_incomplete: bool,
+    seed: int,
+    workers: int,
+    out: Path | None,
+    json_out: Path | None,
+) -> None:
+    """Read rows, fit the start profile to some of them, and tell the errors on the others."""
+    from specsim.profile import load_profile
+    from specsim.profile.from_roofline import parse_pairs
+    from specsim.reality.profile_fit.run_fit import DEVIATIONS, fit_runs
+    from specsim.reality.validation.table import select_rows
+    from specsim.show.render.reality import run_fit_tables
+
+    profile = load_profile(start)
+    cells = parse_pairs("--set", SET_FORM, given)
+    runs, skipped = selected_rows(tables, filters, None, cells, skip_incomplete=skip_incomplete)
+    fitted = select_rows(runs, fit_filters, "--fit-rows")
+    held_out = [run for run in runs if run not in fitted]
+    with output_file(out) as profile_file, output_file(json_out) as json_file:
+        with progress("profiles tried", None) as on_progress:
+            found = fit_runs(
+                profile,
+                fitted,
+                held_out,
+                metrics=metrics or tuple(DEVIATIONS),
+                seed=seed,
+                processes=workers,
+                on_progress=on_progress,
+            )
+        write_json(json_file, found.to_dict())
+        if profile_file is not None:
+            profile_file.write_text(profile_text(found.profile), encoding="utf-8")
+    show(*run_fit_tables(found, ", ".join(table.name for table in tables)))
+    warn([f"left out: {run.place}: {run.missing[0]}" for run in skipped])
+    if out is not None:
+        typer.echo(f"profile: {out}")
