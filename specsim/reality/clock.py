@@ -9,8 +9,7 @@ import os
 import time
 from pathlib import Path
 
-STALL = 0.02
-"""Seconds; what is taken in smaller pieces makes a machine slow, which probes see."""
+STALL = 0.02  # seconds; what is taken in smaller pieces makes a machine slow, which probes see
 _PAID_BACK = 0.9
 """Share of the time that passes; what is left of a stall is taken out of the steps that follow."""
 _STAT = Path("/proc/stat")

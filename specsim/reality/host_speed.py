@@ -29,20 +29,16 @@ class Window(NamedTuple):
     """A stretch of time in which the machine had one speed."""
 
     start: float
-    end: float
-    """Seconds, both."""
-    slowness: float
-    """How many times as long as usual everything took."""
+    end: float  # seconds, both
+    slowness: float  # how many times as long as usual everything took
 
 
 @dataclass(frozen=True)
 class HostSpeed:
     """The probes of one measurement, at least one."""
 
-    at: Seconds
-    """When each was done, rising, on the clock of the measurement; shape (n,)."""
-    seconds: Seconds
-    """How long each took, shape (n,)."""
+    at: Seconds  # when each was done, rising, on the clock of the measurement; shape (n,)
+    seconds: Seconds  # how long each took, shape (n,)
 
     @classmethod
     def of(cls, probes: Iterable[tuple[float, float]]) -> "HostSpeed":

@@ -22,15 +22,11 @@ class RequestRow(TypedDict):
     """One request; times in seconds on one clock, None for what never came."""
 
     request_id: str
-    number: NotRequired[int]
-    """As ``requests`` of the steps call it."""
+    number: NotRequired[int]  # as ``requests`` of the steps call it
     input_toks: int
-    output_toks: int
-    """Tokens that were delivered."""
-    arrival_time: float
-    """When the client sent it."""
-    queued_ts: float
-    """When the engine took it in; of a client, when it sent it."""
+    output_toks: int  # tokens that were delivered
+    arrival_time: float  # when the client sent it
+    queued_ts: float  # when the engine took it in; of a client, when it sent it
     scheduled_ts: float | None
     first_token_ts: float | None
     last_token_ts: float | None
@@ -39,8 +35,7 @@ class RequestRow(TypedDict):
     accepted: NotRequired[Sequence[Sequence[int]]]
     """Per verified draft: output tokens before the step, draft length, accepted length."""
     preemptions: NotRequired[int]
-    error: NotRequired[str]
-    """Why it did not end as it should."""
+    error: NotRequired[str]  # why it did not end as it should
     input_tok_ids: NotRequired[Sequence[int]]
     output_tok_ids: NotRequired[Sequence[int]]
 
@@ -48,17 +43,14 @@ class RequestRow(TypedDict):
 class StepRow(TypedDict):
     """One step of the engine; the first eight as ``specsim profile fit`` reads them."""
 
-    started_at: float
-    """On the clock of the requests, seconds."""
+    started_at: float  # on the clock of the requests, seconds
     seconds: float
     """Until the next step is scheduled; of the last before the engine idles, until its output."""
-    context_tokens: int
-    """KV entries of its sequences when it starts."""
+    context_tokens: int  # KV entries of its sequences when it starts
     batched_tokens: int
     num_requests: int
     prefill_tokens: int
-    draft_tokens: int
-    """Verified in this step."""
+    draft_tokens: int  # verified in this step
     accepted_tokens: int
     num_waiting: int
     free_blocks: int
@@ -67,10 +59,8 @@ class StepRow(TypedDict):
     scheduled: NotRequired[list[int]]
     drafted: NotRequired[list[int]]
     accepted: NotRequired[list[int]]
-    draft_seconds: NotRequired[float]
-    """Of `seconds`, what drafting took, where the engine can tell."""
-    made_drafts: NotRequired[int]
-    """Longest draft that was made at its end, tokens."""
+    draft_seconds: NotRequired[float]  # of `seconds`, what drafting took, where the engine can tell
+    made_drafts: NotRequired[int]  # longest draft that was made at its end, tokens
 
 
 class RunWriter:

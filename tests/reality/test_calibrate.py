@@ -16,8 +16,15 @@ from made_up import TRUTH, Host, request_rows, step_rows
 from specsim.core.errors import CapacityError, ProfileError
 from specsim.core.request import Request
 from specsim.profile import Profile, StepCosts, load_profile
-from specsim.reality.calibration.calibrate import Calibration, calibrate
-from specsim.reality.calibration.results import CaseResult, Judgement, Load, judged, swaps, tells
+from specsim.reality.calibration import (
+    Calibration,
+    CaseResult,
+    Load,
+    calibrate,
+    judged,
+    swaps,
+    tells,
+)
 from specsim.reality.calibration.torch_plan import QUICK, Served, Spans, TorchPlan, acceptance_rates
 from specsim.reality.calibration.torch_subject import TorchSubject
 from specsim.reality.profile_fit import read_points
@@ -229,9 +236,9 @@ def test_what_is_beyond_the_stated_error(exact: tuple[Calibration, Path]) -> Non
     assert not tells(noisy, 0.05)
     assert tells(result("off", [0.9, 1.1], 1.19, found, told=[0.92, 1.06]), 0.05)
     assert not tells(result("off", [0.9, 1.1], 1.19, found, told=[0.99, 1.19]), 0.05)
-    assert Judgement(0.05, [noisy]).is_kept
-    assert not Judgement(0.05, [noisy]).is_validated
-    assert Judgement(0.05, [result("off", [1.0, 1.0], 1.04, found)]).is_validated
+    assert Calibration(0.05, [noisy]).is_kept
+    assert not Calibration(0.05, [noisy]).is_validated
+    assert Calibration(0.05, [result("off", [1.0, 1.0], 1.04, found)]).is_validated
 
 
 def test_an_order_that_is_none_cannot_be_wrong(exact: tuple[Calibration, Path]) -> None:

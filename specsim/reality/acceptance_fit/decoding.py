@@ -12,11 +12,9 @@ from specsim.acceptance.base import Acceptance
 from specsim.core.request import Request
 from specsim.core.rng import Luck, stream_id
 
-WINDOW = 8
-"""Consecutive steps over which accepted tokens are summed."""
+WINDOW = 8  # consecutive steps over which accepted tokens are summed
 
-_LAGS = (1, 2, 4, 8)
-"""Steps apart at which the correlation of accepted tokens is measured."""
+_LAGS = (1, 2, 4, 8)  # steps apart at which the correlation of accepted tokens is measured
 
 Sample = NDArray[Any]
 
@@ -28,12 +26,10 @@ class Decoded:
     """The steps of some requests, each decoded from its first token on with drafts of k tokens."""
 
     draft_len: int
-    output_lens: NDArray[np.int64]
-    """Shape (n_requests,), tokens, each at least 2."""
+    output_lens: NDArray[np.int64]  # shape (n_requests,), tokens, each at least 2
     accepted_lens: NDArray[np.uint8]
     """Shape (n_steps,), the steps of one request after those of another, in order."""
-    num_steps: NDArray[np.int64]
-    """Shape (n_requests,)."""
+    num_steps: NDArray[np.int64]  # shape (n_requests,)
 
     @cached_property
     def tokens_per_step(self) -> NDArray[np.float64]:
@@ -154,14 +150,10 @@ class Twin:
 class Distances:
     """Kolmogorov-Smirnov distances of three distributions, and the error of the total."""
 
-    per_step: float
-    """Of accepted tokens per step."""
-    per_request: float
-    """Of output tokens per step of each request."""
-    per_window: float
-    """Of accepted tokens in 8 consecutive steps."""
-    steps_error: float
-    """Decode steps per output token, relative to the data: 0.05 is 5 % too many."""
+    per_step: float  # of accepted tokens per step
+    per_request: float  # of output tokens per step of each request
+    per_window: float  # of accepted tokens in 8 consecutive steps
+    steps_error: float  # decode steps per output token, relative to the data: 0.05 is 5 % too many
 
     @classmethod
     def between(cls, model: Decoded, data: Decoded) -> "Distances":

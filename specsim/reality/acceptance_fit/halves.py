@@ -27,8 +27,7 @@ class Records:
     max_output_len: int
     tables: list[bytes]
     """Per request, in the order of the file: accepted length of a draft at each position."""
-    num_too_long: int
-    """Requests left out because their outputs are longer than allowed."""
+    num_too_long: int  # requests left out because their outputs are longer than allowed
     num_too_short: int
     """Requests left out because no draft was made for them: one output token, or none recorded."""
 
@@ -87,19 +86,14 @@ class AcceptanceFit:
     records: Records
     draft_len: int
     split_seed: int
-    num_fitted: int
-    """Requests in the half that models were fitted to."""
+    num_fitted: int  # requests in the half that models were fitted to
     num_held_out: int
     halves: Distances
     """Between the two halves of the data: what a perfect model would still be apart."""
-    candidates: dict[str, Candidate]
-    """By kind."""
-    best: str
-    """Kind of the candidate that is closest to the held-out half."""
-    chosen_kind: str
-    """The best, unless another one was asked for."""
-    chosen: Acceptance
-    """A model of that kind, fitted to all requests."""
+    candidates: dict[str, Candidate]  # by kind
+    best: str  # kind of the candidate that is closest to the held-out half
+    chosen_kind: str  # the best, unless another one was asked for
+    chosen: Acceptance  # a model of that kind, fitted to all requests
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""

@@ -1,17 +1,18 @@
-"""An engine of our own under calibration: what is asked of it, what is run, what a run leaves."""
+"""Plans for an engine of our own: what is measured, what is run, and what a run leaves."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specsim.core.request import Request
 from specsim.profile import Profile
-from specsim.reality.calibration.results import Label, Load
+from specsim.reality.calibration import Label, Load
 from specsim.reality.host_speed import HostSpeed
-from specsim.reality.profile_fit.grid import GridPoint, Sample, StepGrid
+from specsim.reality.profile_fit.grid import StepGrid
 from specsim.reality.run_writer import RequestRow, RunWriter, StepRow
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -38,13 +39,10 @@ class TorchPlan:
     loads: tuple[Load, ...]
     max_num_seqs: int
     max_model_len: int
-    prompt_lens: tuple[int, int]
-    """Least and most, drawn uniformly; likewise `output_lens`."""
+    prompt_lens: tuple[int, int]  # least and most, drawn uniformly; likewise `output_lens`
     output_lens: tuple[int, int]
-    repetitions: int
-    """How often each real run is made; their spread is the noise floor."""
-    minutes: int
-    """About how long it takes: a slower machine gets fewer requests, not more time."""
+    repetitions: int  # how often each real run is made; their spread is the noise floor
+    minutes: int  # about how long it takes: a slower machine gets fewer requests, not more time
     cases_per_round: int
     """After so many cases the grid is measured once more: a machine that gets slower meanwhile does
     so for what is fitted, too."""
@@ -78,20 +76,16 @@ class TorchPlan:
             real_rates: Acceptance of each position of a draft, if all before it were accepted, as
                 it is expected where the models decide.
         """
-        kinds = (  # with seeds of requests that nothing was fitted to
-            ("synthetic", self.synthetic_rates, 1),
-            ("real", real_rates, 2),
-        )
+        real_loads = [load for load in self.loads if load.name in self.real_loads]
         cases = []
-        for kind, rates, seed in kinds:
-            for load in self.loads:
-                if kind == "real" and load.name not in self.real_loads:
-                    continue
+        for kind, of_kind, rates, seed in (  # seeds of requests that nothing was fitted to
+            ("synthetic", self.loads, self.synthetic_rates, 1),
+            ("real", real_loads, real_rates, 2),
+        ):
+            for load, policy in product(of_kind, self.policies):
                 rate = loads[load.name]
-                num_requests = load.num_requests(rate)
-                for policy in self.policies:
-                    made = self._experiment(rate, num_requests, policy, rates, seed)
-                    cases.append(Case(kind, load, policy, rate, *made))
+                made = self._experiment(rate, load.num_requests(rate), policy, rates, seed)
+                cases.append(Case(kind, load, policy, rate, *made))
         return cases
 
     def profiling_case(self, policy: str, num_requests: int) -> Case:
@@ -117,15 +111,12 @@ class TorchPlan:
                 "method": "draft_model",
                 "num_speculative_tokens": int(fixed) if fixed else self.max_draft_len,
             }
+        prompt, output = list(self.prompt_lens), list(self.output_lens)
         experiment = Experiment.parse(
             {
                 "workload": {
                     "arrivals": {"kind": "poisson", "rate": rate},
-                    "lengths": {
-                        "kind": "uniform",
-                        "prompt": list(self.prompt_lens),
-                        "output": list(self.output_lens),
-                    },
+                    "lengths": {"kind": "uniform", "prompt": prompt, "output": output},
                     "num_requests": num_requests,
                 },
                 "engine": engine,
@@ -156,8 +147,7 @@ class Spans(NamedTuple):
     num_requests: int
     target: float
     draft: float
-    overhead: float
-    """Scheduling, decisions, and what is between the forward passes."""
+    overhead: float  # scheduling, decisions, and what is between the forward passes
 
 
 @dataclass
@@ -194,35 +184,6 @@ class Served:
                 writer.add_step(step)
             for at, seconds in self.probes:
                 writer.add_probe(at, seconds)
-
-
-class SteppedEngine(Protocol):
-    """An engine that can be profiled step by step, and that serves experiments."""
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """What it is and what it runs on, for ``meta.json``."""
-
-    @property
-    def drafter_gib(self) -> float:
-        """Memory of the draft model's own weights, GiB."""
-
-    @property
-    def drafter_kv_bytes(self) -> float:
-        """Memory of the draft model's KV cache, bytes per token."""
-
-    def measure(self, points: Iterable[GridPoint]) -> Iterator[Sample]:
-        """Run steps of given sizes, one after the other, and time them."""
-
-    def serve(
-        self,
-        experiment: Experiment,
-        profile: Profile,
-        requests: list[Request],
-        *,
-        is_synthetic: bool,
-    ) -> Served:
-        """Serve what `specsim.run.simulate.simulate` simulates, from the same arguments."""
 
 
 QUICK = TorchPlan(

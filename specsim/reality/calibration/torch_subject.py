@@ -5,27 +5,26 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from specsim.core.atomic import new_file
 from specsim.core.step import StepLoad
 from specsim.profile import Profile
-from specsim.reality.calibration.calibrate import (
+from specsim.reality.calibration import (
     Calibration,
+    CaseResult,
+    Load,
     Part,
-    Started,
     Tell,
     with_status,
     write_profile,
 )
-from specsim.reality.calibration.results import CaseResult, Load
 from specsim.reality.calibration.torch_plan import (
     Case,
     Served,
     Spans,
-    SteppedEngine,
     TorchPlan,
     acceptance_rates,
 )
@@ -39,6 +38,9 @@ from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
+
+if TYPE_CHECKING:
+    from specsim.reality.torch_engine.engine import TorchEngine
 
 _PROFILING = (("off", 2.0), ("static:k=5", 6.0), ("static:k=1", 1.0))
 """Policies that run before the cases, and requests per slot of the engine."""
@@ -60,10 +62,9 @@ class _Levels(NamedTuple):
 class TorchSubject:
     """An engine that is calibrated; everything that is measured is kept here."""
 
-    engine: SteppedEngine
+    engine: "TorchEngine"
     plan: TorchPlan
-    model: str
-    """As in ``profiles/``, or the path of a config."""
+    model: str  # as in ``profiles/``, or the path of a config
     gpu: str
     stated_error: float
     profiles: ClassVar[dict[str, str]] = {"": "profile.yaml"}
@@ -91,7 +92,7 @@ class TorchSubject:
         """Those of the plan."""
         return self.plan.loads
 
-    def start(self, folder: Path, tell: Tell) -> Started:
+    def start(self, folder: Path, tell: Tell) -> tuple[float, dict[str, Any]]:
         """Warm the engine up, measure the first rounds of the grid and some runs."""
         self._folder, plan = folder, self.plan
         grid = plan.grid
@@ -110,7 +111,7 @@ class TorchSubject:
         rows = (row for _, served in self._profiling for row in served.requests)
         self._accepted = acceptance_rates(rows, plan.max_draft_len)
         self._capacity = plan.capacity(profile)
-        return Started(self._capacity, {})
+        return self._capacity, {}
 
     def run(self, part: str, rates: dict[str, float], tell: Tell) -> None:
         """Run every case some times, all of them one after the other, and the grid between them."""

@@ -6,8 +6,7 @@ of a measured run, which ``specsim validate`` reads.
 """
 
 from specsim.reality.observe.client import Options
-from specsim.reality.observe.observation import observe
-from specsim.reality.observe.outcome import Observation
+from specsim.reality.observe.observation import Observation, observe
 from specsim.reality.observe.workload import Workload, load_workload
 
 __all__ = ["Observation", "Options", "Workload", "load_workload", "observe"]

@@ -11,15 +11,15 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.reality.observe.limits import (
+from specsim.reality.observe.observed_server import (
     LONGEST_ANSWER,
+    Server,
     TooMuchError,
     check_stream,
     check_tokens,
     one_line,
     read_page,
 )
-from specsim.reality.observe.observed_server import Server
 
 _OWN_FIELDS = frozenset({"prompt", "model", "max_tokens", "min_tokens", "stream", "n"})
 _KEEP_ALIVE = 2.0  # seconds; servers hang up after 5, and a request must not meet that
@@ -33,10 +33,8 @@ class Options:
 
     low_id: int = 1_000
     """Smallest token id of random prompts: special tokens mostly lie below or at the end."""
-    high_id: int = 30_000
-    """The first id above them: most vocabularies have 32,000 and more."""
-    timeout: float = 600.0
-    """Seconds of silence after which an answer counts as failed."""
+    high_id: int = 30_000  # the first id above them: most vocabularies have 32,000 and more
+    timeout: float = 600.0  # seconds of silence after which an answer counts as failed
     num_warm_up: int = 1
     """Requests before the run, not recorded; the first also shows whether they are understood."""
     body: dict[str, Any] = field(default_factory=dict)
@@ -56,15 +54,13 @@ class StreamedAnswer:
     """When its last byte was handed to the connection, if it came to that; else when it began."""
     deliveries: list[tuple[float, int]] = field(default_factory=list)
     """When tokens came, and how many."""
-    token_ids: list[int] = field(default_factory=list)
-    """Empty if the server does not return them."""
+    token_ids: list[int] = field(default_factory=list)  # empty if the server does not return them
     finish_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     """vLLM's metrics of this request, if it is asked to give them."""
     error: str | None = None
-    is_whole: bool = False
-    """Whether the server said that this was all."""
+    is_whole: bool = False  # whether the server said that this was all
 
     @property
     def num_tokens(self) -> int:
@@ -93,25 +89,18 @@ async def _stamp(session: object, context: SimpleNamespace, sent: object) -> Non
         context.trace_request_ctx.sent_at = monotonic()
 
 
+@dataclass(frozen=True)
 class Client:
-    """Sends requests to a server.
+    """Sends requests to a server."""
 
-    Args:
-        body: Further fields of each request.
-    """
-
-    def __init__(
-        self, session: aiohttp.ClientSession, server: Server, body: dict[str, Any]
-    ) -> None:
-        self._session = session
-        self._url = f"{server.url}/v1/completions"
-        self._model = server.model
-        self._body = body
+    session: aiohttp.ClientSession
+    server: Server
+    body: dict[str, Any]  # further fields of each request
 
     def encode(self, prompt: NDArray[np.int64], output_len: int, *, priority: int = 0) -> bytes:
         """Return the body of a request for an answer of exactly this length."""
         fields: dict[str, Any] = {
-            "model": self._model,
+            "model": self.server.model,
             "prompt": prompt.tolist(),
             "max_tokens": output_len,
             "min_tokens": output_len,
@@ -120,7 +109,7 @@ class Client:
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
             **({"priority": priority} if priority else {}),
-            **self._body,
+            **self.body,
         }
         return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -130,12 +119,11 @@ class Client:
         One of far more tokens than were asked for, `output_len`, is an error.
         """
         answer = StreamedAnswer(monotonic())
-        headers = {"Content-Type": "application/json"}
         try:
-            async with self._session.post(
-                self._url,
+            async with self.session.post(
+                f"{self.server.url}/v1/completions",
                 data=body,
-                headers=headers,
+                headers={"Content-Type": "application/json"},
                 trace_request_ctx=answer,
                 allow_redirects=False,
             ) as response:

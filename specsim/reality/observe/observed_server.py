@@ -1,6 +1,10 @@
-"""A server, and what it says of itself."""
+"""A server: what it says of itself, and how much of that is read.
+
+A broken or hostile server costs an error, not the machine.
+"""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,15 +16,59 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from specsim.core.errors import ConfigError
-from specsim.reality.observe.limits import TooMuchError, one_line, read_page
 
-# A redirect would send prompts and the key to who knows whom.
-_GET: Any = {"timeout": aiohttp.ClientTimeout(total=30), "allow_redirects": False}
+MAX_BODY_BYTES = 32 << 20  # of a page: models, version, metrics, or the text of an error
+MAX_EVENT_BYTES = 8 << 20  # of one server-sent event
+MAX_STREAM_BYTES = 512 << 20  # of all events of an answer
+LONGEST_ANSWER = 6.0  # longest time that an answer may take in all, in limits of silence
+_TIMEOUT = aiohttp.ClientTimeout(total=30)
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _INFO = "vllm:cache_config_info"
 _SUMMED = frozenset({"engine", "model_name"})
 _COUNTED = ("_total", "_sum", "_count")
+
+
+class TooMuchError(Exception):
+    """An answer exceeds a limit; says which."""
+
+
+_FAILED = (aiohttp.ClientError, TimeoutError, OSError, TooMuchError)  # what asking may raise
+
+
+async def read_page(response: aiohttp.ClientResponse) -> str:
+    """Return the text of a page; a TooMuchError if it is too large."""
+    parts, size = [], 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > MAX_BODY_BYTES:
+            raise TooMuchError(f"a page of more than {MAX_BODY_BYTES >> 20} MiB")
+        parts.append(chunk)
+    return b"".join(parts).decode("utf-8", errors="replace")
+
+
+def check_stream(event_bytes: int, stream_bytes: int) -> None:
+    """Raise a TooMuchError if an event that is still coming, or an answer, is too large."""
+    if event_bytes > MAX_EVENT_BYTES:
+        raise TooMuchError(f"an event of more than {MAX_EVENT_BYTES >> 20} MiB")
+    if stream_bytes > MAX_STREAM_BYTES:
+        raise TooMuchError(f"an answer of more than {MAX_STREAM_BYTES >> 20} MiB")
+
+
+def check_tokens(count: int, wanted: int | None) -> None:
+    """Raise a TooMuchError if an answer has twice as many tokens as were asked for."""
+    if wanted is not None and count > 2 * wanted + 64:
+        raise TooMuchError(f"more than {count - 1:,} tokens where {wanted:,} were asked for")
+
+
+def one_line(error: object, limit: int = 200) -> str:
+    """Return what an error says, or its kind if it says nothing, as one line."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error  # the rest is how aiohttp was called
+        number = cause.errno or 0
+        error = os.strerror(number) if number > 0 else cause.strerror or cause
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 @dataclass(frozen=True)
@@ -46,8 +94,7 @@ class Metrics:
 class Server:
     """A server that answers, and what it says of itself."""
 
-    url: str
-    """Without a path."""
+    url: str  # without a path
     model: str
     version: str | None
     max_model_len: int | None
@@ -71,19 +118,14 @@ def base_url(url: str) -> str:
 
 
 async def find_server(session: aiohttp.ClientSession, url: str, model: str | None) -> Server:
-    """Return the server at an address, checked to be of the kind that is asked.
-
-    Args:
-        model: By default the only one that the server has.
+    """Return the server at an address, with a model or else the only one that it has.
 
     Raises:
         ConfigError: Nothing answers, something else does, or it has no such model.
     """
     try:
-        async with session.get(f"{url}/v1/models", **_GET) as response:
-            status, text = response.status, await read_page(response)
-            target = response.headers.get("Location")
-    except (aiohttp.ClientError, TimeoutError, OSError, TooMuchError) as error:
+        status, text, target = await _page(session, f"{url}/v1/models")
+    except _FAILED as error:
         raise ConfigError(
             f"{url}: no server answers ({one_line(error)}); start one there, or correct --url"
         ) from error
@@ -105,13 +147,9 @@ async def find_server(session: aiohttp.ClientSession, url: str, model: str | Non
     chosen = model or next(iter(models))
     if chosen not in models:
         raise ConfigError(f"--model {chosen}: {url} has no such model; it has: {', '.join(models)}")
-    max_model_len = models[chosen].get("max_model_len")
-    return Server(
-        url,
-        chosen,
-        await _version(session, url),
-        max_model_len if isinstance(max_model_len, int) else None,
-    )
+    max_len = models[chosen].get("max_model_len")
+    version = await _version(session, url)
+    return Server(url, chosen, version, max_len if isinstance(max_len, int) else None)
 
 
 def _models(text: str) -> dict[str, Mapping[str, Any]] | None:
@@ -125,29 +163,26 @@ def _models(text: str) -> dict[str, Mapping[str, Any]] | None:
 async def _version(session: aiohttp.ClientSession, url: str) -> str | None:
     """Return what vLLM says of its version; other servers have no such page."""
     try:
-        async with session.get(f"{url}/version", **_GET) as response:
-            found = json.loads(await read_page(response))
-            return str(found["version"]) if response.status == 200 else None
-    except (
-        aiohttp.ClientError,
-        TimeoutError,
-        OSError,
-        TooMuchError,
-        ValueError,
-        TypeError,
-        KeyError,
-    ):
+        status, text, _ = await _page(session, f"{url}/version")
+        return str(json.loads(text)["version"]) if status == 200 else None
+    except (*_FAILED, ValueError, TypeError, KeyError):
         return None
 
 
 async def read_metrics(session: aiohttp.ClientSession, url: str) -> Metrics | None:
     """Return a server's metrics; None if it does not answer, or has no such page."""
     try:
-        async with session.get(f"{url}/metrics", **_GET) as response:
-            text = await read_page(response)
-            return parse_metrics(text) if response.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, OSError, TooMuchError):
+        status, text, _ = await _page(session, f"{url}/metrics")
+    except _FAILED:
         return None
+    return parse_metrics(text) if status == 200 else None
+
+
+async def _page(session: aiohttp.ClientSession, url: str) -> tuple[int, str, str | None]:
+    """Return status and text of a page, and where it redirects to."""
+    # Never followed: a redirect would send prompts and the key to who knows whom.
+    async with session.get(url, timeout=_TIMEOUT, allow_redirects=False) as response:
+        return response.status, await read_page(response), response.headers.get("Location")
 
 
 def parse_metrics(text: str) -> Metrics:

@@ -39,10 +39,8 @@ class Workload:
     seed: int
     engine_kwargs: dict[str, Any]
     """The file's section ``engine``: how the user says that the server was started."""
-    concurrency: int | None
-    """Clients of a closed loop; None for an open one."""
-    think_times: list[float]
-    """Of a closed loop: seconds that a client waits before each request."""
+    concurrency: int | None  # clients of a closed loop; None for an open one
+    think_times: list[float]  # of a closed loop: seconds that a client waits before each request
 
 
 def load_workload(path: Path, overrides: list[str]) -> Workload:
@@ -80,10 +78,8 @@ class Prompts:
     """Token ids of prompts: those of the workload, or random ones."""
 
     seed: int
-    low: int
-    """Smallest random id."""
-    high: int
-    """The first id above the largest random one."""
+    low: int  # smallest random id
+    high: int  # the first id above the largest random one
 
     def of(self, request: Request) -> NDArray[np.int64]:
         """Return the prompt of a request, shape (prompt_len,).
@@ -121,10 +117,8 @@ Send = Callable[[int, float], Coroutine[Any, Any, None]]
 class Sent:
     """A request that was sent."""
 
-    index: int
-    """Number in the workload."""
-    due_at: float
-    """When it was to be sent, seconds on the monotonic clock."""
+    index: int  # number in the workload
+    due_at: float  # when it was to be sent, seconds on the monotonic clock
     answer: StreamedAnswer
 
     @property

@@ -37,12 +37,10 @@ class LogWriter:
         self.steps: list[dict[str, Any]] = []
         self.ended: dict[int, dict[str, Any]] = {}
         self._requests = requests
-        self._has_groups = has_groups
-        """Whether blocks are told of each KV cache group, in a list."""
+        self._has_groups = has_groups  # whether blocks are told of each KV cache group, in a list
         self._first_step: dict[int, int] = {}
         self._first_token: dict[int, int] = {}
-        self._cached: dict[int, list[int]] = {}
-        """Prefix-cache hit of each admission."""
+        self._cached: dict[int, list[int]] = {}  # prefix-cache hit of each admission
 
     def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
         """Append the step."""

@@ -13,8 +13,7 @@ from specsim.reality.profile_fit.robust import UNITS, are_collinear, robust_fit
 if TYPE_CHECKING:
     from specsim.reality.profile_fit.points import Points
 
-_LEAST_LEFT = 0.1
-"""Share of a measured step that is the target's at least, whatever drafting takes."""
+_LEAST_LEFT = 0.1  # share of a measured step that is the target's at least, whatever drafting takes
 
 
 @dataclass(frozen=True)
@@ -22,8 +21,7 @@ class DraftingOfRuns:
     """How measured runs drafted, and what their differences say that it costs."""
 
     method: str
-    draft_lens: tuple[int, ...]
-    """Of the runs, rising; 0: without speculation."""
+    draft_lens: tuple[int, ...]  # of the runs, rising; 0: without speculation
     step_seconds: float = 0.0
     pass_seconds: float = 0.0
 

@@ -17,8 +17,7 @@ from specsim.reality.profile_fit.points import Origin, Points
 from specsim.reality.profile_fit.robust import UNITS, are_collinear, robust_fit
 
 KINDS = ("two_regime", "linear")
-DISTURBED = 3.0
-"""How many times its usual duration a step may take and still count in a sum."""
+DISTURBED = 3.0  # how many times its usual duration a step may take and still count in a sum
 _MIN_POINTS = 6  # twice as many as there are coefficients
 _HELD_OUT = 0.2
 _SIZES = (10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
@@ -112,8 +111,7 @@ class ModelFit:
     model: LatencyModel
     num_points: int
     num_mixed: int
-    held_out: dict[str, Error]
-    """From `Error.by_kind`."""
+    held_out: dict[str, Error]  # from `Error.by_kind`
     learning_curve: list[tuple[int, float]]
     """Points fitted, and the median error on the held-out steps; the median of 10 draws."""
 
@@ -225,10 +223,8 @@ class ProfileErrors:
     points: Points
     predicted: NDArray[np.float64]
     """Seconds, one per point; without drafting and the engine's overhead."""
-    errors: dict[str, Error]
-    """From `Error.by_kind`."""
-    num_outside: int
-    """Steps beyond the profile's valid range."""
+    errors: dict[str, Error]  # from `Error.by_kind`
+    num_outside: int  # steps beyond the profile's valid range
 
     @classmethod
     def of(cls, profile: Profile, points: Points, source: str) -> "ProfileErrors":

@@ -31,12 +31,9 @@ class GridPoint(NamedTuple):
     """A step: some sequences that decode, perhaps a prompt that is read, and a draft at its end."""
 
     num_decodes: int
-    draft_len: int
-    """Drafts of every decode, verified and made anew, tokens."""
-    context_len: int
-    """Of every decode, tokens."""
-    chunk_len: int = 0
-    """Prompt tokens that are read beside them; 0 in a decode-only step."""
+    draft_len: int  # drafts of every decode, verified and made anew, tokens
+    context_len: int  # of every decode, tokens
+    chunk_len: int = 0  # prompt tokens that are read beside them; 0 in a decode-only step
 
     @property
     def load(self) -> StepLoad:
@@ -57,8 +54,7 @@ class Sample(NamedTuple):
     draft_seconds: float
     probed_at: float = 0.0
     """When the machine's speed was probed, shortly before, on one clock for all samples."""
-    probe_seconds: float = 0.0
-    """How long that took; 0 if it was not."""
+    probe_seconds: float = 0.0  # how long that took; 0 if it was not
 
 
 @dataclass(frozen=True)
@@ -68,13 +64,10 @@ class StepGrid:
     num_decodes: tuple[int, ...]
     draft_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
-    chunk_lens: tuple[int, ...]
-    """Of steps with prefill."""
-    chunk_decodes: tuple[int, ...]
-    """Decodes beside a chunk."""
+    chunk_lens: tuple[int, ...]  # of steps with prefill
+    chunk_decodes: tuple[int, ...]  # decodes beside a chunk
     max_batched_tokens: int
-    rounds: int
-    """How often every point is measured before the first case is run."""
+    rounds: int  # how often every point is measured before the first case is run
 
     @property
     def points(self) -> list[GridPoint]:
@@ -106,8 +99,7 @@ class Medians:
     """
 
     points: list[GridPoint]
-    target_seconds: Seconds
-    """Shape (points,)."""
+    target_seconds: Seconds  # shape (points,)
     draft_seconds: Seconds
     drift: float
     """By how much all points together took longer in the second half of the rounds, as a share."""
@@ -139,11 +131,9 @@ class Costs:
     """What the fit found."""
 
     target: Tabulated
-    request_us: float
-    """Of the target's forward pass, per sequence."""
+    request_us: float  # of the target's forward pass, per sequence
     draft: DraftCost
-    target_errors: Seconds
-    """Of the points, as shares; shape (points,)."""
+    target_errors: Seconds  # of the points, as shares; shape (points,)
     draft_errors: Seconds
 
 

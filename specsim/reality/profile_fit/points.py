@@ -35,8 +35,7 @@ class Points:
     context_tokens: NDArray[np.float64]
     batched_tokens: NDArray[np.float64]
     num_requests: NDArray[np.float64]
-    mixed: NDArray[np.bool_]
-    """Whether the step carries prefill."""
+    mixed: NDArray[np.bool_]  # whether the step carries prefill
     seconds: NDArray[np.float64]
 
     def __len__(self) -> int:
@@ -69,8 +68,7 @@ class StepLimits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    kv_tokens: int
-    """What the KV cache holds."""
+    kv_tokens: int  # what the KV cache holds
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,7 @@ class Origin:
     model: str
     gpu: str
     tensor_parallel_size: int = 1
-    drafting: DraftingOfRuns | None = None
-    """Of measured runs; None if none of them speculated."""
+    drafting: DraftingOfRuns | None = None  # of measured runs; None if none of them speculated
     reserved_gib: float = 1.15
     gpu_memory_utilization: float = 0.9
 

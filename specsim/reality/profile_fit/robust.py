@@ -4,8 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-UNITS = np.array([1e-9, 1e-6, 1e-3])
-"""Of alpha_ns, gamma_us and delta_ms, seconds."""
+UNITS = np.array([1e-9, 1e-6, 1e-3])  # of alpha_ns, gamma_us and delta_ms, seconds
 _HUBER = 1.345  # standard deviations; 95 % efficient where the errors are normal (Huber 1981)
 _ROUNDS = 20
 _MOST_COLLINEAR = 1e6  # largest over smallest singular value

@@ -24,13 +24,10 @@ log = logging.getLogger(__name__)
 class Span(NamedTuple):
     """Consecutive tokens of one sequence."""
 
-    slot: int
-    """Row of the KV cache that the sequence has."""
-    start: int
-    """Position of the first token; all before it are in the cache."""
+    slot: int  # row of the KV cache that the sequence has
+    start: int  # position of the first token; all before it are in the cache
     token_ids: NDArray[np.int64]
-    asked: range
-    """Places in the span of the tokens whose successors are asked for."""
+    asked: range  # places in the span of the tokens whose successors are asked for
 
 
 @dataclass(frozen=True)
@@ -38,20 +35,15 @@ class Batch:
     """Several spans, end to end."""
 
     spans: Sequence[Span]
-    token_ids: Tensor
-    """Shape (tokens,)."""
-    positions: Tensor
-    """Shape (tokens,)."""
-    cache_rows: Tensor
-    """Shape (tokens,): slot times slot length plus position."""
-    logit_rows: Tensor
-    """Shape (logits,): the tokens whose successors are asked for."""
+    token_ids: Tensor  # shape (tokens,)
+    positions: Tensor  # shape (tokens,)
+    cache_rows: Tensor  # shape (tokens,): slot times slot length plus position
+    logit_rows: Tensor  # shape (logits,): the tokens whose successors are asked for
     query_starts: Tensor
     """Of the spans in the batch, and the end of the last, shape (spans + 1,), int32."""
     key_starts: Tensor
     """Of their sequences in the cache, and an unused 0, shape (spans + 1,), int32."""
-    key_lens: Tensor
-    """Of their sequences, these spans included, shape (spans,), int32."""
+    key_lens: Tensor  # of their sequences, these spans included, shape (spans,), int32
 
     @property
     def longest(self) -> int:
@@ -110,8 +102,7 @@ def unpack(packed: Tensor, spans: Sequence[Span]) -> Batch:
     )
 
 
-Attend = Callable[[Tensor, Tensor, Batch], Tensor]
-"""Takes queries, cache and batch."""
+Attend = Callable[[Tensor, Tensor, Batch], Tensor]  # takes queries, cache and batch
 
 
 def causal_mask(num_positions: int, num_shared: int, like: Tensor) -> Tensor:

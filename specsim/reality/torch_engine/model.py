@@ -52,11 +52,9 @@ def _error(what: str, device: torch.device, error: BaseException) -> CapacityErr
 class Layer:
     """Matrices of one layer, shape (outputs, inputs)."""
 
-    qkv: Tensor
-    """Queries, keys and values on top of each other."""
+    qkv: Tensor  # queries, keys and values on top of each other
     out: Tensor
-    gate_up: Tensor
-    """Gate and up projection on top of each other."""
+    gate_up: Tensor  # gate and up projection on top of each other
     down: Tensor
 
 
@@ -64,11 +62,9 @@ class Layer:
 class Weights:
     """A decoder-only transformer; its norms have no weights of their own."""
 
-    embedding: Tensor
-    """Shape (vocabulary, hidden)."""
+    embedding: Tensor  # shape (vocabulary, hidden)
     layers: tuple[Layer, ...]
-    lm_head: Tensor
-    """Shape (vocabulary, hidden)."""
+    lm_head: Tensor  # shape (vocabulary, hidden)
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,12 @@ class PassRow(NamedTuple):
     """What one request reads in a step. All lengths are tokens."""
 
     request: int
-    start: int
-    """Its text in the target's KV cache before the step."""
-    end: int
-    """How far the step reads, drafts included."""
-    known_len: int
-    """Its text without drafts."""
-    draft_len: int
-    """Drafts among the tokens from `start` to `end`."""
-    is_partial: bool
-    """Whether it stops short of the known tokens: it emits nothing."""
-    is_padded: bool
-    """Whether its drafts are dummies, which are never accepted."""
+    start: int  # its text in the target's KV cache before the step
+    end: int  # how far the step reads, drafts included
+    known_len: int  # its text without drafts
+    draft_len: int  # drafts among the tokens from `start` to `end`
+    is_partial: bool  # whether it stops short of the known tokens: it emits nothing
+    is_padded: bool  # whether its drafts are dummies, which are never accepted
 
 
 class RequestText:
@@ -36,10 +30,8 @@ class RequestText:
     def __init__(self, prompt: NDArray[np.int64], slot_len: int) -> None:
         self.token_ids = np.zeros(slot_len + 1, dtype=np.int64)
         self.token_ids[: len(prompt)] = prompt
-        self.slot: int | None = None
-        """Row of the KV caches; None while it does not run."""
-        self.draft_read_len = 0
-        """Tokens in the draft model's KV cache."""
+        self.slot: int | None = None  # row of the KV caches; None while it does not run
+        self.draft_read_len = 0  # tokens in the draft model's KV cache
 
     def span(self, start: int, end: int, asked: range) -> Span:
         """Return the tokens from one position up to another, to be read."""
@@ -59,10 +51,8 @@ class ModelRunner:
     ) -> None:
         self._target, self._draft = target, draft
         self._timer = timer
-        self.target_time = 0.0
-        """Seconds of the last `verify`."""
-        self.draft_time = 0.0
-        """Seconds of the last `draft`."""
+        self.target_time = 0.0  # seconds of the last `verify`
+        self.draft_time = 0.0  # seconds of the last `draft`
         self._slot_len = slot_len
         self._free_slots = list(range(num_slots))[::-1]
         self._texts: dict[int, RequestText] = {}

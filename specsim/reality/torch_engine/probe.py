@@ -104,12 +104,9 @@ def keep_kernels() -> None:
 class Timing(NamedTuple):
     """Clocks, and how fast the machine is."""
 
-    clock: Clock
-    """Of runs."""
-    timer: Timer
-    """Of the models."""
-    probe: Probe | None
-    """Of the speed of a CPU, by that clock."""
+    clock: Clock  # of runs
+    timer: Timer  # of the models
+    probe: Probe | None  # of the speed of a CPU, by that clock
 
     @classmethod
     def of(cls, device: torch.device, shape: ModelShape, dtype: torch.dtype) -> "Timing":

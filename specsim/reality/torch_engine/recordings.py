@@ -76,16 +76,13 @@ class PassShape(NamedTuple):
     """A pass of spans that are all alike."""
 
     num_spans: int
-    span_len: int
-    """Tokens of each span."""
-    num_asked: int
-    """Successors that are asked for, of each span."""
+    span_len: int  # tokens of each span
+    num_asked: int  # successors that are asked for, of each span
 
 
 class _RecordedPass(NamedTuple):
     shape: PassShape
-    inputs: Tensor
-    """As `pack` makes them."""
+    inputs: Tensor  # as `pack` makes them
     run: Run
 
 

@@ -52,13 +52,10 @@ _NOT_OURS = frozenset({"model", "tensor_parallel_size", "speculative_config"})
 class Replaced:
     """What a user gives in place of what the folder says."""
 
-    profile: str | None = None
-    """Name or path."""
+    profile: str | None = None  # name or path
     num_gpu_blocks: int | None = None
-    tokens: Path | None = None
-    """Workload with token ids."""
-    model: str | None = None
-    """Name, or path of a ``config.json``."""
+    tokens: Path | None = None  # workload with token ids
+    model: str | None = None  # name, or path of a ``config.json``
 
 
 @dataclass(frozen=True)
@@ -68,8 +65,7 @@ class Replay:
     experiment: Experiment
     profile: Profile
     requests: list[Request]
-    notes: list[str] = field(default_factory=list)
-    """What was assumed or left out."""
+    notes: list[str] = field(default_factory=list)  # what was assumed or left out
 
 
 def compose(run: RunFolder, replaced: Replaced) -> Replay:

@@ -10,8 +10,7 @@ from specsim.core.errors import ConfigError
 from specsim.reality.validation.measured_run import METRICS, STATISTICS, MeasuredRun
 from specsim.reality.validation.table_replay import Prediction
 
-OF_TOKENS = "tpot_or_itl"
-"""Prefix of what stands for TPOT, and for ITL of a row without TPOT."""
+OF_TOKENS = "tpot_or_itl"  # prefix of what stands for TPOT, and for ITL of a row without TPOT
 HEADLINES = ("output_tok_s", f"{OF_TOKENS}_mean_ms", "ttft_p50_ms", "e2e_mean_ms")
 """Metrics whose errors are told by k, by load, and by set."""
 SPEEDS = {"output_tok_s": 1, "tpot_mean_ms": -1, "e2e_mean_ms": -1}
@@ -36,8 +35,7 @@ class ErrorSummary:
     count: int
     median_abs: float
     worst_abs: float
-    median: float
-    """With its sign."""
+    median: float  # with its sign
     worst_run: str
 
 
@@ -45,8 +43,7 @@ class ErrorSummary:
 class MeasuredSpeedUp:
     """Speed of a choice of drafts over no speculation, all else alike."""
 
-    runs: str
-    """What is alike."""
+    runs: str  # what is alike
     choice: str
     metric: str
     measured: float
@@ -263,8 +260,7 @@ class TableErrors:
     """All errors of a table of measured runs."""
 
     by_metric: list[ErrorSummary]
-    by_group: dict[str, dict[str, list[ErrorSummary]]]
-    """By name in `GROUPS`, then by group."""
+    by_group: dict[str, dict[str, list[ErrorSummary]]]  # by name in `GROUPS`, then by group
     speed_ups: list[MeasuredSpeedUp]
     best: list[BestChoice]
 

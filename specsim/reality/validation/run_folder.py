@@ -26,19 +26,15 @@ class RunFolder:
     runs: list[dict[str, NDArray[Any]]]
     """Columns of their requests, in order of arrival, named as those of a simulated run; times in
     seconds after the first arrival. The first is what a simulation is compared with."""
-    rows: list[int]
-    """Of each request of the first run, its number in the workload."""
-    meta: dict[str, Any]
-    """``meta.json``; empty if there is none."""
+    rows: list[int]  # of each request of the first run, its number in the workload
+    meta: dict[str, Any]  # ``meta.json``; empty if there is none
     accepted: list[list[tuple[int, int, int]]]
     """Of each request of the first run, its verified drafts: output tokens before the step, draft
     length, accepted length."""
     token_ids: list[tuple[NDArray[np.int64], NDArray[np.int64] | None]] | None
     """Of each request of the first run, prompt and, if recorded, answer; None if not recorded."""
-    num_failed: int
-    """Requests of the first run that ended with an error, and so are left out."""
-    started_at: float
-    """The first arrival of the first run, on the clock of its stamps, seconds."""
+    num_failed: int  # requests of the first run that ended with an error, and so are left out
+    started_at: float  # the first arrival of the first run, on the clock of its stamps, seconds
 
     @property
     def host_speed(self) -> HostSpeed | None:
@@ -114,10 +110,8 @@ def load_run(path: Path) -> RunFolder:
 class _Row(NamedTuple):
     """A request that got its answer."""
 
-    place: int
-    """Its row in the file, from 0."""
-    number: int
-    """In the workload, as the row says; -1 if it does not."""
+    place: int  # its row in the file, from 0
+    number: int  # in the workload, as the row says; -1 if it does not
     arrived_at: float
     first_token_at: float
     ended_at: float

@@ -36,8 +36,7 @@ class Prediction:
     """A measured run and what the simulation says of it."""
 
     run: MeasuredRun
-    values: dict[str, float]
-    """By name in `specsim.reality.validation.measured_run.METRICS`."""
+    values: dict[str, float]  # by name in `specsim.reality.validation.measured_run.METRICS`
 
     def error(self, metric: str) -> float | None:
         """Return predicted against measured as a share of the measured; None if that is 0."""

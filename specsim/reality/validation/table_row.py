@@ -45,8 +45,7 @@ COLUMNS = (
     *("gpu_memory_utilization", "prefix_caching", "async_scheduling"),
 )
 """Those that describe a run."""
-_FIRST_ASYNC = (0, 14)
-"""vLLM that schedules asynchronously by default (release notes of v0.14.0)."""
+_FIRST_ASYNC = (0, 14)  # vLLM that schedules asynchronously by default (release notes of v0.14.0)
 
 
 def filled(

@@ -58,8 +58,7 @@ class Validation:
     measured: Requests
     simulated: Requests
     statistics: list[Statistic]
-    details: dict[str, Any]
-    """Of the simulation: KV blocks, prefix hits, preemptions."""
+    details: dict[str, Any]  # of the simulation: KV blocks, prefix hits, preemptions
     notes: list[str]
     num_runs: int
 

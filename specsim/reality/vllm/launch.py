@@ -22,14 +22,10 @@ _ROOT = Path(__file__).parents[3]
 class VllmRun:
     """A workload, and the run folder that comes of it; parallel lists, in order of arrival."""
 
-    folder: Path
-    """Must not hold a run yet."""
-    arrivals: Sequence[float]
-    """Seconds after the start of the run, rising."""
-    prompts: Sequence[Sequence[int]]
-    """Token ids."""
-    output_lens: Sequence[int]
-    """Each answer is exactly that long."""
+    folder: Path  # must not hold a run yet
+    arrivals: Sequence[float]  # seconds after the start of the run, rising
+    prompts: Sequence[Sequence[int]]  # token ids
+    output_lens: Sequence[int]  # each answer is exactly that long
 
 
 def vllm_python() -> str:

@@ -33,11 +33,9 @@ class _Live:
 class _Step:
     """A step that has been scheduled."""
 
-    output: Any
-    """What the scheduler said of it, which comes back when it has ended."""
+    output: Any  # what the scheduler said of it, which comes back when it has ended
     row: StepRow
-    first_tokens: list[_Live]
-    """Requests that get their first token from it."""
+    first_tokens: list[_Live]  # requests that get their first token from it
 
 
 class Recorder:

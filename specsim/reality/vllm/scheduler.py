@@ -25,8 +25,7 @@ from specsim.core.errors import ConfigError
 from specsim.reality.clock import Clock
 from specsim.reality.vllm.recorder import Recorder
 
-FOLDER_VARIABLE = "SPECSIM_RECORD_DIR"
-"""Environment variable: where the run is written."""
+FOLDER_VARIABLE = "SPECSIM_RECORD_DIR"  # environment variable: where the run is written
 TOKENS_VARIABLE = "SPECSIM_RECORD_TOKENS"
 """Environment variable: set to 1, token ids are written too, for prefix hits."""
 
@@ -60,8 +59,7 @@ class _Recording:
 
     recorder: Recorder | None
     """None once recording has failed: a server must not fall with its recorder."""
-    clock: Clock
-    """Of all that is recorded; may be replaced before a run."""
+    clock: Clock  # of all that is recorded; may be replaced before a run
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         folder = _folder(vllm_config)
