@@ -25,7 +25,7 @@ from specsim.reality.calibration import (
     swaps,
     tells,
 )
-from specsim.reality.calibration.torch_plan import QUICK, Served, Spans, TorchPlan, acceptance_rates
+from specsim.reality.calibration.torch_plan import QUICK, Served, TorchPlan, acceptance_rates
 from specsim.reality.calibration.torch_subject import TorchSubject
 from specsim.reality.profile_fit import read_points
 from specsim.reality.profile_fit.grid import GridPoint, Sample, fit_costs, medians
@@ -88,13 +88,11 @@ class MadeUpEngine:
         served = Served(probes=host.probes(float(records.steps["ended_at"].max())))
         served.requests += request_rows(run)
         served.steps += step_rows(run)
-        for step in records.steps:
-            target, draft = float(step["target_time"]), float(step["draft_time"])
-            num = int(step["num_requests"])
+        for row, step in zip(served.steps, records.steps, strict=True):
             # 30 of the 50 microseconds per sequence were seen as part of the forward pass.
-            within = 30e-6 * num * host.factor(float(step["scheduled_at"]))
-            overhead = float(step["overhead_time"]) - within
-            served.spans.append(Spans(num, target + within, draft, overhead))
+            within = 30e-6 * row["num_requests"] * host.factor(row["started_at"])
+            served.target_seconds.append(float(step["target_time"]) + within)
+            row["draft_seconds"] = float(step["draft_time"])
         return served
 
 

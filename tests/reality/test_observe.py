@@ -21,9 +21,14 @@ from conftest import Run
 from openai_server import DELIVERIES, STEP, FakeVllm, serving
 
 from specsim.core.request import PrefixIds, Request
-from specsim.reality.observe.client import StreamedAnswer, _read
+from specsim.reality.observe.client import (
+    MAX_EVENT_BYTES,
+    StreamedAnswer,
+    TooMuchError,
+    _read,
+    parse_metrics,
+)
 from specsim.reality.observe.observation import accepted_drafts, request_row
-from specsim.reality.observe.observed_server import MAX_EVENT_BYTES, TooMuchError, parse_metrics
 from specsim.reality.observe.workload import Prompts, Sent, load_workload
 from specsim.reality.validation import load_run
 from specsim.workload.readers import read_trace

@@ -66,8 +66,7 @@ class CaseResult:
 
     case: Label
     runs: Sequence[Requests]  # the repetitions
-    statistics: list[Statistic]
-    """Means of the repetitions' statistics, and of those of their simulations."""
+    statistics: list[Statistic]  # means over the repetitions, and over their simulations
     slowness: list[float]
     """How slow the machine was on average in each repetition, by its probes, relative to its mean
     while what the profile is fitted to was measured; empty if it was not probed."""
@@ -212,8 +211,7 @@ class Calibration:
     rates: dict[str, float] = field(default_factory=dict)  # requests per second of every load
     parts: list[Part] = field(default_factory=list)
     findings: dict[str, Any] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    """What could be measured but not judged, and why."""
+    left_out: dict[str, str] = field(default_factory=dict)  # measured but not judged, and why
 
     @property
     def profile(self) -> Profile:
@@ -293,9 +291,8 @@ class Subject(Protocol):
     def start(self, folder: Path, tell: Tell) -> tuple[float, dict[str, Any]]:
         """Measure all that comes before the cases; the folder is that of the calibration.
 
-        Returns:
-            Requests per second without speculation, when the engine is never idle; and what else
-            goes into ``meta.json``.
+        Return the requests per second without speculation when the engine is never idle, and what
+        else goes into ``meta.json``.
         """
 
     def run(self, part: str, rates: dict[str, float], tell: Tell) -> None:
@@ -309,13 +306,10 @@ class Subject(Protocol):
 
 
 def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
-    """Calibrate an engine.
+    """Calibrate an engine; `tell` is told what goes on, in lines.
 
-    The folder fills while this goes on; until its end ``meta.json`` says that it is incomplete.
-
-    Args:
-        folder: New, or empty.
-        tell: Told what goes on, in a line.
+    The folder, new or empty, fills meanwhile; until the end ``meta.json`` says that it is
+    incomplete.
 
     Raises:
         SpecsimError: Something cannot be measured, fitted or written; what was measured before

@@ -108,11 +108,8 @@ class VllmPlan:
     ) -> list[VllmRun]:
         """Return what one engine is asked to serve, in the order of `ORDER`.
 
-        Made-up requests, arriving by a Poisson process; a repetition has those of the first run.
-
-        Args:
-            folder: Each run gets a folder of its own in there.
-            rates: Requests per second of every load.
+        Made-up requests, arriving by a Poisson process of the rate of the load; a repetition has
+        those of the first run. Each gets a folder of its own in there.
         """
         runs = []
         for name in ORDER:
@@ -178,8 +175,7 @@ class Replayed:
     name: str
     validation: Validation
     at_speed: Validation  # the simulation is told how fast the machine was, where that was probed
-    slowness: float | None
-    """Mean of the machine's during the run, relative to that during the runs that are fitted to."""
+    slowness: float | None  # the machine's mean, relative to that during the fitted runs
 
 
 @dataclass(frozen=True)
@@ -209,9 +205,8 @@ class VllmSubject:
     ) -> "VllmSubject":
         """Return what a model is calibrated with: no speculation, and a draft model or n-gram.
 
-        Args:
-            model, draft: Folders with ``config.json``; weights are made up if one of them has none.
-            **others: ``stated_error`` and ``seed``.
+        Weights are made up if one of the folders, both with ``config.json``, has none. Others are
+        ``stated_error`` and ``seed``.
 
         Raises:
             SpecsimError: A folder is not that of a model, or the models do not go together.
@@ -299,12 +294,9 @@ class VllmSubject:
     def record(
         self, speculation: VllmSpeculation, folder: Path, rates: Mapping[str, float]
     ) -> None:
-        """Measure all loads on one engine.
+        """Measure all loads on one engine, into a run folder for each of `ORDER`.
 
-        Args:
-            folder: Gets a run folder for each of `ORDER`; that of a first run also holds the
-                requests of its repetition.
-            rates: Requests per second of every load.
+        That of a first run also holds the requests of its repetition.
         """
         self._record(speculation, self.plan.runs(folder, rates, self.shape.vocab_size, self.seed))
         for name in COMPARED:
@@ -314,12 +306,9 @@ class VllmSubject:
     def replay(
         self, speculation: VllmSpeculation, folder: Path, rates: Mapping[str, float], path: Path
     ) -> VllmPart:
-        """Fit a profile to the runs of one engine, and replay those that are compared.
+        """Fit a profile to the runs in a folder, and replay those that are compared.
 
-        Args:
-            folder: With a run folder for each of `ORDER`.
-            rates: Requests per second of every load.
-            path: The profile is written here, as a candidate.
+        The profile is written to a path, as a candidate.
 
         Raises:
             SpecsimError: A run cannot be read, fitted or simulated, or nothing was drafted in one.

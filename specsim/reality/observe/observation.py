@@ -16,12 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
-from specsim.reality.observe.client import INTERRUPTED, Client, Options, new_session
-from specsim.reality.observe.observed_server import (
+from specsim.reality.observe.client import (
+    INTERRUPTED,
+    Client,
     Metrics,
+    Options,
     Server,
     base_url,
     find_server,
+    new_session,
     read_metrics,
 )
 from specsim.reality.observe.workload import Prompts, Sent, Workload, send_all
@@ -201,10 +204,8 @@ class Observation:
     server: Server
     num_planned: int
     sent: list[Sent] = field(default_factory=list)
-    server_metrics: dict[str, float] = field(default_factory=dict)
-    """By how much each of the server's counters grew."""
-    notes: list[str] = field(default_factory=list)
-    """What a user should know before believing the numbers."""
+    server_metrics: dict[str, float] = field(default_factory=dict)  # how much counters grew
+    notes: list[str] = field(default_factory=list)  # to know before believing the numbers
     is_interrupted: bool = False
 
     @property
@@ -354,14 +355,10 @@ def request_row(sent: Sent, prompt: NDArray[np.int64]) -> RequestRow:
 def accepted_drafts(metrics: dict[str, Any], counts: list[int]) -> list[list[int]] | None:
     """Return what came of each draft; None where vLLM's metrics of the request do not say it.
 
-    vLLM lists the steps that had a draft, not after how many output tokens each of them was. With
-    one delivery per step that is known if all steps had one, or if every draft brought something,
-    so that steps without a draft are those of a single token.
-
-    Args:
-        metrics: ``metrics`` of the last event, where ``vllm serve --per-request-spec-decode-metrics
-            detailed`` puts ``speculative_decoding``.
-        counts: Tokens of each delivery.
+    ``vllm serve --per-request-spec-decode-metrics detailed`` lists, in the last event, the steps
+    that had a draft, not after how many output tokens each of them was. With one delivery per step,
+    of so many tokens, that is known if all steps had one, or if every draft brought something, so
+    that steps without a draft are those of a single token.
     """
     found = metrics.get("speculative_decoding")
     if not isinstance(found, dict) or not counts:
@@ -384,10 +381,8 @@ def accepted_drafts(metrics: dict[str, Any], counts: list[int]) -> list[list[int
     expected = [accepted_len + 1 for accepted_len in accepted]
     if brought[:-1] != expected[:-1] or brought[-1:] > expected[-1:]:
         return None
-    return [
-        [position, draft_len, accepted_len]
-        for (position, _), draft_len, accepted_len in zip(steps, drafted, accepted, strict=True)
-    ]
+    positions = (position for position, _ in steps)
+    return list(map(list, zip(positions, drafted, accepted, strict=True)))
 
 
 def _are_lens(found: object) -> TypeGuard[list[int]]:

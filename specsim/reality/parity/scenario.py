@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.acceptance.base import Acceptance
 from specsim.acceptance.bernoulli import Bernoulli
 from specsim.core.errors import TraceError
 from specsim.core.request import Request
@@ -148,23 +147,12 @@ class Scenario(Settings):
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Return a scenario from its JSON file.
-
-    Raises:
-        TraceError: The file is missing or is not a scenario.
-    """
+    """Return a scenario from its JSON file; a TraceError if it is none."""
     with validated(str(path), TraceError):
         return Scenario.model_validate(load_mapping(path, TraceError))
 
 
 _ACCEPTANCE, _DRAFTS, _OUTPUT_TOKENS, _PROMPT_TOKENS = 1, 2, 3, 4  # streams of the recordings
-
-
-def _costs(cost: CostScript) -> StepCosts:
-    """Return step times in whole nanoseconds: base, per token, per context and batched token."""
-    per_token = cost.per_token_ns + cost.per_ctx_ns
-    target = _Scripted(per_context=cost.per_ctx_ns, per_token=per_token, base=cost.base_ns)
-    return StepCosts(target, (), Overhead())
 
 
 @final
@@ -176,6 +164,13 @@ class _Scripted(LatencyModel):
     per_token: int
     base: int
 
+    @classmethod
+    def costs(cls, cost: CostScript) -> StepCosts:
+        """Return step times in whole nanoseconds."""
+        per_token = cost.per_token_ns + cost.per_ctx_ns
+        target = cls(per_context=cost.per_ctx_ns, per_token=per_token, base=cost.base_ns)
+        return StepCosts(target, (), Overhead())
+
     def forward_time(self, load: StepLoad) -> float:
         per_context = self.per_context * load.context_tokens
         return per_context + self.per_token * load.batched_tokens + self.base
@@ -183,23 +178,6 @@ class _Scripted(LatencyModel):
     def form(self) -> Form:
         coefficients = (self.per_context, self.per_token, self.base)
         return np.array([COEFFICIENTS, *coefficients, *coefficients], dtype=np.float64)
-
-
-@final
-class _ScriptedAcceptance(Acceptance):
-    """Bernoulli with a probability of its own for some requests."""
-
-    kind: str = "scripted"
-    alphas: tuple[float, ...]
-
-    def survival_lens(
-        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
-    ) -> list[bytes]:
-        models = (Bernoulli(alpha=alpha) for alpha in self.alphas)
-        return [
-            model.survival_lens([request], luck, max_draft_len)[0]
-            for request, model in zip(requests, models, strict=True)
-        ]
 
 
 class _ScriptedNgram(Proposer):
@@ -229,17 +207,7 @@ def _no_times(
     return np.zeros(len(batched_tokens))
 
 
-def _policy(spec: SpecScript | None) -> Policy:
-    if spec is None:
-        return Off()
-    if spec.per_batch_size is not None:
-        return Schedule(ranges=spec.per_batch_size)
-    return Static()
-
-
-def _token_ids(
-    seed: int, stream: int, number: int, count: int, start: int = 0
-) -> NDArray[np.int64]:
+def _token_ids(seed: int, stream: int, number: int, start: int, count: int) -> NDArray[np.int64]:
     positions = range(start, start + count)
     ids = [indexed_hash(seed, stream, number, position) % 2**30 for position in positions]
     return 1_000_000 + np.array(ids, dtype=np.int64)
@@ -250,12 +218,7 @@ def _prompt(scenario: Scenario, index: int) -> NDArray[np.int64]:
     if row.prompt_token_ids is not None:
         return np.array(row.prompt_token_ids, dtype=np.int64)
     segments = row.prompt_segments or ((_PROMPT_TOKENS, index, 0, row.prompt_len),)
-    return np.concatenate(
-        [
-            _token_ids(scenario.seed, stream, number, count, start)
-            for stream, number, start, count in segments
-        ]
-    )
+    return np.concatenate([_token_ids(scenario.seed, *segment) for segment in segments])
 
 
 def _request(scenario: Scenario, index: int) -> Request:
@@ -270,20 +233,18 @@ def _request(scenario: Scenario, index: int) -> Request:
         max_tokens=row.max_tokens,
         priority=row.priority,
         prompt_token_ids=_prompt(scenario, index),
-        output_token_ids=_token_ids(scenario.seed, _OUTPUT_TOKENS, index, output_len),
+        output_token_ids=_token_ids(scenario.seed, _OUTPUT_TOKENS, index, 0, output_len),
     )
 
 
 def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
-    """Run a scenario and return its log: ``scenario``, ``steps`` and ``requests``, as recorded.
-
-    Args:
-        check: Check all invariants after every step.
-    """
+    """Run a scenario, with all invariants checked or not, and return its log as it is recorded."""
     spec = scenario.engine.spec
-    policy = _policy(spec)
+    policy: Policy = Off()
     proposer: Proposer | None = None
     if spec is not None:
+        sizes = spec.per_batch_size
+        policy = Static() if sizes is None else Schedule(ranges=sizes)
         proposer = PROPOSERS.parse({"method": spec.method, "num_speculative_tokens": spec.k})
     max_draft_len = policy.max_draft_len(spec.k if spec else 0)
     setup = scenario.engine.to_config().setup(
@@ -293,11 +254,8 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         is_async=scenario.engine.async_scheduling,
     )
     if proposer is not None and scenario.drafts.mode == "ngram":
-        proposer = _ScriptedNgram(
-            num_speculative_tokens=max_draft_len,
-            p_zero=scenario.drafts.p_zero,
-            seed=scenario.seed,
-        )
+        p_zero, seed = scenario.drafts.p_zero, scenario.seed
+        proposer = _ScriptedNgram(num_speculative_tokens=max_draft_len, p_zero=p_zero, seed=seed)
     requests = [_request(scenario, index) for index in range(len(scenario.requests))]
     facts = Facts.of(
         requests, setup.kv.hash_block_size, with_keys=scenario.engine.enable_prefix_caching
@@ -322,7 +280,7 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         on_notices=outside.begin,
         announces_ends=scenario.loads is not None,
     )
-    replica = Replica(outside.connected(setup), _costs(scenario.cost), speculation, wiring)
+    replica = Replica(outside.connected(setup), _Scripted.costs(scenario.cost), speculation, wiring)
     outside.play(replica)
     replica.finish()
     return {
@@ -384,7 +342,10 @@ class _Outside:
 def _fates(
     scenario: Scenario, requests: list[Request], luck: Luck, max_draft_len: int
 ) -> NDArray[np.uint8]:
+    """Return what survives: some requests have a probability of their own."""
     alphas = (scenario.acceptance.alpha if r.alpha is None else r.alpha for r in scenario.requests)
-    acceptance = _ScriptedAcceptance(alphas=tuple(alphas))
-    tables = acceptance.survival_lens(requests, luck, max_draft_len)
+    tables = [
+        Bernoulli(alpha=alpha).survival_lens([request], luck, max_draft_len)[0]
+        for request, alpha in zip(requests, alphas, strict=True)
+    ]
     return np.frombuffer(b"".join(tables), dtype=np.uint8)

@@ -14,7 +14,7 @@ from specsim.latency.linear import Coefficients, Linear
 from specsim.latency.two_regime import TwoRegime
 from specsim.profile import Profile
 from specsim.reality.profile_fit.points import Origin, Points
-from specsim.reality.profile_fit.robust import UNITS, are_collinear, robust_fit
+from specsim.reality.profile_fit.regression import UNITS, are_collinear, robust_fit
 
 KINDS = ("two_regime", "linear")
 DISTURBED = 3.0  # how many times its usual duration a step may take and still count in a sum
@@ -25,14 +25,12 @@ _REPEATS = 10
 
 
 def fit_model(points: Points, kind: str, source: str, *, keeps_sum: bool = False) -> LatencyModel:
-    """Return the latency model that fits measured steps best.
+    """Return the latency model, one of `KINDS`, that fits measured steps of a source best.
 
     Huber's loss of the error in seconds: the time of a run is the sum of its steps', so seconds
     count and not shares of a step; and outliers must not decide.
 
     Args:
-        kind: One of `KINDS`.
-        source: Where they come from, for error messages.
         keeps_sum: Whether all coefficients of a kind of step are scaled so that its steps together
             last as long as measured. Right for the steps of a server: times have a tail, which
             Huber's loss cuts and a run does not. Wrong for a designed grid, whose sum means
@@ -86,14 +84,9 @@ class Error:
     @classmethod
     def of(cls, model: LatencyModel, points: Points) -> "Error":
         """Return the errors of a model on some steps."""
-        predicted = np.asarray(model.forward_time(points.load))
-        shares = np.abs(predicted / points.seconds - 1)
-        return cls(
-            median=float(np.median(shares)),
-            mean=float(shares.mean()),
-            p90=float(np.percentile(shares, 90)),
-            worst=float(shares.max()),
-        )
+        shares = np.abs(np.asarray(model.forward_time(points.load)) / points.seconds - 1)
+        found = (np.median(shares), shares.mean(), np.percentile(shares, 90), shares.max())
+        return cls(*map(float, found))
 
     @classmethod
     def by_kind(cls, model: LatencyModel, points: Points) -> "dict[str, Error]":
@@ -112,8 +105,7 @@ class ModelFit:
     num_points: int
     num_mixed: int
     held_out: dict[str, Error]  # from `Error.by_kind`
-    learning_curve: list[tuple[int, float]]
-    """Points fitted, and the median error on the held-out steps; the median of 10 draws."""
+    learning_curve: list[tuple[int, float]]  # points, median error of held-out steps (of 10 draws)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
@@ -131,14 +123,9 @@ class ModelFit:
 def fit_and_test(
     points: Points, kind: str, seed: int, source: str, *, keeps_sum: bool = False
 ) -> ModelFit:
-    """Fit a latency model to steps, and test such a fit on steps that are held out.
+    """Fit a latency model to steps as `fit_model` does, and test such a fit on held-out steps.
 
-    Args:
-        kind, source, keeps_sum: As of `fit_model`.
-        seed: Of the division into fitted and held-out steps.
-
-    Raises:
-        ProfileError: The points are too few, or collinear.
+    The seed divides them. A ProfileError if the points are too few, or collinear.
     """
     fit = partial(fit_model, kind=kind, keeps_sum=keeps_sum)
     model = fit(points, source=source)
@@ -149,13 +136,10 @@ def fit_and_test(
     errors = Error.by_kind(fit(rest, source=f"{source} (four fifths of it)"), held_out)
     curve = []
     for size in (*(size for size in _SIZES if size < len(rest)), len(rest)):
-        draws = [
-            found
-            for _ in range(_REPEATS if size < len(rest) else 1)
-            if (found := _draw(rest, size, fit, rng, held_out)) is not None
-        ]
-        if draws:
-            curve.append((size, float(np.median(draws))))
+        repeats = range(_REPEATS if size < len(rest) else 1)
+        draws = [_draw(rest, size, fit, rng, held_out) for _ in repeats]
+        if known := [error for error in draws if error is not None]:
+            curve.append((size, float(np.median(known))))
     return ModelFit(kind, model, len(points), int(points.mixed.sum()), errors, curve)
 
 
@@ -178,15 +162,11 @@ def _draw(
 
 
 def fitted_profile(fit: ModelFit, points: Points, origin: Origin, source: str) -> Profile:
-    """Return the profile of a fit.
+    """Return the profile of a fit to some points of a source.
 
     Its overhead is 0: it is hidden under asynchronous scheduling, and part of the measured times
     otherwise. So is drafting, if all steps are those of runs with drafts of one length, which
     cannot tell the two apart: its cost is 0, and the profile is one of that draft length only.
-
-    Args:
-        points: That were fitted.
-        source: Where they come from.
     """
     error = fit.held_out["all"]
     drafting = origin.drafting
@@ -221,18 +201,13 @@ class ProfileErrors:
     """What a profile says of the target's forward pass, and what was measured."""
 
     points: Points
-    predicted: NDArray[np.float64]
-    """Seconds, one per point; without drafting and the engine's overhead."""
+    predicted: NDArray[np.float64]  # seconds, without drafting and the engine's overhead
     errors: dict[str, Error]  # from `Error.by_kind`
     num_outside: int  # steps beyond the profile's valid range
 
     @classmethod
     def of(cls, profile: Profile, points: Points, source: str) -> "ProfileErrors":
-        """Compare a profile with steps from a source, named for the error message.
-
-        Raises:
-            ProfileError: There is no step to compare with.
-        """
+        """Compare a profile with steps from a source; a ProfileError if there is none."""
         if not len(points):
             raise ProfileError(
                 f"{source}: has no step with tokens that could run; measure some, or allow larger "

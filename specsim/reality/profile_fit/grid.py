@@ -22,7 +22,7 @@ from specsim.latency.tabulated import Tabulated, TimeTable
 from specsim.profile import DraftCost
 from specsim.reality.host_speed import HostSpeed
 from specsim.reality.profile_fit.estimate import DISTURBED
-from specsim.reality.profile_fit.robust import robust_fit
+from specsim.reality.profile_fit.regression import robust_fit
 
 Seconds = NDArray[np.float64]
 
@@ -52,8 +52,7 @@ class Sample(NamedTuple):
     point: GridPoint
     target_seconds: float
     draft_seconds: float
-    probed_at: float = 0.0
-    """When the machine's speed was probed, shortly before, on one clock for all samples."""
+    probed_at: float = 0.0  # when the machine's speed was probed before, on one clock for all
     probe_seconds: float = 0.0  # how long that took; 0 if it was not
 
 
@@ -101,10 +100,8 @@ class Medians:
     points: list[GridPoint]
     target_seconds: Seconds  # shape (points,)
     draft_seconds: Seconds
-    drift: float
-    """By how much all points together took longer in the second half of the rounds, as a share."""
-    levels: NDArray[np.float64]
-    """How long all points together took in each round, shape (rounds,); about 1."""
+    drift: float  # how much longer all took in the second half of the rounds, as a share
+    levels: NDArray[np.float64]  # how long all took in each round, (rounds,); about 1
 
     def scaled(self, target: float, draft: float) -> "Medians":
         """Return the same points, costing so many times as much."""
@@ -138,13 +135,9 @@ class Costs:
 
 
 def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
-    """Return the median time of every point of a grid.
+    """Return the median time of every point of a grid; each round has all, in any order.
 
-    Args:
-        rounds: Each with all points, in any order.
-
-    Raises:
-        ProfileError: There is no round.
+    A ProfileError if there is no round.
     """
     if not rounds:
         raise ProfileError("no step was measured; run the calibration again")

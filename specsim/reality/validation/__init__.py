@@ -1,14 +1,13 @@
 """Validation: measured runs of real engines, replayed."""
 
 from specsim.reality.validation.compose import Replaced, Replay, compose, composed_profile
-from specsim.reality.validation.measured_run import MeasuredLengths, MeasuredRun
+from specsim.reality.validation.measured_run import STATISTICS, MeasuredLengths, MeasuredRun
 from specsim.reality.validation.prediction_errors import TableErrors
 from specsim.reality.validation.run_folder import RunFolder, load_run
 from specsim.reality.validation.table import read_table, select_rows, with_lengths
 from specsim.reality.validation.table_replay import Prediction, Replayer, predict
 from specsim.reality.validation.validation import (
     METRICS,
-    STATISTICS,
     Statistic,
     Validation,
     replay,

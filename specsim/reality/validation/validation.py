@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from specsim.core.version import __version__
 from specsim.reality.validation.compose import Replaced, Replay, compose
+from specsim.reality.validation.measured_run import STATISTICS
 from specsim.reality.validation.run_folder import RunFolder, load_run
-from specsim.results.metrics import Requests, latency, tpot, ttft
+from specsim.results.metrics import Requests, latency, latency_statistics, tpot, ttft
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
 METRICS = {"ttft": ttft, "tpot": tpot, "latency": latency}
 """Latencies that are compared, each a function of a table of requests."""
-STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 _NUM_BINS = 20
 
 
@@ -91,12 +91,9 @@ class Validation:
         edges = np.linspace(0.0, end, _NUM_BINS + 1)
         series = [_tokens_until(run, edges) for run in (self.measured, self.simulated)]
         rates = [np.diff(tokens) / np.diff(edges) for tokens in series]
-        return [
-            {"start": start, "end": stop, "measured": real, "simulated": ours}
-            for start, stop, real, ours in zip(
-                *(values.tolist() for values in (edges[:-1], edges[1:], *rates)), strict=True
-            )
-        ]
+        names = ("start", "end", "measured", "simulated")
+        rows = zip(*(each.tolist() for each in (edges[:-1], edges[1:], *rates)), strict=True)
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values: milliseconds, and shares of 1."""
@@ -170,12 +167,9 @@ def _draft_counts(run: RunFolder, summary: Summary) -> dict[str, dict[str, int]]
 
 
 def compare_runs(runs: Sequence[Requests], simulated: Requests) -> list[Statistic]:
-    """Return all statistics of a measured run, of its repetitions and of a simulated run.
+    """Return the statistics of the first run and of its simulation, and the spread of all runs.
 
     Those that no request defines are left out.
-
-    Args:
-        runs: The first is compared with.
     """
     ours = _statistics(simulated)
     measured = [_statistics(run) for run in runs]
@@ -187,17 +181,15 @@ def compare_runs(runs: Sequence[Requests], simulated: Requests) -> list[Statisti
 
 
 def _statistics(run: Requests) -> dict[tuple[str, str], float]:
-    found = {}
+    found: dict[tuple[str, str], float] = {}
     for metric, of in METRICS.items():
         values = of(run)
-        known = values[np.isfinite(values)]
-        for name in STATISTICS:
-            found[metric, name] = _statistic(known, name) if len(known) else float("nan")
+        is_known = bool(np.isfinite(values).any())
+        in_ms = latency_statistics(values)
+        found |= {
+            (metric, name): in_ms[name] / 1e3 if is_known else float("nan") for name in STATISTICS
+        }
     return found
-
-
-def _statistic(values: NDArray[np.float64], name: str) -> float:
-    return float(values.mean() if name == "mean" else np.percentile(values, int(name[1:])))
 
 
 def mean_error(statistics: Sequence[Statistic]) -> float:
