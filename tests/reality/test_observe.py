@@ -21,6 +21,7 @@ from conftest import Run
 from openai_server import DELIVERIES, STEP, FakeVllm, serving
 
 from specsim.core.request import PrefixIds, Request
+from specsim.reality.observe import accepted_drafts, request_row
 from specsim.reality.observe.client import (
     MAX_EVENT_BYTES,
     StreamedAnswer,
@@ -28,7 +29,6 @@ from specsim.reality.observe.client import (
     _read,
     parse_metrics,
 )
-from specsim.reality.observe.observation import accepted_drafts, request_row
 from specsim.reality.observe.workload import Prompts, Sent, load_workload
 from specsim.reality.validation import load_run
 from specsim.workload.readers import read_trace

@@ -14,8 +14,7 @@ from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.version import __version__
 from specsim.profile import Profile
-from specsim.reality.validation import Statistic
-from specsim.reality.validation.validation import compare_runs, mean_error, spread
+from specsim.reality.validation import Statistic, compare_runs, mean_error, spread
 from specsim.results.metrics import Requests
 
 JUDGED = ("tpot", "latency")  # metrics whose mean has to keep to the stated error

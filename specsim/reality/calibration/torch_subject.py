@@ -28,7 +28,7 @@ from specsim.reality.calibration.torch_plan import (
     acceptance_rates,
 )
 from specsim.reality.host_speed import HostSpeed, at_speed
-from specsim.reality.profile_fit.estimate import DISTURBED
+from specsim.reality.profile_fit import DISTURBED
 from specsim.reality.profile_fit.grid import Costs, Medians, Sample, fit_costs, medians
 from specsim.reality.profile_fit.regression import robust_fit
 from specsim.reality.run_writer import StepRow, add_repetition

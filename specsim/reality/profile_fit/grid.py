@@ -21,7 +21,7 @@ from specsim.core.step import StepLoad
 from specsim.latency.tabulated import Tabulated, TimeTable
 from specsim.profile import DraftCost
 from specsim.reality.host_speed import HostSpeed
-from specsim.reality.profile_fit.estimate import DISTURBED
+from specsim.reality.profile_fit import DISTURBED
 from specsim.reality.profile_fit.regression import robust_fit
 
 Seconds = NDArray[np.float64]
