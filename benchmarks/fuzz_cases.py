@@ -280,7 +280,7 @@ def a_reply(rng: random.Random) -> list[str]:
 
 def read_reply(path: str) -> int:
     """Do with a reply what `observe` does."""
-    from specsim.reality.observe import client, observed_server  # noqa: PLC0415
+    from specsim.reality.observe import client  # noqa: PLC0415
 
     data = Path(path).read_bytes()
 
@@ -292,8 +292,8 @@ def read_reply(path: str) -> int:
     class Response:
         content = Content()
 
-    observed_server.parse_metrics(data.decode("utf-8", "replace"))
-    observed_server._models(data.decode("utf-8", "replace"))
+    client.parse_metrics(data.decode("utf-8", "replace"))
+    client._models(data.decode("utf-8", "replace"))
     try:
         asyncio.run(client._read(Response(), client.StreamedAnswer(0.0), 5))  # type: ignore[arg-type]
     except client.TooMuchError:

@@ -14,7 +14,7 @@ OLD_AND_NEW = [
     ("specsim.simulate", "specsim.run.simulate"),
     ("specsim.sweep.plan", "specsim.study.sweep.plan"),
     ("specsim.calibration", "specsim.reality.calibration"),
-    ("specsim.calibration.observe.outcome", "specsim.reality.observe.outcome"),
+    ("specsim.calibration.observe.outcome", "specsim.reality.observe"),
     ("specsim.calibration.run_writer", "specsim.reality.run_writer"),
     ("specsim.step", "specsim.core.step"),
     ("specsim.results.steps", "specsim.results.folder"),

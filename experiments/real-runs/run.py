@@ -25,11 +25,11 @@ from specsim.reality.validation import (
     Replay,
     RunFolder,
     Validation,
+    compare_runs,
     compose,
     load_run,
     replay,
 )
-from specsim.reality.validation.validation import compare_runs
 from specsim.results.metrics import Requests, latency
 from specsim.show.plots.reality import plot_validation
 

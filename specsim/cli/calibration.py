@@ -11,8 +11,7 @@ from specsim.cli.options import can_draw, show
 from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specsim.reality.calibration.calibrate import Subject
-    from specsim.reality.calibration.results import Judgement
+    from specsim.reality.calibration import Calibration, Subject
 
 
 class EngineName(StrEnum):
@@ -73,8 +72,8 @@ def calibrate(
     if, besides, every case tells something: its real runs repeat within the stated error, or the
     simulation keeps to it by itself. Else it stays a candidate.
     """
-    from specsim.reality.calibration.calibrate import calibrate as run_calibration
-    from specsim.reality.calibration.calibrate import check_folder
+    from specsim.reality.calibration import calibrate as run_calibration
+    from specsim.reality.calibration import check_folder
     from specsim.show.render.reality import error_tables
 
     if device is Device.CUDA and threads != 1:
@@ -137,8 +136,7 @@ def _vllm_subject(
     seed: int,
     stated_error: float,
 ) -> "Subject":
-    from specsim.reality.calibration.vllm_plan import plan_for
-    from specsim.reality.calibration.vllm_subject import VllmSubject
+    from specsim.reality.calibration.vllm_subject import VllmSubject, plan_for
     from specsim.reality.vllm.launch import vllm_python
 
     vllm_python()
@@ -153,7 +151,7 @@ def _vllm_subject(
     return subject
 
 
-def _conclude(found: "Judgement", out: Path, files: str) -> None:
+def _conclude(found: "Calibration", out: Path, files: str) -> None:
     """Draw and print what came of it; exit with 1 unless all is as stated."""
     from specsim.show.render.reality import calibration_tables, calibration_verdict
 

@@ -48,8 +48,7 @@ def validate_tables(
     """Read, simulate and compare the rows of tables, and write what is asked for."""
     from specsim.profile.from_roofline import parse_pairs
     from specsim.reality.validation.prediction_errors import TableErrors
-    from specsim.reality.validation.spread import DEFAULT_SPREAD
-    from specsim.reality.validation.table_replay import Replayer
+    from specsim.reality.validation.table_replay import DEFAULT_SPREAD, Replayer
     from specsim.show.render.reality import prediction_tables
 
     if profile is None:

@@ -1,4 +1,4 @@
-"""Clocks of a measured run: the plain one, and one for a machine that is not there all the time.
+"""Clocks of a measured run: the plain one, and one for a CPU that its host takes away now and then.
 
 What a virtual CPU runs cannot see that its host has taken the CPU away for some tenths of a second,
 but Linux counts that time (`steal` in ``/proc/stat``).
@@ -9,10 +9,8 @@ import os
 import time
 from pathlib import Path
 
-STALL = 0.02
-"""Seconds; what is taken in smaller pieces makes a machine slow, which probes see."""
-_PAID_BACK = 0.9
-"""Share of the time that passes; what is left of a stall is taken out of the steps that follow."""
+STALL = 0.02  # seconds; what is taken in smaller pieces makes a machine slow, which probes see
+_PAID_BACK = 0.9  # share of the time that passes; the rest of a stall is taken out of later steps
 _STAT = Path("/proc/stat")
 _STEAL = 8  # column, counted from the CPU's name
 

@@ -7,9 +7,7 @@ measurement stands still. How long that took says how slow the machine was aroun
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import isinf
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,24 +23,12 @@ _WINDOW = 0.25  # seconds; one probe of two milliseconds says little by itself
 Seconds = NDArray[np.float64]
 
 
-class Window(NamedTuple):
-    """A stretch of time in which the machine had one speed."""
-
-    start: float
-    end: float
-    """Seconds, both."""
-    slowness: float
-    """How many times as long as usual everything took."""
-
-
 @dataclass(frozen=True)
 class HostSpeed:
     """The probes of one measurement, at least one."""
 
-    at: Seconds
-    """When each was done, rising, on the clock of the measurement; shape (n,)."""
-    seconds: Seconds
-    """How long each took, shape (n,)."""
+    at: Seconds  # when each was done, rising, on the clock of the measurement; shape (n,)
+    seconds: Seconds  # how long each took, shape (n,)
 
     @classmethod
     def of(cls, probes: Iterable[tuple[float, float]]) -> "HostSpeed":
@@ -54,9 +40,7 @@ class HostSpeed:
     def of_run(cls, folder: Path) -> "HostSpeed | None":
         """Read ``host_speed.jsonl`` of a run folder; None if it has none.
 
-        Args:
-            folder: Its file has lines with ``at`` and ``seconds``; ``at`` on the clock of
-                ``steps.jsonl``.
+        Its lines have ``at``, on the clock of ``steps.jsonl``, and ``seconds``.
 
         Raises:
             ProfileError: There is no line, a value is not a number of at least 0, or a probe took
@@ -82,11 +66,7 @@ class HostSpeed:
         """Return how many times as long as usual everything took around some instants.
 
         The mean over a quarter of a second, or what the nearest probe says where there was none in
-        it.
-
-        Args:
-            instants: Of shape (m,).
-            usual: What a probe takes on the machine that all is expressed for, in seconds.
+        it. `usual` is what a probe takes on the machine that all is expressed for, in seconds.
         """
         sums = np.concatenate([[0.0], np.cumsum(self.seconds)])
         first = np.searchsorted(self.at, instants - _WINDOW / 2)
@@ -97,13 +77,16 @@ class HostSpeed:
         found: Seconds = (sums[end] - sums[first]) / (end - first) / usual
         return found
 
-    def windows(self, usual: float, start: float) -> list[Window]:
+    def slowdowns(self, usual: float, start: float) -> tuple[Slowdown, ...]:
         """Return the speed from `start` on, which is to be time 0, seconds; the last has no end."""
         count = max(1, int(np.ceil((self.at[-1] - start) / _WINDOW)))
         starts: Seconds = _WINDOW * np.arange(count, dtype=np.float64)
         found = self.slowness(starts + _WINDOW / 2 + start, usual)
-        ends = [*starts[1:].tolist(), float("inf")]
-        return [Window(*row) for row in zip(starts.tolist(), ends, found.tolist(), strict=True)]
+        ends = [*starts[1:].tolist(), None]
+        return tuple(
+            Slowdown(replica=0, at=at, until=until, factor=factor)
+            for at, until, factor in zip(starts.tolist(), ends, found.tolist(), strict=True)
+        )
 
 
 def _nearest(values: Seconds, wanted: Seconds) -> NDArray[np.intp]:
@@ -117,22 +100,10 @@ def _nearest(values: Seconds, wanted: Seconds) -> NDArray[np.intp]:
 
 
 def at_speed(experiment: Experiment, speed: HostSpeed, usual: float, start: float) -> Experiment:
-    """Return an experiment in which everything takes as much longer as on a measured machine.
-
-    It is given to a simulation as arrivals are; policies are not told.
+    """Return an experiment, of one replica, slowed down as a measured machine; policies don't know.
 
     Args:
-        experiment: Of one replica.
         usual: What a probe took on the machine that the costs of the experiment are of, in seconds.
         start: The experiment's time 0 on the clock of `speed`, in seconds.
     """
-    slowdowns = tuple(
-        Slowdown(
-            replica=0,
-            at=window.start,
-            until=None if isinf(window.end) else window.end,
-            factor=window.slowness,
-        )
-        for window in speed.windows(usual, start)
-    )
-    return experiment.model_copy(update={"incidents": slowdowns})
+    return experiment.model_copy(update={"incidents": speed.slowdowns(usual, start)})

@@ -22,25 +22,19 @@ class RequestRow(TypedDict):
     """One request; times in seconds on one clock, None for what never came."""
 
     request_id: str
-    number: NotRequired[int]
-    """As ``requests`` of the steps call it."""
+    number: NotRequired[int]  # as ``requests`` of the steps call it
     input_toks: int
-    output_toks: int
-    """Tokens that were delivered."""
-    arrival_time: float
-    """When the client sent it."""
-    queued_ts: float
-    """When the engine took it in; of a client, when it sent it."""
+    output_toks: int  # tokens that were delivered
+    arrival_time: float  # when the client sent it
+    queued_ts: float  # when the engine took it in; of a client, when it sent it
     scheduled_ts: float | None
     first_token_ts: float | None
     last_token_ts: float | None
-    deliveries: NotRequired[Sequence[Sequence[float]]]
-    """Pairs of a time and how many tokens came then."""
+    deliveries: NotRequired[Sequence[Sequence[float]]]  # pairs: a time, and how many tokens
     accepted: NotRequired[Sequence[Sequence[int]]]
     """Per verified draft: output tokens before the step, draft length, accepted length."""
     preemptions: NotRequired[int]
-    error: NotRequired[str]
-    """Why it did not end as it should."""
+    error: NotRequired[str]  # why it did not end as it should
     input_tok_ids: NotRequired[Sequence[int]]
     output_tok_ids: NotRequired[Sequence[int]]
 
@@ -48,17 +42,14 @@ class RequestRow(TypedDict):
 class StepRow(TypedDict):
     """One step of the engine; the first eight as ``specsim profile fit`` reads them."""
 
-    started_at: float
-    """On the clock of the requests, seconds."""
+    started_at: float  # on the clock of the requests, seconds
     seconds: float
     """Until the next step is scheduled; of the last before the engine idles, until its output."""
-    context_tokens: int
-    """KV entries of its sequences when it starts."""
+    context_tokens: int  # KV entries of its sequences when it starts
     batched_tokens: int
     num_requests: int
     prefill_tokens: int
-    draft_tokens: int
-    """Verified in this step."""
+    draft_tokens: int  # verified in this step
     accepted_tokens: int
     num_waiting: int
     free_blocks: int
@@ -67,33 +58,27 @@ class StepRow(TypedDict):
     scheduled: NotRequired[list[int]]
     drafted: NotRequired[list[int]]
     accepted: NotRequired[list[int]]
-    draft_seconds: NotRequired[float]
-    """Of `seconds`, what drafting took, where the engine can tell."""
-    made_drafts: NotRequired[int]
-    """Longest draft that was made at its end, tokens."""
+    draft_seconds: NotRequired[float]  # of `seconds`, what drafting took, where the engine can tell
+    made_drafts: NotRequired[int]  # longest draft that was made at its end, tokens
 
 
 class RunWriter:
     """Writes a run while it goes on: whatever has been added survives even a kill.
 
     Each row is handed to the operating system at once, ``meta.json`` is replaced as a whole, and
-    its ``complete`` is false until `close`. What cannot be written is a ConfigError.
+    its ``complete`` is false until `close`. A folder that holds a run, or cannot be written to, is
+    a ConfigError.
 
     Args:
-        folder: Made if missing; must not hold a run yet.
         meta: ``engine_kwargs`` (vLLM's names), ``kv_cache`` (``num_gpu_blocks``, ``block_size``),
             ``engine`` or ``vllm_version``, ``hardware``, ... Plain values.
-
-    Raises:
-        ConfigError: The folder holds a run, or cannot be written to.
     """
 
     def __init__(self, folder: Path, meta: Mapping[str, Any]) -> None:
         self._folder = folder
         self._meta = {**meta, "specsim_version": __version__}
         self._streams: dict[str, BinaryIO] = {}
-        self._lists: dict[str, tuple[list[int], str]] = {}
-        """By name, the list that was written last, and its text."""
+        self._lists: dict[str, tuple[list[int], str]] = {}  # written last, and its text
         self._is_closed = False
         if folder.is_dir() and (found := [*folder.glob("requests*"), *folder.glob(_META)]):
             raise ConfigError(
@@ -102,10 +87,9 @@ class RunWriter:
         self.mark(complete=False)
 
     def add_request(self, row: RequestRow) -> None:
-        """Write what a request met; the order does not matter.
+        """Write what a request met, in any order; of several rows of one id the last counts.
 
-        Of several rows of one ``request_id`` the last counts: a request may be written when it
-        arrives, with an error that says so, and again when it has ended.
+        So a request may be written when it arrives, with an error, and again when it has ended.
         """
         self._write(_REQUESTS, f"{json.dumps(row)}\n")
 
@@ -183,12 +167,7 @@ class RunWriter:
 def add_repetition(folder: Path, repeated: Path) -> Path:
     """Put the requests of a repeated run beside those of the first; return the new file.
 
-    Args:
-        folder: Of the first run.
-        repeated: Of the same workload on the same engine.
-
-    Raises:
-        ConfigError: The repeated run has no requests, or the folder cannot be written to.
+    A ConfigError if the repeated run has no requests, or the folder cannot be written to.
     """
     source = repeated / _REQUESTS
     if not source.is_file():

@@ -15,7 +15,8 @@ from conftest import ROOT, Run, tiny_config
 from rich.console import Console
 
 from specsim.cli.options import keep_numbers_whole
-from specsim.reality.acceptance_fit import fits, halves
+from specsim.reality import acceptance_fit
+from specsim.reality.acceptance_fit import fits
 from specsim.results.folder import RESULT_FILES
 from specsim.show.render import new_table
 from specsim.study.tune.crossover import Check
@@ -272,7 +273,7 @@ def write_tokens(path: Path, count: int = 12) -> None:
 def quick_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fits, "_POSITIONS", 3000)
     monkeypatch.setattr(fits, "_MAX_TRIALS", 10)
-    monkeypatch.setattr(halves, "_POSITIONS", 10_000)
+    monkeypatch.setattr(acceptance_fit, "_POSITIONS", 10_000)
 
 
 def test_acceptance_fit_prints_distances_and_what_an_experiment_takes(

@@ -4,7 +4,7 @@ from random import Random
 from typing import Any
 
 from specsim.hardware.kv_groups import KVLayers, as_full_attention, kv_layout
-from specsim.reality.parity.scenario import (
+from specsim.reality.parity import (
     AcceptanceScript,
     CostScript,
     DraftScript,

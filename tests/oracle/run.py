@@ -18,7 +18,7 @@ from specsim.hardware.kv_groups import as_full_attention, kv_layout
 from specsim.proposers import PROPOSERS, Proposer
 
 if TYPE_CHECKING:
-    from specsim.reality.parity.scenario import EngineScript, Scenario
+    from specsim.reality.parity import EngineScript, Scenario
 
 __all__ = ["run_scenario"]
 

@@ -19,8 +19,14 @@ from oracle import DoesNotEnd, random_scenarios
 from oracle import run_scenario as run_oracle
 
 from specsim.engine.config import EngineConfig
-from specsim.reality.parity import compare_logs, load_log, load_scenario, run_scenario
-from specsim.reality.parity.scenario import EngineScript, Scenario
+from specsim.reality.parity import (
+    EngineScript,
+    Scenario,
+    compare_logs,
+    load_log,
+    load_scenario,
+    run_scenario,
+)
 
 TESTS = Path(__file__).parents[1]
 SHARED = [data_folder().parent / name for name in ("parity", "parity-kv-groups")]

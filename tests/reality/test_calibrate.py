@@ -16,9 +16,16 @@ from made_up import TRUTH, Host, request_rows, step_rows
 from specsim.core.errors import CapacityError, ProfileError
 from specsim.core.request import Request
 from specsim.profile import Profile, StepCosts, load_profile
-from specsim.reality.calibration.calibrate import Calibration, calibrate
-from specsim.reality.calibration.results import CaseResult, Judgement, Load, judged, swaps, tells
-from specsim.reality.calibration.torch_plan import QUICK, Served, Spans, TorchPlan, acceptance_rates
+from specsim.reality.calibration import (
+    Calibration,
+    CaseResult,
+    Load,
+    calibrate,
+    judged,
+    swaps,
+    tells,
+)
+from specsim.reality.calibration.torch_plan import QUICK, Served, TorchPlan, acceptance_rates
 from specsim.reality.calibration.torch_subject import TorchSubject
 from specsim.reality.profile_fit import read_points
 from specsim.reality.profile_fit.grid import GridPoint, Sample, fit_costs, medians
@@ -81,13 +88,11 @@ class MadeUpEngine:
         served = Served(probes=host.probes(float(records.steps["ended_at"].max())))
         served.requests += request_rows(run)
         served.steps += step_rows(run)
-        for step in records.steps:
-            target, draft = float(step["target_time"]), float(step["draft_time"])
-            num = int(step["num_requests"])
+        for row, step in zip(served.steps, records.steps, strict=True):
             # 30 of the 50 microseconds per sequence were seen as part of the forward pass.
-            within = 30e-6 * num * host.factor(float(step["scheduled_at"]))
-            overhead = float(step["overhead_time"]) - within
-            served.spans.append(Spans(num, target + within, draft, overhead))
+            within = 30e-6 * row["num_requests"] * host.factor(row["started_at"])
+            served.target_seconds.append(float(step["target_time"]) + within)
+            row["draft_seconds"] = float(step["draft_time"])
         return served
 
 
@@ -229,9 +234,9 @@ def test_what_is_beyond_the_stated_error(exact: tuple[Calibration, Path]) -> Non
     assert not tells(noisy, 0.05)
     assert tells(result("off", [0.9, 1.1], 1.19, found, told=[0.92, 1.06]), 0.05)
     assert not tells(result("off", [0.9, 1.1], 1.19, found, told=[0.99, 1.19]), 0.05)
-    assert Judgement(0.05, [noisy]).is_kept
-    assert not Judgement(0.05, [noisy]).is_validated
-    assert Judgement(0.05, [result("off", [1.0, 1.0], 1.04, found)]).is_validated
+    assert Calibration(0.05, [noisy]).is_kept
+    assert not Calibration(0.05, [noisy]).is_validated
+    assert Calibration(0.05, [result("off", [1.0, 1.0], 1.04, found)]).is_validated
 
 
 def test_an_order_that_is_none_cannot_be_wrong(exact: tuple[Calibration, Path]) -> None:

@@ -11,8 +11,7 @@ from conftest import ROOT, Run
 from test_calibrate_vllm import FakeVllm
 
 from specsim.profile import load_profile
-from specsim.reality.calibration import torch_plan, vllm_plan, vllm_subject
-from specsim.reality.calibration.results import Load
+from specsim.reality.calibration import Load, torch_plan, vllm_subject
 
 
 @pytest.fixture
@@ -44,9 +43,9 @@ def rehearse(script: ModuleType, cli: Run, folder: Path, engine: str) -> Path:
 def test_vllm_leaves_one_profile_for_all_k(
     script: ModuleType, tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = vllm_plan.plan_for("cpu", quick=True)
+    plan = vllm_subject.plan_for("cpu", quick=True)
     plan = replace(plan, loads=tuple(replace(load, seconds=2.0) for load in plan.loads))
-    monkeypatch.setattr(vllm_plan, "plan_for", lambda *_, **__: plan)
+    monkeypatch.setattr(vllm_subject, "plan_for", lambda *_, **__: plan)
     monkeypatch.setattr(vllm_subject, "record_runs", FakeVllm({}).record_runs)
     python = tmp_path / "python"
     python.touch()

@@ -13,11 +13,8 @@ from made_up import Host, request_rows, step_rows
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.profile import load_profile
-from specsim.reality.calibration import vllm_subject
-from specsim.reality.calibration.calibrate import Calibration, calibrate
-from specsim.reality.calibration.results import Load
-from specsim.reality.calibration.vllm_plan import COMPARED, ORDER, load_of, plan_for
-from specsim.reality.calibration.vllm_subject import VllmSubject
+from specsim.reality.calibration import Calibration, Load, calibrate, vllm_subject
+from specsim.reality.calibration.vllm_subject import COMPARED, ORDER, VllmSubject, load_of, plan_for
 from specsim.reality.run_writer import RunWriter
 from specsim.reality.validation import load_run
 from specsim.reality.vllm.launch import VllmRun

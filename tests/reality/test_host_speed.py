@@ -25,13 +25,13 @@ def test_slowness_is_the_mean_around_an_instant_or_the_nearest_probe() -> None:
 def test_windows_follow_one_another_from_a_given_instant() -> None:
     at = np.arange(7.0, 9.0, 0.01)
     speed = HostSpeed(at, np.where(at < 8.0, 1.0, 3.0))
-    windows = speed.windows(2.0, start=7.5)
-    assert [window.start for window in windows] == pytest.approx([0.25 * n for n in range(6)])
-    assert [window.end for window in windows[:-1]] == [window.start for window in windows[1:]]
-    assert windows[-1].end == float("inf")
-    assert [window.slowness for window in windows] == pytest.approx([0.5, 0.5, 1.5, 1.5, 1.5, 1.5])
-    [only] = speed.windows(1.0, start=20.0)  # everything happened before
-    assert only == (0.0, float("inf"), pytest.approx(3.0))
+    windows = speed.slowdowns(2.0, start=7.5)
+    assert [window.at for window in windows] == pytest.approx([0.25 * n for n in range(6)])
+    assert [window.until for window in windows[:-1]] == [window.at for window in windows[1:]]
+    assert windows[-1].until is None
+    assert [window.factor for window in windows] == pytest.approx([0.5, 0.5, 1.5, 1.5, 1.5, 1.5])
+    [only] = speed.slowdowns(1.0, start=20.0)  # everything happened before
+    assert (only.at, only.until, only.factor) == (0.0, None, pytest.approx(3.0))
 
 
 FILE_NAME = "host_speed.jsonl"

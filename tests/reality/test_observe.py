@@ -21,10 +21,14 @@ from conftest import Run
 from openai_server import DELIVERIES, STEP, FakeVllm, serving
 
 from specsim.core.request import PrefixIds, Request
-from specsim.reality.observe.client import StreamedAnswer, _read
-from specsim.reality.observe.limits import MAX_EVENT_BYTES, TooMuchError
-from specsim.reality.observe.observed_server import parse_metrics
-from specsim.reality.observe.outcome import accepted_drafts, request_row
+from specsim.reality.observe import accepted_drafts, request_row
+from specsim.reality.observe.client import (
+    MAX_EVENT_BYTES,
+    StreamedAnswer,
+    TooMuchError,
+    _read,
+    parse_metrics,
+)
 from specsim.reality.observe.workload import Prompts, Sent, load_workload
 from specsim.reality.validation import load_run
 from specsim.workload.readers import read_trace

@@ -13,8 +13,7 @@ from kernel_folder import make_kernel_folder
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError, TraceError
-from specsim.reality.validation import Replaced, load_run, validate
-from specsim.reality.validation.validation import compare_runs
+from specsim.reality.validation import Replaced, compare_runs, load_run, validate
 from specsim.results.metrics import Requests, latency
 
 REAL = data_folder() / "real-runs"

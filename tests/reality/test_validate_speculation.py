@@ -12,8 +12,7 @@ from test_validate import made_up, write_requests
 
 from specsim.core.errors import ConfigError
 from specsim.reality.validation import Replaced, compose, validate
-from specsim.reality.validation.recorded_drafts import RECORD
-from specsim.reality.validation.run_folder import load_run
+from specsim.reality.validation.run_folder import RECORD, load_run
 
 PROFILE = Replaced(profile="h100/llama-3.1-8b")
 LONGEST = 3

@@ -5,7 +5,7 @@
     python tests/vllm/run.py --out results/vllm [--cases off draft-3 ...]
 
 What ``specsim calibrate --engine vllm`` does, with loads that are fixed and models that are made
-here. The runs of each case, one engine, take turns (``vllm_plan.ORDER``). The
+here. The runs of each case, one engine, take turns (``vllm_subject.ORDER``). The
 profile is fitted to some of them and has seen nothing of the others, nor of their requests. A
 machine that others use changes its speed by half within seconds, so it is probed between steps;
 the simulation is told how fast it was, as it is told the arrivals. Fails if a log is not complete,
@@ -22,15 +22,16 @@ from statistics import median
 from typing import Any
 
 from specsim.cli.options import show
-from specsim.reality.calibration.results import Judgement, Load
-from specsim.reality.calibration.vllm_plan import (
+from specsim.reality.calibration import Calibration, Load
+from specsim.reality.calibration.vllm_subject import (
     COMPARED,
     ORDER,
+    VllmPart,
     VllmPlan,
     VllmSpeculation,
+    VllmSubject,
     load_of,
 )
-from specsim.reality.calibration.vllm_subject import VllmPart, VllmSubject
 from specsim.reality.vllm.launch import VllmRun, vllm_python
 from specsim.show.render.reality import error_tables
 
@@ -178,7 +179,7 @@ def main() -> None:
         profile = given.out / f"{case}-profile.yaml"
         engine = subject.replay(speculation, out, RATES, profile)
         check_commands(out, engine, model)
-        show(*error_tables(Judgement(subject.stated_error, engine.results)))
+        show(*error_tables(Calibration(subject.stated_error, engine.results)))
         rows += summary(case, engine, out)
     for row in rows:
         print(

@@ -12,11 +12,9 @@ from specsim.acceptance.base import Acceptance
 from specsim.core.request import Request
 from specsim.core.rng import Luck, stream_id
 
-WINDOW = 8
-"""Consecutive steps over which accepted tokens are summed."""
+WINDOW = 8  # consecutive steps over which accepted tokens are summed
 
-_LAGS = (1, 2, 4, 8)
-"""Steps apart at which the correlation of accepted tokens is measured."""
+_LAGS = (1, 2, 4, 8)  # steps apart at which the correlation of accepted tokens is measured
 
 Sample = NDArray[Any]
 
@@ -28,12 +26,9 @@ class Decoded:
     """The steps of some requests, each decoded from its first token on with drafts of k tokens."""
 
     draft_len: int
-    output_lens: NDArray[np.int64]
-    """Shape (n_requests,), tokens, each at least 2."""
-    accepted_lens: NDArray[np.uint8]
-    """Shape (n_steps,), the steps of one request after those of another, in order."""
-    num_steps: NDArray[np.int64]
-    """Shape (n_requests,)."""
+    output_lens: NDArray[np.int64]  # shape (n_requests,), tokens, each at least 2
+    accepted_lens: NDArray[np.uint8]  # shape (n_steps,), in order, request after request
+    num_steps: NDArray[np.int64]  # shape (n_requests,)
 
     @cached_property
     def tokens_per_step(self) -> NDArray[np.float64]:
@@ -46,19 +41,22 @@ class Decoded:
         return float(self.num_steps.sum() / (self.output_lens - 1).sum())
 
     @cached_property
+    def _requests(self) -> NDArray[np.int64]:
+        """The request of each step, shape (n_steps,)."""
+        return np.repeat(np.arange(len(self.num_steps)), self.num_steps)
+
+    @cached_property
     def window_sums(self) -> NDArray[np.int16]:
         """Accepted tokens in every `WINDOW` consecutive steps of a request."""
         before = np.concatenate([[0], np.cumsum(self.accepted_lens, dtype=np.int64)])
-        sums = before[WINDOW:] - before[:-WINDOW]
-        requests = np.repeat(np.arange(len(self.num_steps)), self.num_steps)
+        sums, requests = before[WINDOW:] - before[:-WINDOW], self._requests
         is_within = requests[WINDOW - 1 :] == requests[: len(sums)]
         return np.asarray(sums[is_within], dtype=np.int16)
 
     @cached_property
     def autocorrelations(self) -> NDArray[np.float64]:
         """Correlation of accepted tokens with those so many steps later, shape (len(_LAGS),)."""
-        requests = np.repeat(np.arange(len(self.num_steps)), self.num_steps)
-        deviations = self.accepted_lens - self.accepted_lens.mean()
+        requests, deviations = self._requests, self.accepted_lens - self.accepted_lens.mean()
         variance = max(float(deviations.var()), 1e-12)
         found = np.zeros(len(_LAGS))
         for row, lag in enumerate(_LAGS):
@@ -86,21 +84,17 @@ class Decoded:
     def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return accepted and rejected j-th draft tokens, each of shape (n_requests, draft_len)."""
         shape = (len(self.num_steps), self.draft_len + 1)
-        requests = np.repeat(np.arange(shape[0]), self.num_steps)
-        ended = np.bincount(requests * shape[1] + self.accepted_lens, minlength=shape[0] * shape[1])
-        ended = ended.reshape(shape)
+        places = self._requests * shape[1] + self.accepted_lens
+        ended = np.bincount(places, minlength=shape[0] * shape[1]).reshape(shape)
         accepted = ended[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
         return accepted, ended[:, :-1]
 
 
 def decode(tables: Sequence[bytes], draft_len: int) -> Decoded:
-    """Decode requests with drafts of one length.
+    """Decode requests, each with a survival table, with drafts of one length.
 
     The first output token comes from the prefill; every step after it emits the accepted tokens
     and the bonus token, until the output is over.
-
-    Args:
-        tables: Survival table of every request.
     """
     lens = np.array([len(table) for table in tables])
     flat = np.minimum(np.frombuffer(b"".join(tables), dtype=np.uint8), draft_len).astype(np.uint8)
@@ -123,9 +117,7 @@ def decode(tables: Sequence[bytes], draft_len: int) -> Decoded:
 class Twin:
     """Requests as long as those of decoded data, to be decoded under any model, on the same luck.
 
-    Args:
-        positions: About how many output positions; the requests are repeated as often as needed.
-        name: Other names give other luck.
+    They are repeated until they have about so many output positions; other names, other luck.
     """
 
     def __init__(self, data: Decoded, positions: int, name: str) -> None:
@@ -139,14 +131,10 @@ class Twin:
 
     def decode(self, model: Acceptance) -> Decoded:
         """Return what decoding gives under a model."""
-        chunks = range(0, len(self._requests), _CHUNK)
-        tables = [
-            table
-            for start in chunks
-            for table in model.survival_lens(
-                self._requests[start : start + _CHUNK], self._luck, self._draft_len
-            )
-        ]
+        tables: list[bytes] = []
+        for start in range(0, len(self._requests), _CHUNK):
+            some = self._requests[start : start + _CHUNK]
+            tables += model.survival_lens(some, self._luck, self._draft_len)
         return decode(tables, self._draft_len)
 
 
@@ -154,14 +142,10 @@ class Twin:
 class Distances:
     """Kolmogorov-Smirnov distances of three distributions, and the error of the total."""
 
-    per_step: float
-    """Of accepted tokens per step."""
-    per_request: float
-    """Of output tokens per step of each request."""
-    per_window: float
-    """Of accepted tokens in 8 consecutive steps."""
-    steps_error: float
-    """Decode steps per output token, relative to the data: 0.05 is 5 % too many."""
+    per_step: float  # of accepted tokens per step
+    per_request: float  # of output tokens per step of each request
+    per_window: float  # of accepted tokens in 8 consecutive steps
+    steps_error: float  # decode steps per output token, relative to the data: 0.05 is 5 % too many
 
     @classmethod
     def between(cls, model: Decoded, data: Decoded) -> "Distances":
@@ -172,6 +156,10 @@ class Distances:
             per_window=kolmogorov_smirnov(model.window_sums, data.window_sums),
             steps_error=model.steps_per_token / data.steps_per_token - 1,
         )
+
+    def rounded(self) -> dict[str, float]:
+        """Return them with four digits after the point."""
+        return {name: round(value, 4) for name, value in vars(self).items()}
 
     @property
     def total(self) -> float:

@@ -1,5 +1,388 @@
-"""Calibration: real engines, real runs, and what is recorded of them.
+"""A calibration from beginning to end, whatever the engine: measure, fit, simulate, judge."""
 
-What runs inside another engine's process imports nothing but the standard library and that engine,
-so this file imports nothing.
-"""
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import yaml
+
+from specsim.core.atomic import new_file
+from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.version import __version__
+from specsim.profile import Profile
+from specsim.reality.validation import Statistic, compare_runs, mean_error, spread
+from specsim.results.metrics import Requests
+
+JUDGED = ("tpot", "latency")  # metrics whose mean has to keep to the stated error
+_FEWEST = 20  # requests of a case
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much traffic a run gets."""
+
+    name: str
+    share: float
+    """Arrival rate, as a share of what the server gets done without speculation when it is never
+    idle."""
+    seconds: float  # for so long requests arrive
+
+    def num_requests(self, rate: float) -> int:
+        """Return how many requests that makes; a few at least."""
+        return max(_FEWEST, round(self.seconds * rate))
+
+
+@dataclass(frozen=True)
+class Label:
+    """What tells one case from another."""
+
+    acceptance: str
+    """``synthetic``, ``real``, or ``recorded`` where the simulation is given the real run's."""
+    load: Load
+    policy: str
+    rate: float  # requests per second
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether acceptance is decided by luck that the simulation shares."""
+        return self.acceptance == "synthetic"
+
+    @property
+    def name(self) -> str:
+        """For folders and tables."""
+        return f"{self.acceptance}-{self.load.name}-{self.policy.replace(':', '-')}"
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case: real runs and their simulation."""
+
+    case: Label
+    runs: Sequence[Requests]  # the repetitions
+    statistics: list[Statistic]  # means over the repetitions, and over their simulations
+    slowness: list[float]
+    """How slow the machine was on average in each repetition, by its probes, relative to its mean
+    while what the profile is fitted to was measured; empty if it was not probed."""
+    at_speed: list[Statistic]
+    """As `statistics`, the simulation being told how fast the machine was in each repetition, from
+    one quarter of a second to the next."""
+
+    @classmethod
+    def of(
+        cls,
+        case: Label,
+        runs: Sequence[Requests],
+        simulated: Sequence[Requests],
+        slowness: list[float],
+        at_speed: Sequence[Requests],
+    ) -> "CaseResult":
+        """Compare runs with their simulations, and with those told the machine's speed."""
+        return cls(case, runs, _means(runs, simulated), slowness, _means(runs, at_speed))
+
+    def statistic(self, metric: str, name: str) -> Statistic:
+        """Return one of the statistics."""
+        return next(s for s in self.statistics if (s.metric, s.name) == (metric, name))
+
+    def mean_at_speed(self, metric: str) -> Statistic:
+        """Return a mean, the simulation being told how fast the machine was."""
+        return next(s for s in self.at_speed if (s.metric, s.name) == (metric, "mean"))
+
+    @property
+    def mean_error(self) -> float:
+        """Mean size of the errors of all statistics."""
+        return mean_error(self.statistics)
+
+    @property
+    def mean_error_at_speed(self) -> float:
+        """The same, where the simulation is told how fast the machine was."""
+        return mean_error(self.at_speed)
+
+    @property
+    def mean_spread(self) -> float:
+        """Mean spread of all statistics between the repetitions."""
+        return float(np.mean([each.spread or 0.0 for each in self.statistics]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values: milliseconds, and shares of 1."""
+        return {
+            "case": self.case.name,
+            "acceptance": self.case.acceptance,
+            "load": self.case.load.name,
+            "policy": self.case.policy,
+            "rate": self.case.rate,
+            "num_requests": len(self.runs[0]["arrived_at"]),
+            "num_runs": len(self.runs),
+            "mean_abs_error": self.mean_error,
+            "mean_spread": self.mean_spread,
+            "slowness": self.slowness,
+            "error_at_speed": {metric: self.mean_at_speed(metric).error for metric in JUDGED},
+            "mean_abs_error_at_speed": self.mean_error_at_speed,
+            "statistics": [each.to_dict() for each in self.statistics],
+        }
+
+
+def _means(runs: Sequence[Requests], simulated: Sequence[Requests]) -> list[Statistic]:
+    """Return every statistic, averaged over the repetitions, and how far these lie apart."""
+    tables = [compare_runs([run], ours) for run, ours in zip(runs, simulated, strict=True)]
+    statistics = []
+    for row in zip(*tables, strict=True):
+        values = [each.measured for each in row]
+        ours = float(np.mean([each.simulated for each in row]))
+        mean = float(np.mean(values))
+        statistics.append(Statistic(row[0].metric, row[0].name, mean, ours, spread(values)))
+    return statistics
+
+
+def judged(result: CaseResult, stated_error: float) -> bool:
+    """Return whether mean TPOT and mean latency keep to the stated error, a share.
+
+    Or to twice the spread of the real repetitions, where that is larger: nothing can be predicted
+    better than it repeats. The simulation is told how fast the machine was, where that was probed.
+    """
+    means = [result.mean_at_speed(metric) for metric in JUDGED]
+    return all(abs(each.error) <= max(stated_error, 2 * (each.spread or 0.0)) for each in means)
+
+
+def tells(result: CaseResult, stated_error: float) -> bool:
+    """Return whether a case that keeps to the stated error says something about the profile.
+
+    Either the real repetitions lie apart by no more than that; if not, keeping to twice their
+    spread shows nothing. Or what set them apart is known: a simulation that is told how fast the
+    machine was keeps to the stated error by itself.
+    """
+    spreads = [result.statistic(metric, "mean").spread for metric in JUDGED]
+    if all((spread or 0.0) <= stated_error for spread in spreads):
+        return True
+    told = [abs(result.mean_at_speed(metric).error) for metric in JUDGED]
+    return bool(result.slowness) and all(error <= stated_error for error in told)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Two values of k whose order by mean latency the simulation gets wrong."""
+
+    acceptance: str
+    load: str
+    faster: str  # in the real runs
+    slower: str
+
+
+def swaps(results: Sequence[CaseResult]) -> list[Swap]:
+    """Return where the simulation swaps two fixed k that differ by more than real spreads."""
+    fixed = [each for each in results if each.case.policy.startswith(("off", "static"))]
+    found = []
+    for one, two in combinations(fixed, 2):
+        place = (one.case.acceptance, one.case.load.name)
+        if place != (two.case.acceptance, two.case.load.name):
+            continue
+        first, second = (each.mean_at_speed("latency") for each in (one, two))
+        noise = sum(each.measured * (each.spread or 0.0) for each in (first, second))
+        difference = second.measured - first.measured
+        if abs(difference) <= noise or difference * (second.simulated - first.simulated) > 0:
+            continue
+        faster, slower = (one, two) if difference > 0 else (two, one)
+        found.append(Swap(*place, faster.case.policy, slower.case.policy))
+    return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """A profile, and the cases that say how well it predicts what they measured."""
+
+    name: str  # empty where it is the only one
+    profile: Profile
+    results: list[CaseResult]
+
+
+@dataclass
+class Calibration:
+    """What came of a calibration, and whether the cases keep to what was stated."""
+
+    stated_error: float  # of mean TPOT and mean latency, as a share
+    results: list[CaseResult]
+    capacity: float = 0.0  # requests per second without speculation, never idle
+    rates: dict[str, float] = field(default_factory=dict)  # requests per second of every load
+    parts: list[Part] = field(default_factory=list)
+    findings: dict[str, Any] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)  # measured but not judged, and why
+
+    @property
+    def profile(self) -> Profile:
+        """That of the first part, which may be the only one."""
+        return self.parts[0].profile
+
+    @property
+    def swaps(self) -> list[Swap]:
+        """Where the order of k is wrong."""
+        return swaps(self.results)
+
+    @property
+    def failed(self) -> list[CaseResult]:
+        """Cases that do not keep to the stated error."""
+        return [each for each in self.results if not judged(each, self.stated_error)]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether everything is as stated, as far as the real runs can tell."""
+        return not (self.failed or self.swaps or self.left_out)
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether everything is as stated, and every case says something about the profile."""
+        return self.is_kept and all(tells(each, self.stated_error) for each in self.results)
+
+    @property
+    def statuses(self) -> dict[str, str]:
+        """Of each part's profile."""
+        return {each.name: str(each.profile.provenance.status) for each in self.parts}
+
+    @property
+    def status(self) -> str:
+        """Of the profile, or of each."""
+        return ", ".join(f"{name} {status}".strip() for name, status in self.statuses.items())
+
+    def validates(self, part: Part) -> bool:
+        """Return whether one part keeps to error and order, and every case says something."""
+        policies = {each.case.policy for each in part.results}
+        return all(
+            judged(each, self.stated_error) and tells(each, self.stated_error)
+            for each in part.results
+        ) and not any({swap.faster, swap.slower} & policies for swap in self.swaps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "specsim_version": __version__,
+            "status": self.statuses if self.parts[0].name else self.status,
+            "stated_error": self.stated_error,
+            "failed": [each.case.name for each in self.failed],
+            "swaps": [vars(each) for each in self.swaps],
+            **self.findings,
+            "cases": [each.to_dict() for each in self.results],
+        }
+
+
+class Subject(Protocol):
+    """An engine that is calibrated, and how; verbs in the order in which they are called."""
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What it is, for ``meta.json``."""
+
+    @property
+    def loads(self) -> Sequence[Load]:
+        """All of them, lightest first."""
+
+    @property
+    def stated_error(self) -> float:
+        """What its profiles promise, of mean TPOT and mean latency, as a share."""
+
+    @property
+    def profiles(self) -> Mapping[str, str]:
+        """Per part of the calibration the file of its profile; without speculation first."""
+
+    def start(self, folder: Path, tell: Tell) -> tuple[float, dict[str, Any]]:
+        """Measure all that comes before the cases; the folder is that of the calibration.
+
+        Return the requests per second without speculation when the engine is never idle, and what
+        else goes into ``meta.json``.
+        """
+
+    def run(self, part: str, rates: dict[str, float], tell: Tell) -> None:
+        """Run and record the cases of one part, at so many requests per second of each load."""
+
+    def compare(self, part: str) -> Part:
+        """Fit a profile, a candidate, to what was measured, and simulate the same cases."""
+
+    def findings(self, found: Calibration) -> dict[str, Any]:
+        """Return what else goes into ``calibration.json``, as plain values."""
+
+
+def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
+    """Calibrate an engine; `tell` is told what goes on, in lines.
+
+    The folder, new or empty, fills meanwhile; until the end ``meta.json`` says that it is
+    incomplete.
+
+    Raises:
+        SpecsimError: Something cannot be measured, fitted or written; what was measured before
+            stays.
+    """
+    check_folder(folder)
+    meta = {**subject.description, "specsim_version": __version__}
+    _write_json(folder / "meta.json", {**meta, "complete": False})
+    capacity, more = subject.start(folder, tell)
+    meta |= more
+    _write_json(folder / "meta.json", {**meta, "complete": False})
+    rates = {load.name: load.share * capacity for load in subject.loads}
+    found = Calibration(subject.stated_error, [], capacity, rates)
+    for name in subject.profiles:
+        subject.run(name, rates, tell)
+        try:
+            part = subject.compare(name)
+        except SpecsimError as error:
+            if not found.parts:
+                raise
+            found.left_out[name] = str(error)
+            tell(f"{name} is left out: {error}")
+            continue
+        found.parts.append(part)
+        found.results += part.results
+        if len(subject.profiles) > 1:
+            _write_results(found, subject, folder, complete=False)
+    _conclude(found, subject, folder)
+    _write_results(found, subject, folder, complete=True)
+    _write_json(folder / "meta.json", {**meta, "complete": True})
+    return found
+
+
+def _conclude(found: Calibration, subject: Subject, folder: Path) -> None:
+    """Say in each profile what became of it, and put the cases in order."""
+    for place, part in enumerate(found.parts):
+        profile = with_status(
+            part.profile, is_validated=found.validates(part), stated_error=found.stated_error
+        )
+        write_profile(profile, folder / subject.profiles[part.name])
+        found.parts[place] = replace(part, profile=profile)
+    names = [load.name for load in subject.loads]
+    kinds = list(dict.fromkeys(each.case.acceptance for each in found.results))
+    found.results.sort(
+        key=lambda each: (kinds.index(each.case.acceptance), names.index(each.case.load.name))
+    )
+
+
+def _write_results(found: Calibration, subject: Subject, folder: Path, *, complete: bool) -> None:
+    found.findings = subject.findings(found)
+    ending = {"complete": complete} if len(subject.profiles) > 1 else {}
+    _write_json(folder / "calibration.json", {**found.to_dict(), **ending})
+
+
+def with_status(profile: Profile, *, is_validated: bool, stated_error: float) -> Profile:
+    """Return a profile that says whether it has kept what it promises."""
+    update = {"status": "validated" if is_validated else "candidate", "stated_error": stated_error}
+    provenance = profile.provenance.model_copy(update=update)
+    return profile.model_copy(update={"provenance": provenance})
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that results would get lost in."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: is there already and not empty; name a new folder (--out)")
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with new_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a profile as YAML, as `load_profile` reads it."""
+    written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    with new_file(path) as temporary:
+        temporary.write_text(yaml.safe_dump(written, sort_keys=False, width=100))

@@ -1,17 +1,21 @@
-"""An engine of our own under calibration: what is asked of it, what is run, what a run leaves."""
+"""Plans for an engine of our own: what is measured, what is run, and what a run leaves."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
+from specsim.core.errors import ConfigError
 from specsim.core.request import Request
+from specsim.core.settings import load_mapping
 from specsim.profile import Profile
-from specsim.reality.calibration.results import Label, Load
+from specsim.reality.calibration import Label, Load
 from specsim.reality.host_speed import HostSpeed
-from specsim.reality.profile_fit.grid import GridPoint, Sample, StepGrid
+from specsim.reality.profile_fit.grid import StepGrid
 from specsim.reality.run_writer import RequestRow, RunWriter, StepRow
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -25,8 +29,7 @@ _AT_ONCE = 1e6  # requests per second
 class Case(Label):
     """An experiment that is run on the real engine and simulated, one and the same."""
 
-    experiment: Experiment
-    """As it is simulated; where acceptance is real, with the rates that were expected of it."""
+    experiment: Experiment  # as simulated; with the rates expected where acceptance is real
     requests: list[Request]
 
 
@@ -38,18 +41,14 @@ class TorchPlan:
     loads: tuple[Load, ...]
     max_num_seqs: int
     max_model_len: int
-    prompt_lens: tuple[int, int]
-    """Least and most, drawn uniformly; likewise `output_lens`."""
+    prompt_lens: tuple[int, int]  # least and most, drawn uniformly; likewise `output_lens`
     output_lens: tuple[int, int]
-    repetitions: int
-    """How often each real run is made; their spread is the noise floor."""
-    minutes: int
-    """About how long it takes: a slower machine gets fewer requests, not more time."""
+    repetitions: int  # how often each real run is made; their spread is the noise floor
+    minutes: int  # about how long it takes: a slower machine gets fewer requests, not more time
     cases_per_round: int
     """After so many cases the grid is measured once more: a machine that gets slower meanwhile does
     so for what is fitted, too."""
-    real_loads: tuple[str, ...]
-    """Loads at which acceptance is real, too; synthetic it is at all of them."""
+    real_loads: tuple[str, ...]  # loads at which acceptance is real, too; it is synthetic at all
     max_draft_len: int = 5
     policies: tuple[str, ...] = ("off", "static:k=1", "static:k=3", "static:k=5", "goodput")
     synthetic_rates: tuple[float, ...] = (0.75, 0.7, 0.65, 0.6, 0.55)
@@ -71,27 +70,21 @@ class TorchPlan:
         }
 
     def cases(self, loads: dict[str, float], real_rates: Sequence[float]) -> list[Case]:
-        """Return all cases.
+        """Return all cases; loads are requests per second.
 
-        Args:
-            loads: Requests per second of each.
-            real_rates: Acceptance of each position of a draft, if all before it were accepted, as
-                it is expected where the models decide.
+        Where the models decide, `real_rates` are expected: acceptance of each position of a draft,
+        if all before it were accepted.
         """
-        kinds = (  # with seeds of requests that nothing was fitted to
-            ("synthetic", self.synthetic_rates, 1),
-            ("real", real_rates, 2),
-        )
+        real_loads = [load for load in self.loads if load.name in self.real_loads]
         cases = []
-        for kind, rates, seed in kinds:
-            for load in self.loads:
-                if kind == "real" and load.name not in self.real_loads:
-                    continue
+        for kind, of_kind, rates, seed in (  # seeds of requests that nothing was fitted to
+            ("synthetic", self.loads, self.synthetic_rates, 1),
+            ("real", real_loads, real_rates, 2),
+        ):
+            for load, policy in product(of_kind, self.policies):
                 rate = loads[load.name]
-                num_requests = load.num_requests(rate)
-                for policy in self.policies:
-                    made = self._experiment(rate, num_requests, policy, rates, seed)
-                    cases.append(Case(kind, load, policy, rate, *made))
+                made = self._experiment(rate, load.num_requests(rate), policy, rates, seed)
+                cases.append(Case(kind, load, policy, rate, *made))
         return cases
 
     def profiling_case(self, policy: str, num_requests: int) -> Case:
@@ -117,15 +110,12 @@ class TorchPlan:
                 "method": "draft_model",
                 "num_speculative_tokens": int(fixed) if fixed else self.max_draft_len,
             }
+        prompt, output = list(self.prompt_lens), list(self.output_lens)
         experiment = Experiment.parse(
             {
                 "workload": {
                     "arrivals": {"kind": "poisson", "rate": rate},
-                    "lengths": {
-                        "kind": "uniform",
-                        "prompt": list(self.prompt_lens),
-                        "output": list(self.output_lens),
-                    },
+                    "lengths": {"kind": "uniform", "prompt": prompt, "output": output},
                     "num_requests": num_requests,
                 },
                 "engine": engine,
@@ -150,23 +140,13 @@ def acceptance_rates(rows: Iterable[RequestRow], max_draft_len: int) -> list[flo
     return [hits / trials for hits, trials in zip(accepted, tried, strict=True)]
 
 
-class Spans(NamedTuple):
-    """Where the time of one step went, seconds."""
-
-    num_requests: int
-    target: float
-    draft: float
-    overhead: float
-    """Scheduling, decisions, and what is between the forward passes."""
-
-
 @dataclass
 class Served:
     """What came of a run; rows in the order in which they came about."""
 
     requests: list[RequestRow] = field(default_factory=list)
     steps: list[StepRow] = field(default_factory=list)
-    spans: list[Spans] = field(default_factory=list)
+    target_seconds: list[float] = field(default_factory=list)  # of each step, the target's pass
     probes: list[tuple[float, float]] = field(default_factory=list)
     """When the machine's speed was probed, the run's clock standing still, and how long that took,
     seconds; empty if the engine does not probe."""
@@ -196,100 +176,7 @@ class Served:
                 writer.add_probe(at, seconds)
 
 
-class SteppedEngine(Protocol):
-    """An engine that can be profiled step by step, and that serves experiments."""
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """What it is and what it runs on, for ``meta.json``."""
-
-    @property
-    def drafter_gib(self) -> float:
-        """Memory of the draft model's own weights, GiB."""
-
-    @property
-    def drafter_kv_bytes(self) -> float:
-        """Memory of the draft model's KV cache, bytes per token."""
-
-    def measure(self, points: Iterable[GridPoint]) -> Iterator[Sample]:
-        """Run steps of given sizes, one after the other, and time them."""
-
-    def serve(
-        self,
-        experiment: Experiment,
-        profile: Profile,
-        requests: list[Request],
-        *,
-        is_synthetic: bool,
-    ) -> Served:
-        """Serve what `specsim.run.simulate.simulate` simulates, from the same arguments."""
-
-
-QUICK = TorchPlan(
-    grid=StepGrid(
-        num_decodes=(1, 2, 4, 8, 16),
-        draft_lens=(0, 1, 3, 5),
-        context_lens=(32, 96, 192),
-        chunk_lens=(16, 64, 128, 192),
-        chunk_decodes=(0, 4, 10),
-        max_batched_tokens=256,
-        rounds=4,
-    ),
-    loads=(Load("low", 0.25, 3.0), Load("medium", 0.6, 3.0), Load("saturated", 2.0, 1.0)),
-    max_num_seqs=16,
-    max_model_len=256,
-    prompt_lens=(16, 128),
-    output_lens=(16, 96),
-    repetitions=4,
-    minutes=8,
-    cases_per_round=4,
-    real_loads=("medium",),
+_PLANS = TypeAdapter(dict[str, TorchPlan]).validate_python(
+    load_mapping(Path(__file__).with_name("torch_plans.yaml"), ConfigError)
 )
-"""A small model on two CPU cores."""
-
-CPU = replace(
-    QUICK,
-    grid=replace(
-        QUICK.grid, context_lens=(32, 128, 256, 384), chunk_lens=(16, 64, 128, 224), rounds=8
-    ),
-    loads=(Load("low", 0.25, 20.0), Load("medium", 0.6, 20.0), Load("saturated", 2.0, 7.0)),
-    max_model_len=512,
-    prompt_lens=(16, 256),
-    output_lens=(16, 160),
-    repetitions=3,
-    minutes=50,
-    cases_per_round=2,
-    real_loads=("low", "medium", "saturated"),
-)
-"""The same with more of everything."""
-
-CUDA = TorchPlan(
-    grid=StepGrid(
-        num_decodes=(1, 2, 4, 8, 16, 32, 64),
-        draft_lens=(0, 1, 3, 5),
-        context_lens=(128, 512, 1024, 1800),
-        chunk_lens=(64, 256, 1024, 1800),
-        chunk_decodes=(0, 8, 32),
-        max_batched_tokens=2048,
-        rounds=5,
-    ),
-    loads=(Load("low", 0.25, 60.0), Load("medium", 0.6, 60.0), Load("saturated", 2.0, 20.0)),
-    max_num_seqs=64,
-    max_model_len=2048,
-    prompt_lens=(64, 1024),
-    output_lens=(32, 512),
-    repetitions=2,
-    minutes=60,
-    cases_per_round=5,
-    real_loads=("low", "medium", "saturated"),
-)
-"""A model of some billion weights on one GPU; not yet run on one."""
-
-QUICK_CUDA = replace(
-    CUDA,
-    grid=replace(CUDA.grid, rounds=3),
-    loads=(Load("low", 0.25, 12.0), Load("medium", 0.6, 12.0), Load("saturated", 2.0, 4.0)),
-    minutes=15,
-    real_loads=("medium",),
-)
-"""The same with less of everything; not yet run on a GPU either."""
+QUICK, CPU, QUICK_CUDA, CUDA = (_PLANS[name] for name in ("quick", "cpu", "quick-cuda", "cuda"))

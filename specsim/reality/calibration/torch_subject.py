@@ -5,34 +5,32 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from specsim.core.atomic import new_file
 from specsim.core.step import StepLoad
 from specsim.profile import Profile
-from specsim.reality.calibration.calibrate import (
+from specsim.reality.calibration import (
     Calibration,
+    CaseResult,
+    Load,
     Part,
-    Started,
     Tell,
     with_status,
     write_profile,
 )
-from specsim.reality.calibration.results import CaseResult, Load
 from specsim.reality.calibration.torch_plan import (
     Case,
     Served,
-    Spans,
-    SteppedEngine,
     TorchPlan,
     acceptance_rates,
 )
 from specsim.reality.host_speed import HostSpeed, at_speed
-from specsim.reality.profile_fit.estimate import DISTURBED
+from specsim.reality.profile_fit import DISTURBED
 from specsim.reality.profile_fit.grid import Costs, Medians, Sample, fit_costs, medians
-from specsim.reality.profile_fit.robust import robust_fit
+from specsim.reality.profile_fit.regression import robust_fit
 from specsim.reality.run_writer import StepRow, add_repetition
 from specsim.reality.validation import load_run
 from specsim.results.metrics import Requests
@@ -40,8 +38,10 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
-_PROFILING = (("off", 2.0), ("static:k=5", 6.0), ("static:k=1", 1.0))
-"""Policies that run before the cases, and requests per slot of the engine."""
+if TYPE_CHECKING:
+    from specsim.reality.torch_engine.engine import TorchEngine
+
+_PROFILING = (("off", 2.0), ("static:k=5", 6.0), ("static:k=1", 1.0))  # policies, requests per slot
 
 
 class _Levels(NamedTuple):
@@ -60,10 +60,9 @@ class _Levels(NamedTuple):
 class TorchSubject:
     """An engine that is calibrated; everything that is measured is kept here."""
 
-    engine: SteppedEngine
+    engine: "TorchEngine"
     plan: TorchPlan
-    model: str
-    """As in ``profiles/``, or the path of a config."""
+    model: str  # as in ``profiles/``, or the path of a config
     gpu: str
     stated_error: float
     profiles: ClassVar[dict[str, str]] = {"": "profile.yaml"}
@@ -72,14 +71,11 @@ class TorchSubject:
         self._folder = Path()
         self._schedule = self.plan.grid.schedule(seed=0)
         self._rounds: list[list[Sample]] = []
-        self._profiling: list[tuple[Case, Served]] = []
-        """Runs for what a grid does not show: overhead, and how often drafts are accepted."""
+        self._profiling: list[tuple[Case, Served]] = []  # for what a grid does not show
         self._cases: list[Case] = []
-        self._speeds: dict[str, list[HostSpeed]] = {}
-        """Per case, of each repetition, if it was probed."""
+        self._speeds: dict[str, list[HostSpeed]] = {}  # per case, of each repetition
         self._capacity = 0.0
-        self._accepted: list[float] = []
-        """Rates per position of a draft, as measured while profiling."""
+        self._accepted: list[float] = []  # rates per position of a draft, while profiling
 
     @property
     def description(self) -> dict[str, Any]:
@@ -91,7 +87,7 @@ class TorchSubject:
         """Those of the plan."""
         return self.plan.loads
 
-    def start(self, folder: Path, tell: Tell) -> Started:
+    def start(self, folder: Path, tell: Tell) -> tuple[float, dict[str, Any]]:
         """Warm the engine up, measure the first rounds of the grid and some runs."""
         self._folder, plan = folder, self.plan
         grid = plan.grid
@@ -110,7 +106,7 @@ class TorchSubject:
         rows = (row for _, served in self._profiling for row in served.requests)
         self._accepted = acceptance_rates(rows, plan.max_draft_len)
         self._capacity = plan.capacity(profile)
-        return Started(self._capacity, {})
+        return self._capacity, {}
 
     def run(self, part: str, rates: dict[str, float], tell: Tell) -> None:
         """Run every case some times, all of them one after the other, and the grid between them."""
@@ -172,16 +168,13 @@ class TorchSubject:
     def _meta(self, case: Case) -> dict[str, Any]:
         engine, acceptance = case.experiment.engine, case.experiment.acceptance
         assert acceptance is not None
+        plain: Any = {"mode": "json", "exclude_none": True}
         return {
             **self.engine.description,
-            "engine_kwargs": engine.model_dump(
-                mode="json", exclude_none=True, exclude_defaults=True
-            ),
+            "engine_kwargs": engine.model_dump(**plain, exclude_defaults=True),
             "kv_cache": {"num_gpu_blocks": engine.num_gpu_blocks, "block_size": engine.block_size},
-            "policy": case.experiment.effective_policy.model_dump(mode="json", exclude_none=True),
-            "acceptance": acceptance.model_dump(mode="json", exclude_none=True)
-            if case.is_synthetic
-            else "real",
+            "policy": case.experiment.effective_policy.model_dump(**plain),
+            "acceptance": acceptance.model_dump(**plain) if case.is_synthetic else "real",
         }
 
     def _usual(self) -> float:
@@ -194,45 +187,40 @@ class TorchSubject:
         known = [speed for speed in (*profiling, *cases) if speed is not None]
         return HostSpeed.usual(known) if known else 0.0
 
-    def _steps(self) -> list[tuple[StepRow, Spans, float]]:
-        """Return all steps of the profiling runs, and how slow the machine was."""
+    def _steps(self) -> list[tuple[StepRow, float, float]]:
+        """Return all steps of the profiling runs, seconds of the target, and how slow all was."""
         usual = self._usual()
         return [
             each
             for _, served in self._profiling
-            for each in zip(served.steps, served.spans, served.slowness(usual), strict=True)
+            for each in zip(
+                served.steps, served.target_seconds, served.slowness(usual), strict=True
+            )
         ]
 
     def _levels(self, measured: Medians) -> _Levels:
         """Return what steps cost in the profiling runs on the usual machine, beside the grid."""
         costs = fit_costs(measured)
         targets, drafts = [], []
-        for row, spans, slowness in self._steps():
-            load = StepLoad(
-                row["context_tokens"],
-                row["batched_tokens"],
-                row["num_requests"],
-                row["prefill_tokens"],
-            )
+        for row, real_target, slowness in self._steps():
+            counts = (row["context_tokens"], row["batched_tokens"], row["num_requests"])
+            load = StepLoad(*counts, row["prefill_tokens"])
             requests = costs.request_us * load.num_requests / 1e6
             target = costs.target.forward_time(load) + requests
             draft = costs.draft.draft_time(load, row.get("made_drafts", 0), target)
-            targets.append((spans.target, slowness * target))
-            drafts.append((spans.draft, slowness * draft))
+            targets.append((real_target, slowness * target))
+            drafts.append((row["draft_seconds"], slowness * draft))
         return _Levels(_level(targets), _level(drafts))
 
     def _profile(self) -> Profile:
         """Return what all that has been measured so far says; a candidate."""
-        measured = medians(self._rounds)
+        measured, description = medians(self._rounds), self.engine.description
         costs = fit_costs(measured.scaled(*self._levels(measured)))
         loads = [point.load for point in measured.points]
-        draft = costs.draft.model_copy(
-            update={
-                "weights_gib": self.engine.drafter_gib,
-                "kv_bytes_per_token": self.engine.drafter_kv_bytes,
-            }
-        )
-        description = self.engine.description
+        memory = {
+            "weights_gib": self.engine.drafter_gib,
+            "kv_bytes_per_token": self.engine.drafter_kv_bytes,
+        }
         profile = Profile.model_validate(
             {
                 "model": self.model,
@@ -244,7 +232,7 @@ class TorchSubject:
                     "notes": _notes(description["hardware"], measured, costs),
                 },
                 "target": costs.target,
-                "drafts": {"draft_model": draft},
+                "drafts": {"draft_model": costs.draft.model_copy(update=memory)},
                 "overhead": self._overhead(costs),
                 "valid_range": {
                     "context_tokens": max(load.context_tokens for load in loads),
@@ -256,11 +244,13 @@ class TorchSubject:
 
     def _overhead(self, costs: Costs) -> dict[str, float]:
         """Return what the engine spends outside its forward passes, as measured in real steps."""
-        spans = [(each, slowness) for _, each, slowness in self._steps()]
-        if not spans:
+        steps = self._steps()
+        if not steps:
             return {"request_us": costs.request_us}
-        columns = np.array([(1.0, each.num_requests) for each, _ in spans])
-        seconds = np.array([each.overhead / slowness for each, slowness in spans])
+        columns = np.array([(1.0, row["num_requests"]) for row, _, _ in steps])
+        seconds = np.array(
+            [(row["seconds"] - target - row["draft_seconds"]) / slow for row, target, slow in steps]
+        )
         step, request = robust_fit(columns, seconds).tolist()
         return {"step_ms": step * 1e3, "request_us": costs.request_us + request * 1e6}
 

@@ -1,5 +1,6 @@
 """Calibration of a local vLLM: an engine for each speculation, recorded, fitted and replayed."""
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -11,22 +12,15 @@ from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import load_mapping
 from specsim.hardware import GIB, ModelShape, find_gpu, load_model
 from specsim.profile import Profile
-from specsim.reality.calibration.calibrate import (
+from specsim.reality.calibration import (
     Calibration,
+    CaseResult,
+    Label,
+    Load,
     Part,
-    Started,
     Tell,
     with_status,
     write_profile,
-)
-from specsim.reality.calibration.results import CaseResult, Label, Load
-from specsim.reality.calibration.vllm_plan import (
-    COMPARED,
-    FITTED,
-    ORDER,
-    VllmPlan,
-    VllmSpeculation,
-    load_of,
 )
 from specsim.reality.host_speed import HostSpeed, at_speed
 from specsim.reality.profile_fit import fit_and_test, fitted_profile, measured_steps
@@ -34,12 +28,144 @@ from specsim.reality.run_writer import add_repetition
 from specsim.reality.validation import Replaced, Validation, compose, load_run, replay
 from specsim.reality.vllm.launch import VllmRun, record_runs
 
+ORDER = (
+    *("fit-low", "low", "fit-high", "high"),
+    *("fit-low-2", "low-2", "fit-high-2", "high-2", "fit-low-3"),
+)
+"""Runs of one engine. A machine may drift, so each run that is compared stands between two that are
+fitted to, one of either load."""
+FITTED = tuple(name for name in ORDER if name.startswith("fit"))
+COMPARED = tuple(name for name in ORDER if name not in FITTED)
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _DRAFT_LENS = (1, 3, 5)
 _NGRAM_LEN = 3
 _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # GiB
-_OFF = VllmSpeculation("off")
 _TIMEOUT = 1800.0  # seconds of one engine at least, starting and compiling included
+
+
+def load_of(run: str) -> str:
+    """Return the load of a run or of its repetition: ``low`` of ``low-2``."""
+    return run.rstrip("-0123456789")
+
+
+@dataclass(frozen=True)
+class VllmSpeculation:
+    """How an engine speculates."""
+
+    name: str  # for folders
+    draft_len: int = 0
+    config: Mapping[str, Any] | None = None  # vLLM's ``speculative_config``; None if it does not
+
+    @property
+    def policy(self) -> str:
+        """As for ``specsim compare --policies``."""
+        return f"static:k={self.draft_len}" if self.config else "off"
+
+    @classmethod
+    def draft_model(cls, folder: Path, draft_len: int) -> "VllmSpeculation":
+        """Return speculation by a draft model."""
+        return cls._of("draft", draft_len, method="draft_model", model=str(folder.resolve()))
+
+    @classmethod
+    def ngram(cls, draft_len: int) -> "VllmSpeculation":
+        """Return speculation by prompt lookup."""
+        lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+        return cls._of("ngram", draft_len, method="ngram", **lookup)
+
+    @classmethod
+    def _of(cls, name: str, draft_len: int, **config: Any) -> "VllmSpeculation":
+        config["num_speculative_tokens"] = draft_len
+        return cls(f"{name}-{draft_len}", draft_len, config)
+
+
+_OFF = VllmSpeculation("off")
+
+
+@dataclass(frozen=True)
+class VllmPlan:
+    """One calibration of a local vLLM."""
+
+    loads: tuple[Load, ...]  # of `ORDER`: fit-low, low, fit-high, high
+    prompt_lens: tuple[int, int]  # least and most, drawn uniformly; likewise `output_lens`
+    output_lens: tuple[int, int]
+    engine: Mapping[str, Any]  # options of ``vllm.LLM``
+    environment: Mapping[str, str] = field(default_factory=dict)
+    start_seconds: float = 40.0  # about how long an engine takes to start and to warm up
+
+    def load(self, name: str) -> Load:
+        """Return a load by its name."""
+        return next(load for load in self.loads if load.name == name)
+
+    def minutes(self, num_parts: int) -> int:
+        """Return about how long it takes to measure so many engines; small machines take longer."""
+        serving = sum(self.load(load_of(name)).seconds for name in ORDER)
+        # Answers end after the last arrival, and the fits take a moment, too.
+        per_part = self.start_seconds + 1.2 * serving + 10.0
+        return ceil((2 * self.start_seconds + num_parts * per_part) / 60)
+
+    def runs(
+        self, folder: Path, rates: Mapping[str, float], vocab_size: int, seed: int
+    ) -> list[VllmRun]:
+        """Return what one engine is asked to serve, in the order of `ORDER`.
+
+        Made-up requests, arriving by a Poisson process of the rate of the load; a repetition has
+        those of the first run. Each gets a folder of its own in there.
+        """
+        runs = []
+        for name in ORDER:
+            load = self.load(load_of(name))
+            rate, own_seed = rates[load.name], seed + 1 + self.loads.index(load)
+            count = load.num_requests(rate)
+            runs.append(self._requests(folder / name, rate, count, vocab_size, own_seed))
+        return runs
+
+    def rush(self, folder: Path, vocab_size: int, seed: int) -> VllmRun:
+        """Return requests that all come at once, twice as many as are served at a time."""
+        num_requests = 2 * int(self.engine["max_num_seqs"])
+        return self._requests(folder, 1e6, num_requests, vocab_size, seed)
+
+    def _requests(
+        self, folder: Path, rate: float, num_requests: int, vocab_size: int, seed: int
+    ) -> VllmRun:
+        draw, now = random.Random(seed), 0.0
+        arrivals, prompts, output_lens = [], [], []
+        for _ in range(num_requests):
+            now += draw.expovariate(rate)
+            arrivals.append(now)
+            prompt_len = draw.randint(*self.prompt_lens)
+            prompts.append([draw.randrange(2, vocab_size) for _ in range(prompt_len)])
+            output_lens.append(draw.randint(*self.output_lens))
+        return VllmRun(folder, arrivals, prompts, output_lens)
+
+
+def plan_for(device: str, *, quick: bool = False, threads: int = 1) -> VllmPlan:
+    """Return the plan for a device, ``cpu`` or ``cuda``; threads are for a CPU."""
+    full_s, quick_s = (20.0, 6.0) if device == "cpu" else (40.0, 10.0)
+    seconds = quick_s if quick else full_s
+    shares = {"fit-low": 0.2, "low": 0.35, "fit-high": 0.7, "high": 0.55}
+    loads = tuple(Load(name, share, seconds) for name, share in shares.items())
+    if device == "cuda":
+        return VllmPlan(
+            loads,
+            prompt_lens=(64, 1024),
+            output_lens=(32, 512),
+            engine={"max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 2048},
+            start_seconds=120.0,
+        )
+    return VllmPlan(
+        loads,
+        prompt_lens=(20, 300),
+        output_lens=(10, 100),
+        engine={
+            "enforce_eager": True,
+            "max_num_seqs": 32,
+            "max_num_batched_tokens": 256,
+            "max_model_len": 512,
+            "block_size": 32,
+            "num_gpu_blocks_override": 32 * 512 // 32,  # no load runs out of them
+        },
+        environment={"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)},
+    )
 
 
 @dataclass(frozen=True)
@@ -48,34 +174,28 @@ class Replayed:
 
     name: str
     validation: Validation
-    at_speed: Validation
-    """The simulation is told how fast the machine was, where that was probed."""
-    slowness: float | None
-    """Mean of the machine's during the run, relative to that during the runs that are fitted to."""
+    at_speed: Validation  # the simulation is told how fast the machine was, where that was probed
+    slowness: float | None  # the machine's mean, relative to that during the fitted runs
 
 
 @dataclass(frozen=True)
 class VllmPart(Part):
     """One engine."""
 
-    replays: list[Replayed]
-    """In the order of their measurement."""
+    replays: list[Replayed]  # in the order of their measurement
 
 
 @dataclass
 class VllmSubject:
     """Models that are calibrated, and with which speculation."""
 
-    model: Path
-    """Folder with ``config.json``."""
+    model: Path  # folder with ``config.json``
     plan: VllmPlan
     speculations: tuple[VllmSpeculation, ...]
-    device: str
-    """``cpu`` or ``cuda``."""
+    device: str  # ``cpu`` or ``cuda``
     stated_error: float
     seed: int = 0
-    is_dummy: bool = False
-    """Whether vLLM makes up the weights."""
+    is_dummy: bool = False  # whether vLLM makes up the weights
     _folder: Path = field(default=Path(), init=False)
     _rates: Mapping[str, float] = field(default_factory=dict, init=False)
 
@@ -83,13 +203,10 @@ class VllmSubject:
     def of(
         cls, model: Path, draft: Path | None, plan: VllmPlan, device: str, **others: Any
     ) -> "VllmSubject":
-        """Return what a model is calibrated with: no speculation and, if given, a draft model.
+        """Return what a model is calibrated with: no speculation, and a draft model or n-gram.
 
-        Without one, prompt lookup, which needs none.
-
-        Args:
-            draft: Folders, both with ``config.json``; weights are made up if one of them has none.
-            **others: ``stated_error`` and ``seed``.
+        Weights are made up if one of the folders, both with ``config.json``, has none. Others are
+        ``stated_error`` and ``seed``.
 
         Raises:
             SpecsimError: A folder is not that of a model, or the models do not go together.
@@ -141,7 +258,7 @@ class VllmSubject:
         """One for each speculation."""
         return {each.name: f"profiles/{each.name}.yaml" for each in self.speculations}
 
-    def start(self, folder: Path, tell: Tell) -> Started:
+    def start(self, folder: Path, tell: Tell) -> tuple[float, dict[str, Any]]:
         """Measure how much an engine that is never idle gets done, and see what it runs on."""
         self._folder = folder
         run = self.plan.rush(folder / "capacity", self.shape.vocab_size, self.seed)
@@ -153,7 +270,7 @@ class VllmSubject:
         seconds = float(measured["ended_at"].max() - measured["arrived_at"].min())
         capacity = len(run.prompts) / seconds
         tell(f"without speculation it serves {capacity:.2f} requests/s when it is never idle")
-        return Started(capacity, {"hardware": hardware})
+        return capacity, {"hardware": hardware}
 
     def run(self, part: str, rates: dict[str, float], tell: Tell) -> None:
         """Start the engine of one speculation and record all loads on it."""
@@ -177,12 +294,9 @@ class VllmSubject:
     def record(
         self, speculation: VllmSpeculation, folder: Path, rates: Mapping[str, float]
     ) -> None:
-        """Measure all loads on one engine.
+        """Measure all loads on one engine, into a run folder for each of `ORDER`.
 
-        Args:
-            folder: Gets a run folder for each of `ORDER`; that of a first run also holds the
-                requests of its repetition.
-            rates: Requests per second of every load.
+        That of a first run also holds the requests of its repetition.
         """
         self._record(speculation, self.plan.runs(folder, rates, self.shape.vocab_size, self.seed))
         for name in COMPARED:
@@ -192,12 +306,9 @@ class VllmSubject:
     def replay(
         self, speculation: VllmSpeculation, folder: Path, rates: Mapping[str, float], path: Path
     ) -> VllmPart:
-        """Fit a profile to the runs of one engine, and replay those that are compared.
+        """Fit a profile to the runs in a folder, and replay those that are compared.
 
-        Args:
-            folder: With a run folder for each of `ORDER`.
-            rates: Requests per second of every load.
-            path: The profile is written here, as a candidate.
+        The profile is written to a path, as a candidate.
 
         Raises:
             SpecsimError: A run cannot be read, fitted or simulated, or nothing was drafted in one.
@@ -211,15 +322,14 @@ class VllmSubject:
         results = []
         for load in dict.fromkeys(load_of(name) for name in COMPARED):
             mine = [each for each in replays if load_of(each.name) == load]
-            results.append(
-                CaseResult.of(
-                    Label("recorded", self.plan.load(load), speculation.policy, rates[load]),
-                    [each.validation.measured for each in mine],
-                    [each.validation.simulated for each in mine],
-                    [each.slowness for each in mine if each.slowness is not None],
-                    [each.at_speed.simulated for each in mine],
-                )
+            result = CaseResult.of(
+                Label("recorded", self.plan.load(load), speculation.policy, rates[load]),
+                [each.validation.measured for each in mine],
+                [each.validation.simulated for each in mine],
+                [each.slowness for each in mine if each.slowness is not None],
+                [each.at_speed.simulated for each in mine],
             )
+            results.append(result)
         return VllmPart(speculation.name, profile, results, replays)
 
     def _speculation(self, part: str) -> VllmSpeculation:
@@ -248,8 +358,8 @@ class VllmSubject:
         variables, engine = dict(self.plan.environment), self.plan.engine
         if self.device == "cpu" and _CACHE_VARIABLE not in variables:
             shapes = [self.shape]
-            if speculation.config is not None and "model" in speculation.config:
-                shapes.append(load_model(str(Path(speculation.config["model"]) / "config.json")))
+            if draft := (speculation.config or {}).get("model"):
+                shapes.append(load_model(str(Path(draft) / "config.json")))
             tokens = engine["num_gpu_blocks_override"] * engine["block_size"]
             taken = tokens * sum(shape.kv_bytes_per_token for shape in shapes)
             variables[_CACHE_VARIABLE] = str(ceil(taken / GIB))
@@ -277,12 +387,9 @@ class VllmSubject:
         )
         fit = fit_and_test(points, "two_regime", 0, names, keeps_sum=True)
         profile = fitted_profile(fit, points, origin, f"specsim calibrate: {names}")
-        provenance = profile.provenance.model_copy(
-            update={
-                "engine": f"vLLM {meta.get('vllm_version')}",
-                "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-            }
-        )
+        today = datetime.now(UTC).strftime("%Y-%m-%d")
+        known = {"engine": f"vLLM {meta.get('vllm_version')}", "date": today}
+        provenance = profile.provenance.model_copy(update=known)
         profile = profile.model_copy(update={"provenance": provenance})
         return with_status(profile, is_validated=False, stated_error=self.stated_error)
 

@@ -1,30 +1,203 @@
-"""One request to a server: sent, and its answer read as it comes."""
+"""A server and its client: what it says of itself, and answers that are read as they come.
+
+A broken or hostile server costs an error, not the machine.
+"""
 
 import asyncio
 import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.reality.observe.limits import (
-    LONGEST_ANSWER,
-    TooMuchError,
-    check_stream,
-    check_tokens,
-    one_line,
-    read_page,
-)
-from specsim.reality.observe.observed_server import Server
+from specsim.core.errors import ConfigError
 
+MAX_BODY_BYTES = 32 << 20  # of a page: models, version, metrics, or the text of an error
+MAX_EVENT_BYTES = 8 << 20  # of one server-sent event
+MAX_STREAM_BYTES = 512 << 20  # of all events of an answer
+LONGEST_ANSWER = 6.0  # longest time that an answer may take in all, in limits of silence
+_TIMEOUT = aiohttp.ClientTimeout(total=30)
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_INFO = "vllm:cache_config_info"
+_SUMMED = frozenset({"engine", "model_name"})
+_COUNTED = ("_total", "_sum", "_count")
 _OWN_FIELDS = frozenset({"prompt", "model", "max_tokens", "min_tokens", "stream", "n"})
 _KEEP_ALIVE = 2.0  # seconds; servers hang up after 5, and a request must not meet that
 _CONNECT_TIMEOUT = 30.0
 INTERRUPTED = "interrupted"
+
+
+class TooMuchError(Exception):
+    """An answer exceeds a limit; says which."""
+
+
+_FAILED = (aiohttp.ClientError, TimeoutError, OSError, TooMuchError)  # what asking may raise
+
+
+async def read_page(response: aiohttp.ClientResponse) -> str:
+    """Return the text of a page; a TooMuchError if it is too large."""
+    parts, size = [], 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > MAX_BODY_BYTES:
+            raise TooMuchError(f"a page of more than {MAX_BODY_BYTES >> 20} MiB")
+        parts.append(chunk)
+    return b"".join(parts).decode("utf-8", errors="replace")
+
+
+def one_line(error: object, limit: int = 200) -> str:
+    """Return what an error says, or its kind if it says nothing, as one line."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error  # the rest is how aiohttp was called
+        number = cause.errno or 0
+        error = os.strerror(number) if number > 0 else cause.strerror or cause
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One reading of a server's ``/metrics``."""
+
+    values: dict[str, float]
+    """By name and labels, such as ``vllm:...{position="0"}``; summed over engines."""
+    cache_config: dict[str, str] = field(default_factory=dict)  # vLLM's cache_config_info
+
+    def since(self, before: "Metrics") -> dict[str, float]:
+        """Return by how much each counter has grown; {} if one fell: it was restarted."""
+        grown = {
+            name: value - before.values.get(name, 0.0)
+            for name, value in self.values.items()
+            if name.partition("{")[0].endswith(_COUNTED)
+        }
+        return {} if any(value < 0 for value in grown.values()) else grown
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers, and what it says of itself."""
+
+    url: str  # without a path
+    model: str
+    version: str | None
+    max_model_len: int | None
+
+
+def base_url(url: str) -> str:
+    """Return the address of a server without the path of its API, such as ``/v1``."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"--url {url}: is no URL: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ConfigError(f"--url {url}: is no http URL; give one such as http://127.0.0.1:8000")
+    if parts.username is not None:
+        raise ConfigError(
+            "--url: the credentials in it would be seen by others; leave them out and set "
+            "OPENAI_API_KEY"
+        )
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+
+
+async def find_server(session: aiohttp.ClientSession, url: str, model: str | None) -> Server:
+    """Return the server at an address, with a model or else the only one that it has.
+
+    Raises:
+        ConfigError: Nothing answers, something else does, or it has no such model.
+    """
+    try:
+        status, text, target = await _page(session, f"{url}/v1/models")
+    except _FAILED as error:
+        raise ConfigError(
+            f"{url}: no server answers ({one_line(error)}); start one there, or correct --url"
+        ) from error
+    if status in (401, 403):
+        raise ConfigError(f"{url}: /v1/models answers {status}; set OPENAI_API_KEY to the key")
+    if 300 <= status < 400:
+        raise ConfigError(
+            f"{url}: redirects to {one_line(target or 'nowhere')}, and prompts are sent to no "
+            "other host than the one you name; give that with --url if it is the server"
+        )
+    models = _models(text) if status == 200 else None
+    if not models:
+        raise ConfigError(
+            f"{url}: what answers is no OpenAI-compatible server (/v1/models answers {status}); "
+            "correct --url"
+        )
+    if model is None and len(models) > 1:
+        raise ConfigError(f"{url}: has several models; choose with --model: {', '.join(models)}")
+    chosen = model or next(iter(models))
+    if chosen not in models:
+        raise ConfigError(f"--model {chosen}: {url} has no such model; it has: {', '.join(models)}")
+    max_len = models[chosen].get("max_model_len")
+    version = await _version(session, url)
+    return Server(url, chosen, version, max_len if isinstance(max_len, int) else None)
+
+
+def _models(text: str) -> dict[str, Mapping[str, Any]] | None:
+    try:
+        found = json.loads(text)["data"]
+        return {str(each["id"]): each for each in found}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+async def _version(session: aiohttp.ClientSession, url: str) -> str | None:
+    """Return what vLLM says of its version; other servers have no such page."""
+    try:
+        status, text, _ = await _page(session, f"{url}/version")
+        return str(json.loads(text)["version"]) if status == 200 else None
+    except (*_FAILED, ValueError, TypeError, KeyError):
+        return None
+
+
+async def read_metrics(session: aiohttp.ClientSession, url: str) -> Metrics | None:
+    """Return a server's metrics; None if it does not answer, or has no such page."""
+    try:
+        status, text, _ = await _page(session, f"{url}/metrics")
+    except _FAILED:
+        return None
+    return parse_metrics(text) if status == 200 else None
+
+
+async def _page(session: aiohttp.ClientSession, url: str) -> tuple[int, str, str | None]:
+    """Return status and text of a page, and where it redirects to."""
+    # Never followed: a redirect would send prompts and the key to who knows whom.
+    async with session.get(url, timeout=_TIMEOUT, allow_redirects=False) as response:
+        return response.status, await read_page(response), response.headers.get("Location")
+
+
+def parse_metrics(text: str) -> Metrics:
+    """Return the engine's metrics, those with a colon, in a page of Prometheus text."""
+    values: dict[str, float] = {}
+    cache_config: dict[str, str] = {}
+    for line in text.splitlines():
+        sample = _SAMPLE.match(line)
+        if sample is None or ":" not in sample[1] or sample[1].endswith(("_bucket", "_created")):
+            continue
+        name, labels = sample[1], dict(_LABEL.findall(sample[2] or ""))
+        if name == _INFO:
+            cache_config = labels
+            continue
+        own = ",".join(f'{k}="{v}"' for k, v in labels.items() if k not in _SUMMED)
+        key = f"{name}{{{own}}}" if own else name
+        with suppress(ValueError):
+            value = float(sample[3])
+            if isfinite(value):
+                values[key] = values.get(key, 0.0) + value
+    return Metrics(values, cache_config)
 
 
 @dataclass(frozen=True)
@@ -33,14 +206,10 @@ class Options:
 
     low_id: int = 1_000
     """Smallest token id of random prompts: special tokens mostly lie below or at the end."""
-    high_id: int = 30_000
-    """The first id above them: most vocabularies have 32,000 and more."""
-    timeout: float = 600.0
-    """Seconds of silence after which an answer counts as failed."""
-    num_warm_up: int = 1
-    """Requests before the run, not recorded; the first also shows whether they are understood."""
-    body: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each request, such as ``temperature``."""
+    high_id: int = 30_000  # the first id above them: most vocabularies have 32,000 and more
+    timeout: float = 600.0  # seconds of silence after which an answer counts as failed
+    num_warm_up: int = 1  # not recorded; the first also shows whether requests are understood
+    body: dict[str, Any] = field(default_factory=dict)  # further fields of each request
 
     @property
     def own_fields(self) -> list[str]:
@@ -52,19 +221,14 @@ class Options:
 class StreamedAnswer:
     """What came back; times in seconds on the monotonic clock."""
 
-    sent_at: float
-    """When its last byte was handed to the connection, if it came to that; else when it began."""
-    deliveries: list[tuple[float, int]] = field(default_factory=list)
-    """When tokens came, and how many."""
-    token_ids: list[int] = field(default_factory=list)
-    """Empty if the server does not return them."""
+    sent_at: float  # when its last byte was handed to the connection; else when it began
+    deliveries: list[tuple[float, int]] = field(default_factory=list)  # when, how many
+    token_ids: list[int] = field(default_factory=list)  # empty if the server does not return them
     finish_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    """vLLM's metrics of this request, if it is asked to give them."""
+    metrics: dict[str, Any] = field(default_factory=dict)  # vLLM's, if asked for
     error: str | None = None
-    is_whole: bool = False
-    """Whether the server said that this was all."""
+    is_whole: bool = False  # whether the server said that this was all
 
     @property
     def num_tokens(self) -> int:
@@ -93,25 +257,18 @@ async def _stamp(session: object, context: SimpleNamespace, sent: object) -> Non
         context.trace_request_ctx.sent_at = monotonic()
 
 
+@dataclass(frozen=True)
 class Client:
-    """Sends requests to a server.
+    """Sends requests to a server."""
 
-    Args:
-        body: Further fields of each request.
-    """
-
-    def __init__(
-        self, session: aiohttp.ClientSession, server: Server, body: dict[str, Any]
-    ) -> None:
-        self._session = session
-        self._url = f"{server.url}/v1/completions"
-        self._model = server.model
-        self._body = body
+    session: aiohttp.ClientSession
+    server: Server
+    body: dict[str, Any]  # further fields of each request
 
     def encode(self, prompt: NDArray[np.int64], output_len: int, *, priority: int = 0) -> bytes:
         """Return the body of a request for an answer of exactly this length."""
         fields: dict[str, Any] = {
-            "model": self._model,
+            "model": self.server.model,
             "prompt": prompt.tolist(),
             "max_tokens": output_len,
             "min_tokens": output_len,
@@ -120,7 +277,7 @@ class Client:
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
             **({"priority": priority} if priority else {}),
-            **self._body,
+            **self.body,
         }
         return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -130,12 +287,11 @@ class Client:
         One of far more tokens than were asked for, `output_len`, is an error.
         """
         answer = StreamedAnswer(monotonic())
-        headers = {"Content-Type": "application/json"}
         try:
-            async with self._session.post(
-                self._url,
+            async with self.session.post(
+                f"{self.server.url}/v1/completions",
                 data=body,
-                headers=headers,
+                headers={"Content-Type": "application/json"},
                 trace_request_ctx=answer,
                 allow_redirects=False,
             ) as response:
@@ -165,12 +321,18 @@ class Client:
 async def _read(
     response: aiohttp.ClientResponse, answer: StreamedAnswer, output_len: int | None
 ) -> None:
-    """Read server-sent events to the end of the stream; what ends before the last is an error."""
+    """Read server-sent events to the end of the stream; what ends before the last is an error.
+
+    So is an answer of twice as many tokens as were asked for.
+    """
     rest, size, seen = b"", 0, 0
     async for chunk in response.content.iter_any():
         now = monotonic()
         size += len(chunk)
-        check_stream(len(rest) + len(chunk), size)
+        if len(rest) + len(chunk) > MAX_EVENT_BYTES:
+            raise TooMuchError(f"an event of more than {MAX_EVENT_BYTES >> 20} MiB")
+        if size > MAX_STREAM_BYTES:
+            raise TooMuchError(f"an answer of more than {MAX_STREAM_BYTES >> 20} MiB")
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if not line.startswith(b"data:"):
@@ -182,7 +344,10 @@ async def _read(
                 before = len(answer.deliveries)
                 _take(data, now, answer)
                 seen += sum(count for _, count in answer.deliveries[before:])
-                check_tokens(seen, output_len)
+                if output_len is not None and seen > 2 * output_len + 64:
+                    raise TooMuchError(
+                        f"more than {seen - 1:,} tokens where {output_len:,} were asked for"
+                    )
     if not answer.is_whole and answer.error is None:
         answer.error = "the stream ended before the answer did"
 

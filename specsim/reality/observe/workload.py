@@ -37,21 +37,15 @@ class Workload:
 
     requests: list[Request]
     seed: int
-    engine_kwargs: dict[str, Any]
-    """The file's section ``engine``: how the user says that the server was started."""
-    concurrency: int | None
-    """Clients of a closed loop; None for an open one."""
-    think_times: list[float]
-    """Of a closed loop: seconds that a client waits before each request."""
+    engine_kwargs: dict[str, Any]  # section ``engine``: how the user says the server was started
+    concurrency: int | None  # clients of a closed loop; None for an open one
+    think_times: list[float]  # of a closed loop: seconds that a client waits before each request
 
 
 def load_workload(path: Path, overrides: list[str]) -> Workload:
-    """Return the requests of an experiment, or of a file with its ``workload`` alone.
+    """Return the requests of an experiment, or of its ``workload`` (``engine``, ``seed``) alone.
 
-    Args:
-        path: YAML with ``workload`` and, optionally, ``engine`` and ``seed``; or a whole
-            experiment.
-        overrides: As of ``specsim run``, such as ``workload.arrivals.rate=4``.
+    Overrides are those of ``specsim run``, such as ``workload.arrivals.rate=4``.
     """
     data = overridden(load_mapping(path, ConfigError), overrides)
     if "workload" not in data:
@@ -80,10 +74,8 @@ class Prompts:
     """Token ids of prompts: those of the workload, or random ones."""
 
     seed: int
-    low: int
-    """Smallest random id."""
-    high: int
-    """The first id above the largest random one."""
+    low: int  # smallest random id
+    high: int  # the first id above the largest random one
 
     def of(self, request: Request) -> NDArray[np.int64]:
         """Return the prompt of a request, shape (prompt_len,).
@@ -121,10 +113,8 @@ Send = Callable[[int, float], Coroutine[Any, Any, None]]
 class Sent:
     """A request that was sent."""
 
-    index: int
-    """Number in the workload."""
-    due_at: float
-    """When it was to be sent, seconds on the monotonic clock."""
+    index: int  # number in the workload
+    due_at: float  # when it was to be sent, seconds on the monotonic clock
     answer: StreamedAnswer
 
     @property
@@ -139,11 +129,7 @@ async def send_all(
     """Send every request of a workload and wait for all answers.
 
     If it is cancelled, nothing more is sent, answers on their way are broken off, and each of them
-    still ends with what had come of it.
-
-    Args:
-        bodies: One per request.
-        on_end: Given each request when it has ended, well or not.
+    still ends with what had come of it: `on_end` is given each request when it has ended.
     """
     lens = [request.output_len for request in workload.requests]
 

@@ -7,9 +7,351 @@ other run. The log is compared field by field.
 Source of the recordings: vLLM 0.32.0 ``v1/core/sched/scheduler.py`` and ``async_scheduler.py``.
 """
 
-from specsim.reality.parity.log import Difference, compare_logs, load_log
-from specsim.reality.parity.scenario import Scenario, load_scenario, run_scenario
+from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from math import inf
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from specsim.acceptance.bernoulli import Bernoulli
+from specsim.core.errors import TraceError
+from specsim.core.request import Request
+from specsim.core.rng import Luck, indexed_hash
+from specsim.core.settings import Settings, load_mapping, validated
+from specsim.core.step import StepLoad
+from specsim.engine.config import EngineConfig
+from specsim.engine.facts import Facts
+from specsim.engine.integrity import IntegrityCheck
+from specsim.engine.python_verbs import PythonVerbs, Wiring
+from specsim.engine.replica import Replica
+from specsim.engine.setup import Setup
+from specsim.engine.speculation import Speculation
+from specsim.engine.table import BLOCKS_READ, LOAD_BEGINS, LOAD_ENDED, NO_ROW, REQUEST
+from specsim.hardware import KVLayers
+from specsim.latency._form import COEFFICIENTS, Form
+from specsim.latency.base import LatencyModel
+from specsim.policies.base import Policy, ServerView
+from specsim.policies.off import Off
+from specsim.policies.schedule import Schedule
+from specsim.policies.static import Static
+from specsim.profile import Overhead, StepCosts
+from specsim.proposers import PROPOSERS
+from specsim.proposers.base import Proposer
+from specsim.reality.parity.log import Difference, LogWriter, compare_logs, load_log
+from specsim.results.records import ReplicaRecords
+from specsim.run.draft_sources import TableDrafts
 
 __all__ = [
     "Difference", "Scenario", "compare_logs", "load_log", "load_scenario", "run_scenario",
 ]  # fmt: skip
+
+
+class SpecScript(Settings):
+    """How drafts are made."""
+
+    method: str
+    k: int = Field(ge=1)
+    per_batch_size: tuple[tuple[int, int, int], ...] | None = None
+
+
+class EngineScript(Settings):
+    """The engine, under the names of the recordings."""
+
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_num_active_seqs: int | None = None
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = False
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    scheduler_reserve_full_isl: bool = True
+    watermark: float = 0.0
+    async_scheduling: bool = False
+    spec: SpecScript | None = None
+    kv_groups: tuple[KVLayers, ...] | None = None
+    """The attention layers, from which vLLM forms the groups."""
+    prefix_cache_retention_interval: int | None = 0
+    """None: dense."""
+
+    def to_config(self) -> EngineConfig:
+        """Return the same settings under the names of an experiment."""
+        renamed = {"num_blocks", "policy", "spec", "prefix_cache_retention_interval"}
+        interval = self.prefix_cache_retention_interval
+        return EngineConfig(
+            **self.model_dump(exclude=renamed),
+            num_gpu_blocks=self.num_blocks,
+            scheduling_policy=self.policy,
+            prefix_cache_retention_interval="dense" if interval is None else interval,
+        )
+
+
+class CostScript(Settings):
+    """Step times: base, per batched token, per context and batched token, nanoseconds."""
+
+    base_ns: int
+    per_token_ns: int
+    per_ctx_ns: int
+
+
+class AcceptanceScript(Settings):
+    """Which drafts survive."""
+
+    alpha: float = Field(ge=0, le=1)
+
+
+class DraftScript(Settings):
+    """How many drafts are offered."""
+
+    mode: Literal["full", "ngram"]
+    p_zero: float = 0.0
+
+
+class RequestScript(Settings):
+    """One request; where it has no token ids, they are scripted too."""
+
+    id: str
+    arrival_ns: int = Field(ge=0)
+    prompt_len: int = Field(gt=0)
+    max_tokens: int = Field(gt=0)
+    stop_after: int | None = Field(default=None, gt=0)
+    """Output tokens after which the model says a stop token, if that is before `max_tokens`."""
+    priority: int = 0
+    alpha: float | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_segments: tuple[tuple[int, int, int, int], ...] | None = None
+    """The prompt in pieces: stream, number, first position and length of each."""
+    external_len: int = Field(default=0, ge=0)
+    """Tokens of the prompt whose KV entries another engine has."""
+
+
+class LoadScript(Settings):
+    """How long it takes until KV entries from elsewhere are there, and blocks have been read."""
+
+    base_ns: int = Field(ge=0)
+    per_token_ns: int = Field(ge=0)
+    held_ns: int | None = Field(default=None, ge=0)
+    """How long blocks of what has ended are kept; None: not at all."""
+
+
+class Scenario(Settings):
+    """A workload, an engine, and everything that the real scheduler did not decide."""
+
+    name: str
+    kind: str = ""
+    seed: int
+    engine: EngineScript
+    cost: CostScript
+    acceptance: AcceptanceScript
+    drafts: DraftScript
+    requests: tuple[RequestScript, ...] = Field(min_length=1)
+    loads: LoadScript | None = None
+    """Where there is a KV connector."""
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Return a scenario from its JSON file; a TraceError if it is none."""
+    with validated(str(path), TraceError):
+        return Scenario.model_validate(load_mapping(path, TraceError))
+
+
+_ACCEPTANCE, _DRAFTS, _OUTPUT_TOKENS, _PROMPT_TOKENS = 1, 2, 3, 4  # streams of the recordings
+
+
+@final
+class _Scripted(LatencyModel):
+    """Three coefficients in the unit of the clock, exact as long as they are whole."""
+
+    kind: str = "scripted"
+    per_context: int
+    per_token: int
+    base: int
+
+    @classmethod
+    def costs(cls, cost: CostScript) -> StepCosts:
+        """Return step times in whole nanoseconds."""
+        per_token = cost.per_token_ns + cost.per_ctx_ns
+        target = cls(per_context=cost.per_ctx_ns, per_token=per_token, base=cost.base_ns)
+        return StepCosts(target, (), Overhead())
+
+    def forward_time(self, load: StepLoad) -> float:
+        per_context = self.per_context * load.context_tokens
+        return per_context + self.per_token * load.batched_tokens + self.base
+
+    def form(self) -> Form:
+        coefficients = (self.per_context, self.per_token, self.base)
+        return np.array([COEFFICIENTS, *coefficients, *coefficients], dtype=np.float64)
+
+
+class _ScriptedNgram(Proposer):
+    """An n-gram drafter whose number of drafts is scripted."""
+
+    method: str = "scripted_ngram"
+    p_zero: float
+    seed: int
+
+    def start(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> int:
+        return self.seed
+
+    def offered_len(self, request: int, position: int, draft_len: int, memory: Any) -> int:
+        v = (indexed_hash(self.seed, _DRAFTS, request, position) >> 11) * 2.0**-53
+        if v < self.p_zero or not draft_len:
+            return 0
+        return min(draft_len, 1 + int((v - self.p_zero) / (1 - self.p_zero) * draft_len))
+
+
+def _server(max_draft_len: int) -> ServerView:
+    """Return a server that says of every step that it takes no time."""
+    return ServerView(max_draft_len, lambda *_: 0.0, lambda _, tokens, __: np.zeros(len(tokens)))
+
+
+def _token_ids(seed: int, stream: int, number: int, start: int, count: int) -> NDArray[np.int64]:
+    positions = range(start, start + count)
+    ids = [indexed_hash(seed, stream, number, position) % 2**30 for position in positions]
+    return 1_000_000 + np.array(ids, dtype=np.int64)
+
+
+def _prompt(scenario: Scenario, index: int) -> NDArray[np.int64]:
+    row = scenario.requests[index]
+    if row.prompt_token_ids is not None:
+        return np.array(row.prompt_token_ids, dtype=np.int64)
+    segments = row.prompt_segments or ((_PROMPT_TOKENS, index, 0, row.prompt_len),)
+    return np.concatenate([_token_ids(scenario.seed, *segment) for segment in segments])
+
+
+def _request(scenario: Scenario, index: int) -> Request:
+    row = scenario.requests[index]
+    output_len = min(row.max_tokens, row.stop_after or row.max_tokens)
+    return Request(
+        index=index,
+        id=row.id,
+        arrived_at=row.arrival_ns,
+        prompt_len=row.prompt_len,
+        output_len=output_len,
+        max_tokens=row.max_tokens,
+        priority=row.priority,
+        prompt_token_ids=_prompt(scenario, index),
+        output_token_ids=_token_ids(scenario.seed, _OUTPUT_TOKENS, index, 0, output_len),
+    )
+
+
+def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
+    """Run a scenario, with all invariants checked or not, and return its log as it is recorded."""
+    spec = scenario.engine.spec
+    policy: Policy = Off()
+    proposer: Proposer | None = None
+    if spec is not None:
+        sizes = spec.per_batch_size
+        policy = Static() if sizes is None else Schedule(ranges=sizes)
+        proposer = PROPOSERS.parse({"method": spec.method, "num_speculative_tokens": spec.k})
+    max_draft_len = policy.max_draft_len(spec.k if spec else 0)
+    setup = scenario.engine.to_config().setup(
+        proposer,
+        max_draft_len,
+        is_dynamic=policy.is_dynamic,
+        is_async=scenario.engine.async_scheduling,
+    )
+    if proposer is not None and scenario.drafts.mode == "ngram":
+        p_zero, seed = scenario.drafts.p_zero, scenario.seed
+        proposer = _ScriptedNgram(num_speculative_tokens=max_draft_len, p_zero=p_zero, seed=seed)
+    requests = [_request(scenario, index) for index in range(len(scenario.requests))]
+    facts = Facts.of(
+        requests, setup.kv.hash_block_size, with_keys=scenario.engine.enable_prefix_caching
+    )
+    luck = Luck(scenario.seed, _ACCEPTANCE)
+    fates = _fates(scenario, requests, luck, max_draft_len)
+    speculation = Speculation(
+        policy=policy,
+        memory=policy.start(_server(max_draft_len)),
+        max_draft_len=max_draft_len,
+        source=TableDrafts(fates, facts.starts) if proposer else None,
+        proposer=proposer,
+        proposer_memory=proposer.start(requests, luck, max_draft_len) if proposer else None,
+    )
+    log = LogWriter(requests, has_groups=scenario.engine.kv_groups is not None)
+    outside = _Outside(scenario)
+    wiring = Wiring(
+        facts=facts,
+        records=ReplicaRecords(max_draft_len),
+        fates=fates,
+        observers=[log, IntegrityCheck()] if check else [log],
+        on_notices=outside.begin,
+        announces_ends=scenario.loads is not None,
+    )
+    replica = Replica(outside.connected(setup), _Scripted.costs(scenario.cost), speculation, wiring)
+    outside.play(replica)
+    replica.finish()
+    return {
+        "scenario": scenario.name,
+        "steps": log.steps,
+        "requests": [log.ended[index] for index in sorted(log.ended)],
+    }
+
+
+class _Outside:
+    """What happens to an engine from outside, in order: requests arrive, loads end."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._loads = scenario.loads
+        self._events: list[tuple[float, int, int, int, int]] = [
+            (row.arrival_ns, REQUEST, request, NO_ROW, row.external_len)
+            for request, row in enumerate(scenario.requests)
+        ]
+        heapify(self._events)
+
+    def connected(self, setup: Setup) -> Setup:
+        """Return the engine with a KV connector, if the scenario has one."""
+        if self._loads is None:
+            return setup
+        limits = {
+            **setup.limits,
+            "num_slots": setup.limits["max_num_running"] + setup.limits["num_blocks"],
+            "holds_ended": int(self._loads.held_ns is not None),
+            "defers_frees": int(setup.is_async),
+        }
+        return replace(setup, limits=limits)
+
+    def begin(self, replica: PythonVerbs, notices: NDArray[np.void]) -> None:
+        """Let loads end, and kept blocks be read, in due time."""
+        assert self._loads is not None
+        for notice in notices:
+            is_load = notice["kind"] == LOAD_BEGINS
+            time = self._loads.base_ns + self._loads.per_token_ns * int(notice["tokens"])
+            time, kind = (time, LOAD_ENDED) if is_load else (self._loads.held_ns or 0, BLOCKS_READ)
+            row = (float(notice["at"]) + time, kind, int(notice["request"]), int(notice["row"]), 0)
+            heappush(self._events, row)
+
+    def play(self, replica: Replica) -> None:
+        """Let everything happen in its time."""
+        while self._events or replica.next_at < inf:
+            at = self._events[0][0] if self._events else inf
+            replica.advance(at)
+            if replica.next_at < at or (self._events and self._events[0][0] < at):
+                continue
+            if at == inf:
+                return
+            at, kind, request, row, external_len = heappop(self._events)
+            if kind == REQUEST:
+                replica.submit(request, at, external_len)
+            else:
+                replica.tell(kind, request, row, at)
+
+
+def _fates(
+    scenario: Scenario, requests: list[Request], luck: Luck, max_draft_len: int
+) -> NDArray[np.uint8]:
+    """Return what survives: some requests have a probability of their own."""
+    alphas = (scenario.acceptance.alpha if r.alpha is None else r.alpha for r in scenario.requests)
+    tables = [
+        Bernoulli(alpha=alpha).survival_lens([request], luck, max_draft_len)[0]
+        for request, alpha in zip(requests, alphas, strict=True)
+    ]
+    return np.frombuffer(b"".join(tables), dtype=np.uint8)

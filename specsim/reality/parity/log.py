@@ -1,6 +1,7 @@
 """Logs: what a scheduler did, step by step, written and compared."""
 
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -17,11 +18,7 @@ from specsim.engine.view import StepView
 
 
 def load_log(path: Path) -> dict[str, Any]:
-    """Return a recorded log from its JSON file.
-
-    Raises:
-        TraceError: The file is missing or is not a log.
-    """
+    """Return a recorded log from its JSON file; a TraceError if it is none."""
     log = load_mapping(path, TraceError)
     for field in ("steps", "requests"):
         rows = log.get(field)
@@ -37,18 +34,16 @@ class LogWriter:
         self.steps: list[dict[str, Any]] = []
         self.ended: dict[int, dict[str, Any]] = {}
         self._requests = requests
-        self._has_groups = has_groups
-        """Whether blocks are told of each KV cache group, in a list."""
+        self._has_groups = has_groups  # whether blocks are told of each KV cache group, in a list
         self._first_step: dict[int, int] = {}
         self._first_token: dict[int, int] = {}
-        self._cached: dict[int, list[int]] = {}
-        """Prefix-cache hit of each admission."""
+        self._cached: dict[int, list[int]] = {}  # prefix-cache hit of each admission
 
     def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
         """Append the step."""
         index, requests = int(step.record["index"]), step.requests.tolist()
         is_new, is_resumed = step["is_admitted"].tolist(), step["is_resumed"].tolist()
-        starts = step["start"].tolist()
+        starts, asked = step["start"].tolist(), step["asked_len"].tolist()
         for request, new, resumed, start in zip(requests, is_new, is_resumed, starts, strict=True):
             if new or resumed:
                 self._cached.setdefault(request, []).append(start)
@@ -62,17 +57,14 @@ class LogWriter:
             self._num_blocks(replica, step),
             strict=True,
         )
-        asked = step["asked_len"].tolist()
         self.steps.append(
             {
                 "i": index,
                 "t": int(step.record["scheduled_at"]),
                 "t1": None,
                 "sched": [list(row) for row in rows],
-                "new": [self._id(r) for r, new in zip(requests, is_new, strict=True) if new],
-                "resumed": [
-                    self._id(r) for r, back in zip(requests, is_resumed, strict=True) if back
-                ],
+                "new": list(map(self._id, compress(requests, is_new))),
+                "resumed": list(map(self._id, compress(requests, is_resumed))),
                 "preempted": self._preempted(replica, index),
                 "K": asked[0] if asked else replica.speculation.max_draft_len,
                 "s": self._state(replica),
@@ -175,14 +167,9 @@ def compare_logs(ours: dict[str, Any], theirs: dict[str, Any]) -> Difference | N
         for field in their_step:
             if our_step.get(field) != their_step[field]:
                 return _step_difference(number, field, our_step.get(field), their_step[field])
-    if len(ours["steps"]) != len(theirs["steps"]):
-        return Difference(
-            min(len(ours["steps"]), len(theirs["steps"])),
-            None,
-            "number of steps",
-            len(ours["steps"]),
-            len(theirs["steps"]),
-        )
+    counts = len(ours["steps"]), len(theirs["steps"])
+    if counts[0] != counts[1]:
+        return Difference(min(counts), None, "number of steps", *counts)
     our_rows = {row["id"]: row for row in ours["requests"]}
     for row in theirs["requests"]:
         our_row = our_rows.get(row["id"], {})

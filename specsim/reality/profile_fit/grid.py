@@ -21,8 +21,8 @@ from specsim.core.step import StepLoad
 from specsim.latency.tabulated import Tabulated, TimeTable
 from specsim.profile import DraftCost
 from specsim.reality.host_speed import HostSpeed
-from specsim.reality.profile_fit.estimate import DISTURBED
-from specsim.reality.profile_fit.robust import robust_fit
+from specsim.reality.profile_fit import DISTURBED
+from specsim.reality.profile_fit.regression import robust_fit
 
 Seconds = NDArray[np.float64]
 
@@ -31,12 +31,9 @@ class GridPoint(NamedTuple):
     """A step: some sequences that decode, perhaps a prompt that is read, and a draft at its end."""
 
     num_decodes: int
-    draft_len: int
-    """Drafts of every decode, verified and made anew, tokens."""
-    context_len: int
-    """Of every decode, tokens."""
-    chunk_len: int = 0
-    """Prompt tokens that are read beside them; 0 in a decode-only step."""
+    draft_len: int  # drafts of every decode, verified and made anew, tokens
+    context_len: int  # of every decode, tokens
+    chunk_len: int = 0  # prompt tokens that are read beside them; 0 in a decode-only step
 
     @property
     def load(self) -> StepLoad:
@@ -55,10 +52,8 @@ class Sample(NamedTuple):
     point: GridPoint
     target_seconds: float
     draft_seconds: float
-    probed_at: float = 0.0
-    """When the machine's speed was probed, shortly before, on one clock for all samples."""
-    probe_seconds: float = 0.0
-    """How long that took; 0 if it was not."""
+    probed_at: float = 0.0  # when the machine's speed was probed before, on one clock for all
+    probe_seconds: float = 0.0  # how long that took; 0 if it was not
 
 
 @dataclass(frozen=True)
@@ -68,13 +63,10 @@ class StepGrid:
     num_decodes: tuple[int, ...]
     draft_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
-    chunk_lens: tuple[int, ...]
-    """Of steps with prefill."""
-    chunk_decodes: tuple[int, ...]
-    """Decodes beside a chunk."""
+    chunk_lens: tuple[int, ...]  # of steps with prefill
+    chunk_decodes: tuple[int, ...]  # decodes beside a chunk
     max_batched_tokens: int
-    rounds: int
-    """How often every point is measured before the first case is run."""
+    rounds: int  # how often every point is measured before the first case is run
 
     @property
     def points(self) -> list[GridPoint]:
@@ -106,13 +98,10 @@ class Medians:
     """
 
     points: list[GridPoint]
-    target_seconds: Seconds
-    """Shape (points,)."""
+    target_seconds: Seconds  # shape (points,)
     draft_seconds: Seconds
-    drift: float
-    """By how much all points together took longer in the second half of the rounds, as a share."""
-    levels: NDArray[np.float64]
-    """How long all points together took in each round, shape (rounds,); about 1."""
+    drift: float  # how much longer all took in the second half of the rounds, as a share
+    levels: NDArray[np.float64]  # how long all took in each round, (rounds,); about 1
 
     def scaled(self, target: float, draft: float) -> "Medians":
         """Return the same points, costing so many times as much."""
@@ -139,22 +128,16 @@ class Costs:
     """What the fit found."""
 
     target: Tabulated
-    request_us: float
-    """Of the target's forward pass, per sequence."""
+    request_us: float  # of the target's forward pass, per sequence
     draft: DraftCost
-    target_errors: Seconds
-    """Of the points, as shares; shape (points,)."""
+    target_errors: Seconds  # of the points, as shares; shape (points,)
     draft_errors: Seconds
 
 
 def medians(rounds: Sequence[Sequence[Sample]]) -> Medians:
-    """Return the median time of every point of a grid.
+    """Return the median time of every point of a grid; each round has all, in any order.
 
-    Args:
-        rounds: Each with all points, in any order.
-
-    Raises:
-        ProfileError: There is no round.
+    A ProfileError if there is no round.
     """
     if not rounds:
         raise ProfileError("no step was measured; run the calibration again")

@@ -14,7 +14,7 @@ from specsim.core.step import StepLoad
 from specsim.hardware import GIB, find_gpu, find_model, load_gpu, load_model, num_kv_blocks
 from specsim.latency.kernels import Kernels
 from specsim.reality.host_speed import HostSpeed
-from specsim.reality.profile_fit.drafting import DraftingOfRuns, without_drafting
+from specsim.reality.profile_fit.regression import DraftingOfRuns, without_drafting
 
 _NAMES = {
     "context_tokens": ("context_tokens",),
@@ -35,8 +35,7 @@ class Points:
     context_tokens: NDArray[np.float64]
     batched_tokens: NDArray[np.float64]
     num_requests: NDArray[np.float64]
-    mixed: NDArray[np.bool_]
-    """Whether the step carries prefill."""
+    mixed: NDArray[np.bool_]  # whether the step carries prefill
     seconds: NDArray[np.float64]
 
     def __len__(self) -> int:
@@ -69,8 +68,7 @@ class StepLimits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    kv_tokens: int
-    """What the KV cache holds."""
+    kv_tokens: int  # what the KV cache holds
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,7 @@ class Origin:
     model: str
     gpu: str
     tensor_parallel_size: int = 1
-    drafting: DraftingOfRuns | None = None
-    """Of measured runs; None if none of them speculated."""
+    drafting: DraftingOfRuns | None = None  # of measured runs; None if none of them speculated
     reserved_gib: float = 1.15
     gpu_memory_utilization: float = 0.9
 
@@ -114,12 +111,10 @@ def measured_steps(
 
     Args:
         sources: Tables and folders of measured runs (with ``steps.jsonl``), or one folder of kernel
-            tables. Of runs that differ in draft length, drafting is taken out of the steps. Where
-            ``host_speed.jsonl`` says how fast the machine was during a run, each step is taken for
-            as long as it would have been at the mean speed of all of them.
+            tables, whose larger steps are left out. Of runs that differ in draft length, drafting
+            is taken out of the steps. Where ``host_speed.jsonl`` says how fast the machine was
+            during a run, each step is taken for as long as it would have been at the mean speed.
         model, gpu: By default what a folder's ``meta.yaml`` says; of tables and runs "".
-        max_num_seqs, max_num_batched_tokens: Of a folder of kernel tables, larger steps are left
-            out.
 
     Raises:
         ProfileError: A table is missing or malformed, runs drafted by several methods, or model or
@@ -181,34 +176,23 @@ def read_points(path: Path) -> Points:
             f"{path}, line {int(zero[0]) + first_line(path)}: {found['seconds']} = 0: a step takes "
             "time; correct or remove the row"
         )
-    points = Points(
-        values["context_tokens"],
-        values["batched_tokens"],
-        values["num_requests"],
-        values["prefill_tokens"] > 0,
-        values["seconds"],
-    )
-    return points.take(not_empty)
+    context, batched, requests, prefill, seconds = (values[name] for name in _NAMES)
+    return Points(context, batched, requests, prefill > 0, seconds).take(not_empty)
 
 
 def _points_at_usual_speed(tables: Sequence[Path]) -> list[Points]:
     points = [read_points(table) for table in tables]
     speeds = [HostSpeed.of_run(table.parent) if table.name == _STEPS else None for table in tables]
     known = [speed for speed in speeds if speed is not None]
-    if not known:
-        return points
-    usual = HostSpeed.usual(known)
-    return [
-        mine if speed is None else _at_usual_speed(mine, table, speed, usual)
-        for mine, table, speed in zip(points, tables, speeds, strict=True)
-    ]
-
-
-def _at_usual_speed(points: Points, table: Path, speed: HostSpeed, usual: float) -> Points:
-    columns, _ = read_columns(table, ("started_at", "batched_tokens"))
-    started_at = columns["started_at"][columns["batched_tokens"] > 0]  # as in `points`
-    slowness = speed.slowness(started_at + points.seconds / 2, usual)
-    return replace(points, seconds=points.seconds / slowness)
+    usual = HostSpeed.usual(known) if known else 0.0
+    for place, speed in enumerate(speeds):
+        if speed is not None:
+            columns, _ = read_columns(tables[place], ("started_at", "batched_tokens"))
+            started_at = columns["started_at"][columns["batched_tokens"] > 0]  # as in `points`
+            seconds = points[place].seconds
+            slowness = speed.slowness(started_at + seconds / 2, usual)
+            points[place] = replace(points[place], seconds=seconds / slowness)
+    return points
 
 
 def _speculation(tables: Sequence[Path]) -> tuple[str, list[int]]:
@@ -254,11 +238,9 @@ def kernel_folder(path: Path) -> Path:
 def kernels_of(
     folder: Path, model: str | None, gpu: str | None, tensor_parallel_size: int
 ) -> tuple[Kernels, Origin]:
-    """Return the kernels in a folder, and what they were measured on.
+    """Return the kernels in a folder with ``dense.csv`` and ``attention.csv``, and their origin.
 
-    Args:
-        folder: With ``dense.csv`` and ``attention.csv``.
-        model, gpu: By default what ``meta.yaml`` says.
+    Model and GPU are by default what ``meta.yaml`` says.
 
     Raises:
         ProfileError: A table is missing or malformed, or model or GPU are not known.
@@ -291,12 +273,9 @@ def kernels_of(
 
 
 def kernel_points(kernels: Kernels, limits: StepLimits) -> Points:
-    """Return a step for every measured point of the attention kernel, skewed lengths included.
+    """Return a step for every measured point of the attention kernel within the limits.
 
-    The other kernels of the step are those of as many tokens and sequences.
-
-    Args:
-        limits: Points beyond them are left out.
+    Skewed lengths are included; the other kernels are those of as many tokens and sequences.
     """
     tables = [_grid_rows(kernels.folder)]
     if (skew := find_table(kernels.folder, "skew")) is not None:

@@ -14,8 +14,7 @@ from specsim.profile.profile import NOT_MEASURED
 from specsim.reality.profile_fit.parameters import Parameter, changed, parameters_of
 from specsim.reality.validation.measured_run import MeasuredRun
 from specsim.reality.validation.prediction_errors import OF_TOKENS, errors_of, measured_of, value_of
-from specsim.reality.validation.spread import DEFAULT_SPREAD
-from specsim.reality.validation.table_replay import Prediction, Replayer, check_same
+from specsim.reality.validation.table_replay import DEFAULT_SPREAD, Prediction, Replayer, check_same
 
 Values = NDArray[np.float64]
 Runs = Sequence[MeasuredRun]

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 _AGREES = 0.05  # of a token's norm; bfloat16 keeps eight bits
-_CHECKED = ((600, 1, 4, 1), (1, 1, 1, 1), (4, 4, 4))
-"""Lengths of spans: a step with prefill, one that decodes, one that verifies."""
+_CHECKED = ((600, 1, 4, 1), (1, 1, 1, 1), (4, 4, 4))  # spans: prefill, decode, verify
 
 _flash = torch.ops.aten._flash_attention_forward
 
@@ -24,13 +23,10 @@ log = logging.getLogger(__name__)
 class Span(NamedTuple):
     """Consecutive tokens of one sequence."""
 
-    slot: int
-    """Row of the KV cache that the sequence has."""
-    start: int
-    """Position of the first token; all before it are in the cache."""
+    slot: int  # row of the KV cache that the sequence has
+    start: int  # position of the first token; all before it are in the cache
     token_ids: NDArray[np.int64]
-    asked: range
-    """Places in the span of the tokens whose successors are asked for."""
+    asked: range  # places in the span of the tokens whose successors are asked for
 
 
 @dataclass(frozen=True)
@@ -38,20 +34,13 @@ class Batch:
     """Several spans, end to end."""
 
     spans: Sequence[Span]
-    token_ids: Tensor
-    """Shape (tokens,)."""
-    positions: Tensor
-    """Shape (tokens,)."""
-    cache_rows: Tensor
-    """Shape (tokens,): slot times slot length plus position."""
-    logit_rows: Tensor
-    """Shape (logits,): the tokens whose successors are asked for."""
-    query_starts: Tensor
-    """Of the spans in the batch, and the end of the last, shape (spans + 1,), int32."""
-    key_starts: Tensor
-    """Of their sequences in the cache, and an unused 0, shape (spans + 1,), int32."""
-    key_lens: Tensor
-    """Of their sequences, these spans included, shape (spans,), int32."""
+    token_ids: Tensor  # shape (tokens,)
+    positions: Tensor  # shape (tokens,)
+    cache_rows: Tensor  # shape (tokens,): slot times slot length plus position
+    logit_rows: Tensor  # shape (logits,): the tokens whose successors are asked for
+    query_starts: Tensor  # of the spans in the batch, and the last end, (spans + 1,), int32
+    key_starts: Tensor  # of their sequences in the cache, and a 0, (spans + 1,), int32
+    key_lens: Tensor  # of their sequences, these spans included, shape (spans,), int32
 
     @property
     def longest(self) -> int:
@@ -110,15 +99,13 @@ def unpack(packed: Tensor, spans: Sequence[Span]) -> Batch:
     )
 
 
-Attend = Callable[[Tensor, Tensor, Batch], Tensor]
-"""Takes queries, cache and batch."""
+Attend = Callable[[Tensor, Tensor, Batch], Tensor]  # takes queries, cache and batch
 
 
 def causal_mask(num_positions: int, num_shared: int, like: Tensor) -> Tensor:
-    """Return which position sees which, as what is added to the scores: 0 or minus infinity.
+    """Return what is added to the scores, 0 or minus infinity, with device and dtype of `like`.
 
-    Shape (num_positions * num_shared, num_positions): a row per query head that shares the keys,
-    with the device and dtype of `like`.
+    Shape (num_positions * num_shared, num_positions): a row per query head that shares the keys.
     """
     sees = like.new_ones((num_positions, num_positions), dtype=torch.bool).tril()
     mask = like.new_zeros((num_positions, num_positions)).masked_fill(~sees, -torch.inf)
@@ -129,13 +116,9 @@ def attend_each(queries: Tensor, cache: Tensor, batch: Batch, *, mask: Tensor) -
     """Attend sequence by sequence: no padding, nothing copied; what a CPU does best.
 
     Query heads that share keys and values lie behind each other as if they were more tokens, so
-    that keys and values are read once for all of them.
-
-    Args:
-        queries: Of shape (tokens, heads, head_dim), as is what is returned.
-        cache: Keys and values, those of this batch included, of shape (2, slots, slot_len,
-            kv_heads, head_dim).
-        mask: From `causal_mask`.
+    that keys and values are read once for all of them. Queries, and what is returned, are of shape
+    (tokens, heads, head_dim), the cache, with the keys and values of this batch, (2, slots,
+    slot_len, kv_heads, head_dim).
     """
     found = torch.empty_like(queries)
     kv_heads = cache.shape[3]
@@ -163,10 +146,8 @@ def attend_flash(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
 
     FlashAttention 2 (Dao 2023) as it is in PyTorch: with the keys that each sequence uses
     (``seqused_k``) the rows of the cache need not be full, nor be copied. So the cost follows the
-    context that is read, as a simulation has it, and not the longest sequence.
-
-    Args:
-        queries, cache: As of `attend_each`; on a GPU, of 16 bits.
+    context that is read, as a simulation has it, and not the longest sequence. Arguments as of
+    `attend_each`; on a GPU, of 16 bits.
     """
     keys, values = cache.flatten(1, 2)
     # The last token of a span sees all its keys: causal masks are aligned to the end.
@@ -190,11 +171,7 @@ def choose_attention(cache: Tensor, num_heads: int) -> Attend:
     """Return how a device attends best, provided that it attends right.
 
     On a GPU that has no such kernel, or one that says otherwise, sequences are attended to one by
-    one, with a warning.
-
-    Args:
-        cache: Of one layer; overwritten. Of shape (2, slots, slot_len, kv_heads, head_dim).
-        num_heads: Of queries.
+    one, with a warning. The cache, of one layer, is overwritten.
     """
     slot_len, kv_heads = cache.shape[2:4]
     each = partial(attend_each, mask=causal_mask(slot_len, num_heads // kv_heads, cache))

@@ -77,8 +77,7 @@ class CacheRoom:
 class TorchEngine:
     """A target and a draft model on one device, with room for a number of sequences.
 
-    Args:
-        recipe: Of the weights; its seed also draws the prompts.
+    The seed of the recipe of the weights also draws the prompts.
     """
 
     def __init__(
@@ -131,10 +130,7 @@ class TorchEngine:
             **self._recorded,
         }
 
-    @property
-    def drafter_gib(self) -> float:
-        """Memory of the draft model's own weights, GiB: none, they are the target's."""
-        return 0.0
+    drafter_gib = 0.0  # of the draft model's own weights: they are the target's
 
     @property
     def drafter_kv_bytes(self) -> float:
@@ -177,13 +173,9 @@ class TorchEngine:
                 luck as in a simulation of the same seed. Otherwise as the target says.
         """
         deployment = Deployment.of(experiment, profile)
-        server = WallClockServer(
-            self._runner(),
-            deployment,
-            Drafting(experiment, deployment, requests),
-            is_synthetic=is_synthetic,
-            timing=self._timing,
-        )
+        drafting, synthetic = Drafting(experiment, deployment, requests), is_synthetic
+        runner, timing = self._runner(), self._timing
+        server = WallClockServer(runner, deployment, drafting, timing, is_synthetic=synthetic)
         with out_of_memory(f"serving {len(requests)} requests", self.device):
             return server.serve(requests, self.prompt)
 
@@ -197,13 +189,8 @@ class TorchEngine:
             yield sample._replace(probed_at=probed_at, probe_seconds=seconds)
 
     def _runner(self) -> ModelRunner:
-        return ModelRunner(
-            self.target,
-            self.draft,
-            num_slots=self.limits.max_num_seqs,
-            slot_len=self.limits.slot_len,
-            timer=self._timing.timer,
-        )
+        room = {"num_slots": self.limits.max_num_seqs, "slot_len": self.limits.slot_len}
+        return ModelRunner(self.target, self.draft, self._timing.timer, **room)
 
 
 def _device_name(device: torch.device) -> str:
@@ -223,13 +210,9 @@ _REPEATS = 20
 def build_engine(
     shape: ModelShape, device_name: str, plan: TorchPlan, *, threads: int, seed: int
 ) -> TorchEngine:
-    """Return an engine with random weights; a quarter of the layers make the draft model.
+    """Return an engine with random weights, on ``cpu``, with so many threads, or on ``cuda``.
 
-    Args:
-        device_name: ``cpu`` or ``cuda``.
-        plan: What it has to have room for.
-        threads: Of a CPU.
-        seed: Of weights and prompts.
+    A quarter of the layers make the draft model; there is room for what the plan asks.
 
     Raises:
         ConfigError: There is no such device, or the engine does not know a part of the model.

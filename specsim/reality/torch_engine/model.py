@@ -31,32 +31,25 @@ def out_of_memory(what: str, device: torch.device) -> Iterator[None]:
     """Turn PyTorch's ways of running out of memory for something into a one-line error."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _error(what, device, error) from error
-    except RuntimeError as error:
-        # Of a CPU's allocator, which has no class of its own.
-        if "alloc" not in str(error).lower():
+    except (RuntimeError, MemoryError) as error:
+        is_known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        # The error of a CPU's allocator has no class of its own.
+        if not is_known and "alloc" not in str(error).lower():
             raise
-        raise _error(what, device, error) from error
-
-
-def _error(what: str, device: torch.device, error: BaseException) -> CapacityError:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return CapacityError(
-        f"{what}: more than the memory of {device} has left ({lines[0][:120]}); choose a smaller "
-        "model (--model)"
-    )
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise CapacityError(
+            f"{what}: more than the memory of {device} has left ({lines[0][:120]}); choose a "
+            "smaller model (--model)"
+        ) from error
 
 
 @dataclass(frozen=True)
 class Layer:
     """Matrices of one layer, shape (outputs, inputs)."""
 
-    qkv: Tensor
-    """Queries, keys and values on top of each other."""
+    qkv: Tensor  # queries, keys and values on top of each other
     out: Tensor
-    gate_up: Tensor
-    """Gate and up projection on top of each other."""
+    gate_up: Tensor  # gate and up projection on top of each other
     down: Tensor
 
 
@@ -64,11 +57,9 @@ class Layer:
 class Weights:
     """A decoder-only transformer; its norms have no weights of their own."""
 
-    embedding: Tensor
-    """Shape (vocabulary, hidden)."""
+    embedding: Tensor  # shape (vocabulary, hidden)
     layers: tuple[Layer, ...]
-    lm_head: Tensor
-    """Shape (vocabulary, hidden)."""
+    lm_head: Tensor  # shape (vocabulary, hidden)
 
 
 @dataclass(frozen=True)
@@ -89,9 +80,6 @@ def random_weights(
 ) -> Weights:
     """Return random weights whose first layers say nearly what all of them say.
 
-    Args:
-        shape: Dense, with a gated MLP, as Llama is.
-
     Raises:
         ConfigError: The model has a part that this engine does not know.
         CapacityError: The weights do not fit into memory.
@@ -99,11 +87,8 @@ def random_weights(
     check_shape(shape)
     generator = torch.Generator(device=device).manual_seed(recipe.seed)
     hidden, width = shape.hidden_size, shape.intermediate_size
-    heads, kv_heads, head_dim = (
-        shape.num_attention_heads,
-        shape.num_key_value_heads,
-        shape.head_dim,
-    )
+    heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
+    head_dim = shape.head_dim
 
     def matrix(outputs: int, inputs: int, scale: float = 1.0) -> Tensor:
         drawn = torch.empty(outputs, inputs, device=device, dtype=dtype)
@@ -147,11 +132,9 @@ def check_shape(shape: ModelShape) -> None:
 
 
 class Llama:
-    """A model, and the KV cache of the sequences that it reads.
+    """A model, and a KV cache of `num_slots` sequences of `slot_len` tokens each.
 
-    Args:
-        shape: Of its layers; how many there are the weights know.
-        num_slots, slot_len: Sequences that the cache holds, and tokens of each.
+    The shape is that of its layers; how many there are the weights know.
 
     Raises:
         CapacityError: The cache does not fit into memory.
@@ -188,8 +171,7 @@ class Llama:
     def next_tokens(self, spans: list[Span]) -> list[int]:
         """Read spans, at least one, and return the most likely successors that are asked for.
 
-        End to end, and on the host, so all work is done; where none is asked for, a GPU may still
-        be at it.
+        On the host, so all work is done; where none is asked for, a GPU may still be at it.
         """
         with torch.inference_mode():
             found = self.recordings.next_tokens(spans)

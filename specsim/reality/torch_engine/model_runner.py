@@ -16,18 +16,12 @@ class PassRow(NamedTuple):
     """What one request reads in a step. All lengths are tokens."""
 
     request: int
-    start: int
-    """Its text in the target's KV cache before the step."""
-    end: int
-    """How far the step reads, drafts included."""
-    known_len: int
-    """Its text without drafts."""
-    draft_len: int
-    """Drafts among the tokens from `start` to `end`."""
-    is_partial: bool
-    """Whether it stops short of the known tokens: it emits nothing."""
-    is_padded: bool
-    """Whether its drafts are dummies, which are never accepted."""
+    start: int  # its text in the target's KV cache before the step
+    end: int  # how far the step reads, drafts included
+    known_len: int  # its text without drafts
+    draft_len: int  # drafts among the tokens from `start` to `end`
+    is_partial: bool  # whether it stops short of the known tokens: it emits nothing
+    is_padded: bool  # whether its drafts are dummies, which are never accepted
 
 
 class RequestText:
@@ -36,10 +30,8 @@ class RequestText:
     def __init__(self, prompt: NDArray[np.int64], slot_len: int) -> None:
         self.token_ids = np.zeros(slot_len + 1, dtype=np.int64)
         self.token_ids[: len(prompt)] = prompt
-        self.slot: int | None = None
-        """Row of the KV caches; None while it does not run."""
-        self.draft_read_len = 0
-        """Tokens in the draft model's KV cache."""
+        self.slot: int | None = None  # row of the KV caches; None while it does not run
+        self.draft_read_len = 0  # tokens in the draft model's KV cache
 
     def span(self, start: int, end: int, asked: range) -> Span:
         """Return the tokens from one position up to another, to be read."""
@@ -55,14 +47,11 @@ class ModelRunner:
     """Executes the steps that a scheduler plans."""
 
     def __init__(
-        self, target: Llama, draft: Llama, *, num_slots: int, slot_len: int, timer: Timer
+        self, target: Llama, draft: Llama, timer: Timer, *, num_slots: int, slot_len: int
     ) -> None:
-        self._target, self._draft = target, draft
-        self._timer = timer
-        self.target_time = 0.0
-        """Seconds of the last `verify`."""
-        self.draft_time = 0.0
-        """Seconds of the last `draft`."""
+        self._target, self._draft, self._timer = target, draft, timer
+        self.target_time = 0.0  # seconds of the last `verify`
+        self.draft_time = 0.0  # seconds of the last `draft`
         self._slot_len = slot_len
         self._free_slots = list(range(num_slots))[::-1]
         self._texts: dict[int, RequestText] = {}
@@ -94,7 +83,10 @@ class ModelRunner:
     def verify(self, rows: list[PassRow]) -> list[int]:
         """Run the target over a step; return how many of each row's drafts it would say."""
         self._timer.start()
-        self._rows = [(row, self._running_text(row.request)) for row in rows]
+        self._rows = [(row, self._texts[row.request]) for row in rows]
+        for _, text in self._rows:
+            if text.slot is None:
+                text.slot = self._free_slots.pop()
         tokens = iter(self._target.next_tokens([_target_span(*each) for each in self._rows]))
         self._successors = [
             [] if row.is_partial else [next(tokens) for _ in range(row.draft_len + 1)]
@@ -106,13 +98,6 @@ class ModelRunner:
         ]
         self.target_time = self._timer.stop()
         return agreed_lens
-
-    def _running_text(self, request: int) -> RequestText:
-        """Return the text of a request, which has a row of the KV caches from now on."""
-        text = self._texts[request]
-        if text.slot is None:
-            text.slot = self._free_slots.pop()
-        return text
 
     def accept(self, accepted_lens: list[int]) -> None:
         """Write down what each row of the last `verify` emitted: drafts and what follows."""
@@ -126,11 +111,8 @@ class ModelRunner:
         """Run the draft model after a step; before the scheduler takes the step in.
 
         As in vLLM the first pass reads what the target has just read, and every pass runs for the
-        whole batch: for prompts half read and answers that have ended, too.
-
-        Args:
-            accepted_lens: Of each row of the last `verify`.
-            asked_lens: Length of each draft.
+        whole batch: for prompts half read and answers that have ended, too. Lengths are of the rows
+        of the last `verify`.
         """
         self._timer.start()
         longest = max(asked_lens, default=0)
@@ -147,25 +129,20 @@ class ModelRunner:
         places = list(range(len(self._rows)))
         for number in range(1, longest + 1):
             tokens = self._draft.next_tokens(spans)
-            kept = []
-            spans = []
+            kept, spans = [], []
             for place, token in zip(places, tokens, strict=True):
                 (row, text), position = self._rows[place], ends[place] + number - 1
                 # Behind a prompt half read its continuation stands.
                 if asked_lens[place] >= number and not row.is_partial:
                     text.write(position, [token])
                 if asked_lens[place] > number:
+                    assert text.slot is not None
                     kept.append(place)
-                    spans.append(_drafted_span(text, position, token))
+                    spans.append(Span(text.slot, position, np.array([token]), range(1)))
             places = kept
         if not longest:
             self._draft.next_tokens(spans)
         self.draft_time = self._timer.stop()
-
-
-def _drafted_span(text: RequestText, position: int, token: int) -> Span:
-    assert text.slot is not None
-    return Span(text.slot, position, np.array([token]), range(1))
 
 
 def _target_span(row: PassRow, text: RequestText) -> Span:
@@ -181,13 +158,9 @@ def _agreed_len(row: PassRow, text: RequestText, said: list[int]) -> int:
 
 
 def measure(runner: ModelRunner, point: GridPoint, vocab_size: int) -> Sample:
-    """Run one step of a grid and time both models, as the server does.
+    """Run one made-up step of a grid and time both models: the work of a run without the waiting.
 
-    The step is made up: the same work as in a run, without the waiting.
-
-    Args:
-        runner: With as many free slots as the step has sequences.
-        vocab_size: Tokens are drawn from it.
+    The runner has as many free slots as the step has sequences; tokens are random.
     """
     rows = _rows(point)
     for row in rows:
@@ -207,19 +180,11 @@ def measure(runner: ModelRunner, point: GridPoint, vocab_size: int) -> Sample:
 def _rows(point: GridPoint) -> list[PassRow]:
     # The last known token of each answer is read now, and the drafts behind it.
     start, known_len = point.context_len, point.context_len + 1
+    end, whole = known_len + point.draft_len, {"is_partial": False, "is_padded": False}
     rows = [
-        PassRow(
-            request=number,
-            start=start,
-            end=known_len + point.draft_len,
-            known_len=known_len,
-            draft_len=point.draft_len,
-            is_partial=False,
-            is_padded=False,
-        )
+        PassRow(number, start, end, known_len, point.draft_len, **whole)
         for number in range(point.num_decodes)
     ]
     if point.chunk_len:
-        end = point.chunk_len
-        rows.append(PassRow(point.num_decodes, 0, end, end, 0, is_partial=False, is_padded=False))
+        rows.append(PassRow(point.num_decodes, 0, point.chunk_len, point.chunk_len, 0, **whole))
     return rows

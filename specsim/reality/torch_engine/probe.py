@@ -18,16 +18,12 @@ from specsim.hardware import ModelShape
 from specsim.reality.clock import STALL, Clock, MachineClock
 from specsim.reality.torch_engine.attention import Span
 from specsim.reality.torch_engine.model import Llama, Recipe, random_weights
-from specsim.reality.torch_engine.recordings import EventTimer, HostTimer, Timer
+from specsim.reality.torch_engine.recordings import EventTimer, Timer
 
-_KEPT = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)  # of the model's shape
+_KEPT = (  # of the model's shape
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "max_position_embeddings"),
+)
 _LAYERS = 2
 _CONTEXT = 96  # tokens
 _CALLS = 9
@@ -37,12 +33,7 @@ _TRIES = 5
 
 
 class Probe:
-    """Does the work on this machine's CPU.
-
-    Args:
-        clock: Stands still meanwhile.
-        shape: Of the model that is served.
-    """
+    """Does the work, of the shape of the model that is served, while the clock stands still."""
 
     def __init__(self, clock: MachineClock, shape: ModelShape, dtype: torch.dtype) -> None:
         self._clock = clock
@@ -64,11 +55,7 @@ class Probe:
         return self._usual / _SHARE
 
     def run(self) -> tuple[float, float]:
-        """Do it while the clock stands still; some times again, if the CPU was taken away.
-
-        Returns:
-            When it was done, by the clock, and how long it took, seconds.
-        """
+        """Do it, some times again if the CPU was taken away; return when and for how long, s."""
         at = self._clock.now()
         for _ in range(_TRIES):
             seconds = self._work()
@@ -104,17 +91,14 @@ def keep_kernels() -> None:
 class Timing(NamedTuple):
     """Clocks, and how fast the machine is."""
 
-    clock: Clock
-    """Of runs."""
-    timer: Timer
-    """Of the models."""
-    probe: Probe | None
-    """Of the speed of a CPU, by that clock."""
+    clock: Clock  # of runs
+    timer: Timer  # of the models
+    probe: Probe | None  # of the speed of a CPU, by that clock
 
     @classmethod
     def of(cls, device: torch.device, shape: ModelShape, dtype: torch.dtype) -> "Timing":
         """Return what suits a device and the model that it runs."""
         if device.type == "cpu":
             clock = MachineClock()
-            return cls(clock, HostTimer(clock), Probe(clock, shape, dtype))
+            return cls(clock, Timer(clock), Probe(clock, shape, dtype))
         return cls(Clock(), EventTimer(device), None)

@@ -8,7 +8,7 @@ to the next shape that was recorded, with spans of a row of the KV cache that no
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +18,7 @@ from specsim.reality.clock import Clock
 from specsim.reality.torch_engine.attention import Batch, Span, make_batch, pack, unpack
 
 Run = Callable[[], Tensor]
-Record = Callable[[Run], Run]
-"""Takes work on tensors that stay where they are; returns what does it again."""
+Record = Callable[[Run], Run]  # of work on tensors that stay where they are; does it again
 
 _REPEATS = 5
 _VOCABULARY = 64  # token ids that every model has
@@ -28,33 +27,23 @@ _AGREED = 0.5  # of the tokens: in 16 bits another batch size may change some, n
 log = logging.getLogger(__name__)
 
 
-class Timer(Protocol):
-    """Times one thing after the other."""
-
-    def start(self) -> None:
-        """Begin; all that was launched before has ended."""
-
-    def stop(self) -> float:
-        """Return the seconds since then, once all that was launched has ended."""
-
-
-class HostTimer:
-    """By the host's clock: a CPU has ended when a call returns."""
+class Timer:
+    """Times one thing after the other, by the host's clock: a CPU has ended when a call returns."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._started_at = 0.0
 
     def start(self) -> None:
-        """Begin."""
+        """Begin; all that was launched before has ended."""
         self._started_at = self._clock.now()
 
     def stop(self) -> float:
-        """Return the seconds since then."""
+        """Return the seconds since then, once all that was launched has ended."""
         return self._clock.now() - self._started_at
 
 
-class EventTimer:
+class EventTimer(Timer):
     """By events on a GPU, between which it counts the time itself."""
 
     def __init__(self, device: torch.device) -> None:
@@ -76,25 +65,20 @@ class PassShape(NamedTuple):
     """A pass of spans that are all alike."""
 
     num_spans: int
-    span_len: int
-    """Tokens of each span."""
-    num_asked: int
-    """Successors that are asked for, of each span."""
+    span_len: int  # tokens of each span
+    num_asked: int  # successors that are asked for, of each span
 
 
 class _RecordedPass(NamedTuple):
     shape: PassShape
-    inputs: Tensor
-    """As `pack` makes them."""
+    inputs: Tensor  # as `pack` makes them
     run: Run
 
 
 class Recordings:
-    """Recorded passes of one model.
+    """Recorded passes of one model, which returns the successors that a batch asks for, (asked,).
 
-    Args:
-        run: Takes a batch, returns the successors that it asks for; shape (asked,).
-        spare_slot: Row of the KV cache that no sequence has.
+    No sequence has the spare slot of the KV cache.
     """
 
     def __init__(
@@ -112,11 +96,8 @@ class Recordings:
     def add(self, shapes: Sequence[PassShape], record: Record, timer: Timer) -> None:
         """Record passes, and keep those that are right and faster than unrecorded ones.
 
-        Each is compared at the smallest batch that it would be used for, where filling it up costs
-        most.
-
-        Args:
-            shapes: Smaller numbers of spans before larger ones.
+        Smaller numbers of spans come first. Each is compared at the smallest batch that it would be
+        used for, where filling it up costs most.
         """
         fewest: dict[tuple[int, int], int] = {}
         for shape in shapes:

@@ -18,7 +18,7 @@ from specsim.engine.python_verbs import PythonVerbs, Wiring
 from specsim.engine.replica import Replica
 from specsim.engine.table import FINISHED, WAITING
 from specsim.engine.view import StepView
-from specsim.reality.calibration.torch_plan import Served, Spans
+from specsim.reality.calibration.torch_plan import Served
 from specsim.reality.torch_engine.model_runner import ModelRunner, PassRow
 from specsim.reality.torch_engine.probe import Timing
 from specsim.results.records import Deliveries, ReplicaRecords
@@ -32,14 +32,8 @@ class WallClockServer:
     """One run of one engine; steps are scheduled one after the other.
 
     The engine is that of a simulation. Where it would compute how long something takes, the server
-    does it and looks at the clock.
-
-    Args:
-        runner: Fresh.
-        deployment: Synchronous.
-        drafting: Decides how much to draft and, if acceptance is synthetic, what is accepted.
-        is_synthetic: Whether drafts are accepted as `drafting` says, whatever the models say.
-        timing: The probe is done between steps.
+    does it and looks at the clock. Drafting decides how much to draft and, if acceptance is
+    synthetic, what is accepted, whatever the models say. Runner and drafting are fresh.
     """
 
     def __init__(
@@ -47,9 +41,9 @@ class WallClockServer:
         runner: ModelRunner,
         deployment: Deployment,
         drafting: Drafting,
+        timing: Timing,
         *,
         is_synthetic: bool,
-        timing: Timing,
     ) -> None:
         self._runner = runner
         self._speculates = deployment.proposer is not None
@@ -57,9 +51,7 @@ class WallClockServer:
         self._requests: list[Request] = []
         self._prompts: list[NDArray[np.int64]] = []
         self._agreed_lens: list[int] = []
-        self._start = 0.0
-        self._probed_at = 0.0
-        self._overhead = 0.0
+        self._start = self._probed_at = self._overhead = 0.0
         self.served = Served()
         self._deliveries = Deliveries.room_for(drafting.facts.rows["output_len"])
         wiring = Wiring(
@@ -125,8 +117,7 @@ class WallClockServer:
 
     def _run_target(self) -> None:
         step = self._replica.step
-        for request in self._preempted(step):
-            self._runner.release(request)
+        self._release_preempted(step)
         if not step.size:
             return
         for request in step.requests[step["is_admitted"] == 1].tolist():
@@ -135,14 +126,13 @@ class WallClockServer:
         step.record["target_time"] = self._runner.target_time
         step.record["overhead_time"] = self._overhead  # of the step before; its own is not over
 
-    def _preempted(self, step: StepView) -> list[int]:
-        if not step.record["preemptions"]:
-            return []
-        sequences: Any = self._replica.table.sequences
-        is_mine = sequences["status"] == WAITING
-        is_mine &= sequences["preempted_in"] == step.record["index"]
-        found: list[int] = sequences["request"][is_mine].tolist()
-        return found
+    def _release_preempted(self, step: StepView) -> None:
+        if step.record["preemptions"]:
+            sequences: Any = self._replica.table.sequences
+            is_mine = sequences["status"] == WAITING
+            is_mine &= sequences["preempted_in"] == step.record["index"]
+            for request in sequences["request"][is_mine].tolist():
+                self._runner.release(request)
 
     def _verify(self) -> None:
         self._replica.step["accepted_len"][:] = self._agreed_lens
@@ -187,11 +177,11 @@ class WallClockServer:
         request = self._requests[int(sequence["request"])]
         prompt_len, known_len = int(sequence["prompt_len"]), int(sequence["known_len"])
         answer = self._runner.end(request.index, prompt_len, known_len)
-        first = self._deliveries.starts[request.index]
+        made = self._deliveries
+        first = made.starts[request.index]
         mine = slice(first, first + sequence["deliveries"])
-        times, lens = self._deliveries.at[mine].tolist(), self._deliveries.lens[mine].tolist()
-        drafted = self._deliveries.drafted[mine].tolist()
-        accepted = self._deliveries.accepted[mine].tolist()
+        columns = (made.at, made.lens, made.drafted, made.accepted)
+        times, lens, drafted, accepted = (column[mine].tolist() for column in columns)
         drafts = zip(accumulate(lens, initial=0), drafted, accepted, strict=False)
         self.served.requests.append(
             {
@@ -212,12 +202,13 @@ class WallClockServer:
 
     def _note_step(self, step: StepView) -> None:
         record, load = step.record, step.load
-        scheduled_at = float(record["scheduled_at"])
-        target_time, draft_time = float(record["target_time"]), float(record["draft_time"])
+        scheduled_at, target_time, draft_time = (
+            float(record[name]) for name in ("scheduled_at", "target_time", "draft_time")
+        )
         ended_at = self._now()  # with the notes: a server's answers cost time as well
         seconds = ended_at - scheduled_at
         self._overhead = seconds - target_time - draft_time
-        self.served.spans.append(Spans(load.num_requests, target_time, draft_time, self._overhead))
+        self.served.target_seconds.append(target_time)
         self.served.steps.append(
             {
                 "started_at": scheduled_at,

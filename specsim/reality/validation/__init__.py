@@ -1,19 +1,23 @@
-"""Validation: measured runs of real engines, replayed."""
+"""Validation: measured runs of real engines against their simulations."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.version import __version__
 from specsim.reality.validation.compose import Replaced, Replay, compose, composed_profile
-from specsim.reality.validation.measured_run import MeasuredLengths, MeasuredRun
+from specsim.reality.validation.measured_run import STATISTICS, MeasuredLengths, MeasuredRun
 from specsim.reality.validation.prediction_errors import TableErrors
 from specsim.reality.validation.run_folder import RunFolder, load_run
 from specsim.reality.validation.table import read_table, select_rows, with_lengths
 from specsim.reality.validation.table_replay import Prediction, Replayer, predict
-from specsim.reality.validation.validation import (
-    METRICS,
-    STATISTICS,
-    Statistic,
-    Validation,
-    replay,
-    validate,
-)
+from specsim.results.metrics import Requests, latency, latency_statistics, tpot, ttft
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 
 __all__ = [
     "METRICS", "STATISTICS", "MeasuredLengths", "MeasuredRun", "Prediction", "Replaced", "Replay",
@@ -21,3 +25,201 @@ __all__ = [
     "composed_profile", "load_run", "predict", "read_table", "replay", "select_rows", "validate",
     "with_lengths",
 ]  # fmt: skip
+
+METRICS = {"ttft": ttft, "tpot": tpot, "latency": latency}
+"""Latencies that are compared, each a function of a table of requests."""
+_NUM_BINS = 20
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One number of the measured run and of the simulated one, seconds."""
+
+    metric: str
+    name: str
+    measured: float
+    simulated: float
+    spread: float | None
+    """Largest deviation of a repetition from the mean of all repetitions, as a share of that mean;
+    None if the run was not repeated."""
+
+    @property
+    def error(self) -> float:
+        """Simulated against measured, as a share of the measured; NaN if that is 0."""
+        return (self.simulated - self.measured) / self.measured if self.measured else float("nan")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values: milliseconds, and shares of 1."""
+        return {
+            "metric": self.metric,
+            "statistic": self.name,
+            "measured_ms": self.measured * 1e3,
+            "simulated_ms": self.simulated * 1e3,
+            "error": self.error,
+            "spread": self.spread,
+        }
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Validation: measured runs of real engines against their simulations."""
+
+    folder: Path
+    measured: Requests
+    simulated: Requests
+    statistics: list[Statistic]
+    details: dict[str, Any]  # of the simulation: KV blocks, prefix hits, preemptions
+    notes: list[str]
+    num_runs: int
+
+    @property
+    def mean_error(self) -> float:
+        """Mean of the errors' sizes over all statistics that are defined."""
+        return mean_error(self.statistics)
+
+    @property
+    def worst(self) -> Statistic:
+        """The statistic with the largest error."""
+        return max(self.statistics, key=lambda each: np.nan_to_num(abs(each.error)))
+
+    def request_errors(self) -> dict[str, float]:
+        """Return per latency the mean size of the relative error of single requests (MAPE)."""
+        errors = {}
+        for metric, of in METRICS.items():
+            real, ours = of(self.measured), of(self.simulated)
+            known = np.isfinite(real) & (real > 0)
+            difference = np.abs(ours[known] - real[known]) / real[known]
+            errors[metric] = float(difference.mean()) if known.any() else float("nan")
+        return errors
+
+    def throughput(self) -> list[dict[str, float]]:
+        """Return output tokens per second over time, measured and simulated.
+
+        The tokens of a request count as delivered evenly between its first and its last.
+        """
+        end = max(run["ended_at"].max() for run in (self.measured, self.simulated))
+        edges = np.linspace(0.0, end, _NUM_BINS + 1)
+        series = [_tokens_until(run, edges) for run in (self.measured, self.simulated)]
+        rates = [np.diff(tokens) / np.diff(edges) for tokens in series]
+        names = ("start", "end", "measured", "simulated")
+        rows = zip(*(each.tolist() for each in (edges[:-1], edges[1:], *rates)), strict=True)
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values: milliseconds, and shares of 1."""
+        return {
+            "specsim_version": __version__,
+            "folder": str(self.folder),
+            "num_requests": len(self.measured["arrived_at"]),
+            "num_runs": self.num_runs,
+            "mean_abs_error": self.mean_error,
+            "statistics": [each.to_dict() for each in self.statistics],
+            "request_mape": self.request_errors(),
+            "throughput": self.throughput(),
+            "simulation": self.details,
+            "notes": self.notes,
+        }
+
+
+def validate(folder: Path, replaced: Replaced | None = None) -> Validation:
+    """Replay the measured run in a folder, with what is `replaced`, and compare; see `load_run`."""
+    run = load_run(folder)
+    return replay(run, compose(run, replaced or Replaced()))
+
+
+def replay(run: RunFolder, composed: Replay) -> Validation:
+    """Simulate a measured run and compare."""
+    simulation = simulate(
+        composed.experiment,
+        requests=composed.requests,
+        profile=composed.profile,
+        keeps_steps=False,
+    )
+    summary = Summary(simulation)
+    requests = summary.tables.requests
+    engine = simulation.deployment.engine
+    return Validation(
+        folder=run.path,
+        measured=run.runs[0],
+        simulated=requests,
+        statistics=compare_runs(run.runs, requests),
+        details={
+            "profile": composed.experiment.profile,
+            "replicas": composed.experiment.num_engines,
+            "is_async": simulation.deployment.is_async,
+            "num_gpu_blocks": engine.num_gpu_blocks,
+            "block_size": engine.block_size,
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "num_steps": int(summary.tables.totals["steps"]),
+            "prefix_hit_tokens": int(requests["cached_len"].sum()),
+            "preemptions": int(requests["preemptions"].sum()),
+            **_draft_counts(run, summary),
+        },
+        notes=composed.notes,
+        num_runs=len(run.runs),
+    )
+
+
+def _draft_counts(run: RunFolder, summary: Summary) -> dict[str, dict[str, int]]:
+    """Return how many drafts were verified, in how many tokens, and accepted; {} without any."""
+    if not any(run.accepted):
+        return {}
+    drafts = [draft for each in run.accepted for draft in each]
+    sums = [len(drafts), sum(draft[1] for draft in drafts), sum(draft[2] for draft in drafts)]
+    columns = ("drafts", "draft_tokens", "accepted_tokens")
+    simulated = [int(summary.tables.requests[name].sum()) for name in columns]
+    names = ("num_drafts", "draft_tokens", "accepted_tokens")
+    return {
+        "measured_drafts": dict(zip(names, sums, strict=True)),
+        "simulated_drafts": dict(zip(names, simulated, strict=True)),
+    }
+
+
+def compare_runs(runs: Sequence[Requests], simulated: Requests) -> list[Statistic]:
+    """Return the statistics of the first run and of its simulation, and the spread of all runs.
+
+    Those that no request defines are left out.
+    """
+    ours = _statistics(simulated)
+    measured = [_statistics(run) for run in runs]
+    return [
+        Statistic(metric, name, values[0], ours[metric, name], spread(values))
+        for metric, name in measured[0]
+        if not np.isnan((values := [each[metric, name] for each in measured])[0])
+    ]
+
+
+def _statistics(run: Requests) -> dict[tuple[str, str], float]:
+    found: dict[tuple[str, str], float] = {}
+    for metric, of in METRICS.items():
+        values = of(run)
+        is_known = bool(np.isfinite(values).any())
+        in_ms = latency_statistics(values)
+        found |= {
+            (metric, name): in_ms[name] / 1e3 if is_known else float("nan") for name in STATISTICS
+        }
+    return found
+
+
+def mean_error(statistics: Sequence[Statistic]) -> float:
+    """Return the mean of the errors' sizes over all statistics that are defined."""
+    return float(np.nanmean([abs(each.error) for each in statistics]))
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Return the largest distance from the mean as a share of it; None of fewer than two."""
+    if len(values) < 2:
+        return None
+    mean = float(np.mean(values))
+    return float(np.max(np.abs(np.array(values) - mean))) / mean if mean else None
+
+
+def _tokens_until(run: Requests, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how many tokens were delivered until each instant, shape (n,)."""
+    total = np.zeros(len(edges))
+    columns = (run[name].tolist() for name in ("first_token_at", "ended_at", "output_len"))
+    for first, last, tokens in zip(*columns, strict=True):
+        span = max(last - first, 1e-9)
+        total += 1.0 * (edges >= first) + (tokens - 1) * np.clip((edges - first) / span, 0, 1)
+    return total

@@ -19,8 +19,7 @@ from specsim.profile import Profile, load_profile
 from specsim.proposers import PROPOSERS
 from specsim.reality.profile_fit import kernels_of
 from specsim.reality.profile_fit.points import Origin
-from specsim.reality.validation.recorded_drafts import RECORD, replayed
-from specsim.reality.validation.run_folder import RunFolder
+from specsim.reality.validation.run_folder import RECORD, RunFolder, replayed
 from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
 from specsim.workload.readers import read_trace
@@ -31,19 +30,10 @@ Llama-3.1-8B at max_num_batched_tokens 2048 on an RTX 4090 (23.52 GiB x 0.9 - 14
 2,588 blocks of 2 MiB)."""
 _MEMORY_SHARE = 0.9  # vLLM's default until 0.19
 _MEMORY_REACHED = 0.8  # share of its bandwidth that simple kernels reach
-_HARMLESS = frozenset(
-    {
-        "dtype",
-        "enforce_eager",
-        "seed",
-        "disable_log_stats",
-        "load_format",
-        "skip_tokenizer_init",
-        "served_model_name",
-        "tokenizer",
-        "num_gpu_blocks_override",
-    }
-)
+_HARMLESS = {
+    *("dtype", "enforce_eager", "seed", "disable_log_stats", "load_format", "skip_tokenizer_init"),
+    *("served_model_name", "tokenizer", "num_gpu_blocks_override"),
+}
 """Options of an engine that are either read elsewhere or change no time."""
 _NOT_OURS = frozenset({"model", "tensor_parallel_size", "speculative_config"})
 
@@ -52,13 +42,10 @@ _NOT_OURS = frozenset({"model", "tensor_parallel_size", "speculative_config"})
 class Replaced:
     """What a user gives in place of what the folder says."""
 
-    profile: str | None = None
-    """Name or path."""
+    profile: str | None = None  # name or path
     num_gpu_blocks: int | None = None
-    tokens: Path | None = None
-    """Workload with token ids."""
-    model: str | None = None
-    """Name, or path of a ``config.json``."""
+    tokens: Path | None = None  # workload with token ids
+    model: str | None = None  # name, or path of a ``config.json``
 
 
 @dataclass(frozen=True)
@@ -68,16 +55,11 @@ class Replay:
     experiment: Experiment
     profile: Profile
     requests: list[Request]
-    notes: list[str] = field(default_factory=list)
-    """What was assumed or left out."""
+    notes: list[str] = field(default_factory=list)  # what was assumed or left out
 
 
 def compose(run: RunFolder, replaced: Replaced) -> Replay:
-    """Return a measured run as it can be simulated.
-
-    Raises:
-        SpecsimError: Something that is needed is neither in the folder nor given.
-    """
+    """Return a measured run as it can be simulated; a SpecsimError if too little is known."""
     notes: list[str] = []
     if run.num_failed:
         notes.append(f"{run.num_failed} requests that ended with an error are left out")
@@ -179,8 +161,7 @@ def _note_ignored(run: RunFolder, notes: list[str]) -> None:
 def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
     """Return a profile that composes step times from the kernel tables of a run.
 
-    Args:
-        model: Name, or path of a ``config.json``; by default what the folder says.
+    The model is a name or the path of a ``config.json``; by default what the folder says.
 
     Raises:
         ProfileError: There are no tables, or the model or GPU is not known.
@@ -274,14 +255,8 @@ def _requests(run: RunFolder, tokens: Path | None, notes: list[str]) -> list[Req
             )
         output_len = int(measured["output_len"][index])
         known = outputs is not None and len(outputs[row]) >= output_len
-        requests.append(
-            _request(
-                measured,
-                index,
-                prompts[row],
-                outputs[row][:output_len] if outputs and known else None,
-            )
-        )
+        answer = outputs[row][:output_len] if outputs and known else None
+        requests.append(_request(measured, index, prompts[row], answer))
     return requests
 
 
@@ -303,9 +278,6 @@ def _request(
 
 def speculative_config(run: RunFolder, notes: list[str]) -> dict[str, Any] | None:
     """Return how a measured run speculated, as the engine's configuration takes it; None if not.
-
-    Args:
-        notes: Told of options that are left out.
 
     Raises:
         ConfigError: The options are not a mapping with a known method, or nothing accepted is

@@ -32,12 +32,9 @@ class MeasuredLengths:
     """How long the prompts or answers of a run were, tokens."""
 
     mean: float
-    bounds: tuple[int, int] | None = None
-    """Smallest and largest of a uniform distribution; None where only the mean is known."""
-    shared: int = 0
-    """Leading tokens that all requests have in common."""
-    differ: bool = False
-    """Whether they are known to differ, though not how: then evenly from 0.5 to 1.5 of the mean."""
+    bounds: tuple[int, int] | None = None  # of a uniform distribution; None: only the mean is known
+    shared: int = 0  # leading tokens that all requests have in common
+    differ: bool = False  # though it is not known how: evenly from 0.5 to 1.5 of the mean
 
     def draw(self, rng: np.random.RandomState, count: int) -> NDArray[np.int64]:
         """Return as many lengths, shape (count,), with that mean; alike unless they differ."""
@@ -60,42 +57,28 @@ class MeasuredRun:
     path: Path
     line: int
     run_id: str
-    cells: Mapping[str, str]
-    """As they stand in the table, by column."""
-    measured: Mapping[str, float]
-    """By name in `METRICS`; what the row does not have is absent."""
-    engine: Mapping[str, Any]
-    """Options of `specsim.engine.config.EngineConfig` without speculation."""
+    cells: Mapping[str, str]  # as they stand in the table, by column
+    measured: Mapping[str, float]  # by name in `METRICS`; what the row does not have is absent
+    engine: Mapping[str, Any]  # options of `specsim.engine.config.EngineConfig` without speculation
     tensor_parallel_size: int
-    method: str
-    """Of `specsim.proposers`; empty without speculation."""
-    num_speculative_tokens: int
-    """0 without speculation."""
-    rates: tuple[float, ...]
-    """Share of all drafts of which position i was accepted, shape (num_speculative_tokens,)."""
+    method: str  # of `specsim.proposers`; empty without speculation
+    num_speculative_tokens: int  # 0 without speculation
+    rates: tuple[float, ...]  # share of all drafts of which position i was accepted
     acceptance_spread: float | None
-    concurrency: int | None
-    """Clients of a closed loop."""
-    request_rate: float | None
-    """Requests per second; None of a closed loop."""
+    concurrency: int | None  # clients of a closed loop
+    request_rate: float | None  # requests per second; None of a closed loop
     burstiness: float
     num_prompts: int
     num_warmups: int
-    counts_warmups: bool
-    """Whether the server's counters (steps, drafts) include the warm-up."""
+    counts_warmups: bool  # whether the server's counters (steps, drafts) include the warm-up
     prompt: MeasuredLengths | None
     output: MeasuredLengths | None
-    max_tokens: int | None
-    """What clients asked for where answers end by a stop token; None where they end as asked."""
+    max_tokens: int | None  # asked for, where answers end by a stop token; else None
     lengths_seed: int
-    notes: tuple[str, ...] = ()
-    """What was assumed."""
-    gaps: tuple[str, ...] = ()
-    """What is missing of load, speculation or measured values, and what would do."""
-    kv_tokens: int | None = None
-    """KV cache that the server logged in tokens; `engine` has blocks of one group of layers."""
-    lens: NDArray[np.int64] | None = None
-    """Of single requests, where they are known, shape (num_prompts, 2), prompt and answer."""
+    notes: tuple[str, ...] = ()  # what was assumed
+    gaps: tuple[str, ...] = ()  # of load, speculation or measured values, and what would do
+    kv_tokens: int | None = None  # of the KV cache, if logged; `engine` has blocks of one group
+    lens: NDArray[np.int64] | None = None  # of single requests, if known; (num_prompts, 2)
 
     @property
     def missing(self) -> tuple[str, ...]:

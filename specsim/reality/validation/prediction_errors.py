@@ -10,12 +10,10 @@ from specsim.core.errors import ConfigError
 from specsim.reality.validation.measured_run import METRICS, STATISTICS, MeasuredRun
 from specsim.reality.validation.table_replay import Prediction
 
-OF_TOKENS = "tpot_or_itl"
-"""Prefix of what stands for TPOT, and for ITL of a row without TPOT."""
+OF_TOKENS = "tpot_or_itl"  # prefix of what stands for TPOT, and for ITL of a row without TPOT
 HEADLINES = ("output_tok_s", f"{OF_TOKENS}_mean_ms", "ttft_p50_ms", "e2e_mean_ms")
 """Metrics whose errors are told by k, by load, and by set."""
-SPEEDS = {"output_tok_s": 1, "tpot_mean_ms": -1, "e2e_mean_ms": -1}
-"""What tells how fast a run was, and whether more of it is faster."""
+SPEEDS = {"output_tok_s": 1, "tpot_mean_ms": -1, "e2e_mean_ms": -1}  # 1: more is faster
 
 _SAME = (
     *("model", "quantisation", "gpu", "num_gpus", "tp", "engine", "engine_version", "dataset"),
@@ -23,8 +21,6 @@ _SAME = (
     *("max_model_len", "prefix_caching", "concurrency", "request_rate", "num_prompts"),
 )
 """Columns in which runs that differ only in speculation agree; and their lengths within 10 %."""
-
-
 _UNNAMED = ("concurrency", "request_rate", "num_prompts", "temperature", "ignore_eos")
 
 
@@ -36,8 +32,7 @@ class ErrorSummary:
     count: int
     median_abs: float
     worst_abs: float
-    median: float
-    """With its sign."""
+    median: float  # with its sign
     worst_run: str
 
 
@@ -45,8 +40,7 @@ class ErrorSummary:
 class MeasuredSpeedUp:
     """Speed of a choice of drafts over no speculation, all else alike."""
 
-    runs: str
-    """What is alike."""
+    runs: str  # what is alike
     choice: str
     metric: str
     measured: float
@@ -66,14 +60,7 @@ class BestChoice:
     metric: str
     measured: str
     predicted: str
-    loss: float
-    """How much slower what is predicted to be fastest really is, as a share of the fastest."""
-
-
-def errors_by_metric(predictions: Sequence[Prediction]) -> list[ErrorSummary]:
-    """Return the errors of each metric that a run has; TPOT or ITL last."""
-    names = (*METRICS, *(f"{OF_TOKENS}_{name}_ms" for name in STATISTICS[:2]))
-    return errors_of(predictions, names)
+    loss: float  # how much slower the predicted best really is, as a share of the fastest
 
 
 def errors_of(predictions: Sequence[Prediction], metrics: Iterable[str]) -> list[ErrorSummary]:
@@ -135,13 +122,11 @@ def _summary(predictions: Sequence[Prediction], metric: str) -> ErrorSummary | N
     if not found:
         return None
     errors = np.array([error for error, _ in found])
-    worst = int(np.abs(errors).argmax())
     sizes = np.abs(errors)
-    return ErrorSummary(
-        *(metric, len(found), float(np.median(sizes)), float(sizes[worst])),
-        median=float(np.median(errors)),
-        worst_run=found[worst][1],
-    )
+    worst = int(sizes.argmax())
+    middle, largest = float(np.median(sizes)), float(sizes[worst])
+    median, worst_run = float(np.median(errors)), found[worst][1]
+    return ErrorSummary(metric, len(found), middle, largest, median, worst_run)
 
 
 def speed_ups(
@@ -149,14 +134,8 @@ def speed_ups(
 ) -> tuple[list[MeasuredSpeedUp], list[BestChoice]]:
     """Return the speed-ups of speculation, and the fastest choice for each load.
 
-    Repetitions count as their mean.
-
-    Args:
-        speed: One of `SPEEDS`; by default output tokens per second, of an open loop the mean
-            latency.
-
-    Raises:
-        ConfigError: There is no such speed.
+    Repetitions count as their mean. The speed is one of `SPEEDS` or a ConfigError; by default
+    output tokens per second, of an open loop the mean latency.
     """
     if speed is not None and speed not in SPEEDS:
         raise ConfigError(f"--speed {speed}: must be one of {', '.join(SPEEDS)}")
@@ -187,12 +166,11 @@ def _alike(predictions: Iterable[Prediction]) -> list[list[Prediction]]:
     """Put runs together that differ only in speculation."""
     groups: list[list[Prediction]] = []
     for each in predictions:
-        for group in groups:
-            if _is_alike(group[0].run, each.run):
-                group.append(each)
-                break
-        else:
+        known = next((group for group in groups if _is_alike(group[0].run, each.run)), None)
+        if known is None:
             groups.append([each])
+        else:
+            known.append(each)
     return groups
 
 
@@ -248,10 +226,7 @@ def _speeds(members: Sequence[Prediction], metric: str) -> dict[str, tuple[float
         if choice != "none" and len(drafters) > 1:
             choice += f" ({_drafter(run)})"
         found.setdefault(choice, []).append((measured**power, predicted**power))
-    return {
-        choice: (float(np.mean([pair[0] for pair in pairs])), float(np.mean([p[1] for p in pairs])))
-        for choice, pairs in found.items()
-    }
+    return {choice: tuple(np.mean(pairs, axis=0).tolist()) for choice, pairs in found.items()}
 
 
 def _drafter(run: MeasuredRun) -> str:
@@ -263,8 +238,7 @@ class TableErrors:
     """All errors of a table of measured runs."""
 
     by_metric: list[ErrorSummary]
-    by_group: dict[str, dict[str, list[ErrorSummary]]]
-    """By name in `GROUPS`, then by group."""
+    by_group: dict[str, dict[str, list[ErrorSummary]]]  # by name in `GROUPS`, then by group
     speed_ups: list[MeasuredSpeedUp]
     best: list[BestChoice]
 
@@ -272,7 +246,8 @@ class TableErrors:
     def of(cls, predictions: Sequence[Prediction], speed: str | None = None) -> "TableErrors":
         """Return the errors of some predictions; see `speed_ups`."""
         groups = {name: errors_by_group(predictions, of) for name, of in GROUPS.items()}
-        return cls(errors_by_metric(predictions), groups, *speed_ups(predictions, speed))
+        names = (*METRICS, *(f"{OF_TOKENS}_{name}_ms" for name in STATISTICS[:2]))
+        return cls(errors_of(predictions, names), groups, *speed_ups(predictions, speed))
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""

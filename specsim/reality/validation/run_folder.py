@@ -1,21 +1,28 @@
-"""A measured run: its folder, read and checked."""
+"""A measured run: its folder, read and checked, and what was drafted and accepted in it."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.acceptance.base import MAX_DRAFT_LEN
+from specsim.acceptance.base import MAX_DRAFT_LEN, run_lengths
 from specsim.core.errors import ConfigError, TraceError
+from specsim.core.request import Request
 from specsim.core.settings import load_mapping
+from specsim.proposers import PROPOSERS
 from specsim.reality.host_speed import HostSpeed
 from specsim.workload.readers import Row, TraceFile
 
+Entries = Sequence[tuple[int, int, int]]
+
 _TIMES = ("arrived_at", "first_token_at", "ended_at")
 _LENS = ("prompt_len", "output_len")
+RECORD = "run"  # the record that `replayed` adds to each request, for acceptance ``recorded``
+_UNKNOWN = -1
 
 
 @dataclass(frozen=True)
@@ -26,19 +33,15 @@ class RunFolder:
     runs: list[dict[str, NDArray[Any]]]
     """Columns of their requests, in order of arrival, named as those of a simulated run; times in
     seconds after the first arrival. The first is what a simulation is compared with."""
-    rows: list[int]
-    """Of each request of the first run, its number in the workload."""
-    meta: dict[str, Any]
-    """``meta.json``; empty if there is none."""
-    accepted: list[list[tuple[int, int, int]]]
+    rows: list[int]  # of each request of the first run, its number in the workload
+    meta: dict[str, Any]  # ``meta.json``; empty if there is none
+    accepted: list[Entries]
     """Of each request of the first run, its verified drafts: output tokens before the step, draft
     length, accepted length."""
     token_ids: list[tuple[NDArray[np.int64], NDArray[np.int64] | None]] | None
     """Of each request of the first run, prompt and, if recorded, answer; None if not recorded."""
-    num_failed: int
-    """Requests of the first run that ended with an error, and so are left out."""
-    started_at: float
-    """The first arrival of the first run, on the clock of its stamps, seconds."""
+    num_failed: int  # requests of the first run that ended with an error, and so are left out
+    started_at: float  # the first arrival of the first run, on the clock of its stamps, seconds
 
     @property
     def host_speed(self) -> HostSpeed | None:
@@ -75,11 +78,9 @@ class RunFolder:
 
 
 def load_run(path: Path) -> RunFolder:
-    """Return the measured run in a folder.
+    """Return the measured run in a folder: ``requests.jsonl``, and ``meta.json`` if it is there.
 
-    Args:
-        path: With ``requests.jsonl`` and, optionally, ``meta.json``; if the run was repeated,
-            further files ``requests*.jsonl``.
+    Further files ``requests*.jsonl`` are repetitions.
 
     Raises:
         ConfigError: There is no such folder, or no requests in it.
@@ -114,16 +115,14 @@ def load_run(path: Path) -> RunFolder:
 class _Row(NamedTuple):
     """A request that got its answer."""
 
-    place: int
-    """Its row in the file, from 0."""
-    number: int
-    """In the workload, as the row says; -1 if it does not."""
+    place: int  # its row in the file, from 0
+    number: int  # in the workload, as the row says; -1 if it does not
     arrived_at: float
     first_token_at: float
     ended_at: float
     prompt_len: int
     output_len: int
-    accepted: list[tuple[int, int, int]]
+    accepted: Entries
     prompt_ids: NDArray[np.int64] | None
     output_ids: NDArray[np.int64] | None
 
@@ -167,18 +166,10 @@ def _row(place: int, row: Row) -> _Row:
             "correct or remove the row"
         )
     output_len = row.integer("output_toks", minimum=1)
-    return _Row(
-        place,
-        _number(row),
-        queued,
-        first,
-        last,
-        row.integer("input_toks", minimum=1),
-        output_len,
-        _accepted(row, output_len),
-        _token_ids(row, "input"),
-        _token_ids(row, "output"),
-    )
+    drafts = _accepted(row, output_len)
+    prompt_len = row.integer("input_toks", minimum=1)
+    ids = (_token_ids(row, which) for which in ("input", "output"))
+    return _Row(place, _number(row), queued, first, last, prompt_len, output_len, drafts, *ids)
 
 
 def _number(row: Row) -> int:
@@ -188,7 +179,7 @@ def _number(row: Row) -> int:
     return int(digits[1]) if digits else -1
 
 
-def _accepted(row: Row, output_len: int) -> list[tuple[int, int, int]]:
+def _accepted(row: Row, output_len: int) -> Entries:
     """Return the verified drafts of a request, in the order of their positions."""
     given = row.values.get("accepted") or []
     entries = []
@@ -219,3 +210,73 @@ def _token_ids(row: Row, which: str) -> NDArray[np.int64] | None:
             "or remove the row"
         )
     return ids
+
+
+def replayed(
+    requests: list[Request], run: RunFolder, config: dict[str, Any], notes: list[str]
+) -> list[Request]:
+    """Return the requests of a measured run with what was drafted and accepted of each.
+
+    What the run says of a draft made at one position it says of later ones as well: as far as it
+    was accepted, later drafts up to there would have been, and the token at which it failed fails
+    for them too. Other tokens are accepted at random, as often as those of the request that are
+    known; `notes` is told how many. Of a method that may find no draft, the positions at which it
+    found one, and how long, are those of the run.
+    """
+    drafts_always = PROPOSERS.find(config["method"]).is_model
+    longest = int(config.get("num_speculative_tokens") or MAX_DRAFT_LEN)
+    fates = [
+        _token_fates(entries, request.output_len)
+        for entries, request in zip(run.accepted, requests, strict=True)
+    ]
+    known = np.concatenate([fate[fate != _UNKNOWN] for fate in fates])
+    overall = float(known.mean()) if len(known) else 0.0
+    num_tokens = sum(len(fate) for fate in fates)
+    notes.append(
+        f"acceptance is the run's, by output position; of {1 - len(known) / num_tokens:.1%} of the "
+        "tokens it says nothing: they are accepted as often as the others of their request"
+    )
+    return [
+        replace(
+            request,
+            recorded_lens={RECORD: _survival_lens(fate, entries, overall, request.index)},
+            offered_lens=None if drafts_always else _offers(entries, request.output_len, longest),
+        )
+        for request, fate, entries in zip(requests, fates, run.accepted, strict=True)
+    ]
+
+
+def _token_fates(entries: Entries, output_len: int) -> NDArray[np.int8]:
+    """Return, by output position, whether a draft of that token is accepted: 1, 0 or unknown."""
+    fates = np.full(output_len, _UNKNOWN, dtype=np.int8)
+    for position, draft_len, accepted_len in entries:
+        end = position + accepted_len
+        fates[position:end] = 1
+        if accepted_len < draft_len and end < output_len:
+            fates[end] = 0
+    return fates
+
+
+def _survival_lens(fates: NDArray[np.int8], entries: Entries, overall: float, index: int) -> bytes:
+    is_known = fates != _UNKNOWN
+    rate = float(fates[is_known].mean()) if is_known.any() else overall
+    drawn = np.random.default_rng(index).random(len(fates)) < rate
+    lens = run_lengths(np.where(is_known, fates == 1, drawn), MAX_DRAFT_LEN)
+    for position, draft_len, accepted_len in entries:
+        # Of the drafts that were really made, what really came of them, whatever others say.
+        if position < len(lens) and (accepted_len < draft_len or lens[position] < accepted_len):
+            lens[position] = accepted_len
+    return lens.tobytes()
+
+
+def _offers(entries: Entries, output_len: int, longest: int) -> bytes:
+    """Return how long a draft was found at each position; where the run never was, any length."""
+    offers = bytearray([MAX_DRAFT_LEN]) * (output_len + 1)
+    found = {position: (draft_len, accepted_len) for position, draft_len, accepted_len in entries}
+    position = 1  # the first token comes without a draft
+    while position < output_len:
+        draft_len, accepted_len = found.get(position, (0, 0))
+        if draft_len < longest:
+            offers[position] = draft_len
+        position += accepted_len + 1
+    return bytes(offers)

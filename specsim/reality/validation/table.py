@@ -1,34 +1,57 @@
-"""Tables of measured runs: one row per run of a load generator against a server."""
+"""Measured runs of a load generator: from tables, and from results of vLLM's benchmark."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.columns import first_line, read_columns, table_header
 from specsim.core.errors import ConfigError
-from specsim.core.settings import nearest
-from specsim.reality.validation.bench_result import is_bench_result, read_bench_result
-from specsim.reality.validation.measured_run import METRICS, MeasuredLengths, MeasuredRun
-from specsim.reality.validation.table_row import TableRow, filled
+from specsim.core.settings import load_mapping, nearest
+from specsim.reality.validation.measured_run import (
+    LATENCIES,
+    METRICS,
+    MeasuredLengths,
+    MeasuredRun,
+)
+from specsim.reality.validation.table_row import COLUMNS, TableRow, filled
+
+_NAMES = {
+    "model": "model_id",
+    "concurrency": "max_concurrency",
+    "request_rate": "request_rate",
+    "burstiness": "burstiness",
+    "num_prompts": "completed",
+    "duration_s": "duration",
+    "request_throughput": "request_throughput",
+    "output_tok_s": "output_throughput",
+    "total_input_tokens": "total_input_tokens",
+    "total_output_tokens": "total_output_tokens",
+    "acceptance_length": "spec_decode_acceptance_length",
+    "num_drafts": "spec_decode_num_drafts",
+    "num_draft_tokens": "spec_decode_draft_tokens",
+    "num_accepted_tokens": "spec_decode_accepted_tokens",
+}
+"""By column, what vLLM calls it (0.32.0 ``benchmarks/serve.py``)."""
+_STATISTICS = {"mean": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
+_RATES = "spec_decode_per_position_acceptance_rates"
 
 
 def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[MeasuredRun]:
     """Return the runs in a table, CSV (gzip or not) or Parquet, or a result of vLLM's benchmark.
 
     A row that lacks what a simulation takes is returned with its `MeasuredRun.gaps`. Lengths that a
-    row lacks are those of rows with the same model, dataset and number of requests.
-
-    Args:
-        given: What its empty cells hold, by column.
+    row lacks are those of rows with the same model, dataset and number of requests. Empty cells
+    hold what is `given`, by column.
 
     Raises:
-        SpecsimError: The file cannot be read, or a value is not what its column holds; file, line,
-            column, value and rule are named.
+        SpecsimError: The file cannot be read, or a value is not what its column holds.
     """
-    if is_bench_result(path):
+    if path.suffix == ".json":
         return _completed([read_bench_result(path, given or {})])
     header = table_header(path)
     twice = sorted({name for name in header if header.count(name) > 1})
@@ -48,6 +71,64 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
             for cells in (dict(zip(words, map(str.strip, row), strict=True)),)
         ]
     )
+
+
+def read_bench_result(path: Path, given: Mapping[str, str]) -> MeasuredRun:
+    """Return the run of a result; its counters of drafts, too, are of this run alone.
+
+    What the file does not say, such as the GPU or num_speculative_tokens, are `given` cells, or
+    come from ``--metadata COLUMN=VALUE`` of the benchmark. A ConfigError if it is no such result.
+    """
+    result = load_mapping(path, ConfigError)
+    for name in ("duration", "completed"):
+        if not isinstance(result.get(name), int | float) or not result[name] > 0:
+            raise ConfigError(
+                f"{path}: {name} = {result.get(name)!r} must be a number above 0, as in a result "
+                "of `vllm bench serve --save-result`; give such a file, or a table as CSV"
+            )
+    cells = filled(path, 1, {"run_id": path.stem, **_cells(result)}, given)
+    run = TableRow(path, 1, cells).run()
+    lens = _lens(path, result, run.num_prompts)
+    failed = result.get("failed") or 0
+    notes = (f"{failed} requests failed: they are left out",) if failed else ()
+    return replace(run, lens=lens, notes=(*run.notes, *notes))
+
+
+def _cells(result: Mapping[str, Any]) -> dict[str, str]:
+    cells = {name: _text(result[name]) for name in COLUMNS if name in result}
+    cells |= {column: _text(result[name]) for column, name in _NAMES.items() if name in result}
+    for latency in LATENCIES:
+        theirs = "e2el" if latency == "e2e" else latency
+        for statistic, name in _STATISTICS.items():
+            if (value := result.get(f"{name}_{theirs}_ms")) is not None:
+                cells[f"{latency}_{statistic}_ms"] = _text(value)
+    rates = result.get(_RATES)
+    if isinstance(rates, list) and rates:
+        cells["accept_rate_per_pos"] = ";".join(map(str, rates))
+        cells.setdefault("num_speculative_tokens", str(len(rates)))
+    return cells
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _lens(path: Path, result: Mapping[str, Any], count: int) -> NDArray[np.int64] | None:
+    """Return the lengths of the requests that did not fail, if the result has all of them."""
+    columns = [result.get(name) for name in ("input_lens", "output_lens")]
+    if not all(isinstance(column, list) and column for column in columns):
+        return None
+    try:
+        lens = np.array(list(zip(*columns, strict=True)), dtype=np.int64)
+    except (ValueError, TypeError, OverflowError):
+        lens = np.zeros((0, 2), dtype=np.int64)
+    lens = lens[(lens > 0).all(axis=1)]
+    if len(lens) != count:
+        raise ConfigError(
+            f"{path}: input_lens and output_lens must be whole numbers, {count} of them above 0 as "
+            "'completed' says; remove both to take their mean"
+        )
+    return lens
 
 
 def read_lengths(path: Path) -> dict[str, NDArray[np.int64]]:
@@ -86,10 +167,7 @@ def select_rows(
 ) -> list[MeasuredRun]:
     """Return the runs that ``COLUMN=VALUE`` filters keep: any of one column, all columns.
 
-    The filters are given under an option.
-
-    Raises:
-        ConfigError: A filter has no ``=``, its column is in no table, or nothing is left.
+    A ConfigError, naming the option, if one has no ``=``, no such column, or keeps nothing.
     """
     wanted: dict[str, list[str]] = {}
     for text in filters:
@@ -102,7 +180,12 @@ def select_rows(
                 f"{option} {text}: no table has a column '{column}'; {nearest(column, known)}"
             )
         wanted.setdefault(column, []).append(value.strip())
-    kept = [run for run in runs if all(_is_any(run.cells.get(c, ""), v) for c, v in wanted.items())]
+
+    def is_kept(run: MeasuredRun) -> bool:
+        cells = ((run.cells.get(column, ""), values) for column, values in wanted.items())
+        return all(any(_is_same(cell, value) for value in values) for cell, values in cells)
+
+    kept = [run for run in runs if is_kept(run)]
     if not kept:
         column = next(iter(wanted), "")
         known = list(dict.fromkeys(run.cells.get(column, "") for run in runs))
@@ -113,13 +196,10 @@ def select_rows(
     return kept
 
 
-def _is_any(cell: str, values: list[str]) -> bool:
-    return any(cell == value or _same_number(cell, value) for value in values)
-
-
-def _same_number(one: str, other: str) -> bool:
+def _is_same(cell: str, value: str) -> bool:
+    """Return whether text or number are the same."""
     try:
-        return float(one) == float(other)
+        return cell == value or float(cell) == float(value)
     except ValueError:
         return False
 
@@ -127,8 +207,7 @@ def _same_number(one: str, other: str) -> bool:
 def with_lengths(runs: Sequence[MeasuredRun], path: Path) -> list[MeasuredRun]:
     """Return the runs with the lengths of single requests that a file has of them.
 
-    Raises:
-        SpecsimError: As `read_lengths`; or the file is of other runs, or of more or fewer requests.
+    A ConfigError if the file is of other runs, or of more or fewer requests; see `read_lengths`.
     """
     lengths = read_lengths(path)
     if not lengths.keys() & {run.run_id for run in runs}:

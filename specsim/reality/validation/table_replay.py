@@ -1,5 +1,6 @@
 """Rows of a table of measured runs, simulated under a profile."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.acceptance.base import runs_below, split_rows
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError
 from specsim.core.processes import LocalProcesses
 from specsim.core.request import PrefixIds
+from specsim.core.rng import Luck, generator, stream_id
 from specsim.core.runner import Runner
 from specsim.profile import Profile, load_profile
 from specsim.reality.validation.measured_run import LATENCIES, STATISTICS, MeasuredRun
-from specsim.reality.validation.spread import DEFAULT_SPREAD, fates
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
@@ -25,6 +27,11 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.workload.trace import Trace
 
+DEFAULT_SPREAD = 30.0
+"""Concentration of the Beta distribution that requests differ by. A table cannot say it. Of the
+seven fits in ``profiles/acceptance`` that have one (recorded drafts of EAGLE and n-gram), as the
+concentration with the same spread between requests, it is 21 to 169, in the median 27."""
+_NODES = 400
 _RECORD = "table"
 _COUNTERS = frozenset(
     {"engine_steps", "preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens"}
@@ -36,8 +43,7 @@ class Prediction:
     """A measured run and what the simulation says of it."""
 
     run: MeasuredRun
-    values: dict[str, float]
-    """By name in `specsim.reality.validation.measured_run.METRICS`."""
+    values: dict[str, float]  # by name in `specsim.reality.validation.measured_run.METRICS`
 
     def error(self, metric: str) -> float | None:
         """Return predicted against measured as a share of the measured; None if that is 0."""
@@ -52,20 +58,15 @@ class ReplayedRow:
     place: str
     experiment: Experiment
     requests: Trace
-    warmups: Trace | None
-    """What ran before and counts only in the server's counters; None if it need not be known."""
-    key: tuple[object, ...]
-    """The same for rows that are one and the same simulation, such as repetitions."""
-    kv_tokens: int | None = None
-    """See `MeasuredRun`; how many blocks they are depends on the profile's layers."""
+    warmups: Trace | None  # what ran before, where the server's counters need it
+    key: tuple[object, ...]  # the same for rows that are one simulation, such as repetitions
+    kv_tokens: int | None = None  # how many blocks they are depends on the profile's layers
 
 
 def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPREAD) -> ReplayedRow:
     """Return a row as it can be simulated.
 
-    Args:
-        spread: Concentration of acceptance between requests, unless the row has its own; see
-            `specsim.reality.validation.spread.fates`.
+    Its own spread of acceptance between requests, if it has one, comes before the one given.
 
     Raises:
         SpecsimError: The row lacks something, or an option of the engine is out of range.
@@ -104,13 +105,8 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
         _requests(run, lens, concentration, seed, arrived_at),
         _requests(run, warmups, concentration, seed + 1) if len(warmups) else None,
         key=(
-            experiment.hash,
-            lens.tobytes(),
-            len(warmups),
-            run.rates,
-            concentration,
-            shared,
-            run.max_tokens,
+            *(experiment.hash, lens.tobytes(), len(warmups)),
+            *(run.rates, concentration, shared, run.max_tokens),
         ),
         kv_tokens=run.kv_tokens,
     )
@@ -149,14 +145,8 @@ def _requests(
 class Replayer(AbstractContextManager["Replayer"]):
     """Simulates rows again and again, each time under another profile.
 
-    All that does not depend on the profile is done once; processes stay for the next time.
-
-    Args:
-        runs: From `specsim.reality.validation.table.read_table`.
-        seed: Of arrivals and acceptance. The same for all rows, so that rows that differ in k
-            meet the same luck.
-        spread: See `compose_row`.
-        processes: Results do not depend on it.
+    All that does not depend on the profile is done once; processes stay for the next time. The seed
+    is the same for all rows, so that those that differ in k meet the same luck.
 
     Raises:
         SpecsimError: A row lacks something (`MeasuredRun.missing`).
@@ -172,8 +162,7 @@ class Replayer(AbstractContextManager["Replayer"]):
     ) -> None:
         self.runs = list(runs)
         rows = [compose_row(run, seed=seed, spread=spread) for run in runs]
-        self.keys = [row.key for row in rows]
-        """The same for rows that are one and the same simulation, such as repetitions."""
+        self.keys = [row.key for row in rows]  # see `ReplayedRow`
         self._rows = {row.key: row for row in reversed(rows)}
         self._processes = LocalProcesses(processes)
 
@@ -184,15 +173,10 @@ class Replayer(AbstractContextManager["Replayer"]):
     def predict(
         self, profile: Profile | str | Path, on_progress: Callable[[int], None] | None = None
     ) -> list[Prediction]:
-        """Simulate all rows under a profile.
+        """Simulate all rows under a profile: itself, its name, or its path.
 
-        Args:
-            profile: Itself, its name, or its path.
-            on_progress: Told the number of simulations that have ended; rows that are alike, such
-                as repetitions, share one.
-
-        Returns:
-            In the order of the rows.
+        `on_progress` is told the number of simulations that have ended; rows that are alike, such
+        as repetitions, share one.
 
         Raises:
             SpecsimError: A row is of another model, GPU or number of GPUs, or needs what the
@@ -223,11 +207,7 @@ def predict(
 
 
 def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
-    """Return what a simulation of a row measures, under the names of the table.
-
-    Raises:
-        SpecsimError: It cannot be simulated under this profile; the message names the row.
-    """
+    """Return what a simulation of a row measures, under the names of the table."""
     traces = [trace for trace in (row.requests, row.warmups) if trace is not None]
     try:
         experiment = _in_blocks(row, profile)
@@ -291,11 +271,7 @@ def _counters(tables: Sequence[RunTables]) -> dict[str, float]:
 
 
 def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
-    """Raise unless all runs are of the profile's model, GPU and number of GPUs.
-
-    Raises:
-        ProfileError: It names the first row that differs, and how to choose those that do not.
-    """
+    """Raise a ProfileError unless all runs are of the profile's model, GPU and number of GPUs."""
     model = "" if profile.model.endswith(".json") else profile.model  # a path need not name it
     own = (("model", model, _is_same_model), ("gpu", profile.gpu, _is_same_gpu))
     for run in runs:
@@ -328,3 +304,72 @@ def _is_same_gpu(cell: str, name: str) -> bool:
     """Return whether one name has all words of the other: 'A100-SXM4-80GB' and 'a100-80gb'."""
     one, other = (set(re.findall(r"[a-z]+|\d+", each.lower())) for each in (cell, name))
     return one <= other or other <= one
+
+
+def fates(
+    rates: Sequence[float], output_lens: Sequence[int], concentration: float, seed: int
+) -> list[bytes]:
+    """Return for each request how long drafts survive, by output position.
+
+    A draft's j-th token is accepted with the request's alpha times a factor of the position, as by
+    acceptance ``beta_position``, but of n requests each has another n-th part of the distribution
+    of alpha, in random order: so few requests, too, have the rates of the run on average.
+
+    Args:
+        rates: Share of all drafts of the run of which position j was accepted; a request adds the
+            more of them the less of them is accepted.
+        concentration: a + b of the Beta distribution of alpha; infinite where all are alike.
+    """
+    k, count = len(rates), len(output_lens)
+    mean, factors = position_factors(rates, concentration)
+    order = generator(seed, "acceptance_spread").permutation(count)
+    alphas = _quantiles(mean, concentration, count)[order]
+    counts = [length + k for length in output_lens]
+    luck = Luck(seed, stream_id("acceptance", "table")).uniforms(range(count), counts)
+    lens = runs_below(luck / np.repeat(np.maximum(alphas, 1e-300), counts), factors)
+    rows = split_rows(lens.tobytes(), counts)
+    return [row[:length] for row, length in zip(rows, output_lens, strict=True)]
+
+
+def position_factors(rates: Sequence[float], concentration: float) -> tuple[float, list[float]]:
+    """Return the least mean of alpha, and factors of the positions, in [0, 1], with these rates."""
+    before = (1.0, *rates)
+    chances = [now / last if last else 0.0 for last, now in zip(before, rates, strict=False)]
+    mean = max(chances)
+    if math.isinf(concentration) or not mean:
+        return 1.0, chances
+    while True:
+        mean = min(mean, 1 - 1e-6)
+        factors = _factors(rates, _quantiles(mean, concentration, _NODES))
+        largest = max(factors)
+        if largest <= 1 + 1e-4 or mean == 1 - 1e-6:
+            return mean, [min(factor, 1.0) for factor in factors]
+        mean *= largest
+
+
+def _factors(rates: Sequence[float], alphas: NDArray[np.float64]) -> list[float]:
+    """Return factors with which requests of these alphas have the rates together."""
+    wanted = np.array(rates)
+    powers = alphas[:, None] ** np.arange(1, len(rates) + 1)
+    products = wanted / powers.mean(axis=0)
+    for _ in range(60):  # a request makes the more drafts the fewer tokens each of them yields
+        drafts = 1 / (1 + powers @ products)
+        products = wanted * drafts.sum() / (drafts @ powers)
+    before = np.append(1.0, products[:-1])
+    factors: list[float] = np.divide(
+        products, before, out=np.zeros_like(products), where=before > 0
+    ).tolist()
+    return factors
+
+
+def _quantiles(mean: float, concentration: float, count: int) -> NDArray[np.float64]:
+    """Return the middles of `count` equally likely parts of the distribution, in order."""
+    if math.isinf(concentration):
+        return np.full(count, mean)
+    from scipy.special import betaincinv  # noqa: PLC0415 - scipy takes 0.2 s
+
+    shares = (np.arange(count) + 0.5) / count
+    found: NDArray[np.float64] = betaincinv(
+        mean * concentration, (1 - mean) * concentration, shares
+    )
+    return found

@@ -30,33 +30,20 @@ _BLOCK_SIZE = 16  # vLLM's default
 COLUMNS = (
     *("run_id", "model", "quantisation", "gpu", "num_gpus", "tp", "engine", "engine_version"),
     *("method", "draft_model", "num_speculative_tokens", "accept_rate_per_pos"),
-    *(
-        "acceptance_spread",
-        "isl",
-        "osl",
-        "dataset",
-        "seed",
-        "ignore_eos",
-        "max_tokens",
-        "temperature",
-    ),
+    *("acceptance_spread", "isl", "osl", "dataset", "seed", "ignore_eos"),
+    *("max_tokens", "temperature"),
     *("concurrency", "request_rate", "burstiness", "num_prompts", "num_warmups"),
     *("total_input_tokens", "total_output_tokens", *_ENGINE, "num_gpu_blocks"),
     *("gpu_memory_utilization", "prefix_caching", "async_scheduling"),
 )
 """Those that describe a run."""
-_FIRST_ASYNC = (0, 14)
-"""vLLM that schedules asynchronously by default (release notes of v0.14.0)."""
+_FIRST_ASYNC = (0, 14)  # vLLM that schedules asynchronously by default (release notes of v0.14.0)
 
 
 def filled(
     path: Path, line: int, cells: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the cells of a row with its empty ones given by ``--set``.
-
-    Raises:
-        ConfigError: There is no such column, or the row says something else.
-    """
+    """Return the cells of a row with its empty ones given by ``--set``, or raise a ConfigError."""
     made = dict(cells)
     for column, value in given.items():
         known = list(dict.fromkeys((*cells, *COLUMNS, *METRICS)))
@@ -86,8 +73,7 @@ class TableRow:
         measured = {name: value for name in METRICS if (value := self.number(name)) is not None}
         method, k = self._speculation()
         concurrency, rate = self._load()
-        num_prompts = self._num_prompts(rate)
-        num_warmups = self.whole("num_warmups") or 0
+        num_prompts, num_warmups = self._num_prompts(rate), self.whole("num_warmups") or 0
         prompt, output = self._prompt(num_prompts), self._output(num_prompts)
         if not measured:
             self.gaps.append("no measured value: give at least one, such as output_tok_s")
@@ -265,15 +251,15 @@ class TableRow:
 
     def _engine(self) -> dict[str, Any]:
         options: dict[str, Any] = {name: self.whole(name, 1) for name in _ENGINE}
-        options["gpu_memory_utilization"] = self.number("gpu_memory_utilization")
-        options["enable_prefix_caching"] = self.flag("prefix_caching")
-        options["num_gpu_blocks"] = self._blocks(options["block_size"] or _BLOCK_SIZE)
-        options["async_scheduling"] = self._is_async()
+        tokens, block_size = self._kv_tokens(), options["block_size"] or _BLOCK_SIZE
+        blocks = self.whole("num_gpu_blocks", 2) if tokens is None else tokens // block_size
+        options |= {
+            "gpu_memory_utilization": self.number("gpu_memory_utilization"),
+            "enable_prefix_caching": self.flag("prefix_caching"),
+            "num_gpu_blocks": blocks,
+            "async_scheduling": self._is_async(),
+        }
         return {name: value for name, value in options.items() if value is not None}
-
-    def _blocks(self, block_size: int) -> int | None:
-        tokens = self._kv_tokens()
-        return self.whole("num_gpu_blocks", 2) if tokens is None else tokens // block_size
 
     def _kv_tokens(self) -> int | None:
         match = _NUMBER.fullmatch(self.text("num_gpu_blocks"))

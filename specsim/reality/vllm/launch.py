@@ -13,8 +13,7 @@ from typing import Any
 
 from specsim.core.errors import ConfigError
 
-PYTHON_VARIABLE = "SPECSIM_VLLM_PYTHON"
-"""Environment variable: the Python that has vLLM, if it is not this one."""
+PYTHON_VARIABLE = "SPECSIM_VLLM_PYTHON"  # the Python that has vLLM, if not this one
 _ROOT = Path(__file__).parents[3]
 
 
@@ -22,14 +21,10 @@ _ROOT = Path(__file__).parents[3]
 class VllmRun:
     """A workload, and the run folder that comes of it; parallel lists, in order of arrival."""
 
-    folder: Path
-    """Must not hold a run yet."""
-    arrivals: Sequence[float]
-    """Seconds after the start of the run, rising."""
-    prompts: Sequence[Sequence[int]]
-    """Token ids."""
-    output_lens: Sequence[int]
-    """Each answer is exactly that long."""
+    folder: Path  # must not hold a run yet
+    arrivals: Sequence[float]  # seconds after the start of the run, rising
+    prompts: Sequence[Sequence[int]]  # token ids
+    output_lens: Sequence[int]  # each answer is exactly that long
 
 
 def vllm_python() -> str:
@@ -59,15 +54,8 @@ def record_runs(
     """Start a local vLLM, run workloads on it one after the other, and record each.
 
     Answers are greedy and exactly as long as asked for. The prefix cache is emptied before each
-    run, and a few requests that are not recorded warm the engine up.
-
-    Args:
-        engine_kwargs: Of ``vllm.LLM``: ``model``, ``max_num_seqs``, ``speculative_config``, ...
-            plain values.
-        environment: Further environment variables, such as ``OMP_NUM_THREADS``.
-        probes: Whether the speed of the CPU is probed meanwhile, into each folder's
-            ``host_speed.jsonl``.
-        timeout_s: For all of it, in seconds.
+    run, and a few requests that are not recorded warm the engine up. With probes, the speed of the
+    CPU is recorded, too. The environment adds variables such as ``OMP_NUM_THREADS``.
 
     Raises:
         ConfigError: There is no vLLM, or it failed; what was recorded until then stays, marked
@@ -86,14 +74,10 @@ def record_runs(
         variables["PYTHONPATH"] = f"{_ROOT}{os.pathsep}{known}" if known else str(_ROOT)
         command = [vllm_python(), "-m", "specsim.reality.vllm.worker", str(path)]
         with log.open("w") as stream:
+            streams: Any = {"stdout": stream, "stderr": subprocess.STDOUT}
             try:
                 done = subprocess.run(
-                    command,
-                    env=variables,
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                    timeout=timeout_s,
-                    check=False,
+                    command, env=variables, timeout=timeout_s, check=False, **streams
                 )
             except subprocess.TimeoutExpired as error:
                 raise ConfigError(

@@ -33,26 +33,16 @@ class _Live:
 class _Step:
     """A step that has been scheduled."""
 
-    output: Any
-    """What the scheduler said of it, which comes back when it has ended."""
+    output: Any  # what the scheduler said of it, which comes back when it has ended
     row: StepRow
-    first_tokens: list[_Live]
-    """Requests that get their first token from it."""
+    first_tokens: list[_Live]  # requests that get their first token from it
 
 
 class Recorder:
-    """Records one run.
+    """Records one run; each method raises a ConfigError if something cannot be written.
 
-    Each method raises ConfigError if something cannot be written.
-
-    Args:
-        meta: Of the engine.
-        is_async: Whether steps are scheduled before the ones before them have ended.
-        has_tokens: Whether token ids are written too.
-        clock: Of all stamps.
-
-    Raises:
-        ConfigError: The folder holds a run already, or cannot be written to.
+    An asynchronous engine schedules steps before the ones before them have ended. Token ids are
+    written if `has_tokens`.
     """
 
     def __init__(
@@ -70,20 +60,14 @@ class Recorder:
         self._clock = clock or Clock()
         self._live: dict[str, _Live] = {}
         self._numbers: dict[str, int] = {}
-        self._in_prefill: set[str] = set()
-        """Requests whose last piece stopped short of what is known of them."""
+        self._in_prefill: set[str] = set()  # whose last piece stopped short of what is known
         self._in_flight: deque[_Step] = deque()
-        self._ends_foreign_step = False
-        """Whether the step that is being taken in was scheduled before the recording began."""
-        self._open: _Step | None = None
-        """A synchronous step that lasts until the next one is scheduled."""
+        self._ends_foreign_step = False  # one that was scheduled before the recording began
+        self._open: _Step | None = None  # a synchronous step, until the next is scheduled
         self._known_ended: set[str] = set()
-        self._ended_at = 0.0
         self._is_settled = False
-        self._num_requests = 0
-        self._num_steps = 0
-        self._own_time = 0.0
-        self._step_time = 0.0
+        self._num_requests = self._num_steps = 0
+        self._ended_at = self._own_time = self._step_time = 0.0
 
     def arrived(self, request: Any) -> None:
         """Note a request that has been queued."""
@@ -152,9 +136,7 @@ class Recorder:
         row, drafts = self._in_flight[0].row, output.scheduled_spec_decode_tokens
         self._known_ended = set(scheduler.finished_req_ids)
         live, numbers = self._live, self._numbers
-        row["requests"] = [
-            numbers.get(request_id, -1) for request_id in output.num_scheduled_tokens
-        ]
+        row["requests"] = [numbers.get(each, -1) for each in output.num_scheduled_tokens]
         if drafts and (tokens := model_output.sampled_token_ids):
             num_tokens, rows = list(map(len, tokens)), model_output.req_id_to_index
             accepted_lens = dict.fromkeys(output.num_scheduled_tokens, 0)
@@ -185,8 +167,7 @@ class Recorder:
         if self._is_async:
             # It ran once the one before had ended, however early it was scheduled.
             step.row["started_at"] = max(step.row["started_at"], self._ended_at)
-            self._write(step, now)
-        elif scheduler.get_num_unfinished_requests():
+        if not self._is_async and scheduler.get_num_unfinished_requests():
             self._open = step
         else:
             self._write(step, now)

@@ -25,32 +25,20 @@ from specsim.core.errors import ConfigError
 from specsim.reality.clock import Clock
 from specsim.reality.vllm.recorder import Recorder
 
-FOLDER_VARIABLE = "SPECSIM_RECORD_DIR"
-"""Environment variable: where the run is written."""
+FOLDER_VARIABLE = "SPECSIM_RECORD_DIR"  # environment variable: where the run is written
 TOKENS_VARIABLE = "SPECSIM_RECORD_TOKENS"
 """Environment variable: set to 1, token ids are written too, for prefix hits."""
 
 _OF_SCHEDULER = (
-    "max_num_seqs",
-    "max_num_active_seqs",
-    "max_num_batched_tokens",
-    "max_num_scheduled_tokens",
-    "enable_chunked_prefill",
-    "async_scheduling",
-    "long_prefill_token_threshold",
-    "long_prefill_token_threshold_adaptive",
-    "scheduler_reserve_full_isl",
-    "watermark",
-)
-_OF_SPECULATION = (
-    "method",
-    "num_speculative_tokens",
-    "num_speculative_tokens_per_batch_size",
-    "model",
-    "prompt_lookup_min",
-    "prompt_lookup_max",
+    *("max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens"),
+    *("enable_chunked_prefill", "async_scheduling", "long_prefill_token_threshold"),
+    *("long_prefill_token_threshold_adaptive", "scheduler_reserve_full_isl", "watermark"),
 )
 _OF_LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
+_OF_SPECULATION = (
+    *("method", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "model"),
+    *_OF_LOOKUP,
+)
 
 _log = logging.getLogger("vllm.specsim")  # vLLM shows what is logged below its own name
 
@@ -58,10 +46,8 @@ _log = logging.getLogger("vllm.specsim")  # vLLM shows what is logged below its 
 class _Recording:
     """What both schedulers do beside vLLM's work."""
 
-    recorder: Recorder | None
-    """None once recording has failed: a server must not fall with its recorder."""
-    clock: Clock
-    """Of all that is recorded; may be replaced before a run."""
+    recorder: Recorder | None  # None once recording has failed: a server must not fall with it
+    clock: Clock  # of all that is recorded; may be replaced before a run
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         folder = _folder(vllm_config)
@@ -123,11 +109,8 @@ class _Recording:
             getattr(self.recorder, what)(*args)
         except Exception as error:  # whatever it is: the server must go on
             self.recorder = None
-            _log.error(
-                "specsim: recording has stopped: %s",
-                error,
-                exc_info=not isinstance(error, ConfigError),
-            )
+            is_own = isinstance(error, ConfigError)
+            _log.error("specsim: recording has stopped: %s", error, exc_info=not is_own)
 
 
 class RecordingScheduler(_Recording, Scheduler):  # type: ignore[misc]
@@ -141,8 +124,7 @@ class RecordingAsyncScheduler(_Recording, AsyncScheduler):  # type: ignore[misc]
 def recording_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> _Recording:
     """Return the scheduler that vLLM would have chosen, recorded: for ``--scheduler-cls``.
 
-    Raises:
-        ConfigError: ``SPECSIM_RECORD_DIR`` is not set, or names a folder that holds a run already.
+    A ConfigError if ``SPECSIM_RECORD_DIR`` is not set, or names a folder that holds a run already.
     """
     is_async = vllm_config.scheduler_config.async_scheduling
     chosen = RecordingAsyncScheduler if is_async else RecordingScheduler

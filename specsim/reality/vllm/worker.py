@@ -44,15 +44,12 @@ def main(path: Path) -> None:
             scheduler.clock = MachineClock()
             shape = load_model(f"{spec['engine_kwargs']['model']}/config.json")
             probe = Probe(scheduler.clock, shape, engine.model_config.dtype)
-        longest = max(spec["runs"], key=lambda run: len(run["prompts"]))
-        serve(
-            engine,
-            [0.02 * number for number in range(_WARM_UP_REQUESTS)],
-            longest["prompts"][:_WARM_UP_REQUESTS],
-            [_WARM_UP_TOKENS] * _WARM_UP_REQUESTS,
-        )
+        prompts = max((run["prompts"] for run in spec["runs"]), key=len)
+        count = _WARM_UP_REQUESTS
+        arrivals = [0.02 * number for number in range(count)]
+        serve(engine, arrivals, prompts[:count], [_WARM_UP_TOKENS] * count)
         if spec["probes"]:
-            run_every_size(engine, longest["prompts"])
+            run_every_size(engine, prompts)
         for run in spec["runs"]:
             engine.reset_prefix_cache()
             scheduler.start_run(Path(run["folder"]))
@@ -69,11 +66,9 @@ def serve(
     output_lens: list[int],
     probe: Probe | None = None,
 ) -> None:
-    """Send requests when they are due, whatever has become of those before, and step till all end.
+    """Send requests when they are due (s), whatever has become of those before; step till all end.
 
-    Args:
-        arrivals: In seconds.
-        probe: Done between steps, while the clock of the run stands still.
+    Probes are done between steps, while the clock of the run stands still.
     """
     scheduler = engine.engine_core.engine_core.scheduler
     clock, number, probed_at = scheduler.clock, 0, 0.0

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from specsim.reality.calibration.results import JUDGED, Judgement
+from specsim.reality.calibration import JUDGED, Calibration
 from specsim.reality.profile_fit import ProfileErrors
 from specsim.reality.validation import METRICS, Validation
 from specsim.reality.validation.prediction_errors import HEADLINES, OF_TOKENS, value_of
@@ -84,7 +84,7 @@ _REAL: dict[str, Any] = {"color": "black", "lw": 2.5, "alpha": 0.5}
 _OURS: dict[str, Any] = {"lw": 1}
 
 
-def plot_calibration(found: Judgement, path: Path) -> None:
+def plot_calibration(found: Calibration, path: Path) -> None:
     """Draw the error of every case, with the spread of the real runs as bars."""
     height = 1.5 + 0.25 * len(found.results)
     figure, axes = plt.subplots(
@@ -101,7 +101,7 @@ def plot_calibration(found: Judgement, path: Path) -> None:
     save(figure, path)
 
 
-def _draw_errors(axis: Axes, found: Judgement, metric: str) -> None:
+def _draw_errors(axis: Axes, found: Calibration, metric: str) -> None:
     means = [each.statistic(metric, "mean") for each in found.results]
     places = range(len(means))
     spreads = [200 * (each.spread or 0.0) for each in means]

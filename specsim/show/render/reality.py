@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
-from specsim.reality.calibration.results import JUDGED, CaseResult, Judgement, judged
+from specsim.reality.calibration import JUDGED, Calibration, CaseResult, judged
 from specsim.reality.validation import METRICS, STATISTICS, Validation
 from specsim.reality.validation.prediction_errors import HEADLINES, OF_TOKENS, TableErrors
 from specsim.results.metrics import SHOWN, TITLES, latency_statistics
@@ -20,12 +20,12 @@ _NAMES = {**TITLES, "latency": "latency"}
 _THROUGHPUT_ROWS = 10
 
 
-def calibration_tables(found: Judgement) -> list[Table]:
+def calibration_tables(found: Calibration) -> list[Table]:
     """Return the tables of a calibration: by case, and by statistic over all cases."""
     return [_cases(found), _statistics_over_cases(found)]
 
 
-def error_tables(found: Judgement) -> list[Table]:
+def error_tables(found: Calibration) -> list[Table]:
     """Return every error: a table for each load, a column for each policy."""
     tables = []
     for load in dict.fromkeys(each.case.load.name for each in found.results):
@@ -47,7 +47,7 @@ def error_tables(found: Judgement) -> list[Table]:
     return tables
 
 
-def _cases(found: Judgement) -> Table:
+def _cases(found: Calibration) -> Table:
     columns = ["acceptance, load, policy"]
     for metric in JUDGED:
         columns += [f"mean {_NAMES[metric]}, ms", "simulated", "error", "at speed", "spread"]
@@ -76,7 +76,7 @@ def _cases(found: Judgement) -> Table:
     return table
 
 
-def _statistics_over_cases(found: Judgement) -> Table:
+def _statistics_over_cases(found: Calibration) -> Table:
     title = f"the 15 statistics over {len(found.results)} cases"
     columns = ["", "median |error|", "largest", "median real spread", "largest"]
     table = new_table(title, columns)
@@ -97,7 +97,7 @@ def _over_cases(results: list[CaseResult], metric: str, name: str) -> list[str]:
     ]
 
 
-def calibration_verdict(found: Judgement) -> list[str]:
+def calibration_verdict(found: Calibration) -> list[str]:
     """Return in words whether the profile keeps to its stated error, and where not."""
     stated, total = found.stated_error, len(found.results)
     lines = [

@@ -1,4 +1,4 @@
-"""What drafting costs, from the steps of runs with several draft lengths."""
+"""Robust regression of step times, and what drafting takes of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,15 +6,40 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from specsim.core.errors import ProfileError
-from specsim.reality.profile_fit.robust import UNITS, are_collinear, robust_fit
 
 if TYPE_CHECKING:
     from specsim.reality.profile_fit.points import Points
 
-_LEAST_LEFT = 0.1
-"""Share of a measured step that is the target's at least, whatever drafting takes."""
+UNITS = np.array([1e-9, 1e-6, 1e-3])  # of alpha_ns, gamma_us and delta_ms, seconds
+_HUBER = 1.345  # standard deviations; 95 % efficient where the errors are normal (Huber 1981)
+_ROUNDS = 20
+_MOST_COLLINEAR = 1e6  # largest over smallest singular value
+_LEAST_LEFT = 0.1  # share of a measured step that is the target's at least, whatever drafting takes
+
+
+def are_collinear(columns: NDArray[np.float64]) -> bool:
+    """Return whether columns, shape (n, m), cannot be told apart."""
+    scaled = columns / np.maximum(columns.max(axis=0), 1e-300)
+    return bool(np.linalg.cond(scaled) > _MOST_COLLINEAR)
+
+
+def robust_fit(columns: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the coefficients (m,), none negative, of least Huber loss, of columns (n, m)."""
+    rows = np.column_stack([columns, seconds])
+    weights = np.ones(len(seconds))
+    found = np.zeros(columns.shape[1])
+    for _ in range(_ROUNDS):
+        # Least squares depends on the rows only by the triangle of their QR decomposition.
+        triangle = np.linalg.qr(np.sqrt(weights)[:, None] * rows).R
+        found = nnls(triangle[:, :-1], triangle[:, -1])[0]
+        errors = np.abs(columns @ found - seconds)
+        # Of an exact fit the errors are rounding, and no reason to weigh points differently.
+        limit = max(_HUBER * 1.4826 * float(np.median(errors)), 1e-9 * float(seconds.max()))
+        weights = limit / np.maximum(errors, limit)
+    return np.asarray(found)
 
 
 @dataclass(frozen=True)
@@ -22,17 +47,14 @@ class DraftingOfRuns:
     """How measured runs drafted, and what their differences say that it costs."""
 
     method: str
-    draft_lens: tuple[int, ...]
-    """Of the runs, rising; 0: without speculation."""
+    draft_lens: tuple[int, ...]  # of the runs, rising; 0: without speculation
     step_seconds: float = 0.0
     pass_seconds: float = 0.0
 
     @property
     def only_lens(self) -> tuple[int, ...] | None:
-        """Return the draft lengths that the runs say something of; None: of all.
-
-        What a step and what a pass takes is known from two lengths and runs without drafts.
-        """
+        """Return the draft lengths that the runs say something of; None: of all."""
+        # What a step and what a pass takes is known from two lengths and runs without drafts.
         return None if len(self.draft_lens) > 2 and not self.draft_lens[0] else self.draft_lens
 
     @property
@@ -69,13 +91,10 @@ def without_drafting(
     One robust regression of all steps: the target's coefficients, of steps with and without
     prefill, and what a step that drafts and each of its passes takes. Without a run that does not
     draft, the former is part of the target; with only one that does, the passes are part of it.
-
-    Args:
-        lens: Draft length of each part, tokens.
-        source: For error messages.
+    `lens` are the draft lengths of the parts.
 
     Raises:
-        ProfileError: Draft lengths and batches are collinear.
+        ProfileError: Draft lengths and batches are collinear, in a `source`.
     """
     drafting = DraftingOfRuns(method, tuple(sorted(set(lens))))
     if len(drafting.draft_lens) == 1:
