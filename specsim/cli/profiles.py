@@ -259,7 +259,8 @@ def build(
         typer.Option(
             metavar="FAMILY=NAME",
             help="The kernel that the server logged: attention=fa2, moe=marlin, gemm=..., "
-            "allreduce=trtllm (FlashInfer's), quant=fused.",
+            "allreduce=trtllm (FlashInfer's), quant=fused. How it ran: graphs=decodes, "
+            "sampling=sort or triton (top-p, top-k), drafts=flashinfer (before Blackwell).",
         ),
     ] = None,
     tables: Annotated[

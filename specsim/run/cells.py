@@ -76,6 +76,8 @@ class _Cell(NamedTuple):
     """Of each replica: places of its requests in `requests`."""
     arrived_at: NDArray[np.float64]
     """When each reaches the engine, seconds."""
+    delays: NDArray[np.float64]
+    """What it took for that, seconds."""
     origin: float
     kept: Kept
     is_whole: bool
@@ -125,8 +127,7 @@ def run_cells(
 
 
 def _records(deployment: Deployment, kept: Kept, num_replicas: int) -> list[ReplicaRecords]:
-    front_time, longest = deployment.costs.overhead.front_ms * 1e-3, deployment.max_draft_len
-    return records_of_run(num_replicas, longest, keeps_steps=kept.steps, front_time=front_time)
+    return records_of_run(num_replicas, deployment.max_draft_len, keeps_steps=kept.steps)
 
 
 def _run_here(
@@ -176,9 +177,10 @@ def _cells(
     kept: Kept,
 ) -> Iterator[_Cell]:
     """Yield the cells of a run: neighbouring replicas, until they have enough requests."""
-    front_time = deployment.costs.overhead.front_ms * 1e-3
-    first_arrival, *_ = arrivals = Columns.of(requests).arrived_at.tolist() or [0.0]
-    arrived_at = np.fromiter(instants(arrivals, front_time), dtype=np.float64)
+    columns, front = Columns.of(requests), deployment.front(experiment.num_engines, len(requests))
+    arrivals, lens = columns.arrived_at.tolist(), columns.prompt_lens.tolist()
+    sent = zip(arrivals, range(len(arrivals)), lens, strict=True)
+    arrived_at = np.fromiter(instants(sent, front), dtype=np.float64)
     by_replica = _routed(experiment, requests)
     most = max(FEWEST, min(_MOST, len(requests) // 8))
     first = 0
@@ -196,7 +198,8 @@ def _cells(
             numbers=numbers,
             rows=[np.searchsorted(numbers, mine) for mine in by_replica[first:end]],
             arrived_at=arrived_at[numbers],
-            origin=first_arrival,
+            delays=front.delays[numbers],
+            origin=arrivals[0] if arrivals else 0.0,
             kept=kept,
             is_whole=len(numbers) == len(requests),
         )
@@ -266,7 +269,7 @@ def _run_cell(
     for place, (rows, mine) in enumerate(zip(cell.rows, records, strict=True)):
         if not len(rows):
             continue
-        mine.numbers = None if cell.is_whole else cell.numbers
+        mine.numbers, mine.delays = None if cell.is_whole else cell.numbers, cell.delays
         wiring = Wiring(
             facts=drafting.facts,
             records=mine,

@@ -128,9 +128,9 @@ class PoolSystem:
         config = servers.config
         self.prefill_profile = servers.prefill.profile
         decode = config.decode.slots
-        front_time = servers.prefill.costs.overhead.front_ms * 1e-3
+        log, delays = records[0].step_log, records[0].delays
         self.records = [
-            PrefillRecords(servers.prefill.max_draft_len, records[0].step_log, number, front_time)
+            PrefillRecords(servers.prefill.max_draft_len, log, number, delays)
             for number in range(decode, len(records))
         ]
         records[decode:] = self.records
@@ -199,8 +199,8 @@ class PoolSystem:
                 (config.decode, make_decode),
             )
         )
-        front_time = self._servers.decode.costs.overhead.front_ms * 1e-3
-        self.pools.join(self.prefill, self.decode, front_time)
+        front = self._servers.decode.front(config.decode.slots, len(self._requests))
+        self.pools.join(self.prefill, self.decode, front)
         if self.offload is not None:
             self.offload.cluster = self.prefill
         if self._check:

@@ -12,6 +12,7 @@ from specsim.core.rng import generator
 from specsim.engine.clients import Clients, replay
 from specsim.engine.cluster import Cluster, EventClock, schedule_incidents
 from specsim.engine.fleet import Fleet, Scaling
+from specsim.engine.front import Front
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.lock_step import LockStep, Rank
 from specsim.engine.offload import Offload
@@ -41,10 +42,11 @@ class Servers:
     """What answers: all replicas, or those of the decode pool."""
     pools: PoolServers | None
 
-    @property
-    def front(self) -> Deployment:
-        """What requests reach first."""
-        return self.pools.prefill if self.pools else self.deployment
+    def front(self, num_requests: int) -> Front:
+        """Return what requests reach first."""
+        if self.pools is not None:
+            return self.pools.prefill.front(self.pools.config.prefill.slots, num_requests)
+        return self.deployment.front(self.experiment.num_engines, num_requests)
 
 
 class Whole:
@@ -65,20 +67,20 @@ class Whole:
         self._experiment, self._deployment = servers.experiment, servers.deployment
         self._requests, self._check = requests, kept.check
         self._arrivals = servers.experiment.workload.arrivals
-        self._front_time = servers.front.costs.overhead.front_ms * 1e-3
+        self._front = servers.front(len(requests))
         self._drafting = Drafting(servers.experiment.serving, servers.deployment, requests)
         self.records: list[ReplicaRecords] = records_of_run(
             servers.experiment.num_engines,
             servers.deployment.max_draft_len,
             keeps_steps=kept.steps,
-            front_time=self._front_time,
+            delays=self._front.delays,
         )
         self.deliveries: Deliveries | None = None
         if kept.deliveries:
             self.deliveries = Deliveries.room_for(self._drafting.facts.rows["output_len"])
         self._ends = Ends(len(requests), on_progress)
         self._clock = EventClock()
-        self._clients = Clients(self._clock, requests, self._front_time)
+        self._clients = Clients(self._clock, requests, self._front)
         is_closed = isinstance(self._arrivals, ClosedLoop)
         self._clients_wait = is_closed or self._clients.has_sessions
         self._think_times = self._drawn_think_times()
@@ -127,7 +129,7 @@ class Whole:
         if isinstance(self._arrivals, ClosedLoop):
             self._clients.start(self._arrivals.concurrency, self._think_times)
         else:
-            clock.process(replay(clock, self._clients.starts, cluster.submit, self._front_time))
+            clock.process(replay(clock, self._clients.starts, cluster.submit, self._front))
         clock.run()
         cluster.check_stranded()
         self.scalings = {name: fleet.finish() for name, fleet in fleets.items()}
