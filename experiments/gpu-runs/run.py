@@ -107,7 +107,6 @@ ON_NVL = {
     "tables_of": "h100",  # no table is of an H100 NVL
     "dtype": "fp8",
     "drafts": {"mtp": "gemma-4-31b-assistant"},
-    "kernels": {"sampling": "triton"},  # as `vllm bench serve` has sent no temperature since 2026
 }
 SERVERS = (
     Server(

@@ -252,7 +252,7 @@ class Composer:
         """Return what was named of a family that no table has; a ProfileError if unknown."""
         name = self._options.kernels.get(family)
         if name is not None and name not in known:
-            raise ProfileError(f"--kernel {family}={name}: {nearest(name, known)}")
+            raise ProfileError(f"--kernel {family}={name}: {nearest(name, [*known])}")
         return name
 
     def _experts(self, tokens: Values) -> tuple[Values, Values]:
