@@ -96,7 +96,11 @@ def _contexts(*pairs: tuple[int, int]) -> tuple[Cell, ...]:
 
 
 ON_A100 = {"model": "llama-3.1-8b", "gpu": "a100-80gb", "drafts": LLAMA_HEAD}
-ON_H100 = {"model": "qwen3-8b", "gpu": "h100"}
+ON_H100 = {
+    "model": "qwen3-8b",
+    "gpu": "h100",
+    "kernels": {"sampling": "triton"},  # top-k and top-p of its generation_config, vLLM 0.20
+}
 ON_NVL = {
     "model": "gemma-4-31b",
     "gpu": "h100-nvl",
@@ -116,7 +120,8 @@ SERVERS = (
         "a100-llama-3.1-8b-fp16-kv-fp8",
         A100,
         (f"model={LLAMA}", "quantisation=weights fp16, kv fp8"),
-        ON_A100,  # no table of an A100 has 8 bits: attention of decodes is for the fit to find
+        # No table of an A100 has 8 bits: attention of decodes is for the fit to find.
+        {**ON_A100, "kernels": {"drafts": "flashinfer"}},
         _loads((1, 5), (8, 0), (64, 5)),
     ),
     Server(

@@ -249,7 +249,8 @@ def build(
         None,
         metavar="FAMILY=NAME",
         help="The kernel that the server logged: attention=fa2, moe=marlin, gemm=..., "
-        "allreduce=trtllm (FlashInfer's), quant=fused.",
+        "allreduce=trtllm (FlashInfer's), quant=fused. How it ran: graphs=decodes, "
+        "sampling=sort or triton (top-p, top-k), drafts=flashinfer (before Blackwell).",
     ),
     tables: Path | None = Option(
         None, help="Folder of kernel tables; by default that of aiconfigurator-core."

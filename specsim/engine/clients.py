@@ -8,32 +8,33 @@ from simpy import Event
 
 from specsim.core.request import Request
 from specsim.engine.cluster import EventClock
+from specsim.engine.front import Front
 
 
 def replay(
     clock: EventClock,
     requests: Iterable[Request],
     submit: Callable[[Request], None],
-    front_time: float = 0.0,
+    front: Front,
 ) -> Generator[Event, None, None]:
-    """Submit each request, in order of arrival, at its time; the one process of all arrivals.
-
-    Args:
-        front_time: What each takes to reach the engine, seconds.
-    """
+    """Submit each request, in order of arrival, at its time; the one process of all arrivals."""
     requests, again = tee(requests)
-    arrived_at = (request.arrived_at for request in again)
-    for request, instant in zip(requests, instants(arrived_at, front_time), strict=True):
+    sent = ((request.arrived_at, request.index, request.prompt_len) for request in again)
+    for request, instant in zip(requests, instants(sent, front), strict=True):
         if instant > clock.now and not clock.skip_to(instant):
             yield clock.happens(Event(clock), instant, first=True)
         submit(request)
 
 
-def instants(arrived_at: Iterable[float], front_time: float) -> Iterator[float]:
-    """Yield when the clock lets each request reach the engine, `front_time` later; seconds."""
+def instants(sent: Iterable[tuple[float, int, int]], front: Front) -> Iterator[float]:
+    """Yield when the clock lets each request reach the engine, seconds.
+
+    Args:
+        sent: Of each its arrival, index and prompt length, in order of arrival.
+    """
     now = 0.0
-    for arrival in arrived_at:
-        reaches_at = arrival + front_time
+    for each in sent:
+        reaches_at = front.reaches_at(*each)
         if reaches_at > now:
             now += reaches_at - now  # as the clock counts; it need not be that very instant
         yield now
@@ -44,19 +45,14 @@ class Clients:
 
     Args:
         requests: Of the run; turns of a session in their order.
-        front_time: What each takes to reach the engine, seconds.
+        front: What they go through to reach the engine.
     """
 
-    def __init__(
-        self,
-        clock: EventClock,
-        requests: list[Request],
-        front_time: float = 0.0,
-    ) -> None:
+    def __init__(self, clock: EventClock, requests: list[Request], front: Front) -> None:
         self.submit: Callable[[Request], None]
         """Where requests go; to be set."""
         self._clock = clock
-        self._front_time = front_time
+        self._front = front
         self._next_turns: dict[int, Request] = {}
         """By the index of the request that must have ended before."""
         latest: dict[int, int] = {}
@@ -93,12 +89,21 @@ class Clients:
         if turn is None:
             self._start_next(at)
         else:
-            self._send(max(at + turn.think_time, turn.arrived_at) + self._front_time, turn)
+            self._send(max(at + turn.think_time, turn.arrived_at), 0.0, turn)
 
     def _start_next(self, at: float) -> None:
         request, think_time = next(self._unsent, (None, 0.0))
         if request is not None:
-            self._send(at + (think_time + self._front_time), request)
+            self._send(at, think_time, request)
 
-    def _send(self, instant: float, request: Request) -> None:
+    def _send(self, at: float, think_time: float, request: Request) -> None:
+        if not self._front.has_queue:
+            instant = at + (think_time + self._front.front_time)
+            self._clock.call_at(instant, partial(self.submit, request))
+        else:  # who comes first is known when it comes
+            sent_at = at + think_time
+            self._clock.call_at(sent_at, partial(self._queue_up, sent_at, request))
+
+    def _queue_up(self, sent_at: float, request: Request) -> None:
+        instant = self._front.reaches_at(sent_at, request.index, request.prompt_len)
         self._clock.call_at(instant, partial(self.submit, request))

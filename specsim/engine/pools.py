@@ -23,6 +23,7 @@ from specsim.core.errors import InvariantError
 from specsim.core.request import Request
 from specsim.core.step import Ints
 from specsim.engine.cluster import Cluster, EventClock
+from specsim.engine.front import Front
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.replica import Replica
 from specsim.engine.table import BLOCKS_HELD, BLOCKS_READ, LOAD_ENDED, LOAD_FAILED
@@ -116,9 +117,9 @@ class Pools:
             self.transfers[name] = np.nan
         self._prefill_began_at = np.zeros(len(requests))
 
-    def join(self, prefill: PoolCluster, decode: PoolCluster, front_time: float) -> None:
-        """Put the pools together; a request takes `front_time` from one to the other, seconds."""
-        self._prefill, self._decode, self._front_time = prefill, decode, front_time
+    def join(self, prefill: PoolCluster, decode: PoolCluster, front: Front) -> None:
+        """Put the pools together; a request goes through a front end from one to the other."""
+        self._prefill, self._decode, self._front = prefill, decode, front
         prefill.before_failure, decode.before_failure = self._lose_held, self._lose_loads
         prefill.keeps, decode.held_len = self._keeps, self.held_len
 
@@ -133,8 +134,9 @@ class Pools:
         """Send requests that have been prefilled on to the decode pool."""
         for request, instant in zip(requests.tolist(), at.tolist(), strict=True):
             self.transfers["prefilled_at"][request] = instant
-            submit = partial(self._decode.submit, self._requests[request])
-            self._clock.call_at(instant + self._front_time, submit)
+            sent = self._requests[request]
+            reaches_at = self._front.reaches_at(instant, request, sent.prompt_len)
+            self._clock.call_at(reaches_at, partial(self._decode.submit, sent))
 
     def noticed(self, replica: PythonVerbs, notices: NDArray[np.void]) -> None:
         """Begin what replicas wait for."""

@@ -144,6 +144,9 @@ class Composed(LatencyModel):
     default vLLM's for 256 sequences. None are captured if it is empty."""
     fixed_us: Microseconds = 0.0
     """What each pass takes besides its kernels."""
+    prompts_at_least_us: Microseconds = 0.0
+    """What the host takes to launch the kernels of a pass with prompts one by one, where CUDA
+    graphs were captured of decodes only; the pass takes no less."""
     read_factor: Factor = 1.0
     """What `read_us` is multiplied with; 1 unless fitted to runs, as are all factors."""
     expert_factor: Factor = 1.0
@@ -223,7 +226,8 @@ class Composed(LatencyModel):
             kept = _hull(reaches, prompts.tolist())
             groups.append(tables.add([reaches[place] for place in kept], prompts[kept]))
         start = [COMPOSED, self.fixed_us * 1e-6, float(self.samples_drafts), matrices, head]
-        return np.array([*start, len(self.attention), *groups, *tables.numbers], dtype=np.float64)
+        start += [len(self.attention), self.prompts_at_least_us * 1e-6]
+        return np.array([*start, *groups, *tables.numbers], dtype=np.float64)
 
     @property
     def _head(self) -> NDArray[np.float64]:

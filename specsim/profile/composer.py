@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError
+from specsim.core.settings import nearest
 from specsim.hardware import ModelShape
 from specsim.profile.attention_tables import AttentionTables, Matrix, needed, rounded
 from specsim.profile.kernel_tables import GpuTables, MeasuredTable, chosen, columns
@@ -24,6 +25,10 @@ _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _LAUNCH_US = 1.5  # of a kernel within a CUDA graph, besides what it does
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
+_EAGER_LAYER_US = 800.0  # what the host takes to launch a layer's kernels one by one
+_SORTED_BYTES = 780.0  # per logit, that a sampler which sorts moves, by the time it takes
+_SCANNED_NS = 2.4  # per logit of a row, each row by a multiprocessor of its own
+_MULTIPROCESSORS = 132
 _MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
 _SMALL_READ, _SMALL_COMPUTE = 1.35, 1.5
 _QUANTIZED = {"fp8": 1, "nvfp4": 4}
@@ -75,6 +80,7 @@ class Composer:
             "read_us": rounded(read[kept]),
             "compute_us": rounded((total - read)[kept]),
             "head": self._head(),
+            **self._eager_fields,
             "attention": list(attention.layers()),
             **self._latent_fields,
             **self._parallel_fields,
@@ -91,6 +97,12 @@ class Composer:
             return {}
         latent = 2 * shape.kv_lora_rank + shape.qk_rope_head_dim
         return {"verify_factor": round(latent / (shape.head_dim + shape.v_head_dim), 3)}
+
+    @property
+    def _eager_fields(self) -> dict[str, Any]:
+        if self._chosen("graphs", "decodes") is None:
+            return {}
+        return {"prompts_at_least_us": _EAGER_LAYER_US * self._shape.num_hidden_layers}
 
     @property
     def _parallel_fields(self) -> dict[str, Any]:
@@ -214,11 +226,34 @@ class Composer:
         # Sampling reads the logits a few times.
         logits = 3 * 4 * shape.vocab_size * table.tokens / self._bandwidth * 1e6
         times = self._scales.compute * times + times[0] * (self._scales.read - self._scales.compute)
+        logits = logits + self._truncating(table.tokens)
         times = np.maximum.accumulate(times + 5 * _LAUNCH_US + logits)
         sampled = table.tokens <= _MOST_SAMPLED
         tokens, times = table.tokens[sampled], times[sampled]
         kept = needed(tokens, times[None])
         return {"at": tokens[kept].astype(int).tolist(), "times_us": rounded(times[kept])}
+
+    def _truncating(self, rows: Values) -> Values:
+        """Return what top-p and top-k take, by the sampler that is named; none without.
+
+        Who sends no temperature gets all of the model's generation_config.json from vLLM, which
+        sorts the logits (0.11.1 to 0.15), or has a Triton kernel (0.16 to 0.20).
+        """
+        sampler = self._chosen("sampling", "sort", "triton")
+        if sampler is None:
+            return np.zeros(len(rows))
+        if sampler == "sort":
+            each = _SORTED_BYTES / self._bandwidth * 1e6 * rows
+        else:
+            each = _SCANNED_NS * 1e-3 * np.ceil(rows / _MULTIPROCESSORS)
+        return np.asarray(self._shape.vocab_size * each)
+
+    def _chosen(self, family: str, *known: str) -> str | None:
+        """Return what was named of a family that no table has; a ProfileError if unknown."""
+        name = self._options.kernels.get(family)
+        if name is not None and name not in known:
+            raise ProfileError(f"--kernel {family}={name}: {nearest(name, [*known])}")
+        return name
 
     def _experts(self, tokens: Values) -> tuple[Values, Values]:
         """Return what reading experts takes, and what all else of them does, all layers."""

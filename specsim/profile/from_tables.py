@@ -20,10 +20,16 @@ _MAX_BATCHED_TOKENS = 16384
 # Time on the host: between what servers of A100, H100 and H200 showed at their smallest loads, none
 # to 0.4 ms without and none to 0.45 ms more with drafts, none to 12 ms per request.
 _DRAFT_STEP_MS = 0.3
+_PLANNED_PASS_US = 1600.0
+"""Before Blackwell FlashInfer verifies drafts outside full CUDA graphs (vLLM 0.32
+``v1/attention/backends/flashinfer.py get_cudagraph_support``), and the host plans every pass of a
+drafter anew: what that took on an A100 with one client and k = 5, per pass."""
 HOST_TIMES = {
     "step_ms": 0.15,
     "sync_step_ms": 1.2,  # as in the measured steps of profiles/h100/llama-3.1-8b.yaml
-    "front_ms": 3.0,  # HTTP, tokenization and handing over
+    "front_ms": 3.0,  # HTTP and handing over
+    # Tokenization: what the last of 256 prompts sent at once waited longer, the longer they were.
+    "front_token_us": 4.2,
 }
 """Overhead of an engine of which nobody has measured it."""
 
@@ -109,12 +115,19 @@ def _drafts(options: TableOptions, tables: GpuTables) -> dict[str, Any]:
         shape = load_model(name)
         alone = {"data_parallel_size": 1, "enable_expert_parallel": False}
         dtype = options.dtype if shape.num_experts else "bfloat16"  # a layer like the target's
-        plain = TableOptions(**{**vars(options), "model": name, "dtype": dtype, **alone})
+        kernels = {key: kernel for key, kernel in options.kernels.items() if key != "sampling"}
+        own = {"model": name, "dtype": dtype, "kernels": kernels}  # a draft is not sampled
+        plain = TableOptions(**{**vars(options), **own, **alone})
         drafter = Composer(shape, plain, tables)
+        is_planned = kernels.get("drafts") == "flashinfer"
         found[method] = {
             "basis": "pass",
             "step_ms": _DRAFT_STEP_MS,
-            "latency": {**drafter.latency(), "samples_drafts": False},
+            "latency": {
+                **drafter.latency(),
+                "samples_drafts": False,
+                **({"fixed_us": _PLANNED_PASS_US} if is_planned else {}),
+            },
             "weights_gib": round(drafter.weight_bytes / GIB, 3),
             "kv_bytes_per_token": drafter.kv_bytes_per_token,
         }

@@ -64,7 +64,7 @@ class ReplicaRecords:
     Args:
         max_draft_len: Longest draft that can occur, in tokens.
         step_log: Of all replicas of the run; without it no step is kept.
-        front_time: What requests take to reach the engine, seconds.
+        delays: See `delays`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ReplicaRecords:
         max_draft_len: int,
         step_log: StepLog | None = None,
         replica: int = 0,
-        front_time: float = 0.0,
+        delays: NDArray[np.float64] | None = None,
     ) -> None:
         self.totals: NDArray[np.void] = np.zeros(1, dtype=TOTAL_FIELDS)
         """One record, to be added to in place."""
@@ -83,7 +83,9 @@ class ReplicaRecords:
         """What the run calls the requests that the engine numbers from 0; None if the same."""
         self.step_log = step_log
         self._replica = replica
-        self._front_time = front_time
+        self.delays = delays
+        """What requests take to reach the engine, as the engine numbers them, seconds; None if
+        nothing. Of clients, a request arrives when they send it."""
         self._requests: list[NDArray[np.void]] = []
         self._gaps: list[NDArray[np.void]] = []
         self._seconds: list[NDArray[np.void]] = []
@@ -96,10 +98,15 @@ class ReplicaRecords:
     def add_requests(self, rows: NDArray[np.void]) -> None:
         """Take in `REQUEST_FIELDS`, in the order in which requests ended here."""
         rows = rows.copy()
-        rows["arrived_at"] -= self._front_time  # of clients, a request arrives when they send it
+        self._to_clients(rows)
         if self.numbers is not None:
             rows["request"] = self.numbers[rows["request"]]
         self._requests.append(rows)
+
+    def _to_clients(self, rows: NDArray[np.void]) -> None:
+        """Turn arrivals at the engine into those that clients know of."""
+        if self.delays is not None:
+            rows["arrived_at"] -= self.delays[rows["request"]]
 
     def add_gaps(self, rows: NDArray[np.void]) -> None:
         """Take in `GAP_FIELDS`, in any order."""
@@ -164,13 +171,15 @@ def _joined(chunks: list[NDArray[np.void]], fields: np.dtype[np.void]) -> NDArra
 
 
 def records_of_run(
-    num_replicas: int, max_draft_len: int, *, keeps_steps: bool, front_time: float = 0.0
+    num_replicas: int,
+    max_draft_len: int,
+    *,
+    keeps_steps: bool,
+    delays: NDArray[np.float64] | None = None,
 ) -> list[ReplicaRecords]:
     """Return the records that the replicas of a run are to fill; see `ReplicaRecords`."""
     log = StepLog(num_replicas) if keeps_steps else None
-    return [
-        ReplicaRecords(max_draft_len, log, number, front_time) for number in range(num_replicas)
-    ]
+    return [ReplicaRecords(max_draft_len, log, number, delays) for number in range(num_replicas)]
 
 
 @dataclass(frozen=True)
@@ -226,7 +235,7 @@ class PrefillRecords(ReplicaRecords):
     def add_requests(self, rows: NDArray[np.void]) -> None:
         """Take in the requests that were prefilled, in the order in which that ended."""
         rows = rows.copy()
-        rows["arrived_at"] -= self._front_time
+        self._to_clients(rows)
         self._prefills.append(rows)
 
     def add_seconds(self, rows: NDArray[np.void]) -> None:

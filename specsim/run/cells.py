@@ -105,6 +105,7 @@ class _Cell(NamedTuple):
     numbers: Ints  # shape (n,): index of each of these requests in the run
     rows: list[Ints]  # of each replica: places of its requests in `requests`
     arrived_at: NDArray[np.float64]  # when each reaches the engine, seconds
+    delays: NDArray[np.float64]  # what it took for that, seconds
     origin: float
     kept: Kept
     is_whole: bool  # whether the run has no other requests
@@ -152,12 +153,7 @@ def run_cells(
 
 
 def _records(deployment: Deployment, kept: Kept, num_replicas: int) -> list[ReplicaRecords]:
-    return records_of_run(
-        num_replicas,
-        deployment.max_draft_len,
-        keeps_steps=kept.steps,
-        front_time=deployment.front_time,
-    )
+    return records_of_run(num_replicas, deployment.max_draft_len, keeps_steps=kept.steps)
 
 
 def _room(kept: Kept, requests: Sequence[Request]) -> Deliveries | None:
@@ -187,8 +183,10 @@ def _run_here(
 def _cells(
     experiment: Experiment, deployment: Deployment, requests: Sequence[Request], kept: Kept
 ) -> Iterator[_Cell]:
-    first_arrival, *_ = arrivals = Columns.of(requests).arrived_at.tolist() or [0.0]
-    arrived_at = np.fromiter(instants(arrivals, deployment.front_time), dtype=np.float64)
+    columns, front = Columns.of(requests), deployment.front(experiment.num_engines, len(requests))
+    arrivals, lens = columns.arrived_at.tolist(), columns.prompt_lens.tolist()
+    sent = zip(arrivals, range(len(arrivals)), lens, strict=True)
+    arrived_at = np.fromiter(instants(sent, front), dtype=np.float64)
     by_replica = _routed(experiment, requests)
     most = max(FEWEST, min(_MOST, len(requests) // 8))
     first = 0
@@ -206,7 +204,8 @@ def _cells(
             numbers=numbers,
             rows=[np.searchsorted(numbers, mine) for mine in by_replica[first:end]],
             arrived_at=arrived_at[numbers],
-            origin=first_arrival,
+            delays=front.delays[numbers],
+            origin=arrivals[0] if arrivals else 0.0,
             kept=kept,
             is_whole=len(numbers) == len(requests),
         )
@@ -268,7 +267,7 @@ def _run_cell(
     for place, (rows, mine) in enumerate(zip(cell.rows, records, strict=True)):
         if not len(rows):
             continue
-        mine.numbers = None if cell.is_whole else cell.numbers
+        mine.numbers, mine.delays = None if cell.is_whole else cell.numbers, cell.delays
         wiring = drafting.wiring(
             mine,
             deliveries=deliveries,

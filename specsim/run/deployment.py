@@ -9,6 +9,7 @@ from typing import Any
 
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.engine.config import EngineConfig
+from specsim.engine.front import Front
 from specsim.engine.setup import Setup
 from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.policies import Policy
@@ -40,6 +41,13 @@ class Deployment:
     is_async: bool
     costs: StepCosts
     memory: MemoryPlan  # of each GPU
+
+    def front(self, num_engines: int, num_requests: int) -> Front:
+        """Return the front end of so many engines."""
+        overhead = self.costs.overhead
+        return Front(
+            overhead.front_ms * 1e-3, overhead.front_token_us * 1e-6, num_engines, num_requests
+        )
 
     @classmethod
     def of(cls, experiment: Experiment, profile: Profile | None = None) -> "Deployment":
@@ -94,11 +102,6 @@ class Deployment:
             ),
             memory=memory,
         )
-
-    @property
-    def front_time(self) -> float:
-        """What a request takes to reach the engine, seconds."""
-        return self.costs.overhead.front_ms * 1e-3
 
     @property
     def is_lock_step(self) -> bool:

@@ -17,6 +17,7 @@ from specsim.core.rng import generator
 from specsim.engine.clients import Clients, replay
 from specsim.engine.cluster import Cluster, EventClock, schedule_incidents
 from specsim.engine.fleet import Fleet, Scaling
+from specsim.engine.front import Front
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.lock_step import LockStep, Rank
 from specsim.engine.offload import Offload
@@ -140,15 +141,17 @@ class PoolSystem:
     ) -> None:
         config = servers.config
         self.prefill_profile = servers.prefill.profile
-        mine, first = servers.prefill, config.decode.slots
+        longest, first = servers.prefill.max_draft_len, config.decode.slots
+        log, delays = records[0].step_log, records[0].delays
         self.records = [
-            PrefillRecords(mine.max_draft_len, records[0].step_log, number, mine.front_time)
-            for number in range(first, len(records))
+            PrefillRecords(longest, log, number, delays) for number in range(first, len(records))
         ]
         records[first:] = self.records
         self._servers, self._experiment, self._check = servers, experiment, check
         self._clock, self._requests = clock, requests
-        self._drafting = Drafting(servers.prefill_experiment, mine, prefill_requests(requests))
+        self._drafting = Drafting(
+            servers.prefill_experiment, servers.prefill, prefill_requests(requests)
+        )
         self.pools = Pools(clock, requests, config.transfer, servers.size)
         self.offload = _offload(servers.prefill, clock, len(requests))
 
@@ -202,7 +205,8 @@ class PoolSystem:
                 (config.decode, make_decode),
             )
         )
-        self.pools.join(self.prefill, self.decode, self._servers.decode.front_time)
+        front = self._servers.decode.front(config.decode.slots, len(self._requests))
+        self.pools.join(self.prefill, self.decode, front)
         if self.offload is not None:
             self.offload.cluster = self.prefill
         if self._check:
@@ -245,10 +249,11 @@ class Servers:
     deployment: Deployment  # what answers: all replicas, or those of the decode pool
     pools: PoolServers | None
 
-    @property
-    def front(self) -> Deployment:
-        """What requests reach first."""
-        return self.pools.prefill if self.pools else self.deployment
+    def front(self, num_requests: int) -> Front:
+        """Return what requests reach first."""
+        if self.pools is not None:
+            return self.pools.prefill.front(self.pools.config.prefill.slots, num_requests)
+        return self.deployment.front(self.experiment.num_engines, num_requests)
 
 
 class Whole:
@@ -264,20 +269,20 @@ class Whole:
         self._experiment, self._deployment = servers.experiment, servers.deployment
         self._requests, self._check = requests, kept.check
         self._arrivals = servers.experiment.workload.arrivals
-        self._front_time = servers.front.front_time
+        self._front = servers.front(len(requests))
         self._drafting = Drafting(servers.experiment.serving, servers.deployment, requests)
         self.records: list[ReplicaRecords] = records_of_run(
             servers.experiment.num_engines,
             servers.deployment.max_draft_len,
             keeps_steps=kept.steps,
-            front_time=self._front_time,
+            delays=self._front.delays,
         )
         self.deliveries: Deliveries | None = None
         if kept.deliveries:
             self.deliveries = Deliveries.room_for(self._drafting.facts.rows["output_len"])
         self._ends = Ends(len(requests), on_progress)
         self._clock = EventClock()
-        self._clients = Clients(self._clock, requests, self._front_time)
+        self._clients = Clients(self._clock, requests, self._front)
         is_closed = isinstance(self._arrivals, ClosedLoop)
         self._clients_wait = is_closed or self._clients.has_sessions
         self._think_times = self._drawn_think_times()
@@ -315,7 +320,7 @@ class Whole:
         if isinstance(self._arrivals, ClosedLoop):
             self._clients.start(self._arrivals.concurrency, self._think_times)
         else:
-            clock.process(replay(clock, self._clients.starts, cluster.submit, self._front_time))
+            clock.process(replay(clock, self._clients.starts, cluster.submit, self._front))
         clock.run()
         cluster.check_stranded()
         self.scalings = {name: fleet.finish() for name, fleet in fleets.items()}

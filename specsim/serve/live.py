@@ -192,7 +192,7 @@ class Live:
         self.experiment, self.speed = experiment, speed
         self.deployment = deployment = Deployment.of(experiment)
         self.slots = Slots(experiment, deployment, size)
-        self.front_time = deployment.front_time
+        self.front = deployment.front(experiment.num_engines, num_requests=1)
         self.watchers: list[Watcher] = []
         self.replicas: dict[int, Replica] = {}  # those that are up, by number
         self._lengths = _answer_lens(experiment)
@@ -272,14 +272,16 @@ class Live:
         if len(answers) > self.slots.num_free:  # others have come since that was asked
             answers[0].sink.failed(answers[0], "too many requests are unfinished")
             return
-        instant = max(at + self.front_time, self._clock.now)
         for answer in answers:
-            answer.request = replace(answer.request, arrived_at=instant - self.front_time)
+            reaches_at = self.front.reaches_at(at, 0, answer.request.prompt_len)
+            instant = max(reaches_at, self._clock.now)
+            arrived_at = instant - float(self.front.delays[0])
+            answer.request = replace(answer.request, arrived_at=arrived_at)
             placed = self.slots.take(answer.request)
             answer.slot = placed.index
             self._answers[answer.slot] = answer
             self._clock.call_at(instant, partial(self._submit, answer, placed))
-        self._due(instant)
+            self._due(instant)
 
     def _submit(self, answer: LiveAnswer, placed: Request) -> None:
         if self._answers.get(answer.slot) is answer:  # it has not gone on the way

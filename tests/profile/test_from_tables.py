@@ -13,6 +13,7 @@ from conftest import Run
 from specsim.core.errors import ProfileError
 from specsim.core.step import Pieces, StepLoad
 from specsim.hardware import load_model
+from specsim.latency.base import LatencyModel
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import GpuTables
 from specsim.profile.table_options import TableOptions
@@ -353,6 +354,43 @@ def test_what_only_quantizes_counts_unless_it_is_fused(tables: Path) -> None:
     load = StepLoad(1024, 8, 8, 0)
     more = own.forward_time(load) - fused.forward_time(load)
     assert more == pytest.approx(32 * 4e-6, rel=1e-3)  # behind attention, of 4096 numbers a token
+
+
+def test_top_p_sorts_or_scans_the_logits_of_each_row(tables: Path) -> None:
+    plain, by_sort, by_triton = (
+        TableProfile.of(options(tables, kernels=kernels)).profile.target
+        for kernels in ({}, {"sampling": "sort"}, {"sampling": "triton"})
+    )
+
+    def more(target: LatencyModel, rows: int) -> float:
+        load = StepLoad(1024 * rows, rows, rows, 0)
+        return float(target.forward_time(load) - plain.forward_time(load))
+
+    assert more(by_sort, 64) == pytest.approx(8 * more(by_sort, 8), rel=0.02)
+    assert more(by_triton, 64) < 1.3 * more(by_triton, 8)
+    with pytest.raises(ProfileError, match="sampling=sorted: did you mean 'sort'"):
+        TableProfile.of(options(tables, kernels={"sampling": "sorted"}))
+
+
+def test_steps_with_prompts_take_as_long_as_launching_without_graphs(tables: Path) -> None:
+    plain, eager = (
+        TableProfile.of(options(tables, kernels=kernels)).profile.target
+        for kernels in ({}, {"graphs": "decodes"})
+    )
+    decodes, prompt = StepLoad(1024, 8, 8, 0), StepLoad(0, 8, 1, 8)
+    assert eager.forward_time(decodes) == plain.forward_time(decodes)
+    assert plain.forward_time(prompt) < eager.forward_time(prompt) == pytest.approx(32 * 800e-6)
+
+
+def test_drafts_that_flashinfer_plans_take_longer_each(tables: Path) -> None:
+    drafts = {"drafts": {"eagle3": "eagle3-llama-3.1-8b"}}
+    plain, planned = (
+        TableProfile.of(options(tables, kernels=kernels, **drafts)).profile.drafts["eagle3"]
+        for kernels in ({}, {"drafts": "flashinfer", "sampling": "sort"})
+    )
+    load = StepLoad(1024, 8, 8, 0)
+    more = planned.draft_time(load, 5, 0.01) - plain.draft_time(load, 5, 0.01)
+    assert more == pytest.approx(5 * 1.6e-3)
 
 
 def test_latent_attention_without_its_matrices_which_count_once(tables: Path) -> None:

@@ -51,3 +51,18 @@ def test_closed_loop(profiles: tuple[str, str], tiny: Callable[..., Experiment])
     later: NDArray[np.float64] = FRONT * np.arange(30)
     np.testing.assert_allclose(slow["arrived_at"], plain["arrived_at"] + later, atol=1e-9)
     np.testing.assert_allclose(ttft(slow), ttft(plain) + FRONT)
+
+
+def test_prompts_wait_for_the_tokenizer(
+    constant_step: Callable[..., str], tiny: Callable[..., Experiment]
+) -> None:
+    """All are sent at once, and reach the engine one after the other."""
+    overhead = {"front_ms": FRONT * 1e3, "front_token_us": 200.0}
+    profile = constant_step(delta_ms=8.0, drafts={"eagle3": {"token_us": 1}}, overhead=overhead)
+    closed = {"kind": "closed_loop", "concurrency": 30}
+    for arrivals in (closed, {"kind": "poisson", "rate": 1e9}):
+        found = requests_of(profile, arrivals, tiny)
+        np.testing.assert_allclose(found["arrived_at"], 0.0, atol=1e-6)
+        reached = FRONT + 200e-6 * np.cumsum(found["prompt_len"])
+        assert (found["scheduled_at"] >= reached - 1e-6).all()
+        assert found["scheduled_at"][-1] <= reached[-1] + 0.02
