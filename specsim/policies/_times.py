@@ -135,9 +135,9 @@ def quick_step_time(costs: StepCosts) -> Callable[[StepLoad, Lens], float]:
     desk = times.desk.fit(1)
     if desk.target[0] != COEFFICIENTS or desk.drafter[0] != COEFFICIENTS:
         return times.of_one
-    target, drafter, numbers = desk.target.tolist(), desk.drafter.tolist(), desk.costs.tolist()
     load_numbers, rows = [0] * 6, [0] * 256
-    listed: Any = _Listed(target, drafter, numbers, load_numbers, rows)
+    forms = desk.target.tolist(), desk.drafter.tolist(), desk.costs.tolist()
+    listed: Any = _Listed(forms[0], forms[1], forms[2], load_numbers, rows)
 
     def step_time(load: StepLoad, draft_lens: Lens) -> float:
         if not isinstance(draft_lens, int):
