@@ -397,10 +397,10 @@ def a_request(rng: random.Random) -> list[str]:
 def api_port() -> int:
     """Return the port of a server of `specsim serve`, one for each worker."""
     from specsim.run.experiment import Experiment  # noqa: PLC0415
-    from specsim.serve import Options, Server, services  # noqa: PLC0415
+    from specsim.serve import LiveServer, ServeOptions, services  # noqa: PLC0415
 
-    options = Options(port=0, speed=100.0, grace=0.5)
-    server = Server(services(Experiment.parse(BASE, "fuzz"), options), options)
+    options = ServeOptions(port=0, speed=100.0, grace=0.5)
+    server = LiveServer(services(Experiment.parse(BASE, "fuzz"), options), options)
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return int(asyncio.run_coroutine_threadsafe(server.start(), loop).result(60)[0])
