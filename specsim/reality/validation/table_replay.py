@@ -99,15 +99,14 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
     warmups = lens[:1].repeat(run.num_warmups if counts_warmups else 0, axis=0)
     concentration = run.acceptance_spread or spread
     shared = run.prompt.shared if run.prompt is not None else 0
+    what = (experiment.hash, lens.tobytes(), len(warmups))
+    how = (run.rates, concentration, shared, run.max_tokens)
     return ReplayedRow(
         run.place,
         experiment,
         _requests(run, lens, concentration, seed, arrived_at),
         _requests(run, warmups, concentration, seed + 1) if len(warmups) else None,
-        key=(
-            *(experiment.hash, lens.tobytes(), len(warmups)),
-            *(run.rates, concentration, shared, run.max_tokens),
-        ),
+        key=(*what, *how),
         kv_tokens=run.kv_tokens,
     )
 
