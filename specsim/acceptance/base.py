@@ -62,14 +62,9 @@ class Acceptance(Member):
         return self
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
-        """Return what is to be known of the drafts of some requests but their luck.
+        """Return what is to be known of the drafts of a run's requests but their luck.
 
-        Args:
-            requests: Of the run, by index.
-            luck: As for `survival_lens`.
-
-        Raises:
-            ConfigError: There is no model: what was recorded is all that there is.
+        A ConfigError if there is no model: what was recorded is all that there is.
         """
         raise ConfigError(
             f"acceptance '{self.kind}' has no model whose state could be known; use a model, or "
@@ -171,12 +166,7 @@ class Oracle:
 
 
 def run_lengths(successes: NDArray[np.bool_], limit: int) -> NDArray[np.uint8]:
-    """Return, for each position, the number of successes in a row from there on, up to a limit.
-
-    Args:
-        successes: Shape (n,), as is the result.
-        limit: At most `MAX_DRAFT_LEN`.
-    """
+    """Return, for each position, the number of successes in a row from there on, up to a limit."""
     if limit <= _FEW:
         lens = np.zeros(len(successes), dtype=np.uint8)
         alive = np.ones(len(successes), dtype=bool)

@@ -1,8 +1,7 @@
 """Command ``calibrate``."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from typer import Option
@@ -14,24 +13,13 @@ if TYPE_CHECKING:
     from specsim.reality.calibration import Calibration, Subject
 
 
-class EngineName(StrEnum):
-    """Which engine is measured."""
-
-    TORCH = "torch"
-    VLLM = "vllm"
-
-
-class Device(StrEnum):
-    """What it runs on."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
+Device = Literal["cpu", "cuda"]
 
 
 def calibrate(
-    engine: EngineName = Option(..., help="The engine that is measured."),
+    engine: Literal["torch", "vllm"] = Option(..., help="The engine that is measured."),
     out: Path = Option(..., help="New folder for the results."),
-    device: Device = Option(Device.CPU, help="What it runs on."),
+    device: Device = Option("cpu", help="What it runs on."),
     model: str | None = Option(
         None,
         help="torch: as in profiles/<model>.json, or a config.json; by default llama-7m on a "
@@ -76,20 +64,20 @@ def calibrate(
     from specsim.reality.calibration import check_folder
     from specsim.show.render.reality import error_tables
 
-    if device is Device.CUDA and threads != 1:
+    if device == "cuda" and threads != 1:
         raise ConfigError("--threads: is for --device cpu; leave it out")
-    if engine is EngineName.TORCH and draft_model is not None:
+    if engine == "torch" and draft_model is not None:
         raise ConfigError("--draft-model: is for --engine vllm; leave it out")
     check_folder(out)
     given: Any = {"quick": quick, "threads": threads, "seed": seed, "stated_error": stated_error}
-    if engine is EngineName.TORCH:
+    if engine == "torch":
         subject = _torch_subject(device, model, **given)
     elif model is None:
         raise ConfigError("--engine vllm: name with --model the folder of a model")
     else:
         subject = _vllm_subject(device, model, draft_model, **given)
     found = run_calibration(subject, out, lambda line: typer.echo(f"  {line}", err=True))
-    if engine is EngineName.VLLM:
+    if engine == "vllm":
         show(*error_tables(found))
         files = "profiles/, calibration.json, plot.png, runs/"
     else:
@@ -104,11 +92,11 @@ def _torch_subject(
     from specsim.reality.calibration.torch_plan import CPU, CUDA, QUICK, QUICK_CUDA
     from specsim.reality.calibration.torch_subject import TorchSubject
 
-    name = model or ("llama-3.1-8b" if device is Device.CUDA else "llama-7m")
+    name = model or ("llama-3.1-8b" if device == "cuda" else "llama-7m")
     shape = load_model(name)
     plan = {
-        Device.CPU: QUICK if quick else CPU,
-        Device.CUDA: QUICK_CUDA if quick else CUDA,
+        "cpu": QUICK if quick else CPU,
+        "cuda": QUICK_CUDA if quick else CUDA,
     }[device]
     try:
         from specsim.reality.torch_engine.engine import build_engine
@@ -119,10 +107,10 @@ def _torch_subject(
             "--engine torch: PyTorch is not installed here; install it: "
             "pip install 'llm-specsim[calibrate]'"
         ) from error
-    built = build_engine(shape, device.value, plan, threads=threads, seed=seed)
+    built = build_engine(shape, device, plan, threads=threads, seed=seed)
     typer.echo(f"torch on {device}, model {name}: about {plan.minutes} minutes", err=True)
     device_name = built.description["hardware"]["device_name"]
-    gpu = "cpu" if device is Device.CPU else find_gpu([device_name], "--device cuda")
+    gpu = "cpu" if device == "cpu" else find_gpu([device_name], "--device cuda")
     return TorchSubject(built, plan, name, gpu, stated_error)
 
 
@@ -140,9 +128,9 @@ def _vllm_subject(
     from specsim.reality.vllm.launch import vllm_python
 
     vllm_python()
-    plan = plan_for(device.value, quick=quick, threads=threads)
+    plan = plan_for(device, quick=quick, threads=threads)
     subject = VllmSubject.of(
-        Path(model), draft_model, plan, device.value, stated_error=stated_error, seed=seed
+        Path(model), draft_model, plan, device, stated_error=stated_error, seed=seed
     )
     minutes = plan.minutes(len(subject.speculations))
     typer.echo(f"vllm on {device}, model {model}: about {minutes} minutes", err=True)

@@ -35,6 +35,13 @@ def all_overrides(overrides: list[str] | None, seed: int | None) -> list[str]:
     return [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
 
 
+def warm_up(workers: int) -> None:
+    """Let other processes import the simulator while this one does."""
+    from specsim.core.processes import warm_up as start
+
+    start(workers)
+
+
 def load_experiment(config: Path, overrides: list[str] | None, seed: int | None) -> "Experiment":
     """Return the experiment of a command, with what its options replace."""
     from specsim.run.experiment import Experiment

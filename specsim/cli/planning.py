@@ -16,6 +16,7 @@ from specsim.cli.options import (
     progress,
     results_folder,
     spinner,
+    warm_up,
     warn,
 )
 from specsim.core.errors import ConfigError, SpecsimError
@@ -54,8 +55,6 @@ def plan(
     Reads the command line of a server. With --out the folder gets the page report.html, serve.sh,
     docker-compose.yaml, kubernetes.yaml and experiment.yaml to look deeper.
     """
-    from specsim.core.processes import warm_up
-
     warm_up(workers)
     from specsim.show.render.capacity import plan_lines
     from specsim.study.calls import plan as ask

@@ -1,20 +1,13 @@
 """Commands that go on until Ctrl-C: ``serve`` and ``ui``."""
 
 import webbrowser
-from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 import typer
 from typer import Argument, Option
 
 from specsim.cli.options import Config, Overrides, Seed, load_experiment, need, spinner, warn
-
-
-class Ports(StrEnum):
-    """Where the replicas of an experiment are found."""
-
-    ONE = "one"
-    EACH = "each"
 
 
 def serve(
@@ -24,7 +17,9 @@ def serve(
     speed: float = Option(1.0, min=1e-3, max=1e4, help="How many times as fast time runs."),
     overrides: Overrides = None,
     seed: Seed = None,
-    ports: Ports = Option(Ports.ONE, help="One port and the router, or a port for each replica."),
+    ports: Literal["one", "each"] = Option(
+        "one", help="One port and the router, or a port for each replica."
+    ),
     log: Path | None = Option(None, help="Folder for a measured run; new."),
     tokenizer: Path | None = Option(
         None, help="The model's tokenizer.json; else a token is 4 bytes."
@@ -54,7 +49,7 @@ def serve(
         host=host,
         port=port,
         speed=speed,
-        is_each=ports is Ports.EACH,
+        is_each=ports == "each",
         model=served_model_name,
         tokenizer=tokenizer,
         api_key=api_key,

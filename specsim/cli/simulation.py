@@ -3,9 +3,8 @@
 import json
 import os
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -25,6 +24,7 @@ from specsim.cli.options import (
     results_folder,
     show,
     spinner,
+    warm_up,
     warn,
 )
 from specsim.core.errors import ConfigError
@@ -50,11 +50,7 @@ class ManyPolicies(TyperCommand):
         return super().parse_args(ctx, expanded)
 
 
-class Where(StrEnum):
-    """Where simulations are run."""
-
-    LOCAL = "local"
-    RAY = "ray"
+Where = Literal["local", "ray"]
 
 
 WorkersOf = Annotated[
@@ -87,7 +83,7 @@ def run(
         False, "--no-details", help="Leave vLLM's lists per request out of summary.json."
     ),
     workers: WorkersOf = None,
-    backend: WhereToRun = Where.LOCAL,
+    backend: WhereToRun = "local",
     ray_address: RayAddress = None,
 ) -> None:
     """Simulate one experiment and print its table.
@@ -116,10 +112,10 @@ def run(
         check_used(changes, ["policy"], "--policy sets")
         changes.append(f"policy={policy}")
     experiment = Experiment.load(config, changes)
-    is_told = workers is not None or backend is Where.RAY
+    is_told = workers is not None or backend == "ray"
     if not is_told and experiment.workload.expected_requests <= FEWEST:
         workers = 1
-    is_alone = backend is Where.LOCAL and (workers or os.cpu_count()) == 1
+    is_alone = backend == "local" and (workers or os.cpu_count()) == 1
     place = None if is_alone else _backend(workers, backend, ray_address)
     with results_folder(out, RESULT_FILES) as folder:
         with progress("requests", experiment.workload.num_requests) as on_progress:
@@ -166,8 +162,6 @@ def compare(
     static k, as far as these take part. With --out the folder gets the results of the first
     replication of each policy, comparison.json and plot.png.
     """
-    from specsim.core.processes import warm_up
-
     warm_up(workers)
     from specsim.show.render.runs import comparison_table
     from specsim.study.compare import compare as run_comparison
@@ -207,7 +201,7 @@ def sweep(
     overrides: Overrides = None,
     seed: Seed = None,
     workers: WorkersOf = None,
-    backend: WhereToRun = Where.LOCAL,
+    backend: WhereToRun = "local",
     ray_address: RayAddress = None,
     resume: bool = Option(False, "--resume", help="Go on with the sweep that the folder holds."),
     out: Path | None = Option(None, help="Folder for the results; by default results/NAME."),
@@ -227,10 +221,8 @@ def sweep(
     points.parquet, one row per point. Killed at any moment, --resume goes on, to the same bytes. A
     point that fails is recorded with its error, and the others go on; the exit code is then 1.
     """
-    from specsim.core.processes import warm_up
-
     _check_address(ray_address, backend)
-    if backend is Where.LOCAL:
+    if backend == "local":
         warm_up(workers or os.cpu_count() or 1)
     from specsim.show.render.runs import sweep_tables
     from specsim.study.sweep import Sweep, SweepFolder, run_sweep
@@ -282,14 +274,14 @@ def _show_plan(plan: "Sweep", workers: int) -> None:
 
 
 def _check_address(ray_address: str | None, where: Where) -> None:
-    if ray_address is not None and where is not Where.RAY:
+    if ray_address is not None and where != "ray":
         raise ConfigError("--ray-address is used by --backend ray only; add that or leave it out")
 
 
 def _backend(workers: int | None, where: Where, ray_address: str | None) -> "Backend":
     from specsim.core.processes import LocalProcesses
 
-    if where is Where.LOCAL:
+    if where == "local":
         return LocalProcesses(workers or os.cpu_count() or 1)
     try:
         from specsim.core.ray_cluster import RayCluster

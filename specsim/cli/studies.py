@@ -2,9 +2,8 @@
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -23,6 +22,7 @@ from specsim.cli.options import (
     results_folder,
     show,
     spinner,
+    warm_up,
     warn,
     write_json,
 )
@@ -34,13 +34,6 @@ if TYPE_CHECKING:
 
 
 _MAX_REQUESTS = 64_000
-
-
-class Drive(StrEnum):
-    """What is varied."""
-
-    RATE = "rate"
-    CONCURRENCY = "concurrency"
 
 
 def capacity(
@@ -61,8 +54,8 @@ def capacity(
         metavar="POLICY...",
         help="In short form, off static:k=3; by default the experiment's.",
     ),
-    drive: Drive = Option(
-        Drive.RATE, help="Vary the arrival rate, or the number of clients that wait."
+    drive: Literal["rate", "concurrency"] = Option(
+        "rate", help="Vary the arrival rate, or the number of clients that wait."
     ),
     qps: float | None = Option(
         None, help="Requests/s of the whole service, to count replicas for."
@@ -94,8 +87,6 @@ def capacity(
     grow until the answer stops moving. Those whose 95 % intervals overlap are not ranked. With
     --out the folder gets capacity.json, and capacity.parquet with every load that was tried.
     """
-    from specsim.core.processes import warm_up
-
     warm_up(workers)
     from specsim.show.render.capacity import capacity_tables, capacity_verdict
     from specsim.study.calls import capacity as ask
@@ -109,7 +100,7 @@ def capacity(
                 attainment=attainment,
                 gpus=[] if gpus is None else [name.strip() for name in gpus.split(",")],
                 policies=policies,
-                is_closed=drive is Drive.CONCURRENCY,
+                is_closed=drive == "concurrency",
                 qps=qps,
                 prices=prices,
                 tolerance=tolerance,
@@ -131,12 +122,6 @@ def capacity(
         typer.echo(f"results: {out} (capacity.json, capacity.parquet)")
 
 
-class Emit(StrEnum):
-    """What to print in place of the tables."""
-
-    VLLM = "vllm"
-
-
 def tune(
     config: Config,
     overrides: Overrides = None,
@@ -146,7 +131,7 @@ def tune(
     ),
     replications: int = Option(5, min=2, help="Runs of each kind; more give narrower intervals."),
     workers: Workers = ALL_CORES,
-    emit: Emit | None = Option(
+    emit: Literal["vllm"] | None = Option(
         None, help="Print only what to use, for --speculative-config; tables go to stderr."
     ),
     out: Out = None,
@@ -160,8 +145,6 @@ def tune(
 
     vllm serve MODEL --speculative-config "$(specsim tune EXP.yaml --emit vllm)"
     """
-    from specsim.core.processes import warm_up
-
     warm_up(workers)
     from specsim.show.render.studies import tuning_tables, tuning_verdict
     from specsim.study.tune import tune as run_tuning
@@ -234,8 +217,6 @@ def gate(
     """
     is_stored = current.suffix == ".json"
     if not is_stored:
-        from specsim.core.processes import warm_up
-
         warm_up(workers)
     from specsim.show.render.studies import gate_table, gate_verdict
     from specsim.study.gate import Suite, parse_tolerances, tolerances_of
@@ -351,8 +332,6 @@ def split(
     With --tp or --policies every pair of pools in these sizes is looked at, each pool simulated by
     itself, and the most promising ones are simulated whole. With --out the folder gets split.json.
     """
-    from specsim.core.processes import warm_up
-
     warm_up(workers)
     from specsim.show.render.capacity import search_lines, split_table
     from specsim.study.compare import chosen_policies

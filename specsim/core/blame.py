@@ -45,11 +45,7 @@ def name_of(member: object) -> str:
 
 
 def fault(error: BaseException, file: str | None = None) -> str:
-    """Return an exception in one line: type, message, file and line.
-
-    Args:
-        file: Where to look for the line; by default, and if it is not there, where it was raised.
-    """
+    """Return an exception in one line, with its line in `file`, or else where it was raised."""
     what = (str(error).splitlines() or [""])[0]
     text = f"{type(error).__name__}: {what}" if what else type(error).__name__
     if isinstance(error, SyntaxError):  # it names the line that was read, not one that ran

@@ -47,15 +47,11 @@ def table_header(path: Path) -> list[str]:
 def read_columns(
     path: Path, numbers: Iterable[str], words: Sequence[str] = ()
 ) -> tuple[Columns, dict[str, list[str]]]:
-    """Return columns of a table, found by their header, in any order; others are ignored.
-
-    Args:
-        numbers: Columns that hold numbers of at least 0; the first result.
-        words: Columns that hold text; the second result.
+    """Return columns of numbers, and columns of words, by the names in a table's header.
 
     Raises:
-        ProfileError: The file cannot be read, lacks a column, has no row, or a value is not a
-            number of at least 0.
+        ProfileError: The file cannot be read, lacks a column, has no row, or a number is none of at
+            least 0.
     """
     rows, names = _rows(path), list(numbers)
     header = next(rows, [])

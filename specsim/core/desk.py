@@ -39,12 +39,7 @@ def loop_on(arrays: type, *rooms: str) -> Callable[[Callable[[Any], int]], Loop]
 
 
 class PerRequest:
-    """A number, or a row of numbers, for every request, in an array that grows.
-
-    Args:
-        initial: Value of a request that nothing is known of.
-        *shape: Of its row, if it is one.
-    """
+    """A number, or a row of some shape, for every request, in an array that grows."""
 
     def __init__(self, initial: float, *shape: int, dtype: type = np.float64) -> None:
         self._initial = initial

@@ -152,15 +152,10 @@ class DraftLuck:
     def confidences(
         self, requests: Ints, positions: Ints, draft_lens: Ints, survival_lens: Ints
     ) -> NDArray[np.float32]:
-        """Return how sure the drafter is of each token of some drafts.
+        """Return how sure the drafter is of each token, shape (n, longest); 0 beyond the end.
 
-        Args:
-            requests: Index of each request, shape (n,), as of all columns.
-            positions: Output tokens known.
-            survival_lens: How long a longest draft would survive there.
-
-        Returns:
-            0 beyond the end of a draft, shape (n, max(draft_lens)).
+        All columns have shape (n,); `positions` are output tokens known, `survival_lens` how long a
+        longest draft would survive there.
         """
         num, longest = len(requests), int(draft_lens.max(initial=0))
         size = num * longest

@@ -143,9 +143,7 @@ class Family(Generic[M]):
     def parse(self, value: object) -> M:
         """Return the member that a mapping, or the short form ``static:k=3``, describes.
 
-        Raises:
-            ConfigError: The value names no member.
-            pydantic.ValidationError: A field of the member is wrong.
+        A ConfigError where it names no member, a pydantic.ValidationError where a field is wrong.
         """
         if isinstance(value, self.base):
             return value

@@ -23,14 +23,10 @@ _PRELOADED = ["specsim.run.preload"]
 
 
 class LocalProcesses(AbstractContextManager["LocalProcesses"]):
-    """Processes of this machine.
+    """Processes of this machine; a single worker is this process itself.
 
-    Workers are forked from a server that has imported the simulator once, where the platform has
-    such servers, and else started afresh; either way they share no lock and no thread with the
-    program that asked for them.
-
-    Args:
-        workers: A single one is this process itself.
+    They are forked from a server that has imported the simulator once, where the platform has such
+    servers, and else started afresh; they share no lock and no thread with the program.
     """
 
     def __init__(self, workers: int) -> None:

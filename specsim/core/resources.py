@@ -49,12 +49,8 @@ def locate(path: Path) -> Path:
 def following(settings: Any, folder: Path, field: str = "") -> Any:
     """Return settings whose relative paths follow the folder of the file that they stand in.
 
-    Those that lead nowhere from there stay as they are: they name something that is shipped, or
-    follow the working directory, as all of them once did.
-
-    Args:
-        settings: As they were read.
-        field: Which they are the value of; dotted names count by their last part.
+    Those that lead nowhere from there name something that is shipped, or follow the working
+    directory. A dotted `field`, whose value the settings are, counts by its last part.
     """
     if isinstance(settings, dict):
         return {name: following(value, folder, str(name)) for name, value in settings.items()}

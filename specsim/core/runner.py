@@ -42,12 +42,7 @@ class Backend(Protocol):
 
 
 class Runner:
-    """Runs tasks and tells how many have ended; a context manager, like its backend.
-
-    Args:
-        on_progress: Told the number of tasks that have ended.
-        num_ended: How many had ended before.
-    """
+    """Runs tasks and tells how many have ended; a context manager, like its backend."""
 
     def __init__(
         self, backend: Backend, on_progress: Callable[[int], None] | None = None, num_ended: int = 0
@@ -77,24 +72,13 @@ class Runner:
                 self._on_progress(self._num_ended)
 
     def run(self, function: Callable[[T], R], groups: Iterable[list[T]]) -> list[list[R]]:
-        """Return the results of each group of tasks, in their order.
-
-        Args:
-            groups: Such as the replications of one experiment.
-
-        Raises:
-            SpecsimError: A task cannot be run, or keeps killing its process.
-        """
+        """Return the results of each group of tasks, in their order; errors are those of `each`."""
         groups = list(groups)
         results = iter(list(self.each(function, chain.from_iterable(groups))))
         return [list(islice(results, len(group))) for group in groups]
 
     def each(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[R]:
-        """Yield the result of each task, in their order.
-
-        Raises:
-            SpecsimError: A task cannot be run, or keeps killing its process.
-        """
+        """Yield the results of tasks, in their order; a SpecsimError if one fails or is lost."""
         early: dict[int, R | SpecsimError] = {}
         failed: list[SpecsimError] = []
         turn = 0

@@ -32,16 +32,10 @@ class Corpus(NamedTuple):
 
 
 def read_corpus(path: Path, *, includes_prompts: bool, depth: int) -> Corpus:
-    """Return the corpus that a token trace holds.
+    """Return the corpus of a token trace's answers, or texts; a TraceError if it has no token ids.
 
-    The last few are kept: a search over options asks for the same one again and again.
-
-    Args:
-        includes_prompts: Whether a text is a prompt with its answer, or the answer alone.
-        depth: So many tokens of the suffixes will be compared.
-
-    Raises:
-        TraceError: It cannot be read, or has no token ids.
+    So many tokens, `depth`, of the suffixes can be compared. The last few corpora are kept: a
+    search over options asks for the same one again and again.
     """
     try:
         stat = locate(path).stat()

@@ -39,12 +39,7 @@ _MAX_TOKENS = 2**30  # of one tree; at most two nodes each, so that all numbers 
 
 
 class SuffixTree:
-    """The arrays of one suffix tree, which grow as needed; `suffix_tree` works on them.
-
-    Args:
-        depth: Longest run that it knows, tokens.
-        num_tokens: Room for so much text at first.
-    """
+    """The arrays of a suffix tree of runs of up to `depth` tokens; they grow as needed."""
 
     def __init__(self, depth: int, num_tokens: int) -> None:
         self._depth = depth

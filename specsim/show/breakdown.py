@@ -88,14 +88,9 @@ class Breakdown:
 
 
 def break_down(folder: Path) -> Breakdown:
-    """Return where the time and the memory of a run went.
+    """Return where the time and the memory of the run in a results folder went.
 
-    Args:
-        folder: Results folder, with ``steps.parquet`` and ``config.yaml``.
-
-    Raises:
-        SpecsimError: One of the files is missing, cut short or not ours, or they are not of the
-            same run.
+    A SpecsimError if a file of it is missing, cut short, not ours, or of another run.
     """
     steps = load_steps(folder)
     experiment = Experiment.load(folder / "config.yaml")

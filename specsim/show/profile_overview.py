@@ -52,11 +52,7 @@ class Overview:
             return 0
 
     def capacity(self, method: str | None, length: int, in_flight_tokens: int = 0) -> int:
-        """Return how many tokens the KV cache holds beside a drafter, in sequences of a length.
-
-        Args:
-            in_flight_tokens: Of each sequence, in one step.
-        """
+        """Return how many tokens the KV cache holds beside a drafter, in such sequences."""
         drafts = () if method is None else (self.profile.drafts[method],)
         layout = default_layout(self.profile, self.model, drafts, self.engine.block_size)
         return layout.capacity(self.num_blocks(method), length, in_flight_tokens)
@@ -64,12 +60,9 @@ class Overview:
     def decode_time(
         self, batch_size: int, context_len: int, draft_len: int, method: str | None = None
     ) -> StepTime:
-        """Return how long a decode step takes: target, drafting, overhead.
+        """Return how long a decode step takes; lengths in tokens of each sequence.
 
-        Args:
-            context_len: Of each sequence, in tokens.
-            draft_len: Verified, and drafted anew, for each sequence, in tokens.
-            method: Of the proposer; None costs nothing.
+        So many drafts are verified and made anew. Without a method, drafting costs nothing.
         """
         tokens = batch_size * (draft_len + 1)
         load = StepLoad(batch_size * context_len, tokens, batch_size)

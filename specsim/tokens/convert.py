@@ -53,9 +53,7 @@ class Tokenizer:
 def load_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer in a Hugging Face ``tokenizer.json``, or in a tiktoken file of ranks.
 
-    Raises:
-        ConfigError: The file cannot be read, is no tokenizer of a known kind, or needs a library
-            that is not installed.
+    A ConfigError if it is neither, cannot be read, or needs a library that is not installed.
     """
     try:
         check_file(path, MAX_TEXT_BYTES)

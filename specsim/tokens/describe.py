@@ -284,14 +284,7 @@ class TokenDescription:
 
 
 def describe_tokens(requests: list[Request], num_sampled: int, seed: int) -> TokenDescription:
-    """Return a description of a token trace.
-
-    Args:
-        requests: With token ids, at least one.
-        num_sampled: Outputs that the entropy is worked out on, at least 1; drawn without
-            replacement.
-        seed: Of the sample.
-    """
+    """Return a description of token ids; its entropy is of so many outputs, drawn by the seed."""
     texts = [request.text for request in requests]
     outputs = [text.token_ids[text.prompt_len :] for text in texts]
     size = min(num_sampled, len(outputs))
@@ -325,12 +318,7 @@ def _first(requests: list[Request]) -> list[Request]:
 
 
 def advice(drafters: tuple[DraftWorth, ...], overlap: Overlap) -> str:
-    """Say which drafter looks worth trying, and what this leaves out.
-
-    Args:
-        drafters: At least one.
-        overlap: Of short n-grams, since a draft is found by a few tokens.
-    """
+    """Say which drafter looks worth trying, by an overlap of short n-grams."""
     best, *others = sorted(drafters, key=lambda drafter: -drafter.tokens_per_step)
     found = (
         f"{best.method} gives {best.tokens_per_step:.2f} tokens per step for "

@@ -382,13 +382,9 @@ def evaluate_grid(
     requests: list[Request],
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Combination]:
-    """Replay requests with token ids with each combination, and rank these by tokens per step.
+    """Replay requests with each combination of options, and rank these by tokens per step.
 
-    Args:
-        on_progress: Told how many combinations are done.
-
-    Raises:
-        TraceError: As of `evaluate_drafts`; or a corpus cannot be read, or has no token ids.
+    Errors are those of `evaluate_drafts`, or of a corpus that cannot be read.
     """
     found: list[Combination] = []
     for options, drafter in drafters:

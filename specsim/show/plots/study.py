@@ -286,14 +286,9 @@ _CHARTS = (OVER_LOAD, SPEED_UP, CROSSOVER, COST_CHART, CDF, TIMELINE, BREAKDOWN)
 def plot_study(
     study: Study, measure: Measure, folder: Path, suffix: str
 ) -> tuple[list[Path], list[str]]:
-    """Draw every chart that the runs of a study allow.
+    """Draw every chart that the runs of a `restricted` study allow.
 
-    Args:
-        study: Of hardware, policy and load alone; see `specsim.show.report.study.restricted`.
-        measure: What is drawn over load and compared.
-
-    Returns:
-        What was drawn, and why each of the others is missing.
+    Returns what was drawn, and why each of the others is missing.
     """
     # The closer look is taken where there are runs: first hardware, load in the middle.
     hardware = min((point.places[0] for point in study.finished), default=0)

@@ -176,11 +176,7 @@ def study_tables(studies: list["ModelFit"], title: str) -> list[Table]:
 
 
 def roofline_table(made: "RooflineProfile", context_len: int) -> Table:
-    """Return what memory holds and how long decode steps take.
-
-    Args:
-        context_len: Of each sequence of a step, in tokens.
-    """
+    """Return what memory holds and how long decode steps take; so many tokens of context each."""
     table = _made_table(made, made.roofline, context_len)
     budget = made.roofline.free_budget()
     shown = "no limit" if budget is None else f"{budget:,.0f}"

@@ -91,11 +91,9 @@ def _default_policy(config: dict[str, Any]) -> str:
 
 
 def title_of(config: dict[str, Any], hardware: list[str], model_id: Any = None) -> str:
-    """Return what was simulated, in a few words, from the experiment itself.
+    """Return what was simulated, in a few words, from the experiment and its hardware's labels.
 
-    Args:
-        hardware: Labels of the axis.
-        model_id: Of the summary: names the model where the profile is a file of one's own.
+    The summary's `model_id` names the model where the profile is a file of one's own.
     """
     workload, engine = config.get("workload") or {}, config.get("engine") or {}
     profile = str(config.get("profile", ""))

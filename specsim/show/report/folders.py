@@ -29,14 +29,9 @@ from specsim.study.sweep import flat_metrics
 
 
 def load_study(folder: Path) -> Study:
-    """Return what a results folder holds.
+    """Return what a folder holds that a sweep, finished or not, or ``--out`` of a command wrote.
 
-    Args:
-        folder: As ``specsim sweep``, or ``run``, ``compare`` or ``capacity`` with ``--out``, wrote
-            it; a sweep need not be finished.
-
-    Raises:
-        ConfigError: It is none of these, of another version, or damaged.
+    A ConfigError if it is none of these, of another version, or damaged.
     """
     for name, read in _READERS.items():
         if (folder / name).is_file():

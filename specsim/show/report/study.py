@@ -116,14 +116,9 @@ class Study:
 def with_prices(
     study: Study, per_gpu_hour: Mapping[str, float], *, currency: str, date: str
 ) -> Study:
-    """Return a study that knows what a replica is, on each hardware, and what it costs.
+    """Return a study that knows what a replica is, on each hardware, and what it costs per hour.
 
-    Args:
-        per_gpu_hour: By GPU, named as in ``profiles/<gpu>.yaml``.
-        date: When these prices held.
-
-    Returns:
-        Without a price for hardware whose profile is not at hand, or whose GPU is not in the table.
+    Nothing is known of hardware whose profile is not at hand, or whose GPU has no price.
     """
     profiles = _at_hand(
         {*study.profiles, *(name for point in study.points for name in point.pools)}
@@ -286,18 +281,11 @@ def group(study: Study) -> Cells:
 
 
 def restricted(study: Study, choices: list[str]) -> tuple[Study, list[str]]:
-    """Return the part of a study in which some axes have a given value.
+    """Return the part of a study in which some axes have a given value, and what is held unasked.
 
-    Args:
-        choices: Such as ``profile=h100``: field and label of an axis. An axis that is neither
-            hardware, policy nor load is held at its first value unless it is named.
-
-    Returns:
-        study
-        held: What was held without being asked for, in the same form.
-
-    Raises:
-        ConfigError: There is no such axis or no such value on it.
+    Choices are such as ``profile=h100``: field and label of an axis. One that is neither hardware,
+    policy nor load is held at its first value unless it is named. A ConfigError if there is no such
+    axis or no such value on it.
     """
     wanted = dict(_parsed(study, choice) for choice in choices)
     held = [

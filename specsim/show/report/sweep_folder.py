@@ -26,14 +26,7 @@ from specsim.study.sweep import Sweep, SweepFolder, labels
 
 
 def load_sweep(folder: Path) -> Study:
-    """Return a sweep, finished or not.
-
-    Args:
-        folder: As ``specsim sweep`` wrote it.
-
-    Raises:
-        ConfigError: It is none, of another version, or damaged.
-    """
+    """Return a sweep, finished or not; a ConfigError if it is damaged or of another version."""
     found = SweepFolder.open(folder)
     check_version(folder, found.specsim_version, "use that version or run the sweep again")
     sweep = found.sweep

@@ -144,13 +144,9 @@ class Playground:
         data.setdefault("acceptance", {"kind": "bernoulli", "alpha": _ALPHA})
 
     def answer(self, to: Moved, on_progress: Callable[[int], None] | None = None) -> dict[str, Any]:
-        """Return what comes of the experiment as it stands, as plain values.
+        """Return what comes of the experiment as it stands, or raise a SpecsimError; plain values.
 
-        Args:
-            on_progress: As that of `simulate`; what it raises ends the run.
-
-        Raises:
-            SpecsimError: The experiment cannot be run.
+        What `on_progress` raises ends the run.
         """
         moved = self.moved(to)
         policy = moved.effective_policy
