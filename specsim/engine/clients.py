@@ -8,35 +8,22 @@ from simpy import Event
 
 from specsim.core.request import Request
 from specsim.engine.cluster import EventClock
+from specsim.engine.front_end import FrontEnd, instants
 
 
 def replay(
     clock: EventClock,
     requests: Iterable[Request],
     submit: Callable[[Request], None],
-    front_time: float = 0.0,
+    front_end: FrontEnd,
 ) -> Generator[Event, None, None]:
-    """Submit each request, in order of arrival, at its time; the one process of all arrivals.
-
-    Args:
-        front_time: What each takes to reach the engine, seconds.
-    """
+    """Submit each request, in order of arrival, at its time; the one process of all arrivals."""
     requests, again = tee(requests)
-    arrived_at = (request.arrived_at for request in again)
-    for request, instant in zip(requests, instants(arrived_at, front_time), strict=True):
+    reached_at = (front_end.passed(each.index, each.prompt_len, each.arrived_at) for each in again)
+    for request, instant in zip(requests, instants(reached_at), strict=True):
         if instant > clock.now and not clock.skip_to(instant):
             yield clock.happens(Event(clock), instant, first=True)
         submit(request)
-
-
-def instants(arrived_at: Iterable[float], front_time: float) -> Iterator[float]:
-    """Yield when the clock lets each request reach the engine, `front_time` later; seconds."""
-    now = 0.0
-    for arrival in arrived_at:
-        reaches_at = arrival + front_time
-        if reaches_at > now:
-            now += reaches_at - now  # as the clock counts; it need not be that very instant
-        yield now
 
 
 class Clients:
@@ -44,19 +31,18 @@ class Clients:
 
     Args:
         requests: Of the run; turns of a session in their order.
-        front_time: What each takes to reach the engine, seconds.
     """
 
     def __init__(
         self,
         clock: EventClock,
         requests: list[Request],
-        front_time: float = 0.0,
+        front_end: FrontEnd,
     ) -> None:
         self.submit: Callable[[Request], None]
         """Where requests go; to be set."""
         self._clock = clock
-        self._front_time = front_time
+        self._front_end = front_end
         self._next_turns: dict[int, Request] = {}
         """By the index of the request that must have ended before."""
         latest: dict[int, int] = {}
@@ -93,12 +79,22 @@ class Clients:
         if turn is None:
             self._start_next(at)
         else:
-            self._send(max(at + turn.think_time, turn.arrived_at) + self._front_time, turn)
+            sent_at = max(at + turn.think_time, turn.arrived_at)
+            self._send(turn, sent_at, sent_at + self._front_end.latency)
 
     def _start_next(self, at: float) -> None:
         request, think_time = next(self._unsent, (None, 0.0))
         if request is not None:
-            self._send(at + (think_time + self._front_time), request)
+            latency = self._front_end.latency
+            self._send(request, at + think_time, at + (think_time + latency))
 
-    def _send(self, instant: float, request: Request) -> None:
+    def _send(self, request: Request, sent_at: float, reached_at: float) -> None:
+        """Let a request be sent, which reaches the engine then unless it has to wait."""
+        if self._front_end.has_queue:
+            self._clock.call_at(sent_at, partial(self._pass, request))
+        else:
+            self._clock.call_at(reached_at, partial(self.submit, request))
+
+    def _pass(self, request: Request) -> None:
+        instant = self._front_end.passed(request.index, request.prompt_len, self._clock.now)
         self._clock.call_at(instant, partial(self.submit, request))

@@ -123,8 +123,10 @@ class Overhead(Settings):
     sync_step_ms: float = Field(default=0.0, ge=0)
     """In addition where scheduling is synchronous, so that the GPU waits for the host."""
     front_ms: float = Field(default=0.0, ge=0)
-    """Between a client and the engine, once per request: HTTP, tokenization, handing over. It
-    delays a request, and occupies nothing."""
+    """Between a client and the engine, once per request: HTTP, handing over. It delays a request,
+    and occupies nothing."""
+    front_token_us: float = Field(default=0.0, ge=0)
+    """Per token of the prompt, before that: tokenization, one request after the other."""
 
     def of_engine(self, *, is_async: bool) -> "Overhead":
         """Return what one engine's steps take."""

@@ -23,7 +23,7 @@ class PrefillRecords(ReplicaRecords):
     def add_requests(self, rows: NDArray[np.void]) -> None:
         """Take in the requests that were prefilled, in the order in which that ended."""
         rows = rows.copy()
-        rows["arrived_at"] -= self._front_time
+        self.as_sent(rows)
         self._prefills.append(rows)
 
     def add_seconds(self, rows: NDArray[np.void]) -> None:

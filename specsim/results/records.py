@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from specsim.core.errors import SpecsimError
 from specsim.results.step_log import STEPS_NOT_KEPT, StepLog
 
+FrontTimes = float | NDArray[np.float64]
+"""What requests take to reach the engine, seconds: all the same, or shape (n,)."""
+
 REQUEST_FIELDS = np.dtype(
     [
         ("request", "<i8"),
@@ -88,7 +91,6 @@ class ReplicaRecords:
         max_draft_len: Longest draft that can occur, in tokens.
         step_log: Of all replicas of the run; without it no step is kept.
         replica: Its number.
-        front_time: What requests take to reach the engine, seconds.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class ReplicaRecords:
         max_draft_len: int,
         step_log: StepLog | None = None,
         replica: int = 0,
-        front_time: float = 0.0,
+        front_times: FrontTimes = 0.0,
     ) -> None:
         self.totals: NDArray[np.void] = np.zeros(1, dtype=TOTAL_FIELDS)
         """One record, to be added to in place."""
@@ -107,7 +109,8 @@ class ReplicaRecords:
         """What the run calls the requests that the engine numbers from 0; None if the same."""
         self.step_log = step_log
         self._replica = replica
-        self._front_time = front_time
+        self.front_times = front_times
+        """By the number that the engine gives a request."""
         self._requests: list[NDArray[np.void]] = []
         self._gaps: list[NDArray[np.void]] = []
         self._seconds: list[NDArray[np.void]] = []
@@ -120,10 +123,15 @@ class ReplicaRecords:
     def add_requests(self, rows: NDArray[np.void]) -> None:
         """Take in `REQUEST_FIELDS`, in the order in which requests ended here."""
         rows = rows.copy()
-        rows["arrived_at"] -= self._front_time  # of clients, a request arrives when they send it
+        self.as_sent(rows)
         if self.numbers is not None:
             rows["request"] = self.numbers[rows["request"]]
         self._requests.append(rows)
+
+    def as_sent(self, rows: NDArray[np.void]) -> None:
+        """Let requests arrive when clients send them, in place."""
+        times = self.front_times
+        rows["arrived_at"] -= times[rows["request"]] if isinstance(times, np.ndarray) else times
 
     def add_gaps(self, rows: NDArray[np.void]) -> None:
         """Take in `GAP_FIELDS`, in any order."""
@@ -189,12 +197,12 @@ def _joined(chunks: list[NDArray[np.void]], fields: np.dtype[np.void]) -> NDArra
 
 
 def records_of_run(
-    num_replicas: int, max_draft_len: int, *, keeps_steps: bool, front_time: float = 0.0
+    num_replicas: int, max_draft_len: int, *, keeps_steps: bool, front_times: FrontTimes = 0.0
 ) -> list[ReplicaRecords]:
     """Return the records that the replicas of a run are to fill; see `ReplicaRecords`."""
     log = StepLog(num_replicas) if keeps_steps else None
     return [
-        ReplicaRecords(max_draft_len, log, number, front_time) for number in range(num_replicas)
+        ReplicaRecords(max_draft_len, log, number, front_times) for number in range(num_replicas)
     ]
 
 

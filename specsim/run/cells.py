@@ -9,6 +9,7 @@ comes of a replica depends neither on its cell nor on its process.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -18,11 +19,17 @@ from specsim.core.errors import PluginError
 from specsim.core.request import Request
 from specsim.core.runner import Backend, Runner
 from specsim.core.step import Ints
-from specsim.engine.clients import instants
+from specsim.engine.front_end import instants
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.replica import Replica
-from specsim.results.records import Deliveries, ReplicaRecords, Share, records_of_run
+from specsim.results.records import (
+    Deliveries,
+    FrontTimes,
+    ReplicaRecords,
+    Share,
+    records_of_run,
+)
 from specsim.routing import PromptView, ReplicaView
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
@@ -76,6 +83,7 @@ class _Cell(NamedTuple):
     """Of each replica: places of its requests in `requests`."""
     arrived_at: NDArray[np.float64]
     """When each reaches the engine, seconds."""
+    front_times: FrontTimes
     origin: float
     kept: Kept
     is_whole: bool
@@ -125,8 +133,7 @@ def run_cells(
 
 
 def _records(deployment: Deployment, kept: Kept, num_replicas: int) -> list[ReplicaRecords]:
-    front_time, longest = deployment.costs.overhead.front_ms * 1e-3, deployment.max_draft_len
-    return records_of_run(num_replicas, longest, keeps_steps=kept.steps, front_time=front_time)
+    return records_of_run(num_replicas, deployment.max_draft_len, keeps_steps=kept.steps)
 
 
 def _run_here(
@@ -176,9 +183,12 @@ def _cells(
     kept: Kept,
 ) -> Iterator[_Cell]:
     """Yield the cells of a run: neighbouring replicas, until they have enough requests."""
-    front_time = deployment.costs.overhead.front_ms * 1e-3
-    first_arrival, *_ = arrivals = Columns.of(requests).arrived_at.tolist() or [0.0]
-    arrived_at = np.fromiter(instants(arrivals, front_time), dtype=np.float64)
+    front_end = deployment.front_end(len(requests), experiment.num_engines)
+    columns = Columns.of(requests)
+    arrivals = columns.arrived_at.tolist()
+    reached_at = map(front_end.passed, count(), columns.prompt_lens.tolist(), arrivals)
+    arrived_at = np.fromiter(instants(reached_at), dtype=np.float64)
+    times = front_end.times
     by_replica = _routed(experiment, requests)
     most = max(FEWEST, min(_MOST, len(requests) // 8))
     first = 0
@@ -196,7 +206,8 @@ def _cells(
             numbers=numbers,
             rows=[np.searchsorted(numbers, mine) for mine in by_replica[first:end]],
             arrived_at=arrived_at[numbers],
-            origin=first_arrival,
+            front_times=times[numbers] if isinstance(times, np.ndarray) else times,
+            origin=arrivals[0] if arrivals else 0.0,
             kept=kept,
             is_whole=len(numbers) == len(requests),
         )
@@ -267,6 +278,7 @@ def _run_cell(
         if not len(rows):
             continue
         mine.numbers = None if cell.is_whole else cell.numbers
+        mine.front_times = cell.front_times
         wiring = Wiring(
             facts=drafting.facts,
             records=mine,

@@ -9,6 +9,7 @@ from typing import Any
 
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.engine.config import EngineConfig
+from specsim.engine.front_end import FrontEnd
 from specsim.engine.setup import Setup
 from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.policies import Policy
@@ -103,6 +104,12 @@ class Deployment:
         """Whether data-parallel ranks make every forward pass together, as they share experts."""
         ranks = self.engine.data_parallel_size or 1
         return ranks > 1 and load_model(self.profile.model).num_experts > 0
+
+    def front_end(self, num_requests: int, num_engines: int) -> FrontEnd:
+        """Return what requests pass first; of several engines, as if each had the next in turn."""
+        overhead = self.costs.overhead
+        token_time = overhead.front_token_us * 1e-6 / num_engines
+        return FrontEnd(overhead.front_ms * 1e-3, token_time, num_requests)
 
     @property
     def setup(self) -> Setup:

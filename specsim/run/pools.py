@@ -128,9 +128,9 @@ class PoolSystem:
         config = servers.config
         self.prefill_profile = servers.prefill.profile
         decode = config.decode.slots
-        front_time = servers.prefill.costs.overhead.front_ms * 1e-3
+        log, times = records[0].step_log, records[0].front_times
         self.records = [
-            PrefillRecords(servers.prefill.max_draft_len, records[0].step_log, number, front_time)
+            PrefillRecords(servers.prefill.max_draft_len, log, number, times)
             for number in range(decode, len(records))
         ]
         records[decode:] = self.records

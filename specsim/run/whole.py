@@ -65,20 +65,20 @@ class Whole:
         self._experiment, self._deployment = servers.experiment, servers.deployment
         self._requests, self._check = requests, kept.check
         self._arrivals = servers.experiment.workload.arrivals
-        self._front_time = servers.front.costs.overhead.front_ms * 1e-3
+        front_end = servers.front.front_end(len(requests), servers.experiment.num_engines)
         self._drafting = Drafting(servers.experiment.serving, servers.deployment, requests)
         self.records: list[ReplicaRecords] = records_of_run(
             servers.experiment.num_engines,
             servers.deployment.max_draft_len,
             keeps_steps=kept.steps,
-            front_time=self._front_time,
+            front_times=front_end.times,
         )
         self.deliveries: Deliveries | None = None
         if kept.deliveries:
             self.deliveries = Deliveries.room_for(self._drafting.facts.rows["output_len"])
         self._ends = Ends(len(requests), on_progress)
         self._clock = EventClock()
-        self._clients = Clients(self._clock, requests, self._front_time)
+        self._front_end, self._clients = front_end, Clients(self._clock, requests, front_end)
         is_closed = isinstance(self._arrivals, ClosedLoop)
         self._clients_wait = is_closed or self._clients.has_sessions
         self._think_times = self._drawn_think_times()
@@ -127,7 +127,7 @@ class Whole:
         if isinstance(self._arrivals, ClosedLoop):
             self._clients.start(self._arrivals.concurrency, self._think_times)
         else:
-            clock.process(replay(clock, self._clients.starts, cluster.submit, self._front_time))
+            clock.process(replay(clock, self._clients.starts, cluster.submit, self._front_end))
         clock.run()
         cluster.check_stranded()
         self.scalings = {name: fleet.finish() for name, fleet in fleets.items()}

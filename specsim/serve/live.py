@@ -141,7 +141,7 @@ class Live:
         self.experiment, self.speed = experiment, speed
         self.deployment = deployment = Deployment.of(experiment)
         self.slots = Slots(experiment, deployment, size)
-        self.front_time = deployment.costs.overhead.front_ms * 1e-3
+        self._front_end = deployment.front_end(size, experiment.num_engines)
         self.watchers: list[Watcher] = []
         self.replicas: dict[int, Replica] = {}
         """Those that are up, by number."""
@@ -228,14 +228,16 @@ class Live:
         if len(answers) > self.slots.num_free:  # others have come since that was asked
             answers[0].sink.failed(answers[0], "too many requests are unfinished")
             return
-        instant = max(at + self.front_time, self._clock.now)
+        at = max(at, self._clock.now - self._front_end.latency)
         for answer in answers:
-            answer.request = replace(answer.request, arrived_at=instant - self.front_time)
+            answer.request = replace(answer.request, arrived_at=at)
             placed = self.slots.take(answer.request)
             answer.slot = placed.index
             self._answers[answer.slot] = answer
+            reached_at = self._front_end.passed(placed.index, placed.prompt_len, at)
+            instant = max(reached_at, self._clock.now)
             self._clock.call_at(instant, partial(self._submit, answer, placed))
-        self._due(instant)
+            self._due(instant)
 
     def _submit(self, answer: LiveAnswer, placed: Request) -> None:
         if self._answers.get(answer.slot) is answer:  # it has not gone on the way

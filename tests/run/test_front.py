@@ -51,3 +51,20 @@ def test_closed_loop(profiles: tuple[str, str], tiny: Callable[..., Experiment])
     later: NDArray[np.float64] = FRONT * np.arange(30)
     np.testing.assert_allclose(slow["arrived_at"], plain["arrived_at"] + later, atol=1e-9)
     np.testing.assert_allclose(ttft(slow), ttft(plain) + FRONT)
+
+
+@pytest.mark.parametrize("clients", [None, 30])
+def test_prompts_are_tokenized_one_after_the_other(
+    clients: int | None, constant_step: Callable[..., str], tiny: Callable[..., Experiment]
+) -> None:
+    """All come at once: each waits until those before it are tokenized, then for the rest."""
+    overhead = {"front_ms": FRONT * 1e3, "front_token_us": 100}
+    slow = constant_step(delta_ms=8.0, drafts={"eagle3": {"token_us": 1}}, overhead=overhead)
+    arrivals: dict[str, Any] = {"kind": "poisson", "rate": 1e9}
+    if clients:
+        arrivals = {"kind": "closed_loop", "concurrency": clients}
+    found = requests_of(slow, arrivals, tiny)
+    reached_at = FRONT + 1e-4 * np.cumsum(found["prompt_len"])
+    waited = found["scheduled_at"] - found["arrived_at"] - reached_at
+    assert waited.min() > -1e-6
+    assert np.median(waited) < 0.008 + 1e-6  # a step
