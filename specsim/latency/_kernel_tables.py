@@ -1,5 +1,6 @@
 """Measured times of kernels: those that depend on sums, added up, and attention on a grid."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ _ATTENTION_LAYERS = ("qkv_proj", "rotary_emb", "o_proj")
 _MLP_LAYERS = ("gate_up_proj", "act_fn", "down_proj")
 _EXPERTS = ("tokens", "activated_experts")
 _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-_SKEW = ("n", "t_mean_us", "t_max_us", "t_skew_us")
+Values = NDArray[np.float64]
+_SKEW = ("n", "kv_mean", "kv_big", "t_mean_us", "t_max_us", "t_skew_us")
 
 
 class KernelTables:
@@ -229,7 +231,7 @@ class Attention:
         mean_time = self._at(chunk, kv_prefill, size, kv_mean)
         if kv_max <= kv_mean:
             return mean_time
-        share = self._skew[chunk > 0](size)
+        share = self._skew[chunk > 0](size, 1 - kv_mean / kv_max)
         return mean_time + share * (self._at(chunk, kv_prefill, size, kv_max) - mean_time)
 
     def _at(self, chunk: float, kv_prefill: float, size: float, kv_decode: float) -> float:
@@ -253,32 +255,53 @@ def _fill_senseless(axes: list[NDArray[np.float64]], values: NDArray[np.float64]
         values[:, :, 0, :] = values[:, :, 0, :1]
 
 
-def _skew(folder: Path) -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """Return the share of (longest - mean) that a step without and with prefill takes, by size.
+_Shares = Callable[[float, float], float]
 
-    Per measured batch size, the least squares of relative errors over all points; linear between.
+
+def _skew(folder: Path) -> tuple[_Shares, _Shares]:
+    """Return the share of (longest - mean) that a step without and with prefill takes.
+
+    It depends on how many sequences there are, and how far the longest is above their mean, as a
+    share of the longest: where few are long, the step waits for those alone; where most are, as
+    for all. Per such pair, the least squares of relative errors over all points; linear between.
     """
     path = find_table(folder, "skew")
     if path is None:
         return _none, _none
     columns, words = read_columns(path, _SKEW, ["regime"])
     is_pure = np.array([regime == "pure" for regime in words["regime"]])
-    lines: list[Callable[[float], float]] = []
-    for rows in (is_pure, ~is_pure):
-        n, mean, longest, skewed = (columns[name][rows] for name in _SKEW)
-        room, rise = (longest - mean) / mean, (skewed - mean) / mean
-        sizes = np.unique(n)
-        if not len(sizes):
-            lines.append(_none)
-            continue
-        shares = [
-            float(np.clip((rise @ (room * (n == size))) / ((room**2) @ (n == size)), 0, 1))
-            for size in sizes
-        ]
-        lines.append(Line(sizes, np.array(shares)))
-    return lines[0], lines[1]
+    of_pure, of_mixed = (
+        _shares(*(columns[name][rows] for name in _SKEW)) if rows.any() else _none
+        for rows in (is_pure, ~is_pure)
+    )
+    return of_pure, of_mixed
 
 
-def _none(size: float) -> float:
+def _shares(
+    n: Values, kv_mean: Values, kv_big: Values, mean: Values, longest: Values, skewed: Values
+) -> _Shares:
+    room, rise, above = (longest - mean) / mean, (skewed - mean) / mean, 1 - kv_mean / kv_big
+    sizes, axis = np.unique(n), np.unique(np.round(above, 6))
+    rows = []
+    for size in sizes:
+        own = np.unique(np.round(above[n == size], 6))
+        alike = [(n == size) & (np.abs(above - each) < 1e-6) for each in own]
+        told = [(rise @ (room * at)) / max((room**2) @ at, 1e-300) for at in alike]
+        rows.append(np.interp(axis, own, np.clip(told, 0, 1)))
+    lines = [Line(sizes, shares) for shares in np.transpose(rows)]
+    points: list[float] = axis.tolist()
+
+    def share(size: float, above: float) -> float:
+        place = bisect_left(points, above)
+        if place in (0, len(points)):
+            return lines[max(place - 1, 0)](size)
+        low, high = points[place - 1 : place + 1]
+        below, beyond = lines[place - 1](size), lines[place](size)
+        return below + (above - low) / (high - low) * (beyond - below)
+
+    return share
+
+
+def _none(size: float, above: float) -> float:
     """Where nothing was measured, the mean length counts."""
     return 0.0

@@ -111,9 +111,9 @@ def write_profiles(folder: Path) -> dict[str, str]:
     """Write a profile for every latency model; return their paths by name."""
     kernels = make_kernel_folder(folder / "kernels")
     skewed = make_kernel_folder(folder / "skewed")
-    rows = [(regime, n, m, 2.0 * m, (1.2 + n / 100) * m) for regime in ("pure", "mixed")
+    rows = [(regime, n, 1, 2, m, 2.0 * m, (1.2 + n / 100) * m) for regime in ("pure", "mixed")
             for n in (2, 16, 64) for m in (10.0, 100.0)]  # fmt: skip
-    write_csv(skewed / "skew.csv", "regime,n,t_mean_us,t_max_us,t_skew_us", rows)
+    write_csv(skewed / "skew.csv", "regime,n,kv_mean,kv_big,t_mean_us,t_max_us,t_skew_us", rows)
     inside = {"kind": "kernels", "path": str(kernels), "num_layers": 8}
     roofline = {"kind": "roofline", "model": "llama-3.2-1b", "fixed_ms": 0.1}
     profiles: dict[str, Config] = {

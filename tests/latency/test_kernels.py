@@ -95,8 +95,13 @@ def test_gaps_of_the_grid_are_filled(folder: Path) -> None:
 
 
 def add_skew(folder: Path) -> None:
-    header = "regime,n,t_mean_us,t_max_us,t_skew_us"
-    rows = [(regime, n, 10, 30, 15) for regime in ("pure", "mixed") for n in (2, 64)]
+    header = "regime,n,kv_mean,kv_big,t_mean_us,t_max_us,t_skew_us"
+    rows = [
+        (regime, n, 200, big, 10, 30, skewed)
+        for regime in ("pure", "mixed")
+        for n in (2, 64)
+        for big, skewed in ((300, 15), (600, 11))
+    ]
     write_csv(folder / "skew.csv", header, rows)
 
 
@@ -107,6 +112,16 @@ def test_unequal_lengths_take_a_share_of_the_way_to_the_longest(folder: Path) ->
     assert attention.time_of(Pieces([1, 1], [99, 299])) == pytest.approx(
         mean + 0.25 * (longest - mean)
     )
+
+
+def test_the_share_depends_on_how_far_the_longest_is_above_the_mean(folder: Path) -> None:
+    """Between the two measured: one third, and two thirds of the longest."""
+    add_skew(folder)
+    attention = Kernels(path=folder, num_layers=1)._attention
+    for kv_max, share in ((210, 0.25), (300, 0.25), (400, 0.15), (600, 0.05), (2000, 0.05)):
+        mean, longest = attention_us(0, 0, 2, 200), attention_us(0, 0, 2, kv_max)
+        expected = mean + share * (longest - mean)
+        assert attention.time(0, 0, 2, 200, kv_max) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,9 @@ def test_kernel_tables_become_steps(tmp_path: Path, cli: Run) -> None:
     meta = {"model": "meta-llama/Llama-3.1-8B", "gpu": "NVIDIA H100 80GB"}
     (folder / "meta.yaml").write_text(yaml.safe_dump(meta))
     pairs = [("pure", 0), ("mixed", 128)]
-    rows = [(regime, pc, 0, n, 512, 10, 30, 20) for regime, pc in pairs for n in (2, 4, 8, 64)]
-    write_csv(folder / "skew.csv", "regime,pc,kp,n,kv_mean,t_mean_us,t_max_us,t_skew_us", rows)
+    rows = [(what, pc, 0, n, 512, 1024, 10, 30, 20) for what, pc in pairs for n in (2, 4, 8, 64)]
+    header = "regime,pc,kp,n,kv_mean,kv_big,t_mean_us,t_max_us,t_skew_us"
+    write_csv(folder / "skew.csv", header, rows)
     code, output, errors = cli("profile", "fit", "run", "--out", "mine.yaml")
     assert (code, errors) == (0, "")
     assert load_profile("mine.yaml").gpu == "h100"
