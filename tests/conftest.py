@@ -13,9 +13,11 @@ import yaml
 from numpy.typing import NDArray
 
 from specsim.__main__ import main
+from specsim.core.atomic import FORCES
 from specsim.core.step import StepLoad
 from specsim.policies import ServerView
 from specsim.run.experiment import Experiment
+from specsim.run.size import ALLOWS_LARGE
 
 ROOT = Path(__file__).parents[1]
 
@@ -122,6 +124,8 @@ def server_view(
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command in an empty folder; return exit code, output and error output."""
     monkeypatch.chdir(tmp_path)
+    for name in (FORCES, ALLOWS_LARGE):  # as a command with --force or --large leaves them set
+        monkeypatch.setenv(name, "")
 
     def run(*args: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["specsim", *map(str, args)])
