@@ -26,6 +26,7 @@ from specsim.reality.profile_fit.run_fit import DEVIATIONS, RunFit, fit_runs
 from specsim.reality.validation import MeasuredRun, TableErrors, read_table, select_rows
 
 HERE = Path(__file__).parent
+OUT = HERE / "results" / "errors.json"
 A100, H100 = "a100_llama-3.1-8b_eagle3.csv", "h100_qwen3-8b_eagle3.csv"
 H200, NVL = "h200_gpt-oss-120b_eagle3.csv", "h100nvl_gemma-4-31b_mtp.csv"
 RANDOM = "random tokens (InferenceX benchmark_serving, seed 0)"
@@ -192,7 +193,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, required=True)
     parser.add_argument("--server", action="append", choices=[each.name for each in SERVERS])
     parser.add_argument("--predictions", type=Path, help="CSV for measured and predicted values.")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "errors.json")
+    parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     data = _data_folder()
     if not options.tables.is_dir():
@@ -202,7 +203,7 @@ def main() -> None:
     wanted = [each for each in SERVERS if not options.server or each.name in options.server]
     found = {each.name: _fitted(each, data, options.tables) for each in wanted}
     summary = {each.name: _summary(each, found[each.name]) for each in wanted}
-    with new_file(options.out) as file:
+    with new_file(options.out, is_own=options.out == OUT) as file:
         file.write_text(json.dumps(summary, indent=1) + "\n")
     if options.predictions is not None:
         with new_file(options.predictions) as file, file.open("w", newline="") as stream:
