@@ -77,8 +77,7 @@ _TIMES = {
         "host time per step, hidden behind the GPU where scheduling is ahead", 0.2, 20
     ),
     "request_us": _Kind("the same, per sequence", 5.0, 1000.0),
-    "front_ms": _Kind("HTTP and handing over, per request", 4.0, 200.0),
-    "front_token_us": _Kind("tokenization, per token of the prompt", 3.0, 100.0),
+    "front_ms": _Kind("HTTP and tokenization, per request", 4.0, 100.0),
 }
 _OF_DRAFTS = {
     "latency.fixed_us": _Kind("host time of each drafting pass", 50.0, 20_000.0),
@@ -114,8 +113,7 @@ def _parameters(profile: Profile, runs: Sequence[MeasuredRun]) -> Iterator[Param
             yield _parameter(profile.target, ("target", name), kind, is_factor=True)
     for name, kind in _TIMES.items():
         if name != "fixed_us":
-            far = name.startswith("front")
-            yield _parameter(profile.overhead, ("overhead", name), kind, may_be_far=far)
+            yield _parameter(profile.overhead, ("overhead", name), kind)
         elif len(speculating) < len(runs):
             yield _parameter(profile.target, ("target", name), kind)
     for method, run in {run.method: run for run in speculating}.items():
