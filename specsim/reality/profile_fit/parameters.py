@@ -77,7 +77,7 @@ _TIMES = {
         "host time per step, hidden behind the GPU where scheduling is ahead", 0.2, 20
     ),
     "request_us": _Kind("the same, per sequence", 5.0, 1000.0),
-    "front_ms": _Kind("HTTP and tokenization, per request", 4.0, 100.0),
+    "front_ms": _Kind("HTTP and handing over, per request", 4.0, 100.0),
 }
 _OF_DRAFTS = {
     "latency.fixed_us": _Kind("host time of each drafting pass", 50.0, 20_000.0),
