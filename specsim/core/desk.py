@@ -80,9 +80,6 @@ class Desk(Generic[Arrays]):
             at most, or the shape of zeros of another size.
     """
 
-    runs: list[Callable[[], int]]
-    """The loops on the arrays that `fit` returned last."""
-
     def __init__(
         self,
         kind: type[Arrays],
@@ -95,6 +92,15 @@ class Desk(Generic[Arrays]):
         self._values: NDArray[Any] | None = None
         self._room = -1
         self._arrays: Any
+        self._pointers: Pointers
+        self._runs: list[Callable[[], int]] | None = None
+
+    @property
+    def runs(self) -> list[Callable[[], int]]:
+        """The loops on the arrays that `fit` returned last, compiled when first asked for."""
+        if self._runs is None:
+            self._runs = [loop.bind(self._pointers) for loop in self._loops]
+        return self._runs
 
     def fit(self, num: int, requests: Ints | None = None) -> Arrays:
         """Return arrays with room for one more than so many numbers, and a step's requests."""
@@ -128,8 +134,8 @@ class Desk(Generic[Arrays]):
                 given = given.values
             made[field] = given if isinstance(given, np.ndarray) else np.zeros(given, kind)
         self._arrays = self._kind(**made)
-        pointers = Pointers(self._arrays, self._loops[0].types)
-        self.runs = [loop.bind(pointers) for loop in self._loops]
+        self._pointers = Pointers(self._arrays, self._loops[0].types)
+        self._runs = None
 
 
 class LocalDesk(Desk[Arrays], local):
