@@ -24,7 +24,8 @@ def knowing(*lens: int) -> Profile:
     [((3,), STATIC), ((0, 3), {"kind": "off"}), ((0, 1, 2, 3), {"kind": "goodput"})],
 )
 def test_known_lengths_are_served(lens: tuple[int, ...], policy: dict[str, Any]) -> None:
-    Deployment.of(Experiment.parse(tiny_config(policy=policy), "tiny"), knowing(*lens))
+    experiment = Experiment.parse(tiny_config(policy=policy), "tiny")
+    assert Deployment.of(experiment, knowing(*lens)).profile.only_draft_lens == lens
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from specsim.core.errors import PluginError
 from specsim.policies import POLICIES
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 from specsim.study.policy_check import worlds_of
 
 SOURCE = """import numpy as np
@@ -62,7 +63,8 @@ def test_right_answers_are_taken(
     name = f"right_{abs(hash(answer))}"
     (tmp_path / f"{name}.py").write_text(SOURCE.format(answer=answer))
     monkeypatch.syspath_prepend(tmp_path)
-    simulate(tiny(policy=f"{name}:Mine"))
+    run = simulate(tiny(policy=f"{name}:Mine"))
+    assert len(Summary(run).tables.requests) == run.experiment.workload.num_requests
 
 
 @pytest.mark.parametrize(("answer", "code"), [("[1] * batch.size", 0), ("-1", 1), ("1 // 0", 1)])
