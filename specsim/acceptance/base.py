@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from threading import Lock
 from typing import ClassVar
 
 import numpy as np
@@ -84,16 +85,47 @@ class Acceptance(Member):
         return None
 
 
+class _Latest:
+    """The latest results, up to so many bytes in all."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._free = most_bytes
+        self._found: dict[str, bytes] = {}
+        self._lock = Lock()
+
+    def found_or_made(self, key: str, make: Callable[[], bytes]) -> bytes:
+        with self._lock:
+            found = self._found.get(key)
+        if found is None:
+            found = make()
+            with self._lock:
+                if self._found.setdefault(key, found) is found:
+                    self._free -= len(key) + len(found)
+                while self._free < 0:
+                    first = next(iter(self._found))
+                    self._free += len(first) + len(self._found.pop(first))
+        return found
+
+
+_kept = _Latest(most_bytes=2**25)
+
+
 class DrawnAcceptance(Acceptance):
     """Draws what survives from the luck of each output position; a member says how."""
 
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes]:
-        """Return the tables, drawn for all requests at once."""
+        """Return the tables, drawn for all requests at once.
+
+        The latest are kept: a study runs the same requests, with the same luck, at many loads.
+        """
         indices, counts = drawn_positions(requests, max_draft_len)
-        lens = self.drawn_lens(luck, indices, counts, max_draft_len)
-        rows = split_rows(lens.tobytes(), counts)
+        drawn = _kept.found_or_made(
+            repr((self, luck, max_draft_len, indices, counts)),
+            lambda: self.drawn_lens(luck, indices, counts, max_draft_len).tobytes(),
+        )
+        rows = split_rows(drawn, counts)
         return [row[: request.output_len] for row, request in zip(rows, requests, strict=True)]
 
     @abstractmethod

@@ -153,8 +153,9 @@ class Layered(DrawnAcceptance):
         # A token fails if its own luck falls short of what the other layers leave to it.
         lacking = -_normals(luck.uniforms(indices, counts)) - np.repeat(own, counts)
         for number, regime in enumerate(self.regimes):
-            drawn = luck.child(f"regime {number}").renewed(indices, counts, regime.mean_len)
-            lacking -= regime.spread * _normals(drawn)
+            own_luck = luck.child(f"regime {number}")
+            drawn = own_luck.renewed(indices, counts, regime.mean_len, _normals)
+            lacking -= regime.spread * drawn
         if self.drift:
             lacking -= self.drift * _log_positions(counts)
         return runs_below(lacking, self._levels(max_draft_len))
@@ -175,7 +176,7 @@ class Layered(DrawnAcceptance):
         starts = np.cumsum([0, *counts])
         own = self.request_spread * _normals(luck.child("request").per_request(indices))
         layers = [
-            _normals(luck.child(f"regime {number}").renewed(indices, counts, regime.mean_len))
+            luck.child(f"regime {number}").renewed(indices, counts, regime.mean_len, _normals)
             for number, regime in enumerate(self.regimes)
         ]
         nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)

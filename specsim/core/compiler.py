@@ -2,12 +2,15 @@
 
     python -m specsim.core.compiler MODULE
 
-numba's optimised LLVM code (``CFunc.inspect_llvm``) becomes an object file; where the machine has a
+numba types and lowers each function once; what it would do beyond that, to optimise each function
+with all that it calls and to put it into its own process, takes longer than all else. Here the code
+of all functions is linked and optimised once. It becomes an object file; where the machine has a
 linker, as most with a C compiler do, a shared library, which a run loads without llvmlite and its
 50 MiB.
 """
 
 import ctypes
+import gc
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -39,16 +42,62 @@ def machine_code(loops: list[Loop]) -> bytes:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    whole, *others = (llvm.parse_assembly(_llvm_code(loop)) for loop in loops)
-    for other in others:
-        whole.link_in(other)
+    whole = llvm.parse_assembly("")
+    _lower_only()
+    libraries: dict[int, Any] = {}
+    for loop in loops:
+        _collect(_lowered(loop), libraries)
+    for library in libraries.values():
+        whole.link_in(library._final_module)
     _cut_off(llvm, whole)
     names = [symbol(loop) for loop in loops]
     for value in [*whole.functions, *whole.global_variables]:
         if not value.is_declaration and value.name not in names:
             value.linkage = "internal"  # the code of another module may have the same name
-    library = _library(_emitted(llvm, whole, reloc="pic", codemodel="small"), names)
+    _optimise(llvm, whole)
+    library = _linked(_emitted(llvm, whole, reloc="pic", codemodel="small"), names)
     return library or _emitted(llvm, whole, reloc="static", codemodel="large")
+
+
+def _lower_only() -> None:
+    """Make numba stop at the plain LLVM code of each function; nothing runs in this process."""
+    codegen = import_module("numba.core.codegen")
+
+    class Library(codegen.JITCodeLibrary):  # type: ignore[misc, name-defined]
+        def _optimize_functions(self, module: Any) -> None:
+            module.data_layout = self._codegen._data_layout
+
+        def finalize(self) -> None:
+            self._finalized = True
+
+        def get_pointer_to_function(self, name: str) -> int:
+            return 0
+
+    class Codegen(codegen.JITCPUCodegen):  # type: ignore[misc, name-defined]
+        _library_class = Library
+
+        def set_env(self, name: str, environment: Any) -> None:
+            pass
+
+    context = import_module("numba.core.registry").cpu_target.target_context
+    context._internal_codegen = Codegen("specsim")
+
+
+def _collect(library: Any, libraries: dict[int, Any]) -> None:
+    """Add the code of a function, and of all that it calls, each once."""
+    if id(library) not in libraries:
+        libraries[id(library)] = library
+        for called in library._linking_libraries:
+            _collect(called, libraries)
+
+
+def _optimise(llvm: Any, whole: Any) -> None:
+    """Optimise twice: what the first round inlined lets the second do away with memory."""
+    for _ in range(2):
+        tuning = llvm.create_pipeline_tuning_options(speed_level=3)
+        tuning.loop_vectorization = True
+        builder = llvm.create_pass_builder(_target(llvm), tuning)
+        builder.getModulePassManager().run(whole, builder)
 
 
 def _cut_off(llvm: Any, whole: Any) -> None:
@@ -63,19 +112,22 @@ def _cut_off(llvm: Any, whole: Any) -> None:
     whole.link_in(llvm.parse_assembly(text))
 
 
-def _emitted(llvm: Any, whole: Any, *, reloc: str, codemodel: str) -> bytes:
-    target = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        reloc=reloc,
-        codemodel=codemodel,
-    )
-    code: bytes = target.emit_object(whole)
+def _emitted(llvm: Any, whole: Any, **model: str) -> bytes:
+    code: bytes = _target(llvm, **model).emit_object(whole)
     return code
 
 
-def _library(code: bytes, names: list[str]) -> bytes | None:
+def _target(llvm: Any, **model: str) -> Any:
+    """Return this machine's processor as LLVM knows it."""
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        **model,
+    )
+
+
+def _linked(code: bytes, names: list[str]) -> bytes | None:
     """Return an object file as a shared library; None where that cannot be had."""
     linker = which("ld") or which("ld.lld")
     if linker is None or sys.platform != "linux":
@@ -95,7 +147,8 @@ def _library(code: bytes, names: list[str]) -> bytes | None:
         return linked.read_bytes()
 
 
-def _llvm_code(loop: Loop) -> str:
+def _lowered(loop: Loop) -> Any:
+    """Return numba's library of a loop, whose entry has the loop's name."""
     numba = _numba()
     function = inner(loop.function)
     handle = _handle(_fields(loop.types))
@@ -113,8 +166,9 @@ def _llvm_code(loop: Loop) -> str:
 
     whole = numba.types.int64
     compiled = numba.cfunc(whole(numba.types.CPointer(whole)))(entry)
-    text: str = compiled.inspect_llvm()
-    return text.replace(compiled.native_name, symbol(loop))
+    library = compiled._library
+    library._final_module.get_function(compiled.native_name).name = symbol(loop)
+    return library
 
 
 def _fields(types: Types) -> tuple[tuple[str, Any], ...]:
@@ -194,6 +248,7 @@ def _array(carray: Any, address: Any, shape: tuple[Any, Any], ndim: int) -> Any:
 
 def _main() -> None:
     out, sys.stdout = sys.stdout, sys.stderr  # whatever an import prints does not get in between
+    gc.disable()  # a tenth of the time, and all of it ends with the process
     out.buffer.write(sealed(machine_code(loops_of(sys.argv[1]))))
 
 

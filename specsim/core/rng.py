@@ -10,7 +10,7 @@ tests were scripted, so that parity runs go through the same code as every other
 arrivals, which no policy can influence, come from ordinary numpy generators, one per name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -48,13 +48,24 @@ def indexed_uniforms(
     Position `p` of request `r` is a function of (seed, stream, r, p) alone, in [0, 1); the result
     has shape (sum(counts),). Seed and stream are taken modulo 2**64.
     """
+    return _uniform(_keys(seed, stream, requests, counts))
+
+
+def _keys(
+    seed: int, stream: int, requests: Sequence[int], counts: Sequence[int]
+) -> NDArray[np.uint64]:
     lengths = np.array(counts, dtype=np.int64)
     prefix = splitmix64(splitmix64(seed) ^ stream)
     prefixes = _finalized(np.array(requests, dtype=np.uint64) ^ np.uint64(prefix))
     z = np.arange(lengths.sum(), dtype=np.uint64)
     z -= np.repeat((lengths.cumsum() - lengths).astype(np.uint64), lengths)
     z ^= np.repeat(prefixes, lengths)
-    return (_finalized(z) >> _SHIFT_4).astype(np.float64) * _TO_UNIT
+    return z
+
+
+def _uniform(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return numbers in [0, 1); changes the keys."""
+    return (_finalized(keys) >> _SHIFT_4).astype(np.float64) * _TO_UNIT
 
 
 def _finalized(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -94,17 +105,22 @@ class Luck:
         return self.uniforms(requests, [1] * len(requests))
 
     def renewed(
-        self, requests: Sequence[int], counts: Sequence[int], mean_len: float
+        self,
+        requests: Sequence[int],
+        counts: Sequence[int],
+        mean_len: float,
+        turned: Callable[[NDArray[np.float64]], NDArray[np.float64]] = np.asarray,
     ) -> NDArray[np.float64]:
         """Return numbers as `uniforms` does that stay for a while along each request.
 
         At every position the number is drawn anew with probability 1 / mean_len (at least 1),
-        independently of all before, and stays as it was otherwise.
+        independently of all before, and stays as it was otherwise. `turned` makes others of those
+        that are drawn, each for itself.
         """
         is_drawn = self.child("renewal").uniforms(requests, counts) < 1 / mean_len
         is_drawn[np.cumsum(counts) - counts] = True
-        drawn = self.uniforms(requests, counts)[is_drawn]
-        return np.repeat(drawn, np.diff(np.flatnonzero(np.append(is_drawn, True))))
+        drawn = _uniform(_keys(self.seed, self.stream, requests, counts)[is_drawn])
+        return np.repeat(turned(drawn), np.diff(np.flatnonzero(np.append(is_drawn, True))))
 
     def child(self, name: str) -> "Luck":
         """Return luck for another purpose of the same model, independent of this one."""
