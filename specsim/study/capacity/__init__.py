@@ -3,7 +3,7 @@
 All searches go on side by side, and their simulations on all processes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -154,27 +154,21 @@ def refined(
     runner: Runner,
     prices: Prices,
     is_enough: Callable[[Contender, Interval], bool],
-    *,
-    moved: Sequence[float] | None = None,
 ) -> list[Found]:
     """Return what contenders sustain of which shorter runs have shown it about.
 
     Args:
         known: What they have shown; a contender without a sustained load is no contender.
         is_enough: Whether an interval is as narrow as it has to be.
-        moved: By which factor the answers of others like them have moved in longer runs: then only
-            the longest runs are made, and begin there.
     """
     searches = []
-    for number, (candidate, before) in enumerate(zip(candidates, known, strict=True)):
+    for candidate, before in zip(candidates, known, strict=True):
         assert before.rate is not None
         assert before.at_capacity is not None
-        goal, enough, guess = candidate.goal, partial(is_enough, candidate), None
+        goal, enough = candidate.goal, partial(is_enough, candidate)
         held = max(run.most_running for run in before.at_capacity.runs)
         count = max(goal.num_requests, FILLS * held)
-        if moved is not None:
-            count, guess = max(count, goal.max_requests or 0), before.rate * moved[number]
-        searches.append(refine(before.rate, goal, count, enough, guess=guess))
+        searches.append(refine(before.rate, goal, count, enough))
     return _found(candidates, searches, runner, prices)
 
 

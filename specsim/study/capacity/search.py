@@ -193,8 +193,6 @@ def refine(
     goal: Goal,
     num_requests: int,
     is_enough: Callable[[Interval], bool],
-    *,
-    guess: float | None = None,
 ) -> Search:
     """Look for a capacity that shorter runs have shown to be near.
 
@@ -202,12 +200,11 @@ def refine(
         num_requests: Of the first runs, at least four times as many.
         is_enough: Whether an interval is as narrow as it has to be: then runs that are long
             enough to fill the server grow no more.
-        guess: Where to begin, if not there.
     """
     before = _Stage(goal, num_requests // _LONGER)
     before.bracket = Bracket(near, None)
     longest = max(goal.max_requests or 0, num_requests)
-    stage, interval, is_settled = yield from _lengthened(before, goal, longest, is_enough, guess)
+    stage, interval, is_settled = yield from _lengthened(before, goal, longest, is_enough)
     return (yield from _looked_below(stage, interval, is_settled, goal.num_requests))
 
 
@@ -231,15 +228,13 @@ def _lengthened(
     goal: Goal,
     max_requests: int,
     is_enough: Callable[[Interval], bool] = lambda _: False,
-    guess: float | None = None,
 ) -> Generator[Asked, LoadProbe, tuple[_Stage, Interval | None, bool]]:
     """Make runs longer until the answer stops moving, and confirm it."""
     stage, interval, is_settled = first, first.interval, False
     while not is_settled and stage.estimate and stage.num_requests * _LONGER <= max_requests:
         before, is_first = stage.estimate, stage is first
         stage = _Stage(goal, stage.num_requests * _LONGER)
-        about = guess if is_first and guess else before
-        start, step = about * (1 - _INSIDE * goal.tolerance), 1 + goal.tolerance
+        start, step = before * (1 - _INSIDE * goal.tolerance), 1 + goal.tolerance
         yield from stage.search(start, goal.tolerance, step, step)
         interval = stage.interval
         if interval is not None:

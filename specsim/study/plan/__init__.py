@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf
-from statistics import geometric_mean
 
 from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
@@ -26,8 +25,6 @@ _OTHER_K = 1.3
 _MOST = 3
 """Kinds of hardware that are searched to the end, with and without speculation each."""
 _TOLERANCE, _REPLICATIONS, _REQUESTS, _LONGEST = 0.04, 5, 4000, 32_000
-_LONGEST_DECIDED, _REPLICATIONS_DECIDED = 16_000, 4
-"""Of runs in which Python decides at every step, and which take ten times as long."""
 
 
 @dataclass
@@ -170,7 +167,7 @@ def _about(screened: _Screened, name: str) -> str:
 def _refined(
     options: list[Option], screened: _Screened, question: Question, runner: Runner
 ) -> list[Found]:
-    """Search to the end, first where runs are quick: then it is known how much longer ones say."""
+    """Search to the end."""
     goal = replace(
         goal_of(question),
         tolerance=_TOLERANCE,
@@ -179,25 +176,9 @@ def _refined(
         max_requests=_LONGEST,
         shares=(1.0, 0.75, 0.5),
     )
-    few = replace(goal, replications=_REPLICATIONS_DECIDED, max_requests=_LONGEST_DECIDED)
-    found: dict[str, Found] = {}
-    for is_slow in (False, True):
-        those = [option for option in options if option.decides_anew is is_slow]
-        contenders = [option.contender(few if is_slow else goal) for option in those]
-        known = [screened.found[option.name] for option in those]
-        moved = [_moved(option, screened, found) for option in those] if is_slow else None
-        ended = refined(contenders, known, runner, question.prices, _is_pinned, moved=moved)
-        found |= {option.name: each for option, each in zip(those, ended, strict=True)}
-    return [found[option.name] for option in options]
-
-
-def _moved(option: Option, screened: _Screened, found: dict[str, Found]) -> float:
-    """Return by which factor longer runs have moved the answers of a hardware; 1 if none has."""
-    label = option.hardware.label
-    pairs = [
-        (f.rate, screened.found[n].rate) for n, f in found.items() if f.hardware.label == label
-    ]
-    return geometric_mean([long / short for long, short in pairs if long and short] or [1.0])
+    contenders = [option.contender(goal) for option in options]
+    known = [screened.found[option.name] for option in options]
+    return refined(contenders, known, runner, question.prices, _is_pinned)
 
 
 def _is_pinned(contender: Contender, interval: Interval) -> bool:

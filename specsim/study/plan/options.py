@@ -9,7 +9,7 @@ from specsim.core.resources import find_resource, resource_names
 from specsim.core.settings import nearest, validated
 from specsim.hardware import load_gpu, load_model
 from specsim.hardware.specs import find_model
-from specsim.policies import POLICIES, Policy
+from specsim.policies import POLICIES
 from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
 from specsim.profile.from_tables import HOST_TIMES
@@ -77,12 +77,6 @@ class Option:
     def needs_a_policy(self) -> bool:
         """Whether vLLM alone cannot do it."""
         return not self.is_off and self.speculation is None
-
-    @property
-    def decides_anew(self) -> bool:
-        """Whether its draft lengths are decided anew at every step, so that runs take longer."""
-        policy = self.experiment.effective_policy
-        return policy.is_dynamic and type(policy).lens_by_size is Policy.lens_by_size
 
     def contender(self, goal: Goal) -> Contender:
         """Return what is searched."""
