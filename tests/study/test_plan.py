@@ -208,11 +208,9 @@ def test_the_front_is_of_whole_replicas() -> None:
     ]  # fmt: skip
 
 
-def refined(
-    held: int, is_enough: bool, *, asked_for: list[Asked] | None = None, guess: float | None = None
-) -> Answer:
+def refined(held: int, is_enough: bool, *, asked_for: list[Asked] | None = None) -> Answer:
     goal = replace(goal_of(asked(qps=10.2)), max_requests=64_000, tolerance=0.04)
-    search = refine(10.0, goal, 2000, lambda _: is_enough, guess=guess)
+    search = refine(10.0, goal, 2000, lambda _: is_enough)
     wanted = next(search)
     for _ in range(60):
         if asked_for is not None:
@@ -238,26 +236,11 @@ def test_runs_grow_until_they_fill_the_server_and_the_answer_is_enough(
     assert found.interval.low < 10.3 < found.interval.high
 
 
-def test_a_refined_search_begins_with_a_guess_and_reaches_back_from_it() -> None:
-    asked_for: list[Asked] = []
-    found, other = refined(1000, True, asked_for=asked_for, guess=10.4), refined(1000, True)
-    assert asked_for[0].load == pytest.approx(10.4, rel=0.01)
-    assert found.interval is not None
-    assert other.interval is not None
-    # Short runs had said 10.0, whatever the guess: what may be left of that is in both.
-    assert found.interval.high == pytest.approx(other.interval.high, rel=0.03)
-
-
 def test_loads_near_the_capacity_are_looked_at_in_runs_of_full_length() -> None:
     asked_for: list[Asked] = []
     refined(1000, True, asked_for=asked_for)
     assert asked_for[-1].load == pytest.approx(10.2)  # one replica at the target
     assert asked_for[-1].num_requests == 8000
-
-
-def test_it_is_known_which_policies_decide_anew() -> None:
-    options = offered(asked(qps=100.0), ("off", "static:k=3", "goodput")).options
-    assert [each.label for each in options if each.decides_anew] == ["goodput"]
 
 
 @pytest.mark.slow
