@@ -1,12 +1,13 @@
 """Deliver: take in what a step produced, tell the scheduler, and write the results down."""
 
 from math import floor
+from typing import Any
 
 from specsim.core.compiled import inner
 from specsim.engine.kv import release
 from specsim.engine.loading import free_deferred, free_row, hold_ended
 from specsim.engine.prefix import publish
-from specsim.engine.table import FINISHED, WAITING, Table
+from specsim.engine.table import FINISHED, WAITING, Step, Table
 from specsim.engine.tiers import touch_prefix
 from specsim.engine.waiting import close_gaps, leave_queue
 
@@ -168,20 +169,40 @@ def _note_step(table: Table) -> None:
     """Write the step down, but for sequences that had ended before it came back, as vLLM does."""
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
-    drafts = draft_tokens = accepted_tokens = output_tokens = deliveries = asked = 0
+    _count(table, step)
+    _add_up(table, step)
+    second = floor(step.ended_at - state.origin)
+    if state.seconds_len == 0 or table.seconds_out[state.seconds_len - 1].second != second:
+        table.seconds_out[state.seconds_len].second = second
+        table.seconds_out[state.seconds_len].tokens = 0
+        state.seconds_len += 1
+    table.seconds_out[state.seconds_len - 1].tokens += step.output_tokens
+    if limits.keeps_steps:
+        _write(step, table.steps_out[state.steps_len])
+        state.steps_len += 1
+
+
+@inner
+def _count(table: Table, step: Step) -> None:
+    step.drafts = step.draft_tokens = step.accepted_tokens = 0
+    step.output_tokens = step.deliveries = step.asked_tokens = 0
     for place in range(step.num_requests):
-        entry = table.entries[state.current, place]
-        asked += entry.asked_len
+        entry = table.entries[table.state[0].current, place]
+        step.asked_tokens += entry.asked_len
         if entry.emitted_len:
-            deliveries += 1
-            output_tokens += entry.emitted_len
-            drafts += entry.verified_len > 0
-            draft_tokens += entry.verified_len
-            accepted_tokens += entry.accepted_len
-    totals = table.totals[0]
+            step.deliveries += 1
+            step.output_tokens += entry.emitted_len
+            step.drafts += entry.verified_len > 0
+            step.draft_tokens += entry.verified_len
+            step.accepted_tokens += entry.accepted_len
+
+
+@inner
+def _add_up(table: Table, step: Step) -> None:
+    limits, totals = table.limits[0], table.totals[0]
     totals.steps += 1
-    totals.deliveries += deliveries
-    totals.output_tokens += output_tokens
+    totals.deliveries += step.deliveries
+    totals.output_tokens += step.output_tokens
     totals.num_requests += step.num_requests
     totals.target_time += step.target_time
     totals.draft_time += step.draft_time
@@ -190,15 +211,10 @@ def _note_step(table: Table) -> None:
     totals.batched_tokens = max(totals.batched_tokens, step.batched_tokens)
     totals.beyond_context += step.context_tokens > limits.valid_context_tokens
     totals.beyond_batched += step.batched_tokens > limits.valid_batched_tokens
-    second = floor(step.ended_at - state.origin)
-    if state.seconds_len == 0 or table.seconds_out[state.seconds_len - 1].second != second:
-        table.seconds_out[state.seconds_len].second = second
-        table.seconds_out[state.seconds_len].tokens = 0
-        state.seconds_len += 1
-    table.seconds_out[state.seconds_len - 1].tokens += output_tokens
-    if not limits.keeps_steps:
-        return
-    result = table.steps_out[state.steps_len]
+
+
+@inner
+def _write(step: Step, result: Any) -> None:
     result.scheduled_at = step.scheduled_at
     result.started_at = step.started_at
     result.ended_at = step.ended_at
@@ -213,11 +229,10 @@ def _note_step(table: Table) -> None:
     result.num_waiting = step.num_waiting
     result.free_blocks = step.free_blocks
     result.preemptions = step.preemptions
-    result.drafts = drafts
-    result.draft_tokens = draft_tokens
-    result.accepted_tokens = accepted_tokens
-    result.output_tokens = output_tokens
-    result.deliveries = deliveries
-    result.asked_draft_len = asked / step.num_requests
+    result.drafts = step.drafts
+    result.draft_tokens = step.draft_tokens
+    result.accepted_tokens = step.accepted_tokens
+    result.output_tokens = step.output_tokens
+    result.deliveries = step.deliveries
+    result.asked_draft_len = step.asked_tokens / step.num_requests
     result.alpha_estimate = step.alpha_estimate
-    state.steps_len += 1

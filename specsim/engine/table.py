@@ -198,6 +198,12 @@ class Step(Protocol):
     preemptions: int
     drafts_on_top: int  # whether drafts came on top of the token budget (vLLM V0)
     alpha_estimate: float  # what the policy believed about acceptance at its end
+    drafts: int  # of this and the next five: without sequences that had ended before it came back
+    draft_tokens: int
+    accepted_tokens: int
+    output_tokens: int
+    deliveries: int
+    asked_tokens: int
 
 
 class Block(Protocol):
