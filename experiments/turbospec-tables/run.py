@@ -16,6 +16,7 @@ from statistics import mean, median
 
 import matplotlib as mpl
 import numpy as np
+from agreement import HIT
 from matplotlib import pyplot as plt
 from servers import (
     CONFIGS,
@@ -40,6 +41,10 @@ BOUNDS = {
     "request_us": (1.0, 2000.0),
     "hit": (0.02, 1.0),
 }
+PRIORS = {"hit": (HIT, 0.2)}
+"""Where a parameter was measured elsewhere: that value, and how far another may be, as a ratio.
+
+The published rates of prompt lookup differ by as much between the targets."""
 TOLERANCE = {False: 0.12, True: 0.25}
 """Of the relative error, by whether the row is saturated: the weights of the fit."""
 STEP = 0.04
@@ -108,15 +113,21 @@ class Fit:
         """Return the parameters of least loss; `affects`: the one dataset that each acts on."""
         cells = [cell for cell in self._known if cell.config == config]
         goal = np.log([self._known[cell] for cell in cells])
-        weights = np.array([self._weights[cell] for cell in cells])
+        priors = [(column, *PRIORS[name]) for column, name in enumerate(names) if name in PRIORS]
+        weights = np.array(
+            [self._weights[cell] for cell in cells] + [1 / spread for _, _, spread in priors]
+        )
         low, high = np.array([BOUNDS[name] for name in names]).T
 
         def residuals(x: np.ndarray) -> np.ndarray:
             trial = make(x)
-            return np.log([self._run(cell, trial) for cell in cells]) - goal
+            runs = np.log([self._run(cell, trial) for cell in cells]) - goal
+            return np.append(runs, [math.log(x[column] / value) for column, value, _ in priors])
 
         def slopes(x: np.ndarray, base: np.ndarray) -> np.ndarray:
-            matrix = np.zeros((len(cells), len(x)))
+            matrix = np.zeros((len(cells) + len(priors), len(x)))
+            for row, (column, _, _) in enumerate(priors, len(cells)):
+                matrix[row, column] = 1.0
             for column, dataset in enumerate(affects):
                 step = STEP if x[column] * math.exp(STEP) <= high[column] else -STEP
                 moved = x.copy()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from agreement import HIT, acceptance
 from scipy.special import ndtri
 
 from specsim.api import Experiment, Profile, Summary, Trace, simulate
@@ -76,7 +77,7 @@ class Parameters:
     """Output lengths over those of table 2, by dataset."""
     request_us: float = 100.0
     """Of a speculative step with k = 1, per sequence."""
-    hit: float = 0.5
+    hit: float = HIT
     """P(prompt lookup finds a match)."""
 
     def row(self) -> dict[str, float]:
@@ -217,7 +218,7 @@ def experiment(server: Server, cell: Cell, found: Parameters, seed: int) -> Expe
     ]
     return base.replace(
         engine={**engine, "speculative_config": drafter},
-        acceptance={"kind": "bernoulli", "alpha": rate},
+        acceptance=acceptance(rate).model_dump(mode="json"),
         policy={"kind": "turbospec" if cell.config == "TS" else "static"},
         seed=seed,
     )
