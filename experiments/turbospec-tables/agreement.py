@@ -2,7 +2,7 @@
 
     SPECSIM_DATA=... python experiments/turbospec-tables/agreement.py
 
-Prints `LUCK` and `HIT`, and how well that luck repeats what it was fitted to.
+Prints `LUCK` and `HITS`, and how well that luck repeats what it was fitted to.
 """
 
 import gzip
@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +29,10 @@ LUCK = {
 }
 """How much easier and harder to draft requests and stretches of text are: of whether the first
 token of EAGLE's draft is right, at every position of 149 answers to ShareGPT's prompts."""
-HIT = 0.405
-"""Share of the positions of 150 summaries (CNN/DailyMail) whose last three tokens were seen."""
-LONGEST_RUN, LONGEST_OUTPUT, NUM_TOKENS = 60, 1500, 3
+HITS = {1: 0.486, 3: 0.409, 5: 0.383, 7: 0.37}
+"""Share of steps in which the last two tokens have occurred before, by length of the draft, in 150
+summaries (CNN/DailyMail): a longer draft leaves less of what can be copied to the steps after."""
+LONGEST_RUN, LONGEST_OUTPUT, NUM_TOKENS = 60, 1500, 2
 DRAFTS = (1, 3, 5, 7)
 """Tokens; the published rates do not say of which they are the mean."""
 
@@ -95,25 +97,46 @@ def runs(lens: list[int]) -> bytes:
     return bytes(reversed(found[1:]))
 
 
-def hit_share(records: Iterator[dict]) -> float:
-    """Return the share of positions at which the last tokens have occurred before."""
-    hits = total = 0
-    for record in records:
-        prompt, answer = record["prompt_token_ids"], record["generated_token_ids"]
-        tokens = prompt + answer
-        grams = [tuple(tokens[end - NUM_TOKENS : end]) for end in range(NUM_TOKENS, len(tokens))]
-        seen: set[tuple[int, ...]] = set()
-        for end, gram in enumerate(grams, NUM_TOKENS):
-            hits, total = hits + (end > len(prompt) and gram in seen), total + (end > len(prompt))
-            seen.add(gram)
-    return hits / total
+def lookups(prompt: list[int], answer: list[int], length: int) -> Iterator[tuple[bool, int]]:
+    """Yield of each step whether the last tokens have occurred before, and the accepted tokens.
+
+    As vLLM V0 looks them up: where they occurred first, and so many tokens from there, or none.
+    """
+    tokens, position = prompt + answer, len(prompt) + 1
+    first: dict[tuple[int, ...], int] = {}
+    indexed = NUM_TOKENS
+    while position < len(tokens):
+        for end in range(indexed, position):
+            first.setdefault(tuple(tokens[end - NUM_TOKENS : end]), end)
+        indexed, accepted = position, 0
+        start = first.get(tuple(tokens[position - NUM_TOKENS : position]))
+        if start is not None:
+            draft = tokens[start : min(start + length, position)]
+            pairs = zip(draft, tokens[position:], strict=False)
+            accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        yield start is not None, accepted
+        position += accepted + 1
+
+
+def hits(records: list[dict], length: int) -> tuple[float, float]:
+    """Return the share of steps with a draft, and the accepted tokens of one."""
+    steps = [
+        step
+        for record in records
+        for step in lookups(record["prompt_token_ids"], record["generated_token_ids"], length)
+    ]
+    drafts = sum(is_found for is_found, _ in steps)
+    return drafts / len(steps), sum(accepted for _, accepted in steps) / drafts
 
 
 def main() -> None:
     tables = [runs(record["acc_eagle"]["acc_len"]) for record in _recorded("sharegpt")]
     fit = fit_layered(decode(tables, max(DRAFTS)))
     print("luck:", {"request_spread": fit.request_spread, "regimes": fit.regimes})
-    print(f"hit: {hit_share(_recorded('cnn')):.3f}")
+    records = list(_recorded("cnn"))
+    for length in DRAFTS:
+        share, accepted = hits(records, length)
+        print(f"lookups, k = {length}: in {share:.3f} of the steps, {accepted:.3f} accepted")
     rate = float(np.mean([survives > 0 for table in tables for survives in table]))
     requests = [
         Request(index=index, prompt_len=1, output_len=len(table))

@@ -16,7 +16,7 @@ from statistics import mean, median
 
 import matplotlib as mpl
 import numpy as np
-from agreement import HIT
+from agreement import HITS
 from matplotlib import pyplot as plt
 from servers import (
     CONFIGS,
@@ -41,7 +41,7 @@ BOUNDS = {
     "request_us": (1.0, 2000.0),
     "hit": (0.02, 1.0),
 }
-PRIORS = {"hit": (HIT, 0.2)}
+PRIORS = {"hit": (HITS[1], 0.2)}
 """Where a parameter was measured elsewhere: that value, and how far another may be, as a ratio.
 
 The published rates of prompt lookup differ by as much between the targets."""

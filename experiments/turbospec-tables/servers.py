@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from agreement import HIT, acceptance
+from agreement import HITS, acceptance
 from scipy.special import ndtri
 
 from specsim.api import Experiment, Profile, Summary, Trace, simulate
@@ -77,8 +77,8 @@ class Parameters:
     """Output lengths over those of table 2, by dataset."""
     request_us: float = 100.0
     """Of a speculative step with k = 1, per sequence."""
-    hit: float = HIT
-    """P(prompt lookup finds a match)."""
+    hit: float = HITS[1]
+    """P(prompt lookup finds a match) with k = 1."""
 
     def row(self) -> dict[str, float]:
         scales = {f"scale_{dataset}": value for dataset, value in self.scale.items()}
@@ -210,7 +210,8 @@ def experiment(server: Server, cell: Cell, found: Parameters, seed: int) -> Expe
     length = LONGEST if cell.config == "TS" else int(cell.config[2:])
     drafter = {"method": "draft_model", "num_speculative_tokens": length}
     if cell.dataset == LOOKUP:
-        drafter.update({"method": "ngram", "match_probability": found.hit})
+        share = found.hit * HITS[length] / HITS[1]
+        drafter.update({"method": "ngram", "match_probability": share})
     [rate] = [
         float(row["token_acceptance_rate"])
         for row in read("turbospec_table3.csv")
