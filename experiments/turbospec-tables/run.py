@@ -35,8 +35,8 @@ from servers import (
 
 FITTED = ("Org", "k=1")
 BOUNDS = {
-    "compute": (0.15, 1.0),
-    "memory": (0.3, 1.0),
+    "compute": (0.3, 1.5),
+    "memory": (0.3, 1.5),
     "scale": (0.2, 3.0),
     "request_us": (1.0, 2000.0),
     "hit": (0.02, 1.0),

@@ -13,7 +13,7 @@ from scipy.special import ndtri
 
 from specsim.api import Experiment, Profile, Summary, Trace, simulate
 from specsim.core.rng import generator
-from specsim.hardware import GIB, load_gpu, load_model
+from specsim.hardware import GIB, ModelShape, load_gpu, load_model
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data")) / "papers"
@@ -26,6 +26,8 @@ LONGEST = 7
 """Longest draft of TurboSpec, tokens: that of fig. 10."""
 PASS_MS, PROPOSE_MS = 0.37, 0.83
 """Of a draft pass beside weights and arithmetic, and of a proposal; from the shares in fig. 16."""
+REACHED_BYTES, REACHED_FLOPS = 0.84, 0.6
+"""Of the data sheets' bandwidth and FLOP/s, by the measured kernels of the targets."""
 STEP_MS = 2.0
 """Host time of vLLM V0 per step."""
 SEEDS = 3
@@ -69,10 +71,10 @@ def method(cell: Cell) -> str:
 class Parameters:
     """What is fitted of one target."""
 
-    compute: float = 0.6
-    """Share of the peak FLOP/s."""
-    memory: float = 0.75
-    """Share of the bandwidth."""
+    compute: float = 1.0
+    """Speed of computing, times that of the measured kernels."""
+    memory: float = 0.9
+    """The same of reading; of the draft model, which no kernels were measured for, as well."""
     scale: dict[str, float] = field(default_factory=dict)
     """Output lengths over those of table 2, by dataset."""
     request_us: float = 100.0
@@ -147,26 +149,58 @@ def trace(server: Server, cell: Cell, scale: float, seed: int) -> Trace:
     return Trace(prompts, lens(mean, std, count, 0.25 * limit - 1, rng)).at_times(times)
 
 
-def linear(model: str, server: Server, size: int, found: Parameters, fixed_ms: float) -> dict:
-    """Return the coefficients of TurboSpec's eq. 3 from data sheets and the two efficiencies."""
-    shape, gpu = load_model(model), load_gpu(server.gpu)
-    assert gpu.memory_gb_per_s is not None
-    bandwidth = gpu.memory_gb_per_s * 1e9 * found.memory
-    flops = gpu.peak_tflops["float16"] * 1e12 * found.compute
+def measured_target(server: Server, found: Parameters) -> dict:
+    """Return step times by the measured kernels of matrices, and by the bytes of the KV cache.
+
+    Contexts are read as fast as weights: the tables repeat one layer, whose cache stays in L2.
+    """
+    lines = (HERE / "kernels.csv").read_text().splitlines()
+    rows = [row for row in csv.DictReader(lines) if row["target"] == server.target]
+    tokens = [int(row["tokens"]) for row in rows]
+    read = [float(row["read_us"]) for row in rows]
+    shape, size = load_model(server.model), server.tensor_parallel_size
+    weights = shape.bytes_per_weight * read_weights(shape) / size
+    context_us = shape.kv_bytes_per_token_and_gpu(size) * read[0] / weights / found.memory
+    longest, most = 131_072, 512
+    ends = [[context_us * length * count for count in (1, most)] for length in (1, longest)]
+    return {
+        "kind": "composed",
+        "batched_tokens": tokens,
+        "read_us": read,
+        "compute_us": [float(row["compute_us"]) for row in rows],
+        "head": {"at": [1, 2], "times_us": [0.0, 0.0]},  # in the times above
+        "attention": [
+            {
+                "num_layers": 1,
+                "context_tokens": [1, longest],
+                "sequences": [1, most],
+                "decode_us": ends,
+                "prompt": {"at": [1, longest], "times_us": [row[0] for row in ends]},
+            }
+        ],
+        "read_factor": 1 / found.memory,
+        "compute_factor": 1 / found.compute,
+    }
+
+
+def read_weights(shape: ModelShape) -> int:
+    """Return how many weights a step reads: of the embedding it only looks up rows."""
     table = 0 if shape.tie_word_embeddings else shape.vocab_size * shape.hidden_size
-    weights = (shape.num_parameters - table) / size
-    gamma, delta = 2 * weights / flops, shape.bytes_per_weight * weights / bandwidth
-    if size > 1:
-        assert gpu.interconnect_gb_per_s is not None
-        number, hops = 2 * shape.num_hidden_layers, 2 * (size - 1)
-        delta += number * (6.6 + 0.6 * hops) * 1e-6  # NCCL's start-up, as in latency/roofline.py
-        sent = hops / size * shape.hidden_size * shape.bytes_per_weight
-        gamma += number * sent / (gpu.interconnect_gb_per_s * 1e9 * found.memory)
+    return shape.num_parameters - table
+
+
+def draft_pass(server: Server, found: Parameters) -> dict:
+    """Return TurboSpec's eq. 3 from the data sheet and the share of it that is reached."""
+    shape, gpu = load_model(server.draft), load_gpu(server.gpu)
+    assert gpu.memory_gb_per_s is not None
+    bandwidth = gpu.memory_gb_per_s * 1e9 * found.memory * REACHED_BYTES
+    flops = gpu.peak_tflops["float16"] * 1e12 * found.compute * REACHED_FLOPS
+    weights = read_weights(shape)
     return {
         "kind": "linear",
-        "alpha_ns": shape.kv_bytes_per_token_and_gpu(size) / bandwidth * 1e9,
-        "gamma_us": gamma * 1e6,
-        "delta_ms": delta * 1e3 + fixed_ms,
+        "alpha_ns": shape.kv_bytes_per_token / bandwidth * 1e9,
+        "gamma_us": 2 * weights / flops * 1e6,
+        "delta_ms": shape.bytes_per_weight * weights / bandwidth * 1e3 + PASS_MS,
     }
 
 
@@ -174,7 +208,7 @@ def profile(server: Server, found: Parameters) -> Profile:
     size, draft = server.tensor_parallel_size, load_model(server.draft)
     model = {
         "basis": "pass",
-        "latency": linear(server.draft, server, 1, found, PASS_MS),
+        "latency": draft_pass(server, found),
         "weights_gib": draft.weight_bytes / GIB,
         "kv_bytes_per_token": draft.kv_bytes_per_token,
         "step_ms": PROPOSE_MS,
@@ -189,10 +223,10 @@ def profile(server: Server, found: Parameters) -> Profile:
             "tensor_parallel_size": size,
             "provenance": {
                 "engine": "vLLM V0",
-                "source": "data sheets; Org and k = 1 of TurboSpec's tables",
-                "date": "2026-11-21",
+                "source": "kernels of vLLM 0.24; Org and k = 1 of TurboSpec's tables",
+                "date": "2026-11-23",
             },
-            "target": linear(server.model, server, size, found, 0.0),
+            "target": measured_target(server, found),
             "drafts": {"draft_model": model, "ngram": {"request_us": found.request_us}},
             "overhead": {"step_ms": STEP_MS},
             "valid_range": {"context_tokens": 10**7, "batched_tokens": 10**6},
