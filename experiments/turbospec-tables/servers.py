@@ -71,9 +71,9 @@ def method(cell: Cell) -> str:
 class Parameters:
     """What is fitted of one target."""
 
-    compute: float = 1.0
+    compute: float = 0.9
     """Speed of computing, times that of the measured kernels."""
-    memory: float = 0.9
+    memory: float = 1.0
     """The same of reading; of the draft model, which no kernels were measured for, as well."""
     scale: dict[str, float] = field(default_factory=dict)
     """Output lengths over those of table 2, by dataset."""
