@@ -44,8 +44,9 @@ BOUNDS = {
 PRIORS = {"compute": (0.9, 0.15), "memory": (1.0, 0.1), "hit": (HITS[1], 0.2)}
 """What was measured elsewhere: the value, and how far another may be, as a ratio.
 
-Of kernels and bandwidth: what seven servers of experiments/gpu-runs reached (0.77 to 1, and 1 to
-1.06), half as wide again since they are of another engine. Of lookups: as the published rates differ."""
+Of kernels: what servers of experiments/gpu-runs reached (0.77 to 1 times the speed of computing,
+1 to 1.06 of reading), and more, since these are of another engine. Of lookups: as the published
+rates differ."""
 TOLERANCE = {False: 0.12, True: 0.25}
 """Of the relative error, by whether the row is saturated: the weights of the fit."""
 STEP = 0.04
