@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from servers import HERE, SERVERS
+from servers import BESIDE, HERE, SERVERS
 
 from specsim.hardware import load_model
 from specsim.profile.composer import Composer
@@ -25,29 +25,22 @@ def main(tables: Path) -> None:
     """Write a row per target and number of tokens: reading the weights, and all else."""
     with (HERE / "kernels.csv").open("w", newline="") as stream:
         lines = csv.writer(stream, lineterminator="\n")
-        lines.writerow(["target", "tokens", "read_us", "compute_us"])
-        for server in SERVERS:
-            options = TableOptions(
-                tables=tables,
-                model=server.model,
-                gpu=server.gpu,
-                tensor_parallel_size=server.tensor_parallel_size,
-            )
-            composer = Composer(
-                load_model(server.model), options, GpuTables(tables, server.gpu, "vllm")
-            )
+        lines.writerow(["gpu", "model", "tp", "tokens", "read_us", "compute_us"])
+        for server in (*SERVERS, *BESIDE):
+            model, gpu, size = server.model, server.gpu, server.tensor_parallel_size
+            options = TableOptions(tables=tables, model=model, gpu=gpu, tensor_parallel_size=size)
+            composer = Composer(load_model(model), options, GpuTables(tables, gpu, "vllm"))
             found = composer.latency()
-            head = np.interp(
-                found["batched_tokens"], found["head"]["at"], found["head"]["times_us"]
+            kept = [tokens for tokens in found["batched_tokens"] if tokens < LONGEST]
+            read, compute = (
+                np.interp([*kept, LONGEST], found["batched_tokens"], found[name])
+                for name in ("read_us", "compute_us")
             )
-            rows = zip(
-                found["batched_tokens"], found["read_us"], found["compute_us"], head, strict=True
-            )
-            for tokens, read, compute, sampled in rows:
-                if tokens <= LONGEST:  # the head reads its weights at one token
-                    beyond = compute + sampled - head[0]
-                    row = [f"{value:.0f}" for value in (read + head[0], beyond)]
-                    lines.writerow([server.target, tokens, *row])
+            head = np.interp([*kept, LONGEST], found["head"]["at"], found["head"]["times_us"])
+            for row in zip([*kept, LONGEST], read, compute, head, strict=True):
+                tokens, *times, sampled = row  # the head reads its weights at one token
+                values = (times[0] + head[0], times[1] + sampled - head[0])
+                lines.writerow([gpu, model, size, tokens, *(f"{value:.0f}" for value in values)])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from statistics import mean, median
 
 import matplotlib as mpl
 import numpy as np
-from agreement import HITS
+from stretches import HITS
 from matplotlib import pyplot as plt
 from servers import (
     CONFIGS,
@@ -38,6 +38,7 @@ BOUNDS = {
     "compute": (0.3, 1.5),
     "memory": (0.3, 1.5),
     "scale": (0.2, 3.0),
+    "host_us": (1.0, 300.0),
     "request_us": (1.0, 2000.0),
     "hit": (0.02, 1.0),
 }
@@ -74,12 +75,13 @@ class Fit:
         ratios = self._ratios(start)
 
         def of_org(x: np.ndarray) -> Parameters:
-            scales = [float(ratio * x[1]) for ratio in x[2:]]
-            return Parameters(float(x[0]), float(x[1]), dict(zip(ratios, scales, strict=True)))
+            compute, memory, host, *rest = (float(each) for each in x)
+            scales = dict(zip(ratios, [ratio * memory for ratio in rest], strict=True))
+            return Parameters(compute, memory, scales, host)
 
-        names = ["compute", "memory", *["scale"] * len(ratios)]
-        x0 = [start.compute, start.memory, *ratios.values()]
-        org = of_org(self._search("Org", of_org, x0, names, [None, None, *ratios]))
+        names = ["compute", "memory", "host_us", *["scale"] * len(ratios)]
+        x0 = [start.compute, start.memory, start.host_us, *ratios.values()]
+        org = of_org(self._search("Org", of_org, x0, names, [None, None, None, *ratios]))
 
         def of_k1(x: np.ndarray) -> Parameters:
             return replace(org, request_us=float(x[0]), hit=float(x[1]))

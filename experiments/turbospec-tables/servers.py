@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from agreement import HITS, acceptance
+from stretches import HITS, acceptance
 from scipy.special import ndtri
 
 from specsim.api import Experiment, Profile, Summary, Trace, simulate
@@ -34,6 +34,10 @@ SEEDS = 3
 """Runs that a prediction is the mean of; the fit uses the first."""
 
 
+SINGLE = ("compute", "memory", "host_us", "request_us", "hit")
+"""Parameters that are not of one dataset."""
+
+
 class Server(NamedTuple):
     """One target of table 1."""
 
@@ -52,6 +56,13 @@ SERVERS = (
     Server("H100", "Vicuna-33B", "vicuna-33b", "h100", 2, "llama-160m", 2048),
     Server("H100", "Llama3-70B", "llama-3.1-70b", "h100", 4, "llama-3.2-1b", 4096),
 )
+
+
+BESIDE = tuple(
+    Server(gpu.upper(), "Llama-2-7B", "llama-2-7b", gpu, 1, "vicuna-160m", 4096)
+    for gpu in ("l40s", "h100")
+)
+"""Those of experiments/turbospec-adaptation."""
 
 
 class Cell(NamedTuple):
@@ -77,14 +88,16 @@ class Parameters:
     """The same of reading; of the draft model, which no kernels were measured for, as well."""
     scale: dict[str, float] = field(default_factory=dict)
     """Output lengths over those of table 2, by dataset."""
+    host_us: float = 30.0
+    """Host time of a step per sequence."""
     request_us: float = 100.0
-    """Of a speculative step with k = 1, per sequence."""
+    """Of a speculative step with k = 1 beyond that, per sequence."""
     hit: float = HITS[1]
     """P(prompt lookup finds a match) with k = 1."""
 
     def row(self) -> dict[str, float]:
         scales = {f"scale_{dataset}": value for dataset, value in self.scale.items()}
-        single = {name: getattr(self, name) for name in ("compute", "memory", "request_us", "hit")}
+        single = {name: getattr(self, name) for name in SINGLE}
         return {name: float(f"{value:.4g}") for name, value in {**single, **scales}.items()}
 
     def rounded(self) -> "Parameters":
@@ -155,7 +168,8 @@ def measured_target(server: Server, found: Parameters) -> dict:
     Contexts are read as fast as weights: the tables repeat one layer, whose cache stays in L2.
     """
     lines = (HERE / "kernels.csv").read_text().splitlines()
-    rows = [row for row in csv.DictReader(lines) if row["target"] == server.target]
+    key = (server.gpu, server.model, str(server.tensor_parallel_size))
+    rows = [row for row in csv.DictReader(lines) if (row["gpu"], row["model"], row["tp"]) == key]
     tokens = [int(row["tokens"]) for row in rows]
     read = [float(row["read_us"]) for row in rows]
     shape, size = load_model(server.model), server.tensor_parallel_size
@@ -228,7 +242,7 @@ def profile(server: Server, found: Parameters) -> Profile:
             },
             "target": measured_target(server, found),
             "drafts": {"draft_model": model, "ngram": {"request_us": found.request_us}},
-            "overhead": {"step_ms": STEP_MS},
+            "overhead": {"step_ms": STEP_MS, "request_us": found.host_us},
             "valid_range": {"context_tokens": 10**7, "batched_tokens": 10**6},
             "reserved_gib": 1.15,
         }

@@ -1,6 +1,6 @@
 """What acceptance is like along a text, measured on recorded tokens, none of them TurboSpec's.
 
-    SPECSIM_DATA=... python experiments/turbospec-tables/agreement.py
+    SPECSIM_DATA=... python experiments/turbospec-tables/stretches.py
 
 Prints `LUCK` and `HITS`, and how well that luck repeats what it was fitted to.
 """
