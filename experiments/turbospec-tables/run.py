@@ -16,7 +16,6 @@ from statistics import mean, median
 
 import matplotlib as mpl
 import numpy as np
-from stretches import HITS
 from matplotlib import pyplot as plt
 from servers import (
     CONFIGS,
@@ -32,6 +31,7 @@ from servers import (
     prediction,
     saturated,
 )
+from stretches import HITS
 
 FITTED = ("Org", "k=1")
 BOUNDS = {

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from stretches import HITS, acceptance
 from scipy.special import ndtri
+from stretches import HITS, acceptance
 
 from specsim.api import Experiment, Profile, Summary, Trace, simulate
 from specsim.core.rng import generator
