@@ -249,6 +249,20 @@ def test_turbospec_predicts_every_cell() -> None:
     assert all(float(row["latency_s"]) > 0 for row in kept)
 
 
+def test_turbospec_acceptance_has_the_published_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    turbospec(monkeypatch)
+    stretches = sys.modules["stretches"]
+    assert stretches.runs([3, 2, 1, 2, 2, 2]) == bytes([2, 1, 0, 3, 2, 1])
+    assert stretches.draft_rate(bytes([1, 0, 2, 1]), 2) == (3, 4)  # right: yes, no, yes, yes
+    prompt, answer = [1, 2, 3, 4, 9], [1, 2, 3, 4, 5]
+    found = list(stretches.lookups(prompt, answer, 2))
+    assert found == [(False, 0), (True, 2)]
+    for rate in (0.53, 0.92):
+        model = stretches.acceptance(rate)
+        assert model.rates[0] > rate
+        assert stretches.published_rate(model) == pytest.approx(rate, abs=0.003)
+
+
 @needs(TABLES)
 def test_turbospec_cells_are_what_the_simulator_says(monkeypatch: pytest.MonkeyPatch) -> None:
     _, servers = turbospec(monkeypatch)
@@ -294,6 +308,7 @@ def made_up_latency(server: object, cell: Any, found: Any, seed: int) -> float:
     """Return a latency that falls with every share and rises with every other parameter."""
     rate, scale = float(cell.qps), found.scale[cell.dataset]
     seconds = scale / found.memory + 0.2 * scale * rate + 0.1 * rate / found.compute
+    seconds += 1e-4 * found.host_us * rate**2
     if cell.config == "k=1":
         is_lookup = cell.dataset == "CNN-DailyMail"
         seconds *= (1 + found.request_us / 1e3) * (1 - 0.5 * found.hit * is_lookup)
@@ -305,9 +320,10 @@ def test_turbospec_fit_finds_what_made_its_cells_and_sees_no_others(
 ) -> None:
     run, servers = turbospec(monkeypatch)
     monkeypatch.setattr(run, "latency", made_up_latency)
+    monkeypatch.setattr(run, "PRIORS", {})
     server = servers.SERVERS[0]
     scale = {"ShareGPT": 0.5, "Sonnet": 0.8, "CNN-DailyMail": 1.1}
-    truth = servers.Parameters(0.5, 0.8, scale, 150.0, 0.6)
+    truth = servers.Parameters(0.5, 0.8, scale, 40.0, 150.0, 0.6)
     cells = [
         servers.Cell(dataset, qps, config)
         for dataset in scale

@@ -26,7 +26,7 @@ from specsim.hardware import load_model
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "turbospec-tables"))
-from servers import Parameters, Server, profile  # noqa: E402 - they lie beside that experiment
+from servers import BESIDE, Parameters, profile  # noqa: E402 - they lie beside that experiment
 
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data")) / "tokens"
 CONFIGS = ("off", "k=1", "k=3", "k=5", "k=7", "TS")
@@ -42,8 +42,8 @@ LOOP = 2000  # tokens; longer answers end at the limit of 8,192
 # Of the servers fitted to Org and k = 1 of table 4 and 5 (turbospec-tables/parameters.csv):
 # Vicuna-7B on the L40S; on the H100 those of Vicuna-33B, the smallest that was measured there.
 FITTED = {
-    "l40s": Parameters(compute=0.5349, memory=0.6445, request_us=289.6),
-    "h100": Parameters(compute=0.6525, memory=0.8559, request_us=222.0),
+    "l40s": Parameters(compute=0.8675, memory=0.9979, host_us=55.14, request_us=321.5),
+    "h100": Parameters(compute=0.8527, memory=0.9883, host_us=48.06, request_us=298.5),
 }
 
 Row = dict[str, Any]
@@ -59,7 +59,7 @@ def policy(config: str) -> Row:
 def server(gpu: str, host: str = "fitted") -> Profile:
     """Llama-2-7B with a draft model of 160M, with or without host time per drafted sequence."""
     found = FITTED[gpu] if host == "fitted" else replace(FITTED[gpu], request_us=0.0)
-    where = Server(gpu, "Llama-2-7B", "llama-2-7b", gpu, 1, "vicuna-160m", 4096)
+    [where] = [each for each in BESIDE if each.gpu == gpu]
     return profile(where, found)
 
 

@@ -31,15 +31,23 @@ from servers import (
     prediction,
     saturated,
 )
+from stretches import HITS
 
 FITTED = ("Org", "k=1")
 BOUNDS = {
-    "compute": (0.15, 1.0),
-    "memory": (0.3, 1.0),
+    "compute": (0.3, 1.5),
+    "memory": (0.3, 1.5),
     "scale": (0.2, 3.0),
+    "host_us": (1.0, 300.0),
     "request_us": (1.0, 2000.0),
     "hit": (0.02, 1.0),
 }
+PRIORS = {"compute": (0.9, 0.15), "memory": (1.0, 0.1), "hit": (HITS[1], 0.2)}
+"""What was measured elsewhere: the value, and how far another may be, as a ratio.
+
+Of kernels: what servers of experiments/gpu-runs reached (0.77 to 1 times the speed of computing,
+1 to 1.06 of reading), and more, since these are of another engine. Of lookups: as the published
+rates differ."""
 TOLERANCE = {False: 0.12, True: 0.25}
 """Of the relative error, by whether the row is saturated: the weights of the fit."""
 STEP = 0.04
@@ -67,12 +75,13 @@ class Fit:
         ratios = self._ratios(start)
 
         def of_org(x: np.ndarray) -> Parameters:
-            scales = [float(ratio * x[1]) for ratio in x[2:]]
-            return Parameters(float(x[0]), float(x[1]), dict(zip(ratios, scales, strict=True)))
+            compute, memory, host, *rest = (float(each) for each in x)
+            scales = dict(zip(ratios, [ratio * memory for ratio in rest], strict=True))
+            return Parameters(compute, memory, scales, host)
 
-        names = ["compute", "memory", *["scale"] * len(ratios)]
-        x0 = [start.compute, start.memory, *ratios.values()]
-        org = of_org(self._search("Org", of_org, x0, names, [None, None, *ratios]))
+        names = ["compute", "memory", "host_us", *["scale"] * len(ratios)]
+        x0 = [start.compute, start.memory, start.host_us, *ratios.values()]
+        org = of_org(self._search("Org", of_org, x0, names, [None, None, None, *ratios]))
 
         def of_k1(x: np.ndarray) -> Parameters:
             return replace(org, request_us=float(x[0]), hit=float(x[1]))
@@ -108,15 +117,21 @@ class Fit:
         """Return the parameters of least loss; `affects`: the one dataset that each acts on."""
         cells = [cell for cell in self._known if cell.config == config]
         goal = np.log([self._known[cell] for cell in cells])
-        weights = np.array([self._weights[cell] for cell in cells])
+        priors = [(column, *PRIORS[name]) for column, name in enumerate(names) if name in PRIORS]
+        weights = np.array(
+            [self._weights[cell] for cell in cells] + [1 / spread for _, _, spread in priors]
+        )
         low, high = np.array([BOUNDS[name] for name in names]).T
 
         def residuals(x: np.ndarray) -> np.ndarray:
             trial = make(x)
-            return np.log([self._run(cell, trial) for cell in cells]) - goal
+            runs = np.log([self._run(cell, trial) for cell in cells]) - goal
+            return np.append(runs, [math.log(x[column] / value) for column, value, _ in priors])
 
         def slopes(x: np.ndarray, base: np.ndarray) -> np.ndarray:
-            matrix = np.zeros((len(cells), len(x)))
+            matrix = np.zeros((len(cells) + len(priors), len(x)))
+            for row, (column, _, _) in enumerate(priors, len(cells)):
+                matrix[row, column] = 1.0
             for column, dataset in enumerate(affects):
                 step = STEP if x[column] * math.exp(STEP) <= high[column] else -STEP
                 moved = x.copy()

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
+from stretches import HITS, acceptance
 
 from specsim.api import Experiment, Profile, Summary, Trace, simulate
 from specsim.core.rng import generator
-from specsim.hardware import GIB, load_gpu, load_model
+from specsim.hardware import GIB, ModelShape, load_gpu, load_model
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data")) / "papers"
@@ -25,10 +26,16 @@ LONGEST = 7
 """Longest draft of TurboSpec, tokens: that of fig. 10."""
 PASS_MS, PROPOSE_MS = 0.37, 0.83
 """Of a draft pass beside weights and arithmetic, and of a proposal; from the shares in fig. 16."""
+REACHED_BYTES, REACHED_FLOPS = 0.84, 0.6
+"""Of the data sheets' bandwidth and FLOP/s, by the measured kernels of the targets."""
 STEP_MS = 2.0
 """Host time of vLLM V0 per step."""
 SEEDS = 3
 """Runs that a prediction is the mean of; the fit uses the first."""
+
+
+SINGLE = ("compute", "memory", "host_us", "request_us", "hit")
+"""Parameters that are not of one dataset."""
 
 
 class Server(NamedTuple):
@@ -51,6 +58,13 @@ SERVERS = (
 )
 
 
+BESIDE = tuple(
+    Server(gpu.upper(), "Llama-2-7B", "llama-2-7b", gpu, 1, "vicuna-160m", 4096)
+    for gpu in ("l40s", "h100")
+)
+"""Those of experiments/turbospec-adaptation."""
+
+
 class Cell(NamedTuple):
     """One number of the tables."""
 
@@ -68,20 +82,22 @@ def method(cell: Cell) -> str:
 class Parameters:
     """What is fitted of one target."""
 
-    compute: float = 0.6
-    """Share of the peak FLOP/s."""
-    memory: float = 0.75
-    """Share of the bandwidth."""
+    compute: float = 0.9
+    """Speed of computing, times that of the measured kernels."""
+    memory: float = 1.0
+    """The same of reading; of the draft model, which no kernels were measured for, as well."""
     scale: dict[str, float] = field(default_factory=dict)
     """Output lengths over those of table 2, by dataset."""
+    host_us: float = 30.0
+    """Host time of a step per sequence."""
     request_us: float = 100.0
-    """Of a speculative step with k = 1, per sequence."""
-    hit: float = 0.5
-    """P(prompt lookup finds a match)."""
+    """Of a speculative step with k = 1 beyond that, per sequence."""
+    hit: float = HITS[1]
+    """P(prompt lookup finds a match) with k = 1."""
 
     def row(self) -> dict[str, float]:
         scales = {f"scale_{dataset}": value for dataset, value in self.scale.items()}
-        single = {name: getattr(self, name) for name in ("compute", "memory", "request_us", "hit")}
+        single = {name: getattr(self, name) for name in SINGLE}
         return {name: float(f"{value:.4g}") for name, value in {**single, **scales}.items()}
 
     def rounded(self) -> "Parameters":
@@ -146,26 +162,59 @@ def trace(server: Server, cell: Cell, scale: float, seed: int) -> Trace:
     return Trace(prompts, lens(mean, std, count, 0.25 * limit - 1, rng)).at_times(times)
 
 
-def linear(model: str, server: Server, size: int, found: Parameters, fixed_ms: float) -> dict:
-    """Return the coefficients of TurboSpec's eq. 3 from data sheets and the two efficiencies."""
-    shape, gpu = load_model(model), load_gpu(server.gpu)
-    assert gpu.memory_gb_per_s is not None
-    bandwidth = gpu.memory_gb_per_s * 1e9 * found.memory
-    flops = gpu.peak_tflops["float16"] * 1e12 * found.compute
+def measured_target(server: Server, found: Parameters) -> dict:
+    """Return step times by the measured kernels of matrices, and by the bytes of the KV cache.
+
+    Contexts are read as fast as weights: the tables repeat one layer, whose cache stays in L2.
+    """
+    lines = (HERE / "kernels.csv").read_text().splitlines()
+    key = (server.gpu, server.model, str(server.tensor_parallel_size))
+    rows = [row for row in csv.DictReader(lines) if (row["gpu"], row["model"], row["tp"]) == key]
+    tokens = [int(row["tokens"]) for row in rows]
+    read = [float(row["read_us"]) for row in rows]
+    shape, size = load_model(server.model), server.tensor_parallel_size
+    weights = shape.bytes_per_weight * read_weights(shape) / size
+    context_us = shape.kv_bytes_per_token_and_gpu(size) * read[0] / weights / found.memory
+    longest, most = 131_072, 512
+    ends = [[context_us * length * count for count in (1, most)] for length in (1, longest)]
+    return {
+        "kind": "composed",
+        "batched_tokens": tokens,
+        "read_us": read,
+        "compute_us": [float(row["compute_us"]) for row in rows],
+        "head": {"at": [1, 2], "times_us": [0.0, 0.0]},  # in the times above
+        "attention": [
+            {
+                "num_layers": 1,
+                "context_tokens": [1, longest],
+                "sequences": [1, most],
+                "decode_us": ends,
+                "prompt": {"at": [1, longest], "times_us": [row[0] for row in ends]},
+            }
+        ],
+        "read_factor": 1 / found.memory,
+        "compute_factor": 1 / found.compute,
+    }
+
+
+def read_weights(shape: ModelShape) -> int:
+    """Return how many weights a step reads: of the embedding it only looks up rows."""
     table = 0 if shape.tie_word_embeddings else shape.vocab_size * shape.hidden_size
-    weights = (shape.num_parameters - table) / size
-    gamma, delta = 2 * weights / flops, shape.bytes_per_weight * weights / bandwidth
-    if size > 1:
-        assert gpu.interconnect_gb_per_s is not None
-        number, hops = 2 * shape.num_hidden_layers, 2 * (size - 1)
-        delta += number * (6.6 + 0.6 * hops) * 1e-6  # NCCL's start-up, as in latency/roofline.py
-        sent = hops / size * shape.hidden_size * shape.bytes_per_weight
-        gamma += number * sent / (gpu.interconnect_gb_per_s * 1e9 * found.memory)
+    return shape.num_parameters - table
+
+
+def draft_pass(server: Server, found: Parameters) -> dict:
+    """Return TurboSpec's eq. 3 from the data sheet and the share of it that is reached."""
+    shape, gpu = load_model(server.draft), load_gpu(server.gpu)
+    assert gpu.memory_gb_per_s is not None
+    bandwidth = gpu.memory_gb_per_s * 1e9 * found.memory * REACHED_BYTES
+    flops = gpu.peak_tflops["float16"] * 1e12 * found.compute * REACHED_FLOPS
+    weights = read_weights(shape)
     return {
         "kind": "linear",
-        "alpha_ns": shape.kv_bytes_per_token_and_gpu(size) / bandwidth * 1e9,
-        "gamma_us": gamma * 1e6,
-        "delta_ms": delta * 1e3 + fixed_ms,
+        "alpha_ns": shape.kv_bytes_per_token / bandwidth * 1e9,
+        "gamma_us": 2 * weights / flops * 1e6,
+        "delta_ms": shape.bytes_per_weight * weights / bandwidth * 1e3 + PASS_MS,
     }
 
 
@@ -173,7 +222,7 @@ def profile(server: Server, found: Parameters) -> Profile:
     size, draft = server.tensor_parallel_size, load_model(server.draft)
     model = {
         "basis": "pass",
-        "latency": linear(server.draft, server, 1, found, PASS_MS),
+        "latency": draft_pass(server, found),
         "weights_gib": draft.weight_bytes / GIB,
         "kv_bytes_per_token": draft.kv_bytes_per_token,
         "step_ms": PROPOSE_MS,
@@ -188,12 +237,12 @@ def profile(server: Server, found: Parameters) -> Profile:
             "tensor_parallel_size": size,
             "provenance": {
                 "engine": "vLLM V0",
-                "source": "data sheets; Org and k = 1 of TurboSpec's tables",
-                "date": "2026-11-21",
+                "source": "kernels of vLLM 0.24; Org and k = 1 of TurboSpec's tables",
+                "date": "2026-11-23",
             },
-            "target": linear(server.model, server, size, found, 0.0),
+            "target": measured_target(server, found),
             "drafts": {"draft_model": model, "ngram": {"request_us": found.request_us}},
-            "overhead": {"step_ms": STEP_MS},
+            "overhead": {"step_ms": STEP_MS, "request_us": found.host_us},
             "valid_range": {"context_tokens": 10**7, "batched_tokens": 10**6},
             "reserved_gib": 1.15,
         }
@@ -209,7 +258,8 @@ def experiment(server: Server, cell: Cell, found: Parameters, seed: int) -> Expe
     length = LONGEST if cell.config == "TS" else int(cell.config[2:])
     drafter = {"method": "draft_model", "num_speculative_tokens": length}
     if cell.dataset == LOOKUP:
-        drafter.update({"method": "ngram", "match_probability": found.hit})
+        share = found.hit * HITS[length] / HITS[1]
+        drafter.update({"method": "ngram", "match_probability": share})
     [rate] = [
         float(row["token_acceptance_rate"])
         for row in read("turbospec_table3.csv")
@@ -217,7 +267,7 @@ def experiment(server: Server, cell: Cell, found: Parameters, seed: int) -> Expe
     ]
     return base.replace(
         engine={**engine, "speculative_config": drafter},
-        acceptance={"kind": "bernoulli", "alpha": rate},
+        acceptance=acceptance(rate).model_dump(mode="json"),
         policy={"kind": "turbospec" if cell.config == "TS" else "static"},
         seed=seed,
     )

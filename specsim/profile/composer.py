@@ -275,11 +275,6 @@ class Composer:
         except ProfileError as error:
             raise ProfileError(f"{error}{_other_dtypes(experts, table)}") from error
         times = experts.times(skewed(measured, table), tokens)
-        if "carried over" in kernel:
-            # Few tokens only read weights, which no kernel does faster than at this very size.
-            here, name = experts.rows_of(rows, table, None)
-            times = np.maximum(times, experts.times(skewed(here, table), tokens))
-            kernel = f"{kernel}; at least as long as {name}"
         self._note(f"{table.source} ({kernel})")
         missed = 1 - experts.chosen / experts.number
         read = times[0] * (1 - missed**tokens) / (1 - missed ** tokens[0])

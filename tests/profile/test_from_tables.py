@@ -16,6 +16,7 @@ from specsim.hardware import load_model
 from specsim.latency.base import LatencyModel
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import GpuTables
+from specsim.profile.kernel_times import ExpertTimes
 from specsim.profile.table_options import TableOptions
 
 READ = 1e-9  # milliseconds per number of a matrix
@@ -441,6 +442,22 @@ def test_experts_of_another_dtype_are_named(tables: Path) -> None:
         ProfileError, match=r"moe_dtype = bfloat16.* with --dtype int4, int4_experts"
     ):
         TableProfile.of(options(tables, **{**DEEPSEEK, "dtype": "bfloat16"}))
+
+
+def test_experts_of_another_size_are_carried_over_by_what_they_read() -> None:
+    """Twice the bytes take twice as long; what a kernel takes beside them stays as it is."""
+    source = {"num_experts": 64, "topk": 2, "hidden_size": 1000, "inter_size": 500}
+    rows = pa.Table.from_pylist(
+        [{**source, "num_tokens": n, "latency": (50 + 3 * 2 * n) / 1000} for n in range(1, 33)]
+    )
+    mine = ExpertTimes(hidden_size=2000, inter_size=500, number=64, chosen=2)
+    tokens = np.array([1.0, 2.0, 16.0])
+    own = {"hidden_size": 2000}
+    alike = pa.Table.from_pylist([{**row, **own} for row in rows.to_pylist()])
+    beside = mine.times(rows, tokens) - 2 * 3 * 2 * tokens
+    assert beside == pytest.approx(np.full(3, beside[0]))
+    assert 27 <= beside[0] <= 50
+    assert mine.times(alike, tokens) == pytest.approx(50 + 3 * 2 * tokens)
 
 
 def test_launches_by_the_host_do_not_count_as_matrices(tables: Path) -> None:
