@@ -45,7 +45,6 @@ def validate_tables(
     out: Path | None,
     json_out: Path | None,
 ) -> None:
-    """Read, simulate and compare the rows of tables, and write what is asked for."""
     from specsim.profile.from_roofline import parse_pairs
     from specsim.reality.validation.prediction_errors import TableErrors
     from specsim.reality.validation.table_replay import DEFAULT_SPREAD, Replayer
@@ -168,7 +167,6 @@ def fit_tables(
     out: Path | None,
     json_out: Path | None,
 ) -> None:
-    """Read rows, fit the start profile to some of them, and tell the errors on the others."""
     from specsim.profile import load_profile
     from specsim.profile.from_roofline import parse_pairs
     from specsim.reality.profile_fit.run_fit import DEVIATIONS, fit_runs

@@ -43,7 +43,6 @@ def warm_up(workers: int) -> None:
 
 
 def load_experiment(config: Path, overrides: list[str] | None, seed: int | None) -> "Experiment":
-    """Return the experiment of a command, with what its options replace."""
     from specsim.run.experiment import Experiment
 
     return Experiment.load(config, all_overrides(overrides, seed))
@@ -85,15 +84,13 @@ def profile_text(profile: "Profile") -> str:
 
 
 def as_yaml(fields: dict[str, Any], **style: Any) -> str:
-    """Return fields as YAML, in their order."""
     import yaml
 
     text: str = yaml.safe_dump(fields, sort_keys=False, width=100, allow_unicode=True, **style)
     return text
 
 
-_EXTRAS = {"matplotlib": "plots", "aiohttp": "observe"}
-"""Of a library, one extra that has it."""
+_EXTRAS = {"matplotlib": "plots", "aiohttp": "observe"}  # of a library, one extra that has it
 
 
 def need(library: str, source: str) -> None:
@@ -190,7 +187,6 @@ def keep_numbers_whole(table: Any, console: Any) -> None:
 
 
 def warn(warnings: list[str]) -> None:
-    """Print warnings to standard error."""
     from rich.console import Console
 
     for warning in warnings:

@@ -259,7 +259,6 @@ _MOST_SHOWN = 50
 
 
 def _show_plan(plan: "Sweep", workers: int) -> None:
-    """Print the points of a sweep, and about how long they take."""
     from itertools import islice
 
     from specsim.run.size import as_time

@@ -151,8 +151,7 @@ class Collectives:
 
     token_bytes: float
     start_us: float
-    gb_per_s: float
-    """Sent by each GPU, 10^9 bytes per second."""
+    gb_per_s: float  # sent by each GPU, 10^9 bytes per second
 
     def all_reduce(self, tokens: float, gpus: int) -> float:
         """Return the time of summing up tokens over GPUs that all have them."""

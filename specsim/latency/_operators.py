@@ -15,12 +15,9 @@ class Operator(NamedTuple):
 
     name: str
     flops_per_token: float
-    weights: float
-    """Numbers in all of its matrices."""
-    activations: float
-    """Numbers that it reads and writes per token."""
-    runs: int = 1
-    """How often it runs in a forward pass."""
+    weights: float  # numbers in all of its matrices
+    activations: float  # numbers that it reads and writes per token
+    runs: int = 1  # how often it runs in a forward pass
     num_experts: int = 1
     experts_per_token: int = 1
     is_sampled: bool = False
@@ -44,12 +41,9 @@ class Operator(NamedTuple):
 class AttentionOperator(NamedTuple):
     """Attention of all layers (SSSD, table 1, fourth row, with grouped queries)."""
 
-    flops_per_pair: float
-    """Per query token and key that it sees."""
-    numbers_per_context_token: float
-    """Keys and values read per token of context."""
-    numbers_per_token: float
-    """Per query token: its query, key and value read, its output written."""
+    flops_per_pair: float  # per query token and key that it sees
+    numbers_per_context_token: float  # keys and values read per token of context
+    numbers_per_token: float  # per query token: its query, key and value read, its output written
 
 
 def matrix_operators(shape: ModelShape, tensor_parallel_size: int = 1) -> list[Operator]:

@@ -174,7 +174,6 @@ class Composed(LatencyModel):
 
     @property
     def uses_pieces(self) -> bool:
-        """Always: attention depends on more than sums."""
         return True
 
     def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> Self:

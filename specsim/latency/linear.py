@@ -54,5 +54,4 @@ class Linear(Coefficients, LatencyModel):
     examples = ({"alpha_ns": 39.3, "gamma_us": 21.0, "delta_ms": 5.9},)
 
     def form(self) -> Form:
-        """Return the coefficients, the same for steps of every kind."""
         return np.array([COEFFICIENTS, *self.seconds, *self.seconds])

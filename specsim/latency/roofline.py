@@ -178,27 +178,19 @@ class Roofline(LatencyModel):
 class _Matrix(NamedTuple):
     """One operator with weights, all of its runs in a forward pass together."""
 
-    flops: float
-    """Seconds of computing per token."""
-    weights: float
-    """Seconds to read all weights."""
-    moved: float
-    """Seconds to read and write the activations of a token."""
+    flops: float  # seconds of computing per token
+    weights: float  # seconds to read all weights
+    moved: float  # seconds to read and write the activations of a token
     is_sampled: bool
-    missed_share: float
-    """Of the experts, those that a token leaves out; 0 of a dense matrix."""
+    missed_share: float  # of the experts, those that a token leaves out; 0 of a dense matrix
 
 
 class _Terms(NamedTuple):
     """What `forward_time` is made of, seconds."""
 
     fixed: float
-    exchanged: float
-    """Of all-reduces, per token."""
+    exchanged: float  # of all-reduces, per token
     matrices: tuple[_Matrix, ...]
-    pair_time: float
-    """Of attention, per pair of query token and key."""
-    context_time: float
-    """To read keys and values, per context token."""
-    query_time: float
-    """To read queries and write outputs, per batched token."""
+    pair_time: float  # of attention, per pair of query token and key
+    context_time: float  # to read keys and values, per context token
+    query_time: float  # to read queries and write outputs, per batched token

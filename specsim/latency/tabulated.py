@@ -74,14 +74,12 @@ class Tabulated(LatencyModel):
     """Of steps with prefill; by default the same."""
 
     def forward_time(self, load: StepLoad) -> float:
-        """Return the time by the table of the step's kind."""
         if any(isinstance(value, np.ndarray) for value in load):
             return one_by_one(self.forward_time, load)
         table = self.mixed if self.mixed is not None and load.prefill_tokens else self.decode
         return table.grid(load.context_tokens, load.batched_tokens) * 1e-3
 
     def form(self) -> Form:
-        """Return the tables of both kinds of step."""
         decode = self.decode.numbers
         if self.mixed is None:
             return np.array([TABLE, 2.0, *decode])

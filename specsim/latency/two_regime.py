@@ -33,7 +33,6 @@ class TwoRegime(LatencyModel):
     """Of steps with prefill."""
 
     def forward_time(self, load: StepLoad) -> float:
-        """Return the time by the coefficients of the step's kind."""
         if isinstance(load.prefill_tokens, np.ndarray):
             decode, mixed = self.decode.forward_time(load), self.mixed.forward_time(load)
             return np.where(load.prefill_tokens > 0, mixed, decode)
@@ -42,5 +41,4 @@ class TwoRegime(LatencyModel):
         )
 
     def form(self) -> Form:
-        """Return the coefficients of both kinds of step."""
         return np.array([COEFFICIENTS, *self.decode.seconds, *self.mixed.seconds])

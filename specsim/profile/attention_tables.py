@@ -159,8 +159,6 @@ class AttentionTables:
 
 
 class _LayerKind(NamedTuple):
-    """Layers whose attention is alike."""
-
     num_layers: int
     window: int | None
     width: AttentionWidth

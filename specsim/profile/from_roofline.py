@@ -18,13 +18,9 @@ _MAX_BATCHED_TOKENS = 16384
 
 @dataclass(frozen=True)
 class RooflineOptions:
-    """What to make a profile of."""
-
-    model: str
-    """Name in ``profiles/``, or the path of a HuggingFace config.json."""
+    model: str  # name in ``profiles/``, or the path of a HuggingFace config.json
     gpu: str
-    drafts: dict[str, str]
-    """Model of each proposer that the profile will have costs for."""
+    drafts: dict[str, str]  # model of each proposer that the profile will have costs for
     tensor_parallel_size: int = 1
     compute_efficiency: float = 0.7
     memory_efficiency: float = 0.8
@@ -33,16 +29,10 @@ class RooflineOptions:
 
 @dataclass(frozen=True)
 class RooflineProfile:
-    """A profile, and what follows from it."""
-
-    fields: dict[str, Any]
-    """Of the profile, as they go into a YAML file."""
-    roofline: Roofline
-    """Of the target."""
-    memory: MemoryPlan
-    """Of each GPU."""
-    num_blocks: int
-    """KV blocks that fit, vLLM's null block included."""
+    fields: dict[str, Any]  # of the profile, as they go into a YAML file
+    roofline: Roofline  # of the target
+    memory: MemoryPlan  # of each GPU
+    num_blocks: int  # KV blocks that fit, vLLM's null block included
 
     @classmethod
     def of(cls, options: RooflineOptions) -> "RooflineProfile":

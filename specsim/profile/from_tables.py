@@ -36,17 +36,11 @@ HOST_TIMES = {
 
 @dataclass(frozen=True)
 class TableProfile:
-    """A profile, and what follows from it."""
-
-    fields: dict[str, Any]
-    """Of the profile, as they go into a YAML file."""
+    fields: dict[str, Any]  # of the profile, as they go into a YAML file
     profile: Profile
-    memory: MemoryPlan
-    """Of each GPU."""
-    num_blocks: int
-    """KV blocks that fit, vLLM's null block included."""
-    sources: tuple[str, ...]
-    """Tables and kernels that it was composed from."""
+    memory: MemoryPlan  # of each GPU
+    num_blocks: int  # KV blocks that fit, vLLM's null block included
+    sources: tuple[str, ...]  # tables and kernels that it was composed from
 
     @classmethod
     def of(cls, options: TableOptions) -> "TableProfile":

@@ -41,11 +41,8 @@ def tables_folder() -> Path:
 
 
 class MeasuredTable(NamedTuple):
-    """One table, and where it lies."""
-
     rows: pa.Table
-    source: str
-    """GPU, engine, version and file."""
+    source: str  # GPU, engine, version and file
 
 
 class GpuTables:
@@ -84,7 +81,6 @@ class GpuTables:
         return self._tables[name]
 
     def has(self, family: str, name: str) -> bool:
-        """Return whether there is such a table."""
         return bool(self._files(family, name))
 
     def _files(self, family: str, name: str) -> list[Path]:

@@ -68,8 +68,7 @@ class ExpertTimes(NamedTuple):
     hidden_size: int
     inter_size: int
     number: int
-    chosen: int
-    """Of these, how many each token visits."""
+    chosen: int  # of these, how many each token visits
 
     def rows_of(self, rows: Any, table: MeasuredTable, kernel: str | None) -> tuple[Any, str]:
         """Return the rows of these experts, or of others of a kernel that was not run on these."""

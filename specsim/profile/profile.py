@@ -130,7 +130,6 @@ class Overhead(Settings):
     (`specsim.engine.front.Front`)."""
 
     def of_engine(self, *, is_async: bool) -> "Overhead":
-        """Return what one engine's steps take."""
         if is_async or not self.sync_step_ms:
             return self
         return self.model_copy(update={"step_ms": self.step_ms + self.sync_step_ms})
@@ -257,8 +256,7 @@ class StepCosts:
     """
 
     target: LatencyModel
-    drafts: tuple[DraftCost, ...]
-    """One for each drafter; empty without speculation."""
+    drafts: tuple[DraftCost, ...]  # one for each drafter; empty without speculation
     overhead: Overhead
     expands_batch: bool = False
     """Whether each draft token is verified as a sequence of its own, which reads the context."""
@@ -269,7 +267,6 @@ class StepCosts:
         return self.target.uses_pieces
 
     def compiled(self) -> CompiledCosts:
-        """Return what the engine's loops can compute by themselves."""
         constants: dict[str, float] = {
             "overhead_step": self.overhead.step_ms * 1e-3,
             "overhead_request": self.overhead.request_us * 1e-6,
@@ -297,7 +294,6 @@ class StepCosts:
         return self.target.forward_time(load) if load.batched_tokens else 0.0
 
     def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
-        """Return the duration of the forward pass that data-parallel ranks make together."""
         return self.target.lock_step_time(loads)
 
     def draft_time(

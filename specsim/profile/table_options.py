@@ -8,21 +8,15 @@ from typing import NamedTuple
 from specsim.core.errors import ProfileError
 from specsim.hardware import load_gpu
 
-DTYPES: Mapping[str, "Dtype"]
-"""Of weights, by name."""
+DTYPES: Mapping[str, "Dtype"]  # of weights, by name
 
 
 class Dtype(NamedTuple):
-    """How weights are stored."""
-
-    bytes_per_weight: float
-    """Scales included."""
+    bytes_per_weight: float  # scales included
     matrices: str | None
     """As gemm tables call it; None where only weights are small and the tables have 16 bits."""
-    experts: str
-    """As moe tables call it."""
-    peak: str = "bfloat16"
-    """As GPUs call what multiplies them."""
+    experts: str  # as moe tables call it
+    peak: str = "bfloat16"  # as GPUs call what multiplies them
 
 
 DTYPES = {
@@ -40,10 +34,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What to compose a profile of."""
-
-    model: str
-    """Name in ``profiles/``, or the path of a HuggingFace config.json."""
+    model: str  # name in ``profiles/``, or the path of a HuggingFace config.json
     gpu: str
     drafts: Mapping[str, str] = field(default_factory=dict)
     """Model of each proposer that the profile will have costs for."""
@@ -54,8 +45,7 @@ class TableOptions:
     dtype: str = "bfloat16"
     kv_dtype: str = "bfloat16"
     engine: str = "vllm"
-    tables: Path | None = None
-    """Folder of kernel tables; by default that of the installed package."""
+    tables: Path | None = None  # folder of kernel tables; by default that of the installed package
     kernels: Mapping[str, str] = field(default_factory=dict)
     """By family, a part of the name of the kernel that the server logged."""
     reserved_gib: float = 1.15
@@ -66,10 +56,8 @@ class TableOptions:
 class Scales(NamedTuple):
     """What times become on another GPU than the one that they were measured on."""
 
-    read: float = 1.0
-    """Of what reads memory: attention of decodes, reading weights, small kernels."""
-    compute: float = 1.0
-    """Of all else: growth with the tokens, attention of prompts."""
+    read: float = 1.0  # of what reads memory: attention of decodes, reading weights, small kernels
+    compute: float = 1.0  # of all else: growth with the tokens, attention of prompts
 
     @classmethod
     def of(cls, options: TableOptions) -> "Scales":

@@ -19,7 +19,6 @@ class Clock:
     """Seconds since some instant."""
 
     def now(self) -> float:
-        """Return the time."""
         return time.monotonic()
 
 
@@ -33,7 +32,6 @@ class MachineClock(Clock):
         self._cpu, self._stolen = _stolen()
 
     def now(self) -> float:
-        """Return the time."""
         cpu, stolen = _stolen()
         instant = time.monotonic()
         # On which of the two it was, if it has moved meanwhile, is not known.

@@ -90,7 +90,6 @@ class HostSpeed:
 
 
 def _nearest(values: Seconds, wanted: Seconds) -> NDArray[np.intp]:
-    """Return the place of the nearest of some rising values."""
     after = np.clip(np.searchsorted(values, wanted), 0, len(values) - 1)
     before = np.clip(after - 1, 0, None)
     found: NDArray[np.intp] = np.where(

@@ -114,7 +114,6 @@ class _Page:
         self._model = str(self._engine.model)
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the page."""
         yield from self._speculation()
         for name, help_text in _GAUGES.items():
             yield from self._per_engine(name, "gauge", help_text, [0 for _ in self._engines])

@@ -11,13 +11,9 @@ from specsim.profile import Profile, StepCosts, default_layout, memory_plan
 
 @dataclass(frozen=True)
 class StepTime:
-    """How long a step takes, and whether that is to be believed."""
-
     seconds: float
-    fits: bool
-    """Whether the KV cache holds its sequences at once."""
-    in_range: bool
-    """Whether the profile was fitted on steps as large as this."""
+    fits: bool  # whether the KV cache holds its sequences at once
+    in_range: bool  # whether the profile was fitted on steps as large as this
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,6 @@ from specsim.study.sweep import labels
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """One policy over all replications."""
-
     label: str
     policy: Policy
     summaries: list[dict[str, Any]]  # as in ``summary.json``, one per replication
@@ -48,7 +46,6 @@ class PolicyResult:
 
     @property
     def is_unstable(self) -> bool:
-        """Whether any replication could not keep up with its arrivals."""
         return any(summary["specsim"]["unstable"] for summary in self.summaries)
 
     @property
@@ -59,8 +56,6 @@ class PolicyResult:
 
 @dataclass(frozen=True)
 class Standing:
-    """The place of one policy among all."""
-
     rank: int  # from 1, the highest speed-up
     result: PolicyResult
     is_tied: bool | None
@@ -72,7 +67,6 @@ class Standing:
     regret_best_static: Regret | None  # the fastest ``static``, chosen with hindsight
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the standing as plain values, with all summaries."""
         return {
             "rank": self.rank,
             "tied_with_rank_above": self.is_tied,
@@ -96,7 +90,6 @@ class Comparison:
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know before believing the numbers."""
         every = {each.label: each.warnings for each in self.results}
         common = set.intersection(*map(set, every.values()))
         own = [f"{label}: {text}" for label, some in every.items() for text in some]
@@ -125,7 +118,6 @@ class Comparison:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain values: per policy its standing and all summaries."""
         standings = {standing.result.label: standing.to_dict() for standing in self.standings}
         return {
             result.label: {**standings[result.label], "warnings": [*self.notes, *result.warnings]}

@@ -39,7 +39,6 @@ class Recording:
     share: float  # part of the recording that lies before the first request, in [0, 1)
 
     def all_requests(self) -> Trace:
-        """Return the whole recording."""
         return _all_requests(self.workload, self.seed)
 
 
@@ -56,8 +55,6 @@ def _all_requests(workload: WorkloadConfig, seed: int) -> Trace:
 
 @dataclass(frozen=True)
 class Trial:
-    """One simulation."""
-
     experiment: Experiment
     recording: Recording | None = None
 
@@ -152,17 +149,14 @@ class Loads:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the load is a number of clients."""
         return isinstance(self.experiment.workload.arrivals, ClosedLoop)
 
     @property
     def unit(self) -> str:
-        """Unit of the load."""
         return "clients" if self.is_closed else "requests/s"
 
     @cached_property
     def own(self) -> float:
-        """The experiment's own load."""
         arrivals = self.experiment.workload.arrivals
         if isinstance(arrivals, ClosedLoop):
             return float(arrivals.concurrency)

@@ -40,16 +40,12 @@ _MODES = ("sync", "async")
 
 @dataclass(frozen=True)
 class World:
-    """One small experiment."""
-
     name: str
     config: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class PolicyCheck:
-    """What came of all worlds."""
-
     policy: str
     num_worlds: int  # that were run
     broken: dict[str, list[str]]  # by what was wrong, the names of the worlds in which it was
@@ -57,7 +53,6 @@ class PolicyCheck:
 
     @property
     def num_broken(self) -> int:
-        """Worlds in which anything was wrong."""
         return len({name for names in self.broken.values() for name in names})
 
 
@@ -97,7 +92,6 @@ def _method(policy: Policy) -> dict[str, Any]:
 
 
 def worlds_of(policy: Policy, config: Any, method: dict[str, Any]) -> Iterator[World]:
-    """Yield the worlds of a policy."""
     needs_sync = policy.needs_sync or policy.uses_confidences
     can_async = not needs_sync and PROPOSERS.parse(method).supports_async
     modes = [name for name in _MODES if name == "sync" or can_async]

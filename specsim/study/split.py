@@ -41,7 +41,6 @@ class SplitRow:
     policy: str | None = None  # where policies were searched, too
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row as plain values."""
         return {
             "label": self.label,
             "rate": self.rate,

@@ -35,10 +35,8 @@ from specsim.workload.trace import TraceRequests
 
 T = TypeVar("T")
 
-_IDLE = 64
-"""Prefill replicas before a decode pool that is looked at by itself."""
-_MOST = 16
-"""Splits of each pair of profiles, so that the time does not grow with the GPUs."""
+_IDLE = 64  # prefill replicas before a decode pool that is looked at by itself
+_MOST = 16  # splits of each pair of profiles, so that the time does not grow with the GPUs
 
 Columns = dict[str, NDArray[np.float64]]
 
@@ -62,7 +60,6 @@ class Way:
         return pool, profile, "drafts" if drafts else ""
 
     def replicas(self, pool: str) -> int:
-        """Return the replicas of one of its pools."""
         replicas: int = getattr(self.experiment.pools, pool).replicas
         return replicas
 
@@ -87,11 +84,9 @@ class SplitPrediction:
 
     @property
     def order(self) -> tuple[float, float]:
-        """Sort key, the best first."""
         return -round(self.attainment or 0.0, 6), self.mean_e2el_ms
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
         names = ("attainment", "mean_e2el_ms", "p99_ttft_ms", "mean_tpot_ms")
         own = {name: getattr(self, name) for name in names}
         return {"label": self.way.label, "policy": self.way.policy, **own}

@@ -31,7 +31,6 @@ class Records:
 
     @property
     def left_out(self) -> str:
-        """Which requests were left out, for a reader."""
         return (
             f"{self.num_too_long} requests of more than {self.max_output_len} output "
             f"tokens and {self.num_too_short} of fewer than 2 left out"
@@ -77,8 +76,6 @@ class Candidate:
 
 @dataclass(frozen=True)
 class AcceptanceFit:
-    """What came of fitting all models."""
-
     records: Records
     draft_len: int
     split_seed: int
@@ -91,7 +88,6 @@ class AcceptanceFit:
     chosen: Acceptance  # a model of that kind, fitted to all requests
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
         records = self.records
         return {
             "file": records.file.name,

@@ -130,7 +130,6 @@ class Twin:
         self._luck = Luck(0, stream_id("acceptance_fit", name))
 
     def decode(self, model: Acceptance) -> Decoded:
-        """Return what decoding gives under a model."""
         tables: list[bytes] = []
         for start in range(0, len(self._requests), _CHUNK):
             some = self._requests[start : start + _CHUNK]
@@ -149,7 +148,6 @@ class Distances:
 
     @classmethod
     def between(cls, model: Decoded, data: Decoded) -> "Distances":
-        """Return how far a model is from data."""
         return cls(
             per_step=kolmogorov_smirnov(model.accepted_lens, data.accepted_lens),
             per_request=kolmogorov_smirnov(model.tokens_per_step, data.tokens_per_step),
@@ -158,7 +156,6 @@ class Distances:
         )
 
     def rounded(self) -> dict[str, float]:
-        """Return them with four digits after the point."""
         return {name: round(value, 4) for name, value in vars(self).items()}
 
     @property

@@ -79,16 +79,13 @@ class TorchSubject:
 
     @property
     def description(self) -> dict[str, Any]:
-        """That of the engine."""
         return self.engine.description
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """Those of the plan."""
         return self.plan.loads
 
     def start(self, folder: Path, tell: Tell) -> tuple[float, dict[str, Any]]:
-        """Warm the engine up, measure the first rounds of the grid and some runs."""
         self._folder, plan = folder, self.plan
         grid = plan.grid
         tell(f"measuring {len(grid.points)} kinds of step, {grid.rounds} times each")
@@ -109,7 +106,6 @@ class TorchSubject:
         return self._capacity, {}
 
     def run(self, part: str, rates: dict[str, float], tell: Tell) -> None:
-        """Run every case some times, all of them one after the other, and the grid between them."""
         plan, profile = self.plan, self._profile()
         self._cases = plan.cases(rates, self._accepted)
         lasts = plan.repetitions * sum(
@@ -131,7 +127,6 @@ class TorchSubject:
         tell("simulating the same runs")
 
     def compare(self, part: str) -> Part:
-        """Simulate every case by all that was measured meanwhile."""
         profile = self._profile()
         results = [self._compared(case, profile) for case in self._cases]
         with new_file(self._folder / "grid.csv") as temporary:
@@ -139,7 +134,6 @@ class TorchSubject:
         return Part(part, profile, results)
 
     def findings(self, found: Calibration) -> dict[str, Any]:
-        """Return what the grid and the runs for profiling showed."""
         measured = medians(self._rounds)
         return {
             "drift": measured.drift,

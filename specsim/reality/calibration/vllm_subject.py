@@ -50,8 +50,6 @@ def load_of(run: str) -> str:
 
 @dataclass(frozen=True)
 class VllmSpeculation:
-    """How an engine speculates."""
-
     name: str  # for folders
     draft_len: int = 0
     config: Mapping[str, Any] | None = None  # vLLM's ``speculative_config``; None if it does not
@@ -63,12 +61,10 @@ class VllmSpeculation:
 
     @classmethod
     def draft_model(cls, folder: Path, draft_len: int) -> "VllmSpeculation":
-        """Return speculation by a draft model."""
         return cls._of("draft", draft_len, method="draft_model", model=str(folder.resolve()))
 
     @classmethod
     def ngram(cls, draft_len: int) -> "VllmSpeculation":
-        """Return speculation by prompt lookup."""
         lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
         return cls._of("ngram", draft_len, method="ngram", **lookup)
 
@@ -83,8 +79,6 @@ _OFF = VllmSpeculation("off")
 
 @dataclass(frozen=True)
 class VllmPlan:
-    """One calibration of a local vLLM."""
-
     loads: tuple[Load, ...]  # of `ORDER`: fit-low, low, fit-high, high
     prompt_lens: tuple[int, int]  # least and most, drawn uniformly; likewise `output_lens`
     output_lens: tuple[int, int]
@@ -93,7 +87,6 @@ class VllmPlan:
     start_seconds: float = 40.0  # about how long an engine takes to start and to warm up
 
     def load(self, name: str) -> Load:
-        """Return a load by its name."""
         return next(load for load in self.loads if load.name == name)
 
     def minutes(self, num_parts: int) -> int:
@@ -180,15 +173,11 @@ class Replayed:
 
 @dataclass(frozen=True)
 class VllmPart(Part):
-    """One engine."""
-
     replays: list[Replayed]  # in the order of their measurement
 
 
 @dataclass
 class VllmSubject:
-    """Models that are calibrated, and with which speculation."""
-
     model: Path  # folder with ``config.json``
     plan: VllmPlan
     speculations: tuple[VllmSpeculation, ...]
@@ -227,11 +216,9 @@ class VllmSubject:
 
     @property
     def shape(self) -> ModelShape:
-        """Of the model."""
         return load_model(str(self.model / "config.json"))
 
     def engine_kwargs(self, speculation: VllmSpeculation) -> dict[str, Any]:
-        """Return the options of ``vllm.LLM``."""
         kwargs = {"model": str(self.model.resolve()), "seed": self.seed, **self.plan.engine}
         if self.is_dummy:
             kwargs["load_format"] = "dummy"
@@ -241,7 +228,6 @@ class VllmSubject:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What is started without speculation."""
         return {
             "engine": "vllm",
             "model": str(self.model),
@@ -250,16 +236,13 @@ class VllmSubject:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """Those of the plan."""
         return self.plan.loads
 
     @property
     def profiles(self) -> dict[str, str]:
-        """One for each speculation."""
         return {each.name: f"profiles/{each.name}.yaml" for each in self.speculations}
 
     def start(self, folder: Path, tell: Tell) -> tuple[float, dict[str, Any]]:
-        """Measure how much an engine that is never idle gets done, and see what it runs on."""
         self._folder = folder
         run = self.plan.rush(folder / "capacity", self.shape.vocab_size, self.seed)
         self._record(_OFF, [run])
@@ -273,13 +256,11 @@ class VllmSubject:
         return capacity, {"hardware": hardware}
 
     def run(self, part: str, rates: dict[str, float], tell: Tell) -> None:
-        """Start the engine of one speculation and record all loads on it."""
         tell(f"{part}: {len(ORDER)} runs")
         self._rates = rates
         self.record(self._speculation(part), self._folder / "runs" / part, rates)
 
     def compare(self, part: str) -> VllmPart:
-        """Fit a profile to some runs of one engine, and replay those that it has not seen."""
         runs, profile = self._folder / "runs" / part, self._folder / self.profiles[part]
         try:
             return self.replay(self._speculation(part), runs, self._rates, profile)
@@ -288,7 +269,6 @@ class VllmSubject:
             raise
 
     def findings(self, found: Calibration) -> dict[str, Any]:
-        """Return what was left out, and how much was asked for."""
         return {"left_out": found.left_out, "capacity": found.capacity, "rates": found.rates}
 
     def record(

@@ -78,8 +78,6 @@ def observe(
 
 @dataclass(frozen=True)
 class _Run:
-    """One run, from finding the server to closing the folder."""
-
     workload: Workload
     folder: Path
     options: Options
@@ -206,8 +204,6 @@ async def _until_interrupt(work: Awaitable[None]) -> bool:
 
 @dataclass
 class Observation:
-    """What came of a run."""
-
     server: Server
     num_planned: int
     sent: list[Sent] = field(default_factory=list)
@@ -217,12 +213,10 @@ class Observation:
 
     @property
     def answered(self) -> list[Sent]:
-        """Requests without an error."""
         return [sent for sent in self.sent if sent.answer.error is None]
 
     @property
     def errors(self) -> Counter[str]:
-        """How many requests ended with each error."""
         return Counter(sent.answer.error for sent in self.sent if sent.answer.error is not None)
 
     @property
@@ -273,7 +267,6 @@ class Observation:
         return {"acceptance_rate": accepted / tokens, "acceptance_length": 1.0 + accepted / drafts}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``meta.json`` says of the run."""
         late = self.lateness * 1e3 if self.sent else np.zeros(1)
         return {
             "client": {

@@ -86,8 +86,6 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers, and what it says of itself."""
-
     url: str  # without a path
     model: str
     version: str | None
@@ -202,8 +200,6 @@ def parse_metrics(text: str) -> Metrics:
 
 @dataclass(frozen=True)
 class Options:
-    """How requests are sent."""
-
     low_id: int = 1_000
     """Smallest token id of random prompts: special tokens mostly lie below or at the end."""
     high_id: int = 30_000  # the first id above them: most vocabularies have 32,000 and more
@@ -213,7 +209,6 @@ class Options:
 
     @property
     def own_fields(self) -> list[str]:
-        """Fields in `body` that are not the user's to set."""
         return sorted(_OWN_FIELDS & self.body.keys())
 
 

@@ -177,7 +177,6 @@ class _Scripted(LatencyModel):
 
     @classmethod
     def costs(cls, cost: CostScript) -> StepCosts:
-        """Return step times in whole nanoseconds."""
         per_token = cost.per_token_ns + cost.per_ctx_ns
         target = cls(per_context=cost.per_ctx_ns, per_token=per_token, base=cost.base_ns)
         return StepCosts(target, (), Overhead())
@@ -308,7 +307,6 @@ class _Outside:
         heapify(self._events)
 
     def connected(self, setup: Setup) -> Setup:
-        """Return the engine with a KV connector, if the scenario has one."""
         if self._loads is None:
             return setup
         limits = {
@@ -330,7 +328,6 @@ class _Outside:
             heappush(self._events, row)
 
     def play(self, replica: Replica) -> None:
-        """Let everything happen in its time."""
         while self._events or replica.next_at < inf:
             at = self._events[0][0] if self._events else inf
             replica.advance(at)

@@ -97,7 +97,6 @@ class Error:
 
     @classmethod
     def of(cls, model: LatencyModel, points: Points) -> "Error":
-        """Return the errors of a model on some steps."""
         shares = np.abs(np.asarray(model.forward_time(points.load)) / points.seconds - 1)
         found = (np.median(shares), shares.mean(), np.percentile(shares, 90), shares.max())
         return cls(*map(float, found))
@@ -122,7 +121,6 @@ class ModelFit:
     learning_curve: list[tuple[int, float]]  # points, median error of held-out steps (of 10 draws)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
         return {
             "model": self.model.model_dump(mode="json"),
             "num_points": self.num_points,
@@ -212,8 +210,6 @@ def fitted_profile(fit: ModelFit, points: Points, origin: Origin, source: str) -
 
 @dataclass(frozen=True)
 class ProfileErrors:
-    """What a profile says of the target's forward pass, and what was measured."""
-
     points: Points
     predicted: NDArray[np.float64]  # seconds, without drafting and the engine's overhead
     errors: dict[str, Error]  # from `Error.by_kind`

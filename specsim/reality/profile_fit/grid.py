@@ -47,8 +47,6 @@ class GridPoint(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A step that was measured."""
-
     point: GridPoint
     target_seconds: float
     draft_seconds: float
@@ -125,8 +123,6 @@ class Medians:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the fit found."""
-
     target: Tabulated
     request_us: float  # of the target's forward pass, per sequence
     draft: DraftCost

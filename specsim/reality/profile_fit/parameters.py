@@ -22,8 +22,7 @@ class Parameter:
     path: tuple[str, ...]
     about: str
     start: float
-    scale: float
-    """Standard deviation of the prior."""
+    scale: float  # standard deviation of the prior
     lowest: float
     highest: float
     is_factor: bool = False
@@ -32,7 +31,6 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """Where it stands in the profile."""
         return ".".join(self.path)
 
     def value(self, place: float) -> float:

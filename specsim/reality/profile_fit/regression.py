@@ -69,7 +69,6 @@ class DraftingOfRuns:
 
     @property
     def notes(self) -> str:
-        """What a profile says of it."""
         lens = ", ".join(map(str, self.draft_lens))
         if len(self.draft_lens) == 1:
             return (

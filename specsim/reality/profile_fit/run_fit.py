@@ -28,8 +28,7 @@ DEVIATIONS: Mapping[str, float] = {
     "engine_steps": 0.02,
 }
 """What is fitted: the logarithm of predicted over measured, and by how much it may be off."""
-UNTOLD = 0.7
-"""Width, as a share of the prior's, from which on the data say nothing of a parameter."""
+UNTOLD = 0.7  # width, as a share of the prior's, from which on the data say nothing of a parameter
 _SAME = ("model", "gpu", "engine", "engine_version", "quantisation")
 _STEP = 0.2  # of finite differences, standard deviations: some 4 % of a factor
 _ROUNDS = 2
@@ -57,8 +56,7 @@ class Estimate:
     """Of the interval that holds it with 95 %: from the Jacobian, the spread of the residuals, and
     the prior."""
     high: float
-    is_told: bool
-    """Whether the data say more of it than the prior."""
+    is_told: bool  # whether the data say more of it than the prior
     at_bound: bool
 
 
@@ -72,12 +70,10 @@ class RunFit:
     """Of the rows that were fitted, before and after."""
     held_out: tuple[list[Prediction], list[Prediction]]
     """Of the others, likewise; empty if there are none."""
-    spread: float
-    """Of the residuals, as a share of `DEVIATIONS`."""
+    spread: float  # of the residuals, as a share of `DEVIATIONS`
     num_evaluations: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the profile as plain values."""
         pairs = {"fitted": self.fitted, "held_out": self.held_out}
         return {
             "parameters": [asdict(each) for each in self.estimates],
@@ -189,7 +185,6 @@ class _Problem:
 
     @property
     def num_evaluations(self) -> int:
-        """How many profiles have been tried."""
         return len(self._known)
 
     @property
@@ -198,7 +193,6 @@ class _Problem:
         return float((self._weights**2).sum())
 
     def profile(self, places: Values) -> Profile:
-        """Return the start with the parameters at some places."""
         pairs = zip(self.parameters, places.tolist(), strict=True)
         return changed(self._start, {each.path: each.value(place) for each, place in pairs})
 

@@ -43,8 +43,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CacheRoom:
-    """What the KV caches have room for."""
-
     max_num_seqs: int
     max_model_len: int
     max_draft_len: int

@@ -64,8 +64,6 @@ class Weights:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How weights are drawn."""
-
     num_draft_layers: int = 2
     """Layers of the draft model, the target's first; those after them write less into the residual
     stream."""
@@ -164,7 +162,6 @@ class Llama:
         return self._attend is attend_flash
 
     def record(self, shapes: Sequence[PassShape], record: Record, timer: Timer) -> None:
-        """Record passes; see `Recordings.add`."""
         with torch.inference_mode():
             self.recordings.add(shapes, record, timer)
 

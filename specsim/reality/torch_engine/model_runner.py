@@ -59,7 +59,6 @@ class ModelRunner:
         self._successors: list[list[int]] = []
 
     def add(self, request: int, prompt: NDArray[np.int64]) -> None:
-        """Take in a request's prompt."""
         self._texts[request] = RequestText(prompt, self._slot_len)
 
     def assume_read(self, request: int, length: int) -> None:

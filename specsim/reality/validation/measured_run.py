@@ -98,7 +98,6 @@ class MeasuredRun:
 
     @property
     def load(self) -> str:
-        """The load, in short."""
         if self.request_rate is not None:
             return f"{self.request_rate:g} requests/s"
         return f"C = {self.concurrency}"

@@ -45,12 +45,10 @@ class RunFolder:
 
     @property
     def host_speed(self) -> HostSpeed | None:
-        """How fast the machine was during the first run, if that was probed."""
         return HostSpeed.of_run(self.path)
 
     @property
     def engine_kwargs(self) -> dict[str, Any]:
-        """The options that the engine was started with."""
         return self.section("engine_kwargs")
 
     def section(self, *names: str) -> dict[str, Any]:
@@ -62,7 +60,6 @@ class RunFolder:
 
     @property
     def profile_folder(self) -> Path | None:
-        """The folder with kernel tables, if there is one."""
         folder = self.path / "profile"
         return folder if folder.is_dir() else None
 

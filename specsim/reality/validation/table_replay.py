@@ -40,8 +40,6 @@ _COUNTERS = frozenset(
 
 @dataclass(frozen=True)
 class Prediction:
-    """A measured run and what the simulation says of it."""
-
     run: MeasuredRun
     values: dict[str, float]  # by name in `specsim.reality.validation.measured_run.METRICS`
 
@@ -166,7 +164,6 @@ class Replayer(AbstractContextManager["Replayer"]):
         self._processes = LocalProcesses(processes)
 
     def __exit__(self, *error: object) -> None:
-        """End the processes."""
         self._processes.__exit__(*error)
 
     def predict(

@@ -19,8 +19,6 @@ _FAILURES = ("abort", "error")
 
 @dataclass(slots=True)
 class _Live:
-    """A request that has not ended."""
-
     number: int
     request: Any
     queued_at: float
@@ -31,8 +29,6 @@ class _Live:
 
 @dataclass(slots=True)
 class _Step:
-    """A step that has been scheduled."""
-
     output: Any  # what the scheduler said of it, which comes back when it has ended
     row: StepRow
     first_tokens: list[_Live]  # requests that get their first token from it
@@ -177,12 +173,10 @@ class Recorder:
         self._own_time += time.perf_counter() - begun
 
     def ended(self, request_ids: list[str]) -> None:
-        """Note requests that were ended from outside."""
         for request_id in request_ids:
             self._end(request_id, self._clock.now())
 
     def probed(self, at: float, seconds: float) -> None:
-        """Note a probe of the machine's speed."""
         self._writer.add_probe(at, seconds)
 
     def settle(self) -> None:

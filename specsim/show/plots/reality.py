@@ -23,7 +23,6 @@ _DRAFT_LENS = (0, 3, 5)
 
 
 def plot_comparison(comparison: ProfileErrors, path: Path, title: str) -> None:
-    """Draw predicted over measured step times."""
     figure, axis = plt.subplots(figsize=(6, 6), constrained_layout=True)
     figure.suptitle(title)
     points = comparison.points

@@ -44,5 +44,4 @@ def interval(value: "SpeedUp") -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in percent."""
     return f"{100 * share:.1f} %"

@@ -230,7 +230,6 @@ def _answers(plan: "Plan") -> list[str]:
 
 
 def question_rate(plan: "Plan", name: str) -> float:
-    """Return what each replica is asked for, requests/s."""
     return plan.question.rate / (plan.found[name].replicas or 1)
 
 

@@ -45,7 +45,6 @@ def family_table(family: Family[Any]) -> Table:
 
 
 def names_table(title: str, names: dict[str, str]) -> Table:
-    """Return a table of names, each with a remark."""
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("name", no_wrap=True)
     table.add_column("source")

@@ -178,7 +178,6 @@ def _throughput(found: Validation) -> Table:
 
 
 def observation_table(found: "Observation", title: str) -> Table:
-    """Return the table of an observed run."""
     mark = " INTERRUPTED" if found.is_interrupted else ""
     table = new_table(title + mark, ["ms", *SHOWN])
     samples = {TITLES[name]: values for name, values in found.latencies().items()}

@@ -35,7 +35,6 @@ _SWEPT = {
 
 
 def run_table(summary: Summary, title: str) -> Table:
-    """Return the table of one run."""
     data = summary.data
     unstable = " UNSTABLE (queue still growing)" if summary.is_unstable else ""
     rows = (

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def trace_table(description: "TraceDescription", title: str) -> Table:
-    """Return the table of ``specsim trace describe``."""
     rows = {
         "format": description.format,
         "requests": f"{description.num_requests:,}",
@@ -43,7 +42,6 @@ def _number(value: float | None) -> str:
 
 
 def token_tables(description: "TokenDescription", title: str) -> list[Table]:
-    """Return the tables of ``specsim tokens describe``."""
     return [_sizes(description, title), _overlaps(description), _drafters(description)]
 
 
@@ -107,7 +105,6 @@ def _drafters(description: "TokenDescription") -> Table:
 
 
 def draft_eval_table(result: "DraftEval", title: str) -> Table:
-    """Return the totals of a draft evaluation."""
     total, num_requests = result.total, len(result.per_request)
     rows = {
         "requests": f"{num_requests:,}",

@@ -129,7 +129,6 @@ def pools_of(config: dict[str, Any]) -> dict[str, int]:
 
 
 def slo_of(config: dict[str, Any]) -> dict[str, float]:
-    """Return the limits of a configuration, ms."""
     found = config.get("slo")
     limits = found.items() if isinstance(found, dict) else ()
     return {name: float(value) for name, value in limits if isinstance(value, int | float)}

@@ -83,7 +83,6 @@ class _Grid:
         ]
 
     def places(self, number: int) -> tuple[int, ...]:
-        """Return where a run stands on each axis of the study."""
         own = np.unravel_index(number // self._sweep.replications, self._lengths)
         return tuple(
             int(np.ravel_multi_index([own[n] for n in group], [self._lengths[n] for n in group]))
@@ -101,7 +100,6 @@ class _Grid:
         return [values.pop() if len(values) == 1 else None for _, values in sorted(found.items())]
 
     def profiles(self, configs: dict[int, dict[str, Any]]) -> list[str]:
-        """Return the profile of each hardware."""
         found = {self.places(n)[0]: str(config["profile"]) for n, config in configs.items()}
         return [profile for _, profile in sorted(found.items())]
 

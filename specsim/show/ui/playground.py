@@ -25,8 +25,7 @@ from specsim.study.compare import on_one_engine
 from specsim.study.paired import speed_up
 
 NUM_REQUESTS = 1000
-ATTAINMENT = 0.99
-"""Share of the requests that keep all limits where the SLO is called met."""
+ATTAINMENT = 0.99  # share of the requests that keep all limits where the SLO is called met
 _MOST_KEPT = 64  # runs: a move of the SLO needs none, and one of the policy only its own
 _SAMPLES = 160  # of the requests in the system over time
 _ALPHA = 0.62  # of an experiment without acceptance: that of example.yaml

@@ -34,8 +34,6 @@ _ROUNDS = 6  # requests per client of a closed loop
 
 @dataclass(frozen=True)
 class Contender:
-    """A hardware and a policy, and the experiment that is run on it."""
-
     hardware: Hardware
     label: str
     policy: Policy
@@ -43,12 +41,10 @@ class Contender:
     goal: Goal
 
     def check(self) -> None:
-        """Raise a SpecsimError if it cannot be run."""
         changed = self.loads.experiment.replace(f"--policies {self.label}", policy=self.policy)
         PoolServers.of(changed, Deployment.of(changed, self.hardware.profile))
 
     def at(self, asked: Asked) -> list[Task]:
-        """Return the simulations of a load."""
         # A closed loop has to be full for most of the run.
         least = _ROUNDS * int(asked.load) if self.goal.is_closed else 0
         count = max(asked.num_requests, least)
@@ -64,7 +60,6 @@ class Contender:
         return [Task(load, trial, profile, slo, self.goal.attainment) for trial in trials]
 
     def search(self, saturated: LoadProbe | None) -> Search:
-        """Return the search for its capacity; `saturated` is of all requests at once."""
         count = self.goal.num_requests
         if saturated is None:
             return explore(float(_START_CLIENTS), self.goal, count)

@@ -41,16 +41,12 @@ class Bracket:
 
 @dataclass(frozen=True)
 class Asked:
-    """A load to be tried."""
-
     load: float
     num_requests: int  # of each run
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a search comes to."""
-
     bracket: Bracket
     interval: Interval | None
     """Of the capacity, in units of the load; None where nothing says how sure it is."""

@@ -128,13 +128,11 @@ class Suite(Settings):
         return Experiment.parse(config, where)
 
     def seeds(self, name: str) -> list[int]:
-        """Return the seed of each replication of a scenario."""
         first = self.experiment(name).seed
         return list(range(first, first + self.replications))
 
 
 def tolerances_of(suite: Suite) -> Tolerances:
-    """Return the tolerances of a suite, the usual ones where it names none."""
     return DEFAULT_TOLERANCES if suite.tolerances is None else suite.tolerances
 
 
@@ -217,7 +215,6 @@ class GateResults(Settings):
             return cls.model_validate(data)
 
     def to_json(self) -> str:
-        """Return the results as the text of a JSON file."""
         return json.dumps(self.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
 
 
@@ -236,7 +233,6 @@ def baseline_file(path: Path) -> Iterator[Path]:
 
 
 def checked_date(text: str) -> str:
-    """Return an ISO date."""
     try:
         return datetime.date.fromisoformat(text).isoformat()
     except ValueError as error:

@@ -21,10 +21,8 @@ __all__ = ["Option", "Plan", "Question", "make_plan"]
 
 _SHORT = 1.15
 """Ratio within which short runs tell the capacity of long ones; see experiments/plan-check."""
-_OTHER_K = 1.3
-"""The same, also of another draft length than the first that is tried."""
-_MOST = 3
-"""Kinds of hardware that are searched to the end, with and without speculation each."""
+_OTHER_K = 1.3  # the same, also of another draft length than the first that is tried
+_MOST = 3  # kinds of hardware that are searched to the end, with and without speculation each
 _TOLERANCE, _REPLICATIONS, _REQUESTS, _LONGEST = 0.04, 5, 4000, 32_000
 _LONGEST_DECIDED, _REPLICATIONS_DECIDED = 16_000, 4
 """Of runs in which Python decides at every step, and which take ten times as long."""
@@ -32,8 +30,6 @@ _LONGEST_DECIDED, _REPLICATIONS_DECIDED = 16_000, 4
 
 @dataclass
 class _Screened:
-    """What short runs have shown."""
-
     options: dict[str, Option] = field(default_factory=dict)
     found: dict[str, Found] = field(default_factory=dict)
 
@@ -48,7 +44,6 @@ class _Screened:
         return inf if probe is None else probe.latencies_ms["mean_e2el_ms"]
 
     def least(self, names: Iterable[str], factor: float) -> float:
-        """Return the least cost of some options."""
         return min((self.cost(name, factor) for name in names), default=inf)
 
 

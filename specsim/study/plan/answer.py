@@ -23,8 +23,6 @@ from specsim.study.plan.options import PROFILE_FILE, Option, Question, with_repl
 
 @dataclass(frozen=True)
 class CostPoint:
-    """The target rate on so many replicas of an option."""
-
     name: str  # hardware and label
     replicas: int
     gpus: int
@@ -37,8 +35,6 @@ class CostPoint:
 
 @dataclass(frozen=True)
 class Plan:
-    """How many GPUs of which kind, at what cost, and how sure that is."""
-
     question: Question
     capacity: Capacity  # of those that were searched to the end
     options: dict[str, Option]  # all that were tried, by hardware and label
@@ -47,7 +43,6 @@ class Plan:
 
     @cached_property
     def found(self) -> dict[str, Found]:
-        """What each option that was searched to the end sustains."""
         return {f"{each.hardware.label} {each.policy}": each for each in self.capacity.found}
 
     def best(self, *, is_off: bool) -> str | None:
@@ -98,7 +93,6 @@ class Plan:
 
     @cached_property
     def front(self) -> list[CostPoint]:
-        """The points than which none is both cheaper and faster, by rising cost."""
         everything = [(name, each, True) for name, each in self.found.items()]
         everything += [(name, each, False) for name, each in self.screened.items()]
         points = [point for entry in everything for point in _points(*entry)]
@@ -106,13 +100,11 @@ class Plan:
 
     @property
     def assumptions(self) -> list[str]:
-        """What is taken of traffic and drafters."""
         presets = {o.acceptance: None for o in self.options.values() if o.acceptance}
         return [self.question.traffic.note, *(f"acceptance {said}" for said in presets)]
 
     @property
     def warnings(self) -> list[str]:
-        """What is not as it will be, or not simulated."""
         question = self.question
         rooflines = {o.hardware.label for o in self.options.values() if not o.hardware.is_measured}
         limit = question.command.engine.get("max_model_len")

@@ -30,8 +30,6 @@ _PARALLEL = re.compile(r"^(?:-tp|-dp|--(?:tensor|data)[-_]parallel[-_]size|--[td
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """What a command line starts."""
-
     program: str  # ``vllm`` or ``sglang``
     words: tuple[str, ...]  # as typed, one per word, without what starts the program
     model: str  # as typed
@@ -134,8 +132,6 @@ def _without(words: tuple[str, ...], *unwanted: re.Pattern[str]) -> list[str]:
 
 
 class _Reader:
-    """Reads the flags of one command line."""
-
     def __init__(self, source: str, program: str, flags: dict[str, str]) -> None:
         self._source, self._program, self._flags = source, program, dict(flags)
 

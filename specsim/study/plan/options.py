@@ -20,8 +20,7 @@ from specsim.study.loads import Loads
 from specsim.study.plan.command import ServerCommand, unknown_fields
 from specsim.study.plan.traffic import NAMES, Traffic
 
-PROFILE_FILE = "profile.yaml"
-"""Where a roofline is written, beside the experiment."""
+PROFILE_FILE = "profile.yaml"  # where a roofline is written, beside the experiment
 FIRST_K = 3
 LATER = ("static:k=1", "static:k=5", "goodput")
 """Looked at where `FIRST_K` shows the hardware to be worth it."""
@@ -35,8 +34,6 @@ _ROOM = 2  # times the longest of 20,000 requests is any of a study
 
 @dataclass(frozen=True)
 class Question:
-    """What a plan is asked."""
-
     command: ServerCommand
     traffic: Traffic
     slo: Slo
@@ -48,14 +45,11 @@ class Question:
 
     @property
     def model(self) -> str:
-        """Name of its shape in ``profiles/``."""
         return model_of(self.command.model)
 
 
 @dataclass(frozen=True)
 class Option:
-    """A hardware, a drafter and a policy."""
-
     hardware: Hardware
     experiment: Experiment
     label: str
@@ -65,17 +59,14 @@ class Option:
 
     @property
     def name(self) -> str:
-        """Return hardware and label."""
         return f"{self.hardware.label} {self.label}"
 
     @property
     def is_off(self) -> bool:
-        """Whether nothing is drafted."""
         return self.label == "off"
 
     @property
     def needs_a_policy(self) -> bool:
-        """Whether vLLM alone cannot do it."""
         return not self.is_off and self.speculation is None
 
     @property
@@ -85,15 +76,12 @@ class Option:
         return policy.is_dynamic and type(policy).lens_by_size is Policy.lens_by_size
 
     def contender(self, goal: Goal) -> Contender:
-        """Return what is searched."""
         loads = Loads(self.experiment, goal.replications)
         return Contender(self.hardware, self.label, self.experiment.effective_policy, loads, goal)
 
 
 @dataclass
 class Offered:
-    """All options, and what cannot be one."""
-
     options: list[Option] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # what, and why
 
@@ -175,7 +163,6 @@ def _roofline(model: str, gpu: str, size: int) -> Profile:
 def _add(
     question: Question, hardware: Hardware, profile: str, policies: tuple[str, ...], found: Offered
 ) -> None:
-    """Add the options of a hardware that can be run."""
     given = question.command.speculation
     known = [method for method in _METHODS if method in hardware.profile.drafts]
     methods = [given.get("method")] if given else known

@@ -27,11 +27,9 @@ from specsim.workload.arrivals.synthetic import TraceReplay
 from specsim.workload.lengths.synthetic import Empirical, TraceRows
 from specsim.workload.readers import read_trace
 
-Axis = dict[str, list[Any]]
-"""Values by dotted field name, equally many of each field."""
+Axis = dict[str, list[Any]]  # values by dotted field name, equally many of each field
 
-Row = tuple[int, dict[str, Any]]
-"""A place on an axis, and the value of each of its fields there."""
+Row = tuple[int, dict[str, Any]]  # a place on an axis, and the value of each of its fields there
 
 _MAX_POINTS = 100_000
 _SPACED = ("linspace", "logspace", "range")
@@ -39,8 +37,6 @@ _SPACED = ("linspace", "logspace", "range")
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One run of a sweep."""
-
     number: int  # place in the order of the sweep, from 0
     axes: dict[str, Any]  # value of each field that an axis sets
     labels: dict[str, str]  # the same in a few characters, different for each value of a field
@@ -49,7 +45,6 @@ class SweepPoint:
     config: dict[str, Any]  # of the experiment, as in its YAML file
 
     def experiment(self) -> Experiment:
-        """Return the experiment."""
         return Experiment.parse(self.config, f"point {self.number}")
 
 
@@ -157,16 +152,13 @@ class Sweep(Settings):
 
     @property
     def seed(self) -> int:
-        """Seed of the first replication."""
         return int(self.base.get("seed", 0))
 
     @property
     def num_points(self) -> int:
-        """Number of runs."""
         return prod(map(len, self._rows)) * self.replications
 
     def points(self) -> Iterator[SweepPoint]:
-        """Yield all runs in their order."""
         known = {f: labels(values) for axis in self.axes for f, values in axis.items()}
         numbers = count()
         for combination in product(*self._rows):

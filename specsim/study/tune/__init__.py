@@ -33,8 +33,6 @@ __all__ = ["Tuning", "tune"]
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a tuning found."""
-
     experiment: Experiment  # as it was given
     max_k: int  # largest k that was tried, tokens
     replications: int
@@ -86,7 +84,6 @@ class Tuning:
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know before believing the numbers."""
         found = []
         valid = load_profile(self.experiment.profile).valid_range
         for point in self.batches.points:
@@ -115,7 +112,6 @@ class Tuning:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, with its provenance."""
         seed = self.experiment.seed
         return {
             "speculative_config": self.speculative_config,

@@ -30,8 +30,6 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is kept of a trial."""
-
     time_per_token: float
     """Inverse of the output throughput while no client has run out of requests, seconds."""
     e2e_latency: float
@@ -88,8 +86,6 @@ _MIN_MEASURED = 100  # requests, and at least one per client
 
 @dataclass(frozen=True)
 class BatchPoint:
-    """All k at one batch size."""
-
     batch_size: int
     measurements: list[list[Measurement]]  # by k from 0, then by replication
 
@@ -110,7 +106,6 @@ class BatchPoint:
 
     @property
     def next_best_k(self) -> int:
-        """The fastest of the others."""
         order = np.argsort(np.log(self.times).mean(axis=1), kind="stable").tolist()
         return int(next(k for k in order if k != self.best_k))
 
@@ -137,8 +132,6 @@ class BatchPoint:
 
 @dataclass(frozen=True)
 class BatchTuning:
-    """The best k of every batch size."""
-
     points: list[BatchPoint]  # by batch size, from 1 to the largest that was simulated
     ranges: tuple[tuple[int, int, int], ...]
     """Inclusive, (first batch size, last batch size, k); the last ends at max_num_seqs."""
