@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +33,13 @@ ALL_CORES = os.cpu_count() or 1
 def all_overrides(overrides: list[str] | None, seed: int | None) -> list[str]:
     """Return what ``--set`` and ``--seed`` replace."""
     return [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
+
+
+def refuse(given: Mapping[str, object], why: str) -> None:
+    """Raise a ConfigError that says why of the first option that is given."""
+    for option, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{option}: {why}")
 
 
 def warm_up(workers: int) -> None:

@@ -19,6 +19,7 @@ from specsim.cli.options import (
     load_experiment,
     output_file,
     progress,
+    refuse,
     results_folder,
     show,
     spinner,
@@ -225,18 +226,30 @@ def gate(
     outputs = {"--json": json_out, "--junit": junit, "--github": github or None}
     given = parse_tolerances(tolerance or ())
     if update:
-        _refuse(outputs, "with --update, which compares nothing")
-        _refuse({"CURRENT": current if is_stored else None}, "with --update; name a suite, YAML")
+        refuse(outputs, "cannot be used with --update, which compares nothing")
+        refuse(
+            {"CURRENT": current if is_stored else None},
+            "cannot be used with --update; name a suite, YAML",
+        )
         suite = Suite.load(current, overrides or ())
         _write_baseline(baseline, suite, {**tolerances_of(suite), **given}, workers, date)
         return
-    _refuse({"--date": date}, "without --update")
+    refuse({"--date": date}, "cannot be used without --update")
     inputs = {baseline.resolve(), current.resolve()}
     for option, path in (("--json", json_out), ("--junit", junit)):
-        _refuse({option: path if path and path.resolve() in inputs else None}, "on its own input")
+        refuse(
+            {option: path if path and path.resolve() in inputs else None},
+            "cannot be used on its own input",
+        )
     is_shared = json_out and junit and json_out.resolve() == junit.resolve()
-    _refuse({"--junit": junit if is_shared else None}, "with the file of --json; name another")
-    _refuse({"--set": overrides if is_stored else None}, "with results; name a suite, YAML")
+    refuse(
+        {"--junit": junit if is_shared else None},
+        "cannot be used with the file of --json; name another",
+    )
+    refuse(
+        {"--set": overrides if is_stored else None},
+        "cannot be used with results; name a suite, YAML",
+    )
 
     with output_file(json_out) as json_file, output_file(junit) as junit_file:
         judgement = _judged(baseline, current, overrides or [], given, workers)
@@ -274,12 +287,6 @@ def _judged(
         if "--debug" in sys.argv:
             raise
         return GateFailure.of(error)
-
-
-def _refuse(given: dict[str, Any], where: str) -> None:
-    for option, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{option}: cannot be used {where}")
 
 
 def _run(

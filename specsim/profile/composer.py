@@ -15,9 +15,16 @@ from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest
 from specsim.hardware import ModelShape
 from specsim.profile.attention_tables import AttentionTables, Matrix, needed, rounded
-from specsim.profile.kernel_tables import GpuTables, MeasuredTable, chosen, columns
+from specsim.profile.kernel_tables import (
+    DTYPES,
+    GpuTables,
+    MeasuredTable,
+    Scales,
+    TableOptions,
+    chosen,
+    columns,
+)
 from specsim.profile.kernel_times import ExpertTimes, MatrixTimes, line_of, skewed
-from specsim.profile.table_options import DTYPES, Scales, TableOptions
 
 Values = NDArray[np.float64]
 

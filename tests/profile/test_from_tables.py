@@ -15,8 +15,7 @@ from specsim.core.step import Pieces, StepLoad
 from specsim.hardware import load_model
 from specsim.latency.base import LatencyModel
 from specsim.profile.from_tables import TableProfile
-from specsim.profile.kernel_tables import GpuTables
-from specsim.profile.table_options import TableOptions
+from specsim.profile.kernel_tables import GpuTables, TableOptions
 
 READ = 1e-9  # milliseconds per number of a matrix
 COMPUTE = 1e-11  # milliseconds per multiplication

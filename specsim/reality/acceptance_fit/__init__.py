@@ -11,8 +11,7 @@ from specsim.acceptance.nested import AcceptanceFile, FitProvenance, FitValidati
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.rng import Luck, stream_id
 from specsim.core.settings import nearest
-from specsim.reality.acceptance_fit.decoding import WINDOW, Decoded, Distances, Twin, decode
-from specsim.reality.acceptance_fit.fits import FITS
+from specsim.reality.acceptance_fit.fits import FITS, WINDOW, Decoded, Distances, Twin, decode
 from specsim.workload.readers import read_trace
 
 _POSITIONS = 1_000_000  # output positions simulated to measure a model: its own noise vanishes

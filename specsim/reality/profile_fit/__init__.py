@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError
 from specsim.latency.base import LatencyModel
-from specsim.latency.linear import Coefficients, Linear
-from specsim.latency.two_regime import TwoRegime
+from specsim.latency.linear import Coefficients, Linear, TwoRegime
 from specsim.profile import Profile
 from specsim.reality.profile_fit.points import (
     Origin,

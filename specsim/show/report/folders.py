@@ -17,13 +17,13 @@ from specsim.show.report.axes import (
     axis_of,
     check_version,
     draft_len,
+    load_sweep,
     pools_of,
     single_axes,
     slo_of,
     title_of,
 )
 from specsim.show.report.study import COST, HARDWARE, LOAD, POLICY, Point, Study
-from specsim.show.report.sweep_folder import load_sweep
 from specsim.study.compare import folder_name
 from specsim.study.sweep import flat_metrics
 
