@@ -17,9 +17,7 @@ from specsim.core.atomic import new_file, packed
 from specsim.core.errors import ConfigError, SpecsimError
 
 
-def list_members(
-    family: str | None = Argument(None, help="Show only this family."),
-) -> None:
+def list_members(family: str | None = Argument(None, help="Show only this family.")) -> None:
     """Show every member of every family with its fields, and the shipped profiles."""
     from specsim.acceptance.nested import load_preset, preset_names
     from specsim.core.resources import resource_names

@@ -201,8 +201,7 @@ def show_profile(
 MadeModel = Annotated[str, Option(help="A name in profiles/, or a HuggingFace config.json.")]
 Replica = Annotated[int, Option(min=1, help="GPUs of each replica.")]
 Drafts = Annotated[
-    list[str] | None,
-    Option(metavar="METHOD=MODEL", help="A drafter: eagle3=eagle3-llama-3.1-8b."),
+    list[str] | None, Option(metavar="METHOD=MODEL", help="A drafter: eagle3=eagle3-llama-3.1-8b.")
 ]
 Reserved = Annotated[
     float, Option(min=0, help="Activations and CUDA graphs; by default of an 8B model.")

@@ -27,8 +27,7 @@ _SKEW = ("n", "kv_mean", "kv_big", "t_mean_us", "t_max_us", "t_skew_us")
 class KernelTables:
     """Times of a model's kernels by number of tokens or sequences, microseconds.
 
-    Raises:
-        ProfileError: A table or one of the kernels that every model has is missing.
+    A ProfileError if a table or one of the kernels that every model has is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,8 +84,7 @@ def _has_experts(folder: Path) -> bool:
 def moe_grid(folder: Path) -> Grid | None:
     """Return the time of a layer's experts by tokens and activated experts; None if not measured.
 
-    Raises:
-        ProfileError: ``moe.csv`` is not a grid.
+    A ProfileError if ``moe.csv`` is not a grid.
     """
     path = find_table(folder, "moe")
     if path is None:
@@ -117,8 +115,7 @@ def _complete(
 def shard_folder(path: Path, size: int) -> Path:
     """Return the folder with the tables of a GPU that shares its layers with `size` - 1 others.
 
-    Raises:
-        ProfileError: The tables are of another number of GPUs.
+    A ProfileError if the tables are of another number of GPUs.
     """
     own = path / f"tp{size}"
     if own.is_dir():
@@ -170,14 +167,12 @@ class Attention:
 
     Linear interpolation in four axes: tokens of the prefill chunk, its KV entries, number of
     decoding sequences, and their mean KV length. Several prefills in one step count as one chunk of
-    as many tokens and as much work, the sum of c * kv + c^2 / 2 over them.
+    as many tokens and as much work, the sum of c * kv + c^2 / 2 over them. A ProfileError if
+    ``attention.csv`` is missing, or is not a grid.
 
     Args:
         folder: With ``attention.csv``, and ``skew.csv`` if that was measured.
         applies_skew: Whether the lengths' differing counts, by ``skew.csv``.
-
-    Raises:
-        ProfileError: ``attention.csv`` is missing, or is not a grid.
     """
 
     def __init__(self, folder: Path, *, applies_skew: bool = True) -> None:

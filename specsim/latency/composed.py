@@ -284,10 +284,7 @@ class _Tables:
         self.numbers: list[float] = []
 
     def add(
-        self,
-        columns: Sequence[float],
-        times: NDArray[np.float64],
-        rows: Sequence[float] = (0,),
+        self, columns: Sequence[float], times: NDArray[np.float64], rows: Sequence[float] = (0,)
     ) -> float:
         """Return where the table begins that is added: its axes, and its times row by row."""
         place = self._start + len(self.numbers)

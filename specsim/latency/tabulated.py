@@ -65,7 +65,7 @@ class Tabulated(LatencyModel):
                 "context_tokens": [0, 100_000],
                 "batched_tokens": [1, 64, 256],
                 "times_ms": [[16.0, 18.0, 25.0], [30.0, 32.0, 39.0]],
-            },
+            }
         },
     )
     decode: TimeTable

@@ -64,9 +64,8 @@ class RooflineProfile(MadeProfile):
     def of(cls, options: RooflineOptions) -> Self:
         """Make a profile of a model on a GPU.
 
-        Raises:
-            ProfileError: A model or GPU is unknown, or lacks a number.
-            CapacityError: The model does not fit into the GPU's memory.
+        A ProfileError if a model or GPU is unknown, or lacks a number. A CapacityError if the model
+        does not fit into the GPU's memory.
         """
         fields = _fields(options, load_model(options.model), load_gpu(options.gpu))
         return cls.completed(fields, "profile roofline", len(options.drafts))
@@ -81,8 +80,7 @@ class RooflineProfile(MadeProfile):
 def parse_pairs(option: str, form: str, values: list[str]) -> dict[str, str]:
     """Return what an option says that is given several times, ``NAME=VALUE``.
 
-    Raises:
-        ConfigError: One is not of that form, or a name comes twice.
+    A ConfigError if one is not of that form, or a name comes twice.
     """
     pairs: dict[str, str] = {}
     for value in values:

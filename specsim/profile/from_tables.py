@@ -39,10 +39,8 @@ class TableProfile(MadeProfile):
     def of(cls, options: TableOptions) -> Self:
         """Compose a profile.
 
-        Raises:
-            ProfileError: A model, GPU, table, data type or kernel is unknown, or no table covers
-                the model's shape.
-            CapacityError: The model does not fit into the GPU's memory.
+        A ProfileError if a model, GPU, table, data type or kernel is unknown, or no table covers
+        the model's shape. A CapacityError if the model does not fit into the GPU's memory.
         """
         if options.dtype not in DTYPES:
             raise ProfileError(f"--dtype {options.dtype}: {nearest(options.dtype, [*DTYPES])}")

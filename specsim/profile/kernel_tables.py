@@ -103,11 +103,7 @@ _PACKAGE = "aiconfigurator_core"
 
 
 def tables_folder() -> Path:
-    """Return the folder of the installed package.
-
-    Raises:
-        ProfileError: It is not installed.
-    """
+    """Return the folder of the installed package; a ProfileError if it is not installed."""
     found = find_spec(_PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise ProfileError(
@@ -125,13 +121,12 @@ class MeasuredTable(NamedTuple):
 class GpuTables:
     """The tables of one GPU and one engine.
 
+    A ProfileError if the folder has another layout, or has no such GPU.
+
     Args:
         folder: With ``data/<gpu>/`` and ``<gpu>.yaml``.
         gpu: As in ``profiles/``; found under its name there or a longer one (``h100_sxm``).
         engine: Whose kernels: ``vllm``, ``sglang`` or ``trtllm``.
-
-    Raises:
-        ProfileError: The folder has another layout, or has no such GPU.
     """
 
     def __init__(self, folder: Path, gpu: str, engine: str = "vllm") -> None:
@@ -150,8 +145,7 @@ class GpuTables:
     def table(self, family: str, name: str) -> MeasuredTable:
         """Return the newest table of a family, such as ``gemm``, ``gemm_perf``.
 
-        Raises:
-            ProfileError: There is none for this GPU and engine, or it cannot be read.
+        A ProfileError if there is none for this GPU and engine, or it cannot be read.
         """
         if name not in self._tables:
             self._tables[name] = self._read(family, name)
@@ -192,8 +186,7 @@ class GpuTables:
 def chosen(table: MeasuredTable, what: str, **wanted: object) -> pa.Table:
     """Return the rows of a table in which columns have given values; columns it lacks are ignored.
 
-    Raises:
-        ProfileError: None is left; the message says which value there is none of, and what is near.
+    A ProfileError if none is left; the message says which value there is none of, and what is near.
     """
     rows = table.rows
     for column, value in wanted.items():

@@ -104,10 +104,7 @@ class ExpertTimes(NamedTuple):
         width = self.hidden_size * self.inter_size / (hidden * inter)
         alike = tokens * self.chosen / self.number * number / chosen_of
         scaled = np.interp(alike, points, times) * self.number / number
-        active, fewest = (
-            self.number * (1 - (1 - self.chosen / self.number) ** tokens),
-            chosen_of,
-        )
+        active, fewest = (self.number * (1 - (1 - self.chosen / self.number) ** tokens), chosen_of)
         return np.asarray(width * np.where(alike < 1, times[0] * active / fewest, scaled))
 
 

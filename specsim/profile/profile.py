@@ -359,10 +359,7 @@ class StepCosts:
 def load_profile(name: str) -> Profile:
     """Return a profile by its name, such as ``h100/llama-3.1-8b``, or the path of a YAML file.
 
-    Relative paths in a file follow it.
-
-    Raises:
-        ProfileError: There is none, or it is malformed.
+    Relative paths in a file follow it. A ProfileError if there is none, or it is malformed.
     """
     path = find_profile(name)
     fields = following(load_mapping(path, ProfileError), path.parent)
@@ -373,8 +370,7 @@ def load_profile(name: str) -> Profile:
 def find_profile(name: str) -> Path:
     """Return the file of a profile.
 
-    Raises:
-        ProfileError: None is shipped under that name, which is no path.
+    A ProfileError if none is shipped under that name, which is no path.
     """
     is_path = name.endswith((".yaml", ".yml"))
     path = Path(name) if is_path else find_resource("profiles", f"{name}.yaml")

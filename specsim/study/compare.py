@@ -170,14 +170,13 @@ def compare(
 ) -> Comparison:
     """Run every policy on the same requests and the same luck.
 
+    A SpecsimError if a policy cannot be run with this experiment.
+
     Args:
         experiment: Its policy is replaced; replication i runs with seed ``experiment.seed +
             i``. If a policy needs synchronous scheduling, all of them run with it.
         policies: By label; must contain ``off``, the baseline.
         folder: Where to save the results of replication 0, one folder per policy.
-
-    Raises:
-        SpecsimError: A policy cannot be run with this experiment.
     """
     experiment, notes = on_one_engine(experiment, policies)
     tasks = []

@@ -131,6 +131,8 @@ def search_splits(  # noqa: PLR0913 - what is searched, and how far
 ) -> tuple[Split, Search]:
     """Look for the best way to use some GPUs; the rows are those that were simulated whole.
 
+    A SpecsimError if one of them cannot be run, or there is none.
+
     Args:
         sizes: Tensor parallelism of a replica, of either pool; by default the experiment's.
         rates: Requests per second in place of the experiment's.
@@ -138,9 +140,6 @@ def search_splits(  # noqa: PLR0913 - what is searched, and how far
             those that no other beats in both p99 TTFT and mean TPOT, if they are not among the
             best.
         replications: Of those, and of replicas that do both; pools by themselves are run once.
-
-    Raises:
-        SpecsimError: One of them cannot be run, or there is none.
     """
     if isinstance(experiment.workload.arrivals, ClosedLoop):
         raise ConfigError(

@@ -40,10 +40,8 @@ def load_records(path: Path, proposer: str, max_output_len: int) -> Records:
     """Return the recorded acceptance in the column ``acc_<proposer>`` of a token trace.
 
     Outputs of more than `max_output_len` are left out: they are endless loops, which any proposer
-    predicts, and the few of them would outweigh all others, in tokens.
-
-    Raises:
-        TraceError: The file cannot be read, has no such column, or no request is left.
+    predicts, and the few of them would outweigh all others, in tokens. A TraceError if the file
+    cannot be read, has no such column, or no request is left.
     """
     trace = read_trace(path)
     if proposer not in trace.recorded_lens:
@@ -150,10 +148,8 @@ def fit_acceptance(
 ) -> AcceptanceFit:
     """Fit all models and choose the best, or a given kind.
 
-    Raises:
-        ConfigError: There is no such kind, or it cannot be fitted.
-        TraceError: The records are too few or too short, or drafts in them are shorter than
-            `draft_len`.
+    A ConfigError if there is no such kind, or it cannot be fitted. A TraceError if the records are
+    too few or too short, or drafts in them are shorter than `draft_len`.
     """
     if chosen_kind not in (None, *FITS):
         raise ConfigError(

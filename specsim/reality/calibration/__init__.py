@@ -282,11 +282,8 @@ def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
     """Calibrate an engine; `tell` is told what goes on, in lines.
 
     The folder, new or empty, fills meanwhile; until the end ``meta.json`` says that it is
-    incomplete.
-
-    Raises:
-        SpecsimError: Something cannot be measured, fitted or written; what was measured before
-            stays.
+    incomplete. A SpecsimError if something cannot be measured, fitted or written; what was measured
+    before stays.
     """
     check_folder(folder)
     meta = {**subject.description, "specsim_version": __version__}

@@ -21,12 +21,7 @@ from specsim.reality.calibration import (
     with_status,
     write_profile,
 )
-from specsim.reality.calibration.torch_plan import (
-    Case,
-    Served,
-    TorchPlan,
-    acceptance_rates,
-)
+from specsim.reality.calibration.torch_plan import Case, Served, TorchPlan, acceptance_rates
 from specsim.reality.host_speed import HostSpeed, at_speed
 from specsim.reality.profile_fit import DISTURBED
 from specsim.reality.profile_fit.grid import Costs, Medians, Sample, fit_costs, medians

@@ -195,10 +195,8 @@ class VllmSubject:
         """Return what a model is calibrated with: no speculation, and a draft model or n-gram.
 
         Weights are made up if one of the folders, both with ``config.json``, has none. Others are
-        ``stated_error`` and ``seed``.
-
-        Raises:
-            SpecsimError: A folder is not that of a model, or the models do not go together.
+        ``stated_error`` and ``seed``. A SpecsimError if a folder is not that of a model, or the
+        models do not go together.
         """
         shape = _checked_shape(model, "--model", plan)
         if draft is None:
@@ -288,10 +286,8 @@ class VllmSubject:
     ) -> VllmPart:
         """Fit a profile to the runs in a folder, and replay those that are compared.
 
-        The profile is written to a path, as a candidate.
-
-        Raises:
-            SpecsimError: A run cannot be read, fitted or simulated, or nothing was drafted in one.
+        The profile is written to a path, as a candidate. A SpecsimError if a run cannot be read,
+        fitted or simulated, or nothing was drafted in one.
         """
         fitted = [folder / name for name in FITTED]
         profile = self._fitted(fitted)

@@ -59,14 +59,13 @@ def observe(
 ) -> "Observation":
     """Send a workload to a server and record what comes back, also until an interrupt.
 
+    A ConfigError if an option is wrong, nothing answers at the URL, or not what is asked for.
+
     Args:
         url: Such as ``http://127.0.0.1:8000``. A key is taken from ``OPENAI_API_KEY``.
         folder: Gets ``requests.jsonl`` and ``meta.json``, request by request; see `RunWriter`.
         model: By default the only one that the server has.
         on_progress: Told the number of requests that have ended, each time one ends.
-
-    Raises:
-        ConfigError: An option is wrong, nothing answers at the URL, or not what is asked for.
     """
     options = options or Options()
     if options.own_fields:

@@ -112,8 +112,7 @@ def base_url(url: str) -> str:
 async def find_server(session: aiohttp.ClientSession, url: str, model: str | None) -> Server:
     """Return the server at an address, with a model or else the only one that it has.
 
-    Raises:
-        ConfigError: Nothing answers, something else does, or it has no such model.
+    A ConfigError if nothing answers, something else does, or it has no such model.
     """
     try:
         status, text, target = await _page(session, f"{url}/v1/models")

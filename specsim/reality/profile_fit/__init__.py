@@ -41,16 +41,14 @@ def fit_model(points: Points, kind: str, source: str, *, keeps_sum: bool = False
     """Return the latency model, one of `KINDS`, that fits measured steps of a source best.
 
     Huber's loss of the error in seconds: the time of a run is the sum of its steps', so seconds
-    count and not shares of a step; and outliers must not decide.
+    count and not shares of a step; and outliers must not decide. A ProfileError if the points are
+    too few or collinear, so that they determine no coefficients.
 
     Args:
         keeps_sum: Whether all coefficients of a kind of step are scaled so that its steps together
             last as long as measured. Right for the steps of a server: times have a tail, which
             Huber's loss cuts and a run does not. Wrong for a designed grid, whose sum means
             nothing.
-
-    Raises:
-        ProfileError: The points are too few or collinear, so that they determine no coefficients.
     """
     if kind == "linear":
         return Linear(**_coefficients(points, f"{source}: steps", keeps_sum))

@@ -88,10 +88,8 @@ def parameters_of(profile: Profile, runs: Sequence[MeasuredRun]) -> list[Paramet
     """Return what some runs may change in a profile.
 
     What only runs with drafts can tell is left alone if there is none; so is, without a run that
-    does not draft, the host time of each pass, which only such a run tells from that of drafting.
-
-    Raises:
-        ProfileError: The profile is not composed, or does not know a drafter of the runs.
+    does not draft, the host time of each pass, which only such a run tells from that of drafting. A
+    ProfileError if the profile is not composed, or does not know a drafter of the runs.
     """
     if not isinstance(profile.target, Composed):
         raise ProfileError(

@@ -103,7 +103,9 @@ def fit_runs(  # noqa: PLR0913 - only the start and rows need be given
     """Fit the few parameters of a composed profile to measured runs, with any draft lengths.
 
     Bounded least squares of log errors, with a prior around the start. Once the residuals are
-    known, they are weighed by their own spread and fitted again.
+    known, they are weighed by their own spread and fitted again. A SpecsimError if the profile is
+    not composed, the runs are of several servers or not of the profile's, a row says too little, or
+    has nothing that could be fitted.
 
     Args:
         start: Such as `specsim profile build` makes.
@@ -111,10 +113,6 @@ def fit_runs(  # noqa: PLR0913 - only the start and rows need be given
         metrics: Of `DEVIATIONS`, those that count.
         seed, spread, processes: As of `Replayer`.
         on_progress: Told the number of profiles that have been tried.
-
-    Raises:
-        SpecsimError: The profile is not composed, the runs are of several servers or not of the
-            profile's, a row says too little, or has nothing that could be fitted.
     """
     check_one_server([*fitted, *held_out])
     check_same([*fitted, *held_out], start)
@@ -143,8 +141,7 @@ def fit_runs(  # noqa: PLR0913 - only the start and rows need be given
 def check_one_server(runs: Runs) -> None:
     """Raise unless all runs are of one server, and draft with one model.
 
-    Raises:
-        ConfigError: There is none, or it names the first row that differs, and in what.
+    A ConfigError if there is none, or it names the first row that differs, and in what.
     """
     if not runs:
         raise ConfigError("no row to fit to; choose others with --rows and --fit-rows")

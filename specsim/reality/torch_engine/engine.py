@@ -210,11 +210,9 @@ def build_engine(
 ) -> TorchEngine:
     """Return an engine with random weights, on ``cpu``, with so many threads, or on ``cuda``.
 
-    A quarter of the layers make the draft model; there is room for what the plan asks.
-
-    Raises:
-        ConfigError: There is no such device, or the engine does not know a part of the model.
-        CapacityError: The model does not fit.
+    A quarter of the layers make the draft model; there is room for what the plan asks. A
+    ConfigError if there is no such device, or the engine does not know a part of the model. A
+    CapacityError if the model does not fit.
     """
     check_shape(shape)
     if device_name == "cuda" and not torch.cuda.is_available():

@@ -78,9 +78,8 @@ def random_weights(
 ) -> Weights:
     """Return random weights whose first layers say nearly what all of them say.
 
-    Raises:
-        ConfigError: The model has a part that this engine does not know.
-        CapacityError: The weights do not fit into memory.
+    A ConfigError if the model has a part that this engine does not know. A CapacityError if the
+    weights do not fit into memory.
     """
     check_shape(shape)
     generator = torch.Generator(device=device).manual_seed(recipe.seed)
@@ -132,10 +131,8 @@ def check_shape(shape: ModelShape) -> None:
 class Llama:
     """A model, and a KV cache of `num_slots` sequences of `slot_len` tokens each.
 
-    The shape is that of its layers; how many there are the weights know.
-
-    Raises:
-        CapacityError: The cache does not fit into memory.
+    The shape is that of its layers; how many there are the weights know. A CapacityError if the
+    cache does not fit into memory.
     """
 
     def __init__(

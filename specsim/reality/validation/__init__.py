@@ -123,10 +123,7 @@ def validate(folder: Path, replaced: Replaced | None = None) -> Validation:
 
 def replay(run: RunFolder, composed: Replay) -> Validation:
     simulation = simulate(
-        composed.experiment,
-        requests=composed.requests,
-        profile=composed.profile,
-        keeps_steps=False,
+        composed.experiment, requests=composed.requests, profile=composed.profile, keeps_steps=False
     )
     summary = Summary(simulation)
     requests = summary.tables.requests

@@ -77,11 +77,9 @@ class RunFolder:
 def load_run(path: Path) -> RunFolder:
     """Return the measured run in a folder: ``requests.jsonl``, and ``meta.json`` if it is there.
 
-    Further files ``requests*.jsonl`` are repetitions.
-
-    Raises:
-        ConfigError: There is no such folder, or no requests in it.
-        TraceError: A row breaks the rules; the message names file, line, field, value and rule.
+    Further files ``requests*.jsonl`` are repetitions. A ConfigError if there is no such folder, or
+    no requests in it. A TraceError if a row breaks the rules; the message names file, line, field,
+    value and rule.
     """
     if not path.is_dir():
         raise ConfigError(f"{path}: is not a folder; give the one that holds requests.jsonl")

@@ -12,12 +12,7 @@ from numpy.typing import NDArray
 from specsim.core.columns import first_line, read_columns, table_header
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping, nearest
-from specsim.reality.validation.measured_run import (
-    LATENCIES,
-    METRICS,
-    MeasuredLengths,
-    MeasuredRun,
-)
+from specsim.reality.validation.measured_run import LATENCIES, METRICS, MeasuredLengths, MeasuredRun
 from specsim.reality.validation.table_row import COLUMNS, TableRow, filled
 
 _NAMES = {
@@ -46,10 +41,8 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
 
     A row that lacks what a simulation takes is returned with its `MeasuredRun.gaps`. Lengths that a
     row lacks are those of rows with the same model, dataset and number of requests. Empty cells
-    hold what is `given`, by column.
-
-    Raises:
-        SpecsimError: The file cannot be read, or a value is not what its column holds.
+    hold what is `given`, by column. A SpecsimError if the file cannot be read, or a value is not
+    what its column holds.
     """
     if path.suffix == ".json":
         return _completed([read_bench_result(path, given or {})])
@@ -134,8 +127,7 @@ def _lens(path: Path, result: Mapping[str, Any], count: int) -> NDArray[np.int64
 def read_lengths(path: Path) -> dict[str, NDArray[np.int64]]:
     """Return the lengths of single requests, shape (n, 2), prompt and answer, by ``run_id``.
 
-    Raises:
-        SpecsimError: A column is missing, or the ``request_index`` of a run are not 0, 1, 2, ...
+    A SpecsimError if a column is missing, or the ``request_index`` of a run are not 0, 1, 2, ...
     """
     names = ("request_index", "input_len", "output_len")
     columns, words = read_columns(path, names, ("run_id",))

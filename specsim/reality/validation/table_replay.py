@@ -64,10 +64,8 @@ class ReplayedRow:
 def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPREAD) -> ReplayedRow:
     """Return a row as it can be simulated.
 
-    Its own spread of acceptance between requests, if it has one, comes before the one given.
-
-    Raises:
-        SpecsimError: The row lacks something, or an option of the engine is out of range.
+    Its own spread of acceptance between requests, if it has one, comes before the one given. A
+    SpecsimError if the row lacks something, or an option of the engine is out of range.
     """
     if run.missing:
         raise ConfigError(f"{run.place}: {run.missing[0]}; or leave it out (--skip-incomplete)")
@@ -143,10 +141,8 @@ class Replayer(AbstractContextManager["Replayer"]):
     """Simulates rows again and again, each time under another profile.
 
     All that does not depend on the profile is done once; processes stay for the next time. The seed
-    is the same for all rows, so that those that differ in k meet the same luck.
-
-    Raises:
-        SpecsimError: A row lacks something (`MeasuredRun.missing`).
+    is the same for all rows, so that those that differ in k meet the same luck. A SpecsimError if a
+    row lacks something (`MeasuredRun.missing`).
     """
 
     def __init__(
@@ -172,11 +168,8 @@ class Replayer(AbstractContextManager["Replayer"]):
         """Simulate all rows under a profile: itself, its name, or its path.
 
         `on_progress` is told the number of simulations that have ended; rows that are alike, such
-        as repetitions, share one.
-
-        Raises:
-            SpecsimError: A row is of another model, GPU or number of GPUs, or needs what the
-                profile does not have.
+        as repetitions, share one. A SpecsimError if a row is of another model, GPU or number of
+        GPUs, or needs what the profile does not have.
         """
         if not isinstance(profile, Profile):
             profile = load_profile(str(profile))

@@ -102,9 +102,8 @@ class Suite(Settings):
     def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
         """Return the suite in a YAML file, or an experiment as a suite of one scenario.
 
-        Raises:
-            ConfigError: It cannot be read, a scenario is no valid experiment, or an override is
-                of what every scenario replaces.
+        A ConfigError if it cannot be read, a scenario is no valid experiment, or an override is of
+        what every scenario replaces.
         """
         data = load_with_base(path)
         if "workload" in data:
@@ -253,8 +252,7 @@ def run_suite(
 ) -> GateResults:
     """Run every scenario of a suite with all its seeds; keep the metrics that have a tolerance.
 
-    Raises:
-        SpecsimError: A scenario cannot be run, or has no such metric.
+    A SpecsimError if a scenario cannot be run, or has no such metric.
     """
     metrics = tuple(tolerances)
     experiments = {name: suite.experiment(name) for name in suite.scenarios}

@@ -52,8 +52,7 @@ def make_plan(
 ) -> Plan:
     """Find the least cost at which the target rate is served within its limits.
 
-    Raises:
-        SpecsimError: The question names what there is not, or nothing serves within the limits.
+    A SpecsimError if the question names what there is not, or nothing serves within the limits.
     """
     first = offered(question, ("off", f"static:k={FIRST_K}"))
     screened, left_out = _Screened(), list(first.left_out)

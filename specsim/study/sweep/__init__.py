@@ -63,9 +63,8 @@ class SweepFolder:
     def create(cls, path: Path, sweep: Sweep, *, resume: bool) -> Self:
         """Return a folder to write to, made if it is missing; with `resume` it may hold this sweep.
 
-        Raises:
-            ConfigError: It holds a sweep, and another one, one of another version, or `resume`
-                is false.
+        A ConfigError if it holds a sweep, and another one, one of another version, or `resume` is
+        false.
         """
         plan = path / "sweep.yaml"
         if path.exists() and not path.is_dir():

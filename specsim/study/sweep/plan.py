@@ -103,8 +103,7 @@ class Sweep(Settings):
     def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
         """Return the sweep in a YAML file, with some fields of its base replaced.
 
-        Raises:
-            ConfigError: It cannot be read, or an axis or override is of no use.
+        A ConfigError if it cannot be read, or an axis or override is of no use.
         """
         data = load_with_base(path)
         with validated(str(path), ConfigError):

@@ -183,15 +183,14 @@ def tune(
 ) -> Tuning:
     """Find the best k per batch size and the crossover load per k, and check what that gains.
 
+    A SpecsimError if the experiment has nothing to tune, cannot be run, or its load cannot be
+    varied.
+
     Args:
         experiment: Its policy is replaced; replication i runs with seed ``experiment.seed +
             i``.
         max_k: Largest k to try, tokens; by default ``num_speculative_tokens``.
         replications: At least 2, for intervals.
-
-    Raises:
-        SpecsimError: The experiment has nothing to tune, cannot be run, or its load cannot be
-            varied.
     """
     if replications < 2:
         raise ConfigError(
