@@ -106,7 +106,7 @@ def _fit_steps(
     sources: list[Path],
     origin: tuple[str | None, str | None, int],
     kind: str,
-    limits: dict[str, int],
+    limits: dict[str, Any],
     seed: int,
     out: Path | None,
     json_out: Path | None,

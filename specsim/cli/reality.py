@@ -92,11 +92,11 @@ def _id_range(text: str) -> tuple[int, int]:
 
 
 def _body(text: str | None) -> dict[str, Any]:
-    def refuse(name: str) -> None:
+    def no_number(name: str) -> None:
         raise ValueError(f"{name} is no number")
 
     try:
-        fields = json.loads(text, parse_constant=refuse) if text is not None else {}
+        fields = json.loads(text, parse_constant=no_number) if text is not None else {}
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--body {text}: is not JSON: {error}") from error
     if not isinstance(fields, dict):

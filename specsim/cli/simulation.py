@@ -320,7 +320,8 @@ def check(
         more = f" and {len(worlds) - 1} more worlds" if len(worlds) > 1 else ""
         typer.echo(f"{problem} [in: {worlds[0]}{more}]")
     if found.broken:
-        broken = f"{found.num_broken} of {found.num_worlds} worlds"
+        all_broken = {name for names in found.broken.values() for name in names}
+        broken = f"{len(all_broken)} of {found.num_worlds} worlds"
         typer.echo(f"{found.policy}: broken in {broken}, see above", err=True)
         raise typer.Exit(1)
     typer.echo(f"{found.policy} holds: {found.num_worlds} worlds, {found.seconds:.0f} s")

@@ -259,7 +259,7 @@ def gate(
     if isinstance(judgement, GateFailure):
         for line in judgement.error.splitlines():
             typer.echo(f"error: {line}", err=True)
-        raise typer.Exit(judgement.exit_code)
+        raise typer.Exit(3 if judgement.is_crash else 2)
     show(gate_table(judgement, f"{current.name} against {baseline.name}"))
     for line in (*gate_verdict(judgement), *(github_annotations(judgement) if github else ())):
         typer.echo(line)
@@ -306,7 +306,8 @@ def _write_baseline(
     date = None if date is None else checked_date(date)
     with baseline_file(path) as temporary:
         results = _run(suite, tolerances, workers, date)
-        temporary.write_text(results.to_json(), encoding="utf-8")
+        text = json.dumps(results.model_dump(mode="json"), indent=1, allow_nan=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
     typer.echo(
         f"baseline: {path} (scenarios: {len(suite.scenarios)}, seeds: {suite.replications} each)"
     )

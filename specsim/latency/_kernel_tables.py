@@ -36,7 +36,10 @@ class KernelTables:
         self.moe = moe_grid(folder)
         lines = _lines(folder, "dense", "tokens")
         self.has_mlp = any(name in lines for name in _MLP_LAYERS)
-        has_experts = self.moe or (not self.has_mlp and _has_experts(folder.parent))
+        shards = folder.parent.glob("tp*")  # of other tensor parallelism
+        has_experts = self.moe or (
+            not self.has_mlp and any(find_table(shard, "moe") for shard in shards)
+        )
         needed = [*_ONCE, *_TWICE, *_ATTENTION_LAYERS, *(() if has_experts else _MLP_LAYERS)]
         missing = [name for name in needed if name not in lines]
         if missing:
@@ -74,11 +77,6 @@ def _total(lines: dict[str, Line], twice: tuple[str, ...] = ()) -> Line:
         times = np.array([line(point) for point in points])
         total += 2 * times if name in twice else times
     return Line(points, total)
-
-
-def _has_experts(folder: Path) -> bool:
-    """Return whether the folder of another tensor parallelism has experts."""
-    return any(find_table(shard, "moe") for shard in folder.glob("tp*"))
 
 
 def moe_grid(folder: Path) -> Grid | None:

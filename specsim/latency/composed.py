@@ -243,7 +243,7 @@ class Composed(LatencyModel):
             sizes = default_capture_sizes(256)
         if not sizes:
             return axis.tolist(), times
-        points = [*_stairs(sizes), *axis[axis > sizes[-1]].tolist()]
+        points = [*(float(end) for _, end in _of_stairs(sizes)), *axis[axis > sizes[-1]].tolist()]
         padded = [size for size, _ in _of_stairs(sizes)] + axis[axis > sizes[-1]].tolist()
         return points, np.interp(padded, axis, times)
 
@@ -270,10 +270,6 @@ def _of_stairs(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
             yield size, below + 1
         yield size, size
         below = size
-
-
-def _stairs(sizes: Sequence[int]) -> list[float]:
-    return [float(end) for _, end in _of_stairs(sizes)]
 
 
 class _Tables:

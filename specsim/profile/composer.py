@@ -87,21 +87,8 @@ class Composer:
             "head": self._head(),
             **self._eager_fields,
             "attention": list(attention.layers()),
-            **self._latent_fields,
-            **self._parallel_fields,
+            **self._own_fields,
         }
-
-    @property
-    def _latent_fields(self) -> dict[str, Any]:
-        """Return how much longer a pair takes where drafts are verified than in a prompt.
-
-        Prompts have keys and values of each head; with drafts, all heads read the latent vector.
-        """
-        shape = self._shape
-        if not shape.kv_lora_rank:
-            return {}
-        latent = 2 * shape.kv_lora_rank + shape.qk_rope_head_dim
-        return {"verify_factor": round(latent / (shape.head_dim + shape.v_head_dim), 3)}
 
     @property
     def _eager_fields(self) -> dict[str, Any]:
@@ -110,11 +97,20 @@ class Composer:
         return {"prompts_at_least_us": _EAGER_LAYER_US * self._shape.num_hidden_layers}
 
     @property
-    def _parallel_fields(self) -> dict[str, Any]:
-        if self._ranks == 1 and not self._options.enable_expert_parallel:
-            return {}
-        names = ("data_parallel_size", "enable_expert_parallel")
-        return {name: getattr(self._options, name) for name in names}
+    def _own_fields(self) -> dict[str, Any]:
+        """Return what not every profile has.
+
+        Where drafts are verified, a pair of latent attention takes longer than in a prompt, which
+        has keys and values of each head; with drafts, all heads read the latent vector.
+        """
+        shape, options, found = self._shape, self._options, dict[str, Any]()
+        if shape.kv_lora_rank:
+            latent = 2 * shape.kv_lora_rank + shape.qk_rope_head_dim
+            found["verify_factor"] = round(latent / (shape.head_dim + shape.v_head_dim), 3)
+        if self._ranks > 1 or options.enable_expert_parallel:
+            for name in ("data_parallel_size", "enable_expert_parallel"):
+                found[name] = getattr(options, name)
+        return found
 
     @property
     def weight_bytes(self) -> float:

@@ -46,11 +46,6 @@ class DraftCost(Settings):
     kv_bytes_per_token: float = Field(default=0.0, ge=0)
     """Memory of the drafter's own KV cache per GPU, bytes."""
 
-    @property
-    def has_one_cost(self) -> bool:
-        """Whether a draft of any length takes as long as one of a single token."""
-        return not self.token_us and (self.latency is None or self.basis != "pass")
-
     def draft_time(
         self, load: StepLoad, draft_lens: int | list[int] | Ints, target_time: float
     ) -> float:
@@ -319,7 +314,10 @@ class StepCosts:
     @property
     def drafts_at_one_cost(self) -> bool:
         """Whether a step that drafts takes equally long whatever the length of its drafts."""
-        return not self.drafts or self.drafts[0].has_one_cost
+        if not self.drafts:
+            return True
+        draft = self.drafts[0]
+        return not draft.token_us and (draft.latency is None or draft.basis != "pass")
 
     def plain_time(self, load: StepLoad) -> float:
         """Return what a decode of this load takes where no drafter runs, seconds."""

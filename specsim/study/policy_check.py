@@ -51,10 +51,6 @@ class PolicyCheck:
     broken: dict[str, list[str]]  # by what was wrong, the names of the worlds in which it was
     seconds: float
 
-    @property
-    def num_broken(self) -> int:
-        return len({name for names in self.broken.values() for name in names})
-
 
 def check_policy(
     policy: Policy, config: Any, on_progress: Callable[[int], None] | None = None
@@ -64,17 +60,14 @@ def check_policy(
     method = _method(policy)
     broken: dict[str, list[str]] = {}
     worlds = list(worlds_of(policy, config, method))
-    _compile()  # which takes longer than any world may
+    # Compiling takes longer than any world may.
+    simulate(Experiment.parse({**_BASE, **_world({}, *_FIRST), "policy": "off"}, "world"))
     for number, world in enumerate(worlds, start=1):
         for problem in _problems(world, policy):
             broken.setdefault(problem, []).append(world.name)
         if on_progress is not None:
             on_progress(number)
     return PolicyCheck(name_of(policy), len(worlds), broken, monotonic() - begun_at)
-
-
-def _compile() -> None:
-    simulate(Experiment.parse({**_BASE, **_world({}, *_FIRST), "policy": "off"}, "world"))
 
 
 def _method(policy: Policy) -> dict[str, Any]:

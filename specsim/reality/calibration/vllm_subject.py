@@ -8,6 +8,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import load_mapping
 from specsim.hardware import GIB, ModelShape, find_gpu, load_model
@@ -133,32 +135,14 @@ class VllmPlan:
 
 def plan_for(device: str, *, quick: bool = False, threads: int = 1) -> VllmPlan:
     """Return the plan for a device, ``cpu`` or ``cuda``; threads are for a CPU."""
-    full_s, quick_s = (20.0, 6.0) if device == "cpu" else (40.0, 10.0)
-    seconds = quick_s if quick else full_s
-    shares = {"fit-low": 0.2, "low": 0.35, "fit-high": 0.7, "high": 0.55}
-    loads = tuple(Load(name, share, seconds) for name, share in shares.items())
-    if device == "cuda":
-        return VllmPlan(
-            loads,
-            prompt_lens=(64, 1024),
-            output_lens=(32, 512),
-            engine={"max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 2048},
-            start_seconds=120.0,
-        )
-    return VllmPlan(
-        loads,
-        prompt_lens=(20, 300),
-        output_lens=(10, 100),
-        engine={
-            "enforce_eager": True,
-            "max_num_seqs": 32,
-            "max_num_batched_tokens": 256,
-            "max_model_len": 512,
-            "block_size": 32,
-            "num_gpu_blocks_override": 32 * 512 // 32,  # no load runs out of them
-        },
-        environment={"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)},
-    )
+    fields = load_mapping(Path(__file__).with_name("vllm_plans.yaml"), ConfigError)
+    plan = dict(fields[device])
+    seconds = plan.pop("seconds")["quick" if quick else "full"]
+    loads = tuple(Load(name, share, seconds) for name, share in fields["loads"].items())
+    if device == "cpu":
+        names = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
+        plan["environment"] = dict.fromkeys(names, str(threads))
+    return TypeAdapter(VllmPlan).validate_python({**plan, "loads": loads})
 
 
 @dataclass(frozen=True)
@@ -209,7 +193,10 @@ class VllmSubject:
                     f"{shape.vocab_size}; give a draft model with the same tokens"
                 )
             kinds = [VllmSpeculation.draft_model(draft, length) for length in _DRAFT_LENS]
-        is_dummy = not all(_has_weights(each) for each in (model, draft or model))
+        is_dummy = not all(
+            any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+            for folder in (model, draft or model)
+        )
         return cls(model, plan, (_OFF, *kinds), device, is_dummy=is_dummy, **others)
 
     @property
@@ -388,10 +375,6 @@ def _replayed(
     return Replayed(
         folder.name, validation, replay(run, replace(composed, experiment=told)), slowness
     )
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
 
 
 def _checked_shape(folder: Path, option: str, plan: VllmPlan) -> ModelShape:

@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from specsim.hardware import GIB
-from specsim.results.folder import StepsTable, load_requests, load_steps
+from specsim.results.folder import load_requests, load_steps
 from specsim.results.metrics import latencies
 from specsim.results.timeline import PARTS, Timeline, timeline
 from specsim.show.breakdown import Breakdown
@@ -29,8 +29,12 @@ def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
     for label, folder in folders.items():
         found = latencies(load_requests(folder))
         for axis, (name, _) in zip(axes.flat, _LATENCIES, strict=False):
-            _draw_distribution(axis, found[name], label)
-        _draw_load(axes[1, 1], load_steps(folder), label)
+            values = np.sort(found[name][~np.isnan(found[name])])
+            shares = np.linspace(0, 1, min(len(values), _MAX_POINTS))
+            axis.plot(np.quantile(values, shares), shares, label=label)
+        series = timeline(load_steps(folder), num_bins=_LOAD_BINS, window=1)
+        times = (series["start"] + series["end"]) / 2
+        axes[1, 1].plot(times, series["num_running"] + series["num_waiting"], label=label)
     for axis, (_, description) in zip(axes.flat, _LATENCIES, strict=False):
         label_distribution(axis, description)
     axes[1, 1].set_xlabel("time, s")
@@ -39,18 +43,6 @@ def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     save(figure, path)
-
-
-def _draw_distribution(axis: Axes, samples: np.ndarray, label: str) -> None:
-    values = np.sort(samples[~np.isnan(samples)])
-    shares = np.linspace(0, 1, min(len(values), _MAX_POINTS))
-    axis.plot(np.quantile(values, shares), shares, label=label)
-
-
-def _draw_load(axis: Axes, steps: StepsTable, label: str) -> None:
-    series = timeline(steps, num_bins=_LOAD_BINS, window=1)
-    times = (series["start"] + series["end"]) / 2
-    axis.plot(times, series["num_running"] + series["num_waiting"], label=label)
 
 
 class _Series(NamedTuple):

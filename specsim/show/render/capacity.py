@@ -215,7 +215,7 @@ def _answers(plan: "Plan") -> list[str]:
         lines.append(f"{title:8} {said}{_latencies(plan, name)}")
     lines.append(
         f"binds    {binding(found)} beyond {found.rate:.4g} requests/s per replica; each gets "
-        f"{question_rate(plan, taken):.4g}"
+        f"{plan.question.rate / (found.replicas or 1):.4g}"
     )
     if between is None or found.replicas_interval is None:
         sure = "one replication says nothing about that"
@@ -227,10 +227,6 @@ def _answers(plan: "Plan") -> list[str]:
     if plan.ties:
         sure += f"; not shown to be cheaper than {', '.join(plan.ties)}"
     return [*lines, f"sure     {sure}"]
-
-
-def question_rate(plan: "Plan", name: str) -> float:
-    return plan.question.rate / (plan.found[name].replicas or 1)
 
 
 def _offer(plan: "Plan", name: str) -> str:

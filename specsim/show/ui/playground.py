@@ -111,7 +111,10 @@ class Playground:
             }
         if to.prompt or to.output or (to.rate is not None and "lengths" not in workload):
             workload["lengths"] = {"kind": "lognormal"} | {
-                name: {"mean": getattr(to, name) or float(lens.mean()), "sigma": _sigma(lens)}
+                name: {
+                    "mean": getattr(to, name) or float(lens.mean()),
+                    "sigma": round(float(np.std(np.log(np.maximum(lens, 1)))), 4),
+                }
                 for name, lens in self._lens.items()
             }
         if to.gpu is not None:
@@ -199,10 +202,6 @@ class Playground:
             if len(self._runs) > _MOST_KEPT:
                 del self._runs[next(iter(self._runs))]
         return self._runs[key]
-
-
-def _sigma(lens: NDArray[np.int64]) -> float:
-    return round(float(np.std(np.log(np.maximum(lens, 1)))), 4)
 
 
 def _outcome(run: Summary, moved: Experiment) -> dict[str, Any]:

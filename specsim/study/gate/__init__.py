@@ -6,7 +6,6 @@ meets the same requests and the same luck.
 """
 
 import datetime
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -212,9 +211,6 @@ class GateResults(Settings):
             raise ConfigError(f"{path}: is not a baseline of this version of specsim; {_REMEDY}")
         with validated(str(path), ConfigError):
             return cls.model_validate(data)
-
-    def to_json(self) -> str:
-        return json.dumps(self.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
 
 
 @contextmanager

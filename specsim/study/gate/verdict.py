@@ -268,7 +268,8 @@ def write_junit(judgement: "GateVerdict | GateFailure", path: Path) -> None:
         suite = _xml_suite(root, "specsim gate", tests=1, errors=1)
         case = Xml.SubElement(suite, "testcase", classname="specsim gate", name="run")
         kind = "crash" if judgement.is_crash else "input"
-        Xml.SubElement(case, "error", message=_printable(judgement.error), type=kind)
+        letters = (c if c.isprintable() or c == "\n" else "?" for c in judgement.error)
+        Xml.SubElement(case, "error", message="".join(letters), type=kind)
     else:
         for scenario, group in groupby(judgement.comparisons, key=lambda each: each.scenario):
             _add_scenario(root, scenario, list(group))
@@ -307,16 +308,8 @@ class GateFailure:
         is_crash = isinstance(error, bugs) or not isinstance(error, SpecsimError)
         return cls(fault(error) if not isinstance(error, SpecsimError) else str(error), is_crash)
 
-    @property
-    def exit_code(self) -> int:
-        return 3 if self.is_crash else 2
-
     def to_dict(self) -> dict[str, Any]:
         return {"passed": False, "error": self.error, "is_crash": self.is_crash}
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
 def github_annotations(judgement: GateVerdict) -> list[str]:

@@ -209,7 +209,9 @@ def save_plan(plan: Plan, folder: Path) -> None:
             mode="json", exclude_none=True, exclude_defaults=True
         )
         _write_yaml(folder / PROFILE_FILE, [fields])
-    line = serve_line(plan, option)
+    # Of a policy that vLLM has not, the line is without it.
+    size = option.hardware.gpus_per_replica
+    line = plan.question.command.with_options(size, option.speculation)
     (folder / "serve.sh").write_text(_script(plan, option, line, replicas), encoding="utf-8")
     _save_servers(shlex.split(line), plan.question.command.program, option, replicas, folder)
 
@@ -243,12 +245,6 @@ def commented(experiment: Experiment, about: str) -> str:
         comment = _TEXTS["comments"].get(name)
         parts.append((f"# {comment}\n" if comment else "") + text)
     return "".join(parts)
-
-
-def serve_line(plan: Plan, option: Option) -> str:
-    """Return the command line of each server; of a policy that vLLM has not, without it."""
-    size = option.hardware.gpus_per_replica
-    return plan.question.command.with_options(size, option.speculation)
 
 
 def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:
