@@ -92,8 +92,7 @@ class Markov(DrawnAcceptance):
 
 
 _NODES = 7  # of the quadrature over luck that is drawn anew
-REFERENCE_POSITION = 100
-"""Output position at which `Layered.rates` hold."""
+REFERENCE_POSITION = 100  # output position at which `Layered.rates` hold
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 

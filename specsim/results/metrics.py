@@ -66,8 +66,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E latency"}
 """Latencies in vLLM's names, as a reader would say them."""
-SHOWN = ("mean", "p50", "p90", "p99")
-"""Statistics of them that tables and the report show."""
+SHOWN = ("mean", "p50", "p90", "p99")  # statistics of them that tables and the report show
 
 Seconds = NDArray[np.float64]
 

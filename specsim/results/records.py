@@ -43,8 +43,7 @@ of any step. `beyond_context` and `beyond_batched` count the steps that exceed w
 fitted on."""
 
 
-_AT_ONCE = 1024
-"""Requests whose deliveries are taken over at a time."""
+_AT_ONCE = 1024  # requests whose deliveries are taken over at a time
 
 
 class Share(NamedTuple):

@@ -23,11 +23,9 @@ from specsim.results.records import (
 )
 from specsim.results.step_log import STEPS_NOT_KEPT, StepLog, record_type
 
-_BLOCK = 4096
-"""Rows between two cumulative counts, and rows that are multiplied at once."""
+_BLOCK = 4096  # rows between two cumulative counts, and rows that are multiplied at once
 
-_FEW = 1 << 18
-"""Values that are spelt out all the same: 2 MiB, and faster."""
+_FEW = 1 << 18  # values that are spelt out all the same: 2 MiB, and faster
 
 
 def sorted_gaps(chunks: Sequence[NDArray[np.void]]) -> NDArray[np.void]:

@@ -53,14 +53,12 @@ class Deployment:
     def of(cls, experiment: Experiment, profile: Profile | None = None) -> "Deployment":
         """Resolve an experiment; of one with pools, the decode pool.
 
+        A ProfileError if there is no such profile, or it is of another model, or lacks the
+        proposer. A CapacityError if the model does not fit into the GPU's memory. A ConfigError if
+        two limits contradict each other.
+
         Args:
             profile: In place of the one that ``experiment.profile`` names.
-
-        Raises:
-            ProfileError: There is no such profile, or it is of another model, or lacks the
-                proposer.
-            CapacityError: The model does not fit into the GPU's memory.
-            ConfigError: Two limits contradict each other.
         """
         experiment = experiment.serving
         profile = profile or load_profile(experiment.profile)

@@ -87,8 +87,7 @@ ROOFLINE = (
 )
 
 
-BASES = ("fitted", "kernels", "roofline")
-"""What step times rest on, the least trusted last."""
+BASES = ("fitted", "kernels", "roofline")  # what step times rest on, the least trusted last
 
 
 def step_times(profile: Profile) -> str:

@@ -237,8 +237,7 @@ class PoolSystem:
             records.close(self._servers.decode.max_draft_len)
 
 
-_MANY = 64
-"""Replicas, beyond which each gets smaller buffers, since all are in memory at once."""
+_MANY = 64  # replicas, beyond which each gets smaller buffers, since all are in memory at once
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ _BUCKETS: dict[str, Sequence[float]] = {
 """Besides those of tokens, up to the longest context."""
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 
-_Sample = tuple[str, str, float]
-"""Ending of the name, further labels, value."""
+_Sample = tuple[str, str, float]  # ending of the name, further labels, value
 
 
 class _Histogram:
