@@ -88,7 +88,6 @@ class DrawnAcceptance(Acceptance):
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes]:
-        """Return the tables, drawn for all requests at once."""
         indices, counts = drawn_positions(requests, max_draft_len)
         lens = self.drawn_lens(luck, indices, counts, max_draft_len)
         rows = split_rows(lens.tobytes(), counts)

@@ -53,7 +53,6 @@ class Markov(DrawnAcceptance):
     def drawn_lens(
         self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
     ) -> NDArray[np.uint8]:
-        """Return the run of accepted positions from each output position on."""
         alphas = np.array([regime.alpha for regime in self.regimes])
         accepted = luck.uniforms(indices, counts) < alphas[self._chosen(luck, indices, counts)]
         return run_lengths(accepted, max_draft_len)

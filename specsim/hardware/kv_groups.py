@@ -108,7 +108,6 @@ class KVLayout:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether layers differ."""
         return len(self.groups) > 1
 
     @property

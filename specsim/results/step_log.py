@@ -52,7 +52,6 @@ class StepLog:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether there were too many to stay in memory."""
         return self._file is not None
 
     def add(self, replica: int, rows: NDArray[np.void]) -> None:

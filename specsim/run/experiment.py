@@ -72,7 +72,6 @@ class PoolsConfig(Settings):
 
     @property
     def slots(self) -> int:
-        """Of both pools."""
         return self.prefill.slots + self.decode.slots
 
     def with_each(self, field: str, prefill: Any, decode: Any) -> Self:
@@ -194,7 +193,6 @@ class Experiment(Settings):
 
     @property
     def num_started(self) -> int:
-        """Those of them that are there from the beginning."""
         if self.autoscaling is None:
             return self.num_engines
         return self.autoscaling.num_started(self.replicas)
@@ -350,18 +348,15 @@ class Experiment(Settings):
         return self.model_dump(mode="json", exclude_none=True, warnings=False)
 
     def save(self, path: Path) -> None:
-        """Write the resolved configuration as YAML."""
         with new_file(path) as temporary:
             temporary.write_text(self.to_yaml(), encoding="utf-8")
 
     def to_yaml(self) -> str:
-        """Return the resolved configuration as YAML."""
         text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
         # By which a later run knows that it may be replaced.
         return f"# specsim_version: {__version__}\n{text}"
 
     def without_seed(self) -> dict[str, Any]:
-        """Return the resolved configuration without its seed."""
         return {name: value for name, value in self.to_dict().items() if name != "seed"}
 
     @property
@@ -372,7 +367,6 @@ class Experiment(Settings):
 
     @property
     def provenance(self) -> dict[str, object]:
-        """What every row of every result carries."""
         return {"config_hash": self.hash, "seed": self.seed, "specsim_version": __version__}
 
     def replace(self, source: str = "experiment", /, **changes: object) -> Self:

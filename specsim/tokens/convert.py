@@ -172,16 +172,12 @@ _ANSWERING = frozenset({"gpt", "chatgpt", "assistant", "bing", "bard"})
 
 
 class _Exchange(NamedTuple):
-    """One request and its answer, as text."""
-
     id: str
     prompt: str  # empty if it was not recorded
     answer: str  # not empty
 
 
 class TokenCounts(NamedTuple):
-    """What a new token trace holds."""
-
     requests: int
     prompt_tokens: int
     output_tokens: int

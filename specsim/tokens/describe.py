@@ -106,7 +106,6 @@ class Overlap:
 
     @property
     def new(self) -> float:
-        """In none of these."""
         return 1.0 - self.anywhere
 
 
@@ -219,8 +218,6 @@ _ALIKE = 1.05  # ratio of tokens per step within which two drafters are called e
 
 @dataclass(frozen=True)
 class DraftWorth:
-    """What a drafter's drafts were worth in the replay."""
-
     method: str
     num_speculative_tokens: int  # longest draft
     tokens_per_step: float
@@ -229,7 +226,6 @@ class DraftWorth:
 
     @classmethod
     def of(cls, result: DraftEval) -> "DraftWorth":
-        """Keep what matters of a draft evaluation."""
         total, proposer = result.total, result.drafter.proposer
         return cls(
             method=proposer.method,
@@ -242,8 +238,6 @@ class DraftWorth:
 
 @dataclass(frozen=True)
 class TokenDescription:
-    """A token trace in a few numbers."""
-
     num_requests: int
     num_unrecorded_prompts: int
     prompt_tokens: int
@@ -259,7 +253,6 @@ class TokenDescription:
     advice: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
         plain = asdict(self)
         plain["entropy"] = self.entropy._asdict()
         for overlap, values in zip(self.overlaps, plain["overlaps"], strict=True):
@@ -328,7 +321,6 @@ def advice(drafters: tuple[DraftWorth, ...], overlap: Overlap) -> str:
 
 
 def _where(overlap: Overlap, method: str) -> str:
-    """Return where a drafter finds most of what repeats."""
     places = {
         "in the request's own prompt": overlap.own_prompt or 0.0,
         "earlier in the same output": overlap.own_output,
