@@ -84,7 +84,6 @@ _MERGED = {
     "run.summary": "trust",
     "run.whole": "pools",
     "serve": ".server",
-    "serve.live": "alarm",
     "serve.protocol": "answers",
     "serve.watchers": "log metrics",
     "show.plots": ".figures",
@@ -141,6 +140,7 @@ _MOVED = {
     "render.run": "show.render.runs",
     "results.steps": "results.folder",
     "results.time_use": "results.timeline",
+    "serve.alarm": "reality.clock",
     "show.profile_overview": "show.render.profiles",
     "roofline_profile": "profile.from_roofline",
 }

@@ -96,9 +96,10 @@ def run(
     timeline, breakdown or plot of the run; without the details, summary.json is as vllm bench
     serve writes it without --save-detailed.
     """
+    from specsim.core.settings import check_used
     from specsim.results.folder import RESULT_FILES
     from specsim.run.cells import FEWEST, why_whole
-    from specsim.run.experiment import Experiment, check_used
+    from specsim.run.experiment import Experiment
     from specsim.run.simulate import simulate
     from specsim.run.summary import Summary
     from specsim.show.render.runs import run_table

@@ -161,7 +161,7 @@ def draft_eval(
     same with and without drafts. A grid is a search for the best options; check what it finds on
     other requests than it has seen.
     """
-    from specsim.run.experiment import overridden
+    from specsim.core.settings import overridden
     from specsim.show.render.traces import draft_eval_table, draft_grid_table
     from specsim.tokens.draft_eval import (
         evaluate_drafts,

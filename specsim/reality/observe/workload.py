@@ -14,10 +14,10 @@ from pydantic import Field
 from specsim.core.errors import ConfigError
 from specsim.core.request import UNRECORDED, PrefixIds, Request
 from specsim.core.rng import generator
-from specsim.core.settings import Settings, load_mapping, validated
+from specsim.core.settings import Settings, load_mapping, overridden, validated
 from specsim.engine.config import EngineConfig
 from specsim.reality.observe.client import INTERRUPTED, Client, StreamedAnswer
-from specsim.run.experiment import Experiment, overridden
+from specsim.run.experiment import Experiment
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.synthetic import ClosedLoop
 

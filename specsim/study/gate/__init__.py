@@ -19,9 +19,17 @@ from specsim.core.blame import fault
 from specsim.core.errors import ConfigError, CrashError, SpecsimError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
-from specsim.core.settings import Settings, load_mapping, nearest, validated
+from specsim.core.settings import (
+    Settings,
+    check_used,
+    load_mapping,
+    nearest,
+    overridden,
+    set_field,
+    validated,
+)
 from specsim.core.version import __version__
-from specsim.run.experiment import Experiment, check_used, overridden, set_field
+from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.inputs import Input, inputs_of, load_with_base

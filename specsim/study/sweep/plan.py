@@ -17,10 +17,10 @@ import numpy as np
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.core.settings import Settings, validated
+from specsim.core.settings import Settings, check_used, overridden, set_field, validated
 from specsim.profile import Profile, load_profile
 from specsim.run.deployment import Deployment
-from specsim.run.experiment import Experiment, check_used, overridden, set_field
+from specsim.run.experiment import Experiment
 from specsim.run.size import check_size, estimated_seconds
 from specsim.study.inputs import load_with_base
 from specsim.workload.arrivals.synthetic import TraceReplay
