@@ -22,28 +22,18 @@ from specsim.core.errors import ProfileError
 from specsim.core.settings import load_mapping, nearest
 from specsim.hardware import load_gpu
 
-DTYPES: Mapping[str, "Dtype"]  # of weights, by name
-
 
 class Dtype(NamedTuple):
-    bytes_per_weight: float  # scales included
-    matrices: str | None
-    """As gemm tables call it; None where only weights are small and the tables have 16 bits."""
+    """How weights are stored."""
+
+    bytes_per_weight: float
+    matrices: str | None  # as gemm tables call it
     experts: str  # as moe tables call it
-    peak: str = "bfloat16"  # as GPUs call what multiplies them
+    peak: str = "bfloat16"
 
 
-DTYPES = {
-    "bfloat16": Dtype(2.0, "bfloat16", "bfloat16"),
-    "fp8": Dtype(1.0, "fp8", "fp8", "float8"),
-    "fp8_block": Dtype(1.0, "fp8_block", "fp8_block", "float8"),
-    "nvfp4": Dtype(0.5625, "nvfp4", "nvfp4", "float4"),
-    "int4": Dtype(0.53, None, "int4_wo"),
-    # Of experts only: as in gpt-oss, in Kimi-K2.5, and in its NVFP4 version.
-    "mxfp4": Dtype(0.53, "bfloat16", "w4a16_mxfp4"),
-    "int4_experts": Dtype(0.53, "bfloat16", "int4_wo"),
-    "nvfp4_experts": Dtype(0.5625, "bfloat16", "nvfp4", "float4"),
-}
+_ROWS = load_mapping(Path(__file__).with_name("dtypes.yaml"), ProfileError)
+DTYPES: Mapping[str, Dtype] = {name: Dtype(*row) for name, row in _ROWS.items()}
 
 
 @dataclass(frozen=True)

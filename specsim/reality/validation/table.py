@@ -12,26 +12,15 @@ from numpy.typing import NDArray
 from specsim.core.columns import first_line, read_columns, table_header
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping, nearest
-from specsim.reality.validation.measured_run import LATENCIES, METRICS, MeasuredLengths, MeasuredRun
-from specsim.reality.validation.table_row import COLUMNS, TableRow, filled
+from specsim.reality.validation.measured_run import (
+    LATENCIES,
+    METRICS,
+    TABLE,
+    MeasuredLengths,
+    MeasuredRun,
+)
+from specsim.reality.validation.table_row import TableRow, filled
 
-_NAMES = {
-    "model": "model_id",
-    "concurrency": "max_concurrency",
-    "request_rate": "request_rate",
-    "burstiness": "burstiness",
-    "num_prompts": "completed",
-    "duration_s": "duration",
-    "request_throughput": "request_throughput",
-    "output_tok_s": "output_throughput",
-    "total_input_tokens": "total_input_tokens",
-    "total_output_tokens": "total_output_tokens",
-    "acceptance_length": "spec_decode_acceptance_length",
-    "num_drafts": "spec_decode_num_drafts",
-    "num_draft_tokens": "spec_decode_draft_tokens",
-    "num_accepted_tokens": "spec_decode_accepted_tokens",
-}
-"""By column, what vLLM calls it (0.32.0 ``benchmarks/serve.py``)."""
 _STATISTICS = {"mean": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
 _RATES = "spec_decode_per_position_acceptance_rates"
 
@@ -88,8 +77,10 @@ def read_bench_result(path: Path, given: Mapping[str, str]) -> MeasuredRun:
 
 
 def _cells(result: Mapping[str, Any]) -> dict[str, str]:
-    cells = {name: _text(result[name]) for name in COLUMNS if name in result}
-    cells |= {column: _text(result[name]) for column, name in _NAMES.items() if name in result}
+    cells = {name: _text(result[name]) for name in TABLE["described"] if name in result}
+    cells |= {
+        column: _text(result[name]) for column, name in TABLE["vllm"].items() if name in result
+    }
     for latency in LATENCIES:
         theirs = "e2el" if latency == "e2e" else latency
         for statistic, name in _STATISTICS.items():
