@@ -227,29 +227,21 @@ def gate(
     given = parse_tolerances(tolerance or ())
     if update:
         refuse(outputs, "cannot be used with --update, which compares nothing")
-        refuse(
-            {"CURRENT": current if is_stored else None},
-            "cannot be used with --update; name a suite, YAML",
-        )
+        stored = {"CURRENT": current if is_stored else None}
+        refuse(stored, "cannot be used with --update; name a suite, YAML")
         suite = Suite.load(current, overrides or ())
         _write_baseline(baseline, suite, {**tolerances_of(suite), **given}, workers, date)
         return
-    refuse({"--date": date}, "cannot be used without --update")
     inputs = {baseline.resolve(), current.resolve()}
-    for option, path in (("--json", json_out), ("--junit", junit)):
-        refuse(
-            {option: path if path and path.resolve() in inputs else None},
-            "cannot be used on its own input",
-        )
-    is_shared = json_out and junit and json_out.resolve() == junit.resolve()
-    refuse(
-        {"--junit": junit if is_shared else None},
-        "cannot be used with the file of --json; name another",
-    )
-    refuse(
-        {"--set": overrides if is_stored else None},
-        "cannot be used with results; name a suite, YAML",
-    )
+    files = {"--json": json_out and json_out.resolve(), "--junit": junit and junit.resolve()}
+    for option, is_wrong, where in (
+        ("--date", date is not None, "without --update"),
+        *((option, path in inputs, "on its own input") for option, path in files.items()),
+        ("--junit", junit and len({*files.values()}) < 2, "with the file of --json; name another"),
+        ("--set", overrides is not None and is_stored, "with results; name a suite, YAML"),
+    ):
+        if is_wrong:
+            raise ConfigError(f"{option}: cannot be used {where}")
 
     with output_file(json_out) as json_file, output_file(junit) as junit_file:
         judgement = _judged(baseline, current, overrides or [], given, workers)
