@@ -85,7 +85,6 @@ def write_json(file: Path | None, data: Any) -> None:
 
 
 def profile_text(profile: "Profile") -> str:
-    """Return a profile as YAML; what is as usual is left out."""
     fields = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     return as_yaml(fields, default_flow_style=None)
 

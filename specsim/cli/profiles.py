@@ -217,7 +217,6 @@ def _drafts(given: list[str] | None) -> dict[str, str]:
 
 
 def _conclude(out: Path | None, text: str, table: "Table") -> None:
-    """Print a profile that was made, or where it is; the table goes where it is not in the way."""
     show(table, to_stderr=out is None)
     typer.echo(text if out is None else f"profile: {out}", nl=out is not None)
 

@@ -180,7 +180,6 @@ class Composer:
         return gemm.tokens, total
 
     def _small_kernels(self, tokens: Values) -> Values:
-        """Return norms, rotary embedding, writing the KV cache, activation: all layers."""
         shape, size = self._shape, self._size
         width = shape.mlp_width // size * (shape.num_experts_per_tok or 1)
         total = np.zeros(len(tokens))

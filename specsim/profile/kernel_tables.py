@@ -211,7 +211,6 @@ def _short(values: Sequence[Any]) -> str:
 
 
 def _version(name: str) -> list[tuple[int, str]]:
-    """Return what orders versions: 0.9 before 0.24, a release candidate before its release."""
     parts = re.findall(r"\d+|[a-z]+", name)
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 

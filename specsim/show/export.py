@@ -138,7 +138,6 @@ class _Page:
         yield from self._per_engine(name, "counter", help_text, ended, finished_reason="length")
 
     def _samples(self) -> dict[str, list[Samples]]:
-        """Return what the histograms count, by engine; times in seconds."""
         requests = self._run.requests
         found: dict[str, Samples] = {
             "time_to_first_token_seconds": ttft(requests),
@@ -159,7 +158,6 @@ class _Page:
         return [samples[self._run.requests["replica"] == engine] for engine in self._engines]
 
     def _gaps(self) -> list[Samples]:
-        """Return the gaps between deliveries, seconds, per engine."""
         itls, path = self._run.summary.get("itls"), self._run.path / "summary.json"
         if itls is None:
             raise ConfigError(

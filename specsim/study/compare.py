@@ -101,7 +101,6 @@ class Comparison:
 
     @property
     def standings(self) -> list[Standing]:
-        """All policies by falling speed-up; those of equal speed-up in the order given."""
         ranked = sorted(self.results, key=lambda result: -result.speed_up.mean)
         references = [
             next((result for result in ranked if result.policy.kind == kind), None)

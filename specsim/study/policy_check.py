@@ -55,7 +55,6 @@ class PolicyCheck:
 def check_policy(
     policy: Policy, config: Any, on_progress: Callable[[int], None] | None = None
 ) -> PolicyCheck:
-    """Run a policy, which an experiment names as in `config`, through all worlds that suit it."""
     begun_at = monotonic()
     method = _method(policy)
     broken: dict[str, list[str]] = {}

@@ -51,7 +51,6 @@ class Way:
     policy: str
 
     def piece(self, pool: str) -> tuple[str, ...]:
-        """Return what makes one of its pools what it is, but for the replicas."""
         assert self.experiment.pools is not None
         profile = getattr(self.experiment.pools, pool).profile
         if pool == "decode":
@@ -107,7 +106,6 @@ class Search:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it but the time, as plain values."""
         return {
             "pieces": self.pieces,
             "too_small": self.too_small,

@@ -107,7 +107,6 @@ class AcceptanceFit:
         }
 
     def to_preset(self, source: str) -> dict[str, Any]:
-        """Return the chosen model, fitted to `source`, as a file below profiles/acceptance."""
         records, candidate = self.records, self.candidates[self.chosen_kind]
         file = AcceptanceFile(
             acceptance=self.chosen,

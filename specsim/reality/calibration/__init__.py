@@ -158,7 +158,6 @@ class Swap:
 
 
 def swaps(results: Sequence[CaseResult]) -> list[Swap]:
-    """Return where the simulation swaps two fixed k that differ by more than real spreads."""
     fixed = [each for each in results if each.case.policy.startswith(("off", "static"))]
     found = []
     for one, two in combinations(fixed, 2):
@@ -314,7 +313,6 @@ def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
 
 
 def _conclude(found: Calibration, subject: Subject, folder: Path) -> None:
-    """Say in each profile what became of it, and put the cases in order."""
     for place, part in enumerate(found.parts):
         profile = with_status(
             part.profile, is_validated=found.validates(part), stated_error=found.stated_error
@@ -351,7 +349,6 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a profile as YAML, as `load_profile` reads it."""
     written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     with new_file(path) as temporary:
         temporary.write_text(yaml.safe_dump(written, sort_keys=False, width=100))

@@ -53,8 +53,6 @@ class _Levels(NamedTuple):
 
 @dataclass
 class TorchSubject:
-    """An engine that is calibrated; everything that is measured is kept here."""
-
     engine: "TorchEngine"
     plan: TorchPlan
     model: str  # as in ``profiles/``, or the path of a config
@@ -202,7 +200,6 @@ class TorchSubject:
         return _Levels(_level(targets), _level(drafts))
 
     def _profile(self) -> Profile:
-        """Return what all that has been measured so far says; a candidate."""
         measured, description = medians(self._rounds), self.engine.description
         costs = fit_costs(measured.scaled(*self._levels(measured)))
         loads = [point.load for point in measured.points]
@@ -232,7 +229,6 @@ class TorchSubject:
         return with_status(profile, is_validated=False, stated_error=self.stated_error)
 
     def _overhead(self, costs: Costs) -> dict[str, float]:
-        """Return what the engine spends outside its forward passes, as measured in real steps."""
         steps = self._steps()
         if not steps:
             return {"request_us": costs.request_us}

@@ -134,7 +134,6 @@ class VllmPlan:
 
 
 def plan_for(device: str, *, quick: bool = False, threads: int = 1) -> VllmPlan:
-    """Return the plan for a device, ``cpu`` or ``cuda``; threads are for a CPU."""
     fields = load_mapping(Path(__file__).with_name("vllm_plans.yaml"), ConfigError)
     plan = dict(fields[device])
     seconds = plan.pop("seconds")["quick" if quick else "full"]
@@ -337,7 +336,6 @@ class VllmSubject:
         return "cpu" if found == "cpu" else find_gpu([found], "--device cuda")
 
     def _fitted(self, runs: Sequence[Path]) -> Profile:
-        """Return a profile of measured runs; a candidate."""
         meta = load_mapping(runs[0] / "meta.json", ConfigError)
         names = ", ".join(run.name for run in runs)
         points, origin = measured_steps(

@@ -286,7 +286,6 @@ class Observation:
         }
 
     def check(self, workload: Workload, before: Metrics | None, after: Metrics | None) -> None:
-        """Note what the clock, the answers and the server's counters, if known, give away."""
         if self.sent and (late := float(np.percentile(self.lateness, 99))) > _LATE:
             self.notes.append(
                 f"the client sent 1 % of the requests {late * 1e3:,.0f} ms late or more: the load "

@@ -161,7 +161,6 @@ async def _version(session: aiohttp.ClientSession, url: str) -> str | None:
 
 
 async def read_metrics(session: aiohttp.ClientSession, url: str) -> Metrics | None:
-    """Return a server's metrics; None if it does not answer, or has no such page."""
     try:
         status, text, _ = await _page(session, f"{url}/metrics")
     except _FAILED:

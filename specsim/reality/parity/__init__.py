@@ -86,7 +86,6 @@ class EngineScript(Settings):
     """None: dense."""
 
     def to_config(self) -> EngineConfig:
-        """Return the same settings under the names of an experiment."""
         renamed = {"num_blocks", "policy", "spec", "prefix_cache_retention_interval"}
         interval = self.prefix_cache_retention_interval
         return EngineConfig(
@@ -342,7 +341,6 @@ class _Outside:
 def _fates(
     scenario: Scenario, requests: list[Request], luck: Luck, max_draft_len: int
 ) -> NDArray[np.uint8]:
-    """Return what survives: some requests have a probability of their own."""
     alphas = (scenario.acceptance.alpha if r.alpha is None else r.alpha for r in scenario.requests)
     tables = [
         Bernoulli(alpha=alpha).survival_lens([request], luck, max_draft_len)[0]

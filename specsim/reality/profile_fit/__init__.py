@@ -100,7 +100,6 @@ class Error:
 
     @classmethod
     def by_kind(cls, model: LatencyModel, points: Points) -> "dict[str, Error]":
-        """Return the errors on ``all`` steps, and on each kind (decode, mixed) that occurs."""
         kinds = {"decode": ~points.mixed, "mixed": points.mixed}
         found = {name: points.take(rows) for name, rows in kinds.items() if rows.any()}
         return {name: cls.of(model, some) for name, some in {"all": points, **found}.items()}
@@ -159,7 +158,6 @@ def _draw(
     rng: np.random.Generator,
     held_out: Points,
 ) -> float | None:
-    """Return the error of a fit to so many points; None if they determine none."""
     # Half of either kind, as far as there are that many: in a table one may be rare.
     decode, mixed = (rng.permutation(np.flatnonzero(points.mixed == each)) for each in (0, 1))
     num_decode = min(len(decode), max(size // 2, size - len(mixed)))

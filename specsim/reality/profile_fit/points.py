@@ -47,7 +47,6 @@ class Points:
 
     @classmethod
     def joined(cls, parts: "Sequence[Points]") -> "Points":
-        """Return the points of all parts, one after the other."""
         columns = ([getattr(part, each.name) for part in parts] for each in fields(cls))
         return cls(*map(np.concatenate, columns))
 
@@ -228,7 +227,6 @@ def _speculation_of(table: Path) -> tuple[str, int]:
 
 
 def kernel_folder(path: Path) -> Path:
-    """Return the folder of kernel tables that a path leads to: itself, or its ``profile``."""
     return path / "profile" if (path / "profile").is_dir() else path
 
 

@@ -112,7 +112,6 @@ class TorchEngine:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What it is and what it runs on, for ``meta.json``."""
         return {
             "engine": f"specsim torch engine, PyTorch {torch.__version__}",
             "model": self.shape.name,
@@ -147,7 +146,6 @@ class TorchEngine:
             model.next_tokens([Span(0, 0, np.zeros(num, np.int64), asked)])
 
     def prompt(self, request: Request) -> NDArray[np.int64]:
-        """Return the prompt of a request: as recorded, or random tokens of its own."""
         if request.prompt_token_ids is not None:
             return request.prompt_token_ids
         rng = generator(self._recipe.seed, "prompt", str(request.index))
@@ -178,7 +176,6 @@ class TorchEngine:
             return server.serve(requests, self.prompt)
 
     def measure(self, points: Iterable[GridPoint]) -> Iterator[Sample]:
-        """Run steps of given sizes, one after the other, and time them."""
         runner, probe = self._runner(), self._timing.probe
         for point in points:
             probed_at, seconds = probe.run() if probe is not None else (0.0, 0.0)

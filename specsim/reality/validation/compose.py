@@ -145,7 +145,6 @@ def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, A
 
 
 def _note_ignored(run: RunFolder, notes: list[str]) -> None:
-    """Name the options of the run's engine that change nothing here, other than by being unset."""
     known = EngineConfig.model_fields.keys() | _HARMLESS
     ignored = [
         f"{name} = {value!r}"

@@ -180,7 +180,6 @@ def select_rows(
 
 
 def _is_same(cell: str, value: str) -> bool:
-    """Return whether text or number are the same."""
     try:
         return cell == value or float(cell) == float(value)
     except ValueError:

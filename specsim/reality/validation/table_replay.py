@@ -190,13 +190,11 @@ def predict(
     spread: float = DEFAULT_SPREAD,
     processes: int = 1,
 ) -> list[Prediction]:
-    """Simulate measured runs under a profile, once; see `Replayer`."""
     with Replayer(runs, seed=seed, spread=spread, processes=processes) as replayer:
         return replayer.predict(profile)
 
 
 def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
-    """Return what a simulation of a row measures, under the names of the table."""
     traces = [trace for trace in (row.requests, row.warmups) if trace is not None]
     try:
         experiment = _in_blocks(row, profile)

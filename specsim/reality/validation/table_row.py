@@ -95,12 +95,10 @@ class TableRow:
         )
 
     def text(self, column: str) -> str:
-        """Return a cell; empty if it says that there is nothing."""
         cell = self.cells.get(column, "")
         return "" if cell.lower() in _EMPTY else cell
 
     def wrong(self, column: str, rule: str) -> ConfigError:
-        """Return the error of a cell that breaks a rule."""
         return ConfigError(
             f"{self.path}, line {self.line}: {column} = {self.cells[column]!r} must be {rule}; "
             "correct it, or leave the cell empty"
@@ -125,7 +123,6 @@ class TableRow:
         return None if value is None else int(value)
 
     def flag(self, column: str) -> bool | None:
-        """Return what is on or off."""
         word = (self.text(column).split() or [""])[0].lower()
         if word and word not in ("on", "off", "true", "false", "yes", "no", "1", "0"):
             raise self.wrong(column, "on or off")

@@ -66,7 +66,6 @@ class Recorder:
         self._ended_at = self._own_time = self._step_time = 0.0
 
     def arrived(self, request: Any) -> None:
-        """Note a request that has been queued."""
         if request.request_id in self._live:
             return  # more input for a session that is known
         if self._is_settled:

@@ -55,11 +55,9 @@ class Drawing:
         return styles([k == 0 for k in self.study.draft_lens])
 
     def names(self, number: int) -> list[str]:
-        """Return the labels of hardware (0), policy (1) or load (2)."""
         return [_plain(label) for label in self.axis(number).labels]
 
     def axis(self, number: int) -> Axis:
-        """Return the axis of hardware (0), policy (1) or load (2)."""
         return self.study.axes[number]
 
     @property
@@ -100,7 +98,6 @@ def _plain(text: str) -> str:
 
 
 def label_load(axes: Axes, drawing: Drawing) -> None:
-    """Say on the horizontal axis which loads were run."""
     axis, numbers = drawing.axis(2), drawing.load_numbers
     axes.set_xlabel(f"{axis.title}, {axis.unit}" if axis.unit else axis.title)
     if axis.numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= 8:

@@ -198,7 +198,6 @@ def _without(part: str, drawing: Drawing) -> str | None:
 
 
 def _quantiles(cell: list[Point], name: str) -> NDArray[np.float64] | None:
-    """Return the quantiles of a cell, averaged over its replications."""
     kept = [point.distributions[name] for point in cell if point.distributions.get(name)]
     return np.mean(kept, axis=0) if kept else None
 
@@ -267,7 +266,6 @@ def _draw_breakdown(drawing: Drawing) -> Figure:
 
 
 def _share(cell: list[Point], part: str) -> float:
-    """Return the share of a part of the time, averaged over the replications."""
     kept = [point.breakdown for point in cell if point.breakdown]
     return float(np.mean([each[f"{part}_s"] / sum(each.values()) for each in kept]))
 

@@ -37,7 +37,6 @@ def add_wide_rows(table: Table, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def interval(value: "SpeedUp") -> str:
-    """Return the 95 % interval of a speed-up; ``-`` of a single replication."""
     if value.low is None or value.high is None:
         return "-"
     return f"{value.low:.3f} - {value.high:.3f}"

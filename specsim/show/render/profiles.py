@@ -115,7 +115,6 @@ _SIZES = frozenset({"weights_gib", "kv_bytes_per_token"})
 
 
 def overview_tables(overview: Overview, title: str) -> list[Table]:
-    """Return what a profile is, its drafters, and how long typical steps take."""
     tables = [_facts(overview, title)]
     if overview.profile.drafts:
         tables.append(_drafts(overview))
@@ -123,7 +122,6 @@ def overview_tables(overview: Overview, title: str) -> list[Table]:
 
 
 def comparison_table(comparison: "ProfileErrors", title: str) -> Table:
-    """Return the errors of a profile on measured steps, by kind."""
     columns = ["steps", "number", "mean", "median", "90th percentile", "worst"]
     table = new_table(f"{title}: error of the target's forward pass", columns)
     mixed = int(comparison.points.mixed.sum())
@@ -242,7 +240,6 @@ def _flat(value: Any) -> str:
 
 
 def study_tables(studies: list["ModelFit"], title: str) -> list[Table]:
-    """Return the errors of several kinds of fits on held-out steps, and by number of points."""
     held_out = new_table(
         f"{title}: error of held-out steps", ["", "steps", "median", "mean", "90th percentile"]
     )

@@ -122,7 +122,6 @@ def draft_eval_table(result: "DraftEval", title: str) -> Table:
 
 
 def draft_grid_table(combinations: Sequence["Combination"], title: str) -> Table:
-    """Return one line for each combination of a grid, at least one, in the order given."""
     names = list(combinations[0].options)
     counts = ["tokens per step", "acceptance", "drafted", "host us per step"]
     rows = (
@@ -139,7 +138,6 @@ def draft_grid_table(combinations: Sequence["Combination"], title: str) -> Table
 
 
 def distances_table(fits: dict[str, dict[str, float]], title: str) -> Table:
-    """Return the `specsim.reality.acceptance_fit.Distances` of acceptance models, by name."""
     columns = ["distance to the held-out half", "per step", "per request", "per 8 steps"]
     rows = (
         [

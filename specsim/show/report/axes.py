@@ -34,7 +34,6 @@ _TITLES = {"profile": "Hardware", "policy": "Policy", _ARRIVALS: "Arrivals", "re
 
 
 def role_of(fields: list[str]) -> str:
-    """Return the part that an axis plays, from the dotted names of what it sets."""
     if any(name in _LOADS or name == _ARRIVALS for name in fields):
         return LOAD
     if "profile" in fields:
@@ -241,7 +240,6 @@ class _Grid:
         )
 
     def draft_lens(self, configs: dict[int, dict[str, Any]]) -> list[int | None]:
-        """Return the draft length that each policy always asks for."""
         found: dict[int, set[int | None]] = {}
         for number, config in configs.items():
             found.setdefault(self.places(number)[1], set()).add(draft_len(config))

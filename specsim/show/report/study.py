@@ -242,7 +242,6 @@ Cells = dict[tuple[int, int, int], Cell]  # by the index of hardware, policy and
 
 
 def group(study: Study) -> Cells:
-    """Return the finished runs of a `restricted` study by hardware, policy and load."""
     cells: Cells = {}
     for point in study.finished:
         hardware, policy, load = point.places[:3]
@@ -313,7 +312,6 @@ def find_measure(study: Study, name: str) -> Measure:
 
 
 def values_of(study: Study, cell: Cell, measure: Measure) -> dict[int, float]:
-    """Return a measure of the runs of a cell, by replication."""
     found = ((point.replication, measured(study, point).get(measure.name)) for point in cell)
     return {replication: value for replication, value in found if value is not None}
 

@@ -41,6 +41,7 @@ class Contender:
     goal: Goal
 
     def check(self) -> None:
+        """Raise a SpecsimError if it cannot be run."""
         changed = self.loads.experiment.replace(f"--policies {self.label}", policy=self.policy)
         PoolServers.of(changed, Deployment.of(changed, self.hardware.profile))
 
@@ -107,7 +108,6 @@ def find_capacity(
 
 
 def _driven(experiment: Experiment, goal: Goal) -> Experiment:
-    """Return the experiment with one replica and a load that can be varied."""
     check_steady(experiment)
     own = experiment.workload
     if goal.is_closed == isinstance(own.arrivals, ClosedLoop):
@@ -134,7 +134,6 @@ def _driven(experiment: Experiment, goal: Goal) -> Experiment:
 
 
 def searched(candidates: list[Contender], runner: Runner, prices: Prices) -> list[Found]:
-    """Return what each of some contenders sustains, searched for side by side."""
     saturated: list[LoadProbe | None] = [None] * len(candidates)
     if not candidates[0].goal.is_closed:
         groups = runner.run(measure, [candidate.at_once() for candidate in candidates])
@@ -212,7 +211,6 @@ def hardware_notes(found: list[Found], prices: Prices) -> list[str]:
 
 
 def _doubts(found: list[Found]) -> list[str]:
-    """Return what was not found out, and what to do about it."""
     notes = []
     for those, advice in (
         (

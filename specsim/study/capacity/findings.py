@@ -157,7 +157,6 @@ class Found:
 
     @property
     def offers(self) -> list[Offer]:
-        """The capacity and loads well below it, with what they cost."""
         highest = max(self.goal.looked_at(self.bracket.sustained or 1.0))
         return [
             self.offer(probe)
@@ -249,7 +248,6 @@ class Capacity:
 
     @cached_property
     def most(self) -> Ranking:
-        """What sustains the most requests per second, each by one replica or unit."""
         ranked = []
         for f in self.found:
             if f.rate is not None:
@@ -290,7 +288,6 @@ class Capacity:
         }
 
     def save(self, folder: Path) -> None:
-        """Write ``capacity.json``, and ``capacity.parquet`` with a row per load that was tried."""
         write_json(self.to_dict(), folder / "capacity.json")
         on_front = {id(offer.probe) for offer in self.front}
         rows = [

@@ -88,7 +88,6 @@ class LoadProbe:
 
     @property
     def attainment(self) -> float:
-        """Share of the steady requests that kept all limits."""
         return 1.0 - self.mean(lambda run: run.missed)
 
     @property
@@ -137,7 +136,6 @@ class LoadProbe:
         return self.attainment >= attainment and not (self.is_unstable or self.is_too_short)
 
     def margins(self, slo: Slo) -> dict[str, float]:
-        """Return how far each limited metric is from its limit, as a share of that."""
         limits = slo.model_dump(exclude_none=True)
         reached = self._means(lambda run: run.reached_ms)
         return {name: 1.0 - reached[name] / limit for name, limit in limits.items()}

@@ -55,7 +55,6 @@ class Answer:
     probes: list[LoadProbe]  # of all loads that were tried, rising; of each the longest runs
 
     def at(self, load: float | None) -> LoadProbe | None:
-        """Return the probe of a load; None if it was not tried."""
         return next((probe for probe in self.probes if probe.load == load), None)
 
 
@@ -119,7 +118,6 @@ class _Stage:
         self.goal = goal
 
     def search(self, start: float, tolerance: float, up: float, down: float) -> Steps:
-        """Find the bracket, and where in it the capacity lies."""
         search = largest_sustained(start, tolerance, is_whole=self.goal.is_closed, up=up, down=down)
         load = next(search)
         while True:
@@ -210,7 +208,6 @@ def refine(
 def _looked_below(
     stage: "_Stage", interval: Interval | None, is_settled: bool, num_requests: int
 ) -> Search:
-    """Try some loads below the capacity, and return all that was found."""
     sustained, probes = stage.bracket.sustained, dict(stage.probes)
     if interval is not None and sustained is not None:
         interval = interval.around(sustained)
@@ -229,7 +226,6 @@ def _lengthened(
     is_enough: Callable[[Interval], bool] = lambda _: False,
     guess: float | None = None,
 ) -> Generator[Asked, LoadProbe, tuple[_Stage, Interval | None, bool]]:
-    """Make runs longer until the answer stops moving, and confirm it."""
     stage, interval, is_settled = first, first.interval, False
     while not is_settled and stage.estimate and stage.num_requests * _LONGER <= max_requests:
         before, is_first = stage.estimate, stage is first

@@ -78,7 +78,6 @@ _ONLY = "experiment"  # name of the scenario of an experiment that is no suite
 
 
 def check_metrics(tolerances: Tolerances) -> Tolerances:
-    """Return the tolerances if every metric in them is known."""
     for metric in tolerances:
         if metric not in METRICS:
             raise ValueError(f"no metric '{metric}'; {nearest(metric, list(METRICS))}")

@@ -46,7 +46,6 @@ class MetricChange:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The confidence interval of the worsening; None with a single seed."""
         if self.half_width is None or not isfinite(self.worsening):
             return None
         return self.worsening - self.half_width, self.worsening + self.half_width

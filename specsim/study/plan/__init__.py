@@ -84,7 +84,6 @@ def _screen(screened: _Screened, options: list[Option], question: Question, runn
 
 
 def _worth(screened: _Screened, left_out: list[str]) -> set[str]:
-    """Return the hardware that may be the cheapest, whatever the draft length."""
     bound = screened.least(screened.found, 1 / _SHORT)
     by_hardware: dict[str, list[str]] = {}
     for name, option in screened.options.items():

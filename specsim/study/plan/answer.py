@@ -117,7 +117,6 @@ class Plan:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer as plain values; ``capacity.json`` has what it rests on."""
         question = self.question
         return {
             "specsim_version": __version__,
@@ -195,7 +194,6 @@ _TEXTS = load_mapping(Path(__file__).with_name("servers.yaml"), ConfigError)
 
 
 def save_plan(plan: Plan, folder: Path) -> None:
-    """Write all files of a plan; those of the servers only if there is an answer."""
     write_json(plan.to_dict(), folder / "plan.json")
     plan.capacity.save(folder)
     if plan.taken is None:
@@ -235,7 +233,6 @@ def _save_servers(
 
 
 def commented(experiment: Experiment, about: str) -> str:
-    """Return an experiment as YAML, with a comment above each field."""
     parts = [f"{_MARK}# {about}\n"]
     fields = experiment.model_dump(
         mode="json", exclude_none=True, exclude_defaults=True, warnings=False

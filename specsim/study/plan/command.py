@@ -42,7 +42,6 @@ class ServerCommand:
     """Which flags have no effect here, or another than on a server."""
 
     def with_options(self, tensor_parallel_size: int, speculation: dict[str, Any] | None) -> str:
-        """Return the command line of one server, with other parallelism and speculation."""
         kept = _without(self.words, _SPECULATION, _PARALLEL)
         if self.program == "vllm":
             added = ["--tensor-parallel-size", str(tensor_parallel_size)]
@@ -272,7 +271,6 @@ class _Reader:
 
 
 def unknown_fields(speculation: dict[str, Any]) -> list[str]:
-    """Return what vLLM knows of a drafter and the simulation does not."""
     if "method" not in speculation:
         return []
     known = PROPOSERS.find(speculation["method"]).model_fields

@@ -276,7 +276,6 @@ def _on_vllm(experiment: Experiment, question: Question) -> dict[str, Any] | Non
 
 
 def first_option(question: Question) -> Option:
-    """Return the option to begin with: the first GPU, with the drafter of the command if any."""
     options = offered(question, ("off", f"static:k={FIRST_K}")).options
     label = options[0].hardware.label
     own = [option for option in options if option.hardware.label == label]
@@ -284,7 +283,6 @@ def first_option(question: Question) -> Option:
 
 
 def with_replicas(option: Option, question: Question, replicas: int) -> Experiment:
-    """Return the experiment of a whole service, of about a minute of traffic."""
     count = max(_REQUESTS, round(60 * question.rate))
     config = option.experiment.to_dict()
     config["workload"] = question.traffic.at(question.rate, count)

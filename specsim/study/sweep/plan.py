@@ -277,12 +277,10 @@ _START_SECONDS = 0.2  # that a point takes however small it is
 
 
 def point_name(point: SweepPoint) -> str:
-    """Return what a point is called in messages: the label of each of its axes."""
     return ", ".join(f"{field} {label}" for field, label in point.labels.items())
 
 
 def problems_of(sweep: Sweep) -> list[str]:
-    """Return what is wrong with the points of a sweep, a line for each different problem."""
     found: dict[str, list[str]] = {}
     for point in _first_replications(sweep):
         for problem in _problems(point):

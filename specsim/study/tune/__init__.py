@@ -140,7 +140,6 @@ class Tuning:
         }
 
     def save(self, folder: Path) -> None:
-        """Write ``tune.json`` into a folder that exists."""
         (folder / "tune.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
 
 

@@ -50,7 +50,6 @@ class Trials(Runner):
         self._known: dict[tuple[str, int], Measurement] = {}
 
     def measure(self, groups: dict[K, list[Trial]]) -> dict[K, list[Measurement]]:
-        """Return the measurements of each group of trials, such as those of one k at one load."""
         new = {trial.key: trial for group in groups.values() for trial in group}
         new = {key: trial for key, trial in new.items() if key not in self._known}
         [measured] = self.run(_measure, [list(new.values())])
@@ -59,7 +58,6 @@ class Trials(Runner):
 
 
 def latency_ratio(baseline: list[Measurement], candidate: list[Measurement]) -> SpeedUp:
-    """Return the speed-up of the mean latency, paired by replication."""
     return speed_up([m.e2e_latency for m in baseline], [m.e2e_latency for m in candidate])
 
 
@@ -120,7 +118,6 @@ class BatchPoint:
         return speed_up(times[other].tolist(), times[k].tolist())
 
     def requests_per_second(self, k: int) -> float:
-        """Return how many requests this batch size answers per second."""
         group = self.measurements[k]
         return float(np.mean([1 / m.time_per_token / m.mean_output_len for m in group]))
 
@@ -141,7 +138,6 @@ class BatchTuning:
 
 
 def tune_batches(loads: Loads, trials: Trials) -> BatchTuning:
-    """Find the best k of every batch size."""
     max_num_seqs, largest = _largest_batch(loads)
     sizes = sorted({*(2**i for i in range(largest.bit_length()) if 2**i < largest), largest})
     points = _try_all(loads, trials, sizes)

@@ -40,7 +40,6 @@ class LoadSeries:
 
     @classmethod
     def of(cls, loads: Loads, batches: BatchTuning) -> "LoadSeries":
-        """Return the series that the throughput by batch size suggests."""
         replicas = loads.experiment.num_engines
         ks = range(loads.experiment.max_draft_len + 1)
         rates = [[point.requests_per_second(k) * replicas for k in ks] for point in batches.points]
@@ -235,7 +234,6 @@ class Check:
 
 
 def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> Check:
-    """Simulate a schedule against every fixed k and the oracle."""
     schedule, ks = Schedule(ranges=batches.ranges), range(series.loads.experiment.max_draft_len + 1)
     named = _named_loads(series)
     # A load that nothing sustains would outweigh all others.
