@@ -16,7 +16,7 @@ import yaml
 
 from specsim.core.errors import SpecsimError
 from specsim.profile.from_tables import TableProfile
-from specsim.profile.table_options import TableOptions
+from specsim.profile.kernel_tables import TableOptions
 
 GPUS = ("h100", "h200", "b200", "b300", "gb200", "gb300", "a100-80gb", "l40s", "rtx-pro-6000")
 CARRIED = {"h100-nvl": "h100"}

@@ -21,7 +21,7 @@ from typing import Any
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.profile.from_tables import TableProfile
-from specsim.profile.table_options import TableOptions
+from specsim.profile.kernel_tables import TableOptions
 from specsim.reality.profile_fit.run_fit import DEVIATIONS, RunFit, fit_runs
 from specsim.reality.validation import MeasuredRun, TableErrors, read_table, select_rows
 

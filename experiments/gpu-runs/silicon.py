@@ -22,8 +22,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from specsim.profile.from_tables import TableProfile
-from specsim.profile.kernel_tables import tables_folder
-from specsim.profile.table_options import TableOptions
+from specsim.profile.kernel_tables import TableOptions, tables_folder
 from specsim.reality.validation.table import read_table
 from specsim.reality.validation.table_replay import Prediction, Replayer
 

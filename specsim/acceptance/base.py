@@ -52,10 +52,8 @@ class Acceptance(Member):
 
         Element `p` is the accepted length of a draft of `max_draft_len` tokens, at most
         `MAX_DRAFT_LEN`, made when `p` output tokens are known; a shorter draft of `k` tokens
-        survives ``min(k, element)`` long.
-
-        Raises:
-            TraceError: A request carries no record of what the model needs.
+        survives ``min(k, element)`` long. A TraceError if a request carries no record of what the
+        model needs.
         """
 
     def of_drafter(self, name: str) -> "Acceptance":

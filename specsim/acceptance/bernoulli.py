@@ -36,16 +36,13 @@ class Bernoulli(DrawnAcceptance):
     def drawn_lens(
         self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
     ) -> NDArray[np.uint8]:
-        """Return the run of accepted positions from each output position on."""
         accepted = luck.uniforms(indices, counts) < self.alpha
         return run_lengths(accepted, max_draft_len)
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
-        """Return alpha."""
         return _constant(np.full(len(requests), self.alpha), np.ones(max_draft_len))
 
     def position_rates(self, num_positions: int) -> list[float]:
-        """Return alpha for every position."""
         return [self.alpha] * num_positions
 
 
@@ -64,13 +61,11 @@ class Beta(DrawnAcceptance):
     def drawn_lens(
         self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
     ) -> NDArray[np.uint8]:
-        """Return the run of accepted positions from each output position on."""
         alphas = _alphas(self.a, self.b, luck, indices)
         accepted = luck.uniforms(indices, counts) < np.repeat(alphas, counts)
         return run_lengths(accepted, max_draft_len)
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
-        """Return the request's alpha."""
         indices = [request.index for request in requests]
         return _constant(_alphas(self.a, self.b, luck, indices), np.ones(max_draft_len))
 
@@ -113,7 +108,6 @@ class BetaPosition(DrawnAcceptance):
         return (self.factors + last)[:max_draft_len]
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
-        """Return the request's alpha times the factor of the place."""
         alphas = _alphas(self.a, self.b, luck, [request.index for request in requests])
         return _constant(alphas, np.array(self._factors(max_draft_len)))
 
@@ -169,7 +163,6 @@ class PerPosition(DrawnAcceptance):
         return runs_below(luck.uniforms(indices, counts), self.rates[:max_draft_len])
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
-        """Return the conditional rates."""
         return _constant(np.ones(len(requests)), np.array(self.position_rates(max_draft_len)))
 
     def position_rates(self, num_positions: int) -> list[float]:

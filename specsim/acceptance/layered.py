@@ -53,7 +53,6 @@ class Markov(DrawnAcceptance):
     def drawn_lens(
         self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
     ) -> NDArray[np.uint8]:
-        """Return the run of accepted positions from each output position on."""
         alphas = np.array([regime.alpha for regime in self.regimes])
         accepted = luck.uniforms(indices, counts) < alphas[self._chosen(luck, indices, counts)]
         return run_lengths(accepted, max_draft_len)
@@ -92,8 +91,7 @@ class Markov(DrawnAcceptance):
 
 
 _NODES = 7  # of the quadrature over luck that is drawn anew
-REFERENCE_POSITION = 100
-"""Output position at which `Layered.rates` hold."""
+REFERENCE_POSITION = 100  # output position at which `Layered.rates` hold
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 

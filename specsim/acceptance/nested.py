@@ -67,17 +67,14 @@ class Preset(Acceptance):
         self._model = load_preset(self.name).acceptance
 
     def position_rates(self, num_positions: int) -> list[float] | None:
-        """Ask the model in the file."""
         return self._model.position_rates(num_positions)
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
-        """Ask the model in the file."""
         return self._model.known_rates(requests, luck, max_draft_len)
 
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes]:
-        """Ask the model in the file."""
         return self._model.survival_lens(requests, luck, max_draft_len)
 
 
@@ -156,7 +153,6 @@ class Shift(Acceptance):
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes]:
-        """Ask each model about its own requests."""
         early = [request for request in requests if request.index < self.at_request]
         late = [request for request in requests if request.index >= self.at_request]
         asked = ((self.before, early), (self.after, late))
@@ -171,7 +167,6 @@ class Shift(Acceptance):
         return [tables[request.index] for request in requests]
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
-        """Ask each model about its own requests."""
         early, late = (
             model.known_rates(requests, luck, max_draft_len) for model in (self.before, self.after)
         )

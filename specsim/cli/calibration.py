@@ -94,10 +94,7 @@ def _torch_subject(
 
     name = model or ("llama-3.1-8b" if device == "cuda" else "llama-7m")
     shape = load_model(name)
-    plan = {
-        "cpu": QUICK if quick else CPU,
-        "cuda": QUICK_CUDA if quick else CUDA,
-    }[device]
+    plan = {"cpu": QUICK if quick else CPU, "cuda": QUICK_CUDA if quick else CUDA}[device]
     try:
         from specsim.reality.torch_engine.engine import build_engine
     except ModuleNotFoundError as error:

@@ -17,9 +17,7 @@ from specsim.core.atomic import new_file, packed
 from specsim.core.errors import ConfigError, SpecsimError
 
 
-def list_members(
-    family: str | None = Argument(None, help="Show only this family."),
-) -> None:
+def list_members(family: str | None = Argument(None, help="Show only this family.")) -> None:
     """Show every member of every family with its fields, and the shipped profiles."""
     from specsim.acceptance.nested import load_preset, preset_names
     from specsim.core.resources import resource_names
@@ -74,7 +72,6 @@ def _check_keeps_results(path: Path, source: str) -> None:
 
 
 def _labels(folders: list[Path]) -> list[str]:
-    """Return the paths of folders below the nearest folder that holds them all."""
     resolved = [folder.resolve() for folder in folders]
     shared = Path(os.path.commonpath([folder.parent for folder in resolved]))
     return [str(folder.relative_to(shared)) for folder in resolved]
@@ -230,7 +227,6 @@ def export(
 
 
 def _by_folder(names: list[str]) -> dict[str, str]:
-    """Return what each folder holds, in one text."""
     found: dict[str, list[str]] = {}
     for name in names:
         folder, _, rest = name.partition("/")

@@ -2,7 +2,7 @@
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -25,46 +25,36 @@ if TYPE_CHECKING:
     from specsim.reality.validation.table_replay import Prediction
 
 
-SET_FORM = "COLUMN=VALUE, such as gpu=H100"
 _COLUMNS = ("file", "line", "run_id", "method", "num_speculative_tokens", "load")
 
 
 def validate_tables(
     tables: list[Path],
     profile: str | None,
-    *,
-    filters: list[str],
-    given: list[str],
-    requests: Path | None,
-    spread: float | None,
-    skip_incomplete: bool,
-    speed: str | None,
-    seed: int,
+    asked: dict[str, Any],
     workers: int,
-    predictions: Path | None,
     out: Path | None,
     json_out: Path | None,
 ) -> None:
-    """Read, simulate and compare the rows of tables, and write what is asked for."""
-    from specsim.profile.from_roofline import parse_pairs
+    """Read, simulate and compare the rows of tables; what is asked is by the names of options."""
     from specsim.reality.validation.prediction_errors import TableErrors
     from specsim.reality.validation.table_replay import DEFAULT_SPREAD, Replayer
     from specsim.show.render.reality import prediction_tables
 
     if profile is None:
         raise ConfigError("--profile: is missing; of a table's rows it must say what a step costs")
-    cells = parse_pairs("--set", SET_FORM, given)
-    runs, skipped = selected_rows(tables, filters, requests, cells, skip_incomplete=skip_incomplete)
+    runs, skipped = selected_rows(tables, asked)
+    seed, spread = asked["seed"] or 0, asked["acceptance_spread"] or DEFAULT_SPREAD
     draws = out is not None and can_draw("report.png")
     with (
         results_folder(out, ("report.json", "report.png")) as folder,
         output_file(json_out) as json_file,
-        output_file(predictions) as csv_file,
-        Replayer(runs, seed=seed, spread=spread or DEFAULT_SPREAD, processes=workers) as replayer,
+        output_file(asked["predictions"]) as csv_file,
+        Replayer(runs, seed=seed, spread=spread, processes=workers) as replayer,
     ):
         with progress("rows", len(runs)) as on_progress:
             found = replayer.predict(profile, on_progress)
-        errors = TableErrors.of(found, speed)
+        errors = TableErrors.of(found, asked["speed"])
         if csv_file is not None:
             _write_csv(found, csv_file)
         report = _report(found, errors.to_dict(), skipped, profile, seed)
@@ -85,20 +75,18 @@ def validate_tables(
 
 
 def selected_rows(
-    tables: list[Path],
-    filters: list[str],
-    requests: Path | None,
-    given: dict[str, str],
-    *,
-    skip_incomplete: bool,
+    tables: list[Path], asked: dict[str, Any]
 ) -> tuple[list["MeasuredRun"], list["MeasuredRun"]]:
     """Return the rows that are simulated, and those that cannot be."""
+    from specsim.profile.from_roofline import parse_pairs
     from specsim.reality.validation.table import read_table, select_rows, with_lengths
 
-    runs = select_rows([run for table in tables for run in read_table(table, given)], filters)
-    if requests is not None:
+    given = parse_pairs("--set", "COLUMN=VALUE, such as gpu=H100", asked["set"] or [])
+    rows = [run for table in tables for run in read_table(table, given)]
+    runs = select_rows(rows, asked["rows"] or [])
+    if (requests := asked.get("requests")) is not None:
         runs = with_lengths(runs, requests)
-    skipped = [run for run in runs if run.missing] if skip_incomplete else []
+    skipped = [run for run in runs if run.missing] if asked["skip_incomplete"] else []
     kept = [run for run in runs if run not in skipped]
     if not kept:
         raise ConfigError(
@@ -157,12 +145,7 @@ def _report(
 def fit_tables(
     tables: list[Path],
     start: str,
-    *,
-    filters: list[str],
-    fit_filters: list[str],
-    given: list[str],
-    metrics: list[str],
-    skip_incomplete: bool,
+    asked: dict[str, Any],
     seed: int,
     workers: int,
     out: Path | None,
@@ -170,15 +153,13 @@ def fit_tables(
 ) -> None:
     """Read rows, fit the start profile to some of them, and tell the errors on the others."""
     from specsim.profile import load_profile
-    from specsim.profile.from_roofline import parse_pairs
     from specsim.reality.profile_fit.run_fit import DEVIATIONS, fit_runs
     from specsim.reality.validation.table import select_rows
     from specsim.show.render.reality import run_fit_tables
 
     profile = load_profile(start)
-    cells = parse_pairs("--set", SET_FORM, given)
-    runs, skipped = selected_rows(tables, filters, None, cells, skip_incomplete=skip_incomplete)
-    fitted = select_rows(runs, fit_filters, "--fit-rows")
+    runs, skipped = selected_rows(tables, asked)
+    fitted = select_rows(runs, asked["fit_rows"] or [], "--fit-rows")
     held_out = [run for run in runs if run not in fitted]
     with output_file(out) as profile_file, output_file(json_out) as json_file:
         with progress("profiles tried", None) as on_progress:
@@ -186,7 +167,7 @@ def fit_tables(
                 profile,
                 fitted,
                 held_out,
-                metrics=metrics or tuple(DEVIATIONS),
+                metrics=asked["metric"] or tuple(DEVIATIONS),
                 seed=seed,
                 processes=workers,
                 on_progress=on_progress,

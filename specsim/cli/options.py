@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +35,13 @@ def all_overrides(overrides: list[str] | None, seed: int | None) -> list[str]:
     return [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
 
 
+def refuse(given: Mapping[str, object], why: str) -> None:
+    """Raise a ConfigError that says why of the first option that is given."""
+    for option, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{option}: {why}")
+
+
 def warm_up(workers: int) -> None:
     """Let other processes import the simulator while this one does."""
     from specsim.core.processes import warm_up as start
@@ -43,7 +50,6 @@ def warm_up(workers: int) -> None:
 
 
 def load_experiment(config: Path, overrides: list[str] | None, seed: int | None) -> "Experiment":
-    """Return the experiment of a command, with what its options replace."""
     from specsim.run.experiment import Experiment
 
     return Experiment.load(config, all_overrides(overrides, seed))
@@ -79,21 +85,18 @@ def write_json(file: Path | None, data: Any) -> None:
 
 
 def profile_text(profile: "Profile") -> str:
-    """Return a profile as YAML; what is as usual is left out."""
     fields = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     return as_yaml(fields, default_flow_style=None)
 
 
 def as_yaml(fields: dict[str, Any], **style: Any) -> str:
-    """Return fields as YAML, in their order."""
     import yaml
 
     text: str = yaml.safe_dump(fields, sort_keys=False, width=100, allow_unicode=True, **style)
     return text
 
 
-_EXTRAS = {"matplotlib": "plots", "aiohttp": "observe"}
-"""Of a library, one extra that has it."""
+_EXTRAS = {"matplotlib": "plots", "aiohttp": "observe"}  # of a library, one extra that has it
 
 
 def need(library: str, source: str) -> None:
@@ -190,7 +193,6 @@ def keep_numbers_whole(table: Any, console: Any) -> None:
 
 
 def warn(warnings: list[str]) -> None:
-    """Print warnings to standard error."""
     from rich.console import Console
 
     for warning in warnings:

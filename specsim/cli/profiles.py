@@ -1,7 +1,7 @@
 """Commands ``profile build``, ``profile fit``, ``profile show`` and ``profile roofline``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -13,6 +13,7 @@ from specsim.cli.options import (
     need,
     output_file,
     profile_text,
+    refuse,
     show,
     spinner,
     write_json,
@@ -86,64 +87,55 @@ def fit(
     are each with its interval, which of them the runs cannot tell, and the errors before and after,
     of the rows that are fitted and of the others.
     """
-    runs_only: dict[str, object] = {"--rows": rows, "--fit-rows": fit_rows, "--set": cells}
-    runs_only |= {"--metric": metric, "--skip-incomplete": skip_incomplete or None}
+    of_runs: dict[str, Any] = {"rows": rows, "fit_rows": fit_rows, "set": cells, "metric": metric}
+    of_runs["skip_incomplete"] = skip_incomplete or None
     if start is not None:
-        for option, said in {"--model": model, "--gpu": gpu}.items():
-            if said is not None:
-                raise ConfigError(
-                    f"{option}: is said by the profile that --start names; leave it out"
-                )
+        said = "is said by the profile that --start names; leave it out"
+        refuse({"--model": model, "--gpu": gpu}, said)
         from specsim.cli.measured_tables import fit_tables
 
-        fit_tables(
-            sources,
-            start,
-            filters=rows or [],
-            fit_filters=fit_rows or [],
-            given=cells or [],
-            metrics=metric or [],
-            skip_incomplete=skip_incomplete,
-            seed=seed,
-            workers=workers,
-            out=out,
-            json_out=json_out,
-        )
+        fit_tables(sources, start, of_runs, seed, workers, out, json_out)
         return
+    named = {f"--{name.replace('_', '-')}": value for name, value in of_runs.items()}
+    refuse(named, "is for runs of a load generator; name a --start for them")
+    limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    _fit_steps(sources, (model, gpu, tp), kind, limits, seed, out, json_out)
+
+
+def _fit_steps(
+    sources: list[Path],
+    origin: tuple[str | None, str | None, int],
+    kind: str,
+    limits: dict[str, Any],
+    seed: int,
+    out: Path | None,
+    json_out: Path | None,
+) -> None:
+    """Fit to measured steps of a model on a GPU, and so many of them."""
     import yaml
 
     from specsim.core.settings import nearest
     from specsim.reality.profile_fit import KINDS, fit_and_test, fitted_profile, measured_steps
     from specsim.show.render.profiles import study_tables
 
-    for option, value in runs_only.items():
-        if value is not None:
-            raise ConfigError(f"{option}: is for runs of a load generator; name a --start for them")
     if kind not in KINDS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, list(KINDS))}")
     is_run = (sources[0] / "steps.jsonl").exists()
     is_kernels = sources[0].is_dir() and not is_run
-    if out is not None and not is_kernels and (model is None or gpu is None):
+    if out is not None and not is_kernels and None in origin:
         raise ConfigError("--out: say with --model and --gpu what the steps were measured on")
     source = ", ".join(map(str, sources))
     name = ", ".join(each.name for each in sources)
     with output_file(out) as profile_file, output_file(json_out) as json_file:
         with spinner(f"fitting to {name}"):
-            points, origin = measured_steps(
-                sources,
-                model,
-                gpu,
-                tp,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-            )
+            points, found = measured_steps(sources, *origin, **limits)
             chosen, *others = (
                 fit_and_test(points, each, seed, source, keeps_sum=is_run)
                 for each in (kind, *(each for each in KINDS if each != kind))
             )
         write_json(json_file, {each.kind: each.to_dict() for each in (chosen, *others)})
         if profile_file is not None:
-            profile = fitted_profile(chosen, points, origin, source)
+            profile = fitted_profile(chosen, points, found, source)
             profile_file.write_text(profile_text(profile), encoding="utf-8")
     show(*study_tables([chosen, *others], f"{name}, {len(points):,} steps"))
     typer.echo(f"\nfitted to all {len(points):,} steps:\n")
@@ -173,8 +165,7 @@ def show_profile(
     """
     from specsim.profile import load_profile
     from specsim.reality.profile_fit import ProfileErrors, measured_steps
-    from specsim.show.profile_overview import Overview
-    from specsim.show.render.profiles import comparison_table, overview_tables
+    from specsim.show.render.profiles import Overview, comparison_table, overview_tables
 
     if plot is not None:
         need("matplotlib", "--plot")
@@ -210,8 +201,7 @@ def show_profile(
 MadeModel = Annotated[str, Option(help="A name in profiles/, or a HuggingFace config.json.")]
 Replica = Annotated[int, Option(min=1, help="GPUs of each replica.")]
 Drafts = Annotated[
-    list[str] | None,
-    Option(metavar="METHOD=MODEL", help="A drafter: eagle3=eagle3-llama-3.1-8b."),
+    list[str] | None, Option(metavar="METHOD=MODEL", help="A drafter: eagle3=eagle3-llama-3.1-8b.")
 ]
 Reserved = Annotated[
     float, Option(min=0, help="Activations and CUDA graphs; by default of an 8B model.")
@@ -227,7 +217,6 @@ def _drafts(given: list[str] | None) -> dict[str, str]:
 
 
 def _conclude(out: Path | None, text: str, table: "Table") -> None:
-    """Print a profile that was made, or where it is; the table goes where it is not in the way."""
     show(table, to_stderr=out is None)
     typer.echo(text if out is None else f"profile: {out}", nl=out is not None)
 
@@ -270,7 +259,7 @@ def build(
     """
     from specsim.profile.from_roofline import parse_pairs
     from specsim.profile.from_tables import TableProfile
-    from specsim.profile.table_options import TableOptions
+    from specsim.profile.kernel_tables import TableOptions
     from specsim.show.render.profiles import built_table
 
     options = TableOptions(

@@ -18,6 +18,7 @@ from specsim.cli.options import (
     need,
     output_file,
     progress,
+    refuse,
     results_folder,
     show,
     spinner,
@@ -91,11 +92,11 @@ def _id_range(text: str) -> tuple[int, int]:
 
 
 def _body(text: str | None) -> dict[str, Any]:
-    def refuse(name: str) -> None:
+    def no_number(name: str) -> None:
         raise ValueError(f"{name} is no number")
 
     try:
-        fields = json.loads(text, parse_constant=refuse) if text is not None else {}
+        fields = json.loads(text, parse_constant=no_number) if text is not None else {}
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--body {text}: is not JSON: {error}") from error
     if not isinstance(fields, dict):
@@ -165,47 +166,23 @@ def validate(
     speculation and the fastest draft length are predicted. With --out the folder gets report.json,
     and report.png with predicted against measured.
     """
-    of_folder: dict[str, object] = {
-        "--num-gpu-blocks": num_gpu_blocks,
-        "--tokens": tokens,
-        "--model": model,
-    }
-    of_tables: dict[str, object] = {
-        "--rows": rows,
-        "--set": cells,
-        "--requests": requests,
-        "--predictions": predictions,
-    }
-    of_tables |= {"--acceptance-spread": acceptance_spread, "--speed": speed}
-    of_tables |= {"--skip-incomplete": skip_incomplete or None, "--seed": seed or None}
+    of_folder = {"num_gpu_blocks": num_gpu_blocks, "tokens": tokens, "model": model}
+    of_tables: dict[str, Any] = {"rows": rows, "set": cells, "requests": requests}
+    of_tables |= {"predictions": predictions, "acceptance_spread": acceptance_spread}
+    of_tables |= {"speed": speed, "skip_incomplete": skip_incomplete or None, "seed": seed or None}
     folders = [path for path in run if path.is_dir()]
     if folders and len(run) > 1:
         raise ConfigError(f"{folders[0]}: is a folder; give one folder, or only tables")
-    for option, given in (of_tables if folders else of_folder).items():
-        if given is not None:
-            kind = "tables" if folders else "the folder of a run"
-            raise ConfigError(f"{option}: is for {kind}; leave it out")
+    others = of_tables if folders else of_folder
+    kind = "tables" if folders else "the folder of a run"
+    named = {f"--{name.replace('_', '-')}": value for name, value in others.items()}
+    refuse(named, f"is for {kind}; leave it out")
     if folders:
-        replaced = {"num_gpu_blocks": num_gpu_blocks, "tokens": tokens, "model": model}
-        _validate_folder(run[0], {"profile": profile, **replaced}, out, json_out)
+        _validate_folder(run[0], {"profile": profile, **of_folder}, out, json_out)
         return
     from specsim.cli.measured_tables import validate_tables
 
-    validate_tables(
-        run,
-        profile,
-        filters=rows or [],
-        given=cells or [],
-        requests=requests,
-        spread=acceptance_spread,
-        skip_incomplete=skip_incomplete,
-        speed=speed,
-        seed=seed,
-        workers=workers,
-        predictions=predictions,
-        out=out,
-        json_out=json_out,
-    )
+    validate_tables(run, profile, of_tables, workers, out, json_out)
 
 
 def _validate_folder(

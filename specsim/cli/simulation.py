@@ -96,9 +96,10 @@ def run(
     timeline, breakdown or plot of the run; without the details, summary.json is as vllm bench
     serve writes it without --save-detailed.
     """
+    from specsim.core.settings import check_used
     from specsim.results.folder import RESULT_FILES
     from specsim.run.cells import FEWEST, why_whole
-    from specsim.run.experiment import Experiment, check_used
+    from specsim.run.experiment import Experiment
     from specsim.run.simulate import simulate
     from specsim.run.summary import Summary
     from specsim.show.render.runs import run_table
@@ -259,7 +260,6 @@ _MOST_SHOWN = 50
 
 
 def _show_plan(plan: "Sweep", workers: int) -> None:
-    """Print the points of a sweep, and about how long they take."""
     from itertools import islice
 
     from specsim.run.size import as_time
@@ -321,7 +321,8 @@ def check(
         more = f" and {len(worlds) - 1} more worlds" if len(worlds) > 1 else ""
         typer.echo(f"{problem} [in: {worlds[0]}{more}]")
     if found.broken:
-        broken = f"{found.num_broken} of {found.num_worlds} worlds"
+        all_broken = {name for names in found.broken.values() for name in names}
+        broken = f"{len(all_broken)} of {found.num_worlds} worlds"
         typer.echo(f"{found.policy}: broken in {broken}, see above", err=True)
         raise typer.Exit(1)
     typer.echo(f"{found.policy} holds: {found.num_worlds} worlds, {found.seconds:.0f} s")

@@ -19,6 +19,7 @@ from specsim.cli.options import (
     load_experiment,
     output_file,
     progress,
+    refuse,
     results_folder,
     show,
     spinner,
@@ -225,18 +226,22 @@ def gate(
     outputs = {"--json": json_out, "--junit": junit, "--github": github or None}
     given = parse_tolerances(tolerance or ())
     if update:
-        _refuse(outputs, "with --update, which compares nothing")
-        _refuse({"CURRENT": current if is_stored else None}, "with --update; name a suite, YAML")
+        refuse(outputs, "cannot be used with --update, which compares nothing")
+        stored = {"CURRENT": current if is_stored else None}
+        refuse(stored, "cannot be used with --update; name a suite, YAML")
         suite = Suite.load(current, overrides or ())
         _write_baseline(baseline, suite, {**tolerances_of(suite), **given}, workers, date)
         return
-    _refuse({"--date": date}, "without --update")
     inputs = {baseline.resolve(), current.resolve()}
-    for option, path in (("--json", json_out), ("--junit", junit)):
-        _refuse({option: path if path and path.resolve() in inputs else None}, "on its own input")
-    is_shared = json_out and junit and json_out.resolve() == junit.resolve()
-    _refuse({"--junit": junit if is_shared else None}, "with the file of --json; name another")
-    _refuse({"--set": overrides if is_stored else None}, "with results; name a suite, YAML")
+    files = {"--json": json_out and json_out.resolve(), "--junit": junit and junit.resolve()}
+    for option, is_wrong, where in (
+        ("--date", date is not None, "without --update"),
+        *((option, path in inputs, "on its own input") for option, path in files.items()),
+        ("--junit", junit and len({*files.values()}) < 2, "with the file of --json; name another"),
+        ("--set", overrides is not None and is_stored, "with results; name a suite, YAML"),
+    ):
+        if is_wrong:
+            raise ConfigError(f"{option}: cannot be used {where}")
 
     with output_file(json_out) as json_file, output_file(junit) as junit_file:
         judgement = _judged(baseline, current, overrides or [], given, workers)
@@ -246,7 +251,7 @@ def gate(
     if isinstance(judgement, GateFailure):
         for line in judgement.error.splitlines():
             typer.echo(f"error: {line}", err=True)
-        raise typer.Exit(judgement.exit_code)
+        raise typer.Exit(3 if judgement.is_crash else 2)
     show(gate_table(judgement, f"{current.name} against {baseline.name}"))
     for line in (*gate_verdict(judgement), *(github_annotations(judgement) if github else ())):
         typer.echo(line)
@@ -276,12 +281,6 @@ def _judged(
         return GateFailure.of(error)
 
 
-def _refuse(given: dict[str, Any], where: str) -> None:
-    for option, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{option}: cannot be used {where}")
-
-
 def _run(
     suite: "Suite", tolerances: dict[str, float], workers: int, date: str | None
 ) -> "GateResults":
@@ -299,7 +298,8 @@ def _write_baseline(
     date = None if date is None else checked_date(date)
     with baseline_file(path) as temporary:
         results = _run(suite, tolerances, workers, date)
-        temporary.write_text(results.to_json(), encoding="utf-8")
+        text = json.dumps(results.model_dump(mode="json"), indent=1, allow_nan=False)
+        temporary.write_text(text + "\n", encoding="utf-8")
     typer.echo(
         f"baseline: {path} (scenarios: {len(suite.scenarios)}, seeds: {suite.replications} each)"
     )

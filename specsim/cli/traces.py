@@ -22,8 +22,7 @@ TraceFile = Annotated[Path, typer.Argument(help="A workload of any known format.
 
 @trace_app.command()
 def describe(
-    file: TraceFile,
-    as_json: bool = Option(False, "--json", help="Print JSON, not a table."),
+    file: TraceFile, as_json: bool = Option(False, "--json", help="Print JSON, not a table.")
 ) -> None:
     """Print counts, rates, burstiness, length quantiles and the share of reused prefix."""
     from dataclasses import asdict
@@ -42,8 +41,7 @@ def describe(
 
 @trace_app.command()
 def convert(
-    file: TraceFile,
-    out: Path = Argument(..., help="Ends in .parquet, .jsonl or .jsonl.gz."),
+    file: TraceFile, out: Path = Argument(..., help="Ends in .parquet, .jsonl or .jsonl.gz.")
 ) -> None:
     """Write a workload of any known format in specsim's own."""
     from specsim.workload.readers import read_trace
@@ -163,7 +161,7 @@ def draft_eval(
     same with and without drafts. A grid is a search for the best options; check what it finds on
     other requests than it has seen.
     """
-    from specsim.run.experiment import overridden
+    from specsim.core.settings import overridden
     from specsim.show.render.traces import draft_eval_table, draft_grid_table
     from specsim.tokens.draft_eval import (
         evaluate_drafts,

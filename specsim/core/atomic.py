@@ -18,8 +18,7 @@ FORCES = "SPECSIM_FORCE"
 CACHE_VARIABLE = "SPECSIM_CACHE_DIR"
 """Environment variable: the folder of what is kept between runs, not ``~/.cache/specsim``."""
 
-_MARK = b"specsim_version"
-"""What nearly every JSON file and every table of results holds."""
+_MARK = b"specsim_version"  # what nearly every JSON file and every table of results holds
 _UNMARKED = ("plot.png", "report.png", "timeline.png", "timeline.parquet")
 """Results without that mark: they are specsim's where one with it stands beside them."""
 
@@ -39,7 +38,6 @@ def track_inputs() -> None:
 
 
 def note_input(path: Path) -> None:
-    """Say that a file is read."""
     if _Inputs.paths is not None and path.resolve() not in _Inputs.own:
         _Inputs.paths.add(path.resolve())
 
@@ -61,14 +59,13 @@ def cache_folder() -> Path:
 def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
     """Give an empty temporary file to write to; it becomes `path` only if the block succeeds.
 
+    A ConfigError if it is there and no file, an input of this command, or not specsim's, or its
+    folder cannot be written to.
+
     Args:
         path: Replaced if specsim wrote it, or what it links to; folders made for it are taken away
             again if the block fails.
         is_own: Whether the caller knows that what it replaces is specsim's.
-
-    Raises:
-        ConfigError: It is there and no file, an input of this command, or not specsim's, or its
-            folder cannot be written to.
     """
     temporary: Path | None = None
     made: list[Path] = []
@@ -105,15 +102,14 @@ def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
 def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
     """Give a temporary folder to fill; its files move into `path` only if the block succeeds.
 
+    A ConfigError if the folder cannot be written to, or something in it that would be replaced is
+    not specsim's.
+
     Args:
         path: Made if missing, and taken away again if the block fails; files and folders of the
             same name in it are replaced, others stay.
         replaced: Names of what is written, as far as they are known beforehand. Files of these
             names do not stay even if none takes their place.
-
-    Raises:
-        ConfigError: The folder cannot be written to, or something in it that would be replaced is
-            not specsim's.
     """
     replaced = tuple(replaced)
     made = [folder for folder in (path, *path.parents) if not folder.exists()]

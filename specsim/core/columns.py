@@ -22,8 +22,7 @@ from specsim.core.reading import (
     short,
 )
 
-Columns = dict[str, NDArray[np.float64]]
-"""Shape (rows,) each, by name."""
+Columns = dict[str, NDArray[np.float64]]  # shape (rows,) each, by name
 
 _WORDS = {"true": 1.0, "false": 0.0}
 
@@ -49,9 +48,8 @@ def read_columns(
 ) -> tuple[Columns, dict[str, list[str]]]:
     """Return columns of numbers, and columns of words, by the names in a table's header.
 
-    Raises:
-        ProfileError: The file cannot be read, lacks a column, has no row, or a number is none of at
-            least 0.
+    A ProfileError if the file cannot be read, lacks a column, has no row, or a number is none of at
+    least 0.
     """
     rows, names = _rows(path), list(numbers)
     header = next(rows, [])

@@ -30,12 +30,9 @@ class Confidences(NamedTuple):
     The tables of all requests lie end to end.
     """
 
-    accepted: Bytes
-    """If the token is accepted."""
-    rejected: Bytes
-    """If it is the first of its draft to be rejected."""
-    beyond: Bytes
-    """If it comes after that one."""
+    accepted: Bytes  # if the token is accepted
+    rejected: Bytes  # if it is the first of its draft to be rejected
+    beyond: Bytes  # if it comes after that one
     starts: Ints
     """Shape (requests + 1,): where the table of each request begins; the last is where all end."""
 
@@ -53,19 +50,15 @@ class Confidences(NamedTuple):
 class Stating(NamedTuple):
     """Drafts, and how sure the drafter is of each of their tokens."""
 
-    levels: ByteRows
-    """By what becomes of a token: rows of `Confidences`."""
+    levels: ByteRows  # by what becomes of a token: rows of `Confidences`
     starts: Ints
-    steps: Singles
-    """The confidence of each level."""
+    steps: Singles  # the confidence of each level
     requests: Ints
     positions: Ints
     draft_lens: Ints
     survival_lens: Ints
-    stated: Singles
-    """Shape (n, longest); filled in."""
-    sizes: Ints
-    """n, longest."""
+    stated: Singles  # shape (n, longest); filled in
+    sizes: Ints  # n, longest
 
 
 @loop_on(Stating)

@@ -25,8 +25,7 @@ import numpy as np
 CACHE_VARIABLE = "SPECSIM_CACHE_DIR"
 """Environment variable: the folder for compiled code, in place of ``~/.cache/specsim``."""
 
-IS_COMPILER = "SPECSIM_COMPILES"
-"""Environment variable: this process is the compiler."""
+IS_COMPILER = "SPECSIM_COMPILES"  # environment variable: this process is the compiler
 
 _LIMIT = 300.0  # seconds after which a compiler that still runs is taken to hang
 
@@ -39,12 +38,9 @@ class Source(NamedTuple):
     """Loops of one module, which are compiled together."""
 
     module: str
-    name: str
-    """What they are called together."""
-    rooms: tuple[str, ...]
-    """Modules and packages from whose files they are compiled."""
-    symbols: list[str]
-    """Their names in machine code."""
+    name: str  # what they are called together
+    rooms: tuple[str, ...]  # modules and packages from whose files they are compiled
+    symbols: list[str]  # their names in machine code
 
 
 def loaded(source: Source) -> dict[str, int]:

@@ -23,13 +23,12 @@ _ATTEMPTS = 3  # as often as a task is run whose worker or node is lost
 class RayCluster(AbstractContextManager["RayCluster"]):
     """Workers of a Ray cluster; its nodes need specsim and the files that the tasks name.
 
+    A ConfigError if there is no cluster at the address, or its nodes have another version of
+    specsim.
+
     Args:
         workers: Tasks at a time; None: as many as the cluster has cores.
         address: Of a cluster that runs; None starts one on this machine, which ends with the block.
-
-    Raises:
-        ConfigError: There is no cluster at the address, or its nodes have another version of
-            specsim.
     """
 
     def __init__(self, workers: int | None, address: str | None) -> None:

@@ -19,20 +19,13 @@ from yaml.constructor import ConstructorError
 
 from specsim.core.atomic import note_input
 
-MAX_TEXT_BYTES = 64 << 20
-"""Largest YAML or JSON document that is read whole."""
-MAX_DATA_BYTES = 4 << 30
-"""Largest file of rows."""
-MAX_ROWS = 100_000_000
-"""Rows of a table, as many as a run may have requests."""
-MAX_LINE = 64 << 20
-"""Longest line of a file of rows, characters."""
-MAX_DEPTH = 100
-"""Deepest nesting of lists and mappings."""
-MAX_NODES = 5_000_000
-"""Values of a YAML document; each alias counts with all that it stands for."""
-MAX_DIGITS = 400
-"""Longest number in a text; a double has 309 digits before its point."""
+MAX_TEXT_BYTES = 64 << 20  # largest YAML or JSON document that is read whole
+MAX_DATA_BYTES = 4 << 30  # largest file of rows
+MAX_ROWS = 100_000_000  # rows of a table, as many as a run may have requests
+MAX_LINE = 64 << 20  # longest line of a file of rows, characters
+MAX_DEPTH = 100  # deepest nesting of lists and mappings
+MAX_NODES = 5_000_000  # values of a YAML document; each alias counts with all that it stands for
+MAX_DIGITS = 400  # longest number in a text; a double has 309 digits before its point
 
 _FASTEST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times as fast
 _YAML: Any = type("_Yaml", (_FASTEST,), {})

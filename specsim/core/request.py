@@ -36,15 +36,13 @@ class PrefixIds:
 
     hash_ids: Sequence[int]
     """One id per piece of `block_size` tokens; the last piece may be shorter."""
-    block_size: int
-    """Tokens per piece: 512 for Mooncake, 16 for Qwen-Bailian."""
+    block_size: int  # tokens per piece: 512 for Mooncake, 16 for Qwen-Bailian
 
 
 class Text(NamedTuple):
     """A prompt and its recorded answer, end to end."""
 
-    token_ids: NDArray[np.int32]
-    """Shape (prompt_len + output_len,)."""
+    token_ids: NDArray[np.int32]  # shape (prompt_len + output_len,)
     prompt_len: int
 
     @property
@@ -61,24 +59,20 @@ class Request:
     all that was asked for.
     """
 
-    index: int
-    """Position in the workload; the key of every random draw that concerns the request."""
+    index: int  # position in the workload; the key of every random draw that concerns the request
     prompt_len: int
     output_len: int
     arrived_at: float = 0.0
     """Arrival, seconds after the start of the run (closed loops set it during the run)."""
     id: str = ""
-    priority: int = 0
-    """Smaller runs first under ``scheduling_policy: priority``, as in vLLM."""
+    priority: int = 0  # smaller runs first under ``scheduling_policy: priority``, as in vLLM
     max_tokens: int | None = None
     """Most that the client asked for: a shorter answer ends by a stop token. None: `output_len`."""
     prompt_token_ids: NDArray[np.int64] | None = None
     output_token_ids: NDArray[np.int64] | None = None
     prefix_ids: PrefixIds | None = None
-    session: int | None = None
-    """Number of the conversation or agent loop that it is a turn of."""
-    turn: int = 1
-    """Which request of its session it is, from 1; one after the other."""
+    session: int | None = None  # number of the conversation or agent loop that it is a turn of
+    turn: int = 1  # which request of its session it is, from 1; one after the other
     think_time: float = 0.0
     """From the end of the turn before it to its arrival, seconds, if that is after `arrived_at`."""
     shared_len: int | None = None

@@ -9,8 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-_PATH_FIELDS = ("path", "corpus")
-"""Fields of settings that name a file or a folder."""
+_PATH_FIELDS = ("path", "corpus")  # fields of settings that name a file or a folder
 _FILE_SUFFIXES = {"profile": (".yaml", ".yml"), "model": (".json",), "gpu": (".yaml", ".yml")}
 """Fields that name a file if their value ends like this, and else something shipped."""
 _PATH_IN_SHORT_FORM = re.compile(rf"(?<=[:,])(\s*(?:{'|'.join(_PATH_FIELDS)})\s*=\s*)([^,]+)")

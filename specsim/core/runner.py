@@ -18,8 +18,7 @@ R = TypeVar("R")
 class Job(NamedTuple, Generic[T, R]):
     """What is done with each task."""
 
-    run: Callable[[T], R]
-    """A function of a module, for other processes import it by its name."""
+    run: Callable[[T], R]  # a function of a module, for other processes import it by its name
     lost: Callable[[T, str], R]
     """What stands for the result of a task that keeps killing its process, and why."""
 

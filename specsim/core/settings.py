@@ -4,7 +4,8 @@ Every configuration class of specsim extends `Settings`: immutable, unknown fiel
 name the nearest known field, NaN and infinity are no numbers.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from specsim.core.errors import SpecsimError
+from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.reading import UnreadableError, parse_json, parse_yaml, read_text, short
 
 _KINDS = {list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
@@ -120,3 +121,48 @@ def _told(problem: Any) -> str:
     if kind == "int_parsing":
         return f"{field} = {short(given)}: should be an integer, in digits alone"
     return f"{field} = {short(given)}: {problem['msg'].removeprefix('Input ').lower()}"
+
+
+def overridden(
+    data: dict[str, Any], overrides: Iterable[str], option: str = "--set"
+) -> dict[str, Any]:
+    """Return a configuration with values replaced, each by ``dotted.path=value``, in YAML.
+
+    A ConfigError, which names the option, if one has no ``=``, or a path that leads through no
+    mapping.
+    """
+    result: dict[str, Any] = json.loads(json.dumps(data, default=str, skipkeys=True))
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not path:
+            raise ConfigError(f"{option} {override}: expected field.name=value")
+        try:
+            value = parse_yaml(text)
+        except yaml.YAMLError as error:
+            why = getattr(error, "problem", None) or "cannot be parsed"
+            raise ConfigError(f"{option} {override:.80}: the value is not YAML: {why}") from error
+        set_field(result, path, value, f"{option} {override}")
+    return result
+
+
+def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> None:
+    """Raise a ConfigError if an override is of a field that something else replaces."""
+    fields = list(replaced)
+    for override in overrides:
+        path = override.partition("=")[0]
+        for field in fields:
+            if f"{path}.".startswith(f"{field}."):
+                raise ConfigError(
+                    f"--set {override}: is not used, for {by} '{field}'; change it there"
+                )
+
+
+def set_field(config: dict[str, Any], path: str, value: object, source: str) -> None:
+    """Replace a value in place, making mappings on its path; else a ConfigError."""
+    *parents, name = path.split(".")
+    target = config
+    for parent in parents:
+        target = target.setdefault(parent, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"{source}: '{parent}' is not a mapping of fields")
+    target[name] = value

@@ -25,8 +25,7 @@ class Pieces(NamedTuple):
 
     query_lens: list[int]
     """Batched tokens of each sequence: a prefill chunk, or its last token and drafts."""
-    context_lens: list[int]
-    """KV entries of each sequence when the step starts, tokens."""
+    context_lens: list[int]  # KV entries of each sequence when the step starts, tokens
 
 
 class StepLoad(NamedTuple):
@@ -34,12 +33,9 @@ class StepLoad(NamedTuple):
 
     context_tokens: int
     """KV entries that exist when the step starts, summed over the scheduled sequences."""
-    batched_tokens: int
-    """Query tokens of the step: prefill chunks, last tokens and drafts."""
-    num_requests: int = 1
-    """Sequences in the step."""
-    prefill_tokens: int = 0
-    """Batched tokens that belong to prefills; 0 in a decode-only step."""
+    batched_tokens: int  # query tokens of the step: prefill chunks, last tokens and drafts
+    num_requests: int = 1  # sequences in the step
+    prefill_tokens: int = 0  # batched tokens that belong to prefills; 0 in a decode-only step
     pieces: Pieces | None = None
     """The same, sequence by sequence; only for a latency model that `uses_pieces`."""
 
@@ -72,8 +68,7 @@ class BatchView:
     Its columns are arrays of shape (size,), in scheduling order; they are the policy's own copies.
     """
 
-    requests: Ints
-    """Index of the request of each sequence."""
+    requests: Ints  # index of the request of each sequence
     prompt_lens: Ints
     known_lens: Ints
     """Prompt and output tokens that are known when the draft is made: those that the running step's
@@ -81,11 +76,9 @@ class BatchView:
     and drafts that are verified in the same step)."""
     in_prefill: NDArray[np.bool_]
     """Whether each sequence is still in mid-prefill, so that its draft would be ignored."""
-    load: StepLoad
-    """Of the step that is running."""
+    load: StepLoad  # of the step that is running
     _: KW_ONLY
-    now: float = 0.0
-    """When the step was scheduled, seconds."""
+    now: float = 0.0  # when the step was scheduled, seconds
     free_slots: int = 1 << 40
     """Room for drafts: KV blocks that nobody holds, and the sequences' look-ahead slots, tokens."""
     num_running: int = 0
@@ -138,24 +131,15 @@ class DraftView(NamedTuple):
 class StepOutcome(NamedTuple):
     """What became of the drafts of a step; columns of shape (n,) in scheduling order."""
 
-    requests: Ints
-    """Index of the request of each sequence that emitted tokens."""
-    draft_lens: Ints
-    """Drafts verified, tokens."""
-    accepted_lens: Ints
-    """Drafts accepted, tokens, without the bonus token."""
-    load: StepLoad = StepLoad(0, 0)
-    """What the step verified."""
-    output_tokens: int = 0
-    """Tokens that it emitted, bonus tokens included."""
-    target_time: float = 0.0
-    """Seconds of its forward pass."""
-    draft_time: float = 0.0
-    """Seconds that it took to make its drafts."""
-    overhead_time: float = 0.0
-    """Seconds of the engine's own work."""
-    trees: list[Tree | None] | None = None
-    """Shape of each draft, for a policy that drafts trees."""
+    requests: Ints  # index of the request of each sequence that emitted tokens
+    draft_lens: Ints  # drafts verified, tokens
+    accepted_lens: Ints  # drafts accepted, tokens, without the bonus token
+    load: StepLoad = StepLoad(0, 0)  # what the step verified
+    output_tokens: int = 0  # tokens that it emitted, bonus tokens included
+    target_time: float = 0.0  # seconds of its forward pass
+    draft_time: float = 0.0  # seconds that it took to make its drafts
+    overhead_time: float = 0.0  # seconds of the engine's own work
+    trees: list[Tree | None] | None = None  # shape of each draft, for a policy that drafts trees
     drafters: Ints = _NONE
     """Who made each draft where a lookup has a fallback: 0 the lookup, 1 the fallback."""
     token_ids: list[list[int]] = []  # noqa: RUF012 - never changed

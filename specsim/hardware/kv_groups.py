@@ -64,13 +64,10 @@ class KVGroup:
     """Layers that share a block table (vLLM: KV cache group)."""
 
     kind: Kind
-    span_len: int
-    """Window or chunk, tokens; 0 of full attention."""
-    block_size: int
-    """Tokens of a block."""
+    span_len: int  # window or chunk, tokens; 0 of full attention
+    block_size: int  # tokens of a block
     num_layers: int
-    bucket: int
-    """Number of what is alike: groups of one bucket hold the same prefixes."""
+    bucket: int  # number of what is alike: groups of one bucket hold the same prefixes
     has_last_layer: bool = True
     """Whether the bucket holds the layer that was registered last, which is a drafter's, if any."""
 
@@ -97,8 +94,7 @@ class KVLayout:
     """The groups of a model, in vLLM's order, and the size of the blocks that they share."""
 
     groups: tuple[KVGroup, ...]
-    block_bytes: float
-    """Memory of one block on one GPU."""
+    block_bytes: float  # memory of one block on one GPU
 
     @cached_property
     def common_block_size(self) -> int:
@@ -112,7 +108,6 @@ class KVLayout:
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether layers differ."""
         return len(self.groups) > 1
 
     @property

@@ -137,7 +137,6 @@ class ModelShape(Settings):
 
     @property
     def num_expert_layers(self) -> int:
-        """How many layers have experts."""
         return self.num_hidden_layers - self.first_k_dense_replace if self.num_experts else 0
 
     @property
@@ -209,7 +208,6 @@ class ModelShape(Settings):
         return (before, (width, self.hidden_size)) if self.backbone_hidden_size else (before,)
 
     def attention_width(self, kind: LayerType) -> AttentionWidth:
-        """Return how wide layers of a type are."""
         heads, head_dim = self.num_key_value_heads, self.head_dim
         if self.kv_lora_rank:
             return AttentionWidth(1, head_dim, self.kv_lora_rank + self.qk_rope_head_dim)

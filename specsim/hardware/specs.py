@@ -44,20 +44,13 @@ class GpuSpec(Settings):
 class MemoryPlan:
     """What the memory of one GPU is for, bytes."""
 
-    total_bytes: float
-    """Total memory of the GPU."""
-    usable_bytes: float
-    """What vLLM may use of it: times gpu_memory_utilization."""
-    weight_bytes: float
-    """Weights of the target."""
-    draft_weight_bytes: float
-    """Weights of the drafter."""
-    reserved_bytes: float
-    """Activations, CUDA graphs, context."""
-    block_bytes: float
-    """One KV block of the target."""
-    draft_block_bytes: float
-    """The drafter's share of one KV block."""
+    total_bytes: float  # total memory of the GPU
+    usable_bytes: float  # what vLLM may use of it: times gpu_memory_utilization
+    weight_bytes: float  # weights of the target
+    draft_weight_bytes: float  # weights of the drafter
+    reserved_bytes: float  # activations, CUDA graphs, context
+    block_bytes: float  # one KV block of the target
+    draft_block_bytes: float  # the drafter's share of one KV block
 
     def num_blocks(self) -> int:
         """Return how many KV blocks fit; see `num_kv_blocks`."""
@@ -88,12 +81,11 @@ def load_gpu(name: str) -> GpuSpec:
 def load_model(name: str) -> ModelShape:
     """Return the shape of a model.
 
+    A ProfileError if there is none, or it lacks a field, or has a part that is not modelled.
+
     Args:
         name: As in ``profiles/<name>.json``, or the path of such a file or of a model's HuggingFace
             ``config.json``.
-
-    Raises:
-        ProfileError: There is none, or it lacks a field, or has a part that is not modelled.
     """
     path = Path(name) if name.endswith(".json") else find_resource("profiles", f"{name}.json")
     if path is None:
@@ -109,13 +101,12 @@ def load_model(name: str) -> ModelShape:
 def find_model(names: list[str], source: str) -> str:
     """Return the name in ``profiles/`` of a model, given what somebody else calls it.
 
+    A ProfileError if there is none.
+
     Args:
         names: Such as ``Qwen/Qwen3-8B`` or ``Llama-3.1-8B-Instruct``: what counts is the part after
             the last slash, and of variants of one size the longest name that it begins with.
         source: Who calls it that, for the error message.
-
-    Raises:
-        ProfileError: There is none.
     """
     known = resource_names("profiles", "*.json")
     for name in names:
@@ -140,12 +131,11 @@ def _runs_of_words(name: str) -> set[str]:
 def find_gpu(names: list[str], source: str) -> str:
     """Return the name in ``profiles/`` of a GPU, given what somebody else calls it.
 
+    A ProfileError if there is none.
+
     Args:
         names: Such as ``RTX4090`` or ``NVIDIA GeForce RTX 4090``; letters and digits count.
         source: Who calls it that, for the error message.
-
-    Raises:
-        ProfileError: There is none.
     """
     known = resource_names("profiles", "*.yaml")
     for name in names:
@@ -169,13 +159,12 @@ def _plain(name: str) -> str:
 def num_kv_blocks(*, memory_bytes: float, taken_bytes: float, block_bytes: float) -> int:
     """Return how many KV blocks fit into one GPU, vLLM's null block included.
 
+    A CapacityError if not even two blocks fit.
+
     Args:
         memory_bytes: What vLLM may use of the GPU: total memory times gpu_memory_utilization.
         taken_bytes: Weights of target and draft, activations, CUDA graphs.
         block_bytes: One KV block, of target and draft together.
-
-    Raises:
-        CapacityError: Not even two blocks fit.
     """
     left = memory_bytes - taken_bytes
     blocks = int(left // block_bytes)

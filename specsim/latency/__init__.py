@@ -15,27 +15,14 @@ from specsim.latency._form import (
     STEP,
     TARGET_SHARE,
     TOKEN,
-    forward_time,
 )
 from specsim.latency.base import LatencyModel
 
 __all__ = [
-    "BASIS",
-    "COEFFICIENTS",
-    "COSTS",
-    "HAS_DRAFTER",
-    "HAS_LATENCY",
-    "LATENCY",
-    "OVERHEAD_REQUEST",
-    "OVERHEAD_STEP",
-    "REQUEST",
-    "STEP",
-    "TARGET_SHARE",
-    "TOKEN",
-    "LatencyModel",
-    "NestedLatency",
-    "forward_time",
-]
+    "BASIS", "COEFFICIENTS", "COSTS", "HAS_DRAFTER", "HAS_LATENCY", "LATENCY",
+    "OVERHEAD_REQUEST", "OVERHEAD_STEP", "REQUEST", "STEP", "TARGET_SHARE", "TOKEN",
+    "LatencyModel", "NestedLatency",
+]  # fmt: skip
 
 LATENCY = Family("latency", LatencyModel)
 NestedLatency = Annotated[LatencyModel, LATENCY, LATENCY.any_member]

@@ -30,8 +30,7 @@ Form = NDArray[np.float64]
 
 COEFFICIENTS, TABLE, ROOFLINE, STAIRCASE, COMPOSED = 0.0, 1.0, 2.0, 3.0, 4.0
 
-NO_WINDOW = float(1 << 40)
-"""A window that no context reaches."""
+NO_WINDOW = float(1 << 40)  # a window that no context reaches
 HEAD_LEN, GROUP_LEN = 7, 6
 """Numbers at the beginning of a composed form, and of each of its kinds of layers."""
 MOST_VERIFIED = 64
@@ -51,22 +50,15 @@ COSTS = (
 """What a step costs besides its forward passes: seconds of `specsim.profile.Overhead`, then those
 of `DraftCost`, whose basis is 0 for pass, 1 for draft, 2 for heads."""
 OVERHEAD_STEP, OVERHEAD_REQUEST, HAS_DRAFTER, HAS_LATENCY, BASIS = range(5)
-TARGET_SHARE, TOKEN, STEP, REQUEST = range(5, 9)
-"""Their places."""
+TARGET_SHARE, TOKEN, STEP, REQUEST = range(5, 9)  # their places
 
 
 @dataclass(frozen=True)
 class CompiledCosts:
-    """Costs that the loops compute by themselves."""
-
-    target: Form | None
-    """None: the latency model is Python."""
-    drafter: Form | None
-    """None: the drafter's is, or there is none."""
-    constants: Mapping[str, float]
-    """By the names in `COSTS`."""
-    drafts: bool
-    """Whether drafting is among them."""
+    target: Form | None  # None: the latency model is Python
+    drafter: Form | None  # None: the drafter's is, or there is none
+    constants: Mapping[str, float]  # by the names in `COSTS`
+    drafts: bool  # whether drafting is among them
 
 
 @inlined

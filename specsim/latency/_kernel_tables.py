@@ -27,8 +27,7 @@ _SKEW = ("n", "kv_mean", "kv_big", "t_mean_us", "t_max_us", "t_skew_us")
 class KernelTables:
     """Times of a model's kernels by number of tokens or sequences, microseconds.
 
-    Raises:
-        ProfileError: A table or one of the kernels that every model has is missing.
+    A ProfileError if a table or one of the kernels that every model has is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +36,10 @@ class KernelTables:
         self.moe = moe_grid(folder)
         lines = _lines(folder, "dense", "tokens")
         self.has_mlp = any(name in lines for name in _MLP_LAYERS)
-        has_experts = self.moe or (not self.has_mlp and _has_experts(folder.parent))
+        shards = folder.parent.glob("tp*")  # of other tensor parallelism
+        has_experts = self.moe or (
+            not self.has_mlp and any(find_table(shard, "moe") for shard in shards)
+        )
         needed = [*_ONCE, *_TWICE, *_ATTENTION_LAYERS, *(() if has_experts else _MLP_LAYERS)]
         missing = [name for name in needed if name not in lines]
         if missing:
@@ -77,16 +79,10 @@ def _total(lines: dict[str, Line], twice: tuple[str, ...] = ()) -> Line:
     return Line(points, total)
 
 
-def _has_experts(folder: Path) -> bool:
-    """Return whether the folder of another tensor parallelism has experts."""
-    return any(find_table(shard, "moe") for shard in folder.glob("tp*"))
-
-
 def moe_grid(folder: Path) -> Grid | None:
     """Return the time of a layer's experts by tokens and activated experts; None if not measured.
 
-    Raises:
-        ProfileError: ``moe.csv`` is not a grid.
+    A ProfileError if ``moe.csv`` is not a grid.
     """
     path = find_table(folder, "moe")
     if path is None:
@@ -117,8 +113,7 @@ def _complete(
 def shard_folder(path: Path, size: int) -> Path:
     """Return the folder with the tables of a GPU that shares its layers with `size` - 1 others.
 
-    Raises:
-        ProfileError: The tables are of another number of GPUs.
+    A ProfileError if the tables are of another number of GPUs.
     """
     own = path / f"tp{size}"
     if own.is_dir():
@@ -151,8 +146,7 @@ class Collectives:
 
     token_bytes: float
     start_us: float
-    gb_per_s: float
-    """Sent by each GPU, 10^9 bytes per second."""
+    gb_per_s: float  # sent by each GPU, 10^9 bytes per second
 
     def all_reduce(self, tokens: float, gpus: int) -> float:
         """Return the time of summing up tokens over GPUs that all have them."""
@@ -171,14 +165,12 @@ class Attention:
 
     Linear interpolation in four axes: tokens of the prefill chunk, its KV entries, number of
     decoding sequences, and their mean KV length. Several prefills in one step count as one chunk of
-    as many tokens and as much work, the sum of c * kv + c^2 / 2 over them.
+    as many tokens and as much work, the sum of c * kv + c^2 / 2 over them. A ProfileError if
+    ``attention.csv`` is missing, or is not a grid.
 
     Args:
         folder: With ``attention.csv``, and ``skew.csv`` if that was measured.
         applies_skew: Whether the lengths' differing counts, by ``skew.csv``.
-
-    Raises:
-        ProfileError: ``attention.csv`` is missing, or is not a grid.
     """
 
     def __init__(self, folder: Path, *, applies_skew: bool = True) -> None:

@@ -24,10 +24,8 @@ class LatencyModel(Member):
     def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> "LatencyModel":
         """Return it as that of data-parallel ranks of a mixture of experts.
 
-        Without a word about experts, a pass takes as long as that of its slowest rank.
-
-        Raises:
-            ProfileError: It does not know what expert parallelism changes.
+        Without a word about experts, a pass takes as long as that of its slowest rank. A
+        ProfileError if it does not know what expert parallelism changes.
         """
         if expert_parallel:
             raise ProfileError(

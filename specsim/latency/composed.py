@@ -174,7 +174,6 @@ class Composed(LatencyModel):
 
     @property
     def uses_pieces(self) -> bool:
-        """Always: attention depends on more than sums."""
         return True
 
     def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> Self:
@@ -244,7 +243,7 @@ class Composed(LatencyModel):
             sizes = default_capture_sizes(256)
         if not sizes:
             return axis.tolist(), times
-        points = [*_stairs(sizes), *axis[axis > sizes[-1]].tolist()]
+        points = [*(float(end) for _, end in _of_stairs(sizes)), *axis[axis > sizes[-1]].tolist()]
         padded = [size for size, _ in _of_stairs(sizes)] + axis[axis > sizes[-1]].tolist()
         return points, np.interp(padded, axis, times)
 
@@ -273,10 +272,6 @@ def _of_stairs(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         below = size
 
 
-def _stairs(sizes: Sequence[int]) -> list[float]:
-    return [float(end) for _, end in _of_stairs(sizes)]
-
-
 class _Tables:
     """Tables one after the other, as `specsim.latency._form` looks them up."""
 
@@ -285,10 +280,7 @@ class _Tables:
         self.numbers: list[float] = []
 
     def add(
-        self,
-        columns: Sequence[float],
-        times: NDArray[np.float64],
-        rows: Sequence[float] = (0,),
+        self, columns: Sequence[float], times: NDArray[np.float64], rows: Sequence[float] = (0,)
     ) -> float:
         """Return where the table begins that is added: its axes, and its times row by row."""
         place = self._start + len(self.numbers)

@@ -67,7 +67,6 @@ class CudaGraph(LatencyModel):
 
     @property
     def uses_pieces(self) -> bool:
-        """Whether the model inside does."""
         return self.inner.uses_pieces
 
     @cached_property
@@ -78,7 +77,6 @@ class CudaGraph(LatencyModel):
         return sizes[np.searchsorted(sizes, counts)]
 
     def forward_time(self, load: StepLoad) -> float:
-        """Return the time of the padded step."""
         padded, tokens = self._padded, load.batched_tokens
         if isinstance(tokens, np.ndarray):
             in_graph = tokens < len(padded)
@@ -90,7 +88,6 @@ class CudaGraph(LatencyModel):
         return self.inner.forward_time(load._replace(batched_tokens=int(padded[tokens])))
 
     def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> "CudaGraph":
-        """Return the staircase around the model inside, as that of such ranks."""
         inner = self.inner.in_lock_step(data_parallel_size, expert_parallel=expert_parallel)
         return self.model_copy(update={"inner": inner})
 
@@ -107,7 +104,6 @@ class CudaGraph(LatencyModel):
         return self.inner.lock_step_time([load._replace(batched_tokens=size) for load in loads])
 
     def form(self) -> Form | None:
-        """Return the staircase around the form of the model inside, if that has one."""
         inside = self.inner.form()
         if inside is None or inside[0] in (STAIRCASE, COMPOSED):
             return None

@@ -91,7 +91,6 @@ class Kernels(LatencyModel):
 
     @property
     def uses_pieces(self) -> bool:
-        """Always: attention depends on more than sums."""
         return True
 
     @model_validator(mode="after")

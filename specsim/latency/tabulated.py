@@ -65,7 +65,7 @@ class Tabulated(LatencyModel):
                 "context_tokens": [0, 100_000],
                 "batched_tokens": [1, 64, 256],
                 "times_ms": [[16.0, 18.0, 25.0], [30.0, 32.0, 39.0]],
-            },
+            }
         },
     )
     decode: TimeTable
@@ -74,14 +74,12 @@ class Tabulated(LatencyModel):
     """Of steps with prefill; by default the same."""
 
     def forward_time(self, load: StepLoad) -> float:
-        """Return the time by the table of the step's kind."""
         if any(isinstance(value, np.ndarray) for value in load):
             return one_by_one(self.forward_time, load)
         table = self.mixed if self.mixed is not None and load.prefill_tokens else self.decode
         return table.grid(load.context_tokens, load.batched_tokens) * 1e-3
 
     def form(self) -> Form:
-        """Return the tables of both kinds of step."""
         decode = self.decode.numbers
         if self.mixed is None:
             return np.array([TABLE, 2.0, *decode])

@@ -25,10 +25,8 @@ class Draft(NamedTuple):
     before their children. None for a chain."""
     probs: Sequence[float] = ()
     """Estimated probability that each token is reached and accepted; empty if there is none."""
-    score: float = 0.0
-    """Estimated accepted length: the sum of `probs`."""
-    match_len: int = 0
-    """Known tokens that the draft was found by."""
+    score: float = 0.0  # estimated accepted length: the sum of `probs`
+    match_len: int = 0  # known tokens that the draft was found by
 
     def cut(self, max_len: int) -> "Draft":
         """Return its first tokens; of a tree sorted by probability, the most probable ones."""

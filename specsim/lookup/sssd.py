@@ -38,8 +38,7 @@ class _Grams(NamedTuple):
     holds the heads; it needs no keys, because the text before a head is the key.
     """
 
-    heads: NDArray[np.int32]
-    """Shape (P, a power of two), row n - 1 for n; 0 where nothing is."""
+    heads: NDArray[np.int32]  # shape (P, a power of two), row n - 1 for n; 0 where nothing is
     older: NDArray[np.int32]
     """Shape (P, text length): the end before each end; 0 where there is none."""
 
@@ -57,14 +56,10 @@ class _Trees(NamedTuple):
 
     tokens: NDArray[np.int64]
     counts: NDArray[np.int64]
-    children: NDArray[np.int64]
-    """First child; 0 if there is none."""
-    siblings: NDArray[np.int64]
-    """Next sibling; 0 if there is none."""
-    size: NDArray[np.int64]
-    """Shape (1,): nodes in use."""
-    weights: NDArray[np.float64]
-    """Shape (1 + P, branch_len): discounts, by tree and depth from 1."""
+    children: NDArray[np.int64]  # first child; 0 if there is none
+    siblings: NDArray[np.int64]  # next sibling; 0 if there is none
+    size: NDArray[np.int64]  # shape (1,): nodes in use
+    weights: NDArray[np.float64]  # shape (1 + P, branch_len): discounts, by tree and depth from 1
 
 
 class _Limits(NamedTuple):

@@ -32,31 +32,22 @@ Floats = Annotated[NDArray[np.float32], 1]
 class Scratch(NamedTuple):
     """What drafts are made in, whoever they are for, and how."""
 
-    drafts: Rows
-    """Token ids and parents of one draft, then of another, shape (4, longest)."""
-    probs: Annotated[NDArray[np.float32], 2]
-    """Of both, shape (2, longest)."""
-    items: Rows
-    """Heap: node, place in its text, parent."""
-    keys: Floats
-    """Probabilities of the same."""
+    drafts: Rows  # token ids and parents of one draft, then of another, shape (4, longest)
+    probs: Annotated[NDArray[np.float32], 2]  # of both, shape (2, longest)
+    items: Rows  # heap: node, place in its text, parent
+    keys: Floats  # probabilities of the same
     matches: Rows
     """Node and place in its text where each suffix of the known text ends, by its length."""
-    budgets: Ints
-    """Most tokens of a draft, by match length."""
-    least: Floats
-    """Probability below which a draft ends."""
-    asked: Longs
-    """`MAX_LEN`, `IS_TREE`."""
-    found: Longs
-    """`ROW`, `MATCH_LEN`."""
+    budgets: Ints  # most tokens of a draft, by match length
+    least: Floats  # probability below which a draft ends
+    asked: Longs  # `MAX_LEN`, `IS_TREE`
+    found: Longs  # `ROW`, `MATCH_LEN`
     score: Floats
 
 
 MAX_LEN, IS_TREE = range(2)
 ROW, MATCH_LEN = range(2)
-NO_ROOM = -1
-"""Length of a draft for which the heap is too small."""
+NO_ROOM = -1  # length of a draft for which the heap is too small
 
 
 @inner

@@ -39,10 +39,8 @@ NODE_COLUMNS = 9
 """Occurrences (0: unused row), parent, first token, place of its text in the pool, length of it,
 first child, next and previous sibling (that of the first is the last), group of equal count."""
 ROOT = NONE = 0
-OPEN = 0
-"""Length of a leaf that reaches as far as its sequence is known."""
-UNKNOWN = -1
-"""Stands in the pool where a sequence is not known yet, and after its end."""
+OPEN = 0  # length of a leaf that reaches as far as its sequence is known
+UNKNOWN = -1  # stands in the pool where a sequence is not known yet, and after its end
 FIRST, LAST = range(2)
 TOP_NODE, FREE_NODE, NUM_FREE, TOP_GROUP, FREE_GROUP = range(5)
 """Rows of nodes ever used, first of the chain of freed ones and their number; likewise groups."""

@@ -56,16 +56,12 @@ from specsim.lookup.suffix_nodes import (
 class RequestArrays(NamedTuple):
     """A request with what both trees know of it; trees and scratch are `Pointers` to theirs."""
 
-    local: Annotated[Any, Arrays]
-    """The tree of its own text."""
-    answers: Annotated[Any, Arrays]
-    """The tree of all answers."""
+    local: Annotated[Any, Arrays]  # the tree of its own text
+    answers: Annotated[Any, Arrays]  # the tree of all answers
     cursor: Longs
     answer_cursor: Longs
-    token_ids: Ints
-    """Of prompt and answer."""
-    lens: Longs
-    """`PROMPT_LEN`, `KNOWN`."""
+    token_ids: Ints  # of prompt and answer
+    lens: Longs  # `PROMPT_LEN`, `KNOWN`
     scratch: Annotated[Any, Scratch]
 
 

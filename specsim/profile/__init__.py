@@ -20,18 +20,7 @@ from specsim.profile.profile import (
 )
 
 __all__ = [
-    "BLOCK_SIZE",
-    "GPU_MEMORY_UTILIZATION",
-    "DraftCost",
-    "LayersOf",
-    "Overhead",
-    "Profile",
-    "StepCosts",
-    "ValidRange",
-    "default_layout",
-    "find_profile",
-    "kv_layers",
-    "layer_bytes",
-    "load_profile",
-    "memory_plan",
-]
+    "BLOCK_SIZE", "GPU_MEMORY_UTILIZATION", "DraftCost", "LayersOf", "Overhead", "Profile",
+    "StepCosts", "ValidRange", "default_layout", "find_profile", "kv_layers", "layer_bytes",
+    "load_profile", "memory_plan",
+]  # fmt: skip

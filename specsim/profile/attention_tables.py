@@ -8,9 +8,16 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError
 from specsim.hardware import AttentionWidth, ModelShape, load_model
-from specsim.profile.kernel_tables import GpuTables, MeasuredTable, chosen, columns
+from specsim.profile.kernel_tables import (
+    DTYPES,
+    GpuTables,
+    MeasuredTable,
+    Scales,
+    TableOptions,
+    chosen,
+    columns,
+)
 from specsim.profile.kernel_times import HeadTimes, one_kernel
-from specsim.profile.table_options import DTYPES, Scales, TableOptions
 
 Values = NDArray[np.float64]
 
@@ -159,8 +166,6 @@ class AttentionTables:
 
 
 class _LayerKind(NamedTuple):
-    """Layers whose attention is alike."""
-
     num_layers: int
     window: int | None
     width: AttentionWidth

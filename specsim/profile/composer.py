@@ -15,9 +15,16 @@ from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest
 from specsim.hardware import ModelShape
 from specsim.profile.attention_tables import AttentionTables, Matrix, needed, rounded
-from specsim.profile.kernel_tables import GpuTables, MeasuredTable, chosen, columns
+from specsim.profile.kernel_tables import (
+    DTYPES,
+    GpuTables,
+    MeasuredTable,
+    Scales,
+    TableOptions,
+    chosen,
+    columns,
+)
 from specsim.profile.kernel_times import ExpertTimes, MatrixTimes, line_of, skewed
-from specsim.profile.table_options import DTYPES, Scales, TableOptions
 
 Values = NDArray[np.float64]
 
@@ -37,8 +44,6 @@ compiler fuses it into norms and activation, and only behind attention not; of 4
 
 
 class Composer:
-    """Looks up every kernel of one model."""
-
     def __init__(self, shape: ModelShape, options: TableOptions, tables: GpuTables) -> None:
         size, heads = options.tensor_parallel_size, shape.num_attention_heads
         if heads % size:
@@ -82,21 +87,8 @@ class Composer:
             "head": self._head(),
             **self._eager_fields,
             "attention": list(attention.layers()),
-            **self._latent_fields,
-            **self._parallel_fields,
+            **self._own_fields,
         }
-
-    @property
-    def _latent_fields(self) -> dict[str, Any]:
-        """Return how much longer a pair takes where drafts are verified than in a prompt.
-
-        Prompts have keys and values of each head; with drafts, all heads read the latent vector.
-        """
-        shape = self._shape
-        if not shape.kv_lora_rank:
-            return {}
-        latent = 2 * shape.kv_lora_rank + shape.qk_rope_head_dim
-        return {"verify_factor": round(latent / (shape.head_dim + shape.v_head_dim), 3)}
 
     @property
     def _eager_fields(self) -> dict[str, Any]:
@@ -105,11 +97,20 @@ class Composer:
         return {"prompts_at_least_us": _EAGER_LAYER_US * self._shape.num_hidden_layers}
 
     @property
-    def _parallel_fields(self) -> dict[str, Any]:
-        if self._ranks == 1 and not self._options.enable_expert_parallel:
-            return {}
-        names = ("data_parallel_size", "enable_expert_parallel")
-        return {name: getattr(self._options, name) for name in names}
+    def _own_fields(self) -> dict[str, Any]:
+        """Return what not every profile has.
+
+        Where drafts are verified, a pair of latent attention takes longer than in a prompt, which
+        has keys and values of each head; with drafts, all heads read the latent vector.
+        """
+        shape, options, found = self._shape, self._options, dict[str, Any]()
+        if shape.kv_lora_rank:
+            latent = 2 * shape.kv_lora_rank + shape.qk_rope_head_dim
+            found["verify_factor"] = round(latent / (shape.head_dim + shape.v_head_dim), 3)
+        if self._ranks > 1 or options.enable_expert_parallel:
+            for name in ("data_parallel_size", "enable_expert_parallel"):
+                found[name] = getattr(options, name)
+        return found
 
     @property
     def weight_bytes(self) -> float:
@@ -179,7 +180,6 @@ class Composer:
         return gemm.tokens, total
 
     def _small_kernels(self, tokens: Values) -> Values:
-        """Return norms, rotary embedding, writing the KV cache, activation: all layers."""
         shape, size = self._shape, self._size
         width = shape.mlp_width // size * (shape.num_experts_per_tok or 1)
         total = np.zeros(len(tokens))

@@ -1,9 +1,10 @@
 """Profiles of hardware that nobody has measured: from a model's shape and a GPU's data sheet."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.settings import validated
@@ -18,13 +19,9 @@ _MAX_BATCHED_TOKENS = 16384
 
 @dataclass(frozen=True)
 class RooflineOptions:
-    """What to make a profile of."""
-
-    model: str
-    """Name in ``profiles/``, or the path of a HuggingFace config.json."""
+    model: str  # name in ``profiles/``, or the path of a HuggingFace config.json
     gpu: str
-    drafts: dict[str, str]
-    """Model of each proposer that the profile will have costs for."""
+    drafts: dict[str, str]  # model of each proposer that the profile will have costs for
     tensor_parallel_size: int = 1
     compute_efficiency: float = 0.7
     memory_efficiency: float = 0.8
@@ -32,45 +29,58 @@ class RooflineOptions:
 
 
 @dataclass(frozen=True)
-class RooflineProfile:
-    """A profile, and what follows from it."""
+class MadeProfile:
+    """A profile that was made, not measured as a whole, and what follows from it."""
 
-    fields: dict[str, Any]
-    """Of the profile, as they go into a YAML file."""
-    roofline: Roofline
-    """Of the target."""
-    memory: MemoryPlan
-    """Of each GPU."""
-    num_blocks: int
-    """KV blocks that fit, vLLM's null block included."""
+    fields: dict[str, Any]  # of the profile, as they go into a YAML file
+    profile: Profile
+    memory: MemoryPlan  # of each GPU
+    num_blocks: int  # KV blocks that fit, vLLM's null block included
+    sources: tuple[str, ...] = ()  # tables and kernels that it was composed from
 
     @classmethod
-    def of(cls, options: RooflineOptions) -> "RooflineProfile":
+    def completed(
+        cls, fields: dict[str, Any], source: str, num_drafters: int, sources: Sequence[str] = ()
+    ) -> Self:
+        """Return it with as much context as fits beside the first so many drafters.
+
+        A CapacityError if the model does not fit.
+        """
+        with validated(source, ProfileError):
+            draft = Profile.model_validate(fields)
+        model, drafts = load_model(fields["model"]), tuple(draft.drafts.values())[:num_drafters]
+        memory = memory_plan(draft, model, load_gpu(fields["gpu"]), drafts)
+        num_blocks, layout = memory.num_blocks(), default_layout(draft, model, drafts)
+        context = layout.capacity(num_blocks, model.max_position_embeddings, 0)
+        fields["valid_range"]["context_tokens"] = context
+        profile = Profile.model_validate(fields)
+        return cls(fields, profile, memory, num_blocks, tuple(sources))
+
+
+class RooflineProfile(MadeProfile):
+    """Made from data sheets."""
+
+    @classmethod
+    def of(cls, options: RooflineOptions) -> Self:
         """Make a profile of a model on a GPU.
 
-        Raises:
-            ProfileError: A model or GPU is unknown, or lacks a number.
-            CapacityError: The model does not fit into the GPU's memory.
+        A ProfileError if a model or GPU is unknown, or lacks a number. A CapacityError if the model
+        does not fit into the GPU's memory.
         """
-        model, gpu = load_model(options.model), load_gpu(options.gpu)
-        fields = _fields(options, model, gpu)
-        with validated("profile roofline", ProfileError):
-            draft = Profile.model_validate(fields)
-        memory = memory_plan(draft, model, gpu, tuple(draft.drafts.values()))
-        num_blocks = memory.num_blocks()
-        layout = default_layout(draft, model, tuple(draft.drafts.values()))
-        longest = model.max_position_embeddings
-        fields["valid_range"]["context_tokens"] = layout.capacity(num_blocks, longest, 0)
-        target = draft.target
-        assert isinstance(target, Roofline)
-        return cls(fields, target, memory, num_blocks)
+        fields = _fields(options, load_model(options.model), load_gpu(options.gpu))
+        return cls.completed(fields, "profile roofline", len(options.drafts))
+
+    @property
+    def roofline(self) -> Roofline:
+        """Of the target."""
+        assert isinstance(self.profile.target, Roofline)
+        return self.profile.target
 
 
 def parse_pairs(option: str, form: str, values: list[str]) -> dict[str, str]:
     """Return what an option says that is given several times, ``NAME=VALUE``.
 
-    Raises:
-        ConfigError: One is not of that form, or a name comes twice.
+    A ConfigError if one is not of that form, or a name comes twice.
     """
     pairs: dict[str, str] = {}
     for value in values:

@@ -3,18 +3,16 @@
 See `specsim.profile.composer` and `specsim.profile.kernel_tables`.
 """
 
-from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import Any, Self
 
 from specsim.core.errors import ProfileError
-from specsim.core.settings import nearest, validated
-from specsim.hardware import GIB, MemoryPlan, load_gpu, load_model
+from specsim.core.settings import nearest
+from specsim.hardware import GIB, load_gpu, load_model
 from specsim.profile.composer import Composer
-from specsim.profile.kernel_tables import GpuTables, tables_folder
-from specsim.profile.memory import default_layout, memory_plan
-from specsim.profile.profile import NOT_MEASURED, Profile
-from specsim.profile.table_options import DTYPES, Scales, TableOptions
+from specsim.profile.from_roofline import MadeProfile
+from specsim.profile.kernel_tables import DTYPES, GpuTables, Scales, TableOptions, tables_folder
+from specsim.profile.profile import NOT_MEASURED
 
 _MAX_BATCHED_TOKENS = 16384
 # Time on the host: between what servers of A100, H100 and H200 showed at their smallest loads, none
@@ -34,32 +32,19 @@ HOST_TIMES = {
 """Overhead of an engine of which nobody has measured it."""
 
 
-@dataclass(frozen=True)
-class TableProfile:
-    """A profile, and what follows from it."""
-
-    fields: dict[str, Any]
-    """Of the profile, as they go into a YAML file."""
-    profile: Profile
-    memory: MemoryPlan
-    """Of each GPU."""
-    num_blocks: int
-    """KV blocks that fit, vLLM's null block included."""
-    sources: tuple[str, ...]
-    """Tables and kernels that it was composed from."""
+class TableProfile(MadeProfile):
+    """Composed from kernel tables."""
 
     @classmethod
-    def of(cls, options: TableOptions) -> "TableProfile":
+    def of(cls, options: TableOptions) -> Self:
         """Compose a profile.
 
-        Raises:
-            ProfileError: A model, GPU, table, data type or kernel is unknown, or no table covers
-                the model's shape.
-            CapacityError: The model does not fit into the GPU's memory.
+        A ProfileError if a model, GPU, table, data type or kernel is unknown, or no table covers
+        the model's shape. A CapacityError if the model does not fit into the GPU's memory.
         """
         if options.dtype not in DTYPES:
             raise ProfileError(f"--dtype {options.dtype}: {nearest(options.dtype, [*DTYPES])}")
-        model, gpu = load_model(options.model), load_gpu(options.gpu)
+        model, _ = load_model(options.model), load_gpu(options.gpu)
         folder = options.tables or tables_folder()
         tables = GpuTables(folder, options.tables_of or options.gpu, options.engine)
         target = Composer(model, options, tables)
@@ -77,16 +62,7 @@ class TableProfile:
             "kv_bytes_per_token": target.kv_bytes_per_token,
         }
         fields["provenance"] = _provenance(options, target.sources)
-        with validated("profile build", ProfileError):
-            draft = Profile.model_validate(fields)
-        memory = memory_plan(draft, model, gpu, tuple(draft.drafts.values())[:1])
-        num_blocks = memory.num_blocks()
-        layout = default_layout(draft, model, tuple(draft.drafts.values())[:1])
-        longest = model.max_position_embeddings
-        fields["valid_range"]["context_tokens"] = layout.capacity(num_blocks, longest, 0)
-        return cls(
-            fields, Profile.model_validate(fields), memory, num_blocks, tuple(target.sources)
-        )
+        return cls.completed(fields, "profile build", 1, target.sources)
 
 
 def _provenance(options: TableOptions, sources: list[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ folder lies; its latencies are milliseconds.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,72 @@ from numpy.typing import NDArray
 from specsim.core.columns import parquet_table
 from specsim.core.errors import ProfileError
 from specsim.core.settings import load_mapping, nearest
+from specsim.hardware import load_gpu
+
+
+class Dtype(NamedTuple):
+    """How weights are stored."""
+
+    bytes_per_weight: float
+    matrices: str | None  # as gemm tables call it
+    experts: str  # as moe tables call it
+    peak: str = "bfloat16"
+
+
+_ROWS = load_mapping(Path(__file__).with_name("dtypes.yaml"), ProfileError)
+DTYPES: Mapping[str, Dtype] = {name: Dtype(*row) for name, row in _ROWS.items()}
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    model: str  # name in ``profiles/``, or the path of a HuggingFace config.json
+    gpu: str
+    drafts: Mapping[str, str] = field(default_factory=dict)
+    """Model of each proposer that the profile will have costs for."""
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    """Ranks that share the experts, each with as many tokens as the profile is asked about."""
+    enable_expert_parallel: bool = False
+    dtype: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
+    engine: str = "vllm"
+    tables: Path | None = None  # folder of kernel tables; by default that of the installed package
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    """By family, a part of the name of the kernel that the server logged."""
+    reserved_gib: float = 1.15
+    tables_of: str | None = None
+    """Another GPU, as in ``profiles/``, whose tables are carried over by the data sheets."""
+
+
+class Scales(NamedTuple):
+    """What times become on another GPU than the one that they were measured on."""
+
+    read: float = 1.0  # of what reads memory: attention of decodes, reading weights, small kernels
+    compute: float = 1.0  # of all else: growth with the tokens, attention of prompts
+
+    @classmethod
+    def of(cls, options: TableOptions) -> "Scales":
+        """Return what the data sheets of both GPUs say; a ProfileError if one does not."""
+        if options.tables_of is None:
+            return cls()
+        if options.tensor_parallel_size * options.data_parallel_size > 1:
+            raise ProfileError(
+                f"--tables-of {options.tables_of}: what GPUs send each other is not carried over; "
+                "leave --tp and --dp out, or use `specsim profile roofline`"
+            )
+        name = DTYPES[options.dtype].peak
+        read, compute = [], []
+        for gpu in (options.tables_of, options.gpu):
+            spec = load_gpu(gpu)
+            if spec.memory_gb_per_s is None or name not in spec.peak_tflops:
+                raise ProfileError(
+                    f"--tables-of {options.tables_of}: GPU '{gpu}' lacks memory_gb_per_s or "
+                    f"peak_tflops of {name}; add them to its file"
+                )
+            read.append(spec.memory_gb_per_s)
+            compute.append(spec.peak_tflops[name])
+        return cls(read[0] / read[1], compute[0] / compute[1])
+
 
 Values = NDArray[np.float64]
 
@@ -26,11 +93,7 @@ _PACKAGE = "aiconfigurator_core"
 
 
 def tables_folder() -> Path:
-    """Return the folder of the installed package.
-
-    Raises:
-        ProfileError: It is not installed.
-    """
+    """Return the folder of the installed package; a ProfileError if it is not installed."""
     found = find_spec(_PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise ProfileError(
@@ -41,23 +104,19 @@ def tables_folder() -> Path:
 
 
 class MeasuredTable(NamedTuple):
-    """One table, and where it lies."""
-
     rows: pa.Table
-    source: str
-    """GPU, engine, version and file."""
+    source: str  # GPU, engine, version and file
 
 
 class GpuTables:
     """The tables of one GPU and one engine.
 
+    A ProfileError if the folder has another layout, or has no such GPU.
+
     Args:
         folder: With ``data/<gpu>/`` and ``<gpu>.yaml``.
         gpu: As in ``profiles/``; found under its name there or a longer one (``h100_sxm``).
         engine: Whose kernels: ``vllm``, ``sglang`` or ``trtllm``.
-
-    Raises:
-        ProfileError: The folder has another layout, or has no such GPU.
     """
 
     def __init__(self, folder: Path, gpu: str, engine: str = "vllm") -> None:
@@ -76,15 +135,13 @@ class GpuTables:
     def table(self, family: str, name: str) -> MeasuredTable:
         """Return the newest table of a family, such as ``gemm``, ``gemm_perf``.
 
-        Raises:
-            ProfileError: There is none for this GPU and engine, or it cannot be read.
+        A ProfileError if there is none for this GPU and engine, or it cannot be read.
         """
         if name not in self._tables:
             self._tables[name] = self._read(family, name)
         return self._tables[name]
 
     def has(self, family: str, name: str) -> bool:
-        """Return whether there is such a table."""
         return bool(self._files(family, name))
 
     def _files(self, family: str, name: str) -> list[Path]:
@@ -119,8 +176,7 @@ class GpuTables:
 def chosen(table: MeasuredTable, what: str, **wanted: object) -> pa.Table:
     """Return the rows of a table in which columns have given values; columns it lacks are ignored.
 
-    Raises:
-        ProfileError: None is left; the message says which value there is none of, and what is near.
+    A ProfileError if none is left; the message says which value there is none of, and what is near.
     """
     rows = table.rows
     for column, value in wanted.items():
@@ -155,7 +211,6 @@ def _short(values: Sequence[Any]) -> str:
 
 
 def _version(name: str) -> list[tuple[int, str]]:
-    """Return what orders versions: 0.9 before 0.24, a release candidate before its release."""
     parts = re.findall(r"\d+|[a-z]+", name)
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 

@@ -73,8 +73,7 @@ class ExpertTimes(NamedTuple):
     hidden_size: int
     inter_size: int
     number: int
-    chosen: int
-    """Of these, how many each token visits."""
+    chosen: int  # of these, how many each token visits
 
     def rows_of(self, rows: Any, table: MeasuredTable, kernel: str | None) -> tuple[Any, str]:
         """Return the rows of these experts, or of others of a kernel that was not run on these."""
@@ -114,10 +113,7 @@ class ExpertTimes(NamedTuple):
         width = self.hidden_size * self.inter_size / (hidden * inter)
         alike = tokens * self.chosen / self.number * number / chosen_of
         scaled = np.interp(alike, points, times) * self.number / number
-        active, fewest = (
-            self.number * (1 - (1 - self.chosen / self.number) ** tokens),
-            chosen_of,
-        )
+        active, fewest = (self.number * (1 - (1 - self.chosen / self.number) ** tokens), chosen_of)
         each = np.where(alike < 1, times[0] * active / fewest, scaled)
         return np.asarray(_BESIDE_EXPERTS_US + width * each)
 

@@ -15,8 +15,6 @@ GPU_MEMORY_UTILIZATION = 0.92
 
 
 class LayersOf(NamedTuple):
-    """The attention layers of a server."""
-
     target: tuple[KVLayers, ...]
     drafts: tuple[KVLayers, ...]
 

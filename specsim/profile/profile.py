@@ -46,11 +46,6 @@ class DraftCost(Settings):
     kv_bytes_per_token: float = Field(default=0.0, ge=0)
     """Memory of the drafter's own KV cache per GPU, bytes."""
 
-    @property
-    def has_one_cost(self) -> bool:
-        """Whether a draft of any length takes as long as one of a single token."""
-        return not self.token_us and (self.latency is None or self.basis != "pass")
-
     def draft_time(
         self, load: StepLoad, draft_lens: int | list[int] | Ints, target_time: float
     ) -> float:
@@ -130,7 +125,6 @@ class Overhead(Settings):
     (`specsim.engine.front.Front`)."""
 
     def of_engine(self, *, is_async: bool) -> "Overhead":
-        """Return what one engine's steps take."""
         if is_async or not self.sync_step_ms:
             return self
         return self.model_copy(update={"step_ms": self.step_ms + self.sync_step_ms})
@@ -257,8 +251,7 @@ class StepCosts:
     """
 
     target: LatencyModel
-    drafts: tuple[DraftCost, ...]
-    """One for each drafter; empty without speculation."""
+    drafts: tuple[DraftCost, ...]  # one for each drafter; empty without speculation
     overhead: Overhead
     expands_batch: bool = False
     """Whether each draft token is verified as a sequence of its own, which reads the context."""
@@ -269,7 +262,6 @@ class StepCosts:
         return self.target.uses_pieces
 
     def compiled(self) -> CompiledCosts:
-        """Return what the engine's loops can compute by themselves."""
         constants: dict[str, float] = {
             "overhead_step": self.overhead.step_ms * 1e-3,
             "overhead_request": self.overhead.request_us * 1e-6,
@@ -297,7 +289,6 @@ class StepCosts:
         return self.target.forward_time(load) if load.batched_tokens else 0.0
 
     def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
-        """Return the duration of the forward pass that data-parallel ranks make together."""
         return self.target.lock_step_time(loads)
 
     def draft_time(
@@ -323,7 +314,10 @@ class StepCosts:
     @property
     def drafts_at_one_cost(self) -> bool:
         """Whether a step that drafts takes equally long whatever the length of its drafts."""
-        return not self.drafts or self.drafts[0].has_one_cost
+        if not self.drafts:
+            return True
+        draft = self.drafts[0]
+        return not draft.token_us and (draft.latency is None or draft.basis != "pass")
 
     def plain_time(self, load: StepLoad) -> float:
         """Return what a decode of this load takes where no drafter runs, seconds."""
@@ -363,10 +357,7 @@ class StepCosts:
 def load_profile(name: str) -> Profile:
     """Return a profile by its name, such as ``h100/llama-3.1-8b``, or the path of a YAML file.
 
-    Relative paths in a file follow it.
-
-    Raises:
-        ProfileError: There is none, or it is malformed.
+    Relative paths in a file follow it. A ProfileError if there is none, or it is malformed.
     """
     path = find_profile(name)
     fields = following(load_mapping(path, ProfileError), path.parent)
@@ -377,8 +368,7 @@ def load_profile(name: str) -> Profile:
 def find_profile(name: str) -> Path:
     """Return the file of a profile.
 
-    Raises:
-        ProfileError: None is shipped under that name, which is no path.
+    A ProfileError if none is shipped under that name, which is no path.
     """
     is_path = name.endswith((".yaml", ".yml"))
     path = Path(name) if is_path else find_resource("profiles", f"{name}.yaml")

@@ -51,18 +51,15 @@ class Ngram(LookupProposer):
         return self
 
     def make_lookup(self) -> Lookup:
-        """Return vLLM's search, which keeps nothing."""
         return load("ngram", "NgramLookup")(
             shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max
         )
 
     @property
     def always_finds(self) -> bool:
-        """Whether there always is a match."""
         return self.match_probability == 1.0
 
     def found_lens(self, uniforms: NDArray[np.float64], max_draft_len: int) -> NDArray[np.int64]:
-        """Return a full draft or none."""
         return np.where(uniforms < self.match_probability, max_draft_len, 0)
 
 
@@ -119,7 +116,6 @@ class Suffix(LookupProposer):
         return self
 
     def make_lookup(self) -> Lookup:
-        """Return empty trees."""
         return load("suffix", "SuffixLookup")(
             max_depth=self.suffix_decoding_max_tree_depth,
             max_spec_factor=self.suffix_decoding_max_spec_factor,
@@ -136,7 +132,6 @@ class Suffix(LookupProposer):
         return self.mean_match_len is None
 
     def found_lens(self, uniforms: NDArray[np.float64], max_draft_len: int) -> NDArray[np.float64]:
-        """Return drafts as long as the matches allow."""
         assert self.mean_match_len is not None
         longer = self.mean_match_len / (1.0 + self.mean_match_len)  # P(the match goes on)
         match_lens = np.floor(np.log1p(-uniforms) / np.log(longer)) if longer else 0.0 * uniforms
@@ -336,18 +331,14 @@ class Hybrid(Proposer):
 
     @property
     def parts(self) -> tuple[Proposer, Proposer]:
-        """The lookup and the fallback."""
         return self.lookup, self.fallback
 
     @property
     def cost_keys(self) -> tuple[str, ...]:
-        """The lookup and the fallback."""
         return (*self.lookup.cost_keys, *self.fallback.cost_keys)
 
     def lookahead_len(self, max_draft_len: int) -> int:
-        """Return what the fallback needs."""
         return self.fallback.lookahead_len(self.fallback.num_speculative_tokens)
 
     def make_lookup(self) -> Lookup | None:
-        """Return the token-level mode of the lookup."""
         return self.lookup.make_lookup()

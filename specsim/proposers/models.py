@@ -43,7 +43,6 @@ class DraftModels(Proposer):
 
     @property
     def cost_keys(self) -> tuple[str, ...]:
-        """Names of the models."""
         return self.models
 
 

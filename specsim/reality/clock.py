@@ -1,17 +1,25 @@
-"""Clocks of a measured run: the plain one, and one for a CPU that its host takes away now and then.
+"""Clocks: the plain one, one for a CPU that its host takes away now and then, and an alarm.
 
 What a virtual CPU runs cannot see that its host has taken the CPU away for some tenths of a second,
 but Linux counts that time (`steal` in ``/proc/stat``).
 """
 
+import asyncio
 import ctypes
 import os
 import time
+from collections.abc import Callable
+from math import inf
 from pathlib import Path
+from typing import Any
 
 STALL = 0.02  # seconds; what is taken in smaller pieces makes a machine slow, which probes see
 _PAID_BACK = 0.9  # share of the time that passes; the rest of a stall is taken out of later steps
 _STAT = Path("/proc/stat")
+_IS_LINUX = _STAT.exists()
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_LIBC: Any = ctypes.CDLL(None, use_errno=True)
+_MONOTONIC, _NONBLOCK, _ABSOLUTE = 1, 0o4000, 1  # of timerfd
 _STEAL = 8  # column, counted from the CPU's name
 
 
@@ -19,7 +27,6 @@ class Clock:
     """Seconds since some instant."""
 
     def now(self) -> float:
-        """Return the time."""
         return time.monotonic()
 
 
@@ -33,7 +40,6 @@ class MachineClock(Clock):
         self._cpu, self._stolen = _stolen()
 
     def now(self) -> float:
-        """Return the time."""
         cpu, stolen = _stolen()
         instant = time.monotonic()
         # On which of the two it was, if it has moved meanwhile, is not known.
@@ -59,7 +65,7 @@ class MachineClock(Clock):
 
 def _stolen() -> tuple[int, dict[int, float]]:
     """Return the CPU that this runs on, and of each for how long it has been taken away."""
-    if _libc is None:
+    if not _IS_LINUX:
         return 0, {}
     found = {}
     for line in _STAT.read_bytes().splitlines()[1:]:
@@ -67,8 +73,57 @@ def _stolen() -> tuple[int, dict[int, float]]:
         if not fields[0].startswith(b"cpu"):
             break
         found[int(fields[0][3:])] = int(fields[_STEAL]) / _TICKS
-    return int(_libc.sched_getcpu()), found
+    return int(_LIBC.sched_getcpu()), found
 
 
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-_libc = ctypes.CDLL(None) if _STAT.exists() else None
+class Alarm:
+    """Calls a function at an instant of the loop's clock, to a fraction of a millisecond.
+
+    By timerfd; where there is none, by asyncio's own timers, which are those of epoll on Linux and
+    up to a millisecond late.
+    """
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._loop, self._action = asyncio.get_running_loop(), action
+        self._at = inf
+        self._handle: asyncio.Handle | None = None
+        self._file = -1
+        if hasattr(_LIBC, "timerfd_create"):
+            self._file = _LIBC.timerfd_create(_MONOTONIC, _NONBLOCK | os.O_CLOEXEC)
+        if self._file >= 0:
+            self._loop.add_reader(self._file, self._ring)
+
+    def set(self, instant: float) -> None:
+        """Ring at an instant, unless it is to ring before; infinite: let it be."""
+        if instant >= self._at:
+            return
+        self._at = instant
+        if self._handle is not None:
+            self._handle.cancel()
+        if instant <= self._loop.time():
+            self._handle = self._loop.call_soon(self._ring)
+        elif self._file < 0:
+            self._handle = self._loop.call_at(instant, self._ring)
+        else:
+            self._handle = None
+            seconds = int(instant)
+            when = (ctypes.c_long * 4)(0, 0, seconds, max(1, int((instant - seconds) * 1e9)))
+            _LIBC.timerfd_settime(self._file, _ABSOLUTE, when, None)
+
+    def _ring(self) -> None:
+        if self._handle is None:
+            try:
+                os.read(self._file, 8)
+            except BlockingIOError:
+                return  # it has been set anew since
+        self._handle, self._at = None, inf
+        self._action()
+
+    def close(self) -> None:
+        """Ring no more."""
+        if self._handle is not None:
+            self._handle.cancel()
+        if self._file >= 0:
+            self._loop.remove_reader(self._file)
+            os.close(self._file)
+        self._file, self._at = -1, -inf

@@ -40,11 +40,8 @@ class HostSpeed:
     def of_run(cls, folder: Path) -> "HostSpeed | None":
         """Read ``host_speed.jsonl`` of a run folder; None if it has none.
 
-        Its lines have ``at``, on the clock of ``steps.jsonl``, and ``seconds``.
-
-        Raises:
-            ProfileError: There is no line, a value is not a number of at least 0, or a probe took
-                no time.
+        Its lines have ``at``, on the clock of ``steps.jsonl``, and ``seconds``. A ProfileError if
+        there is no line, a value is not a number of at least 0, or a probe took no time.
         """
         path = folder / _FILE_NAME
         if not path.exists():
@@ -90,7 +87,6 @@ class HostSpeed:
 
 
 def _nearest(values: Seconds, wanted: Seconds) -> NDArray[np.intp]:
-    """Return the place of the nearest of some rising values."""
     after = np.clip(np.searchsorted(values, wanted), 0, len(values) - 1)
     before = np.clip(after - 1, 0, None)
     found: NDArray[np.intp] = np.where(

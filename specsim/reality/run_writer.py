@@ -94,7 +94,6 @@ class RunWriter:
         self._write(_REQUESTS, f"{json.dumps(row)}\n")
 
     def add_step(self, row: StepRow) -> None:
-        """Write how long a step took and what it did."""
         # Finite numbers look the same in Python and in JSON; an encoder takes twice as long.
         texts = [
             f'"{name}":{self._list_text(name, value) if isinstance(value, list) else value}'
@@ -114,7 +113,6 @@ class RunWriter:
         return known[1]
 
     def update_meta(self, **fields: Any) -> None:
-        """Add to ``meta.json``, or replace there, what is known only later."""
         self._meta |= fields
         self.mark(complete=False)
 

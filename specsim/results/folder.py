@@ -140,8 +140,6 @@ _REMEDY = "give a folder that `specsim run --out` wrote"
 
 @dataclass(frozen=True)
 class RunTable:
-    """A table of a run."""
-
     columns: dict[str, NDArray[Any]]  # each of shape (n,)
     provenance: dict[str, object]  # hash of the configuration, seed, and version of specsim
 
@@ -161,7 +159,6 @@ class StepsTable(RunTable):
 
     @property
     def replicas(self) -> list[int]:
-        """Replicas that ran at least one step."""
         return [int(number) for number in np.unique(self["replica"])]
 
     @property
@@ -177,7 +174,6 @@ class StepsTable(RunTable):
         return self.where(self["replica"] == number)
 
     def where(self, wanted: NDArray[np.bool_]) -> "StepsTable":
-        """Return some of the steps."""
         columns = {name: column[wanted] for name, column in self.columns.items()}
         return StepsTable(columns, self.provenance)
 
@@ -205,14 +201,12 @@ class ResultsFolder:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """``summary.json``."""
         summary = load_mapping(self.path / "summary.json", ConfigError)
         own_block(self.path / "summary.json", summary)
         return summary
 
     @property
     def own(self) -> dict[str, Any]:
-        """The block ``specsim`` of the summary."""
         block: dict[str, Any] = self.summary["specsim"]
         return block
 
@@ -235,7 +229,6 @@ class ResultsFolder:
 
     @cached_property
     def steps(self) -> StepsTable:
-        """The steps of all replicas."""
         table = load_steps(self.path)
         self._check_origin(table)
         return table

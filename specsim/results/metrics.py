@@ -66,8 +66,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E latency"}
 """Latencies in vLLM's names, as a reader would say them."""
-SHOWN = ("mean", "p50", "p90", "p99")
-"""Statistics of them that tables and the report show."""
+SHOWN = ("mean", "p50", "p90", "p99")  # statistics of them that tables and the report show
 
 Seconds = NDArray[np.float64]
 
@@ -81,7 +80,6 @@ class Requests(Protocol):
 
 
 def ttft(requests: Requests) -> Seconds:
-    """Return the time from arrival to the first token."""
     return requests["first_token_at"] - requests["arrived_at"]
 
 
@@ -91,12 +89,10 @@ def latency(requests: Requests) -> Seconds:
 
 
 def queue_time(requests: Requests) -> Seconds:
-    """Return the time from arrival to the first step."""
     return requests["scheduled_at"] - requests["arrived_at"]
 
 
 def decode_time(requests: Requests) -> Seconds:
-    """Return the time from the first token to the last."""
     return requests["ended_at"] - requests["first_token_at"]
 
 

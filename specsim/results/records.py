@@ -43,8 +43,7 @@ of any step. `beyond_context` and `beyond_batched` count the steps that exceed w
 fitted on."""
 
 
-_AT_ONCE = 1024
-"""Requests whose deliveries are taken over at a time."""
+_AT_ONCE = 1024  # requests whose deliveries are taken over at a time
 
 
 class Share(NamedTuple):
@@ -113,12 +112,10 @@ class ReplicaRecords:
         self._gaps.append(rows.copy())
 
     def add_seconds(self, rows: NDArray[np.void]) -> None:
-        """Take in `SECOND_FIELDS`."""
         self._seconds.append(rows.copy())
 
     @property
     def keeps_steps(self) -> bool:
-        """Whether anybody wants the steps."""
         return self.step_log is not None
 
     @property
@@ -140,7 +137,6 @@ class ReplicaRecords:
 
     @property
     def seconds(self) -> NDArray[np.void]:
-        """Structured, `SECOND_FIELDS`."""
         return _joined(self._seconds, SECOND_FIELDS)
 
     @property
@@ -149,13 +145,11 @@ class ReplicaRecords:
         return tuple(self._gaps)
 
     def share(self) -> Share:
-        """Return everything, to be handed to other records."""
         steps = self.steps if self.keeps_steps else None
         gaps, seconds = self.gap_chunks, self.seconds
         return Share(self.totals, self.outcomes, self.requests, gaps, seconds, steps)
 
     def take_over(self, share: Share) -> None:
-        """Take in what the same replica has recorded elsewhere."""
         self.totals[:], self.outcomes[:] = share.totals, share.outcomes
         self._requests.append(share.requests)
         self._gaps.extend(share.gaps)
@@ -210,7 +204,6 @@ class Deliveries:
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(shifts, counts)
 
     def take_over(self, other: "Deliveries", numbers: NDArray[np.int64]) -> None:
-        """Take in those of some requests, which have these indices."""
         for first in range(0, len(numbers), _AT_ONCE):
             starts = other.starts[first : first + _AT_ONCE + 1]
             shifts = self.starts[numbers[first : first + _AT_ONCE]] - starts[:-1]
@@ -281,7 +274,6 @@ class PoolTables:
 
     @property
     def columns(self) -> dict[str, NDArray[np.generic]]:
-        """Columns of requests.parquet."""
         return {
             "prefill_replica": self.prefill_replicas,
             **{name: self.transfers[name] for name in self.transfers.dtype.names or ()},

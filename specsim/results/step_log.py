@@ -31,11 +31,9 @@ verify; like vLLM's counters it leaves out those that had ended before the step 
 `asked_draft_len` is the mean draft length that the drafter was run for at the step's end,
 `alpha_estimate` the acceptance rate that the policy then believed in, NaN if it has no belief."""
 
-MAX_IN_MEMORY = 32 * 1024
-"""Steps; 3.6 MiB, however many there will be."""
+MAX_IN_MEMORY = 32 * 1024  # steps; 3.6 MiB, however many there will be
 
-_Segment = tuple[int, int]
-"""Steps of one replica in the file: number of the first, and how many."""
+_Segment = tuple[int, int]  # steps of one replica in the file: number of the first, and how many
 
 
 class StepLog:
@@ -54,7 +52,6 @@ class StepLog:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether there were too many to stay in memory."""
         return self._file is not None
 
     def add(self, replica: int, rows: NDArray[np.void]) -> None:

@@ -23,11 +23,9 @@ from specsim.results.records import (
 )
 from specsim.results.step_log import STEPS_NOT_KEPT, StepLog, record_type
 
-_BLOCK = 4096
-"""Rows between two cumulative counts, and rows that are multiplied at once."""
+_BLOCK = 4096  # rows between two cumulative counts, and rows that are multiplied at once
 
-_FEW = 1 << 18
-"""Values that are spelt out all the same: 2 MiB, and faster."""
+_FEW = 1 << 18  # values that are spelt out all the same: 2 MiB, and faster
 
 
 def sorted_gaps(chunks: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
@@ -110,11 +108,9 @@ class WeightedSample:
         return self._size
 
     def mean(self) -> float:
-        """Return the mean."""
         return fsum(part for group in self._groups for part in group.sums(0.0, 1)) / len(self)
 
     def std(self) -> float:
-        """Return the standard deviation of the population."""
         mean = self.mean()
         squares = fsum(part for group in self._groups for part in group.sums(mean, 2))
         return float(np.sqrt(squares / len(self)))
@@ -201,7 +197,6 @@ class RunTables:
 
     @property
     def step_replicas(self) -> NDArray[np.int32]:
-        """Replica of each step."""
         return self._all_steps[0]
 
     @cached_property
@@ -212,7 +207,6 @@ class RunTables:
 
 
 def assemble(replicas: list[ReplicaRecords], deliveries: Deliveries | None = None) -> RunTables:
-    """Return the tables of a run."""
     requests = np.zeros(sum(len(r.requests) for r in replicas), dtype=TABLE_FIELDS)
     totals = np.zeros(1, dtype=TOTAL_FIELDS)
     for number, records in enumerate(replicas):

@@ -125,8 +125,7 @@ class PrefixAffinity(Router):
 
 
 _STREAM = stream_id("routing")
-Scores = NDArray[np.float64]
-"""Of each replica, from 0 to 1."""
+Scores = NDArray[np.float64]  # of each replica, from 0 to 1
 
 
 class ScoreWeights(Settings):

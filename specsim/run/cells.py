@@ -53,11 +53,9 @@ class Ends:
                 self._on_progress(self._num_before + self._num_ended)
 
     def is_over(self) -> bool:
-        """Tell whether every request has ended, as far as it has been told."""
         return self._num_ended == len(self._has_ended)
 
     def check(self) -> None:
-        """Raise unless every request ended."""
         left = len(self._has_ended) - self._num_ended
         if left:
             raise InvariantError(f"{left} of {len(self._has_ended)} requests never ended")
@@ -88,8 +86,6 @@ def why_whole(
 
 @dataclass(frozen=True)
 class Kept:
-    """What a run records, and whether its invariants are checked."""
-
     steps: bool
     deliveries: bool
     check: bool = False

@@ -31,8 +31,6 @@ _MOST_HOLDING = 4096
 
 @dataclass(frozen=True)
 class Deployment:
-    """A server that could be started."""
-
     engine: EngineConfig  # with every default filled in
     profile: Profile
     policy: Policy
@@ -43,7 +41,6 @@ class Deployment:
     memory: MemoryPlan  # of each GPU
 
     def front(self, num_engines: int, num_requests: int) -> Front:
-        """Return the front end of so many engines."""
         overhead = self.costs.overhead
         return Front(
             overhead.front_ms * 1e-3, overhead.front_token_us * 1e-6, num_engines, num_requests
@@ -53,14 +50,12 @@ class Deployment:
     def of(cls, experiment: Experiment, profile: Profile | None = None) -> "Deployment":
         """Resolve an experiment; of one with pools, the decode pool.
 
+        A ProfileError if there is no such profile, or it is of another model, or lacks the
+        proposer. A CapacityError if the model does not fit into the GPU's memory. A ConfigError if
+        two limits contradict each other.
+
         Args:
             profile: In place of the one that ``experiment.profile`` names.
-
-        Raises:
-            ProfileError: There is no such profile, or it is of another model, or lacks the
-                proposer.
-            CapacityError: The model does not fit into the GPU's memory.
-            ConfigError: Two limits contradict each other.
         """
         experiment = experiment.serving
         profile = profile or load_profile(experiment.profile)
@@ -111,7 +106,6 @@ class Deployment:
 
     @property
     def setup(self) -> Setup:
-        """The engine of each replica."""
         setup = self.engine.setup(
             self.proposer,
             self.max_draft_len,

@@ -26,7 +26,6 @@ class TableDrafts(DraftSource):
     luck: DraftLuck | None = None  # for a policy that looks at confidences
 
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
-        """Return what the luck of the run says."""
         assert self.luck is not None
         fates = self.fates(requests, positions)
         return self.luck.confidences(requests, positions, draft_lens, fates)
@@ -49,7 +48,6 @@ class _OneByOne(DraftSource):
         """Return how much of the first tokens of a request's last draft is accepted."""
 
     def accepted_lens(self, step: StepView) -> Ints:
-        """Return what becomes of each draft that a step verifies."""
         lens = [self.accepted_len(*row) for row in step.each("verified_len")]
         return np.array(lens, dtype=np.int64)
 
@@ -74,15 +72,12 @@ class TreeDrafts(_OneByOne):
         return self.luck.path_len(request, position, tree.complete_widths(draft_len))
 
     def keep_tree(self, step: StepView, tree: Tree) -> None:
-        """Remember the shape of the next drafts of a step's sequences."""
         self._trees.update(dict.fromkeys(step.requests.tolist(), tree))
 
     def trees(self, requests: Ints) -> list[Tree | None]:
-        """Return the shapes of the last drafts."""
         return [self._trees.get(request) for request in requests.tolist()]
 
     def end(self, request: int) -> None:
-        """Forget a request that has ended."""
         self._trees.pop(request, None)
 
 
@@ -145,7 +140,6 @@ class LookupDrafts(_OneByOne):
         return draft.accepted_len(text.token_ids[start : start + len(draft.token_ids)])
 
     def accepted_len(self, request: int, position: int, draft_len: int) -> int:
-        """Return how much of the first tokens the recorded answer confirms."""
         if not draft_len:
             return 0
         if self._has_trees:
@@ -213,7 +207,6 @@ class HybridDrafts(_OneByOne):
         return lens
 
     def _fall_back(self, request: int, position: int) -> int:
-        """Draft by the fallback, and return how much, tokens."""
         if self.fallback is not None:
             draft = self.fallback.draft(request, position)
             self.fallback.settle(request, position, draft)
@@ -224,12 +217,10 @@ class HybridDrafts(_OneByOne):
         return self.model_len
 
     def falls_back(self, requests: Ints) -> Ints:
-        """Return 1 for each request whose last draft the fallback made, else 0."""
         made = [int(self._falls_back.get(request, False)) for request in requests.tolist()]
         return np.array(made, dtype=np.int64)
 
     def accepted_len(self, request: int, position: int, draft_len: int) -> int:
-        """Return what whoever made the draft says of it."""
         if not self._falls_back.get(request, False):
             return self.lookup.accepted_len(request, position, draft_len)
         if self.fallback is not None:
@@ -238,11 +229,9 @@ class HybridDrafts(_OneByOne):
         return min(draft_len, int(self.fates[at])) if at < self.starts[request + 1] else 0
 
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
-        """Return how sure the lookup is."""
         return self.lookup.confidences(requests, positions, draft_lens)
 
     def end(self, request: int) -> None:
-        """Forget a request that has ended."""
         self._falls_back.pop(request, None)
         self.lookup.end(request)
         if self.fallback is not None:

@@ -18,9 +18,8 @@ from specsim.autoscaling import AUTOSCALING, Autoscaler
 from specsim.core.atomic import new_file
 from specsim.core.blame import blamed
 from specsim.core.errors import ConfigError
-from specsim.core.reading import parse_yaml
 from specsim.core.resources import following
-from specsim.core.settings import Settings, load_mapping, validated
+from specsim.core.settings import Settings, load_mapping, overridden, validated
 from specsim.core.version import __version__
 from specsim.engine.config import EngineConfig
 from specsim.engine.incidents import Incident, check_incidents
@@ -72,7 +71,6 @@ class PoolsConfig(Settings):
 
     @property
     def slots(self) -> int:
-        """Of both pools."""
         return self.prefill.slots + self.decode.slots
 
     def with_each(self, field: str, prefill: Any, decode: Any) -> Self:
@@ -194,7 +192,6 @@ class Experiment(Settings):
 
     @property
     def num_started(self) -> int:
-        """Those of them that are there from the beginning."""
         if self.autoscaling is None:
             return self.num_engines
         return self.autoscaling.num_started(self.replicas)
@@ -350,18 +347,15 @@ class Experiment(Settings):
         return self.model_dump(mode="json", exclude_none=True, warnings=False)
 
     def save(self, path: Path) -> None:
-        """Write the resolved configuration as YAML."""
         with new_file(path) as temporary:
             temporary.write_text(self.to_yaml(), encoding="utf-8")
 
     def to_yaml(self) -> str:
-        """Return the resolved configuration as YAML."""
         text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
         # By which a later run knows that it may be replaced.
         return f"# specsim_version: {__version__}\n{text}"
 
     def without_seed(self) -> dict[str, Any]:
-        """Return the resolved configuration without its seed."""
         return {name: value for name, value in self.to_dict().items() if name != "seed"}
 
     @property
@@ -372,7 +366,6 @@ class Experiment(Settings):
 
     @property
     def provenance(self) -> dict[str, object]:
-        """What every row of every result carries."""
         return {"config_hash": self.hash, "seed": self.seed, "specsim_version": __version__}
 
     def replace(self, source: str = "experiment", /, **changes: object) -> Self:
@@ -399,48 +392,3 @@ def _check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
             f"method '{proposer.method}' drafts real tokens only; use acceptance token_match (of a "
             "hybrid: per_drafter, with token_match for its lookup) and a workload with token ids"
         )
-
-
-def overridden(
-    data: dict[str, Any], overrides: Iterable[str], option: str = "--set"
-) -> dict[str, Any]:
-    """Return a configuration with values replaced, each by ``dotted.path=value``, in YAML.
-
-    A ConfigError, which names the option, if one has no ``=``, or a path that leads through no
-    mapping.
-    """
-    result: dict[str, Any] = json.loads(json.dumps(data, default=str, skipkeys=True))
-    for override in overrides:
-        path, equals, text = override.partition("=")
-        if not equals or not path:
-            raise ConfigError(f"{option} {override}: expected field.name=value")
-        try:
-            value = parse_yaml(text)
-        except yaml.YAMLError as error:
-            why = getattr(error, "problem", None) or "cannot be parsed"
-            raise ConfigError(f"{option} {override:.80}: the value is not YAML: {why}") from error
-        set_field(result, path, value, f"{option} {override}")
-    return result
-
-
-def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> None:
-    """Raise a ConfigError if an override is of a field that something else replaces."""
-    fields = list(replaced)
-    for override in overrides:
-        path = override.partition("=")[0]
-        for field in fields:
-            if f"{path}.".startswith(f"{field}."):
-                raise ConfigError(
-                    f"--set {override}: is not used, for {by} '{field}'; change it there"
-                )
-
-
-def set_field(config: dict[str, Any], path: str, value: object, source: str) -> None:
-    """Replace a value in place, making mappings on its path; else a ConfigError."""
-    *parents, name = path.split(".")
-    target = config
-    for parent in parents:
-        target = target.setdefault(parent, {})
-        if not isinstance(target, dict):
-            raise ConfigError(f"{source}: '{parent}' is not a mapping of fields")
-    target[name] = value

@@ -51,12 +51,10 @@ class Beyond:
 
     @classmethod
     def of(cls, totals: np.void) -> "Beyond":
-        """Return those of a run, whose totals are `specsim.results.records.TOTAL_FIELDS`."""
         return cls(**{name: int(totals[name]) for name in cls.__dataclass_fields__})
 
     @classmethod
     def over(cls, runs: "Sequence[Beyond]") -> "Beyond":
-        """Return those of several runs together."""
         columns = {name: [vars(run)[name] for run in runs] for name in cls.__dataclass_fields__}
         return cls(
             **{n: max(each) if n.endswith("_tokens") else sum(each) for n, each in columns.items()}
@@ -87,8 +85,7 @@ ROOFLINE = (
 )
 
 
-BASES = ("fitted", "kernels", "roofline")
-"""What step times rest on, the least trusted last."""
+BASES = ("fitted", "kernels", "roofline")  # what step times rest on, the least trusted last
 
 
 def step_times(profile: Profile) -> str:
@@ -107,13 +104,10 @@ _EPOCH = "19700101-000000"
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run comes to."""
-
     run: Run
 
     @property
     def tables(self) -> RunTables:
-        """The tables of all replicas, put together."""
         return self._all_tables[0]
 
     @property
@@ -151,12 +145,10 @@ class Summary:
 
     @cached_property
     def beyond(self) -> Beyond:
-        """Steps beyond the profile's valid range."""
         return Beyond.of(self.tables.totals)
 
     @cached_property
     def warnings(self) -> list[str]:
-        """What a user should know before believing the numbers."""
         found = []
         if self.is_unstable:
             found.append("UNSTABLE: arrivals were faster than service, the queue kept growing")
@@ -173,7 +165,6 @@ class Summary:
         return found + self.beyond.warnings(profiles) + self._late_incidents()
 
     def _late_incidents(self) -> list[str]:
-        """Say which incidents came too late to matter."""
         end = float(self.tables.requests["ended_at"].max())
         return [
             f"incidents.{number}: the {incident.kind} at {incident.at:g} s came after the run had "
@@ -196,7 +187,6 @@ class Summary:
 
     @property
     def provenance(self) -> dict[str, object]:
-        """What every row of every result carries."""
         return self.run.experiment.provenance
 
     def save(self, folder: Path) -> None:

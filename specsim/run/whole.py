@@ -95,7 +95,6 @@ class PoolServers:
 
     @property
     def size(self) -> KVSize:
-        """What a transfer moves."""
         is_moved = self.config.transfer.draft_kv == "moved"
         per_token = self.decode.token_bytes(with_drafts=is_moved)
         layers = load_model(self.decode.profile.model).num_hidden_layers
@@ -158,7 +157,6 @@ class PoolSystem:
     def decode_replica(
         self, drafting: Drafting, wiring: Wiring, number: int, start: float
     ) -> Replica:
-        """Return a replica of the decode pool."""
         server, draft_kv = self._servers.decode, self._servers.config.transfer.draft_kv
         wiring = replace(wiring, on_notices=self.pools.noticed, announces_ends=True)
         speculation = drafting.start(number)
@@ -237,8 +235,7 @@ class PoolSystem:
             records.close(self._servers.decode.max_draft_len)
 
 
-_MANY = 64
-"""Replicas, beyond which each gets smaller buffers, since all are in memory at once."""
+_MANY = 64  # replicas, beyond which each gets smaller buffers, since all are in memory at once
 
 
 @dataclass(frozen=True)
@@ -250,7 +247,6 @@ class Servers:
     pools: PoolServers | None
 
     def front(self, num_requests: int) -> Front:
-        """Return what requests reach first."""
         if self.pools is not None:
             return self.pools.prefill.front(self.pools.config.prefill.slots, num_requests)
         return self.deployment.front(self.experiment.num_engines, num_requests)

@@ -24,8 +24,6 @@ from specsim.serve.watchers import Log
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How an experiment is served."""
-
     host: str = "127.0.0.1"
     port: int = 8000
     speed: float = 1.0
@@ -53,10 +51,7 @@ _FULL = (
 
 
 class _Refused(asyncio.Protocol):
-    """A connection too many."""
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say so, and hang up."""
         assert isinstance(transport, asyncio.Transport)
         transport.write(_FULL)
         transport.close()

@@ -6,10 +6,8 @@ comes or goes.
 """
 
 import asyncio
-import ctypes
-import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -27,68 +25,12 @@ from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.replica import Replica
 from specsim.engine.table import FINISHED
 from specsim.engine.view import StepView
+from specsim.reality.clock import Alarm
 from specsim.results.records import ReplicaRecords
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.serve.slots import Slots
 from specsim.serve.texts import Filler
-
-_LIBC: Any = ctypes.CDLL(None, use_errno=True)
-_MONOTONIC, _NONBLOCK, _ABSOLUTE = 1, 0o4000, 1
-
-
-class Alarm:
-    """Calls a function at an instant of the loop's clock, to a fraction of a millisecond.
-
-    By timerfd; where there is none, by asyncio's own timers, which are those of epoll on Linux and
-    up to a millisecond late.
-    """
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self._loop, self._action = asyncio.get_running_loop(), action
-        self._at = inf
-        self._handle: asyncio.Handle | None = None
-        self._file = -1
-        if hasattr(_LIBC, "timerfd_create"):
-            self._file = _LIBC.timerfd_create(_MONOTONIC, _NONBLOCK | os.O_CLOEXEC)
-        if self._file >= 0:
-            self._loop.add_reader(self._file, self._ring)
-
-    def set(self, instant: float) -> None:
-        """Ring at an instant, unless it is to ring before; infinite: let it be."""
-        if instant >= self._at:
-            return
-        self._at = instant
-        if self._handle is not None:
-            self._handle.cancel()
-        if instant <= self._loop.time():
-            self._handle = self._loop.call_soon(self._ring)
-        elif self._file < 0:
-            self._handle = self._loop.call_at(instant, self._ring)
-        else:
-            self._handle = None
-            seconds = int(instant)
-            when = (ctypes.c_long * 4)(0, 0, seconds, max(1, int((instant - seconds) * 1e9)))
-            _LIBC.timerfd_settime(self._file, _ABSOLUTE, when, None)
-
-    def _ring(self) -> None:
-        if self._handle is None:
-            try:
-                os.read(self._file, 8)
-            except BlockingIOError:
-                return  # it has been set anew since
-        self._handle, self._at = None, inf
-        self._action()
-
-    def close(self) -> None:
-        """Ring no more."""
-        if self._handle is not None:
-            self._handle.cancel()
-        if self._file >= 0:
-            self._loop.remove_reader(self._file)
-            os.close(self._file)
-        self._file, self._at = -1, -inf
-
 
 _AT_ONCE = 4  # deliveries that are sent before the loop looks for requests
 _MOST_UNSENT = 4096  # deliveries; if there are more, all are sent before anything else happens

@@ -38,13 +38,10 @@ _BUCKETS: dict[str, Sequence[float]] = {
 """Besides those of tokens, up to the longest context."""
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 
-_Sample = tuple[str, str, float]
-"""Ending of the name, further labels, value."""
+_Sample = tuple[str, str, float]  # ending of the name, further labels, value
 
 
 class _Histogram:
-    """Counts of one engine by bucket."""
-
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
@@ -53,12 +50,10 @@ class _Histogram:
         self.total = 0.0
 
     def add(self, value: float) -> None:
-        """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def samples(self) -> list[_Sample]:
-        """Return its samples."""
         names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
         seen = list(accumulate(self.counts))
         buckets = [("_bucket", f',le="{at}"', count) for at, count in zip(names, seen, strict=True)]
@@ -66,8 +61,6 @@ class _Histogram:
 
 
 class _Engine:
-    """What one engine has counted."""
-
     def __init__(self, longest: int, num_positions: int) -> None:
         tokens = token_buckets(longest)
         self.histograms = {
@@ -80,8 +73,6 @@ class _Engine:
 
 
 class LiveMetrics(Watcher):
-    """Counts what a server's engines do."""
-
     def __init__(self, live: Live, model: str) -> None:
         self._live, self._model = live, model
         deployment = live.deployment
@@ -121,7 +112,6 @@ class LiveMetrics(Watcher):
                 counters[names[1]] += int(sequences["cached_len"][these].sum())
 
     def delivered(self, engine: int, answer: LiveAnswer, gap: float | None) -> None:
-        """Count a delivery."""
         histograms = self._engines[engine].histograms
         if gap is not None:
             histograms["inter_token_latency_seconds"].add(gap)
@@ -130,7 +120,6 @@ class LiveMetrics(Watcher):
         histograms["time_to_first_token_seconds"].add(since)
 
     def ended(self, engine: int, answer: LiveAnswer) -> None:
-        """Count an answer that has come to its end."""
         mine, row, request = self._engines[engine], answer.row, answer.request
         prompt_len, cached_len = request.prompt_len, int(row["cached_len"])
         mine.ends[answer.finish] += 1
@@ -158,11 +147,9 @@ class LiveMetrics(Watcher):
         histograms["request_max_num_generation_tokens"].add(max(lens))
 
     def broken_off(self, answer: LiveAnswer, why: str) -> None:
-        """Count an answer whose client has gone."""
         self._engines[0].ends["abort"] += 1
 
     def page(self) -> str:
-        """Return the page."""
         model = self._model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         families: dict[str, list[str]] = {}
         for number in range(len(self._engines)):
@@ -230,7 +217,6 @@ class Log(Watcher):
         self._writers = [RunWriter(each, meta) for each in folders]
 
     def ended(self, engine: int, answer: LiveAnswer) -> None:
-        """Write an answer that has come to its end."""
         row = self._row(answer)
         row["scheduled_ts"] = float(answer.row["first_scheduled_at"])
         row["preemptions"] = int(answer.row["preemptions"])
@@ -242,11 +228,9 @@ class Log(Watcher):
         self._writers[engine].add_request(row)
 
     def broken_off(self, answer: LiveAnswer, why: str) -> None:
-        """Write an answer that does not, and why."""
         self._writers[0].add_request({**self._row(answer), "error": why})
 
     def close(self) -> None:
-        """Put the requests in order."""
         for writer in self._writers:
             writer.close()
 

@@ -18,13 +18,10 @@ from specsim.run.experiment import Experiment
 class KVUse:
     """The KV blocks of one replica, and how many of them requests held."""
 
-    num_blocks: int
-    """Allocated, vLLM's null block included."""
+    num_blocks: int  # allocated, vLLM's null block included
     num_usable: int
-    peak_used: int
-    """Of all replicas and steps."""
-    mean_used: float
-    """Over the time of all replicas; none is held while a replica is idle."""
+    peak_used: int  # of all replicas and steps
+    mean_used: float  # over the time of all replicas; none is held while a replica is idle
     peak_lookahead: float
     """Blocks' worth of slots that running requests hold ahead of their tokens for drafting, at
     most; part of what is used."""
@@ -33,8 +30,6 @@ class KVUse:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Where time and memory went."""
-
     time: TimeUse
     memory: MemoryPlan
     kv: KVUse
@@ -63,7 +58,6 @@ class Breakdown:
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know before believing the numbers."""
         lacking = -self.memory_parts["unused"]
         if lacking <= 0:
             return []

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
+from specsim.core.settings import load_mapping
 from specsim.results.folder import ResultsFolder, RunTable, StepsTable, check_same_run
 from specsim.results.metrics import (
     PER_TOKEN_BUCKETS,
@@ -68,36 +69,13 @@ def prometheus_text(run: ResultsFolder, experiment: Experiment) -> str:
     return "".join(f"{line}\n" for line in _Page(run, experiment).lines())
 
 
-_GAUGES = {
-    "num_requests_running": "Number of requests in model execution batches.",
-    "num_requests_waiting": "Number of requests waiting to be processed.",
-    "kv_cache_usage_perc": "KV-cache usage. 1 means 100 percent usage.",
+_TABLES = load_mapping(Path(__file__).with_name("export.yaml"), ConfigError)
+_BUCKETS = {
+    "time_to_first_token": TTFT_BUCKETS,
+    "time_per_token": PER_TOKEN_BUCKETS,
+    "request_time": REQUEST_BUCKETS,
+    "preemptions": PREEMPTIONS_BUCKETS,
 }
-_SUMS = {
-    "prefix_cache_queries": ("prompt_len", "Prompt tokens looked up."),
-    "prefix_cache_hits": ("cached_len", "Prompt tokens found in the cache."),
-    "num_preemptions": ("preemptions", "Preemptions."),
-    "prompt_tokens": ("prompt_len", "Prefill tokens processed."),
-    "generation_tokens": ("output_len", "Output tokens."),
-}
-"""By counter: the column that is summed, and what it is."""
-_HISTOGRAMS: dict[str, tuple[Sequence[float] | None, str]] = {
-    "time_to_first_token_seconds": (TTFT_BUCKETS, "Time to first token."),
-    "request_time_per_output_token_seconds": (
-        PER_TOKEN_BUCKETS,
-        "Time per output token after the first.",
-    ),
-    "e2e_request_latency_seconds": (REQUEST_BUCKETS, "End-to-end latency."),
-    "request_queue_time_seconds": (REQUEST_BUCKETS, "Time waiting."),
-    "request_inference_time_seconds": (REQUEST_BUCKETS, "Time running."),
-    "request_prefill_time_seconds": (REQUEST_BUCKETS, "Time in prefill."),
-    "request_decode_time_seconds": (REQUEST_BUCKETS, "Time in decode."),
-    "request_prompt_tokens": (None, "Prompt lengths."),
-    "request_generation_tokens": (None, "Output lengths."),
-    "request_num_preemptions": (PREEMPTIONS_BUCKETS, "Preemptions of a request."),
-    "inter_token_latency_seconds": (PER_TOKEN_BUCKETS, "Time between two deliveries."),
-}
-"""Buckets, and what it is; None: those of tokens, up to the longest context."""
 
 
 class _Page:
@@ -114,18 +92,17 @@ class _Page:
         self._model = str(self._engine.model)
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the page."""
         yield from self._speculation()
-        for name, help_text in _GAUGES.items():
+        for name, help_text in _TABLES["gauges"].items():
             yield from self._per_engine(name, "gauge", help_text, [0 for _ in self._engines])
         yield from self._counters()
         lengths = token_buckets(self._engine.max_model_len or 1)
         for name, samples in self._samples().items():
-            buckets, help_text = _HISTOGRAMS[name]
+            buckets, help_text = _TABLES["histograms"][name]
             yield from _head(name, "histogram", help_text)
             for engine, mine in zip(self._engines, samples, strict=True):
                 labels: Labels = {"engine": engine, "model_name": self._model}
-                yield from _histogram(name, labels, buckets or lengths, mine)
+                yield from _histogram(name, labels, _BUCKETS.get(buckets, lengths), mine)
         yield from _head("cache_config_info", "gauge", "The KV cache of the engine.")
         for engine in self._engines:
             config: Labels = {
@@ -153,7 +130,7 @@ class _Page:
             yield _sample(name, labels, round(rate * drafts))
 
     def _counters(self) -> Iterator[str]:
-        for name, (column, help_text) in _SUMS.items():
+        for name, (column, help_text) in _TABLES["sums"].items():
             if self._engine.enable_prefix_caching or not name.startswith("prefix_cache"):
                 yield from self._sums(name, column, help_text)
         name, help_text = "request_success_total", "Requests that were answered."
@@ -161,7 +138,6 @@ class _Page:
         yield from self._per_engine(name, "counter", help_text, ended, finished_reason="length")
 
     def _samples(self) -> dict[str, list[Samples]]:
-        """Return what the histograms count, by engine; times in seconds."""
         requests = self._run.requests
         found: dict[str, Samples] = {
             "time_to_first_token_seconds": ttft(requests),
@@ -182,7 +158,6 @@ class _Page:
         return [samples[self._run.requests["replica"] == engine] for engine in self._engines]
 
     def _gaps(self) -> list[Samples]:
-        """Return the gaps between deliveries, seconds, per engine."""
         itls, path = self._run.summary.get("itls"), self._run.path / "summary.json"
         if itls is None:
             raise ConfigError(

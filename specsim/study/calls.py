@@ -98,15 +98,12 @@ def capacity(  # noqa: PLR0913 - the options of a command
     """Return the largest load within limits that each hardware sustains under each policy.
 
     Limits, GPUs or profiles, and policies (in short form) are the experiment's where none are
-    given.
+    given. A SpecsimError if the load cannot be varied, or a simulation cannot be run.
 
     Args:
         is_closed: Whether to vary the number of clients, not the rate.
         qps: Requests per second to count replicas for.
         num_requests: Of each run; by default runs grow until the answer stops moving.
-
-    Raises:
-        SpecsimError: The load cannot be varied, or a simulation cannot be run.
     """
     limits = experiment.slo if slo is None else slo
     if limits is None:

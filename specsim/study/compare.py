@@ -29,8 +29,6 @@ from specsim.study.sweep import labels
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """One policy over all replications."""
-
     label: str
     policy: Policy
     summaries: list[dict[str, Any]]  # as in ``summary.json``, one per replication
@@ -48,7 +46,6 @@ class PolicyResult:
 
     @property
     def is_unstable(self) -> bool:
-        """Whether any replication could not keep up with its arrivals."""
         return any(summary["specsim"]["unstable"] for summary in self.summaries)
 
     @property
@@ -59,8 +56,6 @@ class PolicyResult:
 
 @dataclass(frozen=True)
 class Standing:
-    """The place of one policy among all."""
-
     rank: int  # from 1, the highest speed-up
     result: PolicyResult
     is_tied: bool | None
@@ -72,7 +67,6 @@ class Standing:
     regret_best_static: Regret | None  # the fastest ``static``, chosen with hindsight
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the standing as plain values, with all summaries."""
         return {
             "rank": self.rank,
             "tied_with_rank_above": self.is_tied,
@@ -96,7 +90,6 @@ class Comparison:
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know before believing the numbers."""
         every = {each.label: each.warnings for each in self.results}
         common = set.intersection(*map(set, every.values()))
         own = [f"{label}: {text}" for label, some in every.items() for text in some]
@@ -108,7 +101,6 @@ class Comparison:
 
     @property
     def standings(self) -> list[Standing]:
-        """All policies by falling speed-up; those of equal speed-up in the order given."""
         ranked = sorted(self.results, key=lambda result: -result.speed_up.mean)
         references = [
             next((result for result in ranked if result.policy.kind == kind), None)
@@ -125,7 +117,6 @@ class Comparison:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain values: per policy its standing and all summaries."""
         standings = {standing.result.label: standing.to_dict() for standing in self.standings}
         return {
             result.label: {**standings[result.label], "warnings": [*self.notes, *result.warnings]}
@@ -178,14 +169,13 @@ def compare(
 ) -> Comparison:
     """Run every policy on the same requests and the same luck.
 
+    A SpecsimError if a policy cannot be run with this experiment.
+
     Args:
         experiment: Its policy is replaced; replication i runs with seed ``experiment.seed +
             i``. If a policy needs synchronous scheduling, all of them run with it.
         policies: By label; must contain ``off``, the baseline.
         folder: Where to save the results of replication 0, one folder per policy.
-
-    Raises:
-        SpecsimError: A policy cannot be run with this experiment.
     """
     experiment, notes = on_one_engine(experiment, policies)
     tasks = []

@@ -39,7 +39,6 @@ class Recording:
     share: float  # part of the recording that lies before the first request, in [0, 1)
 
     def all_requests(self) -> Trace:
-        """Return the whole recording."""
         return _all_requests(self.workload, self.seed)
 
 
@@ -56,8 +55,6 @@ def _all_requests(workload: WorkloadConfig, seed: int) -> Trace:
 
 @dataclass(frozen=True)
 class Trial:
-    """One simulation."""
-
     experiment: Experiment
     recording: Recording | None = None
 
@@ -67,7 +64,6 @@ class Trial:
         return self.experiment.hash, self.experiment.seed
 
     def requests(self) -> list[Request] | None:
-        """Return the recorded requests; None where the experiment's workload draws them."""
         if self.recording is None:
             return None
         source, workload = self.recording.all_requests(), self.experiment.workload
@@ -108,7 +104,6 @@ def steady_window(requests: NDArray[np.void], arrivals: Arrivals) -> tuple[float
 
 
 def fixed_policy(k: int) -> Policy:
-    """Return the policy of a server that was started with k, or, for 0, without speculation."""
     return Static(k=k) if k else Off()
 
 
@@ -152,17 +147,14 @@ class Loads:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the load is a number of clients."""
         return isinstance(self.experiment.workload.arrivals, ClosedLoop)
 
     @property
     def unit(self) -> str:
-        """Unit of the load."""
         return "clients" if self.is_closed else "requests/s"
 
     @cached_property
     def own(self) -> float:
-        """The experiment's own load."""
         arrivals = self.experiment.workload.arrivals
         if isinstance(arrivals, ClosedLoop):
             return float(arrivals.concurrency)

@@ -40,46 +40,33 @@ _MODES = ("sync", "async")
 
 @dataclass(frozen=True)
 class World:
-    """One small experiment."""
-
     name: str
     config: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class PolicyCheck:
-    """What came of all worlds."""
-
     policy: str
     num_worlds: int  # that were run
     broken: dict[str, list[str]]  # by what was wrong, the names of the worlds in which it was
     seconds: float
 
-    @property
-    def num_broken(self) -> int:
-        """Worlds in which anything was wrong."""
-        return len({name for names in self.broken.values() for name in names})
-
 
 def check_policy(
     policy: Policy, config: Any, on_progress: Callable[[int], None] | None = None
 ) -> PolicyCheck:
-    """Run a policy, which an experiment names as in `config`, through all worlds that suit it."""
     begun_at = monotonic()
     method = _method(policy)
     broken: dict[str, list[str]] = {}
     worlds = list(worlds_of(policy, config, method))
-    _compile()  # which takes longer than any world may
+    # Compiling takes longer than any world may.
+    simulate(Experiment.parse({**_BASE, **_world({}, *_FIRST), "policy": "off"}, "world"))
     for number, world in enumerate(worlds, start=1):
         for problem in _problems(world, policy):
             broken.setdefault(problem, []).append(world.name)
         if on_progress is not None:
             on_progress(number)
     return PolicyCheck(name_of(policy), len(worlds), broken, monotonic() - begun_at)
-
-
-def _compile() -> None:
-    simulate(Experiment.parse({**_BASE, **_world({}, *_FIRST), "policy": "off"}, "world"))
 
 
 def _method(policy: Policy) -> dict[str, Any]:
@@ -97,7 +84,6 @@ def _method(policy: Policy) -> dict[str, Any]:
 
 
 def worlds_of(policy: Policy, config: Any, method: dict[str, Any]) -> Iterator[World]:
-    """Yield the worlds of a policy."""
     needs_sync = policy.needs_sync or policy.uses_confidences
     can_async = not needs_sync and PROPOSERS.parse(method).supports_async
     modes = [name for name in _MODES if name == "sync" or can_async]

@@ -35,10 +35,8 @@ from specsim.workload.trace import TraceRequests
 
 T = TypeVar("T")
 
-_IDLE = 64
-"""Prefill replicas before a decode pool that is looked at by itself."""
-_MOST = 16
-"""Splits of each pair of profiles, so that the time does not grow with the GPUs."""
+_IDLE = 64  # prefill replicas before a decode pool that is looked at by itself
+_MOST = 16  # splits of each pair of profiles, so that the time does not grow with the GPUs
 
 Columns = dict[str, NDArray[np.float64]]
 
@@ -53,7 +51,6 @@ class Way:
     policy: str
 
     def piece(self, pool: str) -> tuple[str, ...]:
-        """Return what makes one of its pools what it is, but for the replicas."""
         assert self.experiment.pools is not None
         profile = getattr(self.experiment.pools, pool).profile
         if pool == "decode":
@@ -62,7 +59,6 @@ class Way:
         return pool, profile, "drafts" if drafts else ""
 
     def replicas(self, pool: str) -> int:
-        """Return the replicas of one of its pools."""
         replicas: int = getattr(self.experiment.pools, pool).replicas
         return replicas
 
@@ -87,11 +83,9 @@ class SplitPrediction:
 
     @property
     def order(self) -> tuple[float, float]:
-        """Sort key, the best first."""
         return -round(self.attainment or 0.0, 6), self.mean_e2el_ms
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
         names = ("attainment", "mean_e2el_ms", "p99_ttft_ms", "mean_tpot_ms")
         own = {name: getattr(self, name) for name in names}
         return {"label": self.way.label, "policy": self.way.policy, **own}
@@ -112,7 +106,6 @@ class Search:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it but the time, as plain values."""
         return {
             "pieces": self.pieces,
             "too_small": self.too_small,
@@ -136,6 +129,8 @@ def search_splits(  # noqa: PLR0913 - what is searched, and how far
 ) -> tuple[Split, Search]:
     """Look for the best way to use some GPUs; the rows are those that were simulated whole.
 
+    A SpecsimError if one of them cannot be run, or there is none.
+
     Args:
         sizes: Tensor parallelism of a replica, of either pool; by default the experiment's.
         rates: Requests per second in place of the experiment's.
@@ -143,9 +138,6 @@ def search_splits(  # noqa: PLR0913 - what is searched, and how far
             those that no other beats in both p99 TTFT and mean TPOT, if they are not among the
             best.
         replications: Of those, and of replicas that do both; pools by themselves are run once.
-
-    Raises:
-        SpecsimError: One of them cannot be run, or there is none.
     """
     if isinstance(experiment.workload.arrivals, ClosedLoop):
         raise ConfigError(

@@ -42,12 +42,9 @@ _KNOWN_SIZES = {100_256: "cl100k_base", 128_000: "Llama 3"}
 class Tokenizer:
     """Turns text into token ids, and adds none of its own: no start, no chat template."""
 
-    encode: Callable[[list[str]], list[list[int]]]
-    """The token ids of each of several texts."""
-    note: str = ""
-    """What a user should know of how it was read."""
-    decode: Callable[[list[int]], str] | None = None
-    """The text of token ids."""
+    encode: Callable[[list[str]], list[list[int]]]  # the token ids of each of several texts
+    note: str = ""  # what a user should know of how it was read
+    decode: Callable[[list[int]], str] | None = None  # the text of token ids
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -175,18 +172,12 @@ _ANSWERING = frozenset({"gpt", "chatgpt", "assistant", "bing", "bard"})
 
 
 class _Exchange(NamedTuple):
-    """One request and its answer, as text."""
-
     id: str
-    prompt: str
-    """Empty if it was not recorded."""
-    answer: str
-    """Not empty."""
+    prompt: str  # empty if it was not recorded
+    answer: str  # not empty
 
 
 class TokenCounts(NamedTuple):
-    """What a new token trace holds."""
-
     requests: int
     prompt_tokens: int
     output_tokens: int
@@ -195,14 +186,13 @@ class TokenCounts(NamedTuple):
 def write_token_trace(path: Path, tokenizer: Tokenizer, out: Path) -> TokenCounts:
     """Write the token trace of a log of text.
 
+    A ConfigError if another ending, the log itself, or a folder that cannot be written to. A
+    TraceError if the log cannot be read, or holds no answer.
+
     Args:
         path: Of a form that `_exchanges` knows, gzip-compressed or not.
         out: Ends in ``.jsonl`` or ``.jsonl.gz``. Its lines have ``id``, ``prompt_token_ids`` and
             ``generated_token_ids``; nothing else of the log is kept.
-
-    Raises:
-        ConfigError: Another ending, the log itself, or a folder that cannot be written to.
-        TraceError: The log cannot be read, or holds no answer.
     """
     if not out.name.endswith((".jsonl", ".jsonl.gz")):
         raise ConfigError(f"{out}: a token trace is written as .jsonl or .jsonl.gz")
@@ -238,6 +228,8 @@ def _tokenized(
 def _exchanges(file: TraceFile) -> Iterator[_Exchange]:
     """Yield the exchanges of a log, in the order of the file.
 
+    A TraceError if an object has none of these forms, or no answer.
+
     Args:
         file: JSON lines, or a JSON list, of objects that have ``prompt`` and one of
             `_ANSWER_FIELDS`; or ``messages`` in OpenAI's form, whose last assistant message is the
@@ -247,9 +239,6 @@ def _exchanges(file: TraceFile) -> Iterator[_Exchange]:
     Yields:
         With the id of the object, or its number from 0; in conversations with ``-`` and the number
         of the answer from 1.
-
-    Raises:
-        TraceError: An object has none of these forms, or no answer.
     """
     for number, row in enumerate(_objects(file)):
         name = str(row.values.get("id", number))

@@ -14,10 +14,8 @@ from specsim.core.request import Request, Text
 from specsim.core.rng import generator
 from specsim.tokens.draft_eval import DraftEval, evaluate_drafts, parse_drafter
 
-DEPTH = 24
-"""Longest path of the tree, tokens: vLLM's ``suffix_decoding_max_tree_depth``."""
-_NGRAM_LENS = (4, 8)
-"""Tokens; each a power of two, and at least the one before."""
+DEPTH = 24  # longest path of the tree, tokens: vLLM's ``suffix_decoding_max_tree_depth``
+_NGRAM_LENS = (4, 8)  # tokens; each a power of two, and at least the one before
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -26,8 +24,7 @@ Mask = NDArray[np.bool_]
 class Entropy(NamedTuple):
     """Entropy of the next token in bits, given the tokens before it."""
 
-    bits: float
-    """Over all contexts of 0 to `DEPTH` - 1 tokens."""
+    bits: float  # over all contexts of 0 to `DEPTH` - 1 tokens
     repeated: float
     """Over those of them alone that stand at least twice, from which a drafter can learn."""
     by_context_len: tuple[float, ...]
@@ -101,20 +98,14 @@ def _sum_n_log_n(counts: NDArray[np.int64]) -> float:
 class Overlap:
     """Shares of the output tokens, 0 to 1, that lie in an n-gram seen before."""
 
-    n: int
-    """Length of the n-grams, tokens."""
-    own_prompt: float | None
-    """In the request's own prompt; None if no prompt is recorded."""
-    own_output: float
-    """Earlier in the same output."""
-    earlier_outputs: float
-    """In an output of a request that stands earlier in the file."""
-    anywhere: float
-    """In at least one of these."""
+    n: int  # length of the n-grams, tokens
+    own_prompt: float | None  # in the request's own prompt; None if no prompt is recorded
+    own_output: float  # earlier in the same output
+    earlier_outputs: float  # in an output of a request that stands earlier in the file
+    anywhere: float  # in at least one of these
 
     @property
     def new(self) -> float:
-        """In none of these."""
         return 1.0 - self.anywhere
 
 
@@ -152,8 +143,7 @@ def measure_overlaps(texts: list[Text]) -> tuple[Overlap, ...]:
 class _Pieces:
     """Where prompts and outputs lie when all texts stand end to end, by token."""
 
-    numbers: Ints
-    """Prompts have even numbers, and each its output the next one."""
+    numbers: Ints  # prompts have even numbers, and each its output the next one
     ends: Ints
 
     @property
@@ -228,20 +218,14 @@ _ALIKE = 1.05  # ratio of tokens per step within which two drafters are called e
 
 @dataclass(frozen=True)
 class DraftWorth:
-    """What a drafter's drafts were worth in the replay."""
-
     method: str
-    num_speculative_tokens: int
-    """Longest draft."""
+    num_speculative_tokens: int  # longest draft
     tokens_per_step: float
-    acceptance: float
-    """Accepted share of the draft tokens."""
-    drafted_per_step: float
-    """Draft tokens to verify per step, which is what a step costs more."""
+    acceptance: float  # accepted share of the draft tokens
+    drafted_per_step: float  # draft tokens to verify per step, which is what a step costs more
 
     @classmethod
     def of(cls, result: DraftEval) -> "DraftWorth":
-        """Keep what matters of a draft evaluation."""
         total, proposer = result.total, result.drafter.proposer
         return cls(
             method=proposer.method,
@@ -254,28 +238,21 @@ class DraftWorth:
 
 @dataclass(frozen=True)
 class TokenDescription:
-    """A token trace in a few numbers."""
-
     num_requests: int
     num_unrecorded_prompts: int
     prompt_tokens: int
     output_tokens: int
-    distinct_tokens: int
-    """In prompts and outputs."""
+    distinct_tokens: int  # in prompts and outputs
     distinct_output_tokens: int
-    num_sampled: int
-    """Outputs that the entropy is of."""
-    depth: int
-    """Of the entropy's tree, tokens."""
+    num_sampled: int  # outputs that the entropy is of
+    depth: int  # of the entropy's tree, tokens
     entropy: Entropy
     overlaps: tuple[Overlap, ...]
-    num_replayed: int
-    """Requests that the drafters were tried on, the first ones of the file."""
+    num_replayed: int  # requests that the drafters were tried on, the first ones of the file
     drafters: tuple[DraftWorth, ...]
     advice: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
         plain = asdict(self)
         plain["entropy"] = self.entropy._asdict()
         for overlap, values in zip(self.overlaps, plain["overlaps"], strict=True):
@@ -344,7 +321,6 @@ def advice(drafters: tuple[DraftWorth, ...], overlap: Overlap) -> str:
 
 
 def _where(overlap: Overlap, method: str) -> str:
-    """Return where a drafter finds most of what repeats."""
     places = {
         "in the request's own prompt": overlap.own_prompt or 0.0,
         "earlier in the same output": overlap.own_output,

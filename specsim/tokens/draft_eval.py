@@ -40,34 +40,23 @@ class Drafter(NamedTuple):
 class DraftCounts(NamedTuple):
     """What became of the drafts of one request, or of several."""
 
-    steps: int
-    """Verifications, whether or not anything had been drafted."""
-    accepted: int
-    """Draft tokens that agreed with the answer."""
-    drafted: int
-    """Draft tokens in all."""
+    steps: int  # verifications, whether or not anything had been drafted
+    accepted: int  # draft tokens that agreed with the answer
+    drafted: int  # draft tokens in all
     output_tokens: int
 
 
 @dataclass(frozen=True)
 class DraftEval:
-    """Result of a draft evaluation."""
-
     drafter: Drafter
-    per_request: list[DraftCounts]
-    """In the order of the file."""
-    prompt_time: float
-    """Seconds that the lookup took to take in the prompts."""
-    step_time: float
-    """Seconds that it took to draft, and to take in what came of each step."""
-    memory_bytes: int
-    """Of the lookup at its largest, as it says itself."""
-    drafts_first_token: bool
-    """Whether drafting started before the first output token."""
+    per_request: list[DraftCounts]  # in the order of the file
+    prompt_time: float  # seconds that the lookup took to take in the prompts
+    step_time: float  # seconds that it took to draft, and to take in what came of each step
+    memory_bytes: int  # of the lookup at its largest, as it says itself
+    drafts_first_token: bool  # whether drafting started before the first output token
 
     @property
     def total(self) -> DraftCounts:
-        """All requests together."""
         return DraftCounts(*map(sum, zip(*self.per_request, strict=True)))
 
     @property
@@ -79,7 +68,6 @@ class DraftEval:
 
     @property
     def acceptance(self) -> float:
-        """Accepted share of the draft tokens."""
         total = self.total
         return total.accepted / max(1, total.drafted)
 
@@ -117,14 +105,13 @@ class DraftEval:
 def parse_drafter(method: str, options: dict[str, Any], source: str) -> Drafter:
     """Return the drafter that some options describe.
 
+    A ConfigError if there is no such method, or an option is wrong.
+
     Args:
         options: Fields of the proposer; a prefix that all of a method's fields share may be left
             out (``max_tree_depth`` for ``suffix_decoding_max_tree_depth``). For ``hybrid`` also
             ``tau``.
         source: Where they come from, for error messages.
-
-    Raises:
-        ConfigError: There is no such method, or an option is wrong.
     """
     member = PROPOSERS.find(method)
     prefix = f"{method}_decoding_"
@@ -175,15 +162,14 @@ def evaluate_drafts(
 ) -> DraftEval:
     """Replay requests one after the other.
 
+    A TraceError if a model is to draft whose acceptance was not recorded.
+
     Args:
         requests: With token ids, and with recorded acceptance where a model drafts.
         on_progress: Told how many requests are done.
         drafts_first_token: Whether drafting starts before the first output token, which in a server
             comes from prefill; by default as the figures of the proposer were published. Set it to
             compare proposers.
-
-    Raises:
-        TraceError: A model is to draft whose acceptance was not recorded.
     """
     lookup, proposer = _make_lookup(drafter, requests), drafter.proposer
     if drafts_first_token is None:
@@ -320,14 +306,9 @@ _MAX_COMBINATIONS = 10_000  # each one replays the whole trace
 
 
 class Combination(NamedTuple):
-    """One combination of options, and what it was worth."""
-
-    options: dict[str, Any]
-    """Those of the grid."""
-    totals: dict[str, Any]
-    """From `specsim.tokens.draft_eval.DraftEval.totals_as_json`."""
-    step_us: float
-    """Host time per step, microseconds."""
+    options: dict[str, Any]  # those of the grid
+    totals: dict[str, Any]  # from `specsim.tokens.draft_eval.DraftEval.totals_as_json`
+    step_us: float  # host time per step, microseconds
 
     def as_json(self) -> dict[str, Any]:
         """Return everything that is the same on every machine."""
@@ -337,12 +318,11 @@ class Combination(NamedTuple):
 def grid_options(grid: Iterable[str]) -> list[dict[str, Any]]:
     """Return every combination of the values of some options; the last option changes fastest.
 
+    A ConfigError if an option has no values, or it or a value of it comes twice; or there are too
+    many combinations.
+
     Args:
         grid: ``NAME=V1,V2,...`` for each option, the values in YAML.
-
-    Raises:
-        ConfigError: An option has no values, or it or a value of it comes twice; or there are too
-            many combinations.
     """
     values: dict[str, list[Any]] = {}
     for text in grid:

@@ -66,12 +66,11 @@ class WorkloadConfig(Settings):
     def build(self, seed: int) -> Trace:
         """Return the requests of one run, with arrival times except for a closed loop.
 
+        A TraceError if a file that the workload names cannot be used. A ConfigError if the last
+        requests arrive so late that the clock cannot tell them apart.
+
         Args:
             seed: Arrivals and lengths are drawn from streams of their own.
-
-        Raises:
-            TraceError: A file that the workload names cannot be used.
-            ConfigError: The last requests arrive so late that the clock cannot tell them apart.
         """
         trace = self._build(seed)
         if trace.arrived_at is not None and len(trace):

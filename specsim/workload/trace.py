@@ -189,7 +189,6 @@ class TraceRequests(Sequence[Request]):
         return self._trace.requests(self._numbers.tolist())
 
     def take(self, rows: NDArray[np.int64]) -> "TraceRequests":
-        """Return those in some places, with the numbers that they have."""
         return TraceRequests(self._trace.take(rows), self._numbers[rows])
 
     @property
@@ -213,7 +212,6 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, requests: Sequence[Request]) -> "Columns":
-        """Return those of requests, wherever they come from."""
         if isinstance(requests, TraceRequests):
             return requests.columns
         rows = [(each.prompt_len, each.output_len) for each in requests]

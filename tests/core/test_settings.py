@@ -6,8 +6,8 @@ import pytest
 from conftest import tiny_config
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import load_mapping, parse_yaml
-from specsim.run.experiment import Experiment, overridden
+from specsim.core.settings import load_mapping, overridden, parse_yaml
+from specsim.run.experiment import Experiment
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,8 @@ from specsim.engine import order
 from specsim.engine.replica import Replica
 from specsim.engine.speculation import Speculation
 from specsim.engine.view import StepView
-from specsim.latency.linear import Linear
+from specsim.latency.linear import Linear, TwoRegime
 from specsim.latency.tabulated import Tabulated
-from specsim.latency.two_regime import TwoRegime
 from specsim.policies import Policy, _trials
 from specsim.policies._trials import settled
 from specsim.policies.goodput import Goodput

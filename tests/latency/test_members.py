@@ -7,9 +7,8 @@ from pydantic import ValidationError
 from specsim.core.step import StepLoad
 from specsim.latency import LATENCY
 from specsim.latency.cuda_graph import CudaGraph, default_capture_sizes
-from specsim.latency.linear import Linear
+from specsim.latency.linear import Linear, TwoRegime
 from specsim.latency.tabulated import Tabulated
-from specsim.latency.two_regime import TwoRegime
 
 PER_TOKEN = Linear(alpha_ns=0, gamma_us=1000, delta_ms=0)  # 1 ms a token
 

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from oracle.engine import Engine, Script
 from oracle.grouped import Windows
 from oracle.kv_cache import KVLimits
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run_scenario"]
 
-_ACCEPTANCE, _DRAFTS, _OUTPUT_TOKENS, _PROMPT_TOKENS = 1, 2, 3, 4  # streams of the recordings
+_ACCEPTANCE, _DRAFTS = 1, 2  # streams of the recordings
 
 
 def run_scenario(scenario: "Scenario", *, prefill_first: bool = False) -> dict[str, Any]:
@@ -39,7 +37,7 @@ def run_scenario(scenario: "Scenario", *, prefill_first: bool = False) -> dict[s
     dict
         ``scenario``, ``steps`` and ``requests`` in the format of the recordings.
     """
-    requests = [_request(scenario, index) for index in range(len(scenario.requests))]
+    requests = [scenario.request(index) for index in range(len(scenario.requests))]
     log = LogWriter()
     scheduler = _scheduler(scenario, prefill_first=prefill_first)
     Engine(scheduler, _script(scenario, requests), requests, log).run()
@@ -48,38 +46,6 @@ def run_scenario(scenario: "Scenario", *, prefill_first: bool = False) -> dict[s
         "steps": log.steps,
         "requests": [log.ended[index] for index in sorted(log.ended)],
     }
-
-
-def _request(scenario: "Scenario", index: int) -> Request:
-    row = scenario.requests[index]
-    prompt = row.prompt_token_ids
-    if prompt is None:
-        segments = row.prompt_segments or [(_PROMPT_TOKENS, index, 0, row.prompt_len)]
-        prompt = [
-            each
-            for stream, number, start, count in segments
-            for each in _token_ids(scenario.seed, stream, number, start + count)[start:]
-        ]
-    output_len = min(row.max_tokens, row.stop_after or row.max_tokens)
-    output = _token_ids(scenario.seed, _OUTPUT_TOKENS, index, output_len)
-    return Request(
-        index=index,
-        id=row.id,
-        arrived_at=row.arrival_ns,
-        prompt_len=row.prompt_len,
-        output_len=output_len,
-        max_tokens=row.max_tokens,
-        priority=row.priority,
-        prompt_token_ids=np.array(prompt, dtype=np.int64),
-        output_token_ids=np.array(output, dtype=np.int64),
-    )
-
-
-def _token_ids(seed: int, stream: int, request: int, count: int) -> list[int]:
-    return [
-        1_000_000 + indexed_hash(seed, stream, request, position) % 2**30
-        for position in range(count)
-    ]
 
 
 def _scheduler(scenario: "Scenario", *, prefill_first: bool) -> Scheduler:

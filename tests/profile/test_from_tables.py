@@ -15,9 +15,8 @@ from specsim.core.step import Pieces, StepLoad
 from specsim.hardware import load_model
 from specsim.latency.base import LatencyModel
 from specsim.profile.from_tables import TableProfile
-from specsim.profile.kernel_tables import GpuTables
+from specsim.profile.kernel_tables import GpuTables, TableOptions
 from specsim.profile.kernel_times import ExpertTimes
-from specsim.profile.table_options import TableOptions
 
 READ = 1e-9  # milliseconds per number of a matrix
 COMPUTE = 1e-11  # milliseconds per multiplication

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from specsim.profile.from_tables import TableProfile
+from specsim.profile.kernel_tables import TableOptions
 from specsim.profile.profile import find_profile
-from specsim.profile.table_options import TableOptions
 
 MTP = {"mtp": "gemma-4-31b-assistant"}
 pytestmark = [

@@ -8,13 +8,13 @@ import pytest
 from specsim.core.errors import ProfileError
 from specsim.core.step import StepLoad
 from specsim.hardware import load_gpu, load_model
-from specsim.latency._operators import (
+from specsim.latency.roofline import (
     Operator,
+    Roofline,
     attention_operator,
     free_budget,
     matrix_operators,
 )
-from specsim.latency.roofline import Roofline
 from specsim.profile import load_profile
 
 H, H_MLP = 4096, 11008  # Llama-2-7B

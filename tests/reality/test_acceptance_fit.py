@@ -28,7 +28,7 @@ from specsim.reality.acceptance_fit import (
     load_records,
     split_halves,
 )
-from specsim.reality.acceptance_fit.decoding import discrepancy, kolmogorov_smirnov
+from specsim.reality.acceptance_fit.fits import discrepancy, kolmogorov_smirnov
 
 DATA = data_folder() / "tokens"
 DATASETS = ("cnn", "gsm8k", "instructcoder", "sharegpt")

@@ -87,5 +87,5 @@ def test_where_nothing_is_counted_nothing_is_taken_out(
     (tmp_path / "stat").write_text("cpu  1 2 3 4 5 6 7 8 9 10\n")
     assert module._stolen()[1] == {}
     assert MachineClock().now() > 0
-    monkeypatch.setattr(module, "_libc", None)
+    monkeypatch.setattr(module, "_IS_LINUX", False)
     assert module._stolen() == (0, {})

@@ -14,8 +14,7 @@ from kernel_folder import make_kernel_folder, write_csv
 from made_up_points import DECODE, MIXED, coefficients, made_up
 
 from specsim.core.errors import ProfileError
-from specsim.latency.linear import Linear
-from specsim.latency.two_regime import TwoRegime
+from specsim.latency.linear import Linear, TwoRegime
 from specsim.profile import load_profile
 from specsim.reality.profile_fit import Points, fit_model, read_points
 from specsim.reality.validation import Replaced, validate

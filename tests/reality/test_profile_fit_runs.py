@@ -9,8 +9,7 @@ from conftest import Run
 from made_up_points import DECODE, MIXED, coefficients, made_up
 
 from specsim.core.step import StepLoad
-from specsim.latency.linear import Linear
-from specsim.latency.two_regime import TwoRegime
+from specsim.latency.linear import Linear, TwoRegime
 from specsim.profile import load_profile
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from strategies import engines, workloads
 
 from specsim.core.errors import CapacityError, ConfigError, ProfileError
+from specsim.core.settings import overridden
 from specsim.run.deployment import Deployment
-from specsim.run.experiment import Experiment, overridden
+from specsim.run.experiment import Experiment
 
 SPEC = "engine.speculative_config"
 POLICY = st.sampled_from(

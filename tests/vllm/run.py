@@ -17,6 +17,7 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,10 +28,10 @@ from specsim.reality.calibration.vllm_subject import (
     COMPARED,
     ORDER,
     VllmPart,
-    VllmPlan,
     VllmSpeculation,
     VllmSubject,
     load_of,
+    plan_for,
 )
 from specsim.reality.vllm.launch import VllmRun, vllm_python
 from specsim.show.render.reality import error_tables
@@ -39,21 +40,17 @@ HERE = Path(__file__).parent
 TARGET = 0.05
 RATES = {"fit-low": 2.0, "low": 3.5, "fit-high": 7.0, "high": 5.5}  # requests per second
 COUNTS = {"fit-low": 24, "low": 50, "fit-high": 60, "high": 60}
-PLAN = VllmPlan(
+# One thread computes, the other core is left to whatever else the machine does.
+_CPU = plan_for("cpu")
+PLAN = replace(
+    _CPU,
     loads=tuple(Load(name, 0.0, COUNTS[name] / RATES[name]) for name in RATES),
-    prompt_lens=(20, 300),
-    output_lens=(10, 100),
     engine={
-        "enforce_eager": True,
-        "max_num_seqs": 32,
-        "max_num_batched_tokens": 256,
+        **_CPU.engine,
         "max_model_len": 1024,
-        "block_size": 32,
         "num_gpu_blocks_override": 600,
         "dtype": "bfloat16",
     },
-    # One thread computes, the other core is left to whatever else the machine does.
-    environment={"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
 )
 
 

@@ -11,8 +11,7 @@ from specsim.acceptance.nested import AcceptanceFile, FitProvenance, FitValidati
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.rng import Luck, stream_id
 from specsim.core.settings import nearest
-from specsim.reality.acceptance_fit.decoding import WINDOW, Decoded, Distances, Twin, decode
-from specsim.reality.acceptance_fit.fits import FITS
+from specsim.reality.acceptance_fit.fits import FITS, WINDOW, Decoded, Distances, Twin, decode
 from specsim.workload.readers import read_trace
 
 _POSITIONS = 1_000_000  # output positions simulated to measure a model: its own noise vanishes
@@ -31,7 +30,6 @@ class Records:
 
     @property
     def left_out(self) -> str:
-        """Which requests were left out, for a reader."""
         return (
             f"{self.num_too_long} requests of more than {self.max_output_len} output "
             f"tokens and {self.num_too_short} of fewer than 2 left out"
@@ -42,10 +40,8 @@ def load_records(path: Path, proposer: str, max_output_len: int) -> Records:
     """Return the recorded acceptance in the column ``acc_<proposer>`` of a token trace.
 
     Outputs of more than `max_output_len` are left out: they are endless loops, which any proposer
-    predicts, and the few of them would outweigh all others, in tokens.
-
-    Raises:
-        TraceError: The file cannot be read, has no such column, or no request is left.
+    predicts, and the few of them would outweigh all others, in tokens. A TraceError if the file
+    cannot be read, has no such column, or no request is left.
     """
     trace = read_trace(path)
     if proposer not in trace.recorded_lens:
@@ -77,8 +73,6 @@ class Candidate:
 
 @dataclass(frozen=True)
 class AcceptanceFit:
-    """What came of fitting all models."""
-
     records: Records
     draft_len: int
     split_seed: int
@@ -91,7 +85,6 @@ class AcceptanceFit:
     chosen: Acceptance  # a model of that kind, fitted to all requests
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
         records = self.records
         return {
             "file": records.file.name,
@@ -114,7 +107,6 @@ class AcceptanceFit:
         }
 
     def to_preset(self, source: str) -> dict[str, Any]:
-        """Return the chosen model, fitted to `source`, as a file below profiles/acceptance."""
         records, candidate = self.records, self.candidates[self.chosen_kind]
         file = AcceptanceFile(
             acceptance=self.chosen,
@@ -155,10 +147,8 @@ def fit_acceptance(
 ) -> AcceptanceFit:
     """Fit all models and choose the best, or a given kind.
 
-    Raises:
-        ConfigError: There is no such kind, or it cannot be fitted.
-        TraceError: The records are too few or too short, or drafts in them are shorter than
-            `draft_len`.
+    A ConfigError if there is no such kind, or it cannot be fitted. A TraceError if the records are
+    too few or too short, or drafts in them are shorter than `draft_len`.
     """
     if chosen_kind not in (None, *FITS):
         raise ConfigError(

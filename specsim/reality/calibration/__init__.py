@@ -25,8 +25,6 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Load:
-    """How much traffic a run gets."""
-
     name: str
     share: float
     """Arrival rate, as a share of what the server gets done without speculation when it is never
@@ -34,14 +32,11 @@ class Load:
     seconds: float  # for so long requests arrive
 
     def num_requests(self, rate: float) -> int:
-        """Return how many requests that makes; a few at least."""
         return max(_FEWEST, round(self.seconds * rate))
 
 
 @dataclass(frozen=True)
 class Label:
-    """What tells one case from another."""
-
     acceptance: str
     """``synthetic``, ``real``, or ``recorded`` where the simulation is given the real run's."""
     load: Load
@@ -55,14 +50,11 @@ class Label:
 
     @property
     def name(self) -> str:
-        """For folders and tables."""
         return f"{self.acceptance}-{self.load.name}-{self.policy.replace(':', '-')}"
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case: real runs and their simulation."""
-
     case: Label
     runs: Sequence[Requests]  # the repetitions
     statistics: list[Statistic]  # means over the repetitions, and over their simulations
@@ -82,30 +74,24 @@ class CaseResult:
         slowness: list[float],
         at_speed: Sequence[Requests],
     ) -> "CaseResult":
-        """Compare runs with their simulations, and with those told the machine's speed."""
         return cls(case, runs, _means(runs, simulated), slowness, _means(runs, at_speed))
 
     def statistic(self, metric: str, name: str) -> Statistic:
-        """Return one of the statistics."""
         return next(s for s in self.statistics if (s.metric, s.name) == (metric, name))
 
     def mean_at_speed(self, metric: str) -> Statistic:
-        """Return a mean, the simulation being told how fast the machine was."""
         return next(s for s in self.at_speed if (s.metric, s.name) == (metric, "mean"))
 
     @property
     def mean_error(self) -> float:
-        """Mean size of the errors of all statistics."""
         return mean_error(self.statistics)
 
     @property
     def mean_error_at_speed(self) -> float:
-        """The same, where the simulation is told how fast the machine was."""
         return mean_error(self.at_speed)
 
     @property
     def mean_spread(self) -> float:
-        """Mean spread of all statistics between the repetitions."""
         return float(np.mean([each.spread or 0.0 for each in self.statistics]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,8 +151,6 @@ def tells(result: CaseResult, stated_error: float) -> bool:
 
 @dataclass(frozen=True)
 class Swap:
-    """Two values of k whose order by mean latency the simulation gets wrong."""
-
     acceptance: str
     load: str
     faster: str  # in the real runs
@@ -174,7 +158,6 @@ class Swap:
 
 
 def swaps(results: Sequence[CaseResult]) -> list[Swap]:
-    """Return where the simulation swaps two fixed k that differ by more than real spreads."""
     fixed = [each for each in results if each.case.policy.startswith(("off", "static"))]
     found = []
     for one, two in combinations(fixed, 2):
@@ -193,8 +176,6 @@ def swaps(results: Sequence[CaseResult]) -> list[Swap]:
 
 @dataclass(frozen=True)
 class Part:
-    """A profile, and the cases that say how well it predicts what they measured."""
-
     name: str  # empty where it is the only one
     profile: Profile
     results: list[CaseResult]
@@ -202,8 +183,6 @@ class Part:
 
 @dataclass
 class Calibration:
-    """What came of a calibration, and whether the cases keep to what was stated."""
-
     stated_error: float  # of mean TPOT and mean latency, as a share
     results: list[CaseResult]
     capacity: float = 0.0  # requests per second without speculation, never idle
@@ -214,17 +193,14 @@ class Calibration:
 
     @property
     def profile(self) -> Profile:
-        """That of the first part, which may be the only one."""
         return self.parts[0].profile
 
     @property
     def swaps(self) -> list[Swap]:
-        """Where the order of k is wrong."""
         return swaps(self.results)
 
     @property
     def failed(self) -> list[CaseResult]:
-        """Cases that do not keep to the stated error."""
         return [each for each in self.results if not judged(each, self.stated_error)]
 
     @property
@@ -239,12 +215,10 @@ class Calibration:
 
     @property
     def statuses(self) -> dict[str, str]:
-        """Of each part's profile."""
         return {each.name: str(each.profile.provenance.status) for each in self.parts}
 
     @property
     def status(self) -> str:
-        """Of the profile, or of each."""
         return ", ".join(f"{name} {status}".strip() for name, status in self.statuses.items())
 
     def validates(self, part: Part) -> bool:
@@ -256,7 +230,6 @@ class Calibration:
         ) and not any({swap.faster, swap.slower} & policies for swap in self.swaps)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
         return {
             "specsim_version": __version__,
             "status": self.statuses if self.parts[0].name else self.status,
@@ -308,11 +281,8 @@ def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
     """Calibrate an engine; `tell` is told what goes on, in lines.
 
     The folder, new or empty, fills meanwhile; until the end ``meta.json`` says that it is
-    incomplete.
-
-    Raises:
-        SpecsimError: Something cannot be measured, fitted or written; what was measured before
-            stays.
+    incomplete. A SpecsimError if something cannot be measured, fitted or written; what was measured
+    before stays.
     """
     check_folder(folder)
     meta = {**subject.description, "specsim_version": __version__}
@@ -343,7 +313,6 @@ def calibrate(subject: Subject, folder: Path, tell: Tell) -> Calibration:
 
 
 def _conclude(found: Calibration, subject: Subject, folder: Path) -> None:
-    """Say in each profile what became of it, and put the cases in order."""
     for place, part in enumerate(found.parts):
         profile = with_status(
             part.profile, is_validated=found.validates(part), stated_error=found.stated_error
@@ -364,14 +333,12 @@ def _write_results(found: Calibration, subject: Subject, folder: Path, *, comple
 
 
 def with_status(profile: Profile, *, is_validated: bool, stated_error: float) -> Profile:
-    """Return a profile that says whether it has kept what it promises."""
     update = {"status": "validated" if is_validated else "candidate", "stated_error": stated_error}
     provenance = profile.provenance.model_copy(update=update)
     return profile.model_copy(update={"provenance": provenance})
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that results would get lost in."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is there already and not empty; name a new folder (--out)")
 
@@ -382,7 +349,6 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
-    """Write a profile as YAML, as `load_profile` reads it."""
     written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     with new_file(path) as temporary:
         temporary.write_text(yaml.safe_dump(written, sort_keys=False, width=100))

@@ -27,16 +27,12 @@ _AT_ONCE = 1e6  # requests per second
 
 @dataclass(frozen=True)
 class Case(Label):
-    """An experiment that is run on the real engine and simulated, one and the same."""
-
     experiment: Experiment  # as simulated; with the rates expected where acceptance is real
     requests: list[Request]
 
 
 @dataclass(frozen=True)
 class TorchPlan:
-    """One calibration."""
-
     grid: StepGrid
     loads: tuple[Load, ...]
     max_num_seqs: int
@@ -153,7 +149,6 @@ class Served:
 
     @property
     def host_speed(self) -> HostSpeed | None:
-        """What the probes say; None without."""
         return HostSpeed.of(self.probes) if self.probes else None
 
     def slowness(self, usual: float) -> list[float]:
@@ -166,7 +161,6 @@ class Served:
         return found
 
     def write(self, folder: Path, meta: dict[str, Any]) -> None:
-        """Write the run's folder; see `RunWriter`."""
         with RunWriter(folder, meta) as writer:
             for request in self.requests:
                 writer.add_request(request)

@@ -21,12 +21,7 @@ from specsim.reality.calibration import (
     with_status,
     write_profile,
 )
-from specsim.reality.calibration.torch_plan import (
-    Case,
-    Served,
-    TorchPlan,
-    acceptance_rates,
-)
+from specsim.reality.calibration.torch_plan import Case, Served, TorchPlan, acceptance_rates
 from specsim.reality.host_speed import HostSpeed, at_speed
 from specsim.reality.profile_fit import DISTURBED
 from specsim.reality.profile_fit.grid import Costs, Medians, Sample, fit_costs, medians
@@ -58,8 +53,6 @@ class _Levels(NamedTuple):
 
 @dataclass
 class TorchSubject:
-    """An engine that is calibrated; everything that is measured is kept here."""
-
     engine: "TorchEngine"
     plan: TorchPlan
     model: str  # as in ``profiles/``, or the path of a config
@@ -79,16 +72,13 @@ class TorchSubject:
 
     @property
     def description(self) -> dict[str, Any]:
-        """That of the engine."""
         return self.engine.description
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """Those of the plan."""
         return self.plan.loads
 
     def start(self, folder: Path, tell: Tell) -> tuple[float, dict[str, Any]]:
-        """Warm the engine up, measure the first rounds of the grid and some runs."""
         self._folder, plan = folder, self.plan
         grid = plan.grid
         tell(f"measuring {len(grid.points)} kinds of step, {grid.rounds} times each")
@@ -109,7 +99,6 @@ class TorchSubject:
         return self._capacity, {}
 
     def run(self, part: str, rates: dict[str, float], tell: Tell) -> None:
-        """Run every case some times, all of them one after the other, and the grid between them."""
         plan, profile = self.plan, self._profile()
         self._cases = plan.cases(rates, self._accepted)
         lasts = plan.repetitions * sum(
@@ -131,7 +120,6 @@ class TorchSubject:
         tell("simulating the same runs")
 
     def compare(self, part: str) -> Part:
-        """Simulate every case by all that was measured meanwhile."""
         profile = self._profile()
         results = [self._compared(case, profile) for case in self._cases]
         with new_file(self._folder / "grid.csv") as temporary:
@@ -139,7 +127,6 @@ class TorchSubject:
         return Part(part, profile, results)
 
     def findings(self, found: Calibration) -> dict[str, Any]:
-        """Return what the grid and the runs for profiling showed."""
         measured = medians(self._rounds)
         return {
             "drift": measured.drift,
@@ -213,7 +200,6 @@ class TorchSubject:
         return _Levels(_level(targets), _level(drafts))
 
     def _profile(self) -> Profile:
-        """Return what all that has been measured so far says; a candidate."""
         measured, description = medians(self._rounds), self.engine.description
         costs = fit_costs(measured.scaled(*self._levels(measured)))
         loads = [point.load for point in measured.points]
@@ -243,7 +229,6 @@ class TorchSubject:
         return with_status(profile, is_validated=False, stated_error=self.stated_error)
 
     def _overhead(self, costs: Costs) -> dict[str, float]:
-        """Return what the engine spends outside its forward passes, as measured in real steps."""
         steps = self._steps()
         if not steps:
             return {"request_us": costs.request_us}

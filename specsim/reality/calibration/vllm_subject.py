@@ -8,6 +8,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import load_mapping
 from specsim.hardware import GIB, ModelShape, find_gpu, load_model
@@ -50,8 +52,6 @@ def load_of(run: str) -> str:
 
 @dataclass(frozen=True)
 class VllmSpeculation:
-    """How an engine speculates."""
-
     name: str  # for folders
     draft_len: int = 0
     config: Mapping[str, Any] | None = None  # vLLM's ``speculative_config``; None if it does not
@@ -63,12 +63,10 @@ class VllmSpeculation:
 
     @classmethod
     def draft_model(cls, folder: Path, draft_len: int) -> "VllmSpeculation":
-        """Return speculation by a draft model."""
         return cls._of("draft", draft_len, method="draft_model", model=str(folder.resolve()))
 
     @classmethod
     def ngram(cls, draft_len: int) -> "VllmSpeculation":
-        """Return speculation by prompt lookup."""
         lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
         return cls._of("ngram", draft_len, method="ngram", **lookup)
 
@@ -83,8 +81,6 @@ _OFF = VllmSpeculation("off")
 
 @dataclass(frozen=True)
 class VllmPlan:
-    """One calibration of a local vLLM."""
-
     loads: tuple[Load, ...]  # of `ORDER`: fit-low, low, fit-high, high
     prompt_lens: tuple[int, int]  # least and most, drawn uniformly; likewise `output_lens`
     output_lens: tuple[int, int]
@@ -93,7 +89,6 @@ class VllmPlan:
     start_seconds: float = 40.0  # about how long an engine takes to start and to warm up
 
     def load(self, name: str) -> Load:
-        """Return a load by its name."""
         return next(load for load in self.loads if load.name == name)
 
     def minutes(self, num_parts: int) -> int:
@@ -139,33 +134,14 @@ class VllmPlan:
 
 
 def plan_for(device: str, *, quick: bool = False, threads: int = 1) -> VllmPlan:
-    """Return the plan for a device, ``cpu`` or ``cuda``; threads are for a CPU."""
-    full_s, quick_s = (20.0, 6.0) if device == "cpu" else (40.0, 10.0)
-    seconds = quick_s if quick else full_s
-    shares = {"fit-low": 0.2, "low": 0.35, "fit-high": 0.7, "high": 0.55}
-    loads = tuple(Load(name, share, seconds) for name, share in shares.items())
-    if device == "cuda":
-        return VllmPlan(
-            loads,
-            prompt_lens=(64, 1024),
-            output_lens=(32, 512),
-            engine={"max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 2048},
-            start_seconds=120.0,
-        )
-    return VllmPlan(
-        loads,
-        prompt_lens=(20, 300),
-        output_lens=(10, 100),
-        engine={
-            "enforce_eager": True,
-            "max_num_seqs": 32,
-            "max_num_batched_tokens": 256,
-            "max_model_len": 512,
-            "block_size": 32,
-            "num_gpu_blocks_override": 32 * 512 // 32,  # no load runs out of them
-        },
-        environment={"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)},
-    )
+    fields = load_mapping(Path(__file__).with_name("vllm_plans.yaml"), ConfigError)
+    plan = dict(fields[device])
+    seconds = plan.pop("seconds")["quick" if quick else "full"]
+    loads = tuple(Load(name, share, seconds) for name, share in fields["loads"].items())
+    if device == "cpu":
+        names = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
+        plan["environment"] = dict.fromkeys(names, str(threads))
+    return TypeAdapter(VllmPlan).validate_python({**plan, "loads": loads})
 
 
 @dataclass(frozen=True)
@@ -180,15 +156,11 @@ class Replayed:
 
 @dataclass(frozen=True)
 class VllmPart(Part):
-    """One engine."""
-
     replays: list[Replayed]  # in the order of their measurement
 
 
 @dataclass
 class VllmSubject:
-    """Models that are calibrated, and with which speculation."""
-
     model: Path  # folder with ``config.json``
     plan: VllmPlan
     speculations: tuple[VllmSpeculation, ...]
@@ -206,10 +178,8 @@ class VllmSubject:
         """Return what a model is calibrated with: no speculation, and a draft model or n-gram.
 
         Weights are made up if one of the folders, both with ``config.json``, has none. Others are
-        ``stated_error`` and ``seed``.
-
-        Raises:
-            SpecsimError: A folder is not that of a model, or the models do not go together.
+        ``stated_error`` and ``seed``. A SpecsimError if a folder is not that of a model, or the
+        models do not go together.
         """
         shape = _checked_shape(model, "--model", plan)
         if draft is None:
@@ -222,16 +192,17 @@ class VllmSubject:
                     f"{shape.vocab_size}; give a draft model with the same tokens"
                 )
             kinds = [VllmSpeculation.draft_model(draft, length) for length in _DRAFT_LENS]
-        is_dummy = not all(_has_weights(each) for each in (model, draft or model))
+        is_dummy = not all(
+            any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+            for folder in (model, draft or model)
+        )
         return cls(model, plan, (_OFF, *kinds), device, is_dummy=is_dummy, **others)
 
     @property
     def shape(self) -> ModelShape:
-        """Of the model."""
         return load_model(str(self.model / "config.json"))
 
     def engine_kwargs(self, speculation: VllmSpeculation) -> dict[str, Any]:
-        """Return the options of ``vllm.LLM``."""
         kwargs = {"model": str(self.model.resolve()), "seed": self.seed, **self.plan.engine}
         if self.is_dummy:
             kwargs["load_format"] = "dummy"
@@ -241,7 +212,6 @@ class VllmSubject:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What is started without speculation."""
         return {
             "engine": "vllm",
             "model": str(self.model),
@@ -250,16 +220,13 @@ class VllmSubject:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """Those of the plan."""
         return self.plan.loads
 
     @property
     def profiles(self) -> dict[str, str]:
-        """One for each speculation."""
         return {each.name: f"profiles/{each.name}.yaml" for each in self.speculations}
 
     def start(self, folder: Path, tell: Tell) -> tuple[float, dict[str, Any]]:
-        """Measure how much an engine that is never idle gets done, and see what it runs on."""
         self._folder = folder
         run = self.plan.rush(folder / "capacity", self.shape.vocab_size, self.seed)
         self._record(_OFF, [run])
@@ -273,13 +240,11 @@ class VllmSubject:
         return capacity, {"hardware": hardware}
 
     def run(self, part: str, rates: dict[str, float], tell: Tell) -> None:
-        """Start the engine of one speculation and record all loads on it."""
         tell(f"{part}: {len(ORDER)} runs")
         self._rates = rates
         self.record(self._speculation(part), self._folder / "runs" / part, rates)
 
     def compare(self, part: str) -> VllmPart:
-        """Fit a profile to some runs of one engine, and replay those that it has not seen."""
         runs, profile = self._folder / "runs" / part, self._folder / self.profiles[part]
         try:
             return self.replay(self._speculation(part), runs, self._rates, profile)
@@ -288,7 +253,6 @@ class VllmSubject:
             raise
 
     def findings(self, found: Calibration) -> dict[str, Any]:
-        """Return what was left out, and how much was asked for."""
         return {"left_out": found.left_out, "capacity": found.capacity, "rates": found.rates}
 
     def record(
@@ -308,10 +272,8 @@ class VllmSubject:
     ) -> VllmPart:
         """Fit a profile to the runs in a folder, and replay those that are compared.
 
-        The profile is written to a path, as a candidate.
-
-        Raises:
-            SpecsimError: A run cannot be read, fitted or simulated, or nothing was drafted in one.
+        The profile is written to a path, as a candidate. A SpecsimError if a run cannot be read,
+        fitted or simulated, or nothing was drafted in one.
         """
         fitted = [folder / name for name in FITTED]
         profile = self._fitted(fitted)
@@ -374,7 +336,6 @@ class VllmSubject:
         return "cpu" if found == "cpu" else find_gpu([found], "--device cuda")
 
     def _fitted(self, runs: Sequence[Path]) -> Profile:
-        """Return a profile of measured runs; a candidate."""
         meta = load_mapping(runs[0] / "meta.json", ConfigError)
         names = ", ".join(run.name for run in runs)
         points, origin = measured_steps(
@@ -412,10 +373,6 @@ def _replayed(
     return Replayed(
         folder.name, validation, replay(run, replace(composed, experiment=told)), slowness
     )
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
 
 
 def _checked_shape(folder: Path, option: str, plan: VllmPlan) -> ModelShape:

@@ -59,14 +59,13 @@ def observe(
 ) -> "Observation":
     """Send a workload to a server and record what comes back, also until an interrupt.
 
+    A ConfigError if an option is wrong, nothing answers at the URL, or not what is asked for.
+
     Args:
         url: Such as ``http://127.0.0.1:8000``. A key is taken from ``OPENAI_API_KEY``.
         folder: Gets ``requests.jsonl`` and ``meta.json``, request by request; see `RunWriter`.
         model: By default the only one that the server has.
         on_progress: Told the number of requests that have ended, each time one ends.
-
-    Raises:
-        ConfigError: An option is wrong, nothing answers at the URL, or not what is asked for.
     """
     options = options or Options()
     if options.own_fields:
@@ -78,8 +77,6 @@ def observe(
 
 @dataclass(frozen=True)
 class _Run:
-    """One run, from finding the server to closing the folder."""
-
     workload: Workload
     folder: Path
     options: Options
@@ -206,8 +203,6 @@ async def _until_interrupt(work: Awaitable[None]) -> bool:
 
 @dataclass
 class Observation:
-    """What came of a run."""
-
     server: Server
     num_planned: int
     sent: list[Sent] = field(default_factory=list)
@@ -217,12 +212,10 @@ class Observation:
 
     @property
     def answered(self) -> list[Sent]:
-        """Requests without an error."""
         return [sent for sent in self.sent if sent.answer.error is None]
 
     @property
     def errors(self) -> Counter[str]:
-        """How many requests ended with each error."""
         return Counter(sent.answer.error for sent in self.sent if sent.answer.error is not None)
 
     @property
@@ -273,7 +266,6 @@ class Observation:
         return {"acceptance_rate": accepted / tokens, "acceptance_length": 1.0 + accepted / drafts}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``meta.json`` says of the run."""
         late = self.lateness * 1e3 if self.sent else np.zeros(1)
         return {
             "client": {
@@ -294,7 +286,6 @@ class Observation:
         }
 
     def check(self, workload: Workload, before: Metrics | None, after: Metrics | None) -> None:
-        """Note what the clock, the answers and the server's counters, if known, give away."""
         if self.sent and (late := float(np.percentile(self.lateness, 99))) > _LATE:
             self.notes.append(
                 f"the client sent 1 % of the requests {late * 1e3:,.0f} ms late or more: the load "

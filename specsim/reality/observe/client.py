@@ -86,8 +86,6 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers, and what it says of itself."""
-
     url: str  # without a path
     model: str
     version: str | None
@@ -114,8 +112,7 @@ def base_url(url: str) -> str:
 async def find_server(session: aiohttp.ClientSession, url: str, model: str | None) -> Server:
     """Return the server at an address, with a model or else the only one that it has.
 
-    Raises:
-        ConfigError: Nothing answers, something else does, or it has no such model.
+    A ConfigError if nothing answers, something else does, or it has no such model.
     """
     try:
         status, text, target = await _page(session, f"{url}/v1/models")
@@ -164,7 +161,6 @@ async def _version(session: aiohttp.ClientSession, url: str) -> str | None:
 
 
 async def read_metrics(session: aiohttp.ClientSession, url: str) -> Metrics | None:
-    """Return a server's metrics; None if it does not answer, or has no such page."""
     try:
         status, text, _ = await _page(session, f"{url}/metrics")
     except _FAILED:
@@ -202,8 +198,6 @@ def parse_metrics(text: str) -> Metrics:
 
 @dataclass(frozen=True)
 class Options:
-    """How requests are sent."""
-
     low_id: int = 1_000
     """Smallest token id of random prompts: special tokens mostly lie below or at the end."""
     high_id: int = 30_000  # the first id above them: most vocabularies have 32,000 and more
@@ -213,7 +207,6 @@ class Options:
 
     @property
     def own_fields(self) -> list[str]:
-        """Fields in `body` that are not the user's to set."""
         return sorted(_OWN_FIELDS & self.body.keys())
 
 

@@ -14,10 +14,10 @@ from pydantic import Field
 from specsim.core.errors import ConfigError
 from specsim.core.request import UNRECORDED, PrefixIds, Request
 from specsim.core.rng import generator
-from specsim.core.settings import Settings, load_mapping, validated
+from specsim.core.settings import Settings, load_mapping, overridden, validated
 from specsim.engine.config import EngineConfig
 from specsim.reality.observe.client import INTERRUPTED, Client, StreamedAnswer
-from specsim.run.experiment import Experiment, overridden
+from specsim.run.experiment import Experiment
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.synthetic import ClosedLoop
 
@@ -33,8 +33,6 @@ class _Observed(Settings):
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests, and when they are sent."""
-
     requests: list[Request]
     seed: int
     engine_kwargs: dict[str, Any]  # section ``engine``: how the user says the server was started
@@ -111,8 +109,6 @@ Send = Callable[[int, float], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True)
 class Sent:
-    """A request that was sent."""
-
     index: int  # number in the workload
     due_at: float  # when it was to be sent, seconds on the monotonic clock
     answer: StreamedAnswer

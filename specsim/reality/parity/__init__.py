@@ -51,6 +51,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+_ACCEPTANCE, _DRAFTS, _OUTPUT_TOKENS, _PROMPT_TOKENS = 1, 2, 3, 4  # streams of the recordings
+
+
 class SpecScript(Settings):
     """How drafts are made."""
 
@@ -83,7 +86,6 @@ class EngineScript(Settings):
     """None: dense."""
 
     def to_config(self) -> EngineConfig:
-        """Return the same settings under the names of an experiment."""
         renamed = {"num_blocks", "policy", "spec", "prefix_cache_retention_interval"}
         interval = self.prefix_cache_retention_interval
         return EngineConfig(
@@ -156,14 +158,35 @@ class Scenario(Settings):
     loads: LoadScript | None = None
     """Where there is a KV connector."""
 
+    def request(self, index: int) -> Request:
+        """Return a request, with token ids as recorded or as scripted."""
+        row = self.requests[index]
+        output_len = min(row.max_tokens, row.stop_after or row.max_tokens)
+        segments = row.prompt_segments or ((_PROMPT_TOKENS, index, 0, row.prompt_len),)
+        prompt = row.prompt_token_ids
+        if prompt is None:
+            prompt = tuple(token for each in segments for token in self._token_ids(*each))
+        return Request(
+            index=index,
+            id=row.id,
+            arrived_at=row.arrival_ns,
+            prompt_len=row.prompt_len,
+            output_len=output_len,
+            max_tokens=row.max_tokens,
+            priority=row.priority,
+            prompt_token_ids=np.array(prompt, dtype=np.int64),
+            output_token_ids=np.array(self._token_ids(_OUTPUT_TOKENS, index, 0, output_len)),
+        )
+
+    def _token_ids(self, stream: int, number: int, start: int, count: int) -> list[int]:
+        positions = range(start, start + count)
+        return [1_000_000 + indexed_hash(self.seed, stream, number, p) % 2**30 for p in positions]
+
 
 def load_scenario(path: Path) -> Scenario:
     """Return a scenario from its JSON file; a TraceError if it is none."""
     with validated(str(path), TraceError):
         return Scenario.model_validate(load_mapping(path, TraceError))
-
-
-_ACCEPTANCE, _DRAFTS, _OUTPUT_TOKENS, _PROMPT_TOKENS = 1, 2, 3, 4  # streams of the recordings
 
 
 @final
@@ -177,7 +200,6 @@ class _Scripted(LatencyModel):
 
     @classmethod
     def costs(cls, cost: CostScript) -> StepCosts:
-        """Return step times in whole nanoseconds."""
         per_token = cost.per_token_ns + cost.per_ctx_ns
         target = cls(per_context=cost.per_ctx_ns, per_token=per_token, base=cost.base_ns)
         return StepCosts(target, (), Overhead())
@@ -213,45 +235,18 @@ def _server(max_draft_len: int) -> ServerView:
     return ServerView(max_draft_len, lambda *_: 0.0, lambda _, tokens, __: np.zeros(len(tokens)))
 
 
-def _token_ids(seed: int, stream: int, number: int, start: int, count: int) -> NDArray[np.int64]:
-    positions = range(start, start + count)
-    ids = [indexed_hash(seed, stream, number, position) % 2**30 for position in positions]
-    return 1_000_000 + np.array(ids, dtype=np.int64)
-
-
-def _prompt(scenario: Scenario, index: int) -> NDArray[np.int64]:
-    row = scenario.requests[index]
-    if row.prompt_token_ids is not None:
-        return np.array(row.prompt_token_ids, dtype=np.int64)
-    segments = row.prompt_segments or ((_PROMPT_TOKENS, index, 0, row.prompt_len),)
-    return np.concatenate([_token_ids(scenario.seed, *segment) for segment in segments])
-
-
-def _request(scenario: Scenario, index: int) -> Request:
-    row = scenario.requests[index]
-    output_len = min(row.max_tokens, row.stop_after or row.max_tokens)
-    return Request(
-        index=index,
-        id=row.id,
-        arrived_at=row.arrival_ns,
-        prompt_len=row.prompt_len,
-        output_len=output_len,
-        max_tokens=row.max_tokens,
-        priority=row.priority,
-        prompt_token_ids=_prompt(scenario, index),
-        output_token_ids=_token_ids(scenario.seed, _OUTPUT_TOKENS, index, 0, output_len),
-    )
+def _speculation(spec: SpecScript | None) -> tuple[Policy, Proposer | None]:
+    if spec is None:
+        return Off(), None
+    sizes = spec.per_batch_size
+    policy = Static() if sizes is None else Schedule(ranges=sizes)
+    return policy, PROPOSERS.parse({"method": spec.method, "num_speculative_tokens": spec.k})
 
 
 def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     """Run a scenario, with all invariants checked or not, and return its log as it is recorded."""
     spec = scenario.engine.spec
-    policy: Policy = Off()
-    proposer: Proposer | None = None
-    if spec is not None:
-        sizes = spec.per_batch_size
-        policy = Static() if sizes is None else Schedule(ranges=sizes)
-        proposer = PROPOSERS.parse({"method": spec.method, "num_speculative_tokens": spec.k})
+    policy, proposer = _speculation(spec)
     max_draft_len = policy.max_draft_len(spec.k if spec else 0)
     setup = scenario.engine.to_config().setup(
         proposer,
@@ -262,7 +257,7 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     if proposer is not None and scenario.drafts.mode == "ngram":
         p_zero, seed = scenario.drafts.p_zero, scenario.seed
         proposer = _ScriptedNgram(num_speculative_tokens=max_draft_len, p_zero=p_zero, seed=seed)
-    requests = [_request(scenario, index) for index in range(len(scenario.requests))]
+    requests = list(map(scenario.request, range(len(scenario.requests))))
     facts = Facts.of(
         requests, setup.kv.hash_block_size, with_keys=scenario.engine.enable_prefix_caching
     )
@@ -308,7 +303,6 @@ class _Outside:
         heapify(self._events)
 
     def connected(self, setup: Setup) -> Setup:
-        """Return the engine with a KV connector, if the scenario has one."""
         if self._loads is None:
             return setup
         limits = {
@@ -330,7 +324,6 @@ class _Outside:
             heappush(self._events, row)
 
     def play(self, replica: Replica) -> None:
-        """Let everything happen in its time."""
         while self._events or replica.next_at < inf:
             at = self._events[0][0] if self._events else inf
             replica.advance(at)
@@ -348,7 +341,6 @@ class _Outside:
 def _fates(
     scenario: Scenario, requests: list[Request], luck: Luck, max_draft_len: int
 ) -> NDArray[np.uint8]:
-    """Return what survives: some requests have a probability of their own."""
     alphas = (scenario.acceptance.alpha if r.alpha is None else r.alpha for r in scenario.requests)
     tables = [
         Bernoulli(alpha=alpha).survival_lens([request], luck, max_draft_len)[0]

@@ -40,7 +40,6 @@ class LogWriter:
         self._cached: dict[int, list[int]] = {}  # prefix-cache hit of each admission
 
     def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
-        """Append the step."""
         index, requests = int(step.record["index"]), step.requests.tolist()
         is_new, is_resumed = step["is_admitted"].tolist(), step["is_resumed"].tolist()
         starts, asked = step["start"].tolist(), step["asked_len"].tolist()
@@ -72,7 +71,6 @@ class LogWriter:
         )
 
     def delivered(self, replica: PythonVerbs, step: StepView) -> None:
-        """Complete the step, and the requests that it ended."""
         ended_at = int(step.record["ended_at"])
         requests, emitted_lens = step.requests.tolist(), step["emitted_len"].tolist()
         rows = list(zip(requests, emitted_lens, step["accepted_len"].tolist(), strict=True))
@@ -160,7 +158,6 @@ class Difference:
 
 
 def compare_logs(ours: dict[str, Any], theirs: dict[str, Any]) -> Difference | None:
-    """Return the first difference between our log and a recorded one, or None."""
     for number, (our_step, their_step) in enumerate(
         zip(ours["steps"], theirs["steps"], strict=False)
     ):

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError
 from specsim.latency.base import LatencyModel
-from specsim.latency.linear import Coefficients, Linear
-from specsim.latency.two_regime import TwoRegime
+from specsim.latency.linear import Coefficients, Linear, TwoRegime
 from specsim.profile import Profile
 from specsim.reality.profile_fit.points import (
     Origin,
@@ -42,16 +41,14 @@ def fit_model(points: Points, kind: str, source: str, *, keeps_sum: bool = False
     """Return the latency model, one of `KINDS`, that fits measured steps of a source best.
 
     Huber's loss of the error in seconds: the time of a run is the sum of its steps', so seconds
-    count and not shares of a step; and outliers must not decide.
+    count and not shares of a step; and outliers must not decide. A ProfileError if the points are
+    too few or collinear, so that they determine no coefficients.
 
     Args:
         keeps_sum: Whether all coefficients of a kind of step are scaled so that its steps together
             last as long as measured. Right for the steps of a server: times have a tail, which
             Huber's loss cuts and a run does not. Wrong for a designed grid, whose sum means
             nothing.
-
-    Raises:
-        ProfileError: The points are too few or collinear, so that they determine no coefficients.
     """
     if kind == "linear":
         return Linear(**_coefficients(points, f"{source}: steps", keeps_sum))
@@ -97,14 +94,12 @@ class Error:
 
     @classmethod
     def of(cls, model: LatencyModel, points: Points) -> "Error":
-        """Return the errors of a model on some steps."""
         shares = np.abs(np.asarray(model.forward_time(points.load)) / points.seconds - 1)
         found = (np.median(shares), shares.mean(), np.percentile(shares, 90), shares.max())
         return cls(*map(float, found))
 
     @classmethod
     def by_kind(cls, model: LatencyModel, points: Points) -> "dict[str, Error]":
-        """Return the errors on ``all`` steps, and on each kind (decode, mixed) that occurs."""
         kinds = {"decode": ~points.mixed, "mixed": points.mixed}
         found = {name: points.take(rows) for name, rows in kinds.items() if rows.any()}
         return {name: cls.of(model, some) for name, some in {"all": points, **found}.items()}
@@ -122,7 +117,6 @@ class ModelFit:
     learning_curve: list[tuple[int, float]]  # points, median error of held-out steps (of 10 draws)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
         return {
             "model": self.model.model_dump(mode="json"),
             "num_points": self.num_points,
@@ -164,7 +158,6 @@ def _draw(
     rng: np.random.Generator,
     held_out: Points,
 ) -> float | None:
-    """Return the error of a fit to so many points; None if they determine none."""
     # Half of either kind, as far as there are that many: in a table one may be rare.
     decode, mixed = (rng.permutation(np.flatnonzero(points.mixed == each)) for each in (0, 1))
     num_decode = min(len(decode), max(size // 2, size - len(mixed)))
@@ -212,8 +205,6 @@ def fitted_profile(fit: ModelFit, points: Points, origin: Origin, source: str) -
 
 @dataclass(frozen=True)
 class ProfileErrors:
-    """What a profile says of the target's forward pass, and what was measured."""
-
     points: Points
     predicted: NDArray[np.float64]  # seconds, without drafting and the engine's overhead
     errors: dict[str, Error]  # from `Error.by_kind`

@@ -47,8 +47,6 @@ class GridPoint(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A step that was measured."""
-
     point: GridPoint
     target_seconds: float
     draft_seconds: float
@@ -104,7 +102,6 @@ class Medians:
     levels: NDArray[np.float64]  # how long all took in each round, (rounds,); about 1
 
     def scaled(self, target: float, draft: float) -> "Medians":
-        """Return the same points, costing so many times as much."""
         return replace(
             self,
             target_seconds=self.target_seconds * target,
@@ -112,7 +109,6 @@ class Medians:
         )
 
     def table(self) -> str:
-        """Return the grid as CSV that ``specsim profile fit`` reads."""
         names = "context_tokens,batched_tokens,num_requests,prefill_tokens,seconds"
         lines = [f"{names},draft_len,draft_seconds"]
         for point, target, draft in zip(
@@ -125,8 +121,6 @@ class Medians:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the fit found."""
-
     target: Tabulated
     request_us: float  # of the target's forward pass, per sequence
     draft: DraftCost

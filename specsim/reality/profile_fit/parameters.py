@@ -3,9 +3,11 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from specsim.core.errors import ProfileError
+from specsim.core.errors import ConfigError, ProfileError
+from specsim.core.settings import load_mapping
 from specsim.latency.composed import Composed
 from specsim.profile import DraftCost, Profile
 from specsim.reality.validation.measured_run import MeasuredRun
@@ -22,8 +24,7 @@ class Parameter:
     path: tuple[str, ...]
     about: str
     start: float
-    scale: float
-    """Standard deviation of the prior."""
+    scale: float  # standard deviation of the prior
     lowest: float
     highest: float
     is_factor: bool = False
@@ -32,7 +33,6 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """Where it stands in the profile."""
         return ".".join(self.path)
 
     def value(self, place: float) -> float:
@@ -53,47 +53,25 @@ class Parameter:
         return math.asinh(place) if self.may_be_far else place
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     about: str
     scale: float
+    lowest: float
     highest: float
-    lowest: float = 0.0
 
 
-_FACTORS = {
-    "compute_factor": _Kind("computing, by tokens of a step", 0.12, 3.0, 0.4),
-    "read_factor": _Kind("reading the weights", 0.07, 3.0, 0.4),
-    "expert_factor": _Kind("reading further experts", 0.15, 3.0, 0.4),
-    "decode_factor": _Kind("attention of decodes", 0.15, 4.0, 0.3),
-    "verify_factor": _Kind("attention tiles that verify drafts", 0.4, 6.0, 0.2),
-    "prompt_factor": _Kind("attention of prompts", 0.12, 3.0, 0.4),
-}
-"""Of the target. As far as built profiles were off on A100, H100 and H100 NVL (root mean square of
-the logarithms); of experts, what Triton's and Marlin's kernels differ by at a few tokens."""
-_TIMES = {
-    "fixed_us": _Kind("host time of each pass of the target", 80.0, 20_000.0),
-    "step_ms": _Kind(
-        "host time per step, hidden behind the GPU where scheduling is ahead", 0.2, 20
-    ),
-    "request_us": _Kind("the same, per sequence", 5.0, 1000.0),
-    "front_ms": _Kind("HTTP and handing over, per request", 4.0, 100.0),
-}
-_OF_DRAFTS = {
-    "latency.fixed_us": _Kind("host time of each drafting pass", 50.0, 20_000.0),
-    "step_ms": _Kind("host time of a step that drafts", 0.15, 50.0),
-}
-"""On the same servers some 0.1 ms from the built ones, but for two with 3 and 7 ms: hence tails."""
+_FACTORS, _TIMES, _OF_DRAFTS = (
+    {name: _Kind(*row) for name, row in rows.items()}
+    for rows in load_mapping(Path(__file__).with_name("parameters.yaml"), ConfigError).values()
+)
 
 
 def parameters_of(profile: Profile, runs: Sequence[MeasuredRun]) -> list[Parameter]:
     """Return what some runs may change in a profile.
 
     What only runs with drafts can tell is left alone if there is none; so is, without a run that
-    does not draft, the host time of each pass, which only such a run tells from that of drafting.
-
-    Raises:
-        ProfileError: The profile is not composed, or does not know a drafter of the runs.
+    does not draft, the host time of each pass, which only such a run tells from that of drafting. A
+    ProfileError if the profile is not composed, or does not know a drafter of the runs.
     """
     if not isinstance(profile.target, Composed):
         raise ProfileError(

@@ -47,7 +47,6 @@ class Points:
 
     @classmethod
     def joined(cls, parts: "Sequence[Points]") -> "Points":
-        """Return the points of all parts, one after the other."""
         columns = ([getattr(part, each.name) for part in parts] for each in fields(cls))
         return cls(*map(np.concatenate, columns))
 
@@ -85,8 +84,7 @@ class Origin:
     def limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> StepLimits:
         """Return which steps a server of this model on this GPU can run.
 
-        Raises:
-            SpecsimError: Model or GPU is not known, or the model does not fit.
+        A SpecsimError if model or GPU is not known, or the model does not fit.
         """
         shape, gpu = load_model(self.model), load_gpu(self.gpu)
         size = self.tensor_parallel_size
@@ -109,16 +107,15 @@ def measured_steps(
 ) -> tuple[Points, Origin]:
     """Return the steps of tables or of measured runs, or composed from a folder of kernel tables.
 
+    A ProfileError if a table is missing or malformed, runs drafted by several methods, or model or
+    GPU of a folder of kernel tables are not known.
+
     Args:
         sources: Tables and folders of measured runs (with ``steps.jsonl``), or one folder of kernel
             tables, whose larger steps are left out. Of runs that differ in draft length, drafting
             is taken out of the steps. Where ``host_speed.jsonl`` says how fast the machine was
             during a run, each step is taken for as long as it would have been at the mean speed.
         model, gpu: By default what a folder's ``meta.yaml`` says; of tables and runs "".
-
-    Raises:
-        ProfileError: A table is missing or malformed, runs drafted by several methods, or model or
-            GPU of a folder of kernel tables are not known.
     """
     tables = [source / _STEPS if (source / _STEPS).exists() else source for source in sources]
     if not any(table.is_dir() for table in tables):
@@ -142,14 +139,13 @@ def measured_steps(
 def read_points(path: Path) -> Points:
     """Return the steps in a table; those without tokens are left out.
 
+    A ProfileError if a column is missing, or a value is not a number of at least 0.
+
     Args:
         path: CSV, Parquet or JSON lines with columns context_tokens, batched_tokens, num_requests
             (or requests), mixed (or prefill_tokens: mixed where not 0) and seconds (or
             target_time); such as the ``steps.parquet`` of a simulated run, or the ``steps.jsonl``
             of a measured one.
-
-    Raises:
-        ProfileError: A column is missing, or a value is not a number of at least 0.
     """
     header = table_header(path)
     found = {}
@@ -231,7 +227,6 @@ def _speculation_of(table: Path) -> tuple[str, int]:
 
 
 def kernel_folder(path: Path) -> Path:
-    """Return the folder of kernel tables that a path leads to: itself, or its ``profile``."""
     return path / "profile" if (path / "profile").is_dir() else path
 
 
@@ -240,10 +235,8 @@ def kernels_of(
 ) -> tuple[Kernels, Origin]:
     """Return the kernels in a folder with ``dense.csv`` and ``attention.csv``, and their origin.
 
-    Model and GPU are by default what ``meta.yaml`` says.
-
-    Raises:
-        ProfileError: A table is missing or malformed, or model or GPU are not known.
+    Model and GPU are by default what ``meta.yaml`` says. A ProfileError if a table is missing or
+    malformed, or model or GPU are not known.
     """
     meta_path = folder / "meta.yaml"
     meta = load_mapping(meta_path, ProfileError) if meta_path.exists() else {}

@@ -69,7 +69,6 @@ class DraftingOfRuns:
 
     @property
     def notes(self) -> str:
-        """What a profile says of it."""
         lens = ", ".join(map(str, self.draft_lens))
         if len(self.draft_lens) == 1:
             return (
@@ -91,10 +90,8 @@ def without_drafting(
     One robust regression of all steps: the target's coefficients, of steps with and without
     prefill, and what a step that drafts and each of its passes takes. Without a run that does not
     draft, the former is part of the target; with only one that does, the passes are part of it.
-    `lens` are the draft lengths of the parts.
-
-    Raises:
-        ProfileError: Draft lengths and batches are collinear, in a `source`.
+    `lens` are the draft lengths of the parts. A ProfileError if draft lengths and batches are
+    collinear, in a `source`.
     """
     drafting = DraftingOfRuns(method, tuple(sorted(set(lens))))
     if len(drafting.draft_lens) == 1:

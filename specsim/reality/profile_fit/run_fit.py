@@ -28,8 +28,7 @@ DEVIATIONS: Mapping[str, float] = {
     "engine_steps": 0.02,
 }
 """What is fitted: the logarithm of predicted over measured, and by how much it may be off."""
-UNTOLD = 0.7
-"""Width, as a share of the prior's, from which on the data say nothing of a parameter."""
+UNTOLD = 0.7  # width, as a share of the prior's, from which on the data say nothing of a parameter
 _SAME = ("model", "gpu", "engine", "engine_version", "quantisation")
 _STEP = 0.2  # of finite differences, standard deviations: some 4 % of a factor
 _ROUNDS = 2
@@ -57,8 +56,7 @@ class Estimate:
     """Of the interval that holds it with 95 %: from the Jacobian, the spread of the residuals, and
     the prior."""
     high: float
-    is_told: bool
-    """Whether the data say more of it than the prior."""
+    is_told: bool  # whether the data say more of it than the prior
     at_bound: bool
 
 
@@ -72,12 +70,10 @@ class RunFit:
     """Of the rows that were fitted, before and after."""
     held_out: tuple[list[Prediction], list[Prediction]]
     """Of the others, likewise; empty if there are none."""
-    spread: float
-    """Of the residuals, as a share of `DEVIATIONS`."""
+    spread: float  # of the residuals, as a share of `DEVIATIONS`
     num_evaluations: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the profile as plain values."""
         pairs = {"fitted": self.fitted, "held_out": self.held_out}
         return {
             "parameters": [asdict(each) for each in self.estimates],
@@ -107,7 +103,9 @@ def fit_runs(  # noqa: PLR0913 - only the start and rows need be given
     """Fit the few parameters of a composed profile to measured runs, with any draft lengths.
 
     Bounded least squares of log errors, with a prior around the start. Once the residuals are
-    known, they are weighed by their own spread and fitted again.
+    known, they are weighed by their own spread and fitted again. A SpecsimError if the profile is
+    not composed, the runs are of several servers or not of the profile's, a row says too little, or
+    has nothing that could be fitted.
 
     Args:
         start: Such as `specsim profile build` makes.
@@ -115,10 +113,6 @@ def fit_runs(  # noqa: PLR0913 - only the start and rows need be given
         metrics: Of `DEVIATIONS`, those that count.
         seed, spread, processes: As of `Replayer`.
         on_progress: Told the number of profiles that have been tried.
-
-    Raises:
-        SpecsimError: The profile is not composed, the runs are of several servers or not of the
-            profile's, a row says too little, or has nothing that could be fitted.
     """
     check_one_server([*fitted, *held_out])
     check_same([*fitted, *held_out], start)
@@ -147,8 +141,7 @@ def fit_runs(  # noqa: PLR0913 - only the start and rows need be given
 def check_one_server(runs: Runs) -> None:
     """Raise unless all runs are of one server, and draft with one model.
 
-    Raises:
-        ConfigError: There is none, or it names the first row that differs, and in what.
+    A ConfigError if there is none, or it names the first row that differs, and in what.
     """
     if not runs:
         raise ConfigError("no row to fit to; choose others with --rows and --fit-rows")
@@ -189,7 +182,6 @@ class _Problem:
 
     @property
     def num_evaluations(self) -> int:
-        """How many profiles have been tried."""
         return len(self._known)
 
     @property
@@ -198,7 +190,6 @@ class _Problem:
         return float((self._weights**2).sum())
 
     def profile(self, places: Values) -> Profile:
-        """Return the start with the parameters at some places."""
         pairs = zip(self.parameters, places.tolist(), strict=True)
         return changed(self._start, {each.path: each.value(place) for each, place in pairs})
 

@@ -43,8 +43,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CacheRoom:
-    """What the KV caches have room for."""
-
     max_num_seqs: int
     max_model_len: int
     max_draft_len: int
@@ -114,7 +112,6 @@ class TorchEngine:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What it is and what it runs on, for ``meta.json``."""
         return {
             "engine": f"specsim torch engine, PyTorch {torch.__version__}",
             "model": self.shape.name,
@@ -149,7 +146,6 @@ class TorchEngine:
             model.next_tokens([Span(0, 0, np.zeros(num, np.int64), asked)])
 
     def prompt(self, request: Request) -> NDArray[np.int64]:
-        """Return the prompt of a request: as recorded, or random tokens of its own."""
         if request.prompt_token_ids is not None:
             return request.prompt_token_ids
         rng = generator(self._recipe.seed, "prompt", str(request.index))
@@ -180,7 +176,6 @@ class TorchEngine:
             return server.serve(requests, self.prompt)
 
     def measure(self, points: Iterable[GridPoint]) -> Iterator[Sample]:
-        """Run steps of given sizes, one after the other, and time them."""
         runner, probe = self._runner(), self._timing.probe
         for point in points:
             probed_at, seconds = probe.run() if probe is not None else (0.0, 0.0)
@@ -212,11 +207,9 @@ def build_engine(
 ) -> TorchEngine:
     """Return an engine with random weights, on ``cpu``, with so many threads, or on ``cuda``.
 
-    A quarter of the layers make the draft model; there is room for what the plan asks.
-
-    Raises:
-        ConfigError: There is no such device, or the engine does not know a part of the model.
-        CapacityError: The model does not fit.
+    A quarter of the layers make the draft model; there is room for what the plan asks. A
+    ConfigError if there is no such device, or the engine does not know a part of the model. A
+    CapacityError if the model does not fit.
     """
     check_shape(shape)
     if device_name == "cuda" and not torch.cuda.is_available():

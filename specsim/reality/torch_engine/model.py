@@ -64,8 +64,6 @@ class Weights:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How weights are drawn."""
-
     num_draft_layers: int = 2
     """Layers of the draft model, the target's first; those after them write less into the residual
     stream."""
@@ -80,9 +78,8 @@ def random_weights(
 ) -> Weights:
     """Return random weights whose first layers say nearly what all of them say.
 
-    Raises:
-        ConfigError: The model has a part that this engine does not know.
-        CapacityError: The weights do not fit into memory.
+    A ConfigError if the model has a part that this engine does not know. A CapacityError if the
+    weights do not fit into memory.
     """
     check_shape(shape)
     generator = torch.Generator(device=device).manual_seed(recipe.seed)
@@ -111,7 +108,6 @@ def random_weights(
 
 
 def draft_of(weights: Weights, num_layers: int) -> Weights:
-    """Return the draft model: the first layers, and the same vocabulary matrices."""
     return Weights(weights.embedding, weights.layers[:num_layers], weights.lm_head)
 
 
@@ -134,10 +130,8 @@ def check_shape(shape: ModelShape) -> None:
 class Llama:
     """A model, and a KV cache of `num_slots` sequences of `slot_len` tokens each.
 
-    The shape is that of its layers; how many there are the weights know.
-
-    Raises:
-        CapacityError: The cache does not fit into memory.
+    The shape is that of its layers; how many there are the weights know. A CapacityError if the
+    cache does not fit into memory.
     """
 
     def __init__(
@@ -164,7 +158,6 @@ class Llama:
         return self._attend is attend_flash
 
     def record(self, shapes: Sequence[PassShape], record: Record, timer: Timer) -> None:
-        """Record passes; see `Recordings.add`."""
         with torch.inference_mode():
             self.recordings.add(shapes, record, timer)
 
@@ -187,7 +180,6 @@ class Llama:
         return self._head(hidden, batch).argmax(dim=-1)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Read a batch and return the logits that it asks for, shape (asked, vocabulary)."""
         return self._head(self._read(batch), batch)
 
     def _head(self, hidden: Tensor, batch: Batch) -> Tensor:

@@ -34,12 +34,10 @@ class RequestText:
         self.draft_read_len = 0  # tokens in the draft model's KV cache
 
     def span(self, start: int, end: int, asked: range) -> Span:
-        """Return the tokens from one position up to another, to be read."""
         assert self.slot is not None
         return Span(self.slot, start, self.token_ids[start:end], asked)
 
     def write(self, position: int, token_ids: list[int]) -> None:
-        """Put tokens at a position, over whatever stood there."""
         self.token_ids[position : position + len(token_ids)] = token_ids
 
 
@@ -59,7 +57,6 @@ class ModelRunner:
         self._successors: list[list[int]] = []
 
     def add(self, request: int, prompt: NDArray[np.int64]) -> None:
-        """Take in a request's prompt."""
         self._texts[request] = RequestText(prompt, self._slot_len)
 
     def assume_read(self, request: int, length: int) -> None:

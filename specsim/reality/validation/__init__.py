@@ -33,8 +33,6 @@ _NUM_BINS = 20
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number of the measured run and of the simulated one, seconds."""
-
     metric: str
     name: str
     measured: float
@@ -62,8 +60,6 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Validation:
-    """Validation: measured runs of real engines against their simulations."""
-
     folder: Path
     measured: Requests
     simulated: Requests
@@ -74,12 +70,10 @@ class Validation:
 
     @property
     def mean_error(self) -> float:
-        """Mean of the errors' sizes over all statistics that are defined."""
         return mean_error(self.statistics)
 
     @property
     def worst(self) -> Statistic:
-        """The statistic with the largest error."""
         return max(self.statistics, key=lambda each: np.nan_to_num(abs(each.error)))
 
     def request_errors(self) -> dict[str, float]:
@@ -128,12 +122,8 @@ def validate(folder: Path, replaced: Replaced | None = None) -> Validation:
 
 
 def replay(run: RunFolder, composed: Replay) -> Validation:
-    """Simulate a measured run and compare."""
     simulation = simulate(
-        composed.experiment,
-        requests=composed.requests,
-        profile=composed.profile,
-        keeps_steps=False,
+        composed.experiment, requests=composed.requests, profile=composed.profile, keeps_steps=False
     )
     summary = Summary(simulation)
     requests = summary.tables.requests

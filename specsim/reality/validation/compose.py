@@ -89,9 +89,7 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
         notes.append(f"{ranks} data-parallel ranks; a request goes to the least loaded")
     experiment = Experiment.parse(
         {
-            "workload": {
-                "arrivals": {"kind": "trace", "path": str(run.path / "requests.jsonl")},
-            },
+            "workload": {"arrivals": {"kind": "trace", "path": str(run.path / "requests.jsonl")}},
             "engine": engine,
             "profile": replaced.profile or str(run.profile_folder),
             **routing,
@@ -147,7 +145,6 @@ def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, A
 
 
 def _note_ignored(run: RunFolder, notes: list[str]) -> None:
-    """Name the options of the run's engine that change nothing here, other than by being unset."""
     known = EngineConfig.model_fields.keys() | _HARMLESS
     ignored = [
         f"{name} = {value!r}"
@@ -161,10 +158,8 @@ def _note_ignored(run: RunFolder, notes: list[str]) -> None:
 def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
     """Return a profile that composes step times from the kernel tables of a run.
 
-    The model is a name or the path of a ``config.json``; by default what the folder says.
-
-    Raises:
-        ProfileError: There are no tables, or the model or GPU is not known.
+    The model is a name or the path of a ``config.json``; by default what the folder says. A
+    ProfileError if there are no tables, or the model or GPU is not known.
     """
     folder = run.profile_folder
     if folder is None:
@@ -279,9 +274,8 @@ def _request(
 def speculative_config(run: RunFolder, notes: list[str]) -> dict[str, Any] | None:
     """Return how a measured run speculated, as the engine's configuration takes it; None if not.
 
-    Raises:
-        ConfigError: The options are not a mapping with a known method, or nothing accepted is
-            recorded.
+    A ConfigError if the options are not a mapping with a known method, or nothing accepted is
+    recorded.
     """
     given = run.engine_kwargs.get("speculative_config")
     if not given:

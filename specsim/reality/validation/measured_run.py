@@ -8,23 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.errors import ConfigError
+from specsim.core.settings import load_mapping
+
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
-METRICS = (
-    "output_tok_s",
-    "request_throughput",
-    "duration_s",
-    *(f"{latency}_{name}_ms" for latency in LATENCIES for name in STATISTICS),
-    "queue_time_mean_ms",
-    "engine_steps",
-    "preemptions",
-    "acceptance_length",
-    "acceptance_rate",
-    "num_drafts",
-    "num_draft_tokens",
-    "num_accepted_tokens",
-)
-"""Columns that are predicted: names and units of the table, as in ``docs/how-to/calibrate.md``."""
+TABLE = load_mapping(Path(__file__).with_name("columns.yaml"), ConfigError)
+METRICS: tuple[str, ...] = tuple(TABLE["measured"])  # columns that are predicted
 
 
 @dataclass(frozen=True)
@@ -98,7 +88,6 @@ class MeasuredRun:
 
     @property
     def load(self) -> str:
-        """The load, in short."""
         if self.request_rate is not None:
             return f"{self.request_rate:g} requests/s"
         return f"C = {self.concurrency}"

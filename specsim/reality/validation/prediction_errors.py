@@ -235,8 +235,6 @@ def _drafter(run: MeasuredRun) -> str:
 
 @dataclass(frozen=True)
 class TableErrors:
-    """All errors of a table of measured runs."""
-
     by_metric: list[ErrorSummary]
     by_group: dict[str, dict[str, list[ErrorSummary]]]  # by name in `GROUPS`, then by group
     speed_ups: list[MeasuredSpeedUp]
@@ -244,13 +242,11 @@ class TableErrors:
 
     @classmethod
     def of(cls, predictions: Sequence[Prediction], speed: str | None = None) -> "TableErrors":
-        """Return the errors of some predictions; see `speed_ups`."""
         groups = {name: errors_by_group(predictions, of) for name, of in GROUPS.items()}
         names = (*METRICS, *(f"{OF_TOKENS}_{name}_ms" for name in STATISTICS[:2]))
         return cls(errors_of(predictions, names), groups, *speed_ups(predictions, speed))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
         return {
             **asdict(self),
             "speed_ups": [asdict(each) | {"agrees": each.agrees} for each in self.speed_ups],

@@ -45,12 +45,10 @@ class RunFolder:
 
     @property
     def host_speed(self) -> HostSpeed | None:
-        """How fast the machine was during the first run, if that was probed."""
         return HostSpeed.of_run(self.path)
 
     @property
     def engine_kwargs(self) -> dict[str, Any]:
-        """The options that the engine was started with."""
         return self.section("engine_kwargs")
 
     def section(self, *names: str) -> dict[str, Any]:
@@ -62,12 +60,10 @@ class RunFolder:
 
     @property
     def profile_folder(self) -> Path | None:
-        """The folder with kernel tables, if there is one."""
         folder = self.path / "profile"
         return folder if folder.is_dir() else None
 
     def tokens_path(self) -> Path | None:
-        """Return the workload that ``meta.json`` names, if it lies in the folder or beside it."""
         named = self.meta.get("dataset_path")
         if not isinstance(named, str):
             return None
@@ -80,11 +76,9 @@ class RunFolder:
 def load_run(path: Path) -> RunFolder:
     """Return the measured run in a folder: ``requests.jsonl``, and ``meta.json`` if it is there.
 
-    Further files ``requests*.jsonl`` are repetitions.
-
-    Raises:
-        ConfigError: There is no such folder, or no requests in it.
-        TraceError: A row breaks the rules; the message names file, line, field, value and rule.
+    Further files ``requests*.jsonl`` are repetitions. A ConfigError if there is no such folder, or
+    no requests in it. A TraceError if a row breaks the rules; the message names file, line, field,
+    value and rule.
     """
     if not path.is_dir():
         raise ConfigError(f"{path}: is not a folder; give the one that holds requests.jsonl")

@@ -15,28 +15,12 @@ from specsim.core.settings import load_mapping, nearest
 from specsim.reality.validation.measured_run import (
     LATENCIES,
     METRICS,
+    TABLE,
     MeasuredLengths,
     MeasuredRun,
 )
-from specsim.reality.validation.table_row import COLUMNS, TableRow, filled
+from specsim.reality.validation.table_row import TableRow, filled
 
-_NAMES = {
-    "model": "model_id",
-    "concurrency": "max_concurrency",
-    "request_rate": "request_rate",
-    "burstiness": "burstiness",
-    "num_prompts": "completed",
-    "duration_s": "duration",
-    "request_throughput": "request_throughput",
-    "output_tok_s": "output_throughput",
-    "total_input_tokens": "total_input_tokens",
-    "total_output_tokens": "total_output_tokens",
-    "acceptance_length": "spec_decode_acceptance_length",
-    "num_drafts": "spec_decode_num_drafts",
-    "num_draft_tokens": "spec_decode_draft_tokens",
-    "num_accepted_tokens": "spec_decode_accepted_tokens",
-}
-"""By column, what vLLM calls it (0.32.0 ``benchmarks/serve.py``)."""
 _STATISTICS = {"mean": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
 _RATES = "spec_decode_per_position_acceptance_rates"
 
@@ -46,10 +30,8 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
 
     A row that lacks what a simulation takes is returned with its `MeasuredRun.gaps`. Lengths that a
     row lacks are those of rows with the same model, dataset and number of requests. Empty cells
-    hold what is `given`, by column.
-
-    Raises:
-        SpecsimError: The file cannot be read, or a value is not what its column holds.
+    hold what is `given`, by column. A SpecsimError if the file cannot be read, or a value is not
+    what its column holds.
     """
     if path.suffix == ".json":
         return _completed([read_bench_result(path, given or {})])
@@ -95,8 +77,10 @@ def read_bench_result(path: Path, given: Mapping[str, str]) -> MeasuredRun:
 
 
 def _cells(result: Mapping[str, Any]) -> dict[str, str]:
-    cells = {name: _text(result[name]) for name in COLUMNS if name in result}
-    cells |= {column: _text(result[name]) for column, name in _NAMES.items() if name in result}
+    cells = {name: _text(result[name]) for name in TABLE["described"] if name in result}
+    cells |= {
+        column: _text(result[name]) for column, name in TABLE["vllm"].items() if name in result
+    }
     for latency in LATENCIES:
         theirs = "e2el" if latency == "e2e" else latency
         for statistic, name in _STATISTICS.items():
@@ -134,8 +118,7 @@ def _lens(path: Path, result: Mapping[str, Any], count: int) -> NDArray[np.int64
 def read_lengths(path: Path) -> dict[str, NDArray[np.int64]]:
     """Return the lengths of single requests, shape (n, 2), prompt and answer, by ``run_id``.
 
-    Raises:
-        SpecsimError: A column is missing, or the ``request_index`` of a run are not 0, 1, 2, ...
+    A SpecsimError if a column is missing, or the ``request_index`` of a run are not 0, 1, 2, ...
     """
     names = ("request_index", "input_len", "output_len")
     columns, words = read_columns(path, names, ("run_id",))
@@ -197,7 +180,6 @@ def select_rows(
 
 
 def _is_same(cell: str, value: str) -> bool:
-    """Return whether text or number are the same."""
     try:
         return cell == value or float(cell) == float(value)
     except ValueError:

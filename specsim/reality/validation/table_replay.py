@@ -40,8 +40,6 @@ _COUNTERS = frozenset(
 
 @dataclass(frozen=True)
 class Prediction:
-    """A measured run and what the simulation says of it."""
-
     run: MeasuredRun
     values: dict[str, float]  # by name in `specsim.reality.validation.measured_run.METRICS`
 
@@ -66,10 +64,8 @@ class ReplayedRow:
 def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPREAD) -> ReplayedRow:
     """Return a row as it can be simulated.
 
-    Its own spread of acceptance between requests, if it has one, comes before the one given.
-
-    Raises:
-        SpecsimError: The row lacks something, or an option of the engine is out of range.
+    Its own spread of acceptance between requests, if it has one, comes before the one given. A
+    SpecsimError if the row lacks something, or an option of the engine is out of range.
     """
     if run.missing:
         raise ConfigError(f"{run.place}: {run.missing[0]}; or leave it out (--skip-incomplete)")
@@ -145,10 +141,8 @@ class Replayer(AbstractContextManager["Replayer"]):
     """Simulates rows again and again, each time under another profile.
 
     All that does not depend on the profile is done once; processes stay for the next time. The seed
-    is the same for all rows, so that those that differ in k meet the same luck.
-
-    Raises:
-        SpecsimError: A row lacks something (`MeasuredRun.missing`).
+    is the same for all rows, so that those that differ in k meet the same luck. A SpecsimError if a
+    row lacks something (`MeasuredRun.missing`).
     """
 
     def __init__(
@@ -166,7 +160,6 @@ class Replayer(AbstractContextManager["Replayer"]):
         self._processes = LocalProcesses(processes)
 
     def __exit__(self, *error: object) -> None:
-        """End the processes."""
         self._processes.__exit__(*error)
 
     def predict(
@@ -175,11 +168,8 @@ class Replayer(AbstractContextManager["Replayer"]):
         """Simulate all rows under a profile: itself, its name, or its path.
 
         `on_progress` is told the number of simulations that have ended; rows that are alike, such
-        as repetitions, share one.
-
-        Raises:
-            SpecsimError: A row is of another model, GPU or number of GPUs, or needs what the
-                profile does not have.
+        as repetitions, share one. A SpecsimError if a row is of another model, GPU or number of
+        GPUs, or needs what the profile does not have.
         """
         if not isinstance(profile, Profile):
             profile = load_profile(str(profile))
@@ -200,13 +190,11 @@ def predict(
     spread: float = DEFAULT_SPREAD,
     processes: int = 1,
 ) -> list[Prediction]:
-    """Simulate measured runs under a profile, once; see `Replayer`."""
     with Replayer(runs, seed=seed, spread=spread, processes=processes) as replayer:
         return replayer.predict(profile)
 
 
 def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
-    """Return what a simulation of a row measures, under the names of the table."""
     traces = [trace for trace in (row.requests, row.warmups) if trace is not None]
     try:
         experiment = _in_blocks(row, profile)

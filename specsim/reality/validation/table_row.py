@@ -12,7 +12,7 @@ from typing import Any
 from specsim.core.errors import ConfigError
 from specsim.core.settings import nearest
 from specsim.proposers import PROPOSERS
-from specsim.reality.validation.measured_run import METRICS, MeasuredLengths, MeasuredRun
+from specsim.reality.validation.measured_run import METRICS, TABLE, MeasuredLengths, MeasuredRun
 
 _EMPTY = frozenset({"", "-", "nan", "none", "null", "n/a"})
 _NUMBER = re.compile(
@@ -27,16 +27,6 @@ _UNTOLD = 1 << 20  # more than any answer has
 _CUT_OFF = 0.95  # of what is asked for, on average: then most answers end there
 _ENGINE = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
 _BLOCK_SIZE = 16  # vLLM's default
-COLUMNS = (
-    *("run_id", "model", "quantisation", "gpu", "num_gpus", "tp", "engine", "engine_version"),
-    *("method", "draft_model", "num_speculative_tokens", "accept_rate_per_pos"),
-    *("acceptance_spread", "isl", "osl", "dataset", "seed", "ignore_eos"),
-    *("max_tokens", "temperature"),
-    *("concurrency", "request_rate", "burstiness", "num_prompts", "num_warmups"),
-    *("total_input_tokens", "total_output_tokens", *_ENGINE, "num_gpu_blocks"),
-    *("gpu_memory_utilization", "prefix_caching", "async_scheduling"),
-)
-"""Those that describe a run."""
 _FIRST_ASYNC = (0, 14)  # vLLM that schedules asynchronously by default (release notes of v0.14.0)
 
 
@@ -46,7 +36,7 @@ def filled(
     """Return the cells of a row with its empty ones given by ``--set``, or raise a ConfigError."""
     made = dict(cells)
     for column, value in given.items():
-        known = list(dict.fromkeys((*cells, *COLUMNS, *METRICS)))
+        known = list(dict.fromkeys((*cells, *TABLE["described"], *METRICS)))
         if column not in known:
             raise ConfigError(f"--set {column}={value}: no such column; {nearest(column, known)}")
         if made.get(column, "").lower() not in _EMPTY | {value.lower()}:
@@ -105,12 +95,10 @@ class TableRow:
         )
 
     def text(self, column: str) -> str:
-        """Return a cell; empty if it says that there is nothing."""
         cell = self.cells.get(column, "")
         return "" if cell.lower() in _EMPTY else cell
 
     def wrong(self, column: str, rule: str) -> ConfigError:
-        """Return the error of a cell that breaks a rule."""
         return ConfigError(
             f"{self.path}, line {self.line}: {column} = {self.cells[column]!r} must be {rule}; "
             "correct it, or leave the cell empty"
@@ -135,7 +123,6 @@ class TableRow:
         return None if value is None else int(value)
 
     def flag(self, column: str) -> bool | None:
-        """Return what is on or off."""
         word = (self.text(column).split() or [""])[0].lower()
         if word and word not in ("on", "off", "true", "false", "yes", "no", "1", "0"):
             raise self.wrong(column, "on or off")

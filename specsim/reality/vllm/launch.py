@@ -55,11 +55,8 @@ def record_runs(
 
     Answers are greedy and exactly as long as asked for. The prefix cache is emptied before each
     run, and a few requests that are not recorded warm the engine up. With probes, the speed of the
-    CPU is recorded, too. The environment adds variables such as ``OMP_NUM_THREADS``.
-
-    Raises:
-        ConfigError: There is no vLLM, or it failed; what was recorded until then stays, marked
-            incomplete.
+    CPU is recorded, too. The environment adds variables such as ``OMP_NUM_THREADS``. A ConfigError
+    if there is no vLLM, or it failed; what was recorded until then stays, marked incomplete.
     """
     spec = {
         "engine_kwargs": dict(engine_kwargs),

@@ -19,8 +19,6 @@ _FAILURES = ("abort", "error")
 
 @dataclass(slots=True)
 class _Live:
-    """A request that has not ended."""
-
     number: int
     request: Any
     queued_at: float
@@ -31,8 +29,6 @@ class _Live:
 
 @dataclass(slots=True)
 class _Step:
-    """A step that has been scheduled."""
-
     output: Any  # what the scheduler said of it, which comes back when it has ended
     row: StepRow
     first_tokens: list[_Live]  # requests that get their first token from it
@@ -70,7 +66,6 @@ class Recorder:
         self._ended_at = self._own_time = self._step_time = 0.0
 
     def arrived(self, request: Any) -> None:
-        """Note a request that has been queued."""
         if request.request_id in self._live:
             return  # more input for a session that is known
         if self._is_settled:
@@ -177,12 +172,10 @@ class Recorder:
         self._own_time += time.perf_counter() - begun
 
     def ended(self, request_ids: list[str]) -> None:
-        """Note requests that were ended from outside."""
         for request_id in request_ids:
             self._end(request_id, self._clock.now())
 
     def probed(self, at: float, seconds: float) -> None:
-        """Note a probe of the machine's speed."""
         self._writer.add_probe(at, seconds)
 
     def settle(self) -> None:

@@ -36,37 +36,28 @@ MARKERS = {
 """Of matplotlib, by the words of plotly."""
 
 
-_MAX_TICKS = 16
-"""Beyond that not every load has one."""
+_MAX_TICKS = 16  # beyond that not every load has one
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """What the charts are drawn from."""
-
     study: Study
     measure: Measure
-    hardware: int
-    """Index of the one that a closer look is taken at."""
-    load: int
-    """Likewise."""
+    hardware: int  # index of the one that a closer look is taken at
+    load: int  # likewise
 
     @cached_property
     def cells(self) -> Cells:
-        """The runs by hardware, policy and load."""
         return group(self.study)
 
     @cached_property
     def styles(self) -> list[Style]:
-        """Colour and marker of each policy."""
         return styles([k == 0 for k in self.study.draft_lens])
 
     def names(self, number: int) -> list[str]:
-        """Return the labels of hardware (0), policy (1) or load (2)."""
         return [_plain(label) for label in self.axis(number).labels]
 
     def axis(self, number: int) -> Axis:
-        """Return the axis of hardware (0), policy (1) or load (2)."""
         return self.study.axes[number]
 
     @property
@@ -86,24 +77,18 @@ class Drawing:
 
     @property
     def closer_title(self) -> str:
-        """Where the closer look is taken."""
         load = f"{self.names(2)[self.load]} {self.axis(2).unit}".strip()
         return f"{self.names(0)[self.hardware]}, {load}"
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart."""
-
-    name: str
-    """Of its file, without suffix."""
-    why_not: Callable[[Drawing], str | None]
-    """Says why there is nothing to draw, or gives None."""
+    name: str  # of its file, without suffix
+    why_not: Callable[[Drawing], str | None]  # says why there is nothing to draw, or gives None
     draw: Callable[[Drawing], Figure]
 
 
-_LINE = 26
-"""Letters; longer names take several lines, so that room is left for the axes."""
+_LINE = 26  # letters; longer names take several lines, so that room is left for the axes
 
 
 def _plain(text: str) -> str:
@@ -113,7 +98,6 @@ def _plain(text: str) -> str:
 
 
 def label_load(axes: Axes, drawing: Drawing) -> None:
-    """Say on the horizontal axis which loads were run."""
     axis, numbers = drawing.axis(2), drawing.load_numbers
     axes.set_xlabel(f"{axis.title}, {axis.unit}" if axis.unit else axis.title)
     if axis.numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= 8:

@@ -15,7 +15,7 @@ from specsim.reality.validation.prediction_errors import HEADLINES, OF_TOKENS, v
 from specsim.reality.validation.table_replay import Prediction
 from specsim.results.metrics import Requests
 from specsim.show.plots import label_distribution, make_log, panels, save
-from specsim.show.profile_overview import Overview
+from specsim.show.render.profiles import Overview
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXT_LEN = 512  # tokens of each sequence
@@ -23,7 +23,6 @@ _DRAFT_LENS = (0, 3, 5)
 
 
 def plot_comparison(comparison: ProfileErrors, path: Path, title: str) -> None:
-    """Draw predicted over measured step times."""
     figure, axis = plt.subplots(figsize=(6, 6), constrained_layout=True)
     figure.suptitle(title)
     points = comparison.points
@@ -45,7 +44,6 @@ def plot_comparison(comparison: ProfileErrors, path: Path, title: str) -> None:
 
 
 def plot_step_times(overview: Overview, path: Path, title: str) -> None:
-    """Draw the time of a decode step over its batch size, one panel per drafter."""
     methods = overview.methods
     figure, axes = panels(len(methods), (max(5, 3 * len(methods)), 4))
     figure.suptitle(
@@ -85,7 +83,6 @@ _OURS: dict[str, Any] = {"lw": 1}
 
 
 def plot_calibration(found: Calibration, path: Path) -> None:
-    """Draw the error of every case, with the spread of the real runs as bars."""
     height = 1.5 + 0.25 * len(found.results)
     figure, axes = plt.subplots(
         1, len(JUDGED), figsize=(11, height), sharey=True, constrained_layout=True
@@ -155,7 +152,6 @@ _PREDICTED = {
 
 
 def plot_predictions(predictions: Sequence[Prediction], path: Path, title: str) -> None:
-    """Draw predicted against measured, a point per run, a colour per draft length."""
     figure, axes = plt.subplots(2, 2, figsize=(10, 9), constrained_layout=True)
     figure.suptitle(title)
     for axis, metric in zip(axes.flat, HEADLINES, strict=True):

@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from specsim.hardware import GIB
-from specsim.results.folder import StepsTable, load_requests, load_steps
+from specsim.results.folder import load_requests, load_steps
 from specsim.results.metrics import latencies
 from specsim.results.timeline import PARTS, Timeline, timeline
 from specsim.show.breakdown import Breakdown
@@ -23,14 +23,17 @@ _LOAD_BINS = 300
 
 
 def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
-    """Draw the latencies and the load over time of some runs; results folders by label."""
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), constrained_layout=True)
     figure.suptitle(title)
     for label, folder in folders.items():
         found = latencies(load_requests(folder))
         for axis, (name, _) in zip(axes.flat, _LATENCIES, strict=False):
-            _draw_distribution(axis, found[name], label)
-        _draw_load(axes[1, 1], load_steps(folder), label)
+            values = np.sort(found[name][~np.isnan(found[name])])
+            shares = np.linspace(0, 1, min(len(values), _MAX_POINTS))
+            axis.plot(np.quantile(values, shares), shares, label=label)
+        series = timeline(load_steps(folder), num_bins=_LOAD_BINS, window=1)
+        times = (series["start"] + series["end"]) / 2
+        axes[1, 1].plot(times, series["num_running"] + series["num_waiting"], label=label)
     for axis, (_, description) in zip(axes.flat, _LATENCIES, strict=False):
         label_distribution(axis, description)
     axes[1, 1].set_xlabel("time, s")
@@ -39,18 +42,6 @@ def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
     for axis in axes.flat:
         axis.grid(alpha=0.3)
     save(figure, path)
-
-
-def _draw_distribution(axis: Axes, samples: np.ndarray, label: str) -> None:
-    values = np.sort(samples[~np.isnan(samples)])
-    shares = np.linspace(0, 1, min(len(values), _MAX_POINTS))
-    axis.plot(np.quantile(values, shares), shares, label=label)
-
-
-def _draw_load(axis: Axes, steps: StepsTable, label: str) -> None:
-    series = timeline(steps, num_bins=_LOAD_BINS, window=1)
-    times = (series["start"] + series["end"]) / 2
-    axis.plot(times, series["num_running"] + series["num_waiting"], label=label)
 
 
 class _Series(NamedTuple):
@@ -79,7 +70,6 @@ _SERIES = (
 
 
 def plot_timelines(timelines: dict[str, Timeline], path: Path) -> None:
-    """Draw timelines by label: one row of panels per run, all on the same axes."""
     size = (3.4 * len(_PANELS), 2.6 * len(timelines) + 0.4)
     figure, axes = plt.subplots(
         len(timelines), len(_PANELS), figsize=size, squeeze=False,
@@ -108,7 +98,6 @@ def plot_timelines(timelines: dict[str, Timeline], path: Path) -> None:
 
 
 def plot_breakdown(breakdown: Breakdown, path: Path, title: str) -> None:
-    """Draw where time went, by batch size, and where memory went."""
     figure, axes = plt.subplots(1, 2, figsize=(13, 4), constrained_layout=True)
     figure.suptitle(title)
     rows = [breakdown.time.overall, *breakdown.time.rows]
@@ -147,7 +136,6 @@ def _stack(axis: Axes, names: list[str], parts: dict[str, list[float]]) -> None:
 
 
 def plot_tuning(tuning: Tuning, path: Path, title: str) -> None:
-    """Draw the gain of each k by batch size, and its speed-up by load."""
     batches = tuning.batches
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
     figure.suptitle(title)

@@ -141,10 +141,6 @@ def _is_fine(drawing: Drawing, cell: Cell) -> bool:
     return not wanted or fmean(shares) >= wanted
 
 
-def _no_price(drawing: Drawing) -> str | None:
-    return None if _offers(drawing) else "no price of this hardware is known"
-
-
 def _draw_cost(drawing: Drawing) -> Figure:
     figure, axis = plt.subplots(figsize=(7, 4.5), constrained_layout=True)
     offers = _offers(drawing)
@@ -190,7 +186,8 @@ def _front(offers: list[_Offer]) -> list[_Offer]:
     return best
 
 
-COST_CHART = Chart("cost", _no_price, _draw_cost)
+_NO_PRICE = "no price of this hardware is known"
+COST_CHART = Chart("cost", lambda drawing: None if _offers(drawing) else _NO_PRICE, _draw_cost)
 
 
 def _without(part: str, drawing: Drawing) -> str | None:
@@ -201,7 +198,6 @@ def _without(part: str, drawing: Drawing) -> str | None:
 
 
 def _quantiles(cell: list[Point], name: str) -> NDArray[np.float64] | None:
-    """Return the quantiles of a cell, averaged over its replications."""
     kept = [point.distributions[name] for point in cell if point.distributions.get(name)]
     return np.mean(kept, axis=0) if kept else None
 
@@ -270,7 +266,6 @@ def _draw_breakdown(drawing: Drawing) -> Figure:
 
 
 def _share(cell: list[Point], part: str) -> float:
-    """Return the share of a part of the time, averaged over the replications."""
     kept = [point.breakdown for point in cell if point.breakdown]
     return float(np.mean([each[f"{part}_s"] / sum(each.values()) for each in kept]))
 

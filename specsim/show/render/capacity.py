@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def capacity_tables(capacity: "Capacity", name: str) -> list[Table]:
-    """Return what each hardware sustains by policy, and the front of latency and cost, if any."""
     fronts = [_front(capacity)] if capacity.front else []
     return [_sustained(capacity, name), *fronts]
 
@@ -90,7 +89,6 @@ def _metric(name: str) -> str:
 
 
 def capacity_verdict(capacity: "Capacity") -> list[str]:
-    """Return in words what is most and what is cheapest, where that is shown, and the margins."""
     target, currency = capacity.goal.target_rate, capacity.prices.currency
     at = "at full load" if target is None else f"for {target:g} requests/s"
     unit = f"{currency} per million output tokens" if target is None else f"{currency} per hour"
@@ -138,7 +136,6 @@ def _money(amount: float | None) -> str:
 
 
 def split_table(found: "Split", title: str) -> Table:
-    """Return the ways to use the GPUs, the best of each load first."""
     columns = [
         "", "rate/s", "GPUs", "req/s", "SLO", "TTFT ms", "p99", "TPOT ms", "p99", "transfer ms", "",
     ]  # fmt: skip
@@ -171,7 +168,6 @@ def _cells(row: "SplitRow") -> list[str]:
 
 
 def search_lines(search: "Search") -> list[str]:
-    """Return what was looked at on the way, and how exact that was."""
     error = (
         ""
         if search.worst_error is None
@@ -190,7 +186,6 @@ _WIDTH = 24
 
 
 def plan_lines(plan: "Plan") -> list[str]:
-    """Return the answer, what it rests on, and a chart of cost and latency."""
     question = plan.question
     limits = ", ".join(
         f"{name.removesuffix('_ms').upper()} {limit:g} ms"
@@ -215,7 +210,7 @@ def _answers(plan: "Plan") -> list[str]:
         lines.append(f"{title:8} {said}{_latencies(plan, name)}")
     lines.append(
         f"binds    {binding(found)} beyond {found.rate:.4g} requests/s per replica; each gets "
-        f"{question_rate(plan, taken):.4g}"
+        f"{plan.question.rate / (found.replicas or 1):.4g}"
     )
     if between is None or found.replicas_interval is None:
         sure = "one replication says nothing about that"
@@ -227,11 +222,6 @@ def _answers(plan: "Plan") -> list[str]:
     if plan.ties:
         sure += f"; not shown to be cheaper than {', '.join(plan.ties)}"
     return [*lines, f"sure     {sure}"]
-
-
-def question_rate(plan: "Plan", name: str) -> float:
-    """Return what each replica is asked for, requests/s."""
-    return plan.question.rate / (plan.found[name].replicas or 1)
 
 
 def _offer(plan: "Plan", name: str) -> str:
@@ -271,7 +261,6 @@ def _latencies(plan: "Plan", name: str | None) -> str:
 
 
 def _chart(plan: "Plan") -> list[str]:
-    """Return the front of cost and latency; a tilde marks short runs."""
     front = plan.front[:_ROWS]
     if not front:
         return []

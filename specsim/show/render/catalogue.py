@@ -28,7 +28,6 @@ FAMILIES: dict[str, Family[Any]] = {family.name: family for family in _ALL}
 
 
 def family_table(family: Family[Any]) -> Table:
-    """Return the members of a family with their fields."""
     table = Table(title=family.name, title_justify="left", header_style="bold", show_lines=True)
     for column in (family.tag, "what it is, and an example", "fields"):
         table.add_column(column)
@@ -45,7 +44,6 @@ def family_table(family: Family[Any]) -> Table:
 
 
 def names_table(title: str, names: dict[str, str]) -> Table:
-    """Return a table of names, each with a remark."""
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("name", no_wrap=True)
     table.add_column("source")
@@ -55,7 +53,6 @@ def names_table(title: str, names: dict[str, str]) -> Table:
 
 
 def _flow(value: dict[str, Any]) -> str:
-    """Return a mapping as one line of YAML."""
     text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000)
     return text.strip()
 
@@ -66,7 +63,6 @@ def _field(name: str, info: FieldInfo) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """Return an annotation as a reader would say it."""
     if get_origin(annotation) is Annotated:
         return _type(get_args(annotation)[0])
     if isinstance(annotation, type) and issubclass(annotation, Settings):

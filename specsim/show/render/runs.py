@@ -35,7 +35,6 @@ _SWEPT = {
 
 
 def run_table(summary: Summary, title: str) -> Table:
-    """Return the table of one run."""
     data = summary.data
     unstable = " UNSTABLE (queue still growing)" if summary.is_unstable else ""
     rows = (
@@ -67,7 +66,6 @@ def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _kv_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what there is to say of pools, and of KV entries outside the GPUs."""
     own, rows = data["specsim"], []
     if "pools" in own:
         found = own["pools"]
@@ -85,7 +83,6 @@ def _kv_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _cluster_rows(own: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what there is to say of sessions, and of replicas that come and go."""
     rows = []
     if "sessions" in own:
         found, turns = own["sessions"], own["sessions"]["by_turn"]
@@ -121,7 +118,6 @@ def _combination(labels: dict[str, str], records: list[dict[str, Any]]) -> list[
 
 
 def breakdown_tables(breakdown: "Breakdown", title: str) -> list[Table]:
-    """Return the tables of ``specsim breakdown``: time, memory, and use of the KV cache."""
     time, names = breakdown.time, ["batch size", "steps", "of the time", *PARTS]
     times = new_table(f"{title}: time of all replicas", names)
     for label, row in [*((row.label, row) for row in time.rows), ("all", time.overall)]:
@@ -176,7 +172,6 @@ def _gib(size: float, whole: float) -> tuple[str, str]:
 
 
 def comparison_table(comparison: "Comparison", title: str) -> "Table | Scoreboard":
-    """Return the table of a comparison: policies as columns while few, ranked when many."""
     count = comparison.num_replications
     title = f"{title} ({count} replication{'s' if count > 1 else ''})"
     if len(comparison.results) > _MAX_COLUMNS:
@@ -249,7 +244,6 @@ class Scoreboard:
     title: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        """Yield the tables that fit."""
         standings = self.comparison.standings
         names, ranking = _name_columns(standings), _ranking_columns(standings)
         measured = {column.title: partial(_measured, column) for column in _COLUMNS}

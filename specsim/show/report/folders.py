@@ -17,13 +17,13 @@ from specsim.show.report.axes import (
     axis_of,
     check_version,
     draft_len,
+    load_sweep,
     pools_of,
     single_axes,
     slo_of,
     title_of,
 )
 from specsim.show.report.study import COST, HARDWARE, LOAD, POLICY, Point, Study
-from specsim.show.report.sweep_folder import load_sweep
 from specsim.study.compare import folder_name
 from specsim.study.sweep import flat_metrics
 
@@ -252,7 +252,6 @@ def _load_capacity(folder: Path) -> Study:
         Point(number, place, 0, plan.seed, plan.config_hash, metrics=probe.metrics)
         for number, (place, probe) in enumerate(tried)
     ]
-    unused = {"hardware", "policy", "probes"}
     return Study(
         kind="capacity",
         title=title_of(plan.experiment, hardware),
@@ -273,19 +272,22 @@ def _load_capacity(folder: Path) -> Study:
         currency=str(plan.prices.get("currency", "USD")),
         price_date=str(plan.prices.get("date", "")),
         warnings=plan.notes,
-        capacity={
-            "unit": "unit" if plan.experiment.get("pools") else "replica",
-            "attainment": plan.attainment,
-            "slo": plan.slo,
-            "target_rate": plan.target_rate,
-            "most": [each.model_dump() for each in plan.most.leaders],
-            "cheapest": [each.model_dump() for each in plan.cheapest.leaders],
-            "results": [
-                {**result.model_dump(exclude=unused), "places": list(own)}
-                for own, result in zip(places, plan.results, strict=True)
-            ],
-        },
+        capacity=_told(plan, places),
     )
+
+
+def _told(plan: _Plan, places: list[tuple[int, int]]) -> dict[str, Any]:
+    unused = {"hardware", "policy", "probes"}
+    return {
+        "unit": "unit" if plan.experiment.get("pools") else "replica",
+        **{name: getattr(plan, name) for name in ("attainment", "slo", "target_rate")},
+        "most": [each.model_dump() for each in plan.most.leaders],
+        "cheapest": [each.model_dump() for each in plan.cheapest.leaders],
+        "results": [
+            {**result.model_dump(exclude=unused), "places": list(own)}
+            for own, result in zip(places, plan.results, strict=True)
+        ],
+    }
 
 
 def _load_plan(path: Path) -> _Plan:

@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 from specsim.core.atomic import new_file
 from specsim.core.version import __version__
 from specsim.show import filled, read_web
-from specsim.show.report.study import COST, MEASURES, Measure, Point, Study, measured, styles
+from specsim.show.report.study import COST, MEASURES, Axis, Measure, Point, Study, measured, styles
 from specsim.study.paired import student_t
 
 _SCRIPTS = (
@@ -69,7 +69,6 @@ _MAX_SAMPLES = 80_000
 
 
 def page_data(study: Study) -> dict[str, Any]:
-    """Return the data of a page as plain values, as ``web/study.js`` reads them."""
     finished = study.finished
     values = [measured(study, point) for point in finished]
     shown = [each for each in MEASURES if any(each.name in found for found in values)]
@@ -78,7 +77,10 @@ def page_data(study: Study) -> dict[str, Any]:
     stride = -(-sum(len(p.timeline.get("time_s", ())) for p in finished) // _MAX_SAMPLES) or 1
     return {
         "kind": study.kind,
-        "axes": [{name: getattr(axis, name) for name in _AXIS_FIELDS} for axis in study.axes],
+        "axes": [
+            _told(axis, "role", "title", "unit", "field", "labels", "numbers")
+            for axis in study.axes
+        ],
         "policies": _policies(study),
         "baseline": study.baseline,
         "metrics": [
@@ -106,20 +108,14 @@ def page_data(study: Study) -> dict[str, Any]:
         "failed": [{**_identity(point), "error": point.error} for point in study.failed],
         "num_expected": study.num_expected,
         "student_t": [round(student_t(n), 5) for n in range(1, 61)],
-        "version": study.version,
-        "config": study.config,
-        "warnings": study.warnings,
-        "slo": study.slo,
-        "gpus": study.gpus,
-        "step_times": study.step_times,
+        **_told(study, "version", "config", "warnings", "slo", "gpus", "step_times"),
         "prices": list(study.prices.items()),
-        "currency": study.currency,
-        "price_date": study.price_date,
-        "capacity": study.capacity,
+        **_told(study, "currency", "price_date", "capacity"),
     }
 
 
-_AXIS_FIELDS = ("role", "title", "unit", "field", "labels", "numbers")
+def _told(thing: Axis | Study, *names: str) -> dict[str, Any]:
+    return {name: getattr(thing, name) for name in names}
 
 
 def _unit(study: Study, measure: Measure) -> str:

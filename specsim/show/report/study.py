@@ -22,33 +22,22 @@ class Axis:
     role: str
     """``hardware``, ``policy``, ``load`` (the horizontal axis of what is drawn over load), or
     ``other``."""
-    title: str
-    """Such as ``Request rate``."""
-    unit: str
-    """Such as ``requests/s``; empty of what has none."""
-    field: str
-    """Such as ``workload.arrivals.rate``."""
-    labels: list[str]
-    """Of its values, in order."""
-    numbers: list[float] | None = None
-    """The values, where all of them are numbers."""
+    title: str  # such as ``Request rate``
+    unit: str  # such as ``requests/s``; empty of what has none
+    field: str  # such as ``workload.arrivals.rate``
+    labels: list[str]  # of its values, in order
+    numbers: list[float] | None = None  # the values, where all of them are numbers
 
 
 @dataclass(frozen=True)
 class Point:
-    """One run."""
-
     number: int
-    places: tuple[int, ...]
-    """Index of its value on each axis of the study."""
+    places: tuple[int, ...]  # index of its value on each axis of the study
     replication: int
     seed: int
-    config_hash: str | None
-    """None where the configuration was not valid."""
-    error: str | None = None
-    """Why it came to nothing, in one line."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Under the names of ``summary.json``."""
+    config_hash: str | None  # None where the configuration was not valid
+    error: str | None = None  # why it came to nothing, in one line
+    metrics: dict[str, float] = field(default_factory=dict)  # under the names of ``summary.json``
     distributions: dict[str, list[float]] = field(default_factory=dict)
     """Quantiles at equal steps from 0 to 100 %, of ``ttft_ms``, ``tpot_ms`` and ``e2el_ms``."""
     timeline: dict[str, list[float | None]] = field(default_factory=dict)
@@ -57,32 +46,22 @@ class Point:
     """Seconds: ``target_s``, ``draft_s``, ``overhead_s`` and ``idle_s``."""
     pools: dict[str, int] = field(default_factory=dict)
     """Replicas of both pools, by their profile; empty without pools."""
-    pool_gpus: int | None = None
-    """Of both pools, where known."""
-    pool_cost: float | None = None
-    """Of these, per hour."""
+    pool_gpus: int | None = None  # of both pools, where known
+    pool_cost: float | None = None  # of these, per hour
 
 
 @dataclass(frozen=True)
 class Study:
-    """Some runs, and along which axes they differ."""
-
-    kind: str
-    """``sweep``, ``comparison``, ``run`` or ``capacity``."""
+    kind: str  # ``sweep``, ``comparison``, ``run`` or ``capacity``
     title: str
-    axes: list[Axis]
-    """Hardware, policy and load first, each present even with a single value."""
+    axes: list[Axis]  # hardware, policy and load first, each present even with a single value
     points: list[Point]
-    num_expected: int
-    """Runs that were asked for; more than there are points if it is not finished."""
+    num_expected: int  # runs that were asked for; more than there are points if it is not finished
     draft_lens: list[int | None]
     """Draft length that each policy always asks for; 0 of no speculation, None if it decides."""
-    profiles: list[str]
-    """Profile of each hardware, as configured."""
-    config: str
-    """What was run, as YAML."""
-    version: str
-    """Of specsim, by which the runs were made."""
+    profiles: list[str]  # profile of each hardware, as configured
+    config: str  # what was run, as YAML
+    version: str  # of specsim, by which the runs were made
     prices: dict[str, float] = field(default_factory=dict)
     """Of the GPUs of one replica, per hour, by label of the hardware, where known."""
     currency: str = "USD"
@@ -104,12 +83,10 @@ class Study:
 
     @property
     def finished(self) -> list[Point]:
-        """The runs that came to an end."""
         return [point for point in self.points if point.error is None]
 
     @property
     def failed(self) -> list[Point]:
-        """The runs that came to nothing."""
         return [point for point in self.points if point.error is not None]
 
 
@@ -165,10 +142,7 @@ def _with_pools_priced(
 
 
 class Measure(NamedTuple):
-    """One number of a run."""
-
-    name: str
-    """As in ``summary.json``, or as `measured` adds it."""
+    name: str  # as in ``summary.json``, or as `measured` adds it
     title: str
     unit: str
     is_low_better: bool = True
@@ -227,12 +201,9 @@ class Style(NamedTuple):
     least 3 to the background. The marker says the same once more, for print without colour.
     """
 
-    light: str
-    """Colour on a light background."""
-    dark: str
-    """Colour on a dark background, of the same hue."""
-    symbol: str
-    """Marker, in plotly's words."""
+    light: str  # colour on a light background
+    dark: str  # colour on a dark background, of the same hue
+    symbol: str  # marker, in plotly's words
 
 
 BASELINE = Style("#3b424c", "#c6ccd6", "circle")
@@ -267,12 +238,10 @@ def styles(is_baseline: list[bool]) -> list[Style]:
 
 
 Cell = list[Point]
-Cells = dict[tuple[int, int, int], Cell]
-"""By the index of hardware, policy and load."""
+Cells = dict[tuple[int, int, int], Cell]  # by the index of hardware, policy and load
 
 
 def group(study: Study) -> Cells:
-    """Return the finished runs of a `restricted` study by hardware, policy and load."""
     cells: Cells = {}
     for point in study.finished:
         hardware, policy, load = point.places[:3]
@@ -343,7 +312,6 @@ def find_measure(study: Study, name: str) -> Measure:
 
 
 def values_of(study: Study, cell: Cell, measure: Measure) -> dict[int, float]:
-    """Return a measure of the runs of a cell, by replication."""
     found = ((point.replication, measured(study, point).get(measure.name)) for point in cell)
     return {replication: value for replication, value in found if value is not None}
 
@@ -385,5 +353,4 @@ def best_policy(
 
 
 def is_unstable(cell: Cell) -> bool:
-    """Return whether the queue kept growing in some run of a cell."""
     return any(point.metrics.get("unstable") for point in cell)

@@ -26,8 +26,6 @@ class _RefusedError(Exception):
 
 
 class UiServer(ThreadingHTTPServer):
-    """Serves one playground."""
-
     daemon_threads = True
 
     def __init__(self, playground: Playground, port: int) -> None:
@@ -40,11 +38,9 @@ class UiServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
         return f"http://{_HOST}:{self.server_port}/{self.token}/"
 
     def page(self) -> str:
-        """Return the page."""
         start = self.playground.start()
         data = json.dumps(start).replace("<", "\\u003c")
         values = {"nonce": self.nonce, "title": escape(start["title"]), "start": data}
@@ -64,7 +60,6 @@ class UiServer(ThreadingHTTPServer):
             return json.dumps(self.playground.answer(moved, check))
 
     def experiment(self, moved: Moved) -> str:
-        """Return the experiment as it stands, in YAML."""
         return self.playground.moved(moved).to_yaml()
 
 
@@ -73,11 +68,9 @@ class _UiHandler(BaseHTTPRequestHandler):
     timeout = 10  # seconds for what is announced to arrive
 
     def do_GET(self) -> None:
-        """Send the page."""
         self._reply({"": ("text/html", self.server.page)})
 
     def do_POST(self) -> None:
-        """Send an answer, or the experiment."""
         own = self.server
         self._reply(
             {

@@ -25,8 +25,7 @@ from specsim.study.compare import on_one_engine
 from specsim.study.paired import speed_up
 
 NUM_REQUESTS = 1000
-ATTAINMENT = 0.99
-"""Share of the requests that keep all limits where the SLO is called met."""
+ATTAINMENT = 0.99  # share of the requests that keep all limits where the SLO is called met
 _MOST_KEPT = 64  # runs: a move of the SLO needs none, and one of the policy only its own
 _SAMPLES = 160  # of the requests in the system over time
 _ALPHA = 0.62  # of an experiment without acceptance: that of example.yaml
@@ -112,7 +111,10 @@ class Playground:
             }
         if to.prompt or to.output or (to.rate is not None and "lengths" not in workload):
             workload["lengths"] = {"kind": "lognormal"} | {
-                name: {"mean": getattr(to, name) or float(lens.mean()), "sigma": _sigma(lens)}
+                name: {
+                    "mean": getattr(to, name) or float(lens.mean()),
+                    "sigma": round(float(np.std(np.log(np.maximum(lens, 1)))), 4),
+                }
                 for name, lens in self._lens.items()
             }
         if to.gpu is not None:
@@ -200,10 +202,6 @@ class Playground:
             if len(self._runs) > _MOST_KEPT:
                 del self._runs[next(iter(self._runs))]
         return self._runs[key]
-
-
-def _sigma(lens: NDArray[np.int64]) -> float:
-    return round(float(np.std(np.log(np.maximum(lens, 1)))), 4)
 
 
 def _outcome(run: Summary, moved: Experiment) -> dict[str, Any]:

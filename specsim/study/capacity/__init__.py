@@ -34,8 +34,6 @@ _ROUNDS = 6  # requests per client of a closed loop
 
 @dataclass(frozen=True)
 class Contender:
-    """A hardware and a policy, and the experiment that is run on it."""
-
     hardware: Hardware
     label: str
     policy: Policy
@@ -48,7 +46,6 @@ class Contender:
         PoolServers.of(changed, Deployment.of(changed, self.hardware.profile))
 
     def at(self, asked: Asked) -> list[Task]:
-        """Return the simulations of a load."""
         # A closed loop has to be full for most of the run.
         least = _ROUNDS * int(asked.load) if self.goal.is_closed else 0
         count = max(asked.num_requests, least)
@@ -64,7 +61,6 @@ class Contender:
         return [Task(load, trial, profile, slo, self.goal.attainment) for trial in trials]
 
     def search(self, saturated: LoadProbe | None) -> Search:
-        """Return the search for its capacity; `saturated` is of all requests at once."""
         count = self.goal.num_requests
         if saturated is None:
             return explore(float(_START_CLIENTS), self.goal, count)
@@ -112,7 +108,6 @@ def find_capacity(
 
 
 def _driven(experiment: Experiment, goal: Goal) -> Experiment:
-    """Return the experiment with one replica and a load that can be varied."""
     check_steady(experiment)
     own = experiment.workload
     if goal.is_closed == isinstance(own.arrivals, ClosedLoop):
@@ -139,7 +134,6 @@ def _driven(experiment: Experiment, goal: Goal) -> Experiment:
 
 
 def searched(candidates: list[Contender], runner: Runner, prices: Prices) -> list[Found]:
-    """Return what each of some contenders sustains, searched for side by side."""
     saturated: list[LoadProbe | None] = [None] * len(candidates)
     if not candidates[0].goal.is_closed:
         groups = runner.run(measure, [candidate.at_once() for candidate in candidates])
@@ -211,7 +205,6 @@ def hardware_notes(found: list[Found], prices: Prices) -> list[str]:
 
 
 def _doubts(found: list[Found]) -> list[str]:
-    """Return what was not found out, and what to do about it."""
     notes = []
     for those, advice in (
         (

@@ -23,8 +23,6 @@ _EXAMPLES = Path(__file__).with_name("prices.yaml")
 
 @dataclass(frozen=True)
 class Goal:
-    """What is asked for."""
-
     slo: Slo
     attainment: float  # share of the requests that must keep all limits
     tolerance: float  # ratio, less 1, of the loads between which the capacity is known to lie
@@ -135,8 +133,6 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Choices:
-    """What there is to choose from."""
-
     hardware: list[Hardware]
     policies: dict[str, Policy]  # by label
     prices: Prices
@@ -145,15 +141,13 @@ class Choices:
 def find_hardware(experiment: Experiment, names: list[str]) -> list[Hardware]:
     """Return hardware for the model of an experiment's profile, by name.
 
+    A SpecsimError if there is none of that name, it is of another model, or the model does not fit.
+
     Args:
         names: Each a GPU, such as ``l40s``, or a profile, such as ``h100/llama-3.1-8b`` or
             ``my.yaml``. On a GPU for which there is no profile of the model, steps cost what the
             roofline says, with the engine's overhead as in the experiment's profile. None at all:
             that profile, or the unit of both pools.
-
-    Raises:
-        SpecsimError: There is none of that name, it is of another model, or the model does not
-            fit.
     """
     base = load_profile(experiment.serving.profile)
     if experiment.pools is not None:

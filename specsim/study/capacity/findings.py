@@ -21,8 +21,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranked:
-    """A hardware and a policy, by one number."""
-
     hardware: str
     policy: str
     value: float
@@ -40,7 +38,6 @@ class Ranking:
     others: list[Ranked]  # those that are worse beyond doubt
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the leaders as plain values."""
         return {
             "is_shown": len(self.leaders) == 1,
             "leaders": [
@@ -60,8 +57,6 @@ def best(ranked: list[Ranked]) -> Ranking:
 
 @dataclass(frozen=True)
 class Offer:
-    """A load on one replica, with what it costs."""
-
     hardware: str
     policy: str
     probe: LoadProbe
@@ -80,8 +75,6 @@ class Offer:
 
 @dataclass(frozen=True)
 class Found:
-    """What one hardware sustains under one policy."""
-
     hardware: Hardware
     policy: str
     answer: Answer
@@ -90,12 +83,10 @@ class Found:
 
     @property
     def bracket(self) -> Bracket:
-        """Between which loads it ceases to keep its limits."""
         return self.answer.bracket
 
     @property
     def probes(self) -> list[LoadProbe]:
-        """All loads that were tried, rising."""
         return self.answer.probes
 
     @cached_property
@@ -131,7 +122,6 @@ class Found:
 
     @property
     def resource(self) -> str | None:
-        """What requests wait for there, as `LoadRun.resource`."""
         return None if self.beyond_capacity is None else self.beyond_capacity.resource
 
     @property
@@ -154,11 +144,9 @@ class Found:
         return None if self.at_capacity is None else self.rate_of(self.at_capacity)
 
     def rate_of(self, probe: LoadProbe) -> float:
-        """Return the requests per second of a load."""
         return probe.requests_per_second if self.goal.is_closed else probe.load
 
     def offer(self, probe: LoadProbe) -> Offer:
-        """Return what a load costs."""
         tokens_per_hour = self.rate_of(probe) * probe.mean_output_len * 3600
         gpu_hours = self.hardware.gpus_per_replica * 1e6 / tokens_per_hour
         rate, target = self.rate_of(probe), self.goal.target_rate
@@ -169,7 +157,6 @@ class Found:
 
     @property
     def offers(self) -> list[Offer]:
-        """The capacity and loads well below it, with what they cost."""
         highest = max(self.goal.looked_at(self.bracket.sustained or 1.0))
         return [
             self.offer(probe)
@@ -208,7 +195,6 @@ class Found:
 
     @property
     def cost_per_hour(self) -> float | None:
-        """Of the replicas for the target rate."""
         return self.cost_if(1.0)
 
     @property
@@ -225,7 +211,6 @@ class Found:
 
     @property
     def cost_at_target(self) -> float | None:
-        """Per million output tokens, with the replicas for the target rate."""
         return None if self.at_capacity is None else self.offer(self.at_capacity).cost_at_target
 
 
@@ -249,8 +234,6 @@ _TOLD = (
 
 @dataclass(frozen=True)
 class Capacity:
-    """The answer."""
-
     experiment: Experiment
     goal: Goal
     prices: Prices
@@ -265,7 +248,6 @@ class Capacity:
 
     @cached_property
     def most(self) -> Ranking:
-        """What sustains the most requests per second, each by one replica or unit."""
         ranked = []
         for f in self.found:
             if f.rate is not None:
@@ -287,11 +269,9 @@ class Capacity:
 
     @cached_property
     def front(self) -> list[Offer]:
-        """The loads than which none is both cheaper and faster, by rising cost."""
         return pareto_front(offer for each in self.found for offer in each.offers)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer as plain values, with its provenance."""
         goal = self.goal
         return {
             **self.experiment.provenance,
@@ -308,7 +288,6 @@ class Capacity:
         }
 
     def save(self, folder: Path) -> None:
-        """Write ``capacity.json``, and ``capacity.parquet`` with a row per load that was tried."""
         write_json(self.to_dict(), folder / "capacity.json")
         on_front = {id(offer.probe) for offer in self.front}
         rows = [

@@ -29,8 +29,6 @@ BACKLOG = "backlog"
 
 @dataclass(frozen=True)
 class Task:
-    """One simulation, and the limits that its requests are held against."""
-
     load: float
     trial: Trial
     profile: Profile
@@ -71,11 +69,9 @@ class LoadProbe:
     runs: tuple[LoadRun, ...]
 
     def without(self, number: int) -> "LoadProbe":
-        """Return the probe without one of its runs."""
         return LoadProbe(self.runs[:number] + self.runs[number + 1 :])
 
     def mean(self, value: Callable[[LoadRun], float]) -> float:
-        """Return the mean over the runs."""
         return fmean(map(value, self.runs))
 
     def _means(self, values: Callable[[LoadRun], dict[str, float]]) -> dict[str, float]:
@@ -84,22 +80,18 @@ class LoadProbe:
 
     @property
     def load(self) -> float:
-        """Requests/s or clients."""
         return self.runs[0].load
 
     @property
     def num_requests(self) -> int:
-        """Requests of each run."""
         return self.runs[0].num_requests
 
     @property
     def attainment(self) -> float:
-        """Share of the steady requests that kept all limits."""
         return 1.0 - self.mean(lambda run: run.missed)
 
     @property
     def trend(self) -> Trend:
-        """Trend of the backlog, over all runs."""
         return Trend.pooled([run.trend for run in self.runs])
 
     @property
@@ -109,27 +101,22 @@ class LoadProbe:
 
     @property
     def is_too_short(self) -> bool:
-        """Whether any run was too short to be steady."""
         return any(run.is_too_short for run in self.runs)
 
     @property
     def requests_per_second(self) -> float:
-        """Answered, while requests arrived and the server was full."""
         return self.mean(lambda run: run.requests_per_second)
 
     @property
     def mean_output_len(self) -> float:
-        """Tokens per request."""
         return self.mean(lambda run: run.mean_output_len)
 
     @property
     def latencies_ms(self) -> dict[str, float]:
-        """Mean over the runs of ``mean_e2el_ms``, ``p99_ttft_ms`` and so on."""
         return self._means(lambda run: run.latencies_ms)
 
     @property
     def beyond(self) -> Beyond:
-        """Steps beyond the profile's valid range, of all runs."""
         return Beyond.over([run.beyond for run in self.runs])
 
     def binds(self, attainment: float) -> str:
@@ -141,7 +128,6 @@ class LoadProbe:
 
     @property
     def resource(self) -> str:
-        """What a waiting request waits for, in most runs."""
         names = [run.resource for run in self.runs]
         return max(sorted(set(names)), key=names.count)
 
@@ -150,14 +136,12 @@ class LoadProbe:
         return self.attainment >= attainment and not (self.is_unstable or self.is_too_short)
 
     def margins(self, slo: Slo) -> dict[str, float]:
-        """Return how far each limited metric is from its limit, as a share of that."""
         limits = slo.model_dump(exclude_none=True)
         reached = self._means(lambda run: run.reached_ms)
         return {name: 1.0 - reached[name] / limit for name, limit in limits.items()}
 
 
 def measure(task: Task) -> LoadRun:
-    """Run a simulation and return what is kept of it."""
     trial = task.trial
     run = simulate(
         trial.experiment, requests=trial.requests(), profile=task.profile, keeps_steps=False

@@ -41,16 +41,12 @@ class Bracket:
 
 @dataclass(frozen=True)
 class Asked:
-    """A load to be tried."""
-
     load: float
     num_requests: int  # of each run
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a search comes to."""
-
     bracket: Bracket
     interval: Interval | None
     """Of the capacity, in units of the load; None where nothing says how sure it is."""
@@ -59,7 +55,6 @@ class Answer:
     probes: list[LoadProbe]  # of all loads that were tried, rising; of each the longest runs
 
     def at(self, load: float | None) -> LoadProbe | None:
-        """Return the probe of a load; None if it was not tried."""
         return next((probe for probe in self.probes if probe.load == load), None)
 
 
@@ -123,7 +118,6 @@ class _Stage:
         self.goal = goal
 
     def search(self, start: float, tolerance: float, up: float, down: float) -> Steps:
-        """Find the bracket, and where in it the capacity lies."""
         search = largest_sustained(start, tolerance, is_whole=self.goal.is_closed, up=up, down=down)
         load = next(search)
         while True:
@@ -211,7 +205,6 @@ def refine(
 def _looked_below(
     stage: "_Stage", interval: Interval | None, is_settled: bool, num_requests: int
 ) -> Search:
-    """Try some loads below the capacity, and return all that was found."""
     sustained, probes = stage.bracket.sustained, dict(stage.probes)
     if interval is not None and sustained is not None:
         interval = interval.around(sustained)
@@ -229,7 +222,6 @@ def _lengthened(
     max_requests: int,
     is_enough: Callable[[Interval], bool] = lambda _: False,
 ) -> Generator[Asked, LoadProbe, tuple[_Stage, Interval | None, bool]]:
-    """Make runs longer until the answer stops moving, and confirm it."""
     stage, interval, is_settled = first, first.interval, False
     while not is_settled and stage.estimate and stage.num_requests * _LONGER <= max_requests:
         before, is_first = stage.estimate, stage is first

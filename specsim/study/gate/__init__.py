@@ -6,7 +6,6 @@ meets the same requests and the same luck.
 """
 
 import datetime
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,9 +19,17 @@ from specsim.core.blame import fault
 from specsim.core.errors import ConfigError, CrashError, SpecsimError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
-from specsim.core.settings import Settings, load_mapping, nearest, validated
+from specsim.core.settings import (
+    Settings,
+    check_used,
+    load_mapping,
+    nearest,
+    overridden,
+    set_field,
+    validated,
+)
 from specsim.core.version import __version__
-from specsim.run.experiment import Experiment, check_used, overridden, set_field
+from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.inputs import Input, inputs_of, load_with_base
@@ -71,7 +78,6 @@ _ONLY = "experiment"  # name of the scenario of an experiment that is no suite
 
 
 def check_metrics(tolerances: Tolerances) -> Tolerances:
-    """Return the tolerances if every metric in them is known."""
     for metric in tolerances:
         if metric not in METRICS:
             raise ValueError(f"no metric '{metric}'; {nearest(metric, list(METRICS))}")
@@ -102,9 +108,8 @@ class Suite(Settings):
     def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
         """Return the suite in a YAML file, or an experiment as a suite of one scenario.
 
-        Raises:
-            ConfigError: It cannot be read, a scenario is no valid experiment, or an override is
-                of what every scenario replaces.
+        A ConfigError if it cannot be read, a scenario is no valid experiment, or an override is of
+        what every scenario replaces.
         """
         data = load_with_base(path)
         if "workload" in data:
@@ -128,13 +133,11 @@ class Suite(Settings):
         return Experiment.parse(config, where)
 
     def seeds(self, name: str) -> list[int]:
-        """Return the seed of each replication of a scenario."""
         first = self.experiment(name).seed
         return list(range(first, first + self.replications))
 
 
 def tolerances_of(suite: Suite) -> Tolerances:
-    """Return the tolerances of a suite, the usual ones where it names none."""
     return DEFAULT_TOLERANCES if suite.tolerances is None else suite.tolerances
 
 
@@ -216,10 +219,6 @@ class GateResults(Settings):
         with validated(str(path), ConfigError):
             return cls.model_validate(data)
 
-    def to_json(self) -> str:
-        """Return the results as the text of a JSON file."""
-        return json.dumps(self.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
-
 
 @contextmanager
 def baseline_file(path: Path) -> Iterator[Path]:
@@ -236,7 +235,6 @@ def baseline_file(path: Path) -> Iterator[Path]:
 
 
 def checked_date(text: str) -> str:
-    """Return an ISO date."""
     try:
         return datetime.date.fromisoformat(text).isoformat()
     except ValueError as error:
@@ -257,8 +255,7 @@ def run_suite(
 ) -> GateResults:
     """Run every scenario of a suite with all its seeds; keep the metrics that have a tolerance.
 
-    Raises:
-        SpecsimError: A scenario cannot be run, or has no such metric.
+    A SpecsimError if a scenario cannot be run, or has no such metric.
     """
     metrics = tuple(tolerances)
     experiments = {name: suite.experiment(name) for name in suite.scenarios}

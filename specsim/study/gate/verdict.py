@@ -35,8 +35,6 @@ _REMEDY = "write the baseline anew with `specsim gate --update`"
 
 @dataclass(frozen=True)
 class MetricChange:
-    """One metric of one scenario."""
-
     scenario: str
     metric: str
     baseline: float  # mean over the seeds
@@ -48,14 +46,12 @@ class MetricChange:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The confidence interval of the worsening; None with a single seed."""
         if self.half_width is None or not isfinite(self.worsening):
             return None
         return self.worsening - self.half_width, self.worsening + self.half_width
 
     @property
     def text(self) -> str:
-        """The comparison in words."""
         change = "0 before"
         if isfinite(self.worsening):
             change = f"{abs(self.worsening):.1%} {'worse' if self.worsening > 0 else 'better'}"
@@ -68,7 +64,6 @@ class MetricChange:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as plain values."""
         worsening = self.worsening if isfinite(self.worsening) else None
         fields = {**asdict(self), "worsening": worsening, "interval": self.interval}
         del fields["half_width"]
@@ -77,23 +72,18 @@ class MetricChange:
 
 @dataclass(frozen=True)
 class GateVerdict:
-    """All comparisons of a gate."""
-
     comparisons: list[MetricChange]
     is_paired: bool  # whether both sides have the same seeds in every scenario
     notes: list[str]  # what else differs between the two sides
 
     def of_verdict(self, verdict: Verdict) -> list[MetricChange]:
-        """Return the comparisons that came out like this."""
         return [each for each in self.comparisons if each.verdict == verdict]
 
     @property
     def is_passed(self) -> bool:
-        """Whether nothing got worse than it may."""
         return not self.of_verdict("worse")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the judgement as plain values."""
         return {
             "passed": self.is_passed,
             "paired": self.is_paired,
@@ -277,7 +267,8 @@ def write_junit(judgement: "GateVerdict | GateFailure", path: Path) -> None:
         suite = _xml_suite(root, "specsim gate", tests=1, errors=1)
         case = Xml.SubElement(suite, "testcase", classname="specsim gate", name="run")
         kind = "crash" if judgement.is_crash else "input"
-        Xml.SubElement(case, "error", message=_printable(judgement.error), type=kind)
+        letters = (c if c.isprintable() or c == "\n" else "?" for c in judgement.error)
+        Xml.SubElement(case, "error", message="".join(letters), type=kind)
     else:
         for scenario, group in groupby(judgement.comparisons, key=lambda each: each.scenario):
             _add_scenario(root, scenario, list(group))
@@ -312,23 +303,12 @@ class GateFailure:
 
     @classmethod
     def of(cls, error: Exception) -> "GateFailure":
-        """Return what an exception says."""
         bugs = (CrashError, InvariantError, PluginError)
         is_crash = isinstance(error, bugs) or not isinstance(error, SpecsimError)
         return cls(fault(error) if not isinstance(error, SpecsimError) else str(error), is_crash)
 
-    @property
-    def exit_code(self) -> int:
-        """Of the command."""
-        return 3 if self.is_crash else 2
-
     def to_dict(self) -> dict[str, Any]:
-        """Return it as the file of a judgement, which has not passed."""
         return {"passed": False, "error": self.error, "is_crash": self.is_crash}
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
 def github_annotations(judgement: GateVerdict) -> list[str]:

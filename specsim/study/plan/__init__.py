@@ -20,17 +20,13 @@ __all__ = ["Option", "Plan", "Question", "make_plan"]
 
 _SHORT = 1.15
 """Ratio within which short runs tell the capacity of long ones; see experiments/plan-check."""
-_OTHER_K = 1.3
-"""The same, also of another draft length than the first that is tried."""
-_MOST = 3
-"""Kinds of hardware that are searched to the end, with and without speculation each."""
+_OTHER_K = 1.3  # the same, also of another draft length than the first that is tried
+_MOST = 3  # kinds of hardware that are searched to the end, with and without speculation each
 _TOLERANCE, _REPLICATIONS, _REQUESTS, _LONGEST = 0.04, 5, 4000, 32_000
 
 
 @dataclass
 class _Screened:
-    """What short runs have shown."""
-
     options: dict[str, Option] = field(default_factory=dict)
     found: dict[str, Found] = field(default_factory=dict)
 
@@ -45,7 +41,6 @@ class _Screened:
         return inf if probe is None else probe.latencies_ms["mean_e2el_ms"]
 
     def least(self, names: Iterable[str], factor: float) -> float:
-        """Return the least cost of some options."""
         return min((self.cost(name, factor) for name in names), default=inf)
 
 
@@ -54,8 +49,7 @@ def make_plan(
 ) -> Plan:
     """Find the least cost at which the target rate is served within its limits.
 
-    Raises:
-        SpecsimError: The question names what there is not, or nothing serves within the limits.
+    A SpecsimError if the question names what there is not, or nothing serves within the limits.
     """
     first = offered(question, ("off", f"static:k={FIRST_K}"))
     screened, left_out = _Screened(), list(first.left_out)
@@ -87,7 +81,6 @@ def _screen(screened: _Screened, options: list[Option], question: Question, runn
 
 
 def _worth(screened: _Screened, left_out: list[str]) -> set[str]:
-    """Return the hardware that may be the cheapest, whatever the draft length."""
     bound = screened.least(screened.found, 1 / _SHORT)
     by_hardware: dict[str, list[str]] = {}
     for name, option in screened.options.items():

@@ -23,8 +23,6 @@ from specsim.study.plan.options import PROFILE_FILE, Option, Question, with_repl
 
 @dataclass(frozen=True)
 class CostPoint:
-    """The target rate on so many replicas of an option."""
-
     name: str  # hardware and label
     replicas: int
     gpus: int
@@ -37,8 +35,6 @@ class CostPoint:
 
 @dataclass(frozen=True)
 class Plan:
-    """How many GPUs of which kind, at what cost, and how sure that is."""
-
     question: Question
     capacity: Capacity  # of those that were searched to the end
     options: dict[str, Option]  # all that were tried, by hardware and label
@@ -47,7 +43,6 @@ class Plan:
 
     @cached_property
     def found(self) -> dict[str, Found]:
-        """What each option that was searched to the end sustains."""
         return {f"{each.hardware.label} {each.policy}": each for each in self.capacity.found}
 
     def best(self, *, is_off: bool) -> str | None:
@@ -98,7 +93,6 @@ class Plan:
 
     @cached_property
     def front(self) -> list[CostPoint]:
-        """The points than which none is both cheaper and faster, by rising cost."""
         everything = [(name, each, True) for name, each in self.found.items()]
         everything += [(name, each, False) for name, each in self.screened.items()]
         points = [point for entry in everything for point in _points(*entry)]
@@ -106,13 +100,11 @@ class Plan:
 
     @property
     def assumptions(self) -> list[str]:
-        """What is taken of traffic and drafters."""
         presets = {o.acceptance: None for o in self.options.values() if o.acceptance}
         return [self.question.traffic.note, *(f"acceptance {said}" for said in presets)]
 
     @property
     def warnings(self) -> list[str]:
-        """What is not as it will be, or not simulated."""
         question = self.question
         rooflines = {o.hardware.label for o in self.options.values() if not o.hardware.is_measured}
         limit = question.command.engine.get("max_model_len")
@@ -125,7 +117,6 @@ class Plan:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer as plain values; ``capacity.json`` has what it rests on."""
         question = self.question
         return {
             "specsim_version": __version__,
@@ -203,7 +194,6 @@ _TEXTS = load_mapping(Path(__file__).with_name("servers.yaml"), ConfigError)
 
 
 def save_plan(plan: Plan, folder: Path) -> None:
-    """Write all files of a plan; those of the servers only if there is an answer."""
     write_json(plan.to_dict(), folder / "plan.json")
     plan.capacity.save(folder)
     if plan.taken is None:
@@ -217,7 +207,9 @@ def save_plan(plan: Plan, folder: Path) -> None:
             mode="json", exclude_none=True, exclude_defaults=True
         )
         _write_yaml(folder / PROFILE_FILE, [fields])
-    line = serve_line(plan, option)
+    # Of a policy that vLLM has not, the line is without it.
+    size = option.hardware.gpus_per_replica
+    line = plan.question.command.with_options(size, option.speculation)
     (folder / "serve.sh").write_text(_script(plan, option, line, replicas), encoding="utf-8")
     _save_servers(shlex.split(line), plan.question.command.program, option, replicas, folder)
 
@@ -241,7 +233,6 @@ def _save_servers(
 
 
 def commented(experiment: Experiment, about: str) -> str:
-    """Return an experiment as YAML, with a comment above each field."""
     parts = [f"{_MARK}# {about}\n"]
     fields = experiment.model_dump(
         mode="json", exclude_none=True, exclude_defaults=True, warnings=False
@@ -251,12 +242,6 @@ def commented(experiment: Experiment, about: str) -> str:
         comment = _TEXTS["comments"].get(name)
         parts.append((f"# {comment}\n" if comment else "") + text)
     return "".join(parts)
-
-
-def serve_line(plan: Plan, option: Option) -> str:
-    """Return the command line of each server; of a policy that vLLM has not, without it."""
-    size = option.hardware.gpus_per_replica
-    return plan.question.command.with_options(size, option.speculation)
 
 
 def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:

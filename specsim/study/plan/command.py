@@ -30,8 +30,6 @@ _PARALLEL = re.compile(r"^(?:-tp|-dp|--(?:tensor|data)[-_]parallel[-_]size|--[td
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """What a command line starts."""
-
     program: str  # ``vllm`` or ``sglang``
     words: tuple[str, ...]  # as typed, one per word, without what starts the program
     model: str  # as typed
@@ -44,7 +42,6 @@ class ServerCommand:
     """Which flags have no effect here, or another than on a server."""
 
     def with_options(self, tensor_parallel_size: int, speculation: dict[str, Any] | None) -> str:
-        """Return the command line of one server, with other parallelism and speculation."""
         kept = _without(self.words, _SPECULATION, _PARALLEL)
         if self.program == "vllm":
             added = ["--tensor-parallel-size", str(tensor_parallel_size)]
@@ -134,8 +131,6 @@ def _without(words: tuple[str, ...], *unwanted: re.Pattern[str]) -> list[str]:
 
 
 class _Reader:
-    """Reads the flags of one command line."""
-
     def __init__(self, source: str, program: str, flags: dict[str, str]) -> None:
         self._source, self._program, self._flags = source, program, dict(flags)
 
@@ -276,7 +271,6 @@ class _Reader:
 
 
 def unknown_fields(speculation: dict[str, Any]) -> list[str]:
-    """Return what vLLM knows of a drafter and the simulation does not."""
     if "method" not in speculation:
         return []
     known = PROPOSERS.find(speculation["method"]).model_fields

@@ -20,8 +20,7 @@ from specsim.study.loads import Loads
 from specsim.study.plan.command import ServerCommand, unknown_fields
 from specsim.study.plan.traffic import NAMES, Traffic
 
-PROFILE_FILE = "profile.yaml"
-"""Where a roofline is written, beside the experiment."""
+PROFILE_FILE = "profile.yaml"  # where a roofline is written, beside the experiment
 FIRST_K = 3
 LATER = ("static:k=1", "static:k=5", "goodput")
 """Looked at where `FIRST_K` shows the hardware to be worth it."""
@@ -35,8 +34,6 @@ _ROOM = 2  # times the longest of 20,000 requests is any of a study
 
 @dataclass(frozen=True)
 class Question:
-    """What a plan is asked."""
-
     command: ServerCommand
     traffic: Traffic
     slo: Slo
@@ -48,14 +45,11 @@ class Question:
 
     @property
     def model(self) -> str:
-        """Name of its shape in ``profiles/``."""
         return model_of(self.command.model)
 
 
 @dataclass(frozen=True)
 class Option:
-    """A hardware, a drafter and a policy."""
-
     hardware: Hardware
     experiment: Experiment
     label: str
@@ -65,29 +59,23 @@ class Option:
 
     @property
     def name(self) -> str:
-        """Return hardware and label."""
         return f"{self.hardware.label} {self.label}"
 
     @property
     def is_off(self) -> bool:
-        """Whether nothing is drafted."""
         return self.label == "off"
 
     @property
     def needs_a_policy(self) -> bool:
-        """Whether vLLM alone cannot do it."""
         return not self.is_off and self.speculation is None
 
     def contender(self, goal: Goal) -> Contender:
-        """Return what is searched."""
         loads = Loads(self.experiment, goal.replications)
         return Contender(self.hardware, self.label, self.experiment.effective_policy, loads, goal)
 
 
 @dataclass
 class Offered:
-    """All options, and what cannot be one."""
-
     options: list[Option] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # what, and why
 
@@ -169,7 +157,6 @@ def _roofline(model: str, gpu: str, size: int) -> Profile:
 def _add(
     question: Question, hardware: Hardware, profile: str, policies: tuple[str, ...], found: Offered
 ) -> None:
-    """Add the options of a hardware that can be run."""
     given = question.command.speculation
     known = [method for method in _METHODS if method in hardware.profile.drafts]
     methods = [given.get("method")] if given else known
@@ -283,7 +270,6 @@ def _on_vllm(experiment: Experiment, question: Question) -> dict[str, Any] | Non
 
 
 def first_option(question: Question) -> Option:
-    """Return the option to begin with: the first GPU, with the drafter of the command if any."""
     options = offered(question, ("off", f"static:k={FIRST_K}")).options
     label = options[0].hardware.label
     own = [option for option in options if option.hardware.label == label]
@@ -291,7 +277,6 @@ def first_option(question: Question) -> Option:
 
 
 def with_replicas(option: Option, question: Question, replicas: int) -> Experiment:
-    """Return the experiment of a whole service, of about a minute of traffic."""
     count = max(_REQUESTS, round(60 * question.rate))
     config = option.experiment.to_dict()
     config["workload"] = question.traffic.at(question.rate, count)

@@ -63,9 +63,8 @@ class SweepFolder:
     def create(cls, path: Path, sweep: Sweep, *, resume: bool) -> Self:
         """Return a folder to write to, made if it is missing; with `resume` it may hold this sweep.
 
-        Raises:
-            ConfigError: It holds a sweep, and another one, one of another version, or `resume`
-                is false.
+        A ConfigError if it holds a sweep, and another one, one of another version, or `resume` is
+        false.
         """
         plan = path / "sweep.yaml"
         if path.exists() and not path.is_dir():
@@ -135,16 +134,13 @@ class SweepFolder:
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
 
     def record_path(self, number: int) -> Path:
-        """Return where the record of a point is, or will be."""
         return self.path / "points" / f"{number:05}.json"
 
     def write(self, record: dict[str, Any]) -> None:
-        """Keep the record of a point that has ended."""
         with new_file(self.record_path(record["point"]), is_own=True) as temporary:
             temporary.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="ascii")
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records of all points that have ended, in their order."""
         for number in range(self.sweep.num_points):
             if (path := self.record_path(number)).exists():
                 yield _record(path, number)

@@ -17,21 +17,19 @@ import numpy as np
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.core.settings import Settings, validated
+from specsim.core.settings import Settings, check_used, overridden, set_field, validated
 from specsim.profile import Profile, load_profile
 from specsim.run.deployment import Deployment
-from specsim.run.experiment import Experiment, check_used, overridden, set_field
+from specsim.run.experiment import Experiment
 from specsim.run.size import check_size, estimated_seconds
 from specsim.study.inputs import load_with_base
 from specsim.workload.arrivals.synthetic import TraceReplay
 from specsim.workload.lengths.synthetic import Empirical, TraceRows
 from specsim.workload.readers import read_trace
 
-Axis = dict[str, list[Any]]
-"""Values by dotted field name, equally many of each field."""
+Axis = dict[str, list[Any]]  # values by dotted field name, equally many of each field
 
-Row = tuple[int, dict[str, Any]]
-"""A place on an axis, and the value of each of its fields there."""
+Row = tuple[int, dict[str, Any]]  # a place on an axis, and the value of each of its fields there
 
 _MAX_POINTS = 100_000
 _SPACED = ("linspace", "logspace", "range")
@@ -39,8 +37,6 @@ _SPACED = ("linspace", "logspace", "range")
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One run of a sweep."""
-
     number: int  # place in the order of the sweep, from 0
     axes: dict[str, Any]  # value of each field that an axis sets
     labels: dict[str, str]  # the same in a few characters, different for each value of a field
@@ -49,7 +45,6 @@ class SweepPoint:
     config: dict[str, Any]  # of the experiment, as in its YAML file
 
     def experiment(self) -> Experiment:
-        """Return the experiment."""
         return Experiment.parse(self.config, f"point {self.number}")
 
 
@@ -108,8 +103,7 @@ class Sweep(Settings):
     def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
         """Return the sweep in a YAML file, with some fields of its base replaced.
 
-        Raises:
-            ConfigError: It cannot be read, or an axis or override is of no use.
+        A ConfigError if it cannot be read, or an axis or override is of no use.
         """
         data = load_with_base(path)
         with validated(str(path), ConfigError):
@@ -157,16 +151,13 @@ class Sweep(Settings):
 
     @property
     def seed(self) -> int:
-        """Seed of the first replication."""
         return int(self.base.get("seed", 0))
 
     @property
     def num_points(self) -> int:
-        """Number of runs."""
         return prod(map(len, self._rows)) * self.replications
 
     def points(self) -> Iterator[SweepPoint]:
-        """Yield all runs in their order."""
         known = {f: labels(values) for axis in self.axes for f, values in axis.items()}
         numbers = count()
         for combination in product(*self._rows):
@@ -286,12 +277,10 @@ _START_SECONDS = 0.2  # that a point takes however small it is
 
 
 def point_name(point: SweepPoint) -> str:
-    """Return what a point is called in messages: the label of each of its axes."""
     return ", ".join(f"{field} {label}" for field, label in point.labels.items())
 
 
 def problems_of(sweep: Sweep) -> list[str]:
-    """Return what is wrong with the points of a sweep, a line for each different problem."""
     found: dict[str, list[str]] = {}
     for point in _first_replications(sweep):
         for problem in _problems(point):

@@ -33,8 +33,6 @@ __all__ = ["Tuning", "tune"]
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a tuning found."""
-
     experiment: Experiment  # as it was given
     max_k: int  # largest k that was tried, tokens
     replications: int
@@ -86,7 +84,6 @@ class Tuning:
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know before believing the numbers."""
         found = []
         valid = load_profile(self.experiment.profile).valid_range
         for point in self.batches.points:
@@ -115,7 +112,6 @@ class Tuning:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, with its provenance."""
         seed = self.experiment.seed
         return {
             "speculative_config": self.speculative_config,
@@ -144,7 +140,6 @@ class Tuning:
         }
 
     def save(self, folder: Path) -> None:
-        """Write ``tune.json`` into a folder that exists."""
         (folder / "tune.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
 
 
@@ -187,15 +182,14 @@ def tune(
 ) -> Tuning:
     """Find the best k per batch size and the crossover load per k, and check what that gains.
 
+    A SpecsimError if the experiment has nothing to tune, cannot be run, or its load cannot be
+    varied.
+
     Args:
         experiment: Its policy is replaced; replication i runs with seed ``experiment.seed +
             i``.
         max_k: Largest k to try, tokens; by default ``num_speculative_tokens``.
         replications: At least 2, for intervals.
-
-    Raises:
-        SpecsimError: The experiment has nothing to tune, cannot be run, or its load cannot be
-            varied.
     """
     if replications < 2:
         raise ConfigError(

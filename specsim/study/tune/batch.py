@@ -30,8 +30,6 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class Measurement:
-    """What is kept of a trial."""
-
     time_per_token: float
     """Inverse of the output throughput while no client has run out of requests, seconds."""
     e2e_latency: float
@@ -52,7 +50,6 @@ class Trials(Runner):
         self._known: dict[tuple[str, int], Measurement] = {}
 
     def measure(self, groups: dict[K, list[Trial]]) -> dict[K, list[Measurement]]:
-        """Return the measurements of each group of trials, such as those of one k at one load."""
         new = {trial.key: trial for group in groups.values() for trial in group}
         new = {key: trial for key, trial in new.items() if key not in self._known}
         [measured] = self.run(_measure, [list(new.values())])
@@ -61,7 +58,6 @@ class Trials(Runner):
 
 
 def latency_ratio(baseline: list[Measurement], candidate: list[Measurement]) -> SpeedUp:
-    """Return the speed-up of the mean latency, paired by replication."""
     return speed_up([m.e2e_latency for m in baseline], [m.e2e_latency for m in candidate])
 
 
@@ -88,8 +84,6 @@ _MIN_MEASURED = 100  # requests, and at least one per client
 
 @dataclass(frozen=True)
 class BatchPoint:
-    """All k at one batch size."""
-
     batch_size: int
     measurements: list[list[Measurement]]  # by k from 0, then by replication
 
@@ -110,7 +104,6 @@ class BatchPoint:
 
     @property
     def next_best_k(self) -> int:
-        """The fastest of the others."""
         order = np.argsort(np.log(self.times).mean(axis=1), kind="stable").tolist()
         return int(next(k for k in order if k != self.best_k))
 
@@ -125,7 +118,6 @@ class BatchPoint:
         return speed_up(times[other].tolist(), times[k].tolist())
 
     def requests_per_second(self, k: int) -> float:
-        """Return how many requests this batch size answers per second."""
         group = self.measurements[k]
         return float(np.mean([1 / m.time_per_token / m.mean_output_len for m in group]))
 
@@ -137,8 +129,6 @@ class BatchPoint:
 
 @dataclass(frozen=True)
 class BatchTuning:
-    """The best k of every batch size."""
-
     points: list[BatchPoint]  # by batch size, from 1 to the largest that was simulated
     ranges: tuple[tuple[int, int, int], ...]
     """Inclusive, (first batch size, last batch size, k); the last ends at max_num_seqs."""
@@ -148,7 +138,6 @@ class BatchTuning:
 
 
 def tune_batches(loads: Loads, trials: Trials) -> BatchTuning:
-    """Find the best k of every batch size."""
     max_num_seqs, largest = _largest_batch(loads)
     sizes = sorted({*(2**i for i in range(largest.bit_length()) if 2**i < largest), largest})
     points = _try_all(loads, trials, sizes)

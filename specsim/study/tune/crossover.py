@@ -22,8 +22,7 @@ from specsim.study.tune.batch import BatchTuning, Measurement, Trials, latency_r
 
 _SHARES = (1 / 8, 1 / 2, 3 / 4, 7 / 8, 0.95)
 """Loads to begin with, as shares of the highest throughput of any k."""
-_LOWEST = 1 / 64
-"""Share below which nobody asks whether a k pays."""
+_LOWEST = 1 / 64  # share below which nobody asks whether a k pays
 _FINE = 1.15  # ratio of the two loads between which a crossover is interpolated
 _MAX_ROUNDS = 8
 _ROUNDS = 4  # requests per request that is in the system at a time
@@ -41,7 +40,6 @@ class LoadSeries:
 
     @classmethod
     def of(cls, loads: Loads, batches: BatchTuning) -> "LoadSeries":
-        """Return the series that the throughput by batch size suggests."""
         replicas = loads.experiment.num_engines
         ks = range(loads.experiment.max_draft_len + 1)
         rates = [[point.requests_per_second(k) * replicas for k in ks] for point in batches.points]
@@ -54,7 +52,6 @@ class LoadSeries:
 
     @property
     def capacity(self) -> float:
-        """Highest load that any k sustains."""
         return max(self.capacities)
 
     def start(self, k: int) -> set[float]:
@@ -75,16 +72,12 @@ class LoadSeries:
 
 @dataclass(frozen=True)
 class LoadPoint:
-    """A fixed k and no speculation at one load."""
-
     load: float
     speed_up: SpeedUp  # of the mean end-to-end latency over no speculation
 
 
 @dataclass(frozen=True)
 class LoadCurve:
-    """A fixed k over the load."""
-
     k: int
     points: list[LoadPoint]  # by load, up to the last that one of the two sustains
 
@@ -178,8 +171,6 @@ _Measured = dict[tuple[str, int | str], list[Measurement]]
 
 @dataclass(frozen=True)
 class LoadCheck:
-    """The schedule and every fixed k at one load."""
-
     name: str  # ``own``, or ``low``, ``medium`` or ``high``
     load: float
     is_saturated: bool  # whether no k sustains it; then latencies grow with the length of the run
@@ -195,7 +186,6 @@ class LoadCheck:
         return int(_logs(self.fixed).mean(axis=1).argmin())
 
     def speed_up(self, group: list[Measurement]) -> SpeedUp:
-        """Return a policy's speed-up over no speculation."""
         return latency_ratio(self.fixed[0], group)
 
     @property
@@ -217,8 +207,6 @@ class LoadCheck:
 
 @dataclass(frozen=True)
 class Check:
-    """The schedule against one fixed k for all loads."""
-
     loads: list[LoadCheck]
     best_fixed: int
     """The k of the smallest latency over all loads, by geometric mean; 0 without speculation."""
@@ -246,7 +234,6 @@ class Check:
 
 
 def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> Check:
-    """Simulate a schedule against every fixed k and the oracle."""
     schedule, ks = Schedule(ranges=batches.ranges), range(series.loads.experiment.max_draft_len + 1)
     named = _named_loads(series)
     # A load that nothing sustains would outweigh all others.

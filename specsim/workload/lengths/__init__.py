@@ -10,8 +10,7 @@ from specsim.workload.trace import Trace
 
 __all__ = ["LENGTHS", "LONGEST", "Lengths", "to_tokens"]
 
-LONGEST = 2**31 - 1
-"""Tokens of a prompt or an answer; no model's context comes near it."""
+LONGEST = 2**31 - 1  # tokens of a prompt or an answer; no model's context comes near it
 
 
 class Lengths(Member):

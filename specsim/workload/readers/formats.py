@@ -169,7 +169,6 @@ class VllmBench(Reader):
     columns = frozenset({"input_lens", "output_lens"})
 
     def read(self, file: TraceFile) -> Trace:
-        """Return the requests that did not fail."""
         document: dict[str, Any] = file.document
         names = ["input_lens", "output_lens"]
         if document.get("start_times"):
