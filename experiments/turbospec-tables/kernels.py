@@ -14,8 +14,7 @@ from servers import BESIDE, HERE, SERVERS
 
 from specsim.hardware import load_model
 from specsim.profile.composer import Composer
-from specsim.profile.kernel_tables import GpuTables
-from specsim.profile.table_options import TableOptions
+from specsim.profile.kernel_tables import GpuTables, TableOptions
 
 LONGEST = 8192
 """Tokens of a step; beyond it times go on as they did last."""

@@ -19,8 +19,7 @@ from specsim.acceptance.base import Acceptance
 from specsim.acceptance.layered import Layered
 from specsim.core.request import Request
 from specsim.core.rng import Luck
-from specsim.reality.acceptance_fit.decoding import decode
-from specsim.reality.acceptance_fit.fits import fit_layered
+from specsim.reality.acceptance_fit.fits import decode, fit_layered
 
 DATA = Path(os.environ.get("SPECSIM_DATA", ".")) / "tokens"
 LUCK = {
