@@ -76,18 +76,20 @@ class Desk(Generic[Arrays]):
     Args:
         kind: The tuple.
         *loops: Those on it.
-        **given: Fields that are not zeros with room for a step: arrays that last, one `PerRequest`
-            at most, or the shape of zeros of another size.
+        **given: Fields that are not zeros with room for a step: arrays that last, what is known
+            `PerRequest` (the first says when all of them grow), the shape of zeros of another size,
+            or another desk. Of such a part, what has the name of a field before it is that field.
     """
 
     def __init__(
         self,
         kind: type[Arrays],
         *loops: Loop,
-        **given: NDArray[Any] | PerRequest | int | tuple[int, ...],
+        **given: "NDArray[Any] | PerRequest | int | tuple[int, ...] | Desk[Any]",
     ) -> None:
         self._kind: Any = kind
         self._loops, self._given = loops, given
+        self._types = loops[0].types if loops else types_of(kind)
         self._lasting: Any = next((v for v in given.values() if isinstance(v, PerRequest)), None)
         self._values: NDArray[Any] | None = None
         self._room = -1
@@ -106,7 +108,7 @@ class Desk(Generic[Arrays]):
         """Return arrays with room for one more than so many numbers, and a step's requests."""
         values = self._values if requests is None else self._lasting.up_to(requests)
         if num > self._room or values is not self._values:
-            self._make(num, values)
+            self._make(num, requests, {})
         if requests is not None:
             self._arrays.requests[: len(requests)] = requests
         arrays: Arrays = self._arrays
@@ -123,18 +125,26 @@ class Desk(Generic[Arrays]):
         arrays: Arrays = desk
         return arrays
 
-    def _make(self, num: int, values: NDArray[Any] | None) -> None:
+    def _make(self, num: int, requests: Ints | None, shared: dict[str, Any]) -> None:
         if num > self._room:
             self._room = num + num // 2
-        self._values = values
-        made = {}
-        for field, (kind, _) in self._loops[0].types.items():
-            given = self._given.get(field, max(self._room + 1, 8))
+        made: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
+        for field, kind in self._types.items():
+            given = self._given.get(field, shared.get(field, max(self._room + 1, 8)))
+            if isinstance(given, Desk):
+                given._make(num, requests, made)
+                made[field], parts[field] = given._arrays, given._pointers
+                continue
             if isinstance(given, PerRequest):
-                given = given.values
-            made[field] = given if isinstance(given, np.ndarray) else np.zeros(given, kind)
+                given = given.values if requests is None else given.up_to(requests)
+            if not isinstance(given, np.ndarray):
+                assert isinstance(kind, tuple)
+                given = np.zeros(given, kind[0])
+            made[field] = given
+        self._values = None if self._lasting is None else self._lasting.values
         self._arrays = self._kind(**made)
-        self._pointers = Pointers(self._arrays, self._loops[0].types)
+        self._pointers = Pointers(self._kind(**{**made, **parts}), self._types)
         self._runs = None
 
 
