@@ -23,6 +23,7 @@ Flags = Annotated[NDArray[np.bool_], 1]
 ByteRows = Annotated[NDArray[np.uint8], 2]
 Singles = Annotated[NDArray[np.float32], 1]
 IntRows = Annotated[NDArray[np.int64], 2]
+ShortRows = Annotated[NDArray[np.int16], 2]
 FloatRows = Annotated[NDArray[np.float64], 2]
 Arrays = TypeVar("Arrays")
 
@@ -153,24 +154,21 @@ class LocalDesk(Desk[Arrays], local):
 
 
 @inner
-def _strided_sum(table: FloatRows, row: int, first: int, end: int, stride: int) -> float:
-    total = 0.0
-    for index in range(first, end, stride):
-        total += table[row, index]
-    return total
-
-
-@inner
 def part_sum(table: FloatRows, row: int, first: int, size: int) -> float:
     """Add up part of a row as numpy does up to 128: by eights, these in pairs, then the rest."""
-    if size < 8:
-        return _strided_sum(table, row, first, first + size, 1)
     end = first + size - size % 8
-    a = _strided_sum(table, row, first, end, 8) + _strided_sum(table, row, first + 1, end, 8)
-    b = _strided_sum(table, row, first + 2, end, 8) + _strided_sum(table, row, first + 3, end, 8)
-    c = _strided_sum(table, row, first + 4, end, 8) + _strided_sum(table, row, first + 5, end, 8)
-    d = _strided_sum(table, row, first + 6, end, 8) + _strided_sum(table, row, first + 7, end, 8)
-    total = (a + b) + (c + d)
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    e, f, g, h = 0.0, 0.0, 0.0, 0.0
+    for index in range(first, end, 8):
+        a += table[row, index]
+        b += table[row, index + 1]
+        c += table[row, index + 2]
+        d += table[row, index + 3]
+        e += table[row, index + 4]
+        f += table[row, index + 5]
+        g += table[row, index + 6]
+        h += table[row, index + 7]
+    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
     for index in range(end, first + size):
         total += table[row, index]
     return total

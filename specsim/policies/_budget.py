@@ -112,7 +112,7 @@ def _limits(
     return limits
 
 
-def best_spending(  # noqa: PLR0913
+def best_spending(
     gains: NDArray[np.float64],
     step_times: TimesOf,
     load: StepLoad,
@@ -133,7 +133,7 @@ def best_spending(  # noqa: PLR0913
     return number, goodput, last, undrafted
 
 
-def _to_spend(  # noqa: PLR0913
+def _to_spend(
     gains: NDArray[np.float64],
     step_times: TimesOf,
     load: StepLoad,

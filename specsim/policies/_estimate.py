@@ -246,7 +246,7 @@ class AlphaPerRequest:
     @property
     def alpha(self) -> float:
         """The rate of all requests together."""
-        return alpha_of_all(self._totals.tolist(), self._prior)
+        return float(alpha_of_all(self._totals, self._prior))
 
     def renew(self) -> None:
         """Let what has been seen of all requests together count no more than a prior does."""

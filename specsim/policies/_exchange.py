@@ -276,7 +276,7 @@ def trade_desk(server: ServerView, window: float, *loops: Loop) -> Desk[Trade]:
     )
 
 
-def put_loads(  # noqa: PLR0913
+def put_loads(
     desk: Trade,
     server: ServerView,
     running: StepLoad,

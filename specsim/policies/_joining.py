@@ -25,19 +25,14 @@ from specsim.policies._exchange import (
     value_of,
     weigh_choices,
 )
+from specsim.policies._lives import ADMITTED_EVER, PRIOR_REQUESTS, STEADY, STEP, admit, share_of
 from specsim.policies._prospects import LEVELS, Seen, foresee, note_firsts, take_in
 from specsim.policies.draft_goodput import DEPTHS, KINDS, Calibrating, gains_of, tally
 
 NEW, SERVED, LET_GO = range(3)
-PRIOR_GAIN = 0.05
-"""Share of a step that a drafter is expected to gain, which counts for"""
-PRIOR_REQUESTS = 8.0
-"""requests, that are expected to decode for as many steps as"""
-STEADY = 100.0
-"""those over which a drafter has to be worth its upkeep."""
+_PRIOR_GAIN = 0.05  # share of a step that a drafter is expected to gain
 _SOON = 20.0  # for whom it serves, who are the fewer the longer it reads no prompts
 _SAMPLE = 32  # drafts of a step that are looked at for the prospects
-_KEPT = 0.999  # share of what is known of requests that a step leaves
 _EVIDENCE = 16  # drafts without which a drafter is not given up
 _WORTHWHILE = 0.01  # share of a step that a drafter has to gain
 _LOSS = 0.002  # share of all steps that may be lost by drafting what does not seem to pay
@@ -57,10 +52,6 @@ IS_CLOSED, STEPS_SINCE_NEW, IS_OFF, PROBE, PROBES_LEFT = range(9, 14)
 admitted, until which it may come to serve more of the batch; whether it is not worth its upkeep for
 those that it has read; a request that is drafted for nevertheless, to see whether that pays by now,
 or -1; and drafts that are to be made for it."""
-ADMITTED_EVER, STEP, AGE, SIZE, ADMITTED, READING, ENDED, LIVED = range(8)
-"""Places of `Joining.lives`: requests; steps; those since the requests of the last one began, added
-up, and how many these were; then requests, and seconds that the drafter would have read their
-prompts, fading; and requests that have ended, and the steps in which they decoded, fading."""
 NUM, WIDTH, HAS_CONFIDENCES, HAS_FOUND, HAS_UNDRAFTED = range(5)
 """Places of `Joining.sizes`: sequences; tokens of the longest draft; whether the drafter knows
 confidences, a lookup shows what it has found, and some are left out."""
@@ -96,50 +87,20 @@ class Joining(NamedTuple):
     let_go: Flags
     state: Floats
     lives: Floats
+    """See `specsim.policies._lives`."""
     sizes: Ints
 
 
 _ROOMS = (
     *TRADE_ROOMS,
     "specsim.policies._estimate",
+    "specsim.policies._lives",
     "specsim.policies._prospects",
     "specsim.policies.draft_goodput",
 )
 
 
-# What reading prompts takes, and for how long it is of use
-#
-# Both are means over requests, fading: of those admitted, and of those that have ended, with a
-# prior. Prompts come in bursts; what reading them costs is borne by all steps that gain from it.
-
-
-@inner
-def admit(lives: Floats, num: int, seconds: float) -> None:
-    """Take in how many a step admits, and how long prompts would have been read in it."""
-    lives[ADMITTED_EVER] += num
-    lives[ADMITTED] += num
-    lives[READING] += seconds
-    lives[ENDED] += num
-
-
-@inner
-def share_of(lives: Floats, size: int, begun: float, num: int) -> float:
-    """Return what a step of so many decoding sequences bears of reading prompts, seconds.
-
-    Its sequences, decoding or not, began in steps that add up to `begun`.
-    """
-    lives[STEP] += 1.0
-    age = size * lives[STEP] - begun
-    lives[ENDED] -= size - lives[SIZE]
-    lives[LIVED] += num - (age - lives[AGE])
-    lives[SIZE], lives[AGE] = size, age
-    if not lives[ADMITTED]:
-        return 0.0
-    life = max(lives[LIVED], 1.0) / max(lives[ENDED], 1.0)
-    share: float = num * lives[READING] / lives[ADMITTED] / life
-    for place in (ADMITTED, READING, LIVED, ENDED):
-        lives[place] *= _KEPT
-    return share
+# Whom the drafter serves
 
 
 @inner
@@ -166,13 +127,13 @@ def _note_gains(desk: Joining, gains: tuple[float, float, float], idle: float) -
 
 @inner
 def _shrunk(gain: float, prior: float) -> float:
-    return gain + prior * (PRIOR_GAIN - gain)
+    return gain + prior * (_PRIOR_GAIN - gain)
 
 
 @loop_on(Joining, *_ROOMS)
 def let_go(desk: Joining) -> int:
     """Settle whom the drafter lets go of; return whether there are any."""
-    state, states, trade = desk.state, desk.states, desk.trade
+    state, states = desk.state, desk.states
     num, num_new, last_new = desk.sizes[NUM], 0, -1
     for row in range(num):
         request = desk.requests[row]
@@ -180,21 +141,12 @@ def let_go(desk: Joining) -> int:
             num_new += 1
             last_new = request
             desk.begun[request] = desk.lives[STEP]
-    upkeep = 0.0
-    if trade.running[3]:
-        set_times(trade, 0)
-        upkeep += trade.times[RUNNING] - trade.times[RUNNING_PLAIN]
-        if trade.decodes[2]:
-            upkeep -= trade.times[NEXT] - trade.times[NEXT_PLAIN]
-    admit(desk.lives, num_new, upkeep)
-    state[STEPS_SINCE_NEW] = 0.0 if num_new else state[STEPS_SINCE_NEW] + 1.0
+    admit(desk.lives, num_new, _reading_time(desk.trade))
+    if num_new:
+        state[STEPS_SINCE_NEW] = -1.0  # this one is counted at its end
     if not num_new and not state[IS_OFF]:
         return 0
-    if state[IS_OFF] and state[PROBES_LEFT] <= 0:
-        state[PROBE] = -1.0
-        if state[IDLE_STEPS] * _LOSS >= _PROBE_DRAFTS and num_new:
-            state[PROBE], state[PROBES_LEFT] = last_new, _PROBE_DRAFTS
-            state[IDLE_STEPS] = 0.0
+    _choose_probe(state, last_new)
     num_let_go = 0
     for row in range(num):
         request = desk.requests[row]
@@ -207,6 +159,28 @@ def let_go(desk: Joining) -> int:
         num_let_go += goes
         states[request] = LET_GO if goes or before == LET_GO else SERVED
     return num_let_go
+
+
+@inner
+def _reading_time(desk: Trade) -> float:
+    """Return how long the drafter reads the prompts of a step, seconds."""
+    times = desk.times
+    if not desk.running[3]:
+        return 0.0
+    set_times(desk, 0)
+    rest = times[NEXT] - times[NEXT_PLAIN] if desk.decodes[2] else 0.0
+    time: float = times[RUNNING] - times[RUNNING_PLAIN] - rest
+    return time
+
+
+@inner
+def _choose_probe(state: Floats, newest: int) -> None:
+    """Draft for a new request, if there is one, though the drafter was given up."""
+    if state[IS_OFF] and state[PROBES_LEFT] <= 0:
+        state[PROBE] = -1.0
+        if state[IDLE_STEPS] * _LOSS >= _PROBE_DRAFTS and newest >= 0:
+            state[PROBE], state[PROBES_LEFT] = newest, _PROBE_DRAFTS
+            state[IDLE_STEPS] = 0.0
 
 
 # How much to draft
@@ -386,6 +360,7 @@ def trim(desk: Joining) -> int:
 def learn(desk: Joining) -> int:
     """Note what came of what was stated, and what the step took."""
     num, drafted = desk.sizes[NUM], 0
+    desk.state[STEPS_SINCE_NEW] += 1.0
     note_step(desk.trade)
     for row in range(num):
         drafted = max(drafted, desk.draft_lens[row])

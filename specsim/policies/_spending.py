@@ -135,10 +135,11 @@ def time_lens(desk: Spending) -> int:
 def spent_time(desk: Spending, spent: int) -> float:
     """Return what a step takes that spends so many gains."""
     if desk.sizes[4]:
-        time: float = desk.times[spent]
+        time = desk.times[spent]
     else:
         time = step_time_of(desk, desk.load[1] + spent, desk.load[4])
-    return time + (desk.extra[0] + desk.extra[1] * spent)
+    total: float = time + (desk.extra[0] + desk.extra[1] * spent)
+    return total
 
 
 # The largest gains
@@ -349,16 +350,20 @@ def _take_worthwhile(desk: Spending) -> bool:
     margin = 1e-9 * (desk.found[0] + last + worth * most)
     if margin >= 0.5 * price:
         return False
+    gained_of = desk.falling
     for row in range(num):
-        counts[row] = 0
+        counts[row], gained_of[row] = 0, 0.0
+    doubtful, taken, gained = 0, 0, 0.0
     for first in range(0, desk.sizes[0], num):
         for row in range(num):
-            counts[row] += 1 if gains[first + row] > price else 0
-    doubtful, taken, gained = 0, 0, 0.0
-    for index in range(desk.sizes[0]):
-        doubtful += 1 if abs(gains[index] - price) <= margin else 0
-        taken += 1 if gains[index] > price else 0
-        gained += gains[index] if gains[index] > price else 0.0
+            gain = gains[first + row]
+            is_worth = 1 if gain > price else 0
+            counts[row] += is_worth
+            gained_of[row] += is_worth * gain
+            doubtful += 1 if abs(gain - price) <= margin else 0
+    for row in range(num):
+        taken += counts[row]
+        gained += gained_of[row]
     desk.found[0] += gained - worth * spent_time(desk, taken)
     return doubtful == 0
 

@@ -12,9 +12,9 @@ from specsim.core.desk import (
     Desk,
     FloatRows,
     Floats,
-    IntRows,
     Ints,
     PerRequest,
+    ShortRows,
     loop_on,
     part_sum,
 )
@@ -39,7 +39,7 @@ _PRIOR_TRIALS = 20.0  # that a bin's prior counts for
 class Calibrating(NamedTuple):
     """Stated probabilities, and what came of their like."""
 
-    bins: IntRows
+    bins: ShortRows
     """Of each token of each request's last draft, shape (requests, at least longest)."""
     row_kinds: Ints
     """Of each draft; a token is of the sum of this"""
@@ -141,13 +141,18 @@ def learn_rates(desk: Calibrating) -> int:
     return 0
 
 
-def calibrating_desk(*loops: Loop, window: int, longest: int) -> Desk[Calibrating]:
+def bins_of(longest: int) -> PerRequest:
+    """Return the bin of each token of each request's last draft."""
+    return PerRequest(0, longest, dtype=np.int16)
+
+
+def calibrating_desk(bins: PerRequest, window: int, *loops: Loop) -> Desk[Calibrating]:
     """Return a desk of `ConfidenceCalibration`, before anything was observed."""
     num_bins = _STATED * KINDS * DEPTHS
     return Desk(
         Calibrating,
         *loops,
-        bins=PerRequest(0, longest, dtype=np.int64),
+        bins=bins,
         place_kinds=_DEPTH_KINDS,
         rates=num_bins,
         counts=np.zeros((2, num_bins)),
@@ -166,8 +171,8 @@ class ConfidenceCalibration:
     """
 
     def __init__(self, window: int, longest: int) -> None:
-        loops = calibrated_gains, learn_rates
-        self._desk = calibrating_desk(*loops, window=window, longest=longest)
+        self.bins = bins_of(longest)
+        self._desk = calibrating_desk(self.bins, window, calibrated_gains, learn_rates)
 
     def gains(self, requests: Ints, drafts: DraftView, kinds: Ints, *, are_new: bool) -> Gains:
         """Return the observed rates of the like of some drafts, until it is asked again.

@@ -11,17 +11,14 @@ from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
 from specsim.policies._estimate import Fading
 from specsim.policies._exchange import FREE_SLOTS, put_drafts, put_loads, put_outcome, trade_desk
 from specsim.policies._joining import (
-    ENDED,
     HAS_CONFIDENCES,
     HAS_FOUND,
     HAS_UNDRAFTED,
-    LIVED,
+    IS_OFF,
     NUM,
     NUM_STATES,
     PRIOR,
-    PRIOR_REQUESTS,
     PROBE,
-    STEADY,
     WIDTH,
     Joining,
     learn,
@@ -29,9 +26,10 @@ from specsim.policies._joining import (
     propose,
     trim,
 )
+from specsim.policies._lives import no_lives
 from specsim.policies._prospects import LEVELS, prospects
 from specsim.policies.base import Policy, ServerView
-from specsim.policies.draft_goodput import KINDS, LEN_KINDS, calibrating_desk
+from specsim.policies.draft_goodput import KINDS, LEN_KINDS, bins_of, calibrating_desk
 
 _PRIOR_TRIALS = 20.0  # that the rate of all requests counts for in the rate of one
 
@@ -41,16 +39,15 @@ class _Memory:
 
     def __init__(self, server: ServerView, policy: "Joint") -> None:
         longest = max(server.max_draft_len, 1)
-        state, lives = np.zeros(NUM_STATES), np.zeros(8)
+        state = np.zeros(NUM_STATES)
         state[PRIOR], state[PROBE] = policy.prior, -1.0
-        lives[ENDED], lives[LIVED] = PRIOR_REQUESTS, PRIOR_REQUESTS * STEADY
         fading = Desk(
             Fading,
             counts=PerRequest(0.0, 2),
             totals=np.zeros(2),
             rates=np.array([1.0 - 1.0 / policy.window, _PRIOR_TRIALS, 1.0, 0.0]),
         )
-        self.server, self.longest = server, longest
+        self.server, self.longest, self.state = server, longest, state
         self.desk = Desk(
             Joining,
             *(let_go, propose, trim, learn),
@@ -61,12 +58,12 @@ class _Memory:
             tokens=longest * LEVELS,
             gained=longest * LEVELS,
             trade=trade_desk(server, policy.window),
-            calibrating=calibrating_desk(window=policy.calibration_window, longest=longest),
+            calibrating=calibrating_desk(bins_of(longest), policy.calibration_window),
             seen=prospects(longest, policy.prior),
             fading=fading,
             len_kinds=LEN_KINDS,
             state=state,
-            lives=lives,
+            lives=no_lives(),
         )
 
     def fit(self, requests: Ints, drafts: DraftView | None = None) -> Joining:
@@ -95,6 +92,7 @@ class Joint(Policy):
     uses_confidences: ClassVar[bool] = True
     needs_confidences: ClassVar[bool] = False
     needs_sync: ClassVar[bool] = True
+    minds_prompts: ClassVar[bool] = True
     window: int = Field(default=50, ge=1)
     """Steps after which tokens and time, and without confidences acceptance, have faded to 1/e."""
     calibration_window: int = Field(default=1000, ge=1)
@@ -130,7 +128,8 @@ class Joint(Policy):
         desk = memory.fit(batch.requests, drafts)
         put_drafts(desk.trade, server, batch, drafts)
         memory.desk.runs[2]()
-        return desk.trade.lens[: batch.size].copy()
+        lens: Ints = desk.trade.lens[: batch.size].copy()
+        return lens
 
     def drops(self, batch: BatchView, memory: _Memory) -> NDArray[np.bool_] | None:
         """Return everyone while the drafter is not worth what it takes to keep it up."""
@@ -139,6 +138,10 @@ class Joint(Policy):
         desk = memory.fit(batch.requests)
         put_loads(desk.trade, memory.server, batch.load, batch.decode_load())
         return desk.let_go[: batch.size].copy() if memory.desk.runs[0]() else None
+
+    def drops_now(self, memory: _Memory) -> bool:
+        """Return whether the drafter is not worth its upkeep for those that it has read."""
+        return bool(memory.state[IS_OFF])
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Note what came of what was stated, and what the step took."""
