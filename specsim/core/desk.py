@@ -23,6 +23,7 @@ Flags = Annotated[NDArray[np.bool_], 1]
 ByteRows = Annotated[NDArray[np.uint8], 2]
 Singles = Annotated[NDArray[np.float32], 1]
 IntRows = Annotated[NDArray[np.int64], 2]
+ShortRows = Annotated[NDArray[np.int16], 2]
 FloatRows = Annotated[NDArray[np.float64], 2]
 Arrays = TypeVar("Arrays")
 
@@ -76,18 +77,20 @@ class Desk(Generic[Arrays]):
     Args:
         kind: The tuple.
         *loops: Those on it.
-        **given: Fields that are not zeros with room for a step: arrays that last, one `PerRequest`
-            at most, or the shape of zeros of another size.
+        **given: Fields that are not zeros with room for a step: arrays that last, what is known
+            `PerRequest` (the first says when all of them grow), the shape of zeros of another size,
+            or another desk. Of such a part, what has the name of a field before it is that field.
     """
 
     def __init__(
         self,
         kind: type[Arrays],
         *loops: Loop,
-        **given: NDArray[Any] | PerRequest | int | tuple[int, ...],
+        **given: "NDArray[Any] | PerRequest | int | tuple[int, ...] | Desk[Any]",
     ) -> None:
         self._kind: Any = kind
         self._loops, self._given = loops, given
+        self._types = loops[0].types if loops else types_of(kind)
         self._lasting: Any = next((v for v in given.values() if isinstance(v, PerRequest)), None)
         self._values: NDArray[Any] | None = None
         self._room = -1
@@ -106,7 +109,7 @@ class Desk(Generic[Arrays]):
         """Return arrays with room for one more than so many numbers, and a step's requests."""
         values = self._values if requests is None else self._lasting.up_to(requests)
         if num > self._room or values is not self._values:
-            self._make(num, values)
+            self._make(num, requests, {})
         if requests is not None:
             self._arrays.requests[: len(requests)] = requests
         arrays: Arrays = self._arrays
@@ -123,18 +126,26 @@ class Desk(Generic[Arrays]):
         arrays: Arrays = desk
         return arrays
 
-    def _make(self, num: int, values: NDArray[Any] | None) -> None:
+    def _make(self, num: int, requests: Ints | None, shared: dict[str, Any]) -> None:
         if num > self._room:
             self._room = num + num // 2
-        self._values = values
-        made = {}
-        for field, (kind, _) in self._loops[0].types.items():
-            given = self._given.get(field, max(self._room + 1, 8))
+        made: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
+        for field, kind in self._types.items():
+            given = self._given.get(field, shared.get(field, max(self._room + 1, 8)))
+            if isinstance(given, Desk):
+                given._make(num, requests, made)
+                made[field], parts[field] = given._arrays, given._pointers
+                continue
             if isinstance(given, PerRequest):
-                given = given.values
-            made[field] = given if isinstance(given, np.ndarray) else np.zeros(given, kind)
+                given = given.values if requests is None else given.up_to(requests)
+            if not isinstance(given, np.ndarray):
+                assert isinstance(kind, tuple)
+                given = np.zeros(given, kind[0])
+            made[field] = given
+        self._values = None if self._lasting is None else self._lasting.values
         self._arrays = self._kind(**made)
-        self._pointers = Pointers(self._arrays, self._loops[0].types)
+        self._pointers = Pointers(self._kind(**{**made, **parts}), self._types)
         self._runs = None
 
 
@@ -143,24 +154,21 @@ class LocalDesk(Desk[Arrays], local):
 
 
 @inner
-def _strided_sum(table: FloatRows, row: int, first: int, end: int, stride: int) -> float:
-    total = 0.0
-    for index in range(first, end, stride):
-        total += table[row, index]
-    return total
-
-
-@inner
 def part_sum(table: FloatRows, row: int, first: int, size: int) -> float:
     """Add up part of a row as numpy does up to 128: by eights, these in pairs, then the rest."""
-    if size < 8:
-        return _strided_sum(table, row, first, first + size, 1)
     end = first + size - size % 8
-    a = _strided_sum(table, row, first, end, 8) + _strided_sum(table, row, first + 1, end, 8)
-    b = _strided_sum(table, row, first + 2, end, 8) + _strided_sum(table, row, first + 3, end, 8)
-    c = _strided_sum(table, row, first + 4, end, 8) + _strided_sum(table, row, first + 5, end, 8)
-    d = _strided_sum(table, row, first + 6, end, 8) + _strided_sum(table, row, first + 7, end, 8)
-    total = (a + b) + (c + d)
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    e, f, g, h = 0.0, 0.0, 0.0, 0.0
+    for index in range(first, end, 8):
+        a += table[row, index]
+        b += table[row, index + 1]
+        c += table[row, index + 2]
+        d += table[row, index + 3]
+        e += table[row, index + 4]
+        f += table[row, index + 5]
+        g += table[row, index + 6]
+        h += table[row, index + 7]
+    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
     for index in range(end, first + size):
         total += table[row, index]
     return total

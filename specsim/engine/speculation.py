@@ -150,7 +150,8 @@ class Speculation:
     def _leave_out(self, step: StepView) -> None:
         """Settle whom the drafter serves no more."""
         policy, batch = self.policy, None
-        if policy.may_drop and policy.drops_now(self.memory):
+        minds = policy.minds_prompts and step.record["prefill_tokens"]
+        if policy.may_drop and (minds or policy.drops_now(self.memory)):
             batch, _ = self._batch(step, step.load)
             dropped = policy.drops(batch, self.memory)
             if self.answers is not None:

@@ -112,37 +112,13 @@ def _limits(
     return limits
 
 
-def best_worth(
-    survival: NDArray[np.float64],
-    load: StepLoad,
-    step_times: TimesOf,
-    worth: float,
-    drafts: Lens,
-    most: int,
-) -> tuple[Ints, float]:
-    """Return the lengths that maximise tokens - worth x time, for one price of drafting, and that.
-
-    Of a step that makes such drafts, whatever is verified; see `best_lens`. With a worth of 0 they
-    maximise goodput.
-    """
-    num = len(survival)
-    gains = survival.T.ravel()
-    most = min(gains.size, most)
-    emitted = float(load.num_requests)
-    owner, desk = _to_spend(gains, step_times, load, drafts, emitted, most, worth)
-    desk.sizes[2] = num
-    owner.runs[5]()
-    return desk.counts[:num].copy(), float(desk.found[0])
-
-
-def best_spending(  # noqa: PLR0913
+def best_spending(
     gains: NDArray[np.float64],
     step_times: TimesOf,
     load: StepLoad,
     drafts: Lens,
     emitted_before: float,
     most: int,
-    worth: float = 0.0,
 ) -> tuple[int, float, float, float]:
     """Return how many of the largest gains make goodput highest; of equal choices the fewest.
 
@@ -151,20 +127,19 @@ def best_spending(  # noqa: PLR0913
     the smallest gain that is spent, and the goodput of a step that makes no drafts either, if
     `step_times` is a `StepTimes`; else -1.
     """
-    owner, desk = _to_spend(gains, step_times, load, drafts, emitted_before, most, worth)
+    owner, desk = _to_spend(gains, step_times, load, drafts, emitted_before, most)
     number = owner.runs[0]()
     goodput, last, undrafted, _ = desk.found.tolist()
     return number, goodput, last, undrafted
 
 
-def _to_spend(  # noqa: PLR0913
+def _to_spend(
     gains: NDArray[np.float64],
     step_times: TimesOf,
     load: StepLoad,
     drafts: Lens,
     emitted_before: float,
     most: int,
-    worth: float,
 ) -> tuple[Desk[Spending], Spending]:
     """Return a desk on which lies what `best_spending` is told."""
     num = len(gains)
@@ -180,7 +155,7 @@ def _to_spend(  # noqa: PLR0913
         desk.sizes[4], desk.sizes[5] = True, 0
         desk.found[2] = -1.0
     _put(owner, gains)
-    desk.found[0], desk.found[3] = emitted_before, worth
+    desk.found[0] = emitted_before
     desk.sizes[1] = most + 1
     return owner, desk
 

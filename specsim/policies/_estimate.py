@@ -136,21 +136,21 @@ class Fading(NamedTuple):
     totals: Floats
     """The same of all requests."""
     rates: Floats
-    """Share that stays; accepted tokens and trials that every request is given besides; whether
-    totals fade where nothing is tried."""
+    """Share that stays; trials that alpha counts for in the rate of each request; whether totals
+    fade where nothing is tried; alpha."""
     requests: Ints
     accepted_lens: Ints
     draft_lens: Ints
     in_prefill: Flags
     """Whose drafts would be ignored."""
-    powers: Floats
+    gains: Floats
     """Shape (longest, n): the rate of each request to the power of 1, 2, ..."""
     sizes: Ints
     """n, longest."""
 
 
-@loop_on(Fading)
-def add_fading(desk: Fading) -> int:
+@inner
+def fade(desk: Fading) -> None:
     """Let the counts of a step's requests fade, and add what became of their drafts."""
     counts, requests = desk.counts, desk.requests
     accepted_lens, draft_lens, keep = desk.accepted_lens, desk.draft_lens, desk.rates[0]
@@ -166,27 +166,47 @@ def add_fading(desk: Fading) -> int:
         counts[request, 1] = keep * counts[request, 1] + trials
         all_accepted += accepted
         all_trials += trials
-    if all_trials or desk.rates[3]:
+    if all_trials or desk.rates[2]:
         desk.totals[0] = keep * desk.totals[0] + all_accepted
         desk.totals[1] = keep * desk.totals[1] + all_trials
-    return 0
 
 
-@loop_on(Fading)
-def survivals(desk: Fading) -> int:
+@inner
+def survive(desk: Fading, alpha: float) -> None:
     """Work out how likely the first tokens of some drafts are accepted; 0 in mid-prefill."""
-    counts, requests, powers = desk.counts, desk.requests, desk.powers
-    accepted, trials = desk.rates[1], desk.rates[2]
+    counts, requests, gains = desk.counts, desk.requests, desk.gains
+    trials = desk.rates[1]
+    accepted = trials * alpha
     num, longest = desk.sizes[0], desk.sizes[1]
     for row in range(num):
         request = requests[row]
         rate = 0.0
         if not desk.in_prefill[row]:
             rate = (counts[request, 0] + accepted) / (counts[request, 1] + trials)
-        powers[row] = rate
+        gains[row] = rate
     for place in range(1, longest):
         for row in range(num):
-            powers[place * num + row] = powers[(place - 1) * num + row] * powers[row]
+            gains[place * num + row] = gains[(place - 1) * num + row] * gains[row]
+
+
+@inner
+def alpha_of_all(totals: Floats, prior: float) -> float:
+    """Return the rate of all requests together, by accepted tokens and trials."""
+    rate: float = (totals[0] + PRIOR_TRIALS * prior) / (totals[1] + PRIOR_TRIALS)
+    return rate
+
+
+@loop_on(Fading)
+def add_fading(desk: Fading) -> int:
+    """Do what `fade` does."""
+    fade(desk)
+    return 0
+
+
+@loop_on(Fading)
+def survivals(desk: Fading) -> int:
+    """Do what `survive` does; `rates` have alpha."""
+    survive(desk, desk.rates[3])
     return 0
 
 
@@ -213,7 +233,7 @@ class AlphaPerRequest:
         """Accepted tokens, trials."""
         self._totals = np.zeros(2)
         """The same of all requests."""
-        rates = np.array([1.0 - 1.0 / window, 0.0, prior_trials, forgets], dtype=np.float64)
+        rates = np.array([1.0 - 1.0 / window, prior_trials, forgets, 0.0], dtype=np.float64)
         self._desk = Desk(
             Fading, add_fading, survivals, counts=self._counts, totals=self._totals, rates=rates
         )
@@ -226,9 +246,7 @@ class AlphaPerRequest:
     @property
     def alpha(self) -> float:
         """The rate of all requests together."""
-        accepted, trials = self._totals.tolist()
-        rate: float = (accepted + PRIOR_TRIALS * self._prior) / (trials + PRIOR_TRIALS)
-        return rate
+        return float(alpha_of_all(self._totals, self._prior))
 
     def renew(self) -> None:
         """Let what has been seen of all requests together count no more than a prior does."""
@@ -251,10 +269,10 @@ class AlphaPerRequest:
         num, size = batch.size, longest * batch.size
         desk = self._desk.fit(max(num, size), batch.requests)
         desk.in_prefill[:num] = batch.in_prefill
-        desk.rates[1] = self._prior_trials * self.alpha
+        desk.rates[3] = self.alpha
         desk.sizes[0], desk.sizes[1] = num, longest
         self._desk.runs[1]()
-        return desk.powers[:size].reshape(longest, num).T
+        return desk.gains[:size].reshape(longest, num).T
 
 
 Alphas = TypeVar("Alphas", AlphaWindow, AlphaPerRequest)

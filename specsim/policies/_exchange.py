@@ -1,234 +1,322 @@
-"""What a second is worth in tokens, and what to verify at that price."""
+"""What a second is worth in tokens, and what to draft and to verify at that price: the loops."""
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specsim.core.compiled import inner
-from specsim.core.desk import Floats, Ints, LocalDesk, loop_on
+from specsim.core.compiled import Loop, inner
+from specsim.core.desk import Desk, Floats, Ints
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
-from specsim.policies._budget import best_worth
-from specsim.policies._times import Lens, TimesOf
+from specsim.policies._spending import Spending, spend_best, spent_time
+from specsim.policies._times import StepTimes, spending_desk
 from specsim.policies.base import ServerView
+from specsim.profile._step_time import plain_time_of, step_time_of
 
-_CHOICES = 33  # of how much of many drafts is verified
+TRADE_ROOMS = (
+    __name__,
+    "specsim.policies._spending",
+    "specsim.latency._form",
+    "specsim.profile._step_time",
+)
+"""Modules whose functions a loop on a `Trade` calls."""
 
-
-class Exchange:
-    """The long-run rate of tokens per second, for batches of any size.
-
-    A policy that maximises tokens - rate x time in every step, where rate is the ratio of the two
-    that it arrives at, maximises that ratio over all steps (Dinkelbach 1967); the best ratio within
-    each step does not. Prompts are to be read whatever is drafted, so their time is left out. Time
-    per step and tokens per sequence change slowly; batches do not, so that the rate is made of the
-    former for a given batch.
-
-    Args:
-        window: Steps after which one has faded to 1/e.
-    """
-
-    def __init__(self, window: float) -> None:
-        self._keep = 1.0 - 1.0 / window
-        self._tokens = self._sequences = self._time = self._steps = 0.0
-
-    def add(self, outcome: StepOutcome, server: ServerView) -> None:
-        """Take a step in."""
-        time = outcome.target_time + outcome.draft_time + outcome.overhead_time
-        load = outcome.load
-        if load.prefill_tokens:
-            tokens = load.batched_tokens - load.prefill_tokens
-            decodes = load._replace(batched_tokens=tokens, prefill_tokens=0)
-            time -= server.step_time(load, 0) - server.step_time(decodes, 0)
-        if not len(outcome.requests) or load.batched_tokens <= load.prefill_tokens or time <= 0.0:
-            return
-        keep = self._keep
-        self._tokens = keep * self._tokens + outcome.output_tokens
-        self._sequences = keep * self._sequences + len(outcome.requests)
-        self._time = keep * self._time + time
-        self._steps = keep * self._steps + 1.0
-
-    def rate(self, num: int) -> float:
-        """Return tokens per second of a batch of so many sequences; 0 while it is not known."""
-        if not self._time:
-            return 0.0
-        return num * self._tokens / self._sequences * self._steps / self._time
+KEEP, TOKENS, SEQUENCES, TIME, STEPS = range(5)
+"""Places of `Trade.exchange`: share that a step leaves of the others; sums over steps, fading."""
+MAX_LEN, FREE_SLOTS, ONE_COST, BY_MODEL, TIMES_GIVEN = range(5)
+"""Places of `Trade.limits`: tokens of the longest draft, and KV slots for drafts; whether a draft
+of any length costs the same; whether a model drafts; whether Python works out what steps take."""
+RUNNING, RUNNING_PLAIN, FIRST, LAST, NEXT, NEXT_PLAIN = range(6)
+"""Places of `Trade.times`: steps of the load `running` that draft nothing, without a drafter, one
+token per sequence, and as many as there is room for; and those of the load `decodes`."""
 
 
-def value_of(tokens: Any, time: Any, rate: float) -> Any:
-    """Return what steps are worth that emit so many tokens in so many seconds."""
-    return tokens - rate * time if rate else tokens / time
+class Trade(NamedTuple):
+    """What steps take, what a second is worth, and what comes of each choice."""
 
-
-class DraftChoices(NamedTuple):
-    """What may come of drafts of 1, 2, ... tokens, several choices of how much is verified each."""
-
-    tokens: Floats
-    """That are verified, shape (longest, choices);"""
-    gained: Floats
-    """and those of them that are accepted."""
-    batched: Ints
-    """Tokens of the step without drafts, then of each choice; filled in."""
+    gains: Floats
+    """As in `Spending`."""
+    draft_lens: Ints
+    """Of a step that is to be trimmed."""
+    spending: Annotated[Any, Spending]
+    exchange: Floats
+    limits: Ints
+    running: Ints
+    """Of the step that is running: context, batched tokens, sequences and prefill tokens;"""
+    decodes: Ints
+    """and of the step that is decided about, if it verifies nothing."""
     times: Floats
-    """Of such steps, without drafting, seconds."""
+    """Seconds."""
     drafting: Floats
-    """What drafting 0, 1, ... tokens takes, seconds."""
+    """What drafting 0, 1, ... tokens per sequence takes, seconds."""
+    tokens: Floats
+    """That might be verified of drafts of 1, 2, ... tokens, shape (longest, choices);"""
+    gained: Floats
+    """and those of them that would be accepted."""
     values: Floats
-    """Of drafting 0, 1, ... tokens; filled in."""
-    constants: Floats
-    """Sequences; what a second is worth, tokens."""
+    """Of drafting 0, 1, ... tokens for every sequence."""
+    lens: Ints
+    """Of each sequence: what it is best to draft, or to verify."""
     sizes: Ints
-    """Lengths from 1 that are not worth a look, longest, choices, batched tokens without drafts."""
-
-
-@loop_on(DraftChoices)
-def size_choices(desk: DraftChoices) -> int:
-    """Work out the batched tokens of all choices that are worth a look; return how many."""
-    choices, batched = desk.sizes[2], desk.sizes[3]
-    first, end = desk.sizes[0] * choices, desk.sizes[1] * choices
-    desk.batched[0] = batched
-    for index in range(first, end):
-        desk.batched[1 + index - first] = batched + round(desk.tokens[index])
-    return int(1 + end - first)
+    """Choices; sequences, and tokens of the longest draft, that gains are of."""
+    outcome: Floats
+    """Of a step that has ended: sequences that emitted tokens, these, and seconds."""
 
 
 @inner
-def _value(desk: DraftChoices, tokens: float, time: float) -> float:
-    rate: float = desk.constants[1]
+def rate_of(exchange: Floats, num: int) -> float:
+    """Return the tokens per second of a batch of so many sequences; 0 while it is not known.
+
+    The long-run rate: a policy that maximises tokens - rate x time in every step, where rate is the
+    ratio of the two that it arrives at, maximises that ratio over all steps (Dinkelbach 1967); the
+    best ratio within each step does not. Prompts are to be read whatever is drafted, so their time
+    is left out. Time per step and tokens per sequence change slowly; batches do not, so that the
+    rate is made of the former for a given batch.
+    """
+    if not exchange[TIME]:
+        return 0.0
+    rate: float = num * exchange[TOKENS] / exchange[SEQUENCES] * exchange[STEPS] / exchange[TIME]
+    return rate
+
+
+@inner
+def value_of(tokens: float, time: float, rate: float) -> float:
+    """Return what a step is worth that emits so many tokens in so many seconds."""
     return tokens - rate * time if rate else tokens / time
 
 
-@loop_on(DraftChoices)
-def weigh_choices(desk: DraftChoices) -> int:
-    """Work out what the best choice of each length is worth; nothing verified is one of them."""
-    num, times, values = desk.constants[0], desk.times, desk.values
-    skipped, choices = desk.sizes[0], desk.sizes[2]
-    values[0] = _value(desk, num, times[0])
-    for place in range(desk.sizes[1]):
+@inner
+def _set_load(desk: Spending, load: Ints, longest: int) -> None:
+    """Put down a step and the length of all drafts that it makes."""
+    numbers = desk.load
+    for place in range(4):
+        numbers[place] = load[place]
+    numbers[4], numbers[5] = longest, longest * load[2]
+    for place in range(longest):
+        desk.rows[place] = load[2]
+    desk.extra[0] = desk.extra[1] = 0.0
+    desk.sizes[5] = 0
+
+
+@inner
+def _time(desk: Trade, load: Ints, longest: int) -> float:
+    _set_load(desk.spending, load, longest)
+    return step_time_of(desk.spending, load[1], longest)
+
+
+@inner
+def set_times(desk: Trade, longest: int) -> None:
+    """Work out what both steps take, unless Python has done so."""
+    times, spending = desk.times, desk.spending
+    if desk.limits[TIMES_GIVEN]:
+        return
+    times[RUNNING] = _time(desk, desk.running, 0)
+    times[RUNNING_PLAIN] = plain_time_of(spending, desk.running[1])
+    for place, k in ((LAST, longest), (FIRST, 1)):
+        if k <= longest:
+            times[place] = _time(desk, desk.running, k)
+    if desk.decodes[2]:
+        times[NEXT] = _time(desk, desk.decodes, 0)
+        times[NEXT_PLAIN] = plain_time_of(spending, desk.decodes[1])
+
+
+@inner
+def note_step(desk: Trade) -> None:
+    """Take in the outcome of the step `running`."""
+    exchange, load = desk.exchange, desk.running
+    num, tokens, time = desk.outcome[0], desk.outcome[1], desk.outcome[2]
+    if not num or load[1] <= load[3]:
+        return
+    if load[3]:
+        set_times(desk, 0)
+        time -= desk.times[RUNNING] - desk.times[NEXT]
+    if time <= 0.0:
+        return
+    keep = exchange[KEEP]
+    exchange[TOKENS] = keep * exchange[TOKENS] + tokens
+    exchange[SEQUENCES] = keep * exchange[SEQUENCES] + num
+    exchange[TIME] = keep * exchange[TIME] + time
+    exchange[STEPS] = keep * exchange[STEPS] + 1.0
+
+
+@inner
+def set_prices(desk: Trade) -> int:
+    """Work out what drafting adds to the running step; return the length that there is room for."""
+    limits, drafting, times = desk.limits, desk.drafting, desk.times
+    longest: int = min(limits[MAX_LEN], limits[FREE_SLOTS] // desk.decodes[2])
+    set_times(desk, longest)
+    last = times[LAST] - times[RUNNING]
+    drafting[0] = drafting[1] = 0.0
+    for k in range(1, longest + 1):
+        drafting[k] = last
+    if longest > 1 and not limits[ONE_COST]:
+        # Each further token takes the same, nearly: contexts grow by a token.
+        first = times[FIRST] - times[RUNNING]
+        each = (last - first) / (longest - 1)
+        for k in range(longest - 1):
+            drafting[1 + k] = k * each + first
+    return longest
+
+
+@inner
+def weigh_choices(desk: Trade, longest: int, rate: float) -> None:
+    """Work out what the best choice of each length is worth; nothing verified is one of them.
+
+    Where a longer draft costs no more, it is no worse, and shorter ones are not worth a look.
+    """
+    values, choices, num = desk.values, desk.sizes[0], desk.decodes[2]
+    _set_load(desk.spending, desk.decodes, 0)
+    desk.spending.sizes[4] = desk.limits[TIMES_GIVEN]
+    none = spent_time(desk.spending, 0)
+    values[0] = value_of(num, none, rate)
+    for place in range(longest):
         values[1 + place] = -np.inf
-        if place < skipped:
+        if desk.limits[ONE_COST] and place < longest - 1:
             continue
         drafting = desk.drafting[1 + place]
-        values[1 + place] = _value(desk, num, times[0] + drafting)
+        values[1 + place] = value_of(num, none + drafting, rate)
         for index in range(place * choices, (place + 1) * choices):
-            time = times[1 + index - skipped * choices] + drafting
-            value = _value(desk, num + desk.gained[index], time)
+            time = spent_time(desk.spending, round(desk.tokens[index])) + drafting
+            value = value_of(num + desk.gained[index], time, rate)
             values[1 + place] = max(values[1 + place], value)
-    return 0
 
 
-_DESK = LocalDesk(DraftChoices, size_choices, weigh_choices, constants=2)
+@inner
+def best_of(values: Floats, first: int, last: int) -> int:
+    """Return the first place of the largest of some values."""
+    best = first
+    for place in range(first, last + 1):
+        if values[place] > values[best]:
+            best = place
+    return best
 
 
-class Price:
-    """What drafting is worth at the end of a step, for the sequences of the next.
+@inner
+def _spend(desk: Trade, longest: int, most: int, rate: float) -> None:
+    """Count each sequence's share of so many gains at most that are worth most."""
+    spending, num = desk.spending, desk.sizes[1]
+    size = longest * num
+    spending.found[0], spending.found[3] = desk.decodes[2], rate
+    spending.sizes[0], spending.sizes[1] = size, min(size, most) + 1
+    spending.sizes[2], spending.sizes[4] = num, desk.limits[TIMES_GIVEN]
+    spend_best(spending)
+
+
+@inner
+def _spend_before(desk: Trade, limit: int, longest: int, rate: float) -> float:
+    """Count what is drafted of drafts that long, which cost what those up to a limit do.
+
+    Nothing of it is trimmed afterwards. Return what it is worth.
+    """
+    _set_load(desk.spending, desk.decodes, 0)
+    extra = desk.spending.extra
+    extra[0] = desk.drafting[limit]
+    if not desk.limits[BY_MODEL]:  # pays for what it drafts, which is what is verified
+        extra[0], extra[1] = 0.0, desk.drafting[1] / desk.decodes[2]
+    _spend(desk, longest, desk.limits[FREE_SLOTS], rate)
+    value: float = desk.spending.found[0]
+    return value
+
+
+@inner
+def spend_on_found(desk: Trade, rate: float) -> None:
+    """Settle how much is handed over and verified of what a lookup has found."""
+    _spend_before(desk, 1, desk.sizes[2], rate)
+    for row in range(desk.sizes[1]):
+        desk.lens[row] = desk.spending.counts[row]
+
+
+@inner
+def spend_on_drafts(desk: Trade, rate: float) -> None:
+    """Settle how much of each draft of a step is verified."""
+    desk.decodes[1], longest = desk.running[1], 0
+    for row in range(desk.sizes[1]):
+        desk.decodes[1] -= desk.draft_lens[row]
+        longest = max(longest, desk.draft_lens[row])
+    # The drafts of the next step will take about as long, which matters to goodput.
+    _set_load(desk.spending, desk.decodes, 0 if rate else longest)
+    _spend(desk, desk.sizes[2], desk.sizes[1] * desk.sizes[2], rate)
+    for row in range(desk.sizes[1]):
+        desk.lens[row] = min(desk.spending.counts[row], desk.draft_lens[row])
+
+
+@inner
+def spend_before(desk: Trade, longest: int, rate: float) -> None:
+    """Settle the lengths of highest value by gains that are known before, none of it trimmed."""
+    best_value = value_of(desk.decodes[2], desk.times[NEXT], rate)
+    for row in range(desk.sizes[1]):
+        desk.lens[row] = 0
+    has_limits = desk.limits[BY_MODEL] and not desk.limits[ONE_COST]
+    for limit in range(1 if has_limits else max(longest, 1), longest + 1):
+        value = _spend_before(desk, limit, limit, rate)
+        if value > best_value:
+            best_value = value
+            for row in range(desk.sizes[1]):
+                desk.lens[row] = desk.spending.counts[row]
+
+
+def trade_desk(server: ServerView, window: float, *loops: Loop) -> Desk[Trade]:
+    """Return a desk where nothing is known yet of what a second is worth.
 
     Args:
-        batch: Of the step.
-        load: Of the next one, if nothing is drafted.
-        rate: What a second is worth, tokens; 0: not known, and goodput is maximised.
+        window: Steps after which one has faded to 1/e.
+        loops: On it.
     """
-
-    def __init__(self, server: ServerView, batch: BatchView, load: StepLoad, rate: float) -> None:
-        self._server, self._load, self.rate = server, load, rate
-        self._slots = batch.free_slots
-        self.longest = longest = min(server.max_draft_len, batch.free_slots // load.num_requests)
-        self._shortest = longest if server.drafts_at_one_cost else 1
-        """Of the drafts that are worth a look: where a longer one costs no more, it is no worse."""
-        none = server.step_time(batch.load, 0)
-        self._draft_times = [0.0]
-        """What drafting 0, 1, ... tokens per sequence adds to the step, seconds."""
-        if longest:
-            last = server.step_time(batch.load, longest) - none
-            self._draft_times += [last] * longest
-        if longest > 1 and not server.drafts_at_one_cost:
-            # Each further token takes the same, nearly: contexts grow by a token.
-            first = server.step_time(batch.load, 1) - none
-            each = (last - first) / (longest - 1)
-            self._draft_times[1:longest] = [k * each + first for k in range(longest - 1)]
-
-    def values(self, tokens: NDArray[np.float64], gained: NDArray[np.float64]) -> list[float]:
-        """Return what it is worth to draft 0, 1, ... tokens for every sequence.
-
-        Args:
-            tokens: How many might be verified of drafts of 1, 2, ... tokens, several choices for
-                each, shape (longest, choices);
-            gained: and how many are then accepted.
-        """
-        load, longest, choices = self._load, self.longest, tokens.shape[1]
-        first, size = self._shortest - 1, longest * choices
-        desk = _DESK.fit(size)
-        desk.tokens[:size], desk.gained[:size] = tokens[:longest].ravel(), gained[:longest].ravel()
-        desk.drafting[: longest + 1] = self._draft_times
-        desk.constants[0], desk.constants[1] = load.num_requests, self.rate
-        sizes = desk.sizes
-        sizes[0], sizes[1], sizes[2], sizes[3] = first, longest, choices, load.batched_tokens
-        num = _DESK.runs[0]()
-        desk.times[:num] = self._server.step_times(load, desk.batched[:num], 0)
-        _DESK.runs[1]()
-        values: list[float] = desk.values[: longest + 1].tolist()
-        return values
-
-    def best_len(self, gains: NDArray[np.float64], copies: float) -> int:
-        """Return the length of highest value for drafts that may survive as their copies do."""
-        shares = np.linspace(0.0, 1.0, _CHOICES)
-        tokens, gained = np.zeros((2, self.longest, _CHOICES))
-        for k in range(self._shortest, self.longest + 1):
-            falling = np.append(0.0, np.sort(gains[:, :k], axis=None)[::-1])
-            at = np.rint(shares * (len(falling) - 1)).astype(np.intp)
-            tokens[k - 1], gained[k - 1] = at / copies, np.cumsum(falling)[at] / copies
-        values = self.values(tokens, gained)
-        return values.index(max(values))
-
-    def best_lens(self, survival: NDArray[np.float64]) -> Ints:
-        """Return the lengths of highest value, none of which is trimmed."""
-        server, load, rate = self._server, self._load, self.rate
-        best: Ints = np.zeros(len(survival), dtype=np.int64)
-        most = min(self._slots, survival.size)
-        if not self.longest:
-            return best
-        best_value = value_of(load.num_requests, server.step_time(load, 0), rate)
-        limits: Iterable[int] = range(1, self.longest + 1)
-        if not server.drafts_by_model or server.drafts_at_one_cost:
-            limits = (self.longest,)
-        for limit in limits:
-            times = self.times_of(limit)
-            lens, value = best_worth(survival[:, :limit], load, times, rate, 0, most)
-            if value > best_value:
-                best, best_value = lens, value
-        return best
-
-    def times_of(self, limit: int) -> TimesOf:
-        """Return what steps take that verify drafts of at most so many tokens."""
-        server, extra = self._server, self._draft_times
-        per_token = 0.0
-        drafting = extra[limit]
-        if not server.drafts_by_model:  # pays for what it drafts, which is what is verified
-            per_token = extra[1] / self._load.num_requests
-            drafting = 0.0
-
-        def step_times(load: StepLoad, tokens: Ints, draft_lens: Lens) -> NDArray[np.float64]:
-            times = server.step_times(load, tokens, 0)
-            return times + (drafting + per_token * (tokens - load.batched_tokens))
-
-        return step_times
-
-
-def spend_on(
-    batch: BatchView,
-    drafts: DraftView,
-    gains: NDArray[np.float64],
-    server: ServerView,
-    rate: float,
-) -> Ints:
-    """Return how much of each draft of a step is best verified, by the gains of its tokens."""
-    draft_lens = drafts.draft_lens
-    load = batch.load._replace(
-        batched_tokens=batch.load.batched_tokens - int(np.add.reduce(draft_lens)),
-        num_requests=batch.size - int(np.count_nonzero(batch.in_prefill)),
+    times, spending = server.step_times, spending_desk()
+    is_known = isinstance(times, StepTimes) and server.plain_time is not None
+    if isinstance(times, StepTimes):
+        known = times.desk.fit(1)
+        spending = spending_desk(Desk, known.target, known.drafter, known.costs)
+    flags = (server.drafts_at_one_cost is True, server.drafts_by_model, not is_known)
+    return Desk(
+        Trade,
+        *loops,
+        spending=spending,
+        exchange=np.array([1.0 - 1.0 / window, 0.0, 0.0, 0.0, 0.0]),
+        limits=np.array([server.max_draft_len, 0, *flags]),
     )
-    # The drafts of the next step will take about as long, which matters to goodput.
-    drafted = 0 if rate else int(draft_lens.max())
-    lens, _ = best_worth(gains, load, server.step_times, rate, drafted, gains.size)
-    return np.minimum(lens, draft_lens)
+
+
+def put_loads(
+    desk: Trade,
+    server: ServerView,
+    running: StepLoad,
+    decodes: StepLoad,
+    most: int = -1,
+    drafted: int = 0,
+) -> None:
+    """Put down both steps; the second makes such drafts and verifies that many tokens at most."""
+    numbers = desk.running
+    numbers[0], numbers[1], numbers[2], numbers[3] = running[:4]  # quicker than all at once
+    numbers = desk.decodes
+    numbers[0], numbers[1], numbers[2], numbers[3] = decodes[:4]
+    if not desk.limits[TIMES_GIVEN]:
+        return
+    times, plain_time = desk.times, server.plain_time or (lambda load: server.step_time(load, 0))
+    times[RUNNING], times[RUNNING_PLAIN] = server.step_time(running, 0), plain_time(running)
+    if decodes.num_requests:
+        times[NEXT], times[NEXT_PLAIN] = server.step_time(decodes, 0), plain_time(decodes)
+    if most >= 0:
+        longest = min(server.max_draft_len, most // max(decodes.num_requests, 1))
+        times[FIRST], times[LAST] = (server.step_time(running, k) for k in (1, longest))
+        tokens = decodes.batched_tokens + np.arange(most + 1)
+        desk.spending.times[: most + 1] = server.step_times(decodes, tokens, drafted)
+
+
+def put_drafts(desk: Trade, server: ServerView, batch: BatchView, drafts: DraftView) -> None:
+    """Put down a step, of whose drafts `spend_on_drafts` is to settle what it verifies."""
+    load, num = batch.load, batch.size - int(np.count_nonzero(batch.in_prefill))
+    decodes, drafted = StepLoad(load.context_tokens, 0, num, load.prefill_tokens), 0
+    if desk.limits[TIMES_GIVEN]:
+        tokens = load.batched_tokens - int(np.add.reduce(drafts.draft_lens))
+        decodes = load._replace(batched_tokens=tokens, num_requests=num)
+        drafted = 0 if rate_of(desk.exchange, num) else int(drafts.draft_lens.max())
+    put_loads(desk, server, load, decodes, drafts.confidences.size, drafted)
+
+
+def put_outcome(desk: Trade, server: ServerView, outcome: StepOutcome) -> None:
+    """Put down a step of which `note_step` is to take note."""
+    load, numbers = outcome.load, desk.outcome
+    tokens = load.batched_tokens - load.prefill_tokens
+    put_loads(desk, server, load, StepLoad(load.context_tokens, tokens, load.num_requests))
+    numbers[0], numbers[1] = len(outcome.requests), outcome.output_tokens
+    numbers[2] = outcome.target_time + outcome.draft_time + outcome.overhead_time

@@ -36,7 +36,9 @@ class Spending(NamedTuple):
     falling: Floats
     """Gains, the largest first."""
     times: Floats
-    """Of a step that spends 0, 1, ... of them."""
+    """Of a step that spends 0, 1, ... of them, without"""
+    extra: Floats
+    """what any such step takes besides, and each of them, seconds."""
     found: Floats
     """What is emitted in any case, then the highest goodput; the last gain that is spent; goodput
     if nothing were even drafted, where times are not given; what a second is worth, tokens: if it
@@ -129,6 +131,17 @@ def time_lens(desk: Spending) -> int:
     return 0
 
 
+@inner
+def spent_time(desk: Spending, spent: int) -> float:
+    """Return what a step takes that spends so many gains."""
+    if desk.sizes[4]:
+        time = desk.times[spent]
+    else:
+        time = step_time_of(desk, desk.load[1] + spent, desk.load[4])
+    total: float = time + (desk.extra[0] + desk.extra[1] * spent)
+    return total
+
+
 # The largest gains
 
 
@@ -150,14 +163,13 @@ def _worthless(desk: Spending) -> float:
     if is_given or target[0] != COEFFICIENTS or desk.drafter[0] != COEFFICIENTS:
         return _ALL
     gamma = target[5] if desk.load[3] else target[2]
-    tokens, longest = desk.load[1], desk.load[4]
-    share = 0.999 * gamma - 1e-9 * step_time_of(desk, tokens + last, longest)
+    share = 0.999 * gamma - 1e-9 * spent_time(desk, last)
     emitted: float = desk.found[0]
     worth: float = desk.found[3]
     least: float = worth * share
     if worth > 0.0:
         return least if least > 0.0 else _ALL
-    least = emitted / step_time_of(desk, tokens, longest) * share
+    least = emitted / spent_time(desk, 0) * share
     if least <= 0.0:
         return _ALL
     spent = 0
@@ -166,7 +178,7 @@ def _worthless(desk: Spending) -> float:
         emitted += desk.gains[index] * is_worth
         spent += is_worth
     if spent <= last:
-        least = max(least, emitted / step_time_of(desk, tokens + spent, longest) * share)
+        least = max(least, emitted / spent_time(desk, spent) * share)
     return least
 
 
@@ -242,7 +254,7 @@ def _sort_falling(desk: Spending, least: float) -> int:
 def _best_budget(desk: Spending) -> int:
     """Return how many of the largest gains make goodput highest; of equal choices the fewest."""
     num = min(_sort_falling(desk, _worthless(desk)), desk.sizes[1] - 1)
-    falling, times, found = desk.falling, desk.times, desk.found
+    falling, times, found, extra = desk.falling, desk.times, desk.found, desk.extra
     emitted_before, tokens, is_given = found[0], desk.load[1], desk.sizes[4]
     longest = desk.load[4]
     worth = found[3]
@@ -257,10 +269,11 @@ def _best_budget(desk: Spending) -> int:
     for budget in range(num + 1):
         if budget:
             gained += falling[budget - 1]
+        time = times[budget] + (extra[0] + extra[1] * budget)
         if worth > 0.0:
-            rate = gained + emitted_before - worth * times[budget]
+            rate = gained + emitted_before - worth * time
         else:
-            rate = (gained + emitted_before) / times[budget]
+            rate = (gained + emitted_before) / time
         if rate > best_rate:
             best = budget
             best_rate = rate
@@ -329,40 +342,41 @@ def _take_worthwhile(desk: Spending) -> bool:
     a token, unless one is so near to it that roundings of sums decide.
     """
     gains, counts, num, last = desk.gains, desk.counts, desk.sizes[2], desk.sizes[1] - 1
-    worth, tokens, longest = desk.found[3], desk.load[1], desk.load[4]
+    worth = desk.found[3]
     if desk.sizes[4] or worth <= 0.0 or last < desk.sizes[0] or not last or not _has_lines(desk):
         return False
-    least = step_time_of(desk, tokens, longest)
-    most = step_time_of(desk, tokens + last, longest)
+    least, most = spent_time(desk, 0), spent_time(desk, last)
     price = worth * (most - least) / last
     margin = 1e-9 * (desk.found[0] + last + worth * most)
     if margin >= 0.5 * price:
         return False
+    gained_of = desk.falling
     for row in range(num):
-        counts[row] = 0
+        counts[row], gained_of[row] = 0, 0.0
+    doubtful, taken, gained = 0, 0, 0.0
     for first in range(0, desk.sizes[0], num):
         for row in range(num):
-            counts[row] += 1 if gains[first + row] > price else 0
-    doubtful, taken, gained = 0, 0, 0.0
-    for index in range(desk.sizes[0]):
-        doubtful += 1 if abs(gains[index] - price) <= margin else 0
-        taken += 1 if gains[index] > price else 0
-        gained += gains[index] if gains[index] > price else 0.0
-    desk.found[0] += gained - worth * step_time_of(desk, tokens + taken, longest)
+            gain = gains[first + row]
+            is_worth = 1 if gain > price else 0
+            counts[row] += is_worth
+            gained_of[row] += is_worth * gain
+            doubtful += 1 if abs(gain - price) <= margin else 0
+    for row in range(num):
+        taken += counts[row]
+        gained += gained_of[row]
+    desk.found[0] += gained - worth * spent_time(desk, taken)
     return doubtful == 0
 
 
-@loop_on(Spending, *_ROOMS)
-def spend_best(desk: Spending) -> int:
-    """Count each sequence's share of what makes goodput highest."""
-    _add_drafts(desk)
+@inner
+def spend_best(desk: Spending) -> None:
+    """Count each sequence's share of what makes goodput highest, or worth at a price of time."""
     emitted = desk.found[0]
     if _take_worthwhile(desk):
-        return 0
+        return
     desk.found[0] = emitted
     desk.sizes[3] = _best_budget(desk)
     for row in range(desk.sizes[2]):
         desk.counts[row] = 0
     if desk.sizes[3]:
         _take_largest(desk)
-    return 0

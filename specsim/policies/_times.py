@@ -14,7 +14,6 @@ from specsim.policies._spending import (
     Spending,
     best_budget,
     find_least,
-    spend_best,
     take_largest,
     time_lens,
     time_steps,
@@ -37,11 +36,12 @@ def spending_desk(
     """Return a desk to spend gains on, with what steps cost, if loops are to compute it."""
     return kind(
         Spending,
-        *(best_budget, take_largest, find_least, time_steps, time_lens, spend_best),
+        *(best_budget, take_largest, find_least, time_steps, time_lens),
         target=target,
         drafter=_NO_FORM if drafter is None else drafter,
         costs=costs,
         ends=BUCKETS,
+        extra=2,
         found=4,
         load=6,
         rows=256,

@@ -97,6 +97,8 @@ class Policy(Member):
     needs_confidences: ClassVar[bool] = True
     """Whether it cannot do without them, if it wants them."""
 
+    minds_prompts: ClassVar[bool] = False
+    """Whether `drops` is asked in every step that reads prompts, whatever `drops_now` says."""
     knows_model: ClassVar[bool] = False
     """Whether it is told the acceptance model and its state, as no server could be: a bound."""
 

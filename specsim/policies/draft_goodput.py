@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.core.compiled import inner
+from specsim.core.compiled import Loop, inner
 from specsim.core.desk import (
     Desk,
     FloatRows,
     Floats,
-    IntRows,
     Ints,
     PerRequest,
+    ShortRows,
     loop_on,
     part_sum,
 )
@@ -28,10 +28,10 @@ Gains = NDArray[np.float64]
 _STATED = 20  # bins of equal width
 _LEN_CLASSES = (2, 3, 5, 9, 17)  # tokens, the least of each class but the first
 _DEPTH_CLASSES = (2, 3, 5, 9)
-_KINDS = (len(_LEN_CLASSES) + 1) * (len(_DEPTH_CLASSES) + 1)
 LEN_KINDS = np.digitize(np.arange(256), _LEN_CLASSES)
-"""Class of a draft by its length, below `KINDS`."""
-KINDS = len(_LEN_CLASSES) + 1
+"""Class of a draft by its length, below"""
+KINDS, DEPTHS = len(_LEN_CLASSES) + 1, len(_DEPTH_CLASSES) + 1
+"""this; and as many classes of places in it."""
 _DEPTH_KINDS = np.digitize(np.arange(1, 257), _DEPTH_CLASSES)
 _PRIOR_TRIALS = 20.0  # that a bin's prior counts for
 
@@ -39,7 +39,7 @@ _PRIOR_TRIALS = 20.0  # that a bin's prior counts for
 class Calibrating(NamedTuple):
     """Stated probabilities, and what came of their like."""
 
-    bins: IntRows
+    bins: ShortRows
     """Of each token of each request's last draft, shape (requests, at least longest)."""
     row_kinds: Ints
     """Of each draft; a token is of the sum of this"""
@@ -81,8 +81,8 @@ def _observe_rates(desk: Calibrating) -> None:
             rates[first + kind] = (counts[0, first + kind] + weight * alike) / trials
 
 
-@loop_on(Calibrating)
-def calibrated_gains(desk: Calibrating) -> int:
+@inner
+def gains_of(desk: Calibrating) -> None:
     """Work out how likely each token of some drafts is accepted, by what was observed of its like.
 
     Bins of new tokens are noted. Gains do not rise along a draft, and are 0 beyond its end.
@@ -106,11 +106,10 @@ def calibrated_gains(desk: Calibrating) -> int:
                 bin_ = bins[request, place]
             lowest = min(lowest, rates[bin_])  # without a jump that could not be foretold
             gains[place * num + row] = lowest if place < draft_len else 0.0
-    return 0
 
 
-@loop_on(Calibrating)
-def tally(desk: Calibrating) -> int:
+@inner
+def tally(desk: Calibrating) -> None:
     """Count the tokens of a step that were verified and accepted, by their bins."""
     bins, seen, counts = desk.bins, desk.seen, desk.counts
     longest, num_bins, keep = bins.shape[1], seen.shape[1], desk.constants[0]
@@ -126,7 +125,40 @@ def tally(desk: Calibrating) -> int:
     for kind in range(2):
         for index in range(num_bins):
             counts[kind, index] = keep * counts[kind, index] + seen[kind, index]
+
+
+@loop_on(Calibrating)
+def calibrated_gains(desk: Calibrating) -> int:
+    """Do what `gains_of` does."""
+    gains_of(desk)
     return 0
+
+
+@loop_on(Calibrating)
+def learn_rates(desk: Calibrating) -> int:
+    """Do what `tally` does."""
+    tally(desk)
+    return 0
+
+
+def bins_of(longest: int) -> PerRequest:
+    """Return the bin of each token of each request's last draft."""
+    return PerRequest(0, longest, dtype=np.int16)
+
+
+def calibrating_desk(bins: PerRequest, window: int, *loops: Loop) -> Desk[Calibrating]:
+    """Return a desk of `ConfidenceCalibration`, before anything was observed."""
+    num_bins = _STATED * KINDS * DEPTHS
+    return Desk(
+        Calibrating,
+        *loops,
+        bins=bins,
+        place_kinds=_DEPTH_KINDS,
+        rates=num_bins,
+        counts=np.zeros((2, num_bins)),
+        constants=np.array([1.0 - 1.0 / window, _PRIOR_TRIALS]),
+        seen=(2, num_bins),
+    )
 
 
 class ConfidenceCalibration:
@@ -139,20 +171,8 @@ class ConfidenceCalibration:
     """
 
     def __init__(self, window: int, longest: int) -> None:
-        num_bins = _STATED * _KINDS
-        self.bins = PerRequest(0, longest, dtype=np.int64)
-        """Of each token of each request's last draft."""
-        self._desk = Desk(
-            Calibrating,
-            calibrated_gains,
-            tally,
-            bins=self.bins,
-            place_kinds=_DEPTH_KINDS,
-            rates=num_bins,
-            counts=np.zeros((2, num_bins)),
-            constants=np.array([1.0 - 1.0 / window, _PRIOR_TRIALS]),
-            seen=(2, num_bins),
-        )
+        self.bins = bins_of(longest)
+        self._desk = calibrating_desk(self.bins, window, calibrated_gains, learn_rates)
 
     def gains(self, requests: Ints, drafts: DraftView, kinds: Ints, *, are_new: bool) -> Gains:
         """Return the observed rates of the like of some drafts, until it is asked again.
@@ -166,9 +186,9 @@ class ConfidenceCalibration:
         desk.draft_lens[:num] = drafts.draft_lens
         if are_new:
             desk.confidences[:size] = drafts.confidences.ravel()
-            np.multiply(kinds, len(_DEPTH_CLASSES) + 1, out=desk.row_kinds[:num])
+            np.multiply(kinds, DEPTHS, out=desk.row_kinds[:num])
         sizes = desk.sizes
-        sizes[0], sizes[1], sizes[2], sizes[3] = num, longest, are_new, _KINDS
+        sizes[0], sizes[1], sizes[2], sizes[3] = num, longest, are_new, KINDS * DEPTHS
         self._desk.runs[0]()
         return desk.gains[:size].reshape(longest, num).T
 

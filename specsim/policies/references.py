@@ -6,10 +6,25 @@ from typing import Any, ClassVar, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.desk import PerRequest
+from specsim.core.desk import Desk, PerRequest, loop_on
 from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
-from specsim.policies._budget import best_worth
-from specsim.policies._exchange import Exchange, Price, spend_on
+from specsim.policies._exchange import (
+    FREE_SLOTS,
+    TRADE_ROOMS,
+    Trade,
+    best_of,
+    note_step,
+    put_drafts,
+    put_loads,
+    put_outcome,
+    rate_of,
+    set_prices,
+    spend_before,
+    spend_on_drafts,
+    spend_on_found,
+    trade_desk,
+    weigh_choices,
+)
 from specsim.policies.base import OraclePolicy, Policy, ServerView
 
 
@@ -63,14 +78,52 @@ class OracleGoodput(OraclePolicy):
 
 
 _SAMPLES = 256  # drafts that a guess at this step's confidences is made of
+_CHOICES = 33  # of how much of many drafts is verified
+_KNOWN, _FOUND, _GUESSED = range(3)  # what gains are of
+
+
+@loop_on(Trade, *TRADE_ROOMS)
+def choose(desk: Trade) -> int:
+    """Return what is worth drafting for every sequence; -1: that is in `lens`."""
+    longest, rate = set_prices(desk), rate_of(desk.exchange, desk.decodes[2])
+    if desk.sizes[3] == _GUESSED:
+        weigh_choices(desk, longest, rate)
+        return best_of(desk.values, 0, longest)
+    if desk.sizes[3] == _FOUND:
+        spend_on_found(desk, rate)
+    else:
+        spend_before(desk, longest, rate)
+    return -1
+
+
+@loop_on(Trade, *TRADE_ROOMS)
+def choose_again(desk: Trade) -> int:
+    """Settle what is worth verifying of drafts."""
+    spend_on_drafts(desk, rate_of(desk.exchange, desk.decodes[2]))
+    return 0
+
+
+@loop_on(Trade, *TRADE_ROOMS)
+def learn_worth(desk: Trade) -> int:
+    """Note what a step took."""
+    note_step(desk)
+    return 0
 
 
 @dataclass(slots=True)
 class _Knowing:
     server: ServerView
-    exchange: Exchange
     rates: PerRequest
     """What was known of each request's last drafts when they were made."""
+    desk: Desk[Trade]
+
+    def put(self, gains: NDArray[np.float64]) -> Trade:
+        """Return the desk with the gains of some drafts."""
+        num, longest = gains.shape
+        desk = self.desk.fit(max(num, _CHOICES) * self.server.max_draft_len)
+        desk.gains[: gains.size] = gains.T.ravel()
+        desk.sizes[0], desk.sizes[1], desk.sizes[2] = _CHOICES, num, longest
+        return desk
 
 
 @final
@@ -95,7 +148,8 @@ class Bayes(Policy):
 
     def start(self, server: ServerView) -> _Knowing:
         """Return what a second is worth: nothing is known of that yet."""
-        return _Knowing(server, Exchange(50.0), PerRequest(0.0, max(server.max_draft_len, 1)))
+        desk = trade_desk(server, 50.0, choose, choose_again, learn_worth)
+        return _Knowing(server, PerRequest(0.0, max(server.max_draft_len, 1)), desk)
 
     def draft_lens(self, batch: BatchView, memory: _Knowing) -> int | Ints:
         """Return the lengths that are worth most before the luck is known."""
@@ -107,30 +161,57 @@ class Bayes(Policy):
         rates = server.model.rates(batch.requests, np.maximum(batch.output_lens, 0))
         rates[batch.in_prefill] = 0.0
         memory.rates.up_to(batch.requests)[batch.requests] = rates
-        price = Price(server, batch, load, memory.exchange.rate(num))
-        if not price.longest:
+        if batch.free_slots < num:
             return 0
-        if not self.confidences or not server.has_confidences:
-            return price.best_lens(np.cumprod(rates, axis=1, dtype=np.float64))
-        if batch.drafts is not None:  # a lookup's, which are paid by the token
-            gains = self._by_confidences(batch, batch.drafts, memory)
-            times = price.times_of(1)
-            return best_worth(gains, load, times, price.rate, 0, batch.free_slots)[0]
-        gains = self._guessed(rates, batch, server)
-        return price.best_len(gains, len(gains) / batch.size)
+        what = _KNOWN
+        if self.confidences and server.has_confidences:
+            what = _GUESSED if batch.drafts is None else _FOUND
+        if what == _KNOWN:
+            desk = memory.put(np.cumprod(rates, axis=1, dtype=np.float64))
+        elif batch.drafts is not None:  # a lookup's, which are paid by the token
+            desk = memory.put(self._by_confidences(batch, batch.drafts, memory))
+        else:
+            desk = self._guessed_desk(rates, batch, memory)
+        desk.sizes[3], desk.limits[FREE_SLOTS] = what, batch.free_slots
+        put_loads(desk, server, batch.load, load, min(batch.size * longest, batch.free_slots))
+        length = memory.desk.runs[0]()
+        return desk.lens[: batch.size].copy() if length < 0 else length
+
+    def _guessed_desk(
+        self, rates: NDArray[np.float64], batch: BatchView, memory: _Knowing
+    ) -> Trade:
+        """Return the desk with choices of how much of guessed drafts is verified."""
+        gains = self._guessed(rates, batch, memory.server)
+        desk = memory.put(gains[:0])
+        copies = len(gains) / batch.size
+        shares = np.linspace(0.0, 1.0, _CHOICES)
+        server = memory.server
+        longest = min(server.max_draft_len, batch.free_slots // batch.size)
+        for k in range(longest if server.drafts_at_one_cost else 1, longest + 1):
+            falling = np.append(0.0, np.sort(gains[:, :k], axis=None)[::-1])
+            at = np.rint(shares * (len(falling) - 1)).astype(np.intp)
+            choices = slice((k - 1) * _CHOICES, k * _CHOICES)
+            desk.tokens[choices], desk.gained[choices] = (
+                at / copies,
+                np.cumsum(falling)[at] / copies,
+            )
+        return desk
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Knowing) -> Ints:
         """Return what is worth verifying by this step's confidences."""
         server, draft_lens = memory.server, drafts.draft_lens
         if not self.confidences or not server.has_confidences:
             return draft_lens
-        gains = self._by_confidences(batch, drafts, memory)
-        num = batch.size - int(np.count_nonzero(batch.in_prefill))
-        return spend_on(batch, drafts, gains, server, memory.exchange.rate(num))
+        desk = memory.put(self._by_confidences(batch, drafts, memory))
+        desk.draft_lens[: batch.size] = draft_lens
+        put_drafts(desk, server, batch, drafts)
+        memory.desk.runs[1]()
+        return desk.lens[: batch.size].copy()
 
     def observe(self, outcome: StepOutcome, memory: _Knowing) -> None:
         """Note what the step took."""
-        memory.exchange.add(outcome, memory.server)
+        put_outcome(memory.desk.fit(1), memory.server, outcome)
+        memory.desk.runs[2]()
 
     def _by_confidences(
         self, batch: BatchView, drafts: DraftView, memory: _Knowing

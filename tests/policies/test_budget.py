@@ -1,6 +1,7 @@
 """The exact optimum is the optimum: against enumeration of every choice of lengths."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from specsim.core.step import StepLoad
 from specsim.policies import ServerView, quick_step_times
-from specsim.policies._budget import best_common_len, best_lens, best_worth
+from specsim.policies._budget import best_common_len, best_lens
 from specsim.policies._estimate import expected_len
+from specsim.policies._exchange import FREE_SLOTS, put_loads, spend_on_found, trade_desk
 from specsim.profile import StepCosts, load_profile
 
 StepTime = Callable[[StepLoad, Any], float]
@@ -148,6 +150,20 @@ def test_lengths_per_request_never_lose_to_a_common_one(profile: str, method: st
         assert chosen >= max(rate(np.full(num, k)) for k in range(7)) * (1 - 1e-12)
 
 
+def spent_at(
+    worth: float, survival: np.ndarray, load: StepLoad, server: ServerView
+) -> tuple[np.ndarray, float]:
+    """How much of drafts that cost nothing is verified at a price of time, and its value."""
+    num, longest = survival.shape
+    known = replace(server, plain_time=lambda load: server.step_time(load, 0))
+    desk = trade_desk(known, 50.0).fit(survival.size)
+    desk.gains[: survival.size] = survival.T.ravel()
+    desk.sizes[1:3], desk.limits[FREE_SLOTS] = (num, longest), 1 << 40
+    put_loads(desk, known, load, load, survival.size)
+    spend_on_found(desk, worth)
+    return desk.lens[:num].copy(), float(desk.spending.found[0])
+
+
 @pytest.mark.parametrize(("profile", "method"), PROFILES)
 def test_at_a_price_of_time_nothing_need_be_sorted(profile: str, method: str) -> None:
     step_costs, rng = real_costs(profile, method), np.random.default_rng(4)
@@ -159,7 +175,7 @@ def test_at_a_price_of_time_nothing_need_be_sorted(profile: str, method: str) ->
         some = rng.random(num) < 0.1
         survival[some, 2:] = np.minimum(survival[some, 1:2], price)  # what roundings decide
         (quick, value), (by_sorting, expected) = (
-            best_worth(survival, load, times, worth, 0, survival.size)
+            spent_at(worth, survival, load, ServerView(6, step_costs.step_time, times))
             for times in (quick_step_times(step_costs), step_costs.step_times)
         )
         assert quick.tolist() == by_sorting.tolist()

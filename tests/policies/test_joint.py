@@ -1,5 +1,6 @@
 """Proposing by what trimming leaves, verifying at the price of a second, letting a drafter go."""
 
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -7,13 +8,14 @@ import numpy as np
 import pytest
 from conftest import server_view
 from driving import batch, outcome, started, sure_drafts
+from numpy.typing import NDArray
 
 from specsim.core.errors import PluginError
 from specsim.core.step import StepLoad
 from specsim.policies import POLICIES, Policy
-from specsim.policies._exchange import Exchange
-from specsim.policies._prospects import Prospects
-from specsim.policies.joint import Lives
+from specsim.policies._exchange import note_step, put_outcome, rate_of, trade_desk
+from specsim.policies._lives import admit, no_lives, share_of
+from specsim.policies._prospects import LEVELS, foresee, note_firsts, prospects, take_in
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -54,15 +56,15 @@ def test_a_draft_model_of_half_its_tokens_is_asked_for_what_pays(rate: float) ->
 
 
 def test_reading_prompts_is_borne_by_all_steps_that_gain_from_it() -> None:
-    lives = Lives()
-    assert lives.share(np.arange(0), 0) == 0.0
-    lives.admit(np.arange(10), 0.5)
+    lives = no_lives()
+    assert share_of(lives, 0, 0.0, 0) == 0.0
+    admit(lives, 10, 0.5)
     # While nobody has ended, a request is taken to decode for 100 steps.
-    assert lives.share(np.arange(10), 10) == pytest.approx(10 * 0.05 / 100)
+    assert share_of(lives, 10, 10.0, 10) == pytest.approx(10 * 0.05 / 100)
     for _ in range(19):
-        lives.share(np.arange(10), 10)
+        share_of(lives, 10, 10.0, 10)
     # Two end after 20 steps; eight that were expected to live for 100 are still counted.
-    share = lives.share(np.arange(2, 10), 8)
+    share = share_of(lives, 8, 8.0, 8)
     assert share == pytest.approx(8 * 0.05 / ((8 * 100 + 2 * 20) / (8 + 2)), rel=0.01)
 
 
@@ -205,9 +207,8 @@ def test_what_is_verified_is_worth_most_at_the_price_of_a_second(rate: float) ->
     policy, memory = started("joint", 4, step)
     emitting(policy, memory, 2, 2 / rate)
     view = sure_drafts([0.9, 0.7, 0.5, 0.4], [0.6, 0.9, 0.2, 0.9])
-    middling = memory.recents.classes(np.arange(2))
-    gains = memory.calibration.gains(np.arange(2), view, middling, are_new=True).copy()
     lens = policy.verify_lens(batch(0, 1, drafts=8), view, memory)
+    gains = memory.desk.fit(8).gains[:8].reshape(4, 2).T.copy()
 
     def worth(first: int, second: int) -> float:
         time = step(StepLoad(0, 2 + first + second, 2), 0)
@@ -217,26 +218,41 @@ def test_what_is_verified_is_worth_most_at_the_price_of_a_second(rate: float) ->
 
 
 def test_a_second_is_worth_what_decoding_yields_in_it() -> None:
-    exchange = Exchange(50)
-    assert exchange.rate(3) == 0.0
     server = server_view(4, step)
+    desk = trade_desk(server, 50).fit(8)
+    assert rate_of(desk.exchange, 3) == 0.0
     load = StepLoad(0, 4, 2)
-    exchange.add(outcome([1, 1], [1, 0], target_time=0.01, draft_time=0.005, load=load), server)
-    assert exchange.rate(2) == pytest.approx(3 / 0.015)
-    assert exchange.rate(4) == pytest.approx(6 / 0.015)  # as much for each sequence
+    seen = outcome([1, 1], [1, 0], target_time=0.01, draft_time=0.005, load=load)
+    put_outcome(desk, server, seen)
+    note_step(desk)
+    assert rate_of(desk.exchange, 2) == pytest.approx(3 / 0.015)
+    assert rate_of(desk.exchange, 4) == pytest.approx(6 / 0.015)  # as much for each sequence
     # A prompt of 496 tokens beside them, half a millisecond each, is left out.
     mixed, time = StepLoad(0, 500, 3, 496), 0.015 + 496 * 0.5e-3
-    exchange.add(outcome([1, 1], [1, 0], target_time=time, load=mixed), server)
-    assert exchange.rate(2) == pytest.approx(3 / 0.015)
+    put_outcome(desk, server, outcome([1, 1], [1, 0], target_time=time, load=mixed))
+    note_step(desk)
+    assert rate_of(desk.exchange, 2) == pytest.approx(3 / 0.015)
+
+
+def foreseen(longest: int, drafts: Iterable[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    """What drafts of 1, 2, ... tokens come to after such drafts: verified tokens and accepted."""
+    desk = prospects(longest, 0.5).fit(1000)
+    for rows in drafts:
+        num, width = rows.shape
+        desk.survival[: num * longest].reshape(num, longest)[:, :width] = rows
+        desk.lens[:num], desk.classes[:num], desk.sizes[0] = width, 0, num
+        note_firsts(desk)
+        take_in(desk)
+    desk.classes[0], desk.sizes[0] = 0, 1
+    foresee(desk)
+    size = longest * LEVELS
+    return [each[:size].reshape(longest, LEVELS) for each in (desk.tokens, desk.gained)]
 
 
 def test_prospects_are_what_drafts_showed() -> None:
-    prospects = Prospects(2, 0.5)
     rng = np.random.default_rng(0)
     survival = np.cumprod(rng.beta(0.5, 0.5, (3000, 2)), axis=1)
-    for rows in np.split(survival, 100):
-        prospects.add(rows, np.full(len(rows), 2), np.zeros(len(rows), dtype=np.int64))
-    tokens, gained = prospects.of_batch(np.zeros(1, dtype=np.int64))
+    tokens, gained = foreseen(2, np.split(survival, 100))
     for price in (0.25, 0.5, 0.75):
         left_out = int(price * 32)  # levels below the price
         for longest in (1, 2):
@@ -248,12 +264,8 @@ def test_prospects_are_what_drafts_showed() -> None:
 
 
 def test_short_drafts_are_continued_by_the_first_tokens_of_others() -> None:
-    prospects = Prospects(3, 0.5)
     rng = np.random.default_rng(0)
-    for _ in range(100):
-        rows = rng.beta(0.5, 0.5, (30, 1))
-        prospects.add(rows, np.ones(30, dtype=np.int64), np.zeros(30, dtype=np.int64))
-    gained = prospects.of_batch(np.zeros(1, dtype=np.int64))[1]
+    gained = foreseen(3, [rng.beta(0.5, 0.5, (30, 1)) for _ in range(100)])[1]
     assert gained[:, -1] == pytest.approx([0.5, 0.75, 0.875], abs=0.04)
 
 
