@@ -62,7 +62,7 @@ def validate_tables(
         output_file(predictions) as csv_file,
         Replayer(runs, seed=seed, spread=spread or DEFAULT_SPREAD, processes=workers) as replayer,
     ):
-        with progress("rows", len(runs)) as on_progress:
+        with progress("simulations", replayer.num_simulations) as on_progress:
             found = replayer.predict(profile, on_progress)
         errors = TableErrors.of(found, speed)
         if csv_file is not None:
