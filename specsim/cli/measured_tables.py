@@ -52,7 +52,7 @@ def validate_tables(
         output_file(asked["predictions"]) as csv_file,
         Replayer(runs, seed=seed, spread=spread, processes=workers) as replayer,
     ):
-        with progress("rows", len(runs)) as on_progress:
+        with progress("simulations", replayer.num_simulations) as on_progress:
             found = replayer.predict(profile, on_progress)
         errors = TableErrors.of(found, asked["speed"])
         if csv_file is not None:

@@ -22,7 +22,7 @@ from specsim.reality.validation import (
     select_rows,
     with_lengths,
 )
-from specsim.reality.validation.table_replay import _in_blocks, compose_row
+from specsim.reality.validation.table_replay import _in_blocks, compose_row, simulate_row
 from specsim.run.deployment import Deployment
 
 REAL = data_folder() / "gpu-runs"
@@ -139,6 +139,18 @@ def test_a_profile_object_again_and_again(table: Path) -> None:
         assert replayer.predict(profile) == first == predict(runs, PROFILE)
     for one_, two in zip(first, other, strict=True):
         assert two.values["tpot_mean_ms"] > one_.values["tpot_mean_ms"] + 40 / 4
+
+
+def test_a_row_with_drafts_is_the_median_of_three_draws(tmp_path: Path) -> None:
+    runs = read_table(made_up(tmp_path / "t.csv", {**BASE, **NONE}, {**BASE, **K3}))
+    profile = load_profile(PROFILE)
+    with Replayer(runs, seed=5) as replayer:
+        assert replayer.num_simulations == 1 + 3
+        plain, drafted = (each.values for each in replayer.predict(profile))
+    draws = [simulate_row(profile, compose_row(runs[1], seed=seed)) for seed in (5, 6, 7)]
+    assert len({draw["e2e_mean_ms"] for draw in draws}) == 3
+    assert drafted == {name: sorted(draw[name] for draw in draws)[1] for name in drafted}
+    assert plain == simulate_row(profile, compose_row(runs[0], seed=5))
 
 
 def test_errors_are_told_by_what_differs(table: Path) -> None:

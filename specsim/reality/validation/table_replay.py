@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,9 @@ DEFAULT_SPREAD = 30.0
 """Concentration of the Beta distribution that requests differ by. A table cannot say it. Of the
 seven fits in ``profiles/acceptance`` that have one (recorded drafts of EAGLE and n-gram), as the
 concentration with the same spread between requests, it is 21 to 169, in the median 27."""
+DRAWS = 3
+"""Simulations of a row with drafts, each with other luck, of which a prediction is the median: of
+64 requests, half of which wait for a step more, the median is either."""
 _NODES = 400
 _RECORD = "table"
 _COUNTERS = frozenset(
@@ -140,9 +144,9 @@ def _requests(
 class Replayer(AbstractContextManager["Replayer"]):
     """Simulates rows again and again, each time under another profile.
 
-    All that does not depend on the profile is done once; processes stay for the next time. The seed
-    is the same for all rows, so that those that differ in k meet the same luck. A SpecsimError if a
-    row lacks something (`MeasuredRun.missing`).
+    All that does not depend on the profile is done once; processes stay for the next time. The
+    seeds are the same for all rows, so that those that differ in k meet the same luck. A
+    SpecsimError if a row lacks something (`MeasuredRun.missing`).
     """
 
     def __init__(
@@ -154,10 +158,21 @@ class Replayer(AbstractContextManager["Replayer"]):
         processes: int = 1,
     ) -> None:
         self.runs = list(runs)
-        rows = [compose_row(run, seed=seed, spread=spread) for run in runs]
-        self.keys = [row.key for row in rows]  # see `ReplayedRow`
-        self._rows = {row.key: row for row in reversed(rows)}
+        rows = [
+            [
+                compose_row(run, seed=seed + draw, spread=spread)
+                for draw in range(DRAWS if run.num_speculative_tokens else 1)
+            ]
+            for run in runs
+        ]
+        self.keys = [draws[0].key for draws in rows]  # see `ReplayedRow`
+        self._rows = {draws[0].key: draws for draws in reversed(rows)}
         self._processes = LocalProcesses(processes)
+
+    @property
+    def num_simulations(self) -> int:
+        """How many a prediction takes."""
+        return sum(len(draws) for draws in self._rows.values())
 
     def __exit__(self, *error: object) -> None:
         self._processes.__exit__(*error)
@@ -176,9 +191,10 @@ class Replayer(AbstractContextManager["Replayer"]):
         check_same(self.runs, profile)
         runner = Runner(self._processes, on_progress)
         keys = list(dict.fromkeys(self.keys))
-        tasks = [self._rows[key] for key in keys]
+        tasks = [row for key in keys for row in self._rows[key]]
         (found,) = runner.run(partial(simulate_row, profile), [tasks])
-        values = dict(zip(keys, found, strict=True))
+        draws = iter(found)
+        values = {key: _medians([next(draws) for _ in self._rows[key]]) for key in keys}
         return [Prediction(run, values[key]) for run, key in zip(self.runs, self.keys, strict=True)]
 
 
@@ -202,6 +218,10 @@ def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
     except SpecsimError as error:
         raise type(error)(f"{row.place}: {error}") from error
     return _client_metrics(summaries[0]) | _counters([each.tables for each in summaries])
+
+
+def _medians(draws: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: median(each[name] for each in draws) for name in draws[0]}
 
 
 def _in_blocks(row: ReplayedRow, profile: Profile) -> Experiment:
