@@ -24,9 +24,9 @@ from specsim.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from specsim.profile.from_roofline import MadeProfile
+    from specsim.profile.from_roofline import MadeProfile as Profile
 
-Made = TypeVar("Made", bound="MadeProfile")
+Made = TypeVar("Made", bound="Profile")
 
 profile_app = typer.Typer(help="Make and inspect profiles of models on GPUs.", no_args_is_help=True)
 
