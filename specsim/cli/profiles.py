@@ -1,7 +1,8 @@
 """Commands ``profile build``, ``profile fit``, ``profile show`` and ``profile roofline``."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer import Argument, Option
@@ -22,6 +23,10 @@ from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from specsim.profile.from_roofline import MadeProfile as Profile
+
+Made = TypeVar("Made", bound="Profile")
 
 profile_app = typer.Typer(help="Make and inspect profiles of models on GPUs.", no_args_is_help=True)
 
@@ -216,8 +221,17 @@ def _drafts(given: list[str] | None) -> dict[str, str]:
     return parse_pairs("--draft", "METHOD=MODEL, such as eagle3=my-head.json", given or [])
 
 
-def _conclude(out: Path | None, text: str, table: "Table") -> None:
-    show(table, to_stderr=out is None)
+def _make(
+    made_of: Callable[[], "Made"], table: Callable[["Made", int], "Table"], context: int,
+    out: Path | None, **style: Any,
+) -> None:  # fmt: skip
+    """Make a profile and print it, or where it is; the table goes where it is not in the way."""
+    with output_file(out) as file:
+        made = made_of()
+        text = as_yaml(made.fields, **style)
+        if file is not None:
+            file.write_text(text, encoding="utf-8")
+    show(table(made, context), to_stderr=out is None)
     typer.echo(text if out is None else f"profile: {out}", nl=out is not None)
 
 
@@ -277,12 +291,7 @@ def build(
         kernels=parse_pairs("--kernel", "FAMILY=NAME, such as moe=marlin", kernel or []),
         reserved_gib=reserved_gib,
     )
-    with output_file(out) as file:
-        made = TableProfile.of(options)
-        text = as_yaml(made.fields, default_flow_style=None)
-        if file is not None:
-            file.write_text(text, encoding="utf-8")
-    _conclude(out, text, built_table(made, context))
+    _make(lambda: TableProfile.of(options), built_table, context, out, default_flow_style=None)
 
 
 @profile_app.command()
@@ -321,9 +330,4 @@ def roofline(
         memory_efficiency=memory_efficiency,
         reserved_gib=reserved_gib,
     )
-    with output_file(out) as file:
-        made = RooflineProfile.of(options)
-        text = as_yaml(made.fields)
-        if file is not None:
-            file.write_text(text, encoding="utf-8")
-    _conclude(out, text, roofline_table(made, context))
+    _make(lambda: RooflineProfile.of(options), roofline_table, context, out)

@@ -225,7 +225,7 @@ def _roofline_time(
 
 @inner
 def _looked_up(form: Form, table: int, context_tokens: Any, batched_tokens: Any) -> float:
-    """Interpolate linearly in a table; see `specsim.latency._grid.Grid`."""
+    """Interpolate linearly in a table; see `specsim.latency.tabulated.Grid`."""
     num_rows, width = int(form[table]), int(form[table + 1])
     rows, columns = table + 2, table + 2 + num_rows
     times = columns + width

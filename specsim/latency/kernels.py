@@ -12,7 +12,6 @@ from specsim.core.columns import find_table
 from specsim.core.errors import ProfileError
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.core.step import StepLoad
-from specsim.latency._grid import Grid
 from specsim.latency._kernel_tables import (
     Attention,
     Collectives,
@@ -21,6 +20,7 @@ from specsim.latency._kernel_tables import (
     shard_folder,
 )
 from specsim.latency.base import LatencyModel, one_by_one
+from specsim.latency.tabulated import Grid
 
 
 class ZeroWrites(Settings):

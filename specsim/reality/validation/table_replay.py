@@ -199,14 +199,10 @@ class Replayer(AbstractContextManager["Replayer"]):
 
 
 def predict(
-    runs: Sequence[MeasuredRun],
-    profile: Profile | str | Path,
-    *,
-    seed: int = 0,
-    spread: float = DEFAULT_SPREAD,
-    processes: int = 1,
+    runs: Sequence[MeasuredRun], profile: Profile | str | Path, **options: Any
 ) -> list[Prediction]:
-    with Replayer(runs, seed=seed, spread=spread, processes=processes) as replayer:
+    """Simulate measured runs under a profile, once; options as of `Replayer`."""
+    with Replayer(runs, **options) as replayer:
         return replayer.predict(profile)
 
 
