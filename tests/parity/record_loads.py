@@ -60,6 +60,9 @@ class ElsewhereConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None: ...
 
 
+KVConnectorFactory.register_connector("ElsewhereConnector", __name__, "ElsewhereConnector")
+
+
 def with_connector(config: VllmConfig) -> VllmConfig:
     config.kv_transfer_config = KVTransferConfig(
         kv_connector="ElsewhereConnector", kv_role="kv_both"
@@ -159,7 +162,6 @@ class LoadsDriver(Driver):
 
 def main() -> None:
     target, *seeds = sys.argv[1:]
-    KVConnectorFactory.register_connector("ElsewhereConnector", __name__, "ElsewhereConnector")
     for seed in range(*map(int, seeds)):
         scenario = random_loads_scenario(seed)
         path = Path(target) / f"{scenario['name']}.scenario.json"

@@ -8,12 +8,12 @@ The scenarios and their logs are those of tests/parity: the recorder must not ch
 decides, and must write what the logs say: every step, every request.
 """
 
-import importlib.util
 import json
 import logging
 import os
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,18 @@ from specsim.reality.vllm.scheduler import (
 PARITY = Path(__file__).parents[1] / "parity"
 
 
-def load_driver() -> Any:
-    spec = importlib.util.spec_from_file_location("record", PARITY / "record.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.Scheduler, module.AsyncScheduler = RecordingScheduler, RecordingAsyncScheduler
-    return module
+def load_drivers() -> tuple[Any, Any]:
+    """Return the drivers of scenarios without and with KV entries from elsewhere."""
+    sys.path.insert(0, str(PARITY))  # as if they were run from there
+    record, loads = import_module("record"), import_module("record_loads")
+    record.Scheduler, record.AsyncScheduler = RecordingScheduler, RecordingAsyncScheduler
+    return record.Driver, loads.LoadsDriver
 
 
-def check(driver_module: Any, path: Path, folder: Path) -> str:
+def check(make_driver: Any, path: Path, folder: Path) -> str:
     os.environ[FOLDER_VARIABLE] = str(folder)
     scenario = json.loads(path.read_text())
-    driver = driver_module.Driver(scenario)
+    driver = make_driver(scenario)
     log = json.loads(json.dumps(driver.log()))
     driver.scheduler.shutdown()
     expected = json.loads(path.with_name(path.name.replace("scenario", "log")).read_text())
@@ -77,9 +77,9 @@ def expect(condition: bool, path: Path, otherwise: str) -> None:
 def main() -> None:
     logging.disable(logging.WARNING)  # vLLM says much about engines as small as these
     os.environ.pop(FOLDER_VARIABLE, None)
-    module = load_driver()
+    driver, loads_driver = load_drivers()
     try:
-        recording_scheduler(module.VllmConfig())
+        recording_scheduler(sys.modules["record"].VllmConfig())
     except ValueError as error:
         print(error)
     else:
@@ -87,7 +87,8 @@ def main() -> None:
     paths = sorted((PARITY / "recorded").glob("*.scenario.json"))
     with tempfile.TemporaryDirectory() as scratch:
         for number, path in enumerate(paths):
-            print(check(module, path, Path(scratch) / str(number)), flush=True)
+            own = loads_driver if path.name.startswith("loads") else driver
+            print(check(own, path, Path(scratch) / str(number)), flush=True)
 
 
 if __name__ == "__main__":
