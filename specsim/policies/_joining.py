@@ -1,4 +1,4 @@
-"""What `joint` does in each verb of a step: one loop for each, over what it remembers."""
+"""What `joint` does in each verb of a step: one loop, over what it remembers."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -52,9 +52,11 @@ IS_CLOSED, STEPS_SINCE_NEW, IS_OFF, PROBE, PROBES_LEFT = range(9, 14)
 admitted, until which it may come to serve more of the batch; whether it is not worth its upkeep for
 those that it has read; a request that is drafted for nevertheless, to see whether that pays by now,
 or -1; and drafts that are to be made for it."""
-NUM, WIDTH, HAS_CONFIDENCES, HAS_FOUND, HAS_UNDRAFTED = range(5)
+NUM, WIDTH, HAS_CONFIDENCES, HAS_FOUND, HAS_UNDRAFTED, VERB = range(6)
 """Places of `Joining.sizes`: sequences; tokens of the longest draft; whether the drafter knows
-confidences, a lookup shows what it has found, and some are left out."""
+confidences, a lookup shows what it has found, and some are left out; what is to be done."""
+DROPS, DRAFTS, VERIFIES, LEARNS = range(4)
+"""Verbs."""
 
 
 class Joining(NamedTuple):
@@ -130,8 +132,8 @@ def _shrunk(gain: float, prior: float) -> float:
     return gain + prior * (_PRIOR_GAIN - gain)
 
 
-@loop_on(Joining, *_ROOMS)
-def let_go(desk: Joining) -> int:
+@inner
+def _let_go(desk: Joining) -> int:
     """Settle whom the drafter lets go of; return whether there are any."""
     state, states = desk.state, desk.states
     num, num_new, last_new = desk.sizes[NUM], 0, -1
@@ -186,8 +188,8 @@ def _choose_probe(state: Floats, newest: int) -> None:
 # How much to draft
 
 
-@loop_on(Joining, *_ROOMS)
-def propose(desk: Joining) -> int:
+@inner
+def _propose(desk: Joining) -> int:
     """Return what is worth drafting for every sequence; -1: that is in `trade.lens`."""
     if not desk.sizes[HAS_CONFIDENCES]:
         return _by_past(desk)
@@ -335,8 +337,8 @@ def _look_at(desk: Joining, num_drafts: int) -> None:
     desk.state[SEEN] += taken
 
 
-@loop_on(Joining, *_ROOMS)
-def trim(desk: Joining) -> int:
+@inner
+def _trim(desk: Joining) -> int:
     """Settle what is worth verifying of what was drafted."""
     trade, state, num = desk.trade, desk.state, desk.sizes[NUM]
     num_drafts = 0
@@ -356,8 +358,8 @@ def trim(desk: Joining) -> int:
     return 0
 
 
-@loop_on(Joining, *_ROOMS)
-def learn(desk: Joining) -> int:
+@inner
+def _learn(desk: Joining) -> int:
     """Note what came of what was stated, and what the step took."""
     num, drafted = desk.sizes[NUM], 0
     desk.state[STEPS_SINCE_NEW] += 1.0
@@ -386,3 +388,14 @@ def _add_fates(desk: Joining) -> None:
         # One trial in two halves is all that is known at first.
         share = (fates[request, 0] + 0.5) / (fates[request, 1] + 1.0)
         desk.kinds[request] = int(share * (KINDS - 1e-9))
+
+
+@loop_on(Joining, *_ROOMS)
+def act(desk: Joining) -> int:
+    """Do one of the verbs: what they have in common is compiled once."""
+    verb = desk.sizes[VERB]
+    if verb == DROPS:
+        return _let_go(desk)
+    if verb == DRAFTS:
+        return _propose(desk)
+    return _trim(desk) if verb == VERIFIES else _learn(desk)

@@ -11,20 +11,22 @@ from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
 from specsim.policies._estimate import Fading
 from specsim.policies._exchange import FREE_SLOTS, put_drafts, put_loads, put_outcome, trade_desk
 from specsim.policies._joining import (
+    DRAFTS,
+    DROPS,
     HAS_CONFIDENCES,
     HAS_FOUND,
     HAS_UNDRAFTED,
     IS_OFF,
+    LEARNS,
     NUM,
     NUM_STATES,
     PRIOR,
     PROBE,
+    VERB,
+    VERIFIES,
     WIDTH,
     Joining,
-    learn,
-    let_go,
-    propose,
-    trim,
+    act,
 )
 from specsim.policies._lives import no_lives
 from specsim.policies._prospects import LEVELS, prospects
@@ -48,9 +50,10 @@ class _Memory:
             rates=np.array([1.0 - 1.0 / policy.window, _PRIOR_TRIALS, 1.0, 0.0]),
         )
         self.server, self.longest, self.state = server, longest, state
+        self.sizes: Ints = np.zeros(6, dtype=np.int64)
         self.desk = Desk(
             Joining,
-            *(let_go, propose, trim, learn),
+            act,
             states=PerRequest(0, dtype=np.int64),
             kinds=PerRequest((KINDS - 1) // 2, dtype=np.int64),
             fates=PerRequest(0.0, 2),
@@ -64,6 +67,7 @@ class _Memory:
             len_kinds=LEN_KINDS,
             state=state,
             lives=no_lives(),
+            sizes=self.sizes,
         )
 
     def fit(self, requests: Ints, drafts: DraftView | None = None) -> Joining:
@@ -77,6 +81,11 @@ class _Memory:
             desk.draft_lens[:num] = drafts.draft_lens
             desk.sizes[WIDTH] = drafts.confidences.shape[1]
         return desk
+
+    def act(self, verb: int) -> int:
+        """Do one of the verbs with what is on the desk."""
+        self.sizes[VERB] = verb
+        return self.desk.runs[0]()
 
 
 @final
@@ -117,7 +126,7 @@ class Joint(Policy):
             desk.is_undrafted[:num] = batch.is_undrafted
         desk.trade.limits[FREE_SLOTS] = batch.free_slots
         put_loads(desk.trade, server, batch.load, load, min(num * memory.longest, batch.free_slots))
-        length = memory.desk.runs[1]()
+        length = memory.act(DRAFTS)
         return desk.trade.lens[:num].copy() if length < 0 else length
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
@@ -127,7 +136,7 @@ class Joint(Policy):
             return drafts.draft_lens
         desk = memory.fit(batch.requests, drafts)
         put_drafts(desk.trade, server, batch, drafts)
-        memory.desk.runs[2]()
+        memory.act(VERIFIES)
         lens: Ints = desk.trade.lens[: batch.size].copy()
         return lens
 
@@ -137,7 +146,7 @@ class Joint(Policy):
             return None
         desk = memory.fit(batch.requests)
         put_loads(desk.trade, memory.server, batch.load, batch.decode_load())
-        return desk.let_go[: batch.size].copy() if memory.desk.runs[0]() else None
+        return desk.let_go[: batch.size].copy() if memory.act(DROPS) else None
 
     def drops_now(self, memory: _Memory) -> bool:
         """Return whether the drafter is not worth its upkeep for those that it has read."""
@@ -149,4 +158,4 @@ class Joint(Policy):
         desk = memory.fit(outcome.requests)
         desk.draft_lens[:num], desk.accepted_lens[:num] = outcome.draft_lens, outcome.accepted_lens
         put_outcome(desk.trade, memory.server, outcome)
-        memory.desk.runs[3]()
+        memory.act(LEARNS)

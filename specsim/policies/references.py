@@ -79,35 +79,29 @@ class OracleGoodput(OraclePolicy):
 
 _SAMPLES = 256  # drafts that a guess at this step's confidences is made of
 _CHOICES = 33  # of how much of many drafts is verified
-_KNOWN, _FOUND, _GUESSED = range(3)  # what gains are of
+_KNOWN, _FOUND, _GUESSED, _TRIMS, _LEARNS = range(5)  # what to do; first, what gains are of
 
 
 @loop_on(Trade, *TRADE_ROOMS)
-def choose(desk: Trade) -> int:
-    """Return what is worth drafting for every sequence; -1: that is in `lens`."""
-    longest, rate = set_prices(desk), rate_of(desk.exchange, desk.decodes[2])
-    if desk.sizes[3] == _GUESSED:
+def weigh(desk: Trade) -> int:
+    """Do what is to be done; return a length for every sequence; -1: these are in `lens`."""
+    verb = desk.sizes[3]
+    if verb == _LEARNS:
+        note_step(desk)
+        return -1
+    rate = rate_of(desk.exchange, desk.decodes[2])
+    if verb == _TRIMS:
+        spend_on_drafts(desk, rate)
+        return -1
+    longest = set_prices(desk)
+    if verb == _GUESSED:
         weigh_choices(desk, longest, rate)
         return best_of(desk.values, 0, longest)
-    if desk.sizes[3] == _FOUND:
+    if verb == _FOUND:
         spend_on_found(desk, rate)
     else:
         spend_before(desk, longest, rate)
     return -1
-
-
-@loop_on(Trade, *TRADE_ROOMS)
-def choose_again(desk: Trade) -> int:
-    """Settle what is worth verifying of drafts."""
-    spend_on_drafts(desk, rate_of(desk.exchange, desk.decodes[2]))
-    return 0
-
-
-@loop_on(Trade, *TRADE_ROOMS)
-def learn_worth(desk: Trade) -> int:
-    """Note what a step took."""
-    note_step(desk)
-    return 0
 
 
 @dataclass(slots=True)
@@ -148,7 +142,7 @@ class Bayes(Policy):
 
     def start(self, server: ServerView) -> _Knowing:
         """Return what a second is worth: nothing is known of that yet."""
-        desk = trade_desk(server, 50.0, choose, choose_again, learn_worth)
+        desk = trade_desk(server, 50.0, weigh)
         return _Knowing(server, PerRequest(0.0, max(server.max_draft_len, 1)), desk)
 
     def draft_lens(self, batch: BatchView, memory: _Knowing) -> int | Ints:
@@ -205,13 +199,16 @@ class Bayes(Policy):
         desk = memory.put(self._by_confidences(batch, drafts, memory))
         desk.draft_lens[: batch.size] = draft_lens
         put_drafts(desk, server, batch, drafts)
-        memory.desk.runs[1]()
+        desk.sizes[3] = _TRIMS
+        memory.desk.runs[0]()
         return desk.lens[: batch.size].copy()
 
     def observe(self, outcome: StepOutcome, memory: _Knowing) -> None:
         """Note what the step took."""
-        put_outcome(memory.desk.fit(1), memory.server, outcome)
-        memory.desk.runs[2]()
+        desk = memory.desk.fit(1)
+        put_outcome(desk, memory.server, outcome)
+        desk.sizes[3] = _LEARNS
+        memory.desk.runs[0]()
 
     def _by_confidences(
         self, batch: BatchView, drafts: DraftView, memory: _Knowing
