@@ -94,7 +94,7 @@ class Joint(Policy):
 
     Two decisions are one: a draft is worth what is left of it once its confidences are known.
     Both maximise tokens - rate x time, the rate being what the server has lately emitted per
-    second of decoding (`Exchange`); the derivation is in docs/explanation/joint.md.
+    second of decoding; the derivation is in docs/explanation/joint.md.
     """
 
     kind: Literal["joint"] = "joint"
