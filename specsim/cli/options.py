@@ -50,6 +50,7 @@ def warm_up(workers: int) -> None:
 
 
 def load_experiment(config: Path, overrides: list[str] | None, seed: int | None) -> "Experiment":
+    """Return the experiment of a command, with what its options replace."""
     from specsim.run.experiment import Experiment
 
     return Experiment.load(config, all_overrides(overrides, seed))
@@ -85,11 +86,13 @@ def write_json(file: Path | None, data: Any) -> None:
 
 
 def profile_text(profile: "Profile") -> str:
+    """Return a profile as YAML; what is as usual is left out."""
     fields = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     return as_yaml(fields, default_flow_style=None)
 
 
 def as_yaml(fields: dict[str, Any], **style: Any) -> str:
+    """Return fields as YAML, in their order."""
     import yaml
 
     text: str = yaml.safe_dump(fields, sort_keys=False, width=100, allow_unicode=True, **style)
@@ -193,6 +196,7 @@ def keep_numbers_whole(table: Any, console: Any) -> None:
 
 
 def warn(warnings: list[str]) -> None:
+    """Print warnings to standard error."""
     from rich.console import Console
 
     for warning in warnings:

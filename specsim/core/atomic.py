@@ -38,6 +38,7 @@ def track_inputs() -> None:
 
 
 def note_input(path: Path) -> None:
+    """Say that a file is read."""
     if _Inputs.paths is not None and path.resolve() not in _Inputs.own:
         _Inputs.paths.add(path.resolve())
 

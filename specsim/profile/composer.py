@@ -44,6 +44,8 @@ compiler fuses it into norms and activation, and only behind attention not; of 4
 
 
 class Composer:
+    """Looks up every kernel of one model."""
+
     def __init__(self, shape: ModelShape, options: TableOptions, tables: GpuTables) -> None:
         size, heads = options.tensor_parallel_size, shape.num_attention_heads
         if heads % size:

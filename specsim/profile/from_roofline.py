@@ -19,6 +19,8 @@ _MAX_BATCHED_TOKENS = 16384
 
 @dataclass(frozen=True)
 class RooflineOptions:
+    """What to make a profile of."""
+
     model: str  # name in ``profiles/``, or the path of a HuggingFace config.json
     gpu: str
     drafts: dict[str, str]  # model of each proposer that the profile will have costs for

@@ -38,6 +38,8 @@ DTYPES: Mapping[str, Dtype] = {name: Dtype(*row) for name, row in _ROWS.items()}
 
 @dataclass(frozen=True)
 class TableOptions:
+    """What to compose a profile of."""
+
     model: str  # name in ``profiles/``, or the path of a HuggingFace config.json
     gpu: str
     drafts: Mapping[str, str] = field(default_factory=dict)
@@ -104,6 +106,8 @@ def tables_folder() -> Path:
 
 
 class MeasuredTable(NamedTuple):
+    """One table, and where it lies."""
+
     rows: pa.Table
     source: str  # GPU, engine, version and file
 

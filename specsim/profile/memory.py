@@ -15,6 +15,8 @@ GPU_MEMORY_UTILIZATION = 0.92
 
 
 class LayersOf(NamedTuple):
+    """The attention layers of a server."""
+
     target: tuple[KVLayers, ...]
     drafts: tuple[KVLayers, ...]
 

@@ -60,6 +60,7 @@ class Ngram(LookupProposer):
         return self.match_probability == 1.0
 
     def found_lens(self, uniforms: NDArray[np.float64], max_draft_len: int) -> NDArray[np.int64]:
+        """Return a full draft or none."""
         return np.where(uniforms < self.match_probability, max_draft_len, 0)
 
 

@@ -113,6 +113,7 @@ class RunWriter:
         return known[1]
 
     def update_meta(self, **fields: Any) -> None:
+        """Add to ``meta.json``, or replace there, what is known only later."""
         self._meta |= fields
         self.mark(complete=False)
 

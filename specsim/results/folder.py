@@ -140,6 +140,8 @@ _REMEDY = "give a folder that `specsim run --out` wrote"
 
 @dataclass(frozen=True)
 class RunTable:
+    """A table of a run."""
+
     columns: dict[str, NDArray[Any]]  # each of shape (n,)
     provenance: dict[str, object]  # hash of the configuration, seed, and version of specsim
 
@@ -201,12 +203,14 @@ class ResultsFolder:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
+        """``summary.json``."""
         summary = load_mapping(self.path / "summary.json", ConfigError)
         own_block(self.path / "summary.json", summary)
         return summary
 
     @property
     def own(self) -> dict[str, Any]:
+        """The block ``specsim`` of the summary."""
         block: dict[str, Any] = self.summary["specsim"]
         return block
 

@@ -80,6 +80,7 @@ class Requests(Protocol):
 
 
 def ttft(requests: Requests) -> Seconds:
+    """Return the time from arrival to the first token."""
     return requests["first_token_at"] - requests["arrived_at"]
 
 
@@ -89,10 +90,12 @@ def latency(requests: Requests) -> Seconds:
 
 
 def queue_time(requests: Requests) -> Seconds:
+    """Return the time from arrival to the first step."""
     return requests["scheduled_at"] - requests["arrived_at"]
 
 
 def decode_time(requests: Requests) -> Seconds:
+    """Return the time from the first token to the last."""
     return requests["ended_at"] - requests["first_token_at"]
 
 

@@ -112,6 +112,7 @@ class ReplicaRecords:
         self._gaps.append(rows.copy())
 
     def add_seconds(self, rows: NDArray[np.void]) -> None:
+        """Take in `SECOND_FIELDS`."""
         self._seconds.append(rows.copy())
 
     @property
@@ -137,6 +138,7 @@ class ReplicaRecords:
 
     @property
     def seconds(self) -> NDArray[np.void]:
+        """Structured, `SECOND_FIELDS`."""
         return _joined(self._seconds, SECOND_FIELDS)
 
     @property

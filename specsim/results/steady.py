@@ -59,11 +59,14 @@ def warm_up_of(requests: Requests) -> int:
 
 @dataclass(frozen=True)
 class Trend:
+    """By how much a backlog grows."""
+
     growth: float  # requests by which it grows per request that arrives; negative if it shrinks
     error: float  # standard error of `growth`
 
     @classmethod
     def pooled(cls, trends: "Sequence[Trend]") -> "Trend":
+        """Return the mean of independent runs."""
         count = len(trends)
         errors = [trend.error for trend in trends]
         return cls(

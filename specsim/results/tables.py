@@ -207,6 +207,7 @@ class RunTables:
 
 
 def assemble(replicas: list[ReplicaRecords], deliveries: Deliveries | None = None) -> RunTables:
+    """Return the tables of a run."""
     requests = np.zeros(sum(len(r.requests) for r in replicas), dtype=TABLE_FIELDS)
     totals = np.zeros(1, dtype=TOTAL_FIELDS)
     for number, records in enumerate(replicas):

@@ -133,6 +133,8 @@ PARTS = ("target", "draft", "overhead", "idle")
 
 @dataclass(frozen=True)
 class TimeRow:
+    """The time of the steps of some batch sizes."""
+
     sizes: tuple[int, int]  # first and last batch size, requests; (0, 0) is the time without any
     num_steps: int
     share: float  # of the time of all replicas, in [0, 1]
@@ -146,6 +148,8 @@ class TimeRow:
 
 @dataclass(frozen=True)
 class TimeUse:
+    """How the time of all replicas divides."""
+
     overall: TimeRow
     rows: list[TimeRow]  # by batch size, in powers of two; those without a step are left out
     hidden_overhead_share: float

@@ -86,6 +86,8 @@ def why_whole(
 
 @dataclass(frozen=True)
 class Kept:
+    """What a run records, and whether its invariants are checked."""
+
     steps: bool
     deliveries: bool
     check: bool = False

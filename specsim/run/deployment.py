@@ -31,6 +31,8 @@ _MOST_HOLDING = 4096
 
 @dataclass(frozen=True)
 class Deployment:
+    """A server that could be started."""
+
     engine: EngineConfig  # with every default filled in
     profile: Profile
     policy: Policy

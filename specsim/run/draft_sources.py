@@ -72,9 +72,11 @@ class TreeDrafts(_OneByOne):
         return self.luck.path_len(request, position, tree.complete_widths(draft_len))
 
     def keep_tree(self, step: StepView, tree: Tree) -> None:
+        """Remember the shape of the next drafts of a step's sequences."""
         self._trees.update(dict.fromkeys(step.requests.tolist(), tree))
 
     def trees(self, requests: Ints) -> list[Tree | None]:
+        """Return the shapes of the last drafts."""
         return [self._trees.get(request) for request in requests.tolist()]
 
     def end(self, request: int) -> None:
@@ -140,6 +142,7 @@ class LookupDrafts(_OneByOne):
         return draft.accepted_len(text.token_ids[start : start + len(draft.token_ids)])
 
     def accepted_len(self, request: int, position: int, draft_len: int) -> int:
+        """Return how much of the first tokens the recorded answer confirms."""
         if not draft_len:
             return 0
         if self._has_trees:

@@ -23,6 +23,8 @@ from specsim.workload.trace import Columns, TraceRequests
 
 @dataclass(frozen=True)
 class Run:
+    """What came of an experiment: its tables, and what they were recorded from."""
+
     experiment: Experiment
     deployment: Deployment
     requests: Sequence[Request]

@@ -58,6 +58,7 @@ def _estimated_gib(experiment: Experiment) -> float:
 
 
 def as_time(seconds: float) -> str:
+    """Return a time in a unit that suits it."""
     for size, unit in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:,.3g} {unit}"

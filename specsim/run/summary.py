@@ -104,6 +104,8 @@ _EPOCH = "19700101-000000"
 
 @dataclass(frozen=True)
 class Summary:
+    """What a run comes to."""
+
     run: Run
 
     @property

@@ -24,6 +24,8 @@ from specsim.serve.watchers import Log
 
 @dataclass(frozen=True)
 class ServeOptions:
+    """How an experiment is served."""
+
     host: str = "127.0.0.1"
     port: int = 8000
     speed: float = 1.0

@@ -73,6 +73,8 @@ class _Engine:
 
 
 class LiveMetrics(Watcher):
+    """Counts what a server's engines do."""
+
     def __init__(self, live: Live, model: str) -> None:
         self._live, self._model = live, model
         deployment = live.deployment

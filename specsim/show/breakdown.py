@@ -30,6 +30,8 @@ class KVUse:
 
 @dataclass(frozen=True)
 class Breakdown:
+    """Where time and memory went."""
+
     time: TimeUse
     memory: MemoryPlan
     kv: KVUse

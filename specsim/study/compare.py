@@ -29,6 +29,8 @@ from specsim.study.sweep import labels
 
 @dataclass(frozen=True)
 class PolicyResult:
+    """One policy over all replications."""
+
     label: str
     policy: Policy
     summaries: list[dict[str, Any]]  # as in ``summary.json``, one per replication
@@ -46,6 +48,7 @@ class PolicyResult:
 
     @property
     def is_unstable(self) -> bool:
+        """Whether any replication could not keep up with its arrivals."""
         return any(summary["specsim"]["unstable"] for summary in self.summaries)
 
     @property
@@ -56,6 +59,8 @@ class PolicyResult:
 
 @dataclass(frozen=True)
 class Standing:
+    """The place of one policy among all."""
+
     rank: int  # from 1, the highest speed-up
     result: PolicyResult
     is_tied: bool | None
@@ -117,6 +122,7 @@ class Comparison:
         ]
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain values: per policy its standing and all summaries."""
         standings = {standing.result.label: standing.to_dict() for standing in self.standings}
         return {
             result.label: {**standings[result.label], "warnings": [*self.notes, *result.warnings]}

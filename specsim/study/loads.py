@@ -55,6 +55,8 @@ def _all_requests(workload: WorkloadConfig, seed: int) -> Trace:
 
 @dataclass(frozen=True)
 class Trial:
+    """One simulation."""
+
     experiment: Experiment
     recording: Recording | None = None
 
@@ -64,6 +66,7 @@ class Trial:
         return self.experiment.hash, self.experiment.seed
 
     def requests(self) -> list[Request] | None:
+        """Return the recorded requests; None where the experiment's workload draws them."""
         if self.recording is None:
             return None
         source, workload = self.recording.all_requests(), self.experiment.workload
@@ -104,6 +107,7 @@ def steady_window(requests: NDArray[np.void], arrivals: Arrivals) -> tuple[float
 
 
 def fixed_policy(k: int) -> Policy:
+    """Return the policy of a server that was started with k, or, for 0, without speculation."""
     return Static(k=k) if k else Off()
 
 

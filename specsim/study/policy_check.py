@@ -40,12 +40,16 @@ _MODES = ("sync", "async")
 
 @dataclass(frozen=True)
 class World:
+    """One small experiment."""
+
     name: str
     config: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class PolicyCheck:
+    """What came of all worlds."""
+
     policy: str
     num_worlds: int  # that were run
     broken: dict[str, list[str]]  # by what was wrong, the names of the worlds in which it was
@@ -55,6 +59,7 @@ class PolicyCheck:
 def check_policy(
     policy: Policy, config: Any, on_progress: Callable[[int], None] | None = None
 ) -> PolicyCheck:
+    """Run a policy, which an experiment names as in `config`, through all worlds that suit it."""
     begun_at = monotonic()
     method = _method(policy)
     broken: dict[str, list[str]] = {}
@@ -84,6 +89,7 @@ def _method(policy: Policy) -> dict[str, Any]:
 
 
 def worlds_of(policy: Policy, config: Any, method: dict[str, Any]) -> Iterator[World]:
+    """Yield the worlds of a policy."""
     needs_sync = policy.needs_sync or policy.uses_confidences
     can_async = not needs_sync and PROPOSERS.parse(method).supports_async
     modes = [name for name in _MODES if name == "sync" or can_async]

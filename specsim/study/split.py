@@ -62,6 +62,7 @@ class Split:
     rows: list[SplitRow]
 
     def save(self, folder: Path, **more: Any) -> None:
+        """Write ``split.json``, and more in it, into a folder that exists."""
         data = {"gpus": self.gpus, "rows": [row.to_dict() for row in self.rows], **more}
         (folder / "split.json").write_text(json.dumps(data, indent=1) + "\n")
 
@@ -119,6 +120,7 @@ def compare_splits(
 def simulated_rows(
     arms: list[tuple[str, int, Experiment]], replications: int, runner: Runner
 ) -> list[SplitRow]:
+    """Simulate ways to use the GPUs, each with its label and the GPUs in use."""
     tasks = [replicated(arm, replications, "split") for _, _, arm in arms]
     groups = runner.run(_run_one, tasks)
     return [
@@ -180,6 +182,7 @@ def row_order(row: SplitRow) -> tuple[float, ...]:
 
 
 def judged(row: SplitRow, rows: list[SplitRow]) -> SplitRow:
+    """Return a row with whether any other row of its load beats it."""
     names = ("p99_ttft_ms", "mean_tpot_ms")
     is_beaten = any(
         all((other.values[name] or 0.0) < (row.values[name] or 0.0) for name in names)

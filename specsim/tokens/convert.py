@@ -178,6 +178,8 @@ class _Exchange(NamedTuple):
 
 
 class TokenCounts(NamedTuple):
+    """What a new token trace holds."""
+
     requests: int
     prompt_tokens: int
     output_tokens: int

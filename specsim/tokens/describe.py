@@ -106,6 +106,7 @@ class Overlap:
 
     @property
     def new(self) -> float:
+        """In none of these."""
         return 1.0 - self.anywhere
 
 
@@ -218,6 +219,8 @@ _ALIKE = 1.05  # ratio of tokens per step within which two drafters are called e
 
 @dataclass(frozen=True)
 class DraftWorth:
+    """What a drafter's drafts were worth in the replay."""
+
     method: str
     num_speculative_tokens: int  # longest draft
     tokens_per_step: float
@@ -238,6 +241,8 @@ class DraftWorth:
 
 @dataclass(frozen=True)
 class TokenDescription:
+    """A token trace in a few numbers."""
+
     num_requests: int
     num_unrecorded_prompts: int
     prompt_tokens: int

@@ -48,6 +48,8 @@ class DraftCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftEval:
+    """Result of a draft evaluation."""
+
     drafter: Drafter
     per_request: list[DraftCounts]  # in the order of the file
     prompt_time: float  # seconds that the lookup took to take in the prompts
@@ -68,6 +70,7 @@ class DraftEval:
 
     @property
     def acceptance(self) -> float:
+        """Accepted share of the draft tokens."""
         total = self.total
         return total.accepted / max(1, total.drafted)
 
@@ -306,6 +309,8 @@ _MAX_COMBINATIONS = 10_000  # each one replays the whole trace
 
 
 class Combination(NamedTuple):
+    """One combination of options, and what it was worth."""
+
     options: dict[str, Any]  # those of the grid
     totals: dict[str, Any]  # from `specsim.tokens.draft_eval.DraftEval.totals_as_json`
     step_us: float  # host time per step, microseconds

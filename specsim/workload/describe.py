@@ -14,6 +14,8 @@ _WINDOW = 10.0
 
 @dataclass(frozen=True)
 class LengthSummary:
+    """Lengths of prompts or of outputs, tokens."""
+
     total: int
     mean: float
     std: float
@@ -22,6 +24,8 @@ class LengthSummary:
 
 @dataclass(frozen=True)
 class TraceDescription:
+    """A workload in a few numbers."""
+
     format: str
     num_requests: int
     num_dropped: int  # rows of failed requests, left out
@@ -41,6 +45,7 @@ class TraceDescription:
 
 
 def describe(trace: Trace) -> TraceDescription:
+    """Return a description of a workload."""
     arrivals = trace.arrived_at
     duration = None if arrivals is None else float(arrivals[-1])
     spread = arrivals if duration else None

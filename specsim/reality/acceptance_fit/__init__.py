@@ -73,6 +73,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class AcceptanceFit:
+    """What came of fitting all models."""
+
     records: Records
     draft_len: int
     split_seed: int

@@ -288,6 +288,7 @@ def fit_beta_position(data: Decoded) -> BetaPosition:
 
 
 def fit_markov(data: Decoded) -> Markov:
+    """Return the closest chain of two regimes."""
     twin = Twin(data, _POSITIONS, "fit")
     middle = logit(np.clip(fit_bernoulli(data).alpha, 0.05, 0.95))
     starts = [(0.0, middle - 1.5, middle + 1.5, np.log(length)) for length in (3.0, 20.0)]

@@ -25,6 +25,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Load:
+    """How much traffic a run gets."""
+
     name: str
     share: float
     """Arrival rate, as a share of what the server gets done without speculation when it is never
@@ -37,6 +39,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Label:
+    """What tells one case from another."""
+
     acceptance: str
     """``synthetic``, ``real``, or ``recorded`` where the simulation is given the real run's."""
     load: Load
@@ -55,6 +59,8 @@ class Label:
 
 @dataclass(frozen=True)
 class CaseResult:
+    """One case: real runs and their simulation."""
+
     case: Label
     runs: Sequence[Requests]  # the repetitions
     statistics: list[Statistic]  # means over the repetitions, and over their simulations
@@ -80,10 +86,12 @@ class CaseResult:
         return next(s for s in self.statistics if (s.metric, s.name) == (metric, name))
 
     def mean_at_speed(self, metric: str) -> Statistic:
+        """Return a mean, the simulation being told how fast the machine was."""
         return next(s for s in self.at_speed if (s.metric, s.name) == (metric, "mean"))
 
     @property
     def mean_error(self) -> float:
+        """Mean size of the errors of all statistics."""
         return mean_error(self.statistics)
 
     @property
@@ -92,6 +100,7 @@ class CaseResult:
 
     @property
     def mean_spread(self) -> float:
+        """Mean spread of all statistics between the repetitions."""
         return float(np.mean([each.spread or 0.0 for each in self.statistics]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,6 +160,8 @@ def tells(result: CaseResult, stated_error: float) -> bool:
 
 @dataclass(frozen=True)
 class Swap:
+    """Two values of k whose order by mean latency the simulation gets wrong."""
+
     acceptance: str
     load: str
     faster: str  # in the real runs
@@ -158,6 +169,7 @@ class Swap:
 
 
 def swaps(results: Sequence[CaseResult]) -> list[Swap]:
+    """Return where the simulation swaps two fixed k that differ by more than real spreads."""
     fixed = [each for each in results if each.case.policy.startswith(("off", "static"))]
     found = []
     for one, two in combinations(fixed, 2):
@@ -176,6 +188,8 @@ def swaps(results: Sequence[CaseResult]) -> list[Swap]:
 
 @dataclass(frozen=True)
 class Part:
+    """A profile, and the cases that say how well it predicts what they measured."""
+
     name: str  # empty where it is the only one
     profile: Profile
     results: list[CaseResult]
@@ -183,6 +197,8 @@ class Part:
 
 @dataclass
 class Calibration:
+    """What came of a calibration, and whether the cases keep to what was stated."""
+
     stated_error: float  # of mean TPOT and mean latency, as a share
     results: list[CaseResult]
     capacity: float = 0.0  # requests per second without speculation, never idle
@@ -333,12 +349,14 @@ def _write_results(found: Calibration, subject: Subject, folder: Path, *, comple
 
 
 def with_status(profile: Profile, *, is_validated: bool, stated_error: float) -> Profile:
+    """Return a profile that says whether it has kept what it promises."""
     update = {"status": "validated" if is_validated else "candidate", "stated_error": stated_error}
     provenance = profile.provenance.model_copy(update=update)
     return profile.model_copy(update={"provenance": provenance})
 
 
 def check_folder(folder: Path) -> None:
+    """Refuse a folder that results would get lost in."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is there already and not empty; name a new folder (--out)")
 
@@ -349,6 +367,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def write_profile(profile: Profile, path: Path) -> None:
+    """Write a profile as YAML, as `load_profile` reads it."""
     written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     with new_file(path) as temporary:
         temporary.write_text(yaml.safe_dump(written, sort_keys=False, width=100))

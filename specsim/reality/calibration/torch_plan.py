@@ -27,12 +27,16 @@ _AT_ONCE = 1e6  # requests per second
 
 @dataclass(frozen=True)
 class Case(Label):
+    """An experiment that is run on the real engine and simulated, one and the same."""
+
     experiment: Experiment  # as simulated; with the rates expected where acceptance is real
     requests: list[Request]
 
 
 @dataclass(frozen=True)
 class TorchPlan:
+    """One calibration."""
+
     grid: StepGrid
     loads: tuple[Load, ...]
     max_num_seqs: int
@@ -149,6 +153,7 @@ class Served:
 
     @property
     def host_speed(self) -> HostSpeed | None:
+        """What the probes say; None without."""
         return HostSpeed.of(self.probes) if self.probes else None
 
     def slowness(self, usual: float) -> list[float]:

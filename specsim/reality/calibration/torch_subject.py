@@ -53,6 +53,8 @@ class _Levels(NamedTuple):
 
 @dataclass
 class TorchSubject:
+    """An engine that is calibrated; everything that is measured is kept here."""
+
     engine: "TorchEngine"
     plan: TorchPlan
     model: str  # as in ``profiles/``, or the path of a config
@@ -120,6 +122,7 @@ class TorchSubject:
         tell("simulating the same runs")
 
     def compare(self, part: str) -> Part:
+        """Simulate every case by all that was measured meanwhile."""
         profile = self._profile()
         results = [self._compared(case, profile) for case in self._cases]
         with new_file(self._folder / "grid.csv") as temporary:

@@ -52,6 +52,8 @@ def load_of(run: str) -> str:
 
 @dataclass(frozen=True)
 class VllmSpeculation:
+    """How an engine speculates."""
+
     name: str  # for folders
     draft_len: int = 0
     config: Mapping[str, Any] | None = None  # vLLM's ``speculative_config``; None if it does not
@@ -81,6 +83,8 @@ _OFF = VllmSpeculation("off")
 
 @dataclass(frozen=True)
 class VllmPlan:
+    """One calibration of a local vLLM."""
+
     loads: tuple[Load, ...]  # of `ORDER`: fit-low, low, fit-high, high
     prompt_lens: tuple[int, int]  # least and most, drawn uniformly; likewise `output_lens`
     output_lens: tuple[int, int]
@@ -134,6 +138,7 @@ class VllmPlan:
 
 
 def plan_for(device: str, *, quick: bool = False, threads: int = 1) -> VllmPlan:
+    """Return the plan for a device, ``cpu`` or ``cuda``; threads are for a CPU."""
     fields = load_mapping(Path(__file__).with_name("vllm_plans.yaml"), ConfigError)
     plan = dict(fields[device])
     seconds = plan.pop("seconds")["quick" if quick else "full"]
@@ -156,11 +161,15 @@ class Replayed:
 
 @dataclass(frozen=True)
 class VllmPart(Part):
+    """One engine."""
+
     replays: list[Replayed]  # in the order of their measurement
 
 
 @dataclass
 class VllmSubject:
+    """Models that are calibrated, and with which speculation."""
+
     model: Path  # folder with ``config.json``
     plan: VllmPlan
     speculations: tuple[VllmSpeculation, ...]
@@ -203,6 +212,7 @@ class VllmSubject:
         return load_model(str(self.model / "config.json"))
 
     def engine_kwargs(self, speculation: VllmSpeculation) -> dict[str, Any]:
+        """Return the options of ``vllm.LLM``."""
         kwargs = {"model": str(self.model.resolve()), "seed": self.seed, **self.plan.engine}
         if self.is_dummy:
             kwargs["load_format"] = "dummy"

@@ -203,6 +203,8 @@ async def _until_interrupt(work: Awaitable[None]) -> bool:
 
 @dataclass
 class Observation:
+    """What came of a run."""
+
     server: Server
     num_planned: int
     sent: list[Sent] = field(default_factory=list)
@@ -266,6 +268,7 @@ class Observation:
         return {"acceptance_rate": accepted / tokens, "acceptance_length": 1.0 + accepted / drafts}
 
     def to_dict(self) -> dict[str, Any]:
+        """Return what ``meta.json`` says of the run."""
         late = self.lateness * 1e3 if self.sent else np.zeros(1)
         return {
             "client": {

@@ -86,6 +86,8 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Server:
+    """A server that answers, and what it says of itself."""
+
     url: str  # without a path
     model: str
     version: str | None
@@ -161,6 +163,7 @@ async def _version(session: aiohttp.ClientSession, url: str) -> str | None:
 
 
 async def read_metrics(session: aiohttp.ClientSession, url: str) -> Metrics | None:
+    """Return a server's metrics; None if it does not answer, or has no such page."""
     try:
         status, text, _ = await _page(session, f"{url}/metrics")
     except _FAILED:
@@ -198,6 +201,8 @@ def parse_metrics(text: str) -> Metrics:
 
 @dataclass(frozen=True)
 class Options:
+    """How requests are sent."""
+
     low_id: int = 1_000
     """Smallest token id of random prompts: special tokens mostly lie below or at the end."""
     high_id: int = 30_000  # the first id above them: most vocabularies have 32,000 and more

@@ -33,6 +33,8 @@ class _Observed(Settings):
 
 @dataclass(frozen=True)
 class Workload:
+    """Requests, and when they are sent."""
+
     requests: list[Request]
     seed: int
     engine_kwargs: dict[str, Any]  # section ``engine``: how the user says the server was started
@@ -109,6 +111,8 @@ Send = Callable[[int, float], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True)
 class Sent:
+    """A request that was sent."""
+
     index: int  # number in the workload
     due_at: float  # when it was to be sent, seconds on the monotonic clock
     answer: StreamedAnswer

@@ -158,6 +158,7 @@ class Difference:
 
 
 def compare_logs(ours: dict[str, Any], theirs: dict[str, Any]) -> Difference | None:
+    """Return the first difference between our log and a recorded one, or None."""
     for number, (our_step, their_step) in enumerate(
         zip(ours["steps"], theirs["steps"], strict=False)
     ):

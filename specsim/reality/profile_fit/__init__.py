@@ -100,6 +100,7 @@ class Error:
 
     @classmethod
     def by_kind(cls, model: LatencyModel, points: Points) -> "dict[str, Error]":
+        """Return the errors on ``all`` steps, and on each kind (decode, mixed) that occurs."""
         kinds = {"decode": ~points.mixed, "mixed": points.mixed}
         found = {name: points.take(rows) for name, rows in kinds.items() if rows.any()}
         return {name: cls.of(model, some) for name, some in {"all": points, **found}.items()}
@@ -205,6 +206,8 @@ def fitted_profile(fit: ModelFit, points: Points, origin: Origin, source: str) -
 
 @dataclass(frozen=True)
 class ProfileErrors:
+    """What a profile says of the target's forward pass, and what was measured."""
+
     points: Points
     predicted: NDArray[np.float64]  # seconds, without drafting and the engine's overhead
     errors: dict[str, Error]  # from `Error.by_kind`

@@ -47,6 +47,8 @@ class GridPoint(NamedTuple):
 
 
 class Sample(NamedTuple):
+    """A step that was measured."""
+
     point: GridPoint
     target_seconds: float
     draft_seconds: float
@@ -109,6 +111,7 @@ class Medians:
         )
 
     def table(self) -> str:
+        """Return the grid as CSV that ``specsim profile fit`` reads."""
         names = "context_tokens,batched_tokens,num_requests,prefill_tokens,seconds"
         lines = [f"{names},draft_len,draft_seconds"]
         for point, target, draft in zip(
@@ -121,6 +124,8 @@ class Medians:
 
 @dataclass(frozen=True)
 class Costs:
+    """What the fit found."""
+
     target: Tabulated
     request_us: float  # of the target's forward pass, per sequence
     draft: DraftCost

@@ -227,6 +227,7 @@ def _speculation_of(table: Path) -> tuple[str, int]:
 
 
 def kernel_folder(path: Path) -> Path:
+    """Return the folder of kernel tables that a path leads to: itself, or its ``profile``."""
     return path / "profile" if (path / "profile").is_dir() else path
 
 

@@ -44,6 +44,7 @@ class Batch:
 
     @property
     def longest(self) -> int:
+        """Tokens of the longest span."""
         return max(len(span.token_ids) for span in self.spans)
 
 

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CacheRoom:
+    """What the KV caches have room for."""
+
     max_num_seqs: int
     max_model_len: int
     max_draft_len: int
@@ -112,6 +114,7 @@ class TorchEngine:
 
     @property
     def description(self) -> dict[str, Any]:
+        """What it is and what it runs on, for ``meta.json``."""
         return {
             "engine": f"specsim torch engine, PyTorch {torch.__version__}",
             "model": self.shape.name,
@@ -146,6 +149,7 @@ class TorchEngine:
             model.next_tokens([Span(0, 0, np.zeros(num, np.int64), asked)])
 
     def prompt(self, request: Request) -> NDArray[np.int64]:
+        """Return the prompt of a request: as recorded, or random tokens of its own."""
         if request.prompt_token_ids is not None:
             return request.prompt_token_ids
         rng = generator(self._recipe.seed, "prompt", str(request.index))

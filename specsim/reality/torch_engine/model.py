@@ -64,6 +64,8 @@ class Weights:
 
 @dataclass(frozen=True)
 class Recipe:
+    """How weights are drawn."""
+
     num_draft_layers: int = 2
     """Layers of the draft model, the target's first; those after them write less into the residual
     stream."""
@@ -108,6 +110,7 @@ def random_weights(
 
 
 def draft_of(weights: Weights, num_layers: int) -> Weights:
+    """Return the draft model: the first layers, and the same vocabulary matrices."""
     return Weights(weights.embedding, weights.layers[:num_layers], weights.lm_head)
 
 
@@ -180,6 +183,7 @@ class Llama:
         return self._head(hidden, batch).argmax(dim=-1)
 
     def logits(self, batch: Batch) -> Tensor:
+        """Read a batch and return the logits that it asks for, shape (asked, vocabulary)."""
         return self._head(self._read(batch), batch)
 
     def _head(self, hidden: Tensor, batch: Batch) -> Tensor:

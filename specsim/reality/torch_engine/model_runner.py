@@ -34,10 +34,12 @@ class RequestText:
         self.draft_read_len = 0  # tokens in the draft model's KV cache
 
     def span(self, start: int, end: int, asked: range) -> Span:
+        """Return the tokens from one position up to another, to be read."""
         assert self.slot is not None
         return Span(self.slot, start, self.token_ids[start:end], asked)
 
     def write(self, position: int, token_ids: list[int]) -> None:
+        """Put tokens at a position, over whatever stood there."""
         self.token_ids[position : position + len(token_ids)] = token_ids
 
 

@@ -89,6 +89,8 @@ def keep_kernels() -> None:
 
 
 class Timing(NamedTuple):
+    """Clocks, and how fast the machine is."""
+
     clock: Clock  # of runs
     timer: Timer  # of the models
     probe: Probe | None  # of the speed of a CPU, by that clock

@@ -54,12 +54,15 @@ class EventTimer(Timer):
         self._started.record(self._stream)
 
     def stop(self) -> float:
+        """Return the seconds since then, once all that was launched has ended."""
         self._stopped.record(self._stream)
         self._stopped.synchronize()
         return float(self._started.elapsed_time(self._stopped)) / 1e3
 
 
 class PassShape(NamedTuple):
+    """A pass of spans that are all alike."""
+
     num_spans: int
     span_len: int  # tokens of each span
     num_asked: int  # successors that are asked for, of each span
@@ -86,6 +89,7 @@ class Recordings:
 
     @property
     def num_kept(self) -> int:
+        """Shapes that run as recorded."""
         return sum(len(each) for each in self._kept.values())
 
     def add(self, shapes: Sequence[PassShape], record: Record, timer: Timer) -> None:

@@ -33,6 +33,8 @@ _NUM_BINS = 20
 
 @dataclass(frozen=True)
 class Statistic:
+    """One number of the measured run and of the simulated one, seconds."""
+
     metric: str
     name: str
     measured: float
@@ -60,6 +62,8 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Validation:
+    """Validation: measured runs of real engines against their simulations."""
+
     folder: Path
     measured: Requests
     simulated: Requests
@@ -70,6 +74,7 @@ class Validation:
 
     @property
     def mean_error(self) -> float:
+        """Mean of the errors' sizes over all statistics that are defined."""
         return mean_error(self.statistics)
 
     @property
@@ -122,6 +127,7 @@ def validate(folder: Path, replaced: Replaced | None = None) -> Validation:
 
 
 def replay(run: RunFolder, composed: Replay) -> Validation:
+    """Simulate a measured run and compare."""
     simulation = simulate(
         composed.experiment, requests=composed.requests, profile=composed.profile, keeps_steps=False
     )

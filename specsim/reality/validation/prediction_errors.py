@@ -235,6 +235,8 @@ def _drafter(run: MeasuredRun) -> str:
 
 @dataclass(frozen=True)
 class TableErrors:
+    """All errors of a table of measured runs."""
+
     by_metric: list[ErrorSummary]
     by_group: dict[str, dict[str, list[ErrorSummary]]]  # by name in `GROUPS`, then by group
     speed_ups: list[MeasuredSpeedUp]

@@ -64,6 +64,7 @@ class RunFolder:
         return folder if folder.is_dir() else None
 
     def tokens_path(self) -> Path | None:
+        """Return the workload that ``meta.json`` names, if it lies in the folder or beside it."""
         named = self.meta.get("dataset_path")
         if not isinstance(named, str):
             return None

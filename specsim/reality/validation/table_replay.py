@@ -44,6 +44,8 @@ _COUNTERS = frozenset(
 
 @dataclass(frozen=True)
 class Prediction:
+    """A measured run and what the simulation says of it."""
+
     run: MeasuredRun
     values: dict[str, float]  # by name in `specsim.reality.validation.measured_run.METRICS`
 
@@ -207,6 +209,7 @@ def predict(
 
 
 def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
+    """Return what a simulation of a row measures, under the names of the table."""
     traces = [trace for trace in (row.requests, row.warmups) if trace is not None]
     try:
         experiment = _in_blocks(row, profile)

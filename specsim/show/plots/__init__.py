@@ -41,6 +41,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def panels(count: int, size: tuple[float, float]) -> tuple[Figure, NDArray[np.object_]]:
+    """Return a figure with a row of panels that share their vertical axis."""
     figure, axes = plt.subplots(
         *(1, count), figsize=size, sharey=True, squeeze=False, constrained_layout=True
     )
@@ -48,12 +49,14 @@ def panels(count: int, size: tuple[float, float]) -> tuple[Figure, NDArray[np.ob
 
 
 def label_distribution(axis: Axes, title: str) -> None:
+    """Label an axis that shows shares of requests."""
     axis.set_xlabel(title)
     axis.set_ylabel("share of requests")
     axis.set_ylim(0, 1)
 
 
 def make_log(scale: Axis) -> None:
+    """Make an axis logarithmic, with whole numbers at its ticks."""
     is_x = scale is scale.axes.xaxis
     (scale.axes.set_xscale if is_x else scale.axes.set_yscale)("log")
     scale.set_major_locator(LogLocator(subs=(1, 2, 5)))

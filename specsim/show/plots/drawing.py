@@ -41,6 +41,8 @@ _MAX_TICKS = 16  # beyond that not every load has one
 
 @dataclass(frozen=True)
 class Drawing:
+    """What the charts are drawn from."""
+
     study: Study
     measure: Measure
     hardware: int  # index of the one that a closer look is taken at
@@ -83,6 +85,8 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Chart:
+    """One chart."""
+
     name: str  # of its file, without suffix
     why_not: Callable[[Drawing], str | None]  # says why there is nothing to draw, or gives None
     draw: Callable[[Drawing], Figure]
@@ -98,6 +102,7 @@ def _plain(text: str) -> str:
 
 
 def label_load(axes: Axes, drawing: Drawing) -> None:
+    """Say on the horizontal axis which loads were run."""
     axis, numbers = drawing.axis(2), drawing.load_numbers
     axes.set_xlabel(f"{axis.title}, {axis.unit}" if axis.unit else axis.title)
     if axis.numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= 8:

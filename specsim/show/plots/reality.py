@@ -23,6 +23,7 @@ _DRAFT_LENS = (0, 3, 5)
 
 
 def plot_comparison(comparison: ProfileErrors, path: Path, title: str) -> None:
+    """Draw predicted over measured step times."""
     figure, axis = plt.subplots(figsize=(6, 6), constrained_layout=True)
     figure.suptitle(title)
     points = comparison.points
@@ -44,6 +45,7 @@ def plot_comparison(comparison: ProfileErrors, path: Path, title: str) -> None:
 
 
 def plot_step_times(overview: Overview, path: Path, title: str) -> None:
+    """Draw the time of a decode step over its batch size, one panel per drafter."""
     methods = overview.methods
     figure, axes = panels(len(methods), (max(5, 3 * len(methods)), 4))
     figure.suptitle(
@@ -83,6 +85,7 @@ _OURS: dict[str, Any] = {"lw": 1}
 
 
 def plot_calibration(found: Calibration, path: Path) -> None:
+    """Draw the error of every case, with the spread of the real runs as bars."""
     height = 1.5 + 0.25 * len(found.results)
     figure, axes = plt.subplots(
         1, len(JUDGED), figsize=(11, height), sharey=True, constrained_layout=True
@@ -152,6 +155,7 @@ _PREDICTED = {
 
 
 def plot_predictions(predictions: Sequence[Prediction], path: Path, title: str) -> None:
+    """Draw predicted against measured, a point per run, a colour per draft length."""
     figure, axes = plt.subplots(2, 2, figsize=(10, 9), constrained_layout=True)
     figure.suptitle(title)
     for axis, metric in zip(axes.flat, HEADLINES, strict=True):

@@ -23,6 +23,7 @@ _LOAD_BINS = 300
 
 
 def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
+    """Draw the latencies and the load over time of some runs; results folders by label."""
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), constrained_layout=True)
     figure.suptitle(title)
     for label, folder in folders.items():
@@ -70,6 +71,7 @@ _SERIES = (
 
 
 def plot_timelines(timelines: dict[str, Timeline], path: Path) -> None:
+    """Draw timelines by label: one row of panels per run, all on the same axes."""
     size = (3.4 * len(_PANELS), 2.6 * len(timelines) + 0.4)
     figure, axes = plt.subplots(
         len(timelines), len(_PANELS), figsize=size, squeeze=False,
@@ -98,6 +100,7 @@ def plot_timelines(timelines: dict[str, Timeline], path: Path) -> None:
 
 
 def plot_breakdown(breakdown: Breakdown, path: Path, title: str) -> None:
+    """Draw where time went, by batch size, and where memory went."""
     figure, axes = plt.subplots(1, 2, figsize=(13, 4), constrained_layout=True)
     figure.suptitle(title)
     rows = [breakdown.time.overall, *breakdown.time.rows]
@@ -136,6 +139,7 @@ def _stack(axis: Axes, names: list[str], parts: dict[str, list[float]]) -> None:
 
 
 def plot_tuning(tuning: Tuning, path: Path, title: str) -> None:
+    """Draw the gain of each k by batch size, and its speed-up by load."""
     batches = tuning.batches
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
     figure.suptitle(title)

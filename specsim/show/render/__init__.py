@@ -37,10 +37,12 @@ def add_wide_rows(table: Table, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def interval(value: "SpeedUp") -> str:
+    """Return the 95 % interval of a speed-up; ``-`` of a single replication."""
     if value.low is None or value.high is None:
         return "-"
     return f"{value.low:.3f} - {value.high:.3f}"
 
 
 def percent(share: float) -> str:
+    """Return a share in percent."""
     return f"{100 * share:.1f} %"

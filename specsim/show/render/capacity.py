@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def capacity_tables(capacity: "Capacity", name: str) -> list[Table]:
+    """Return what each hardware sustains by policy, and the front of latency and cost, if any."""
     fronts = [_front(capacity)] if capacity.front else []
     return [_sustained(capacity, name), *fronts]
 
@@ -89,6 +90,7 @@ def _metric(name: str) -> str:
 
 
 def capacity_verdict(capacity: "Capacity") -> list[str]:
+    """Return in words what is most and what is cheapest, where that is shown, and the margins."""
     target, currency = capacity.goal.target_rate, capacity.prices.currency
     at = "at full load" if target is None else f"for {target:g} requests/s"
     unit = f"{currency} per million output tokens" if target is None else f"{currency} per hour"
@@ -136,6 +138,7 @@ def _money(amount: float | None) -> str:
 
 
 def split_table(found: "Split", title: str) -> Table:
+    """Return the ways to use the GPUs, the best of each load first."""
     columns = [
         "", "rate/s", "GPUs", "req/s", "SLO", "TTFT ms", "p99", "TPOT ms", "p99", "transfer ms", "",
     ]  # fmt: skip
@@ -168,6 +171,7 @@ def _cells(row: "SplitRow") -> list[str]:
 
 
 def search_lines(search: "Search") -> list[str]:
+    """Return what was looked at on the way, and how exact that was."""
     error = (
         ""
         if search.worst_error is None
@@ -186,6 +190,7 @@ _WIDTH = 24
 
 
 def plan_lines(plan: "Plan") -> list[str]:
+    """Return the answer, what it rests on, and a chart of cost and latency."""
     question = plan.question
     limits = ", ".join(
         f"{name.removesuffix('_ms').upper()} {limit:g} ms"

@@ -28,6 +28,7 @@ FAMILIES: dict[str, Family[Any]] = {family.name: family for family in _ALL}
 
 
 def family_table(family: Family[Any]) -> Table:
+    """Return the members of a family with their fields."""
     table = Table(title=family.name, title_justify="left", header_style="bold", show_lines=True)
     for column in (family.tag, "what it is, and an example", "fields"):
         table.add_column(column)
@@ -44,6 +45,7 @@ def family_table(family: Family[Any]) -> Table:
 
 
 def names_table(title: str, names: dict[str, str]) -> Table:
+    """Return a table of names, each with a remark."""
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("name", no_wrap=True)
     table.add_column("source")

@@ -27,6 +27,8 @@ from specsim.profile import Profile, StepCosts, default_layout, memory_plan
 
 @dataclass(frozen=True)
 class StepTime:
+    """How long a step takes, and whether that is to be believed."""
+
     seconds: float
     fits: bool  # whether the KV cache holds its sequences at once
     in_range: bool  # whether the profile was fitted on steps as large as this
@@ -115,6 +117,7 @@ _SIZES = frozenset({"weights_gib", "kv_bytes_per_token"})
 
 
 def overview_tables(overview: Overview, title: str) -> list[Table]:
+    """Return what a profile is, its drafters, and how long typical steps take."""
     tables = [_facts(overview, title)]
     if overview.profile.drafts:
         tables.append(_drafts(overview))
@@ -122,6 +125,7 @@ def overview_tables(overview: Overview, title: str) -> list[Table]:
 
 
 def comparison_table(comparison: "ProfileErrors", title: str) -> Table:
+    """Return the errors of a profile on measured steps, by kind."""
     columns = ["steps", "number", "mean", "median", "90th percentile", "worst"]
     table = new_table(f"{title}: error of the target's forward pass", columns)
     mixed = int(comparison.points.mixed.sum())
@@ -240,6 +244,7 @@ def _flat(value: Any) -> str:
 
 
 def study_tables(studies: list["ModelFit"], title: str) -> list[Table]:
+    """Return the errors of several kinds of fits on held-out steps, and by number of points."""
     held_out = new_table(
         f"{title}: error of held-out steps", ["", "steps", "median", "mean", "90th percentile"]
     )

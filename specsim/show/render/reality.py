@@ -21,10 +21,12 @@ _THROUGHPUT_ROWS = 10
 
 
 def calibration_tables(found: Calibration) -> list[Table]:
+    """Return the tables of a calibration: by case, and by statistic over all cases."""
     return [_cases(found), _statistics_over_cases(found)]
 
 
 def error_tables(found: Calibration) -> list[Table]:
+    """Return every error: a table for each load, a column for each policy."""
     tables = []
     for load in dict.fromkeys(each.case.load.name for each in found.results):
         mine = [each for each in found.results if each.case.load.name == load]
@@ -96,6 +98,7 @@ def _over_cases(results: list[CaseResult], metric: str, name: str) -> list[str]:
 
 
 def calibration_verdict(found: Calibration) -> list[str]:
+    """Return in words whether the profile keeps to its stated error, and where not."""
     stated, total = found.stated_error, len(found.results)
     lines = [
         f"profile: {found.status}; stated error {stated:.1%} of mean TPOT and mean latency, "
@@ -128,6 +131,7 @@ def calibration_verdict(found: Calibration) -> list[str]:
 
 
 def validation_tables(found: Validation, title: str) -> list[Table]:
+    """Return the tables of a validation: the statistics, and the throughput over time."""
     return [_validated(found, title), _throughput(found)]
 
 
@@ -174,6 +178,7 @@ def _throughput(found: Validation) -> Table:
 
 
 def observation_table(found: "Observation", title: str) -> Table:
+    """Return the table of an observed run."""
     mark = " INTERRUPTED" if found.is_interrupted else ""
     table = new_table(title + mark, ["ms", *SHOWN])
     samples = {TITLES[name]: values for name, values in found.latencies().items()}
@@ -196,6 +201,7 @@ def observation_table(found: "Observation", title: str) -> Table:
 
 
 def prediction_tables(found: TableErrors) -> list[Table]:
+    """Return the tables of predicted runs: errors, speed-ups, and which drafts are fastest."""
     return [_errors_by_metric(found), *_errors_by_group(found), *_speed_ups(found)]
 
 
@@ -214,6 +220,7 @@ def _errors_by_metric(found: TableErrors) -> Table:
 
 
 def metric_name(metric: str) -> str:
+    """Return a metric as a reader would say it."""
     if metric.startswith(OF_TOKENS):
         return f"TPOT (ITL where TPOT is missing) {metric.removeprefix(OF_TOKENS)[1:]}"
     return metric
@@ -259,6 +266,7 @@ def _speed_ups(found: TableErrors) -> list[Table]:
 
 
 def run_fit_tables(found: "RunFit", title: str) -> list[Table]:
+    """Return the tables of a fit: parameters, and errors of fitted and of held-out rows."""
     rows = [
         [each.name, f"{each.start:.4g}", f"{each.value:.4g}", _interval(each), _remark(each)]
         for each in found.estimates

@@ -35,6 +35,7 @@ _SWEPT = {
 
 
 def run_table(summary: Summary, title: str) -> Table:
+    """Return the table of one run."""
     data = summary.data
     unstable = " UNSTABLE (queue still growing)" if summary.is_unstable else ""
     rows = (
@@ -118,6 +119,7 @@ def _combination(labels: dict[str, str], records: list[dict[str, Any]]) -> list[
 
 
 def breakdown_tables(breakdown: "Breakdown", title: str) -> list[Table]:
+    """Return the tables of ``specsim breakdown``: time, memory, and use of the KV cache."""
     time, names = breakdown.time, ["batch size", "steps", "of the time", *PARTS]
     times = new_table(f"{title}: time of all replicas", names)
     for label, row in [*((row.label, row) for row in time.rows), ("all", time.overall)]:
@@ -172,6 +174,7 @@ def _gib(size: float, whole: float) -> tuple[str, str]:
 
 
 def comparison_table(comparison: "Comparison", title: str) -> "Table | Scoreboard":
+    """Return the table of a comparison: policies as columns while few, ranked when many."""
     count = comparison.num_replications
     title = f"{title} ({count} replication{'s' if count > 1 else ''})"
     if len(comparison.results) > _MAX_COLUMNS:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def tuning_tables(tuning: "Tuning", title: str) -> list[Table]:
+    """Return the tables of a tuning: batch sizes, crossover loads, and the schedule's check."""
     unit = tuning.load_unit
     crossovers = ([str(each.k), *_crossover(each)] for each in tuning.crossovers)
     return [
@@ -90,6 +91,7 @@ def _check_table(check: "Check", title: str) -> Table:
 
 
 def tuning_verdict(tuning: "Tuning") -> list[str]:
+    """Return in a few lines what the schedule gains and what to use."""
     schedule = f"schedule:  {json.dumps(tuning.speculative_config)}"
     if not tuning.longest:
         return ["Speculation pays at no batch size: start the server without it.", schedule]
@@ -134,6 +136,7 @@ _STYLES = {"worse": "bold red", "better": "green", "uncertain": "yellow"}
 
 
 def gate_table(judgement: "GateVerdict", title: str) -> Table:
+    """Return a table of how much worse each metric of each scenario got, in percent."""
     cells = {(each.scenario, each.metric): each for each in judgement.comparisons}
     scenarios, metrics = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
     table = new_table(title, ["% worse", *(metric.removesuffix("_ms") for metric in metrics)])
@@ -153,6 +156,7 @@ def _worsening(comparison: "MetricChange") -> str:
 
 
 def gate_verdict(judgement: "GateVerdict") -> list[str]:
+    """Return the verdict in words: what got worse, and what may have."""
     worse, doubtful = judgement.of_verdict("worse"), judgement.of_verdict("uncertain")
     lines = [f"worse: {each.scenario}: {each.text}" for each in worse]
     lines += [f"uncertain: {each.scenario}: {each.text}" for each in doubtful if each.worsening > 0]

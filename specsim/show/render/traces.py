@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def trace_table(description: "TraceDescription", title: str) -> Table:
+    """Return the table of ``specsim trace describe``."""
     rows = {
         "format": description.format,
         "requests": f"{description.num_requests:,}",
@@ -42,6 +43,7 @@ def _number(value: float | None) -> str:
 
 
 def token_tables(description: "TokenDescription", title: str) -> list[Table]:
+    """Return the tables of ``specsim tokens describe``."""
     return [_sizes(description, title), _overlaps(description), _drafters(description)]
 
 
@@ -105,6 +107,7 @@ def _drafters(description: "TokenDescription") -> Table:
 
 
 def draft_eval_table(result: "DraftEval", title: str) -> Table:
+    """Return the totals of a draft evaluation."""
     total, num_requests = result.total, len(result.per_request)
     rows = {
         "requests": f"{num_requests:,}",
@@ -122,6 +125,7 @@ def draft_eval_table(result: "DraftEval", title: str) -> Table:
 
 
 def draft_grid_table(combinations: Sequence["Combination"], title: str) -> Table:
+    """Return one line for each combination of a grid, at least one, in the order given."""
     names = list(combinations[0].options)
     counts = ["tokens per step", "acceptance", "drafted", "host us per step"]
     rows = (
@@ -138,6 +142,7 @@ def draft_grid_table(combinations: Sequence["Combination"], title: str) -> Table
 
 
 def distances_table(fits: dict[str, dict[str, float]], title: str) -> Table:
+    """Return the `specsim.reality.acceptance_fit.Distances` of acceptance models, by name."""
     columns = ["distance to the held-out half", "per step", "per request", "per 8 steps"]
     rows = (
         [

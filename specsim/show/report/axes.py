@@ -34,6 +34,7 @@ _TITLES = {"profile": "Hardware", "policy": "Policy", _ARRIVALS: "Arrivals", "re
 
 
 def role_of(fields: list[str]) -> str:
+    """Return the part that an axis plays, from the dotted names of what it sets."""
     if any(name in _LOADS or name == _ARRIVALS for name in fields):
         return LOAD
     if "profile" in fields:
@@ -135,6 +136,7 @@ def pools_of(config: dict[str, Any]) -> dict[str, int]:
 
 
 def slo_of(config: dict[str, Any]) -> dict[str, float]:
+    """Return the limits of a configuration, ms."""
     found = config.get("slo")
     limits = found.items() if isinstance(found, dict) else ()
     return {name: float(value) for name, value in limits if isinstance(value, int | float)}

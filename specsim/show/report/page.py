@@ -69,6 +69,7 @@ _MAX_SAMPLES = 80_000
 
 
 def page_data(study: Study) -> dict[str, Any]:
+    """Return the data of a page as plain values, as ``web/study.js`` reads them."""
     finished = study.finished
     values = [measured(study, point) for point in finished]
     shown = [each for each in MEASURES if any(each.name in found for found in values)]

@@ -31,6 +31,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
+    """One run."""
+
     number: int
     places: tuple[int, ...]  # index of its value on each axis of the study
     replication: int
@@ -52,6 +54,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Study:
+    """Some runs, and along which axes they differ."""
+
     kind: str  # ``sweep``, ``comparison``, ``run`` or ``capacity``
     title: str
     axes: list[Axis]  # hardware, policy and load first, each present even with a single value
@@ -142,6 +146,8 @@ def _with_pools_priced(
 
 
 class Measure(NamedTuple):
+    """One number of a run."""
+
     name: str  # as in ``summary.json``, or as `measured` adds it
     title: str
     unit: str
@@ -242,6 +248,7 @@ Cells = dict[tuple[int, int, int], Cell]  # by the index of hardware, policy and
 
 
 def group(study: Study) -> Cells:
+    """Return the finished runs of a `restricted` study by hardware, policy and load."""
     cells: Cells = {}
     for point in study.finished:
         hardware, policy, load = point.places[:3]
@@ -312,6 +319,7 @@ def find_measure(study: Study, name: str) -> Measure:
 
 
 def values_of(study: Study, cell: Cell, measure: Measure) -> dict[int, float]:
+    """Return a measure of the runs of a cell, by replication."""
     found = ((point.replication, measured(study, point).get(measure.name)) for point in cell)
     return {replication: value for replication, value in found if value is not None}
 
@@ -353,4 +361,5 @@ def best_policy(
 
 
 def is_unstable(cell: Cell) -> bool:
+    """Return whether the queue kept growing in some run of a cell."""
     return any(point.metrics.get("unstable") for point in cell)

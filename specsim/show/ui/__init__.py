@@ -26,6 +26,8 @@ class _RefusedError(Exception):
 
 
 class UiServer(ThreadingHTTPServer):
+    """Serves one playground."""
+
     daemon_threads = True
 
     def __init__(self, playground: Playground, port: int) -> None:

@@ -34,6 +34,8 @@ _ROUNDS = 6  # requests per client of a closed loop
 
 @dataclass(frozen=True)
 class Contender:
+    """A hardware and a policy, and the experiment that is run on it."""
+
     hardware: Hardware
     label: str
     policy: Policy
@@ -134,6 +136,7 @@ def _driven(experiment: Experiment, goal: Goal) -> Experiment:
 
 
 def searched(candidates: list[Contender], runner: Runner, prices: Prices) -> list[Found]:
+    """Return what each of some contenders sustains, searched for side by side."""
     saturated: list[LoadProbe | None] = [None] * len(candidates)
     if not candidates[0].goal.is_closed:
         groups = runner.run(measure, [candidate.at_once() for candidate in candidates])

@@ -23,6 +23,8 @@ _EXAMPLES = Path(__file__).with_name("prices.yaml")
 
 @dataclass(frozen=True)
 class Goal:
+    """What is asked for."""
+
     slo: Slo
     attainment: float  # share of the requests that must keep all limits
     tolerance: float  # ratio, less 1, of the loads between which the capacity is known to lie
@@ -133,6 +135,8 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Choices:
+    """What there is to choose from."""
+
     hardware: list[Hardware]
     policies: dict[str, Policy]  # by label
     prices: Prices

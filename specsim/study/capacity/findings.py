@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranked:
+    """A hardware and a policy, by one number."""
+
     hardware: str
     policy: str
     value: float
@@ -57,6 +59,8 @@ def best(ranked: list[Ranked]) -> Ranking:
 
 @dataclass(frozen=True)
 class Offer:
+    """A load on one replica, with what it costs."""
+
     hardware: str
     policy: str
     probe: LoadProbe
@@ -75,6 +79,8 @@ class Offer:
 
 @dataclass(frozen=True)
 class Found:
+    """What one hardware sustains under one policy."""
+
     hardware: Hardware
     policy: str
     answer: Answer
@@ -211,6 +217,7 @@ class Found:
 
     @property
     def cost_at_target(self) -> float | None:
+        """Per million output tokens, with the replicas for the target rate."""
         return None if self.at_capacity is None else self.offer(self.at_capacity).cost_at_target
 
 
@@ -234,6 +241,8 @@ _TOLD = (
 
 @dataclass(frozen=True)
 class Capacity:
+    """The answer."""
+
     experiment: Experiment
     goal: Goal
     prices: Prices
@@ -248,6 +257,7 @@ class Capacity:
 
     @cached_property
     def most(self) -> Ranking:
+        """What sustains the most requests per second, each by one replica or unit."""
         ranked = []
         for f in self.found:
             if f.rate is not None:
@@ -269,6 +279,7 @@ class Capacity:
 
     @cached_property
     def front(self) -> list[Offer]:
+        """The loads than which none is both cheaper and faster, by rising cost."""
         return pareto_front(offer for each in self.found for offer in each.offers)
 
     def to_dict(self) -> dict[str, Any]:
@@ -288,6 +299,7 @@ class Capacity:
         }
 
     def save(self, folder: Path) -> None:
+        """Write ``capacity.json``, and ``capacity.parquet`` with a row per load that was tried."""
         write_json(self.to_dict(), folder / "capacity.json")
         on_front = {id(offer.probe) for offer in self.front}
         rows = [

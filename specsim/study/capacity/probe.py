@@ -29,6 +29,8 @@ BACKLOG = "backlog"
 
 @dataclass(frozen=True)
 class Task:
+    """One simulation, and the limits that its requests are held against."""
+
     load: float
     trial: Trial
     profile: Profile
@@ -80,6 +82,7 @@ class LoadProbe:
 
     @property
     def load(self) -> float:
+        """Requests/s or clients."""
         return self.runs[0].load
 
     @property
@@ -88,6 +91,7 @@ class LoadProbe:
 
     @property
     def attainment(self) -> float:
+        """Share of the steady requests that kept all limits."""
         return 1.0 - self.mean(lambda run: run.missed)
 
     @property
@@ -109,10 +113,12 @@ class LoadProbe:
 
     @property
     def mean_output_len(self) -> float:
+        """Tokens per request."""
         return self.mean(lambda run: run.mean_output_len)
 
     @property
     def latencies_ms(self) -> dict[str, float]:
+        """Mean over the runs of ``mean_e2el_ms``, ``p99_ttft_ms`` and so on."""
         return self._means(lambda run: run.latencies_ms)
 
     @property
@@ -128,6 +134,7 @@ class LoadProbe:
 
     @property
     def resource(self) -> str:
+        """What a waiting request waits for, in most runs."""
         names = [run.resource for run in self.runs]
         return max(sorted(set(names)), key=names.count)
 
@@ -136,12 +143,14 @@ class LoadProbe:
         return self.attainment >= attainment and not (self.is_unstable or self.is_too_short)
 
     def margins(self, slo: Slo) -> dict[str, float]:
+        """Return how far each limited metric is from its limit, as a share of that."""
         limits = slo.model_dump(exclude_none=True)
         reached = self._means(lambda run: run.reached_ms)
         return {name: 1.0 - reached[name] / limit for name, limit in limits.items()}
 
 
 def measure(task: Task) -> LoadRun:
+    """Run a simulation and return what is kept of it."""
     trial = task.trial
     run = simulate(
         trial.experiment, requests=trial.requests(), profile=task.profile, keeps_steps=False

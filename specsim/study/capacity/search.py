@@ -41,12 +41,16 @@ class Bracket:
 
 @dataclass(frozen=True)
 class Asked:
+    """A load to be tried."""
+
     load: float
     num_requests: int  # of each run
 
 
 @dataclass(frozen=True)
 class Answer:
+    """What a search comes to."""
+
     bracket: Bracket
     interval: Interval | None
     """Of the capacity, in units of the load; None where nothing says how sure it is."""
@@ -55,6 +59,7 @@ class Answer:
     probes: list[LoadProbe]  # of all loads that were tried, rising; of each the longest runs
 
     def at(self, load: float | None) -> LoadProbe | None:
+        """Return the probe of a load; None if it was not tried."""
         return next((probe for probe in self.probes if probe.load == load), None)
 
 

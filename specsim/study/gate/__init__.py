@@ -78,6 +78,7 @@ _ONLY = "experiment"  # name of the scenario of an experiment that is no suite
 
 
 def check_metrics(tolerances: Tolerances) -> Tolerances:
+    """Return the tolerances if every metric in them is known."""
     for metric in tolerances:
         if metric not in METRICS:
             raise ValueError(f"no metric '{metric}'; {nearest(metric, list(METRICS))}")
@@ -133,11 +134,13 @@ class Suite(Settings):
         return Experiment.parse(config, where)
 
     def seeds(self, name: str) -> list[int]:
+        """Return the seed of each replication of a scenario."""
         first = self.experiment(name).seed
         return list(range(first, first + self.replications))
 
 
 def tolerances_of(suite: Suite) -> Tolerances:
+    """Return the tolerances of a suite, the usual ones where it names none."""
     return DEFAULT_TOLERANCES if suite.tolerances is None else suite.tolerances
 
 
@@ -235,6 +238,7 @@ def baseline_file(path: Path) -> Iterator[Path]:
 
 
 def checked_date(text: str) -> str:
+    """Return an ISO date."""
     try:
         return datetime.date.fromisoformat(text).isoformat()
     except ValueError as error:

@@ -35,6 +35,8 @@ _REMEDY = "write the baseline anew with `specsim gate --update`"
 
 @dataclass(frozen=True)
 class MetricChange:
+    """One metric of one scenario."""
+
     scenario: str
     metric: str
     baseline: float  # mean over the seeds
@@ -46,6 +48,7 @@ class MetricChange:
 
     @property
     def interval(self) -> tuple[float, float] | None:
+        """The confidence interval of the worsening; None with a single seed."""
         if self.half_width is None or not isfinite(self.worsening):
             return None
         return self.worsening - self.half_width, self.worsening + self.half_width
@@ -72,6 +75,8 @@ class MetricChange:
 
 @dataclass(frozen=True)
 class GateVerdict:
+    """All comparisons of a gate."""
+
     comparisons: list[MetricChange]
     is_paired: bool  # whether both sides have the same seeds in every scenario
     notes: list[str]  # what else differs between the two sides

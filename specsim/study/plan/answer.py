@@ -23,6 +23,8 @@ from specsim.study.plan.options import PROFILE_FILE, Option, Question, with_repl
 
 @dataclass(frozen=True)
 class CostPoint:
+    """The target rate on so many replicas of an option."""
+
     name: str  # hardware and label
     replicas: int
     gpus: int
@@ -35,6 +37,8 @@ class CostPoint:
 
 @dataclass(frozen=True)
 class Plan:
+    """How many GPUs of which kind, at what cost, and how sure that is."""
+
     question: Question
     capacity: Capacity  # of those that were searched to the end
     options: dict[str, Option]  # all that were tried, by hardware and label
@@ -93,6 +97,7 @@ class Plan:
 
     @cached_property
     def front(self) -> list[CostPoint]:
+        """The points than which none is both cheaper and faster, by rising cost."""
         everything = [(name, each, True) for name, each in self.found.items()]
         everything += [(name, each, False) for name, each in self.screened.items()]
         points = [point for entry in everything for point in _points(*entry)]
@@ -117,6 +122,7 @@ class Plan:
         ]
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the answer as plain values; ``capacity.json`` has what it rests on."""
         question = self.question
         return {
             "specsim_version": __version__,
@@ -194,6 +200,7 @@ _TEXTS = load_mapping(Path(__file__).with_name("servers.yaml"), ConfigError)
 
 
 def save_plan(plan: Plan, folder: Path) -> None:
+    """Write all files of a plan; those of the servers only if there is an answer."""
     write_json(plan.to_dict(), folder / "plan.json")
     plan.capacity.save(folder)
     if plan.taken is None:
@@ -233,6 +240,7 @@ def _save_servers(
 
 
 def commented(experiment: Experiment, about: str) -> str:
+    """Return an experiment as YAML, with a comment above each field."""
     parts = [f"{_MARK}# {about}\n"]
     fields = experiment.model_dump(
         mode="json", exclude_none=True, exclude_defaults=True, warnings=False

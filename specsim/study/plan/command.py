@@ -30,6 +30,8 @@ _PARALLEL = re.compile(r"^(?:-tp|-dp|--(?:tensor|data)[-_]parallel[-_]size|--[td
 
 @dataclass(frozen=True)
 class ServerCommand:
+    """What a command line starts."""
+
     program: str  # ``vllm`` or ``sglang``
     words: tuple[str, ...]  # as typed, one per word, without what starts the program
     model: str  # as typed
@@ -271,6 +273,7 @@ class _Reader:
 
 
 def unknown_fields(speculation: dict[str, Any]) -> list[str]:
+    """Return what vLLM knows of a drafter and the simulation does not."""
     if "method" not in speculation:
         return []
     known = PROPOSERS.find(speculation["method"]).model_fields

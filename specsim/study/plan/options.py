@@ -34,6 +34,8 @@ _ROOM = 2  # times the longest of 20,000 requests is any of a study
 
 @dataclass(frozen=True)
 class Question:
+    """What a plan is asked."""
+
     command: ServerCommand
     traffic: Traffic
     slo: Slo
@@ -45,11 +47,14 @@ class Question:
 
     @property
     def model(self) -> str:
+        """Name of its shape in ``profiles/``."""
         return model_of(self.command.model)
 
 
 @dataclass(frozen=True)
 class Option:
+    """A hardware, a drafter and a policy."""
+
     hardware: Hardware
     experiment: Experiment
     label: str
@@ -76,6 +81,8 @@ class Option:
 
 @dataclass
 class Offered:
+    """All options, and what cannot be one."""
+
     options: list[Option] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # what, and why
 
@@ -270,6 +277,7 @@ def _on_vllm(experiment: Experiment, question: Question) -> dict[str, Any] | Non
 
 
 def first_option(question: Question) -> Option:
+    """Return the option to begin with: the first GPU, with the drafter of the command if any."""
     options = offered(question, ("off", f"static:k={FIRST_K}")).options
     label = options[0].hardware.label
     own = [option for option in options if option.hardware.label == label]
@@ -277,6 +285,7 @@ def first_option(question: Question) -> Option:
 
 
 def with_replicas(option: Option, question: Question, replicas: int) -> Experiment:
+    """Return the experiment of a whole service, of about a minute of traffic."""
     count = max(_REQUESTS, round(60 * question.rate))
     config = option.experiment.to_dict()
     config["workload"] = question.traffic.at(question.rate, count)

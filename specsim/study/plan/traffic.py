@@ -34,6 +34,7 @@ class Traffic:
     turns: float = 1.0  # requests of a session, in the mean
 
     def at(self, rate: float, num_requests: int) -> dict[str, Any]:
+        """Return a workload at a rate, requests/s."""
         arrivals = {**self.workload["arrivals"], "rate": rate / self.turns}
         arrivals.pop("time_scale", None)
         return {**self.workload, "arrivals": arrivals, "num_requests": num_requests}

@@ -37,6 +37,8 @@ _SPACED = ("linspace", "logspace", "range")
 
 @dataclass(frozen=True)
 class SweepPoint:
+    """One run of a sweep."""
+
     number: int  # place in the order of the sweep, from 0
     axes: dict[str, Any]  # value of each field that an axis sets
     labels: dict[str, str]  # the same in a few characters, different for each value of a field
@@ -151,6 +153,7 @@ class Sweep(Settings):
 
     @property
     def seed(self) -> int:
+        """Seed of the first replication."""
         return int(self.base.get("seed", 0))
 
     @property
@@ -277,10 +280,12 @@ _START_SECONDS = 0.2  # that a point takes however small it is
 
 
 def point_name(point: SweepPoint) -> str:
+    """Return what a point is called in messages: the label of each of its axes."""
     return ", ".join(f"{field} {label}" for field, label in point.labels.items())
 
 
 def problems_of(sweep: Sweep) -> list[str]:
+    """Return what is wrong with the points of a sweep, a line for each different problem."""
     found: dict[str, list[str]] = {}
     for point in _first_replications(sweep):
         for problem in _problems(point):

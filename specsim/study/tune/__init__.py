@@ -33,6 +33,8 @@ __all__ = ["Tuning", "tune"]
 
 @dataclass(frozen=True)
 class Tuning:
+    """What a tuning found."""
+
     experiment: Experiment  # as it was given
     max_k: int  # largest k that was tried, tokens
     replications: int
@@ -140,6 +142,7 @@ class Tuning:
         }
 
     def save(self, folder: Path) -> None:
+        """Write ``tune.json`` into a folder that exists."""
         (folder / "tune.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
 
 

@@ -30,6 +30,8 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class Measurement:
+    """What is kept of a trial."""
+
     time_per_token: float
     """Inverse of the output throughput while no client has run out of requests, seconds."""
     e2e_latency: float
@@ -58,6 +60,7 @@ class Trials(Runner):
 
 
 def latency_ratio(baseline: list[Measurement], candidate: list[Measurement]) -> SpeedUp:
+    """Return the speed-up of the mean latency, paired by replication."""
     return speed_up([m.e2e_latency for m in baseline], [m.e2e_latency for m in candidate])
 
 
@@ -84,6 +87,8 @@ _MIN_MEASURED = 100  # requests, and at least one per client
 
 @dataclass(frozen=True)
 class BatchPoint:
+    """All k at one batch size."""
+
     batch_size: int
     measurements: list[list[Measurement]]  # by k from 0, then by replication
 
@@ -118,6 +123,7 @@ class BatchPoint:
         return speed_up(times[other].tolist(), times[k].tolist())
 
     def requests_per_second(self, k: int) -> float:
+        """Return how many requests this batch size answers per second."""
         group = self.measurements[k]
         return float(np.mean([1 / m.time_per_token / m.mean_output_len for m in group]))
 
@@ -129,6 +135,8 @@ class BatchPoint:
 
 @dataclass(frozen=True)
 class BatchTuning:
+    """The best k of every batch size."""
+
     points: list[BatchPoint]  # by batch size, from 1 to the largest that was simulated
     ranges: tuple[tuple[int, int, int], ...]
     """Inclusive, (first batch size, last batch size, k); the last ends at max_num_seqs."""
@@ -138,6 +146,7 @@ class BatchTuning:
 
 
 def tune_batches(loads: Loads, trials: Trials) -> BatchTuning:
+    """Find the best k of every batch size."""
     max_num_seqs, largest = _largest_batch(loads)
     sizes = sorted({*(2**i for i in range(largest.bit_length()) if 2**i < largest), largest})
     points = _try_all(loads, trials, sizes)

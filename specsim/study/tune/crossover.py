@@ -72,12 +72,16 @@ class LoadSeries:
 
 @dataclass(frozen=True)
 class LoadPoint:
+    """A fixed k and no speculation at one load."""
+
     load: float
     speed_up: SpeedUp  # of the mean end-to-end latency over no speculation
 
 
 @dataclass(frozen=True)
 class LoadCurve:
+    """A fixed k over the load."""
+
     k: int
     points: list[LoadPoint]  # by load, up to the last that one of the two sustains
 
@@ -171,6 +175,8 @@ _Measured = dict[tuple[str, int | str], list[Measurement]]
 
 @dataclass(frozen=True)
 class LoadCheck:
+    """The schedule and every fixed k at one load."""
+
     name: str  # ``own``, or ``low``, ``medium`` or ``high``
     load: float
     is_saturated: bool  # whether no k sustains it; then latencies grow with the length of the run
@@ -207,6 +213,8 @@ class LoadCheck:
 
 @dataclass(frozen=True)
 class Check:
+    """The schedule against one fixed k for all loads."""
+
     loads: list[LoadCheck]
     best_fixed: int
     """The k of the smallest latency over all loads, by geometric mean; 0 without speculation."""
@@ -234,6 +242,7 @@ class Check:
 
 
 def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> Check:
+    """Simulate a schedule against every fixed k and the oracle."""
     schedule, ks = Schedule(ranges=batches.ranges), range(series.loads.experiment.max_draft_len + 1)
     named = _named_loads(series)
     # A load that nothing sustains would outweigh all others.
