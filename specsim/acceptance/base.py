@@ -1,7 +1,8 @@
 """What every acceptance model answers: how long a draft survives, wherever it is made."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from hashlib import sha256
 from itertools import accumulate
 from threading import Lock
 from typing import ClassVar
@@ -88,20 +89,19 @@ class _Latest:
 
     def __init__(self, most_bytes: int) -> None:
         self._free = most_bytes
-        self._found: dict[str, bytes] = {}
+        self._found: dict[Hashable, bytes] = {}
         self._lock = Lock()
 
-    def found_or_made(self, key: str, make: Callable[[], bytes]) -> bytes:
+    def found_or_made(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
         with self._lock:
             found = self._found.get(key)
         if found is None:
             found = make()
             with self._lock:
                 if self._found.setdefault(key, found) is found:
-                    self._free -= len(key) + len(found)
+                    self._free -= len(found)
                 while self._free < 0:
-                    first = next(iter(self._found))
-                    self._free += len(first) + len(self._found.pop(first))
+                    self._free += len(self._found.pop(next(iter(self._found))))
         return found
 
 
@@ -120,7 +120,10 @@ class DrawnAcceptance(Acceptance):
         """
         indices, counts = drawn_positions(requests, max_draft_len)
         drawn = _kept.found_or_made(
-            repr((self, luck, max_draft_len, indices, counts)),
+            (
+                type(self),
+                sha256(repr((self, luck, max_draft_len, indices, counts)).encode()).digest(),
+            ),
             lambda: self.drawn_lens(luck, indices, counts, max_draft_len).tobytes(),
         )
         rows = split_rows(drawn, counts)

@@ -13,14 +13,7 @@ Rows of a record array are views: ``sequence = table.sequences[row]`` and then
 ``sequence.known_len += 1`` changes the table. All lengths are tokens, all flags 0 or 1.
 """
 
-from typing import (
-    Any,
-    NamedTuple,
-    Protocol,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,8 +90,7 @@ class Sequence(Protocol):
     drafter: int  # which of several drafters serves it
     is_undrafted: int
     """Whether the drafter has left its prompt out, so that it is never drafted for."""
-    fate_at: int
-    """Where its drafter's fates begin: what survives of a draft made at each output position."""
+    fate_at: int  # where its drafter's fates begin: what survives of a draft, by output position
     deliveries: int
     drafts: int
     draft_tokens: int

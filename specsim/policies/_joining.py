@@ -252,10 +252,7 @@ def _weigh(desk: Joining, is_served: bool, longest: int, rate: float) -> None:
 
 @inner
 def _explored(state: Floats, best: int, least: int, loss: float) -> int:
-    """Return a length, now and then one that loses some of a step's worth, as far as is known.
-
-    So rarely that little is lost.
-    """
+    """Return the best length; now and then, so rarely that little is lost, one that seems worse."""
     state[IS_PROBING] = best == 0 and state[IDLE_STEPS] * _LOSS >= loss
     if state[IS_PROBING]:
         state[IDLE_STEPS] = 0.0

@@ -358,7 +358,7 @@ class VllmSubject:
         )
         fit = fit_and_test(points, "two_regime", 0, names, keeps_sum=True)
         profile = fitted_profile(fit, points, origin, f"specsim calibrate: {names}")
-        today = datetime.now(UTC).strftime("%Y-%m-%d")
+        today = f"{datetime.now(UTC):%Y-%m-%d}"
         known = {"engine": f"vLLM {meta.get('vllm_version')}", "date": today}
         provenance = profile.provenance.model_copy(update=known)
         profile = profile.model_copy(update={"provenance": provenance})
@@ -379,23 +379,19 @@ def _replayed(
     if speed is None or usual is None:
         return Replayed(folder.name, validation, validation, None)
     told = at_speed(composed.experiment, speed, usual, run.started_at)
-    slowness = HostSpeed.usual([speed]) / usual
-    return Replayed(
-        folder.name, validation, replay(run, replace(composed, experiment=told)), slowness
-    )
+    slowness, at_its_speed = HostSpeed.usual([speed]) / usual, replace(composed, experiment=told)
+    return Replayed(folder.name, validation, replay(run, at_its_speed), slowness)
 
 
 def _checked_shape(folder: Path, option: str, plan: VllmPlan) -> ModelShape:
     """Return the shape of a model in a folder that an option names, if its context is enough."""
-    path = folder / "config.json"
-    if not path.is_file():
+    if not (path := folder / "config.json").is_file():
         raise ConfigError(
             f"{option} {folder}: has no config.json; give the folder of a model (weights may be "
             "missing, then vLLM makes them up)"
         )
     shape = load_model(str(path))
-    longest = int(plan.engine["max_model_len"])
-    if shape.max_position_embeddings < longest:
+    if shape.max_position_embeddings < (longest := int(plan.engine["max_model_len"])):
         raise ConfigError(
             f"{path}: max_position_embeddings = {shape.max_position_embeddings} is less than the "
             f"{longest} tokens of the longest request; calibrate a model with more"

@@ -343,9 +343,8 @@ async def _read(
                 _take(data, now, answer)
                 seen += sum(count for _, count in answer.deliveries[before:])
                 if output_len is not None and seen > 2 * output_len + 64:
-                    raise TooMuchError(
-                        f"more than {seen - 1:,} tokens where {output_len:,} were asked for"
-                    )
+                    asked = f"where {output_len:,} were asked for"
+                    raise TooMuchError(f"more than {seen - 1:,} tokens {asked}")
     if not answer.is_whole and answer.error is None:
         answer.error = "the stream ended before the answer did"
 
@@ -359,8 +358,7 @@ def _take(data: bytes, now: float, answer: StreamedAnswer) -> None:
             return
         usage, metrics = (_object(event, name) for name in ("usage", "metrics"))
         for choice in event.get("choices") or ():
-            count = _count(choice, usage, answer)
-            if count:
+            if count := _count(choice, usage, answer):
                 answer.deliveries.append((now, count))
             answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
         answer.usage = usage or answer.usage
@@ -384,8 +382,7 @@ def _count(choice: dict[str, Any], usage: dict[str, Any], answer: StreamedAnswer
 
 
 def _object(event: dict[str, Any], name: str) -> dict[str, Any]:
-    found = event.get(name) or {}
-    if not isinstance(found, dict):
+    if not isinstance(found := event.get(name) or {}, dict):
         raise TypeError(f"{name} is no object")
     return found
 
