@@ -61,7 +61,7 @@ def types_of(arrays: type) -> Types:
 
 def inner(function: Function) -> Function:
     """Mark a function that compiled loops call: scalars, arrays and records in, scalars out."""
-    return _for_loops(function)
+    return _for_loops(function, forceinline=False)
 
 
 def inlined(function: Function) -> Function:
@@ -69,12 +69,15 @@ def inlined(function: Function) -> Function:
     return _for_loops(function, forceinline=True)
 
 
-def _for_loops(function: Function, **options: bool) -> Function:
+def _for_loops(function: Function, *, forceinline: bool) -> Function:
     if IS_COMPILER not in os.environ:
         return function
-    # Unlike `njit` it makes no way in from Python; no other way in either, and no whole-array sums.
-    options |= {"no_cfunc_wrapper": True, "no_rewrites": True}
-    mark = import_module("numba.extending").register_jitable(error_model="numpy", **options)
+    # Unlike `njit` it makes no way in from Python; no other way in either, no whole-array sums, and
+    # nothing is counted that refers to arrays.
+    options = {"no_cfunc_wrapper": True, "no_rewrites": True, "_nrt": False}
+    mark = import_module("numba.extending").register_jitable(
+        error_model="numpy", forceinline=forceinline, **options
+    )
     compiled: Function = mark(function)
     return compiled
 

@@ -11,6 +11,7 @@ linker, as most with a C compiler do, a shared library, which a run loads withou
 
 import ctypes
 import gc
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -27,9 +28,10 @@ import numpy as np
 from specsim.core.compiled import Loop, Types, inner, loops_of, symbol
 from specsim.core.machine_code import sealed
 
-_ROUNDS = 3
-"""What one round inlined lets the next do away with memory. By one, decisions of `goodput` in the
-engine take 1.8 times as long as by two; by two, those of `joint` 1.6 times as long as by three."""
+_ROUNDS = 2
+"""What one round copied to where it is called lets the next do away with memory. After a second one
+nothing changes; by one, runs of the engine take 4 to 8 % longer."""
+_OF_TUPLE_ALONE = re.compile(r"E\d+arrays_[0-9a-f]{12}$")  # how numba's names end, by arguments
 _OF_PYTHON = ("Py", "_Py", "NRT_", "numba_")  # what numba's code refers to where it would raise
 
 
@@ -57,6 +59,7 @@ def machine_code(loops: list[Loop]) -> bytes:
     for value in [*whole.functions, *whole.global_variables]:
         if not value.is_declaration and value.name not in names:
             value.linkage = "internal"  # the code of another module may have the same name
+    _keep_apart(whole)
     _optimise(llvm, whole)
     library = _linked(_emitted(llvm, whole, reloc="pic", codemodel="small"), names)
     return library or _emitted(llvm, whole, reloc="static", codemodel="large")
@@ -92,6 +95,18 @@ def _collect(library: Any, libraries: dict[int, Any]) -> None:
         libraries[id(library)] = library
         for called in library._linking_libraries:
             _collect(called, libraries)
+
+
+def _keep_apart(whole: Any) -> None:
+    """Let a function of the tuple alone stay one: much work, and mostly called in one place.
+
+    Copied there, as it would be, it makes a function so large that optimising all takes 1.4 times
+    as long, and the result is no faster.
+    """
+    for function in whole.functions:
+        is_copied = any(b"alwaysinline" in attributes for attributes in function.attributes)
+        if not function.is_declaration and _OF_TUPLE_ALONE.search(function.name) and not is_copied:
+            function.add_function_attribute("noinline")
 
 
 def _optimise(llvm: Any, whole: Any) -> None:
@@ -167,7 +182,7 @@ def _lowered(loop: Loop) -> Any:
         return function(as_handle(address))
 
     whole = numba.types.int64
-    compiled = numba.cfunc(whole(numba.types.CPointer(whole)))(entry)
+    compiled = numba.cfunc(whole(numba.types.CPointer(whole)), _nrt=False)(entry)
     library = compiled._library
     library._final_module.get_function(compiled.native_name).name = symbol(loop)
     return library
@@ -192,60 +207,62 @@ def _handle(fields: tuple[tuple[str, Any], ...]) -> Any:
 
     handle = Handle(name=f"arrays_{sha256(repr(fields).encode()).hexdigest()[:12]}")
     extending.register_model(Handle)(extending.models.OpaqueModel)
-    for number, (field, kind) in enumerate(fields):
-        first = 3 * number
-        if isinstance(kind[0], tuple):
-            found = _attribute(_loaded_number(handle, first, _handle(kind)))
-        else:
-            dtype, ndim = kind
-            address = _loaded_number(handle, first, types.CPointer(numba.from_dtype(dtype)))
-            shape = [_loaded_number(handle, first + 1 + n, types.int64) for n in range(2)]
-            found = _array(numba.carray, address, (shape[0], shape[1]), ndim)
-        extending.overload_attribute(Handle, field)(found)
+    found = {
+        field: (3 * number, _handle(kind) if isinstance(kind[0], tuple) else _array(*kind))
+        for number, (field, kind) in enumerate(fields)
+    }
+
+    class Fields(numba.core.typing.templates.AttributeTemplate):  # type: ignore[misc, name-defined]
+        key = Handle
+
+        def generic_resolve(self, value, field):  # type: ignore[no-untyped-def]
+            return found[field][1] if field in found else None
+
+    def load(context, builder, kind, value, field):  # type: ignore[no-untyped-def]
+        return _load(context, builder, value, *found[field])
+
+    extending.infer_getattr(Fields)
+    extending.lower_getattr_generic(Handle)(load)
     return handle
 
 
-def _loaded_number(handle: Any, place: int, kind: Any) -> Any:
-    """Return what loads one of the numbers behind a handle: an address, or a length."""
+def _array(dtype: Any, ndim: int) -> Any:
+    numba = _numba()
+    return numba.types.Array(numba.from_dtype(dtype), ndim, "C")
+
+
+def _load(context: Any, builder: Any, handle: Any, place: int, kind: Any) -> Any:
+    """Return code that loads what lies behind a handle, given its place among the numbers there."""
     from llvmlite import ir  # noqa: PLC0415 - see above
 
-    numba = _numba()
+    whole = ir.IntType(64)
+    numbers = builder.bitcast(handle, whole.as_pointer())
 
-    def typed(context, value):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
-            whole = ir.IntType(64)
-            numbers = builder.bitcast(values[0], whole.as_pointer())
-            number = builder.load(builder.gep(numbers, [ir.Constant(whole, place)]))
-            number.set_metadata("invariant.load", builder.module.add_metadata([]))
-            if kind is numba.types.int64:
-                return number
-            return builder.inttoptr(number, context.get_value_type(kind))
+    def number(offset: int) -> Any:
+        found = builder.load(builder.gep(numbers, [ir.Constant(whole, place + offset)]))
+        found.set_metadata("invariant.load", builder.module.add_metadata([]))
+        return found
 
-        return kind(handle), generate
+    if not isinstance(kind, _numba().types.Array):
+        return builder.inttoptr(number(0), context.get_value_type(kind))
+    shape = [number(1 + axis) for axis in range(kind.ndim)]
+    size = ir.Constant(whole, context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+    values = {
+        "data": builder.inttoptr(number(0), context.get_data_type(kind.dtype).as_pointer()),
+        "nitems": builder.mul(shape[0], shape[-1]) if kind.ndim > 1 else shape[0],
+        "itemsize": size,
+        "shape": _packed(builder, shape),
+        "strides": _packed(builder, [builder.mul(shape[-1], size), size][-kind.ndim :]),
+    }
+    model = context.data_model_manager[kind]
+    array = ir.Constant(model.get_value_type(), None)
+    for name, value in values.items():
+        array = builder.insert_value(array, value, model.get_field_position(name))
+    return array
 
-    return numba.extending.intrinsic(typed)
 
-
-def _attribute(pointers: Any) -> Any:
-    """Return how compiled code gets at one tuple in another."""
-
-    def found(arrays):  # type: ignore[no-untyped-def]
-        return lambda arrays: pointers(arrays)  # noqa: PLW0108 - numba wants a function
-
-    return found
-
-
-def _array(carray: Any, address: Any, shape: tuple[Any, Any], ndim: int) -> Any:
-    """Return how compiled code gets at one array of a handle."""
-    rows, columns = shape
-
-    def line(arrays):  # type: ignore[no-untyped-def]
-        return lambda arrays: carray(address(arrays), (rows(arrays),))
-
-    def plane(arrays):  # type: ignore[no-untyped-def]
-        return lambda arrays: carray(address(arrays), (rows(arrays), columns(arrays)))
-
-    return line if ndim == 1 else plane
+def _packed(builder: Any, values: list[Any]) -> Any:
+    return import_module("numba.core.cgutils").pack_array(builder, values)
 
 
 def _main() -> None:

@@ -237,6 +237,7 @@ def _compiled(source: Source) -> bytes:
     is_terminal = sys.stderr.isatty()
     print(f"{text} ...", end="" if is_terminal else "\n", file=sys.stderr, flush=True)
     environment = {**os.environ, IS_COMPILER: "1", "NUMBA_DISABLE_JIT": "0"}
+    environment["NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING"] = "1"  # it makes and drops thousands
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
         process = subprocess.Popen(
