@@ -13,7 +13,7 @@ from pydantic import Field
 
 from specsim.core.errors import ConfigError
 from specsim.core.families import Member
-from specsim.core.request import Request
+from specsim.core.request import Columns, Request
 from specsim.core.rng import Luck
 
 MAX_DRAFT_LEN = 254
@@ -126,8 +126,7 @@ class DrawnAcceptance(Acceptance):
             ),
             lambda: self.drawn_lens(luck, indices, counts, max_draft_len).tobytes(),
         )
-        rows = split_rows(drawn, counts)
-        return [row[: request.output_len] for row, request in zip(rows, requests, strict=True)]
+        return [row[: len(row) - max_draft_len] for row in split_rows(drawn, counts)]
 
     @abstractmethod
     def drawn_lens(
@@ -144,8 +143,8 @@ class DrawnAcceptance(Acceptance):
 
 def drawn_positions(requests: Sequence[Request], max_draft_len: int) -> tuple[list[int], list[int]]:
     """Return the index of each request and its positions: its last drafts reach beyond its end."""
-    counts = [request.output_len + max_draft_len for request in requests]
-    return [request.index for request in requests], counts
+    columns = Columns.of(requests)
+    return columns.indices.tolist(), (columns.output_lens + max_draft_len).tolist()
 
 
 class Oracle:

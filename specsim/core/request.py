@@ -146,3 +146,51 @@ def _chained_keys(token_ids: NDArray[np.int64], block_size: int) -> list[BlockKe
         parent = blake2b(parent + data[start : start + width], digest_size=16).digest()
         keys.append(parent)
     return keys
+
+
+class Columns(NamedTuple):
+    """Some fields of requests, each of shape (n,)."""
+
+    indices: NDArray[np.int64]
+    prompt_lens: NDArray[np.int64]
+    output_lens: NDArray[np.int64]
+    arrived_at: NDArray[np.float64]  # seconds
+    priorities: NDArray[np.int64]
+    max_tokens: NDArray[np.int64]  # the output length of those that state none
+    ids: Sequence[str] | None  # None if none of them has one
+    has_sessions: bool  # whether any is a turn of a session
+    may_share: bool
+    """Whether any may have blocks that others share, see `Request.shared_block_keys`."""
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> "Columns":
+        known = getattr(requests, "columns", None)  # of a sequence that makes its requests late
+        if isinstance(known, cls):
+            return known
+        rows = [
+            (
+                each.index,
+                each.prompt_len,
+                each.output_len,
+                each.priority,
+                each.output_len if each.max_tokens is None else each.max_tokens,
+            )
+            for each in requests
+        ]
+        indices, prompts, outputs, priorities, max_tokens = (
+            np.array(rows, dtype=np.int64).reshape(-1, 5).T.copy()
+        )
+        has_sessions = any(each.session is not None for each in requests)
+        ids = [each.id for each in requests]
+        return cls(
+            indices=indices,
+            prompt_lens=prompts,
+            output_lens=outputs,
+            arrived_at=np.array([each.arrived_at for each in requests]),
+            priorities=priorities,
+            max_tokens=max_tokens,
+            ids=ids if any(ids) else None,
+            has_sessions=has_sessions,
+            may_share=has_sessions
+            or any(not (each.prompt_token_ids is None is each.prefix_ids) for each in requests),
+        )

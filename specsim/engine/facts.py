@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.request import BlockKey, Request
+from specsim.core.request import BlockKey, Columns, Request
 from specsim.core.step import Ints
 from specsim.engine.table import NEVER, TABLE_TYPES
 
@@ -27,20 +27,23 @@ class Facts:
     @classmethod
     def of(cls, requests: Sequence[Request], block_size: int, *, with_keys: bool) -> "Facts":
         """Return the facts of a run, with keys if prefixes are cached."""
+        columns = Columns.of(requests)
         rows = np.zeros(len(requests), dtype=TABLE_TYPES["facts"][0])
-        rows["prompt_len"] = [request.prompt_len for request in requests]
-        rows["output_len"] = [request.output_len for request in requests]
-        rows["max_tokens"] = [
-            request.output_len if request.max_tokens is None else request.max_tokens
-            for request in requests
-        ]
-        rows["priority"] = [request.priority for request in requests]
-        rows["rank"] = np.unique([request.id for request in requests], return_inverse=True)[1]
+        rows["prompt_len"] = columns.prompt_lens
+        rows["output_len"] = columns.output_lens
+        rows["max_tokens"] = columns.max_tokens
+        rows["priority"] = columns.priorities
+        if columns.ids is not None:
+            rows["rank"] = np.unique(columns.ids, return_inverse=True)[1]
         starts = np.zeros(len(requests) + 1, dtype=np.int64)
         np.cumsum(rows["output_len"], out=starts[1:])
         rows["output_at"] = starts[:-1]
         longest_len = int((rows["prompt_len"] + rows["max_tokens"]).max(initial=1))
-        return cls(rows, _shared_keys(requests, block_size, rows, with_keys), starts, longest_len)
+        rows["key_at"] = 1
+        keys = np.zeros(1, dtype=np.int64)
+        if with_keys and columns.may_share:
+            keys = _shared_keys(requests, block_size, rows)
+        return cls(rows, keys, starts, longest_len)
 
     @property
     def num_outputs(self) -> int:
@@ -48,16 +51,14 @@ class Facts:
         return int(self.starts[-1])
 
 
-def _shared_keys(
-    requests: Sequence[Request], block_size: int, rows: NDArray[np.void], with_keys: bool
-) -> Ints:
+def _shared_keys(requests: Sequence[Request], block_size: int, rows: NDArray[np.void]) -> Ints:
     """Return the block keys that requests may share, numbered; enter in `rows` whose they are."""
     numbers: dict[BlockKey, int] = {}
     keys: list[Ints] = [np.zeros(1, dtype=np.int64)]
     size = 1
     for index, request in enumerate(requests):
         rows["key_at"][index] = size
-        if with_keys and (found := request.shared_block_keys(block_size)):
+        if found := request.shared_block_keys(block_size):
             mine = [-1 - numbers.setdefault(key, len(numbers)) for key in found]
             keys.append(np.array(mine, dtype=np.int64))
             rows["num_keys"][index] = len(mine)

@@ -4,6 +4,7 @@ Only what a policy or a draft source asks for happens here; a fixed k over a tab
 none of it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
@@ -52,7 +53,7 @@ class Speculation:
     """Longest draft, tokens; 0 without speculation."""
     source: DraftSource | None = None
     """None without speculation."""
-    requests: tuple[Request, ...] | list[Request] = ()
+    requests: Sequence[Request] = ()
     """Of the run, by index; for a policy that uses tokens."""
     proposer: Proposer | None = None
     proposer_memory: Any = None

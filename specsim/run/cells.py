@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import InvariantError, PluginError
-from specsim.core.request import Request
+from specsim.core.request import Columns, Request
 from specsim.core.runner import Backend, Runner
 from specsim.core.step import Ints
 from specsim.engine.clients import instants
@@ -26,7 +26,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
 from specsim.workload.arrivals.synthetic import ClosedLoop
-from specsim.workload.trace import Columns, TraceRequests
+from specsim.workload.trace import TraceRequests
 
 
 class Ends:
@@ -261,7 +261,10 @@ def _run_cell(
 ) -> None:
     """Run the replicas of a cell, one after the other, each of which fills its records."""
     deployment = cell.deployment
-    drafting = Drafting(cell.experiment, deployment, list(cell.requests))
+    requests = cell.requests
+    if not (isinstance(requests, TraceRequests) and requests.has_lengths_only):
+        requests = list(requests)
+    drafting = Drafting(cell.experiment, deployment, requests)
     for place, (rows, mine) in enumerate(zip(cell.rows, records, strict=True)):
         if not len(rows):
             continue

@@ -1,6 +1,7 @@
 """Draft sources: who drafts for a replica, and what becomes of each draft."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -95,7 +96,7 @@ class LookupDrafts(_OneByOne):
 
     lookup: Lookup  # this replica's own
     max_draft_len: int
-    requests: list[Request]  # of the run, by index
+    requests: Sequence[Request]  # of the run, by index
     fates: Fates  # this replica's own, of all requests end to end, filled in as drafts are made
     starts: Ints  # where those of each request begin, shape (n + 1,)
     _texts: dict[int, Text] = field(default_factory=dict, init=False)

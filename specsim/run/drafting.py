@@ -1,6 +1,6 @@
 """Drafting: what survives of every draft of a run, settled before it begins, and who drafts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specsim.acceptance import Acceptance, Oracle
 from specsim.core.draft_luck import Confidences, DraftLuck
 from specsim.core.errors import TraceError
-from specsim.core.request import Request
+from specsim.core.request import Columns, Request
 from specsim.core.rng import Luck, generator, stream_id
 from specsim.core.step import StepLoad
 from specsim.engine.facts import Facts
@@ -45,7 +45,7 @@ class Drafting:
     _model: ModelView | None = None
 
     def __init__(
-        self, experiment: Experiment, deployment: Deployment, requests: list[Request]
+        self, experiment: Experiment, deployment: Deployment, requests: Sequence[Request]
     ) -> None:
         self._begin(experiment, deployment, requests)
         self.facts = Facts.of(
@@ -82,7 +82,7 @@ class Drafting:
             self._proposer_memory = self._offered(requests)
 
     def _begin(
-        self, experiment: Experiment, deployment: Deployment, requests: list[Request]
+        self, experiment: Experiment, deployment: Deployment, requests: Sequence[Request]
     ) -> None:
         self._experiment, self._deployment, self._requests = experiment, deployment, requests
         self.survival_lens = np.zeros(0, dtype=np.uint8)
@@ -101,13 +101,13 @@ class Drafting:
         longest, chunks = self._deployment.max_draft_len, _chunks(self._requests)
         return [each for chunk in chunks for each in model.survival_lens(chunk, luck, longest)]
 
-    def _offered(self, requests: list[Request]) -> Any:
+    def _offered(self, requests: Sequence[Request]) -> Any:
         proposer = self._deployment.proposer
         assert proposer is not None
         luck = self._luck("proposer", proposer.method)
         return proposer.start(requests, luck, self._deployment.max_draft_len)
 
-    def _confidences(self, requests: list[Request], tables: list[bytes]) -> Confidences:
+    def _confidences(self, requests: Sequence[Request], tables: list[bytes]) -> Confidences:
         proposer, acceptance = self._deployment.proposer, self._experiment.acceptance
         assert proposer is not None
         assert acceptance is not None
@@ -120,9 +120,10 @@ class Drafting:
         num_heads = self._experiment.num_speculative_tokens
         rates = acceptance.position_rates(num_heads)
         assert rates is not None  # the experiment has checked it
-        counts = [request.output_len + num_heads for request in self._requests]
+        columns = Columns.of(self._requests)
+        counts = (columns.output_lens + num_heads).tolist()
         return DraftLuck(
-            candidate_luck=luck.uniforms([request.index for request in self._requests], counts),
+            candidate_luck=luck.uniforms(columns.indices.tolist(), counts),
             candidate_starts=np.cumsum([0, *counts]),
             rates=rates,
         )
@@ -216,7 +217,7 @@ class Drafting:
         return LookupDrafts(lookup, draft_len, self._requests, survival_lens, self.facts.starts)
 
 
-def _check_tokens(requests: list[Request], who: str) -> None:
+def _check_tokens(requests: Sequence[Request], who: str) -> None:
     for request in requests:
         if request.prompt_token_ids is None or request.output_token_ids is None:
             raise TraceError(
@@ -231,6 +232,6 @@ def _token_ids(request: Request) -> list[int]:
     return ids
 
 
-def _chunks(requests: list[Request]) -> Iterator[list[Request]]:
+def _chunks(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
     for start in range(0, len(requests), _CHUNK):
         yield requests[start : start + _CHUNK]

@@ -7,7 +7,7 @@ import numpy as np
 
 from specsim.core.blame import blamed
 from specsim.core.errors import CapacityError
-from specsim.core.request import Request
+from specsim.core.request import Columns, Request
 from specsim.core.runner import Backend
 from specsim.engine.fleet import Scaling
 from specsim.engine.offload import Offload
@@ -18,7 +18,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.size import check_size
 from specsim.run.whole import PoolServers, PoolSystem, Servers, Whole
-from specsim.workload.trace import Columns, TraceRequests
+from specsim.workload.trace import TraceRequests
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.atomic import new_folder
+from specsim.core.request import Columns
 from specsim.engine.fleet import Count, Scaling
 from specsim.profile import Profile
 from specsim.profile.profile import NOT_MEASURED
@@ -36,7 +37,7 @@ from specsim.results.records import PoolTables
 from specsim.results.steady import Trend, backlog_trend
 from specsim.results.tables import RunTables, assemble
 from specsim.run.simulate import Run
-from specsim.workload.trace import Columns, mean_rate
+from specsim.workload.trace import mean_rate
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,16 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import TraceError
-from specsim.core.request import NO_RECORDS, PrefixIds, Request
+from specsim.core.request import NO_RECORDS, Columns, PrefixIds, Request
 
 _ARRAYS = (
     "prompt_lens", "output_lens", "arrived_at", "priorities", "sessions", "think_times",
@@ -191,35 +192,28 @@ class TraceRequests(Sequence[Request]):
     def take(self, rows: NDArray[np.int64]) -> "TraceRequests":
         return TraceRequests(self._trace.take(rows), self._numbers[rows])
 
-    @property
-    def columns(self) -> "Columns":
+    @cached_property
+    def columns(self) -> Columns:
         """What can be known of them without making any."""
+        trace, lens = self._trace, self._trace.output_lens
+        known = (trace.prompt_token_ids, trace.prefix_ids, trace.sessions)
+        return Columns(
+            indices=self._numbers,
+            prompt_lens=trace.prompt_lens,
+            output_lens=lens,
+            arrived_at=np.zeros(len(self)) if trace.arrived_at is None else trace.arrived_at,
+            priorities=np.zeros_like(lens) if trace.priorities is None else trace.priorities,
+            max_tokens=lens if trace.max_tokens is None else np.full_like(lens, trace.max_tokens),
+            ids=trace.ids if trace.ids and any(trace.ids) else None,
+            has_sessions=trace.sessions is not None,
+            may_share=any(each is not None for each in known),
+        )
+
+    @property
+    def has_lengths_only(self) -> bool:
+        """Whether `columns` says all that there is to know."""
         trace = self._trace
-        arrived_at = np.zeros(len(self)) if trace.arrived_at is None else trace.arrived_at
-        ids = trace.ids if trace.ids and any(trace.ids) else None
-        has_sessions = trace.sessions is not None
-        return Columns(trace.prompt_lens, trace.output_lens, arrived_at, ids, has_sessions)
-
-
-class Columns(NamedTuple):
-    """Some fields of requests, each of shape (n,)."""
-
-    prompt_lens: NDArray[np.int64]
-    output_lens: NDArray[np.int64]
-    arrived_at: NDArray[np.float64]  # seconds
-    ids: Sequence[str] | None  # None if none of them has one
-    has_sessions: bool  # whether any is a turn of a session
-
-    @classmethod
-    def of(cls, requests: Sequence[Request]) -> "Columns":
-        if isinstance(requests, TraceRequests):
-            return requests.columns
-        rows = [(each.prompt_len, each.output_len) for each in requests]
-        lens = np.array(rows, dtype=np.int64).reshape(-1, 2)
-        arrived_at = np.array([each.arrived_at for each in requests])
-        ids = [each.id for each in requests]
-        has_sessions = any(each.session is not None for each in requests)
-        return cls(lens[:, 0], lens[:, 1], arrived_at, ids if any(ids) else None, has_sessions)
+        return not (self.columns.may_share or trace.output_token_ids or trace.recorded_lens)
 
 
 class TraceBuilder:
