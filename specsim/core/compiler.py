@@ -59,7 +59,6 @@ def machine_code(loops: list[Loop]) -> bytes:
     for value in [*whole.functions, *whole.global_variables]:
         if not value.is_declaration and value.name not in names:
             value.linkage = "internal"  # the code of another module may have the same name
-    _keep_apart(whole)
     _optimise(llvm, whole)
     library = _linked(_emitted(llvm, whole, reloc="pic", codemodel="small"), names)
     return library or _emitted(llvm, whole, reloc="static", codemodel="large")
@@ -70,6 +69,10 @@ def _lower_only() -> None:
     codegen = import_module("numba.core.codegen")
 
     class Library(codegen.JITCodeLibrary):  # type: ignore[misc, name-defined]
+        def add_ir_module(self, module: Any) -> None:
+            _keep_apart(module.functions)
+            super().add_ir_module(module)
+
         def _optimize_functions(self, module: Any) -> None:
             module.data_layout = self._codegen._data_layout
 
@@ -89,24 +92,24 @@ def _lower_only() -> None:
     context._internal_codegen = Codegen("specsim")
 
 
+def _keep_apart(functions: list[Any]) -> None:
+    """Let functions of the tuple alone stay functions: much work, and mostly called in one place.
+
+    Copied there, as they would be, they make one so large that optimising all takes 1.4 times as
+    long, and the result is no faster.
+    """
+    for function in functions:
+        is_copied = "alwaysinline" in function.attributes
+        if function.blocks and _OF_TUPLE_ALONE.search(function.name) and not is_copied:
+            function.attributes.add("noinline")
+
+
 def _collect(library: Any, libraries: dict[int, Any]) -> None:
     """Add the code of a function, and of all that it calls, each once."""
     if id(library) not in libraries:
         libraries[id(library)] = library
         for called in library._linking_libraries:
             _collect(called, libraries)
-
-
-def _keep_apart(whole: Any) -> None:
-    """Let a function of the tuple alone stay one: much work, and mostly called in one place.
-
-    Copied there, as it would be, it makes a function so large that optimising all takes 1.4 times
-    as long, and the result is no faster.
-    """
-    for function in whole.functions:
-        is_copied = any(b"alwaysinline" in attributes for attributes in function.attributes)
-        if not function.is_declaration and _OF_TUPLE_ALONE.search(function.name) and not is_copied:
-            function.add_function_attribute("noinline")
 
 
 def _optimise(llvm: Any, whole: Any) -> None:
