@@ -26,6 +26,7 @@ from specsim.show.report.study import (
     is_unstable,
     values_of,
 )
+from specsim.study.capacity.findings import lower_front
 from specsim.study.paired import mean_and_half_width
 
 _LATENCIES = (("ttft_ms", "TTFT, ms"), ("tpot_ms", "TPOT, ms"), ("e2el_ms", "E2E latency, ms"))
@@ -144,7 +145,8 @@ def _draw_cost(drawing: Drawing) -> Figure:
         if many:
             last = mine[-1]
             axis.annotate(drawing.names(0)[hardware], (last.cost, last.latency), fontsize=6)
-    best = _front(offers)
+    fine = [offer for offer in offers if offer.is_fine]  # overload is no offer
+    best = lower_front(fine, lambda offer: (offer.cost, offer.latency))
     axis.step([o.cost for o in best], [o.latency for o in best], where="post", color="black", lw=1)
     measure = _latency(drawing)
     make_log(axis.xaxis)
@@ -154,15 +156,6 @@ def _draw_cost(drawing: Drawing) -> Figure:
     axis.grid(alpha=0.3)
     axis.legend(fontsize="small")
     return figure
-
-
-def _front(offers: list[_Offer]) -> list[_Offer]:
-    """Return what no other offer beats in both, by rising cost. Overload is no offer."""
-    best: list[_Offer] = []
-    for offer in sorted(offers, key=lambda o: (o.cost, o.latency)):
-        if offer.is_fine and (not best or offer.latency < best[-1].latency):
-            best.append(offer)
-    return best
 
 
 _NO_PRICE = "no price of this hardware is known"
