@@ -179,7 +179,8 @@ def rows_of(base: Experiment, cell: Cell) -> list[dict[str, Any]]:
     comparison = compare(experiment, policies, replications=REPLICATIONS)
     rows = []
     for standing in comparison.standings:
-        result, oracle, bayes = standing.result, standing.regret_oracle, standing.regret_bayes
+        result, oracle = standing.result, standing.regrets.get("oracle")
+        bayes = standing.regrets.get("bayes")
         assert oracle is not None
         rows.append(
             {

@@ -87,16 +87,10 @@ def write_json(file: Path | None, data: Any) -> None:
 
 def profile_text(profile: "Profile") -> str:
     """Return a profile as YAML; what is as usual is left out."""
+    from specsim.core.settings import as_yaml
+
     fields = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    return as_yaml(fields, default_flow_style=None)
-
-
-def as_yaml(fields: dict[str, Any], **style: Any) -> str:
-    """Return fields as YAML, in their order."""
-    import yaml
-
-    text: str = yaml.safe_dump(fields, sort_keys=False, width=100, allow_unicode=True, **style)
-    return text
+    return as_yaml(fields, width=100, default_flow_style=None)
 
 
 _EXTRAS = {"matplotlib": "plots", "aiohttp": "observe"}  # of a library, one extra that has it

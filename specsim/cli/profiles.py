@@ -10,7 +10,6 @@ from typer import Argument, Option
 from specsim.cli.options import (
     ALL_CORES,
     Workers,
-    as_yaml,
     need,
     output_file,
     profile_text,
@@ -117,9 +116,7 @@ def _fit_steps(
     json_out: Path | None,
 ) -> None:
     """Fit to measured steps of a model on a GPU, and so many of them."""
-    import yaml
-
-    from specsim.core.settings import nearest
+    from specsim.core.settings import as_yaml, nearest
     from specsim.reality.profile_fit import KINDS, fit_and_test, fitted_profile, measured_steps
     from specsim.show.render.profiles import study_tables
 
@@ -145,7 +142,7 @@ def _fit_steps(
     show(*study_tables([chosen, *others], f"{name}, {len(points):,} steps"))
     typer.echo(f"\nfitted to all {len(points):,} steps:\n")
     target = chosen.model.model_dump(mode="json")
-    typer.echo(yaml.safe_dump({"target": target}, sort_keys=False), nl=False)
+    typer.echo(as_yaml({"target": target}), nl=False)
 
 
 @profile_app.command("show")
@@ -226,9 +223,11 @@ def _make(
     out: Path | None, **style: Any,
 ) -> None:  # fmt: skip
     """Make a profile and print it, or where it is; the table goes where it is not in the way."""
+    from specsim.core.settings import as_yaml
+
     with output_file(out) as file:
         made = made_of()
-        text = as_yaml(made.fields, **style)
+        text = as_yaml(made.fields, width=100, **style)
         if file is not None:
             file.write_text(text, encoding="utf-8")
     show(table(made, context), to_stderr=out is None)

@@ -295,8 +295,7 @@ def fit(
     """
     from dataclasses import asdict
 
-    import yaml
-
+    from specsim.core.settings import as_yaml
     from specsim.reality.acceptance_fit import fields, fit_acceptance, load_records
     from specsim.show.render.traces import distances_table
 
@@ -306,12 +305,11 @@ def fit(
             done = fit_acceptance(records, k, split_seed, kind)
         write_json(json_file, done.to_dict())
         if preset_file is not None:
-            content = done.to_preset(source)
-            preset_file.write_text(yaml.safe_dump(content, sort_keys=False, width=100))
+            preset_file.write_text(as_yaml(done.to_preset(source), width=100), encoding="utf-8")
     rows = {kind: asdict(each.held_out) for kind, each in done.candidates.items()}
     title = f"{file.name}, {proposer}, k = {k}: {done.num_fitted} requests fitted"
     show(distances_table({"the other half of the data": asdict(done.halves), **rows}, title))
     typer.echo(records.left_out)
     typer.echo(f"\nclosest: {done.best}")
     typer.echo(f"{done.chosen_kind}, fitted to all {len(records.tables)} requests:\n")
-    typer.echo(yaml.safe_dump({"acceptance": fields(done.chosen)}, sort_keys=False), nl=False)
+    typer.echo(as_yaml({"acceptance": fields(done.chosen)}), nl=False)

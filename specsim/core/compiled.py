@@ -177,9 +177,19 @@ class _Bound:
         return _Bound(self._loop, deepcopy(self._pointers, memo))
 
 
+class _Row(np.void):  # type: ignore[misc] # as `numpy.record`
+    """A row that can be asked for its fields as attributes, in half the time of `numpy.record`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
 def as_records(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array whose rows can be asked for their fields by name, as numba's can."""
-    return array.view(np.recarray) if array.dtype.fields else array
+    return array.view(np.dtype((_Row, array.dtype))) if array.dtype.fields else array
 
 
 @cache

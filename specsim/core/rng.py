@@ -40,15 +40,11 @@ def indexed_hash(seed: int, stream: int, request: int, position: int) -> int:
     return splitmix64(splitmix64(splitmix64(splitmix64(seed) ^ stream) ^ request) ^ position)
 
 
-def indexed_uniforms(
+def indexed_hashes(
     seed: int, stream: int, requests: Sequence[int], counts: Sequence[int]
-) -> NDArray[np.float64]:
-    """Return the uniform numbers of the first positions of several requests, end to end.
-
-    Position `p` of request `r` is a function of (seed, stream, r, p) alone, in [0, 1); the result
-    has shape (sum(counts),). Seed and stream are taken modulo 2**64.
-    """
-    return _uniform(_keys(seed, stream, requests, counts))
+) -> NDArray[np.uint64]:
+    """Return `indexed_hash` of the first positions of several requests, end to end."""
+    return _finalized(_keys(seed, stream, requests, counts))
 
 
 def _keys(
@@ -97,8 +93,12 @@ class Luck:
     stream: int
 
     def uniforms(self, requests: Sequence[int], counts: Sequence[int]) -> NDArray[np.float64]:
-        """Return the numbers of the first positions of several requests: `indexed_uniforms`."""
-        return indexed_uniforms(self.seed, self.stream, requests, counts)
+        """Return the numbers of the first positions of several requests, end to end.
+
+        Position `p` of request `r` is a function of (seed, stream, r, p) alone, in [0, 1); the
+        result has shape (sum(counts),). Seed and stream are taken modulo 2**64.
+        """
+        return _uniform(_keys(self.seed, self.stream, requests, counts))
 
     def per_request(self, requests: Sequence[int]) -> NDArray[np.float64]:
         """Return one number for each request."""

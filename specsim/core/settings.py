@@ -5,7 +5,7 @@ name the nearest known field, NaN and infinity are no numbers.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -143,6 +143,21 @@ def overridden(
             raise ConfigError(f"{option} {override:.80}: the value is not YAML: {why}") from error
         set_field(result, path, value, f"{option} {override}")
     return result
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return what is no mapping in nested mappings, by dotted name."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        is_nested = isinstance(value, Mapping)
+        flat |= flattened(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
+    return flat
+
+
+def as_yaml(fields: Mapping[str, Any], **style: Any) -> str:
+    """Return fields as YAML, in their order."""
+    text: str = yaml.safe_dump(dict(fields), sort_keys=False, allow_unicode=True, **style)
+    return text
 
 
 def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> None:

@@ -1,9 +1,10 @@
 """The invariants of an engine: blocks and tokens conserved, times in order."""
 
-from collections import Counter
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specsim.core.errors import InvariantError
 from specsim.engine.python_verbs import PythonVerbs
@@ -47,20 +48,20 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
     state = table.state
     sequences = table.sequences
     limits = table.limits
-    running = [int(row) for row in table.running[: int(state["num_running"][0])]]
+    running = table.running[: int(state["num_running"][0])].tolist()
     if sorted(running) != np.flatnonzero(sequences["status"] == RUNNING).tolist():
         raise InvariantError("the running list is not the sequences that run")
     holding = np.flatnonzero((sequences["slot"] >= 0) & (sequences["status"] != RUNNING)).tolist()
     held = [_blocks_of(table, row) for row in [*running, *holding]]
-    _check_held(table, held)
+    for row, blocks in zip(running, held, strict=False):
+        if NO_BLOCK in blocks:
+            raise InvariantError(f"row {row} holds the null block inside a window")
+    _check_held(table, list(chain.from_iterable(held)))
     _check_loading(table, holding)
     if state["num_steps"][0] % (1 + len(table.blocks) // _THOROUGH) == 0:
         _check_free(table, held)
     slack = 1 + int(limits["max_draft_len"][0]) if in_step else 0
-    for row, blocks in zip(running, held, strict=False):
-        if NO_BLOCK in blocks:
-            raise InvariantError(f"row {row} holds the null block inside a window")
-        _check_running(table, row, slack)
+    _check_running(table, sequences[running], slack)
     waiting = sequences[sequences["status"] == WAITING]
     if len(waiting) != state["num_waiting"][0]:
         raise InvariantError("the queue is not the sequences that wait")
@@ -98,20 +99,20 @@ def _check_loading(table: Table, holding: list[int]) -> None:
         raise InvariantError("sequences that hold blocks + free slots != slots")
 
 
-def _check_held(table: Table, held: list[list[int]]) -> None:
+def _check_held(table: Table, held: list[int]) -> None:
     """Raise unless the blocks in use and the free ones add up, and holders are counted right."""
     blocks = table.blocks
-    state = table.state
-    holders = Counter(block for mine in held for block in mine)
-    used, free = len(holders), int(state["num_free"][0])
+    ids, counts = np.unique(np.array(held, dtype=np.int64), return_counts=True)
+    used, free = len(ids), int(table.state["num_free"][0])
     if used + free + 1 != len(blocks):
         raise InvariantError(
             f"blocks used ({used}) + free ({free}) + null (1) != total ({len(blocks)})"
         )
-    for block, count in holders.items():
-        kept = blocks["holders"][block] if blocks["key"][block] != NO_KEY else 1
-        if count != kept:
-            raise InvariantError(f"block {block}: {count} sequences hold it, kept is {kept}")
+    kept = np.where(blocks["key"][ids] != NO_KEY, blocks["holders"][ids], 1)
+    for place in np.flatnonzero(counts != kept):
+        raise InvariantError(
+            f"block {ids[place]}: {counts[place]} sequences hold it, kept is {kept[place]}"
+        )
 
 
 def _check_free(table: Table, held: list[list[int]]) -> None:
@@ -136,34 +137,35 @@ def _check_free(table: Table, held: list[list[int]]) -> None:
         )
 
 
-def _check_running(table: Table, row: int, slack: int) -> None:
-    sequences = table.sequences
-    sequence: Any = sequences[row]
+def _check_running(table: Table, running: NDArray[np.void], slack: int) -> None:
     block_sizes = table.groups["block_size"]
-    held = table.holdings["num_blocks"][sequence["slot"] + np.arange(len(block_sizes))]
-    room = int((held * block_sizes).min())
-    who = (
-        f"request {sequence['request']} ({sequence['computed_len']} computed of "
-        f"{sequence['known_len']} known + {sequence['draft_len']} drafts, ends at "
-        f"{sequence['max_len']})"
-    )
-    # It is less where a block will leave a window before.
-    if room < sequence["capacity_len"] or (
-        room > sequence["capacity_len"] and not table.limits["has_windows"][0]
-    ):
-        raise InvariantError(f"{who}: blocks x block_size != {sequence['capacity_len']}")
-    if not 0 < sequence["computed_len"] <= room:
-        raise InvariantError(f"{who}: computed tokens do not fit its blocks")
-    if not sequence["prompt_len"] <= sequence["known_len"] < sequence["max_len"]:
-        raise InvariantError(f"{who}: runs outside [prompt, end)")
+    slots = running["slot"][:, np.newaxis] + np.arange(len(block_sizes))
+    room = (table.holdings["num_blocks"][slots] * block_sizes).min(axis=1)
+    capacity, computed = running["capacity_len"], running["computed_len"]
+    known, has_windows = running["known_len"], bool(table.limits["has_windows"][0])
+    is_outside = (known < running["prompt_len"]) | (known >= running["max_len"])
     # All but the last known token are computed, and everything in flight is counted.
-    settled_len = sequence["known_len"] + sequence["placeholder_len"] - 1
-    ahead = sequence["computed_len"] - settled_len
-    if ahead > slack or (ahead < 0 and not sequence["in_chunk"]):
-        raise InvariantError(
-            f"{who}: computed tokens ({sequence['computed_len']}) != known + in flight - 1 "
-            f"({settled_len})"
-        )
+    ahead = computed - (known + running["placeholder_len"] - 1)
+    for is_wrong, why in (
+        # It is less where a block will leave a window before.
+        (
+            (room < capacity) | ((room > capacity) & (not has_windows)),
+            "blocks x block_size != room",
+        ),
+        ((computed <= 0) | (computed > room), "computed tokens do not fit its blocks"),
+        (is_outside, "runs outside [prompt, end)"),
+        (
+            (ahead > slack) | ((ahead < 0) & (running["in_chunk"] == 0)),
+            "computed tokens != known + in flight - 1",
+        ),
+    ):
+        for sequence in running[is_wrong]:
+            raise InvariantError(
+                f"request {sequence['request']} ({sequence['computed_len']} computed of "
+                f"{sequence['known_len']} known + {sequence['draft_len']} drafts, "
+                f"{sequence['placeholder_len']} in flight, room for {sequence['capacity_len']}, "
+                f"ends at {sequence['max_len']}): {why}"
+            )
 
 
 class IntegrityCheck:

@@ -10,7 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import Field, model_validator
 
 from specsim.acceptance import ACCEPTANCE, Acceptance
@@ -19,7 +18,7 @@ from specsim.core.atomic import new_file
 from specsim.core.blame import blamed
 from specsim.core.errors import ConfigError
 from specsim.core.resources import following
-from specsim.core.settings import Settings, load_mapping, overridden, validated
+from specsim.core.settings import Settings, as_yaml, load_mapping, overridden, validated
 from specsim.core.version import __version__
 from specsim.engine.config import EngineConfig
 from specsim.engine.incidents import Incident, check_incidents
@@ -351,9 +350,8 @@ class Experiment(Settings):
             temporary.write_text(self.to_yaml(), encoding="utf-8")
 
     def to_yaml(self) -> str:
-        text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
         # By which a later run knows that it may be replaced.
-        return f"# specsim_version: {__version__}\n{text}"
+        return f"# specsim_version: {__version__}\n{as_yaml(self.to_dict())}"
 
     def without_seed(self) -> dict[str, Any]:
         return {name: value for name, value in self.to_dict().items() if name != "seed"}

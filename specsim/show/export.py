@@ -4,7 +4,7 @@ The result file of ``vllm bench serve``, vLLM's metrics for Prometheus, and a tr
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import IO, Any
@@ -13,24 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import load_mapping
 from specsim.results.folder import ResultsFolder, RunTable, StepsTable, check_same_run
 from specsim.results.metrics import (
-    PER_TOKEN_BUCKETS,
-    PREEMPTIONS_BUCKETS,
-    REQUEST_BUCKETS,
-    TTFT_BUCKETS,
     decode_time,
     latency,
     queue_time,
-    token_buckets,
     tpot,
     ttft,
 )
+from specsim.results.prometheus import EngineMetrics, Family, page, per_position
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 
-Labels = dict[str, object]
 Samples = NDArray[Any]
 
 
@@ -66,147 +60,78 @@ def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:
 
 def prometheus_text(run: ResultsFolder, experiment: Experiment) -> str:
     """Return a run as Prometheus text, format 0.0.4; a SpecsimError if files do not fit."""
-    return "".join(f"{line}\n" for line in _Page(run, experiment).lines())
+    counted = _counted(run, experiment)
+    families: list[tuple[object, Iterable[Family]]] = [
+        (replica, each.families()) for replica, each in enumerate(counted)
+    ]
+    rates = run.summary.get("spec_decode_per_position_acceptance_rates", [])
+    drafts = int(run.requests["drafts"].sum())
+    if drafts:
+        # Recorded of all replicas together: of several, the label engine can name none.
+        accepted = per_position([round(rate * drafts) for rate in rates])
+        families.append(("all" if len(counted) > 1 else 0, [accepted]))
+    model = str(Deployment.of(experiment).engine.model)
+    return page(families, model)
 
 
-_TABLES = load_mapping(Path(__file__).with_name("export.yaml"), ConfigError)
-_BUCKETS = {
-    "time_to_first_token": TTFT_BUCKETS,
-    "time_per_token": PER_TOKEN_BUCKETS,
-    "request_time": REQUEST_BUCKETS,
-    "preemptions": PREEMPTIONS_BUCKETS,
+def _counted(run: ResultsFolder, experiment: Experiment) -> list[EngineMetrics]:
+    """Return what each replica has counted; its gauges are 0, for nothing runs any more."""
+    engine, requests = Deployment.of(experiment).engine, run.requests
+    sums = {**_SUMS, **(_DRAFT_SUMS if requests["drafts"].any() else {})}
+    sums |= _PREFIX_SUMS if engine.enable_prefix_caching else {}
+    samples, (owners, gaps) = _samples(requests), _gaps(run)
+    found = []
+    for replica in range(experiment.num_engines):
+        mine = requests["replica"] == replica
+        counted = EngineMetrics(engine, 0)
+        counted.counters = {name: int(requests[col][mine].sum()) for name, col in sums.items()}
+        counted.ends = {"length": int(mine.sum())}
+        own = {name: values[mine] for name, values in samples.items()}
+        own["inter_token_latency_seconds"] = gaps[owners == replica]
+        counted.histograms = {name: counted.histograms[name].of(each) for name, each in own.items()}
+        found.append(counted)
+    return found
+
+
+_SUMS = {
+    "num_preemptions": "preemptions", "prompt_tokens": "prompt_len",
+    "prompt_tokens_cached": "cached_len", "generation_tokens": "output_len",
+}  # fmt: skip
+"""Columns of requests.parquet whose sums are counters; likewise those that not all runs have."""
+_PREFIX_SUMS = {"prefix_cache_queries": "prompt_len", "prefix_cache_hits": "cached_len"}
+_DRAFT_SUMS = {
+    f"spec_decode_num_{column}": column for column in ("drafts", "draft_tokens", "accepted_tokens")
 }
 
 
-class _Page:
-    """The samples of a run, by engine: one per replica.
-
-    Names, labels and buckets of the metrics are those of vLLM 0.32 (``v1/metrics/loggers.py``).
-    Gauges have their values after the last request: nothing runs any more.
-    """
-
-    def __init__(self, run: ResultsFolder, experiment: Experiment) -> None:
-        self._run = run
-        self._engines = range(experiment.num_engines)
-        self._engine = Deployment.of(experiment).engine
-        self._model = str(self._engine.model)
-
-    def lines(self) -> Iterator[str]:
-        yield from self._speculation()
-        for name, help_text in _TABLES["gauges"].items():
-            yield from self._per_engine(name, "gauge", help_text, [0 for _ in self._engines])
-        yield from self._counters()
-        lengths = token_buckets(self._engine.max_model_len or 1)
-        for name, samples in self._samples().items():
-            buckets, help_text = _TABLES["histograms"][name]
-            yield from _head(name, "histogram", help_text)
-            for engine, mine in zip(self._engines, samples, strict=True):
-                labels: Labels = {"engine": engine, "model_name": self._model}
-                yield from _histogram(name, labels, _BUCKETS.get(buckets, lengths), mine)
-        yield from _head("cache_config_info", "gauge", "The KV cache of the engine.")
-        for engine in self._engines:
-            config: Labels = {
-                "block_size": self._engine.block_size,
-                "enable_prefix_caching": self._engine.enable_prefix_caching,
-                "engine": engine,
-                "num_gpu_blocks": self._engine.num_gpu_blocks,
-            }
-            yield _sample("cache_config_info", config, 1)
-
-    def _speculation(self) -> Iterator[str]:
-        drafts = int(self._run.requests["drafts"].sum())
-        if not drafts:
-            return
-        for column in ("drafts", "draft_tokens", "accepted_tokens"):
-            help_text = f"Speculative decoding: {column.replace('_', ' ')}."
-            yield from self._sums(f"spec_decode_num_{column}", column, help_text)
-        name = "spec_decode_num_accepted_tokens_per_pos_total"
-        yield from _head(name, "counter", "Accepted tokens by position in the draft, all engines.")
-        # Recorded of all replicas together: of several, the label engine can name none.
-        engine = "all" if len(self._engines) > 1 else 0
-        rates = self._run.summary.get("spec_decode_per_position_acceptance_rates", [])
-        for position, rate in enumerate(rates):
-            labels: Labels = {"engine": engine, "model_name": self._model, "position": position}
-            yield _sample(name, labels, round(rate * drafts))
-
-    def _counters(self) -> Iterator[str]:
-        for name, (column, help_text) in _TABLES["sums"].items():
-            if self._engine.enable_prefix_caching or not name.startswith("prefix_cache"):
-                yield from self._sums(name, column, help_text)
-        name, help_text = "request_success_total", "Requests that were answered."
-        ended = map(len, self._by_engine(self._run.requests["request"]))
-        yield from self._per_engine(name, "counter", help_text, ended, finished_reason="length")
-
-    def _samples(self) -> dict[str, list[Samples]]:
-        requests = self._run.requests
-        found: dict[str, Samples] = {
-            "time_to_first_token_seconds": ttft(requests),
-            "request_time_per_output_token_seconds": tpot(requests, of_one_token=0.0),
-            "e2e_request_latency_seconds": latency(requests),
-            "request_queue_time_seconds": queue_time(requests),
-            "request_inference_time_seconds": requests["ended_at"] - requests["scheduled_at"],
-            "request_prefill_time_seconds": requests["first_token_at"] - requests["scheduled_at"],
-            "request_decode_time_seconds": decode_time(requests),
-            "request_prompt_tokens": requests["prompt_len"],
-            "request_generation_tokens": requests["output_len"],
-            "request_num_preemptions": requests["preemptions"],
-        }
-        by_engine = {name: self._by_engine(samples) for name, samples in found.items()}
-        return {**by_engine, "inter_token_latency_seconds": self._gaps()}
-
-    def _by_engine(self, samples: Samples) -> list[Samples]:
-        return [samples[self._run.requests["replica"] == engine] for engine in self._engines]
-
-    def _gaps(self) -> list[Samples]:
-        itls, path = self._run.summary.get("itls"), self._run.path / "summary.json"
-        if itls is None:
-            raise ConfigError(
-                f"{path}: holds no itls; it was written with --no-details; run the experiment "
-                "again without that"
-            )
-        if not isinstance(itls, list) or len(itls) != len(self._run.requests):
-            raise ConfigError(
-                f"{path}: itls must be one list per request; run the experiment again"
-            )
-        owners = np.repeat(self._run.requests["replica"], [len(gaps) for gaps in itls])
-        flat = np.array([gap for gaps in itls for gap in gaps], dtype=np.float64)
-        return [flat[owners == engine] for engine in self._engines]
-
-    def _sums(self, name: str, column: str, help_text: str) -> Iterator[str]:
-        sums = (int(mine.sum()) for mine in self._by_engine(self._run.requests[column]))
-        return self._per_engine(f"{name}_total", "counter", help_text, sums)
-
-    def _per_engine(
-        self, name: str, kind: str, help_text: str, values: Iterable[float], **labels: str
-    ) -> Iterator[str]:
-        yield from _head(name, kind, help_text)
-        for engine, value in zip(self._engines, values, strict=True):
-            yield _sample(name, {"engine": engine, **labels, "model_name": self._model}, value)
+def _samples(requests: RunTable) -> dict[str, Samples]:
+    return {
+        "time_to_first_token_seconds": ttft(requests),
+        "request_time_per_output_token_seconds": tpot(requests, of_one_token=0.0),
+        "e2e_request_latency_seconds": latency(requests),
+        "request_queue_time_seconds": queue_time(requests),
+        "request_inference_time_seconds": requests["ended_at"] - requests["scheduled_at"],
+        "request_prefill_time_seconds": requests["first_token_at"] - requests["scheduled_at"],
+        "request_decode_time_seconds": decode_time(requests),
+        "request_prompt_tokens": requests["prompt_len"],
+        "request_generation_tokens": requests["output_len"],
+        "request_num_preemptions": requests["preemptions"],
+        "request_prefill_kv_computed_tokens": requests["prompt_len"] - requests["cached_len"],
+    }
 
 
-def _histogram(
-    name: str, labels: Labels, buckets: Sequence[float], samples: Samples
-) -> Iterator[str]:
-    counts = np.searchsorted(np.sort(samples), buckets, side="right").tolist()
-    bounds = [*(str(float(bound)) for bound in buckets), "+Inf"]
-    for bound, count in zip(bounds, [*counts, len(samples)], strict=True):
-        yield _sample(f"{name}_bucket", {**labels, "le": bound}, count)
-    yield _sample(f"{name}_count", labels, len(samples))
-    yield _sample(f"{name}_sum", labels, float(samples.sum()))
-
-
-def _head(name: str, kind: str, help_text: str) -> Iterator[str]:
-    yield f"# HELP vllm:{name} {help_text}"
-    yield f"# TYPE vllm:{name} {kind}"
-
-
-def _sample(name: str, labels: Labels, value: float) -> str:
-    pairs = ",".join(f'{key}="{_escaped(str(text))}"' for key, text in labels.items())
-    return f"vllm:{name}{{{pairs}}} {float(value)!r}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+def _gaps(run: ResultsFolder) -> tuple[Samples, Samples]:
+    """Return the replica, and the length in seconds, of each gap between two deliveries."""
+    itls, path = run.summary.get("itls"), run.path / "summary.json"
+    if itls is None:
+        raise ConfigError(
+            f"{path}: holds no itls; it was written with --no-details; run the experiment "
+            "again without that"
+        )
+    if not isinstance(itls, list) or len(itls) != len(run.requests):
+        raise ConfigError(f"{path}: itls must be one list per request; run the experiment again")
+    owners = np.repeat(run.requests["replica"], [len(gaps) for gaps in itls])
+    return owners, np.array([gap for gaps in itls for gap in gaps], dtype=np.float64)
 
 
 _STEPS_TRACK, _GPU_TRACK, _FIRST_REQUEST_TRACK = 1, 2, 10

@@ -26,6 +26,9 @@ from specsim.run.summary import Summary
 from specsim.study.paired import Regret, SpeedUp, regret, replicated, speed_up
 from specsim.study.sweep import labels
 
+REFERENCES = {"oracle": "oracle", "bayes": "bayes", "best_static": "static"}
+"""What policies are held against, and the kind of policy that it is."""
+
 
 @dataclass(frozen=True)
 class PolicyResult:
@@ -66,10 +69,9 @@ class Standing:
     is_tied: bool | None
     """Whether the paired 95 % interval of the difference to the rank above includes 0; None for
     the first, and with a single replication."""
-    regret_oracle: Regret | None
-    """Against the fastest policy ``oracle``; None, as below, if there is none."""
-    regret_bayes: Regret | None  # likewise, policy ``bayes``
-    regret_best_static: Regret | None  # the fastest ``static``, chosen with hindsight
+    regrets: dict[str, Regret]
+    """Against the fastest policies ``oracle`` and ``bayes``, and ``best_static``, chosen with
+    hindsight, as far as these take part."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -77,9 +79,8 @@ class Standing:
             "tied_with_rank_above": self.is_tied,
             "unstable": self.result.is_unstable,
             "speed_up": asdict(self.result.speed_up),
-            **{
-                name: each and asdict(each) for name, each in vars(self).items() if "regret" in name
-            },
+            **{f"regret_{name}": None for name in REFERENCES},
+            **{f"regret_{name}": asdict(each) for name, each in self.regrets.items()},
             "summaries": self.result.summaries,
         }
 
@@ -107,16 +108,20 @@ class Comparison:
     @property
     def standings(self) -> list[Standing]:
         ranked = sorted(self.results, key=lambda result: -result.speed_up.mean)
-        references = [
-            next((result for result in ranked if result.policy.kind == kind), None)
-            for kind in ("oracle", "bayes", "static")
-        ]
+        references = {
+            name: next((result for result in ranked if result.policy.kind == kind), None)
+            for name, kind in REFERENCES.items()
+        }
         return [
             Standing(
                 rank,
                 result,
                 _is_tied(above, result) if above is not None else None,
-                *(_regret(reference, result) for reference in references),
+                {
+                    name: regret(each.latencies, result.latencies, each.label)
+                    for name, each in references.items()
+                    if each is not None
+                },
             )
             for rank, (above, result) in enumerate(zip([None, *ranked], ranked, strict=False), 1)
         ]
@@ -128,12 +133,6 @@ class Comparison:
             result.label: {**standings[result.label], "warnings": [*self.notes, *result.warnings]}
             for result in self.results
         }
-
-
-def _regret(reference: PolicyResult | None, result: PolicyResult) -> Regret | None:
-    if reference is None:
-        return None
-    return regret(reference.latencies, result.latencies, reference.label)
 
 
 def _is_tied(above: PolicyResult, result: PolicyResult) -> bool | None:

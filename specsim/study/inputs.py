@@ -39,7 +39,7 @@ def inputs_of(experiment: Experiment) -> dict[str, Input]:
             found[f"{pool}.{field}"] = each
     if found:
         return found
-    name, parts = experiment.profile, list(_parts(experiment))
+    name, parts = experiment.profile, list(parts_of(experiment))
     found["profile"] = Input(name=f"profile {name}", digest=None)
     with suppress(SpecsimError):
         found["profile"] = _input(f"profile {name}", find_profile(name))
@@ -48,7 +48,7 @@ def inputs_of(experiment: Experiment) -> dict[str, Input]:
         model = Path(profile.model) if own else find_resource("profiles", f"{profile.model}.json")
         found["profile.model"] = _input(f"model {profile.model}", model)
         found["profile.gpu"] = _input(f"GPU {profile.gpu}", gpu_file(profile.gpu))
-        parts.extend(_parts(profile, "profile."))
+        parts.extend(parts_of(profile, "profile."))
     for field, part in parts:
         if isinstance(part, Preset):
             file = find_resource("profiles", f"acceptance/{part.name}.yaml")
@@ -58,7 +58,7 @@ def inputs_of(experiment: Experiment) -> dict[str, Input]:
     return found
 
 
-def _parts(value: object, field: str = "") -> Iterator[tuple[str, object]]:
+def parts_of(value: object, field: str = "") -> Iterator[tuple[str, object]]:
     """Yield all models and paths in some settings, by dotted field name."""
     if isinstance(value, BaseModel | Path):
         yield field.rstrip("."), value
@@ -70,7 +70,7 @@ def _parts(value: object, field: str = "") -> Iterator[tuple[str, object]]:
     elif isinstance(value, list | tuple):
         inside = dict(enumerate(value))
     for name, each in inside.items():
-        yield from _parts(each, f"{field}{name}.")
+        yield from parts_of(each, f"{field}{name}.")
 
 
 def _input(name: str, path: Path | None) -> Input:

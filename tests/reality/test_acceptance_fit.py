@@ -99,7 +99,8 @@ def test_simulation_recovers_two_regimes(quick: None) -> None:
     assert fitted["regime_len"] == pytest.approx(12.0, rel=0.35)
 
 
-def test_simulation_recovers_the_layers(quick: None) -> None:
+def test_simulation_recovers_the_layers(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fits, "_MAX_TRIALS", 60)
     model = {
         "kind": "layered",
         "rates": (0.7, 0.6, 0.5, 0.5),

@@ -74,25 +74,22 @@ def test_standings_rank_by_speed_and_name_their_references() -> None:
     assert [(s.rank, s.result.label) for s in found] == [
         (1, "oracle"), (2, "static:k=3"), (3, "static:k=1"), (4, "off"),
     ]  # fmt: skip
-    assert [s.regret_oracle.mean for s in found if s.regret_oracle] == pytest.approx(
-        [0.0, 100.0, 150.0, 300.0]
-    )
-    best = [s.regret_best_static for s in found if s.regret_best_static]
+    assert [s.regrets["oracle"].mean for s in found] == pytest.approx([0.0, 100.0, 150.0, 300.0])
+    best = [s.regrets["best_static"] for s in found]
     assert {value.reference for value in best} == {"static:k=3"}
     assert [value.mean for value in best] == pytest.approx([-50.0, 0.0, 25.0, 100.0])
 
 
 def test_regret_is_told_against_the_bound_that_does_not_know_the_luck() -> None:
     found = comparison({"off": [8.0], "bayes": [4.0], "static:k=1": [5.0]}).standings
-    assert [s.regret_bayes.mean for s in found if s.regret_bayes] == pytest.approx(
-        [0.0, 25.0, 100.0]
-    )
+    assert [s.regrets["bayes"].mean for s in found] == pytest.approx([0.0, 25.0, 100.0])
     assert found[0].to_dict()["regret_bayes"]["reference"] == "bayes"
 
 
 def test_without_the_references_there_is_no_regret() -> None:
     standing = comparison({"off": [8.0]}).standings[0]
-    assert (standing.regret_oracle, standing.regret_best_static) == (None, None)
+    assert not standing.regrets
+    assert standing.to_dict()["regret_oracle"] is None
 
 
 def test_a_tie_is_an_interval_that_holds_no_difference() -> None:

@@ -243,8 +243,9 @@ def test_loads_near_the_capacity_are_looked_at_in_runs_of_full_length() -> None:
     assert asked_for[-1].num_requests == 8000
 
 
-@pytest.mark.slow
-def test_the_answer_does_not_depend_on_processes() -> None:
+def test_the_answer_does_not_depend_on_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specsim.study.plan._REQUESTS", 500)
+    monkeypatch.setattr("specsim.study.plan._LONGEST", 2000)
     question = asked(f"Qwen/Qwen3-8B --max-num-seqs 16 {EAGLE}", qps=10.0, traffic="math")
     one, two = (make_plan(question, workers=n).to_dict() for n in (1, 2))
     assert one == two

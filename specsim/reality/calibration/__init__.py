@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import yaml
 
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.settings import as_yaml
 from specsim.core.version import __version__
 from specsim.profile import Profile
 from specsim.reality.validation import Statistic, compare_runs, mean_error, spread
@@ -370,4 +370,4 @@ def write_profile(profile: Profile, path: Path) -> None:
     """Write a profile as YAML, as `load_profile` reads it."""
     written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     with new_file(path) as temporary:
-        temporary.write_text(yaml.safe_dump(written, sort_keys=False, width=100))
+        temporary.write_text(as_yaml(written, width=100), encoding="utf-8")

@@ -21,7 +21,7 @@ from pydantic import Field
 from specsim.acceptance.bernoulli import Bernoulli
 from specsim.core.errors import TraceError
 from specsim.core.request import Request
-from specsim.core.rng import Luck, indexed_hash
+from specsim.core.rng import Luck, indexed_hash, indexed_hashes
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.core.step import StepLoad
 from specsim.engine.config import EngineConfig
@@ -163,9 +163,10 @@ class Scenario(Settings):
         row = self.requests[index]
         output_len = min(row.max_tokens, row.stop_after or row.max_tokens)
         segments = row.prompt_segments or ((_PROMPT_TOKENS, index, 0, row.prompt_len),)
-        prompt = row.prompt_token_ids
-        if prompt is None:
-            prompt = tuple(token for each in segments for token in self._token_ids(*each))
+        if row.prompt_token_ids is None:
+            prompt = np.concatenate([self._token_ids(*each) for each in segments])
+        else:
+            prompt = np.array(row.prompt_token_ids, dtype=np.int64)
         return Request(
             index=index,
             id=row.id,
@@ -174,13 +175,13 @@ class Scenario(Settings):
             output_len=output_len,
             max_tokens=row.max_tokens,
             priority=row.priority,
-            prompt_token_ids=np.array(prompt, dtype=np.int64),
-            output_token_ids=np.array(self._token_ids(_OUTPUT_TOKENS, index, 0, output_len)),
+            prompt_token_ids=prompt,
+            output_token_ids=self._token_ids(_OUTPUT_TOKENS, index, 0, output_len),
         )
 
-    def _token_ids(self, stream: int, number: int, start: int, count: int) -> list[int]:
-        positions = range(start, start + count)
-        return [1_000_000 + indexed_hash(self.seed, stream, number, p) % 2**30 for p in positions]
+    def _token_ids(self, stream: int, number: int, start: int, count: int) -> NDArray[np.int64]:
+        hashes = indexed_hashes(self.seed, stream, [number], [start + count])[start:]
+        return 1_000_000 + (hashes % 2**30).astype(np.int64)
 
 
 def load_scenario(path: Path) -> Scenario:

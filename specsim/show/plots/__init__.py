@@ -50,9 +50,7 @@ def panels(count: int, size: tuple[float, float]) -> tuple[Figure, NDArray[np.ob
 
 def label_distribution(axis: Axes, title: str) -> None:
     """Label an axis that shows shares of requests."""
-    axis.set_xlabel(title)
-    axis.set_ylabel("share of requests")
-    axis.set_ylim(0, 1)
+    axis.set(xlabel=title, ylabel="share of requests", ylim=(0, 1))
 
 
 def make_log(scale: Axis) -> None:

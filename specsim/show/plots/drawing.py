@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import log
+from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
@@ -28,7 +29,7 @@ from specsim.show.report.study import (
     values_of,
 )
 
-MARKERS = {
+_MARKERS = {
     "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "cross": "P",
     "triangle-down": "v", "pentagon": "p", "x": "X", "hexagon": "h", "star": "*",
     "triangle-left": "<", "triangle-right": ">",
@@ -55,6 +56,13 @@ class Drawing:
     @cached_property
     def styles(self) -> list[Style]:
         return styles([k == 0 for k in self.study.draft_lens])
+
+    def look(self, policy: int) -> dict[str, Any]:
+        """Return how a policy's line looks, but for its marker."""
+        return {"color": self.styles[policy].light, "label": self.names(1)[policy]}
+
+    def marker(self, policy: int) -> str:
+        return _MARKERS[self.styles[policy].symbol]
 
     def names(self, number: int) -> list[str]:
         return [_plain(label) for label in self.axis(number).labels]

@@ -36,9 +36,8 @@ def plot_comparison(comparison: ProfileErrors, path: Path, title: str) -> None:
     axis.plot(ends, ends, color="black", linewidth=0.8)
     make_log(axis.xaxis)
     make_log(axis.yaxis)
-    axis.set(xlim=ends, ylim=ends, aspect="equal")
-    axis.set_xlabel("measured, ms")
-    axis.set_ylabel("predicted, ms")
+    labels = {"xlabel": "measured, ms", "ylabel": "predicted, ms"}
+    axis.set(xlim=ends, ylim=ends, aspect="equal", **labels)
     axis.grid(alpha=0.3)
     axis.legend()
     save(figure, path)
@@ -59,8 +58,7 @@ def plot_step_times(overview: Overview, path: Path, title: str) -> None:
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("step time, ms")
-    axes[0].set_ylim(bottom=0)  # of all, once all is drawn
+    axes[0].set(ylabel="step time, ms", ylim=(0, None))  # of all, once all is drawn
     axes[0].legend()
     save(figure, path)
 
@@ -138,8 +136,7 @@ def plot_validation(simulations: dict[str, Validation], path: Path, title: str) 
     for found in simulations.values():
         rows = found.throughput()
         last.plot([row["end"] for row in rows], [row["simulated"] for row in rows], **_OURS)
-    last.set_xlabel("time, s")
-    last.set_ylabel("output tokens/s")
+    last.set(xlabel="time, s", ylabel="output tokens/s")
     axes[0, 0].legend()
     for axis in axes.flat:
         axis.grid(alpha=0.3)
@@ -160,8 +157,7 @@ def plot_predictions(predictions: Sequence[Prediction], path: Path, title: str) 
     figure.suptitle(title)
     for axis, metric in zip(axes.flat, HEADLINES, strict=True):
         _draw_predicted(axis, predictions, metric)
-        axis.set_xlabel(f"measured {_PREDICTED[metric]}")
-        axis.set_ylabel("predicted")
+        axis.set(xlabel=f"measured {_PREDICTED[metric]}", ylabel="predicted")
         axis.grid(alpha=0.3)
     save(figure, path)
 

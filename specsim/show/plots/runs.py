@@ -37,8 +37,7 @@ def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
         axes[1, 1].plot(times, series["num_running"] + series["num_waiting"], label=label)
     for axis, (_, description) in zip(axes.flat, _LATENCIES, strict=False):
         label_distribution(axis, description)
-    axes[1, 1].set_xlabel("time, s")
-    axes[1, 1].set_ylabel("requests in the system")
+    axes[1, 1].set(xlabel="time, s", ylabel="requests in the system")
     axes[0, 0].legend()
     for axis in axes.flat:
         axis.grid(alpha=0.3)
@@ -106,8 +105,7 @@ def plot_breakdown(breakdown: Breakdown, path: Path, title: str) -> None:
     rows = [breakdown.time.overall, *breakdown.time.rows]
     names = ["all", *(row.label for row in breakdown.time.rows)]
     _stack(axes[0], names, {part: [row.parts[part] for row in rows] for part in PARTS})
-    axes[0].set_xlabel("batch size, requests")
-    axes[0].set_ylabel("share of the time")
+    axes[0].set(xlabel="batch size, requests", ylabel="share of the time")
     _stack(axes[1], ["one GPU", "KV cache in use"], _memory_stack(breakdown))
     axes[1].set_ylabel("memory, GiB")
     save(figure, path)
@@ -151,10 +149,10 @@ def plot_tuning(tuning: Tuning, path: Path, title: str) -> None:
         _draw(right, loads, [point.speed_up for point in curve.points], curve.k)
     for first, _, _ in batches.ranges[1:]:
         left.axvline(first - 0.5, color="gray", linewidth=0.8, linestyle=":")
-    left.set_xlabel("batch size (dotted: where the best k changes)")
-    left.set_ylabel("output throughput over k = 0")
-    right.set_xlabel(f"load, {tuning.load_unit}")
-    right.set_ylabel("speed-up of mean latency over no speculation")
+    sizes_title = "batch size (dotted: where the best k changes)"
+    left.set(xlabel=sizes_title, ylabel="output throughput over k = 0")
+    gain_title = "speed-up of mean latency over no speculation"
+    right.set(xlabel=f"load, {tuning.load_unit}", ylabel=gain_title)
     for axis in (left, right):
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set_xscale("log", base=2)

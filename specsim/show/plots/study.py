@@ -6,6 +6,7 @@ Over load, cost, and the closer look at one load on one kind of hardware; the ma
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from specsim.show.plots import make_log, panels, save
-from specsim.show.plots.drawing import CROSSOVER, MARKERS, SPEED_UP, Chart, Drawing, label_load
+from specsim.show.plots.drawing import CROSSOVER, SPEED_UP, Chart, Drawing, label_load
 from specsim.show.report.study import (
     COST,
     MEASURES,
@@ -25,6 +26,7 @@ from specsim.show.report.study import (
     is_unstable,
     values_of,
 )
+from specsim.study.capacity.findings import lower_front
 from specsim.study.paired import mean_and_half_width
 
 _LATENCIES = (("ttft_ms", "TTFT, ms"), ("tpot_ms", "TPOT, ms"), ("e2el_ms", "E2E latency, ms"))
@@ -34,6 +36,7 @@ _SERIES = (
     ("kv_usage", "KV cache in use, %"),
     ("draft_len", "k asked for, tokens"),
 )
+_SCALES = {"kv_usage": 100}
 _PARTS = {"target": "#3d6a8a", "draft": "#86b3c9", "overhead": "#d9b26a", "idle": "#e3e6ea"}
 
 _LETTER, _HANDLE = 0.095, 0.6
@@ -68,7 +71,7 @@ def _draw_over_load(drawing: Drawing) -> Figure:
 
 
 def _draw_policy(axis: Axes, drawing: Drawing, hardware: int, policy: int) -> None:
-    numbers, style = drawing.load_numbers, drawing.styles[policy]
+    numbers, look = drawing.load_numbers, drawing.look(policy)
     places, means, lows, highs, unstable = [], [], [], [], []
     for load, number in enumerate(numbers):
         cell = drawing.cells.get((hardware, policy, load), [])
@@ -81,26 +84,12 @@ def _draw_policy(axis: Axes, drawing: Drawing, hardware: int, policy: int) -> No
         lows.append(max(mean - (half or 0.0), 0.01 * mean))  # a latency has no value below 0
         highs.append(mean + (half or 0.0))
         unstable.append(is_unstable(cell))
-    axis.plot(
-        places,
-        means,
-        color=style.light,
-        marker=MARKERS[style.symbol],
-        ms=4.5,
-        lw=1.4,
-        label=drawing.names(1)[policy],
-    )
-    axis.fill_between(places, lows, highs, color=style.light, alpha=0.12, lw=0)
+    mark: dict[str, Any] = {"marker": drawing.marker(policy), "ms": 4.5}
+    axis.plot(places, means, lw=1.4, **mark, **look)
+    axis.fill_between(places, lows, highs, color=look["color"], alpha=0.12, lw=0)
     broken = [(x, y) for x, y, is_broken in zip(places, means, unstable, strict=True) if is_broken]
     if broken:  # open markers: the queue kept growing
-        axis.plot(
-            *zip(*broken, strict=True),
-            ls="",
-            marker=MARKERS[style.symbol],
-            ms=4.5,
-            mec=style.light,
-            mfc="white",
-        )
+        axis.plot(*zip(*broken, strict=True), ls="", mec=look["color"], mfc="white", **mark)
 
 
 OVER_LOAD = Chart("over-load", _same_load, _draw_over_load)
@@ -148,42 +137,25 @@ def _draw_cost(drawing: Drawing) -> Figure:
     seen = sorted({(offer.hardware, offer.policy) for offer in offers})
     for hardware, policy in seen:
         mine = [o for o in offers if (o.hardware, o.policy) == (hardware, policy)]
-        style = drawing.styles[policy]
-        label = drawing.names(1)[policy] if hardware == seen[0][0] else None
-        axis.plot(
-            [o.cost for o in mine],
-            [o.latency for o in mine],
-            color=style.light,
-            marker=MARKERS[style.symbol],
-            ms=4,
-            lw=0.6,
-            alpha=0.6,
-            label=label,
-        )
+        look = {**drawing.look(policy), "marker": drawing.marker(policy)}
+        if hardware != seen[0][0]:
+            del look["label"]
+        pairs = zip(*((o.cost, o.latency) for o in mine), strict=True)
+        axis.plot(*pairs, ms=4, lw=0.6, alpha=0.6, **look)
         if many:
             last = mine[-1]
             axis.annotate(drawing.names(0)[hardware], (last.cost, last.latency), fontsize=6)
-    best = _front(offers)
+    fine = [offer for offer in offers if offer.is_fine]  # overload is no offer
+    best = lower_front(fine, lambda offer: (offer.cost, offer.latency))
     axis.step([o.cost for o in best], [o.latency for o in best], where="post", color="black", lw=1)
     measure = _latency(drawing)
     make_log(axis.xaxis)
     make_log(axis.yaxis)
-    axis.set_xlabel(
-        f"cost, {drawing.study.currency} per million output tokens (black: Pareto front)"
-    )
-    axis.set_ylabel(f"{measure.title}, {measure.unit}")
+    cost = f"cost, {drawing.study.currency} per million output tokens (black: Pareto front)"
+    axis.set(xlabel=cost, ylabel=f"{measure.title}, {measure.unit}")
     axis.grid(alpha=0.3)
     axis.legend(fontsize="small")
     return figure
-
-
-def _front(offers: list[_Offer]) -> list[_Offer]:
-    """Return what no other offer beats in both, by rising cost. Overload is no offer."""
-    best: list[_Offer] = []
-    for offer in sorted(offers, key=lambda o: (o.cost, o.latency)):
-        if offer.is_fine and (not best or offer.latency < best[-1].latency):
-            best.append(offer)
-    return best
 
 
 _NO_PRICE = "no price of this hardware is known"
@@ -209,11 +181,9 @@ def _draw_cdf(drawing: Drawing) -> Figure:
             values = _quantiles(cell, name)
             if values is not None:
                 shares = np.linspace(0, 1, len(values))
-                style, label = drawing.styles[policy], drawing.names(1)[policy]
-                axis.plot(values, shares, color=style.light, lw=1.4, label=label)
-        axis.set_xlabel(title)
+                axis.plot(values, shares, lw=1.4, **drawing.look(policy))
+        axis.set(xlabel=title, ylim=(0, 1.02))
         make_log(axis.xaxis)
-        axis.set_ylim(0, 1.02)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("share of requests")
     axes[-1].legend(fontsize="small")
@@ -230,13 +200,7 @@ def _draw_timeline(drawing: Drawing) -> Figure:
         times = point.timeline["time_s"]
         for axis, (name, _) in zip(axes.flat, _SERIES, strict=True):
             values = np.array(point.timeline.get(name, [None] * len(times)), dtype=float)
-            axis.plot(
-                times,
-                100 * values if name == "kv_usage" else values,
-                color=drawing.styles[policy].light,
-                lw=1,
-                label=drawing.names(1)[policy],
-            )
+            axis.plot(times, values * _SCALES.get(name, 1), lw=1, **drawing.look(policy))
     for axis, (_, title) in zip(axes.flat, _SERIES, strict=True):
         axis.set_title(title, fontsize="medium", loc="left")
         axis.set_ylim(0, max(1.0, axis.get_ylim()[1]))
@@ -258,8 +222,7 @@ def _draw_breakdown(drawing: Drawing) -> Figure:
         axis.barh(names, shares, left=left, color=colour, label=part, edgecolor="white", lw=0.5)
         left += shares
     axis.invert_yaxis()
-    axis.set_xlim(0, 1)
-    axis.set_xlabel("share of the time of all replicas")
+    axis.set(xlim=(0, 1), xlabel="share of the time of all replicas")
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
     axis.set_title(drawing.closer_title, fontsize="medium", loc="left")
     return figure

@@ -22,7 +22,7 @@ from specsim.show.render import add_wide_rows, interval, new_table, percent
 if TYPE_CHECKING:
     from specsim.show.breakdown import Breakdown
     from specsim.study.compare import Comparison, PolicyResult, Standing
-    from specsim.study.paired import Regret, SpeedUp
+    from specsim.study.paired import SpeedUp
 
 _MAX_COLUMNS = 4  # policies; more are ranked
 _MAX_ROWS = 40  # of a sweep
@@ -296,23 +296,14 @@ def _name_columns(standings: list["Standing"]) -> dict[str, Cell]:
 def _ranking_columns(standings: list["Standing"]) -> dict[str, Cell]:
     """Return the speed-up, and the regret against each reference that is among the policies."""
     columns: dict[str, Cell] = {"speed-up": lambda standing: _speed_up(standing.result.speed_up)}
-    if (oracle := standings[0].regret_oracle) is not None:
-        columns[_above(oracle)] = lambda standing: _regret(standing.regret_oracle)
-    if (bayes := standings[0].regret_bayes) is not None:
-        columns[_above(bayes)] = lambda standing: _regret(standing.regret_bayes)
-    if (best_static := standings[0].regret_best_static) is not None:
-        columns[_above(best_static)] = lambda standing: _regret(standing.regret_best_static)
+    for name, found in standings[0].regrets.items():
+        columns[f"regret against\n{escape(found.reference)}"] = partial(_regret, name)
     return columns
-
-
-def _above(value: "Regret") -> str:
-    return f"regret against\n{escape(value.reference)}"
 
 
 def _caption(standings: list["Standing"]) -> str:
     lines = []
-    first = standings[0]
-    if first.regret_oracle or first.regret_bayes or first.regret_best_static:
+    if standings[0].regrets:
         lines.append("regret: how much longer the mean E2E latency is")
     if standings[0].result.speed_up.low is not None:
         lines.append("±: half of the paired 95 % interval")
@@ -329,8 +320,9 @@ def _speed_up(value: "SpeedUp") -> str:
     return f"{value.mean:.3f}" + _half_width(value.low, value.high, 3)
 
 
-def _regret(value: "Regret | None") -> str:
-    return "-" if value is None else f"{value.mean:+.1f} %" + _half_width(value.low, value.high, 1)
+def _regret(name: str, standing: "Standing") -> str:
+    value = standing.regrets[name]
+    return f"{value.mean:+.1f} %" + _half_width(value.low, value.high, 1)
 
 
 def _half_width(low: float | None, high: float | None, digits: int) -> str:

@@ -6,11 +6,10 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
-import yaml
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import validated
+from specsim.core.settings import as_yaml, validated
 from specsim.core.version import __version__
 from specsim.show.report.study import HARDWARE, LOAD, OTHER, POLICY, Axis, Point, Study
 from specsim.study.sweep import Sweep, SweepFolder, labels
@@ -205,7 +204,7 @@ def load_sweep(folder: Path) -> Study:
         num_expected=sweep.num_points,
         draft_lens=grid.draft_lens(configs),
         profiles=grid.profiles(configs),
-        config=yaml.safe_dump(sweep.model_dump(mode="json"), sort_keys=False, allow_unicode=True),
+        config=as_yaml(sweep.model_dump(mode="json")),
         version=found.specsim_version,
     )
 

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import load_mapping, validated
+from specsim.core.settings import as_yaml, load_mapping, validated
 from specsim.core.version import __version__
 from specsim.results.folder import ResultsFolder, own_block
 from specsim.results.metrics import distributions
@@ -58,7 +57,7 @@ def _load_run(folder: Path) -> Study:
         num_expected=1,
         draft_lens=[draft_len(run.config)],
         profiles=[str(run.config.get("profile"))],
-        config=_yaml(run.config),
+        config=as_yaml(run.config),
         version=own["specsim_version"],
         warnings=[str(text) for text in own.get("warnings", [])],
     )
@@ -98,14 +97,10 @@ def _load_comparison(folder: Path) -> Study:
         num_expected=len(points),
         draft_lens=[draft_len(config) for config in configs],
         profiles=[str(configs[0].get("profile"))],
-        config=_yaml({name: value for name, value in configs[0].items() if name != "policy"}),
+        config=as_yaml({name: value for name, value in configs[0].items() if name != "policy"}),
         version=__version__,
         warnings=list(warnings),
     )
-
-
-def _yaml(config: dict[str, Any]) -> str:
-    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
 
 
 def _of_this_version(path: Path, summary: object) -> dict[str, Any]:
@@ -267,7 +262,7 @@ def _load_capacity(folder: Path) -> Study:
         num_expected=len(points),
         draft_lens=[draft_len({**plan.experiment, "policy": label}) for label in policies],
         profiles=hardware,
-        config=_yaml(plan.experiment),
+        config=as_yaml(plan.experiment),
         version=plan.specsim_version,
         currency=str(plan.prices.get("currency", "USD")),
         price_date=str(plan.prices.get("date", "")),

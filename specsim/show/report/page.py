@@ -7,7 +7,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from plotly.offline import get_plotlyjs
 
 from specsim.core.atomic import new_file
@@ -156,7 +155,7 @@ def _thinned(values: list[float | None], stride: int) -> list[float | None]:
         return values
     groups = (values[start : start + stride] for start in range(0, len(values), stride))
     known = ([v for v in group if v is not None] for group in groups)
-    return [float(np.mean(group)) if group else None for group in known]
+    return [sum(group) / len(group) if group else None for group in known]
 
 
 def _breakdown(point: Point) -> list[float] | None:

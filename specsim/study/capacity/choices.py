@@ -198,12 +198,18 @@ def _roofline(gpu: str, base: Profile, experiment: Experiment) -> Profile:
     keys = [key for key in (proposer.cost_keys if proposer else ()) if key in base.drafts]
     models = {key: _drafter(gpu, base, key) for key in keys if base.drafts[key].latency is not None}
     options = RooflineOptions(base.model, gpu, models, base.tensor_parallel_size)
-    fields = RooflineProfile.of(options).fields
     # Time of the host, which is the same beside any GPU.
     on_host = {key: base.drafts[key].model_dump() for key in keys if key not in models}
-    fields["drafts"] = {**fields.get("drafts", {}), **on_host}
-    fields["overhead"] = base.overhead.model_dump()
-    with validated(f"--gpus {gpu}", ProfileError):
+    return roofline_with(options, on_host, base.overhead.model_dump())
+
+
+def roofline_with(
+    options: RooflineOptions, drafts: dict[str, Any], overhead: dict[str, Any]
+) -> Profile:
+    """Return a roofline with more drafters, and what the host takes."""
+    fields = RooflineProfile.of(options).fields
+    fields = {**fields, "drafts": {**fields.get("drafts", {}), **drafts}, "overhead": overhead}
+    with validated(f"--gpus {options.gpu}", ProfileError):
         return Profile.model_validate(fields)
 
 

@@ -19,6 +19,7 @@ from xml.etree import ElementTree as Xml
 
 from specsim.core.blame import fault
 from specsim.core.errors import ConfigError, CrashError, InvariantError, PluginError, SpecsimError
+from specsim.core.settings import flattened
 from specsim.run.experiment import Experiment
 from specsim.study.gate import METRICS, GateResults, ScenarioResults, Suite, Tolerances
 from specsim.study.inputs import Input, inputs_of
@@ -150,7 +151,7 @@ def _differences(
 ) -> list[str]:
     """Return what differs in the thing tested; raise if the scenario itself does."""
     read = _both_read(old.inputs or {}, inputs or {})
-    before, after = _flat(_completed(old.config, config)), _flat(config)
+    before, after = flattened(_completed(old.config, config)), flattened(config)
     found = []
     for field in sorted(before.keys() | after.keys() | read.keys()):
         values = [side.get(field, "nothing") for side in (before, after)]
@@ -187,16 +188,6 @@ def _completed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     stored = {field: old[field] for field in _MAY_DIFFER if field in old}
     kept = {field: value for field, value in known.items() if field not in (*_MAY_DIFFER, "seed")}
     return kept | stored
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def _compare(

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import load_mapping
+from specsim.core.settings import as_yaml, load_mapping
 from specsim.core.version import __version__
 from specsim.results.folder import write_json
 from specsim.run.experiment import Experiment
@@ -246,7 +246,7 @@ def commented(experiment: Experiment, about: str) -> str:
         mode="json", exclude_none=True, exclude_defaults=True, warnings=False
     )
     for name, value in fields.items():
-        text = yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True)
+        text = as_yaml({name: value})
         comment = _TEXTS["comments"].get(name)
         parts.append((f"# {comment}\n" if comment else "") + text)
     return "".join(parts)

@@ -6,16 +6,17 @@ from typing import Any
 
 from specsim.core.errors import CapacityError, ConfigError, ProfileError, SpecsimError
 from specsim.core.resources import find_resource, resource_names
-from specsim.core.settings import nearest, validated
+from specsim.core.settings import nearest
 from specsim.hardware import load_gpu, load_model
 from specsim.hardware.specs import find_model
 from specsim.policies import POLICIES
 from specsim.profile import Profile, load_profile
-from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
+from specsim.profile.from_roofline import RooflineOptions
 from specsim.profile.from_tables import HOST_TIMES
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
 from specsim.study.capacity import Contender, Goal, Hardware, Prices
+from specsim.study.capacity.choices import roofline_with
 from specsim.study.loads import Loads
 from specsim.study.plan.command import ServerCommand, unknown_fields
 from specsim.study.plan.traffic import NAMES, Traffic
@@ -154,11 +155,8 @@ def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tup
 def _roofline(model: str, gpu: str, size: int) -> Profile:
     head = f"eagle3-{model}"
     drafts = {"eagle3": head} if find_resource("profiles", f"{head}.json") is not None else {}
-    fields = RooflineProfile.of(RooflineOptions(model, gpu, drafts, size)).fields
     on_host = {method: {"token_us": 20} for method in _LOOKUPS}
-    fields = {**fields, "drafts": {**fields.get("drafts", {}), **on_host}, "overhead": HOST_TIMES}
-    with validated(f"--gpus {gpu}", ProfileError):
-        return Profile.model_validate(fields)
+    return roofline_with(RooflineOptions(model, gpu, drafts, size), on_host, HOST_TIMES)
 
 
 def _add(

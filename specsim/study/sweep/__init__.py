@@ -1,7 +1,7 @@
 """Sweeps: one experiment along several axes, point by point, resumable."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -10,14 +10,13 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.processes import LocalProcesses
 from specsim.core.request import Request
 from specsim.core.runner import Backend, Job, Runner
-from specsim.core.settings import load_mapping, validated
+from specsim.core.settings import as_yaml, flattened, load_mapping, validated
 from specsim.core.version import __version__
 from specsim.profile import load_profile
 from specsim.results.folder import StepsTable, structured_columns
@@ -131,7 +130,7 @@ class SweepFolder:
         sweep = self.sweep
         header = (_FORMAT, __version__, sweep.seed, sweep.num_points, self.profiles, self.inputs)
         content = dict(zip(_HEADER, header, strict=True)) | sweep.model_dump(mode="json")
-        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+        return as_yaml(content, width=100)
 
     def record_path(self, number: int) -> Path:
         return self.path / "points" / f"{number:05}.json"
@@ -292,17 +291,11 @@ def flat_metrics(summary: dict[str, Any]) -> dict[str, float | int]:
     ``time_shares.target``. Truth values are 0 or 1; text and lists are left out.
     """
     outer = {name: value for name, value in summary.items() if name != "specsim"}
-    return dict(_numbers("", {**outer, **summary["specsim"]}))
-
-
-def _numbers(prefix: str, values: dict[str, Any]) -> Iterable[tuple[str, float | int]]:
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from _numbers(f"{prefix}{name}.", value)
-        elif isinstance(value, bool):
-            yield prefix + name, int(value)
-        elif isinstance(value, int | float) and name != "seed":
-            yield prefix + name, value
+    return {
+        name: int(value) if isinstance(value, bool) else value
+        for name, value in flattened({**outer, **summary["specsim"]}).items()
+        if isinstance(value, int | float) and name.rpartition(".")[2] != "seed"
+    }
 
 
 def _over_time(summary: Summary) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any, Self
 
 import numpy as np
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import Settings, check_used, overridden, set_field, validated
@@ -22,7 +22,7 @@ from specsim.profile import Profile, load_profile
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.size import check_size, estimated_seconds
-from specsim.study.inputs import load_with_base
+from specsim.study.inputs import load_with_base, parts_of
 from specsim.workload.arrivals.synthetic import TraceReplay
 from specsim.workload.lengths.synthetic import Empirical, TraceRows
 from specsim.workload.readers import read_trace
@@ -325,19 +325,9 @@ def _problems(point: SweepPoint) -> Iterator[str]:
         Deployment.of(experiment, _profile(experiment.profile))
     except SpecsimError as error:
         yield str(error)
-    for path in _traces(experiment):
-        if problem := _trace_problem(path):
-            yield problem
-
-
-def _traces(experiment: Experiment) -> Iterator[Path]:
-    left: list[object] = [experiment.workload]
-    while left:
-        part = left.pop()
+    for _, part in parts_of(experiment.workload):
         if isinstance(part, TraceReplay | TraceRows | Empirical):
-            yield part.path
-        if isinstance(part, BaseModel):
-            left.extend(getattr(part, name) for name in type(part).model_fields)
+            yield from _trace_problems(part.path)
 
 
 @lru_cache(maxsize=1000)
@@ -346,9 +336,9 @@ def _profile(name: str) -> Profile:
 
 
 @lru_cache(maxsize=1000)
-def _trace_problem(path: Path) -> str | None:
+def _trace_problems(path: Path) -> list[str]:
     try:
         read_trace(path)
     except SpecsimError as error:
-        return str(error)
-    return None
+        return [str(error)]
+    return []
