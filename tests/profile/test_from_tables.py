@@ -348,6 +348,18 @@ def test_all_reduces_are_measured_by_numbers_and_may_be_of_another_engine(tables
     assert more == pytest.approx(2e-7 * 1e-3 * sent, rel=1e-3)
 
 
+def test_gpus_send_each_other_their_parts_of_the_logits(tables: Path) -> None:
+    add_latent_attention(tables)
+    plain = TableProfile.of(options(tables, **DEEPSEEK)).profile.target
+    row = {"op_name": "all_gather", "num_gpus": 8, "nccl_dtype": "half", "kernel_source": "NCCL"}
+    gathers = [{**row, "message_size": size, "latency": 1e-7 * size} for size in (1, 1 << 30)]
+    write(tables / "data/h200_sxm/comm/nccl/2.0.0", "nccl_perf", gathers)
+    gathering = TableProfile.of(options(tables, **DEEPSEEK)).profile.target
+    load = StepLoad(64_000, 64, 64)
+    more = gathering.forward_time(load) - plain.forward_time(load)
+    assert more == pytest.approx(1e-10 * 64 * 129_280, rel=0.01)
+
+
 def test_experts_of_another_engine(tables: Path) -> None:
     """Both engines run the same kernel, but only one was measured with 8-bit inputs."""
     add_experts(tables)
