@@ -43,7 +43,6 @@ _SORTED_BYTES = 780.0  # per logit, that a sampler which sorts moves, by the tim
 _SCANNED_NS = 2.4  # per logit of a row, each row by a multiprocessor of its own
 _MULTIPROCESSORS = 132
 _MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
-_OTHER_ENGINES = ("sglang", "trtllm")
 _QUANTIZED = {"fp8": 1, "nvfp4": 4}
 """Inputs of a layer's matrices that a kernel of its own quantizes, by data type: of 8 bits the
 compiler fuses it into norms and activation, and only behind attention not; of 4 bits nowhere."""
@@ -286,11 +285,11 @@ class Composer:
     def _experts(self, tokens: Values) -> tuple[Values, Values]:
         """Return what reading experts takes, and what all else of them does, all layers.
 
-        By the engine's own kernel, or another's: ``moe=sglang`` for what only its table has.
+        By the engine's own kernel, or ``moe=sglang`` for what only the table of that engine has.
         """
         shape = self._shape
         kernel = self._options.kernels.get("moe")
-        is_engine = kernel in _OTHER_ENGINES  # which run the same kernel
+        is_engine = kernel == "sglang"  # TensorRT-LLM's names are also those of kernels
         table = self._tables_of(kernel if is_engine else None).table("moe", "moe_perf")
         experts = ExpertTimes(
             shape.hidden_size,
