@@ -242,7 +242,9 @@ def build(
     dp: int = Option(1, "--dp", min=1, help="Data-parallel ranks that share the experts."),
     ep: bool = Option(False, "--ep", help="Each GPU holds some experts whole, not a slice of all."),
     dtype: str = Option(
-        "bfloat16", help="Of weights: bfloat16, fp8, fp8_block, nvfp4, int4 or mxfp4."
+        "bfloat16",
+        help="Of weights: bfloat16, fp8, fp8_block, nvfp4, int4, mxfp4, or mxfp4_mxfp8 (inputs of "
+        "experts with 8 bits, too).",
     ),
     kv_dtype: str = Option("bfloat16", help="Of the KV cache: bfloat16 or fp8."),
     draft: Drafts = None,
@@ -251,8 +253,9 @@ def build(
         None,
         metavar="FAMILY=NAME",
         help="The kernel that the server logged: attention=fa2, moe=marlin, gemm=..., "
-        "allreduce=trtllm (FlashInfer's), quant=fused. How it ran: graphs=decodes, "
-        "sampling=sort or triton (top-p, top-k), drafts=flashinfer (before Blackwell).",
+        "moe=sglang (if only its table has it), allreduce=trtllm (FlashInfer's), quant=fused. How "
+        "it ran: graphs=decodes, sampling=sort or triton (top-p, top-k), drafts=flashinfer "
+        "(before Blackwell).",
     ),
     tables: Path | None = Option(
         None, help="Folder of kernel tables; by default that of aiconfigurator-core."

@@ -24,7 +24,13 @@ from specsim.profile.kernel_tables import (
     chosen,
     columns,
 )
-from specsim.profile.kernel_times import ExpertTimes, MatrixTimes, line_of, skewed
+from specsim.profile.kernel_times import (
+    ExpertTimes,
+    MatrixTimes,
+    line_of,
+    skewed,
+    small_weights,
+)
 
 Values = NDArray[np.float64]
 
@@ -37,7 +43,6 @@ _SORTED_BYTES = 780.0  # per logit, that a sampler which sorts moves, by the tim
 _SCANNED_NS = 2.4  # per logit of a row, each row by a multiprocessor of its own
 _MULTIPROCESSORS = 132
 _MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
-_SMALL_READ, _SMALL_COMPUTE = 1.35, 1.5
 _QUANTIZED = {"fp8": 1, "nvfp4": 4}
 """Inputs of a layer's matrices that a kernel of its own quantizes, by data type: of 8 bits the
 compiler fuses it into norms and activation, and only behind attention not; of 4 bits nowhere."""
@@ -177,7 +182,7 @@ class Composer:
                 others = plain.times(matrix.outputs, matrix.inputs)
                 times = np.minimum(times, np.interp(gemm.tokens, plain.tokens, others))
             if self._dtype.matrices is None:
-                times = _small_weights(gemm.tokens, times, self._dtype.bytes_per_weight / 2)
+                times = small_weights(gemm.tokens, times, self._dtype.bytes_per_weight / 2)
             total += matrix.runs * times
         return gemm.tokens, total
 
@@ -228,12 +233,32 @@ class Composer:
         # Sampling reads the logits a few times.
         logits = 3 * 4 * shape.vocab_size * table.tokens / self._bandwidth * 1e6
         times = self._scales.compute * times + times[0] * (self._scales.read - self._scales.compute)
-        logits = logits + self._truncating(table.tokens)
+        logits = logits + self._truncating(table.tokens) + self._gathering(table.tokens)
         times = np.maximum.accumulate(times + 5 * _LAUNCH_US + logits)
         sampled = table.tokens <= _MOST_SAMPLED
         tokens, times = table.tokens[sampled], times[sampled]
         kept = needed(tokens, times[None])
         return {"at": tokens[kept].astype(int).tolist(), "times_us": rounded(times[kept])}
+
+    def _gathering(self, rows: Values) -> Values:
+        """Return what sending logits takes: each GPU has those of a part of the vocabulary.
+
+        All-gathered by NCCL, not the engine's own kernel; left out where it was not measured.
+        """
+        if self._size == 1:
+            return np.zeros(len(rows))
+        try:
+            return self._nccl("all_gather", self._size, rows * self._shape.vocab_size)
+        except ProfileError:
+            return np.zeros(len(rows))
+
+    def _nccl(self, operation: str, gpus: int, sent: Values) -> Values:
+        """Return what NCCL takes for so many numbers of 16 bits, microseconds."""
+        table = self._tables_of("nccl").table("comm", "nccl_perf")
+        wanted = {"op_name": operation, "num_gpus": gpus, "nccl_dtype": "half"}
+        sizes, times = line_of(chosen(table, "exchange", **wanted), "message_size")
+        self._note(table.source)
+        return np.interp(sent, sizes, times)
 
     def _truncating(self, rows: Values) -> Values:
         """Return what top-p and top-k take, by the sampler that is named; none without.
@@ -258,9 +283,14 @@ class Composer:
         return name
 
     def _experts(self, tokens: Values) -> tuple[Values, Values]:
-        """Return what reading experts takes, and what all else of them does, all layers."""
+        """Return what reading experts takes, and what all else of them does, all layers.
+
+        By the engine's own kernel, or ``moe=sglang`` for what only the table of that engine has.
+        """
         shape = self._shape
-        table = self._tables.table("moe", "moe_perf")
+        kernel = self._options.kernels.get("moe")
+        is_engine = kernel == "sglang"  # TensorRT-LLM's names are also those of kernels
+        table = self._tables_of(kernel if is_engine else None).table("moe", "moe_perf")
         experts = ExpertTimes(
             shape.hidden_size,
             shape.moe_intermediate_size,
@@ -273,7 +303,7 @@ class Composer:
         wanted = {"moe_dtype": self._dtype.experts, **split}
         try:
             rows = chosen(table, "experts", **wanted)
-            measured, kernel = experts.rows_of(rows, table, self._options.kernels.get("moe"))
+            measured, kernel = experts.rows_of(rows, table, None if is_engine else kernel)
         except ProfileError as error:
             raise ProfileError(f"{error}{_other_dtypes(experts, table)}") from error
         times = experts.times(skewed(measured, table), tokens)
@@ -293,10 +323,8 @@ class Composer:
         if self._size == 1:
             return np.zeros(len(tokens))
         sent = tokens * self._shape.hidden_size  # message_size counts numbers, as NCCL's does
-        tables, engine = self._tables, self._options.kernels.get("allreduce")
-        if engine is not None:
-            tables = GpuTables(tables.folder, self._options.gpu, engine)
-        table = tables.table("comm", "custom_allreduce_perf")
+        engine = self._options.kernels.get("allreduce")
+        table = self._tables_of(engine).table("comm", "custom_allreduce_perf")
         rows = chosen(table, "all-reduce", num_gpus=self._size, backend="vllm_graph")
         self._note(table.source)
         sizes, times = line_of(rows, "message_size")
@@ -324,16 +352,17 @@ class Composer:
                     chosen(table, "all-to-all", phase=phase, **sizes), "num_tokens"
                 )
                 total += np.interp(tokens, points, times)
+            self._note(table.source)
         else:
-            table = GpuTables(self._tables.folder, self._options.gpu, "nccl").table(
-                "comm", "nccl_perf"
-            )
+            sent = tokens * self._ranks * shape.hidden_size
             for operation in ("all_gather", "reduce_scatter"):
-                wanted = {"op_name": operation, "num_gpus": gpus, "nccl_dtype": "half"}
-                points, times = line_of(chosen(table, "exchange", **wanted), "message_size")
-                total += np.interp(tokens * self._ranks * shape.hidden_size, points, times)
-        self._note(table.source)
+                total += self._nccl(operation, gpus, sent)
         return np.asarray(shape.num_expert_layers * total)
+
+    def _tables_of(self, engine: str | None) -> GpuTables:
+        """Return the tables of another engine, or one's own."""
+        known = self._tables
+        return known if engine is None else GpuTables(known.folder, known.gpu, engine)
 
     def _note(self, source: str) -> None:
         if source not in self.sources:
@@ -352,14 +381,3 @@ def _other_dtypes(experts: ExpertTimes, table: MeasuredTable) -> str:
     there = set(rows["moe_dtype"].to_pylist())
     names = [name for name, each in DTYPES.items() if each.experts in there]
     return f"; of this size experts were measured with --dtype {', '.join(names)}"
-
-
-def _small_weights(tokens: Values, times: Values, share: float) -> Values:
-    """Return times for weights of 4 bits from those of 16, which the tables have.
-
-    A small share of the memory is read, at less of its bandwidth, and unpacking makes computing
-    longer: `_SMALL_READ` and `_SMALL_COMPUTE`, fitted once to vLLM's Marlin kernel on an A100.
-    """
-    computing = tokens * (times[-1] / tokens[-1])
-    read = _SMALL_READ * share * times[0]
-    return np.asarray(np.maximum(read, _SMALL_COMPUTE * computing))

@@ -21,6 +21,11 @@ _BESIDE_EXPERTS_US = 38.0
 token where gpt-oss's are split among 8 GPUs or more, median of 28 splits on L40S and RTX PRO 6000
 (27 to 50)."""
 
+_SMALL_READ, _SMALL_FIXED_US = 0.83, 11.5
+_SMALL_COMPUTE = 1.58, 1.44  # in one tile, and in many
+_SMALL_TILES = (16, 32, 48, 64), (0.0, 0.3, 0.6, 1.0)
+_MOST_WHOLE = 256  # tokens of a step that is likely to fill its tiles
+
 _SKEWS = ("power_law_1.2", "power_law_1.01", "balanced")
 
 
@@ -178,6 +183,25 @@ def _extended(tokens: Values, times: Values, known: NDArray[np.bool_]) -> Values
     beyond = tokens > tokens[last]
     filled[beyond] = times[last] * tokens[beyond] / tokens[last]
     return filled
+
+
+def small_weights(tokens: Values, times: Values, share: float) -> Values:
+    """Return times for weights of 4 bits from those of 16, which the tables have.
+
+    A small share of the memory is read, and unpacking makes computing longer. Marlin multiplies
+    tiles of up to 64 tokens: in one of 16 reading hides computing, a full one takes as long as
+    computing. Mixtral's experts in SGLang's table of an A100 say so: reading one more takes
+    `_SMALL_READ` of what its share would, tiles of 32, 48 and 64 tokens take 1.5, 1.9 and 2.6 times
+    that. What it takes beside in each matrix, and computes in many tiles, was fitted once to steps
+    and prompts of one client on an A100.
+    """
+    sizes, filled = _SMALL_TILES
+    read, rate = _SMALL_READ * share * times[0], times[-1] / tokens[-1]
+    whole = sizes[-1] * np.ceil(tokens / sizes[-1])
+    padded = np.where(tokens > _MOST_WHOLE, tokens + sizes[-1] / 2, whole)
+    computing = rate * padded * np.where(tokens > sizes[-1], *_SMALL_COMPUTE[::-1])
+    hidden = read + np.interp(tokens, sizes, filled) * np.maximum(0, computing - read)
+    return np.asarray(_SMALL_FIXED_US + hidden)
 
 
 def one_kernel(rows: Any, table: MeasuredTable, wanted: str | None) -> tuple[Any, str]:

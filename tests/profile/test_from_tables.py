@@ -16,7 +16,7 @@ from specsim.hardware import load_model
 from specsim.latency.base import LatencyModel
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import GpuTables, TableOptions
-from specsim.profile.kernel_times import ExpertTimes
+from specsim.profile.kernel_times import ExpertTimes, small_weights
 
 READ = 1e-9  # milliseconds per number of a matrix
 COMPUTE = 1e-11  # milliseconds per multiplication
@@ -144,9 +144,19 @@ def test_drafters_are_composed_alike(tables: Path) -> None:
 def test_smaller_weights_are_read_faster_and_leave_more_blocks(tables: Path) -> None:
     plain, small = (TableProfile.of(options(tables, dtype=name)) for name in ("bfloat16", "int4"))
     assert small.num_blocks > plain.num_blocks
-    ratio = [made.profile.target.read_us[0] for made in (small, plain)]
-    # 4 bits and their scales, at the share of bandwidth that Marlin reaches on an A100.
-    assert ratio[0] / ratio[1] == pytest.approx(0.53 / 2 * 1.35, abs=0.01)
+    first, there = small.profile.target.read_us[0], plain.profile.target.read_us[0]
+    # 4 bits and their scales, and what Marlin takes beside in each of four matrices and 32 layers.
+    assert first == pytest.approx(0.53 / 2 * 0.83 * there + 4 * 32 * 11.5, rel=0.01)
+
+
+def test_tiles_of_four_bits_hide_computing_only_while_they_are_small() -> None:
+    tokens = np.array([1.0, 16.0, 48.0, 64.0, 96.0, 1024.0, 8192.0])
+    times = np.maximum(100.0, 0.5 * tokens)
+    found = small_weights(tokens, times, 0.265) - 11.5
+    read, full = 0.83 * 0.265 * 100, 1.58 * 0.5 * 64
+    assert found[:4] == pytest.approx([read, read, 0.4 * read + 0.6 * full, full])
+    # Two tiles of which one is half empty, as is on average the last of a long prompt.
+    assert found[4:6] == pytest.approx([1.44 * 0.5 * 128, 1.44 * 0.5 * (1024 + 32)])
 
 
 def test_halves_of_heads_at_twice_the_batch(tables: Path) -> None:
@@ -336,6 +346,39 @@ def test_all_reduces_are_measured_by_numbers_and_may_be_of_another_engine(tables
     sent = (2 * 61 + 1) * 4096 * 7168
     more = other.forward_time(load) - own.forward_time(load)
     assert more == pytest.approx(2e-7 * 1e-3 * sent, rel=1e-3)
+
+
+def test_gpus_send_each_other_their_parts_of_the_logits(tables: Path) -> None:
+    add_latent_attention(tables)
+    plain = TableProfile.of(options(tables, **DEEPSEEK)).profile.target
+    row = {"op_name": "all_gather", "num_gpus": 8, "nccl_dtype": "half", "kernel_source": "NCCL"}
+    gathers = [{**row, "message_size": size, "latency": 1e-7 * size} for size in (1, 1 << 30)]
+    write(tables / "data/h200_sxm/comm/nccl/2.0.0", "nccl_perf", gathers)
+    gathering = TableProfile.of(options(tables, **DEEPSEEK)).profile.target
+    load = StepLoad(64_000, 64, 64)
+    more = gathering.forward_time(load) - plain.forward_time(load)
+    assert more == pytest.approx(1e-10 * 64 * 129_280, rel=0.01)
+
+
+def test_experts_of_another_engine(tables: Path) -> None:
+    """Both engines run the same kernel, but only one was measured with 8-bit inputs."""
+    add_experts(tables)
+    path = tables / "data/h200_sxm/moe/vllm/0.24.0/moe_perf.parquet"
+    rows = [
+        {**row, "moe_dtype": "w4a8_mxfp4_mxfp8", "latency": row["latency"] / 2}
+        for row in pq.read_table(path).to_pylist()
+    ]
+    write(tables / "data/h200_sxm/moe/sglang/0.5.14", "moe_perf", rows)
+    fields = {"model": "qwen3-30b-a3b", "dtype": "mxfp4_mxfp8"}
+    with pytest.raises(ProfileError, match=r"moe_dtype = w4a8_mxfp4_mxfp8 .measured: bfloat16."):
+        TableProfile.of(options(tables, **fields))
+    own, other = (
+        TableProfile.of(options(tables, **each)).profile.target
+        for each in ({"model": "qwen3-30b-a3b"}, {**fields, "kernels": {"moe": "sglang"}})
+    )
+    load = StepLoad(256_000, 256, 256)
+    saved = own.forward_time(load) - other.forward_time(load)
+    assert saved == pytest.approx(48 * 4.0 * 256 / 2 * 1e-6, rel=1e-3)
 
 
 def test_what_only_quantizes_counts_unless_it_is_fused(tables: Path) -> None:
