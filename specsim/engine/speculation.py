@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.compiled import Pointers
 from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 from specsim.engine.answers import answers_of
@@ -31,7 +32,7 @@ from specsim.engine.gather import (
     UNDRAFTED,
     VERIFIED_LEN,
 )
-from specsim.engine.sources import DraftSource, drafter_loads
+from specsim.engine.sources import DraftSource, DraftTables, drafter_loads
 from specsim.engine.table import TABLE_TYPES
 from specsim.engine.view import StepView
 from specsim.policies.base import Policy
@@ -109,6 +110,14 @@ class Speculation:
         for name in weighed.dtype.names:
             weighed[name] = known[name]
         return {"weighed": weighed, "tried": np.array(memory.alphas.ring, dtype=np.int64)}
+
+    def loop_desk(self, most: int, num_requests: int) -> tuple[Pointers, DraftTables] | None:
+        """Return what it takes to do the policy's verbs without Python; None: they need it."""
+        tables = None if self.source is None else self.source.tables()
+        if tables is None or self.answers is not None:
+            return None
+        desk = self.policy.loop_desk(self.memory, most, num_requests)
+        return None if desk is None else (desk, tables._replace(looks_up=self.shows_drafts))
 
     def choose_drafter(self, request: int, prompt_len: int) -> int:
         """Return which of several drafters serves a request; asked when it arrives."""

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, NamedTuple
 
 from specsim.core.compiled import inner
-from specsim.core.desk import Flags, FloatRows, Floats, Ints, loop_on
+from specsim.core.desk import Flags, FloatRows, Floats, Ints
 from specsim.policies._estimate import Fading, alpha_of_all, fade, survive
 from specsim.policies._exchange import (
     FREE_SLOTS,
@@ -93,13 +93,9 @@ class Joining(NamedTuple):
     sizes: Ints
 
 
-_ROOMS = (
-    *TRADE_ROOMS,
-    "specsim.policies._estimate",
-    "specsim.policies._lives",
-    "specsim.policies._prospects",
-    "specsim.policies.draft_goodput",
-)
+_IN_POLICIES = ("_joining", "_estimate", "_lives", "_prospects", "draft_goodput")
+JOINING_ROOMS = (*TRADE_ROOMS, *(f"specsim.policies.{room}" for room in _IN_POLICIES))
+"""Modules whose functions a loop on a `Joining` calls."""
 
 
 # Whom the drafter serves
@@ -387,7 +383,7 @@ def _add_fates(desk: Joining) -> None:
         desk.kinds[request] = int(share * (KINDS - 1e-9))
 
 
-@loop_on(Joining, *_ROOMS)
+@inner
 def act(desk: Joining) -> int:
     """Do one of the verbs: what they have in common is compiled once."""
     verb = desk.sizes[VERB]

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.acceptance.base import Oracle, Rates
+from specsim.core.compiled import Pointers
 from specsim.core.families import Member
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 from specsim.proposers.base import Proposer
@@ -220,6 +221,13 @@ class Policy(Member):
 
         It does what `goodput` does at its defaults (`specsim.engine.decide`), and nobody else is
         asked or told anything then.
+        """
+        return None
+
+    def loop_desk(self, memory: Any, most: int, num_requests: int) -> Pointers | None:
+        """Return the desk of `joint`, on which the engine does all verbs; None: it asks here.
+
+        It has room for steps of so many sequences, and of so many requests of a run.
         """
         return None
 
