@@ -35,7 +35,8 @@ from specsim.engine.order import ASK, OBSERVE
 from specsim.engine.sources import DraftTables
 from specsim.engine.table import TABLE_TYPES, Table
 from specsim.policies._exchange import FREE_SLOTS
-from specsim.policies._joining import (
+from specsim.policies._joining import act
+from specsim.policies._joint_desk import (
     DRAFTS,
     DROPS,
     HAS_CONFIDENCES,
@@ -44,12 +45,13 @@ from specsim.policies._joining import (
     IS_OFF,
     JOINING_ROOMS,
     LEARNS,
+    MAY_STOP,
     NUM,
+    STOPS,
     VERB,
     VERIFIES,
     WIDTH,
     Joining,
-    act,
 )
 
 
@@ -186,12 +188,26 @@ def _ask(joined: Joined) -> None:
         desk.trade.limits[FREE_SLOTS] = free_slots_of(table, size)
         _put_next(joined)
         length = act(desk)
+        if desk.state[MAY_STOP]:
+            length = _stop(joined, size, length)
     for row in range(size):
         entry = table.entries[current, row]
         entry.asked_len = desk.trade.lens[row] if length < 0 else length
         if has_undrafted and table.columns[IS_UNDRAFTED, row] == 1:
             entry.asked_len = 0
         entry.offered_len = entry.asked_len
+
+
+@inner
+def _stop(joined: Joined, size: int, length: int) -> int:
+    """Return after how many of so many tokens the drafter stops."""
+    desk, columns = joined.joining, joined.table.columns
+    for row in range(size):
+        is_out = columns[IN_CHUNK, row] == 1 or columns[IS_UNDRAFTED, row] == 1
+        desk.draft_lens[row] = 0 if is_out else length
+    _put_confidences(joined, size)
+    desk.sizes[VERB] = STOPS
+    return act(desk)
 
 
 @inner

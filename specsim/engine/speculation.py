@@ -268,9 +268,21 @@ class Speculation:
             return asked.num_nodes
         if batch.is_undrafted is not None:
             asked = np.where(batch.is_undrafted, 0, asked)
+        if policy.may_stop and self.sees_confidences and not self.shows_drafts:
+            asked = self._stopped(batch, asked, step)
         if policy.draft_threshold is not None and np.any(asked):
             asked = self._until_unsure(batch, asked, policy.draft_threshold)
         return asked
+
+    def _stopped(self, batch: BatchView, asked: Any, step: StepView) -> Any:
+        """Cut all drafts where the policy stops the drafter."""
+        assert self.source is not None
+        lens: Ints = np.where(batch.in_prefill, 0, asked)
+        confidences = self.source.confidences(batch.requests, batch.output_lens, lens)
+        most = self.policy.stop_len(batch, DraftView(lens, confidences), self.memory)
+        if self.answers is not None:
+            most = self.answers.stop_len(most, step)
+        return asked if most is None else np.minimum(asked, most)
 
     def _until_unsure(self, batch: BatchView, asked: Any, threshold: float) -> Ints:
         """Cut each draft after the first token of which the drafter is not sure enough."""

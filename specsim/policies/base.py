@@ -195,6 +195,19 @@ class Policy(Member):
             (`drafts_trees`) one shape for all of them.
         """
 
+    def stop_len(self, batch: BatchView, drafts: DraftView, memory: Any) -> int | None:
+        """Return after how many tokens the drafter stops for all of them; None: it does not.
+
+        Called after `draft_lens` of a policy that `uses_confidences`. `drafts` are those asked for;
+        whether a token is drafted must depend on those before it alone.
+        """
+        return None
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether `stop_len` can stop anything, so that it must be called."""
+        return type(self).stop_len is not Policy.stop_len
+
     @property
     def picks_prefix(self) -> bool:
         """Whether `prefix_size` is to be asked: whether the step may leave sequences out."""

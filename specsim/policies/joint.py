@@ -18,7 +18,8 @@ from specsim.policies._exchange import (
     put_outcome,
     trade_desk,
 )
-from specsim.policies._joining import (
+from specsim.policies._joining import act
+from specsim.policies._joint_desk import (
     DRAFTS,
     DROPS,
     HAS_CONFIDENCES,
@@ -27,15 +28,16 @@ from specsim.policies._joining import (
     IS_OFF,
     JOINING_ROOMS,
     LEARNS,
+    MAY_STOP,
     NUM,
     NUM_STATES,
     PRIOR,
     PROBE,
+    STOPS,
     VERB,
     VERIFIES,
     WIDTH,
     Joining,
-    act,
 )
 from specsim.policies._lives import no_lives
 from specsim.policies._prospects import LEVELS, prospects
@@ -149,6 +151,13 @@ class Joint(Policy):
         put_loads(desk.trade, server, batch.load, load, min(num * memory.longest, batch.free_slots))
         length = memory.act(DRAFTS)
         return desk.trade.lens[:num].copy() if length < 0 else length
+
+    def stop_len(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> int | None:
+        """Return after how many passes another one is not worth its time."""
+        if not memory.state[MAY_STOP] or not drafts.draft_lens.any():
+            return None
+        memory.fit(batch.requests, drafts)
+        return memory.act(STOPS)
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
         """Return what is worth verifying of what was drafted."""

@@ -298,6 +298,8 @@ def test_joint_is_decided_in_a_loop_as_in_python(
             yield replace(
                 each, name=f"{each.name}/joint", config={**each.config, "policy": "joint"}
             )
+        yield case(f"{engine}/model", spec="draft_model:5", policy="joint", engine=ENGINES[engine],
+                   profile=profiles["tabulated"])  # fmt: skip
         yield case(f"{engine}/lookup", spec="suffix:4", policy="joint", engine=ENGINES[engine],
                    profile=profiles["linear"])  # fmt: skip
 
@@ -307,13 +309,20 @@ def test_joint_is_decided_in_a_loop_as_in_python(
         asked.append(batch.drafts is not None)
         return draft_lens(self, batch, memory)
 
-    draft_lens = Joint.draft_lens
+    def stopped(self: Joint, *given: Any) -> int | None:
+        stops.add(found := stop_len(self, *given))
+        return found
+
+    stops: set[int | None] = set()
+    draft_lens, stop_len = Joint.draft_lens, Joint.stop_len
     monkeypatch.setattr(Joint, "draft_lens", watched)
+    monkeypatch.setattr(Joint, "stop_len", stopped)
     in_a_loop = digests(runs())
     assert not asked
     monkeypatch.setattr(Joint, "loop_desk", Policy.loop_desk)
     assert digests(runs()) == in_a_loop
     assert set(asked) == {False, True}
+    assert {None, 1, 2, 5} <= stops
 
 
 def few(profiles: dict[str, str], folder: Path) -> Iterator[Case]:
