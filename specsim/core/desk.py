@@ -105,6 +105,11 @@ class Desk(Generic[Arrays]):
             self._runs = [loop.bind(self._pointers) for loop in self._loops]
         return self._runs
 
+    @property
+    def pointers(self) -> Pointers:
+        """Where the arrays lie that `fit` returned last."""
+        return self._pointers
+
     def fit(self, num: int, requests: Ints | None = None) -> Arrays:
         """Return arrays with room for one more than so many numbers, and a step's requests."""
         values = self._values if requests is None else self._lasting.up_to(requests)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.compiled import inner
 from specsim.core.desk import ByteRows, Ints, LocalDesk, Singles, loop_on
 from specsim.core.request import Request
 from specsim.core.rng import Luck
@@ -19,7 +20,8 @@ from specsim.core.rng import Luck
 _LEVELS = 64  # of a request's mean acceptance
 _STEPS = 256  # of a quantile, and of a confidence
 
-_CONFIDENCES = np.arange(_STEPS, dtype=np.float32) / np.float32(_STEPS - 1)
+CONFIDENCES = np.arange(_STEPS, dtype=np.float32) / np.float32(_STEPS - 1)
+"""The confidence of each level."""
 
 Bytes = NDArray[np.uint8]
 
@@ -61,6 +63,13 @@ class Stating(NamedTuple):
     sizes: Ints  # n, longest
 
 
+@inner
+def level_of(levels: ByteRows, first: int, place: int, failed_at: int) -> int:
+    """Return the level of a token of a draft whose table begins at `first`, by what survives."""
+    kind = (1 if place >= failed_at else 0) + (1 if place > failed_at else 0)
+    return int(levels[kind, first + place])
+
+
 @loop_on(Stating)
 def state(desk: Stating) -> int:
     """Look up how sure the drafter is of each token; 0 beyond the end of a draft or answer."""
@@ -72,8 +81,7 @@ def state(desk: Stating) -> int:
         for place in range(longest):
             level = 0
             if place < draft_len:
-                kind = (1 if place >= failed_at else 0) + (1 if place > failed_at else 0)
-                level = desk.levels[kind, first + place]
+                level = level_of(desk.levels, first, place, failed_at)
             stated[row * longest + place] = desk.steps[level]
     return 0
 
@@ -116,6 +124,11 @@ class DraftLuck:
         self._levels = np.zeros((3, starts[-1]), dtype=np.uint8)
         self._desk = None
 
+    @property
+    def stated(self) -> tuple[Bytes, Ints]:
+        """`Stating.levels`, and where those of each request begin."""
+        return self._levels, self._starts
+
     def put(self, request: int, confidences: Confidences) -> None:
         """Enter those of one request."""
         first, length = self._starts[request], confidences.starts[-1]
@@ -154,7 +167,7 @@ class DraftLuck:
         size = num * longest
         if self._desk is None:
             self._desk = LocalDesk(
-                Stating, state, levels=self._levels, starts=self._starts, steps=_CONFIDENCES
+                Stating, state, levels=self._levels, starts=self._starts, steps=CONFIDENCES
             )
         desk = self._desk.fit(max(num, size))
         desk.requests[:num], desk.positions[:num] = requests, positions

@@ -51,6 +51,13 @@ class Answers:
         rule = f"from 0 to the drafts of each sequence, {_short(draft_lens)}"
         return self._lens("verify_lens", given, step, draft_lens, rule)
 
+    def stop_len(self, given: Any, step: StepView) -> int | None:
+        """Return after how many tokens drafts are cut, if they are."""
+        if given is None:
+            return None
+        self._need(_is_one(given) and given >= 0, "stop_len", step, given, "None, or 0 or more")
+        return int(given)
+
     def uses_lookup(self, given: Any, size: int, step: StepView) -> NDArray[np.bool_]:
         """Return whether each draft of a lookup is used."""
         values = _array(given)

@@ -60,7 +60,7 @@ def decide(table: Table) -> None:
     if num:
         _set_load(table, table.sums[CONTEXT_TOKENS] - num, num, num, 0)
         alpha = alpha_of(weighed)
-        asked_len = _best_common_len(table, alpha, _free_slots(table, size) // num)
+        asked_len = _best_common_len(table, alpha, free_slots_of(table, size) // num)
         emitted = num * expected_len(alpha, asked_len)
         served = _num_served(table)
         if is_weighed(weighed):
@@ -131,7 +131,7 @@ def _best_common_len(table: Table, alpha: float, room: int) -> int:
 
 
 @inner
-def _free_slots(table: Table, size: int) -> int:
+def free_slots_of(table: Table, size: int) -> int:
     """Return how many drafts have room: in blocks that nobody holds, and look-ahead slots."""
     limits, per_common = table.limits[0], 0
     for number in range(limits.num_groups):

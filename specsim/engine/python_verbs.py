@@ -79,6 +79,9 @@ class PythonVerbs:
         self._costs = costs
         self._wiring = wiring
         limits = table.limits
+        self._desk = speculation.loop_desk(len(table.running), len(wiring.facts.rows))
+        """What `_act` works on; None: the policy is asked in Python."""
+        self._act: Callable[[], int]
         is_late, common = bool(limits["prefill_first"][0]), int(limits["common_block_size"][0])
         per_common = int((common // table.groups["block_size"]).sum())
         self._room = (
@@ -94,10 +97,7 @@ class PythonVerbs:
         speculation, costs = self.speculation, self._costs.compiled()
         decides = speculation.loop_state() is None
         wanted: dict[int, tuple[bool, Callable[[], None]]] = {
-            TRIM: (
-                speculation.trims or (decides and speculation.leaves_out),
-                lambda: speculation.trim(self.step),
-            ),
+            TRIM: (speculation.trims or (decides and speculation.leaves_out), self._trim),
             ASK: (decides and speculation.lens_by_size(1) is None, self._ask),
             OFFER: (speculation.offers and not self.is_async, self._offer),
             CHARGE_FORWARD: (costs.target is None, self._charge_forward),
@@ -107,6 +107,8 @@ class PythonVerbs:
             SCHEDULED: (bool(self._wiring.observers), self._scheduled),
             DELIVERED: (bool(self._wiring.observers) or speculation.minds_ends, self._delivered),
         }
+        if self._desk is not None:
+            wanted |= dict.fromkeys((TRIM, ASK, OBSERVE), (True, self._act_on_desk))
         return {verb: handler for verb, (is_wanted, handler) in wanted.items() if is_wanted}
 
     @property
@@ -134,6 +136,12 @@ class PythonVerbs:
     def step(self) -> StepView:
         """The step that the verbs are about."""
         return StepView(self.table, self._field("current"))
+
+    def _act_on_desk(self) -> None:
+        self._act()
+
+    def _trim(self) -> None:
+        self.speculation.trim(self.step)
 
     def _ask(self) -> None:
         step = self.step

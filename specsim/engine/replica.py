@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.compiled import Pointers
 from specsim.core.step import Ints
+from specsim.engine.joined import bound_to
 from specsim.engine.order import FULL, GROW, TAKE_IN, VERBS, WAITS, advance, drop
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.schedule import begin, take_in
@@ -19,6 +21,7 @@ from specsim.engine.table import (
     NO_ROW,
     REQUEST,
     RUNNING,
+    TABLE_TYPES,
     WAITING,
     WITHDRAWN,
     Table,
@@ -99,7 +102,10 @@ class Replica(VisibleReplica):
 
     def _bind(self) -> None:
         """Make the loop see the table as it is."""
-        self._run = advance.bind(self.table)
+        pointers = Pointers(self.table, TABLE_TYPES)
+        self._run = advance.bind(pointers)
+        if self._desk is not None:
+            self._act = bound_to(pointers, *self._desk)
         state = self.table.state
         self._place, self._until = state["place"], state["until"]
         self._next_at, self._num_arrivals = state["next_at"], state["num_arrivals"]

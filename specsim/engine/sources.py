@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,18 @@ from specsim.core.step import Ints, StepLoad, Tree
 from specsim.engine.view import StepView
 
 Confidences = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 PicksLookup = Callable[[NDArray[np.float64]], "NDArray[np.bool_] | list[bool]"]
+
+
+class DraftTables(NamedTuple):
+    """All that is to be known of the drafts of a run, by output position, end to end."""
+
+    fates: Bytes  # what survives of a draft
+    fate_starts: Ints  # where those of each request begin; the last is where all end
+    levels: Bytes  # see `specsim.core.draft_luck.Stating`; empty without confidences
+    level_starts: Ints
+    looks_up: bool = False  # whether they are shown before it is decided how much of them to take
 
 
 class DraftSource(ABC):
@@ -39,6 +51,10 @@ class DraftSource(ABC):
         Shape (n, max(draft_lens)), 0 beyond the end of a draft; `positions` are the output tokens
         known when each draft is made.
         """
+
+    def tables(self) -> DraftTables | None:
+        """Return where loops can look up its drafts; None: it has to be asked."""
+        return None
 
     def accepted_lens(self, step: StepView) -> Ints:
         """Return how much of each draft of a step is accepted, tokens; only if it `verifies`."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.compiled import Pointers
 from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 from specsim.engine.answers import answers_of
@@ -32,7 +33,7 @@ from specsim.engine.gather import (
     UNDRAFTED,
     VERIFIED_LEN,
 )
-from specsim.engine.sources import DraftSource, drafter_loads
+from specsim.engine.sources import DraftSource, DraftTables, drafter_loads
 from specsim.engine.table import TABLE_TYPES
 from specsim.engine.view import StepView
 from specsim.policies.base import Policy
@@ -110,6 +111,14 @@ class Speculation:
         for name in weighed.dtype.names:
             weighed[name] = known[name]
         return {"weighed": weighed, "tried": np.array(memory.alphas.ring, dtype=np.int64)}
+
+    def loop_desk(self, most: int, num_requests: int) -> tuple[Pointers, DraftTables] | None:
+        """Return what it takes to do the policy's verbs without Python; None: they need it."""
+        tables = None if self.source is None else self.source.tables()
+        if tables is None or self.answers is not None:
+            return None
+        desk = self.policy.loop_desk(self.memory, most, num_requests)
+        return None if desk is None else (desk, tables._replace(looks_up=self.shows_drafts))
 
     def choose_drafter(self, request: int, prompt_len: int) -> int:
         """Return which of several drafters serves a request; asked when it arrives."""
@@ -260,9 +269,21 @@ class Speculation:
             return asked.num_nodes
         if batch.is_undrafted is not None:
             asked = np.where(batch.is_undrafted, 0, asked)
+        if policy.may_stop and self.sees_confidences and not self.shows_drafts:
+            asked = self._stopped(batch, asked, step)
         if policy.draft_threshold is not None and np.any(asked):
             asked = self._until_unsure(batch, asked, policy.draft_threshold)
         return asked
+
+    def _stopped(self, batch: BatchView, asked: Any, step: StepView) -> Any:
+        """Cut all drafts where the policy stops the drafter."""
+        assert self.source is not None
+        lens: Ints = np.where(batch.in_prefill, 0, asked)
+        confidences = self.source.confidences(batch.requests, batch.output_lens, lens)
+        most = self.policy.stop_len(batch, DraftView(lens, confidences), self.memory)
+        if self.answers is not None:
+            most = self.answers.stop_len(most, step)
+        return asked if most is None else np.minimum(asked, most)
 
     def _until_unsure(self, batch: BatchView, asked: Any, threshold: float) -> Ints:
         """Cut each draft after the first token of which the drafter is not sure enough."""

@@ -1,188 +1,55 @@
 """What `joint` does in each verb of a step: one loop, over what it remembers."""
 
-from typing import Annotated, Any, NamedTuple
-
 from specsim.core.compiled import inner
-from specsim.core.desk import Flags, FloatRows, Floats, Ints, loop_on
-from specsim.policies._estimate import Fading, alpha_of_all, fade, survive
+from specsim.core.desk import Floats
+from specsim.policies._estimate import alpha_of_all, fade, survive
 from specsim.policies._exchange import (
+    BY_MODEL,
     FREE_SLOTS,
     MAX_LEN,
     NEXT,
     NEXT_PLAIN,
-    RUNNING,
-    RUNNING_PLAIN,
-    TRADE_ROOMS,
-    Trade,
+    ONE_COST,
     best_of,
     note_step,
     rate_of,
     set_prices,
-    set_times,
     spend_before,
     spend_on_drafts,
     spend_on_found,
     value_of,
     weigh_choices,
 )
-from specsim.policies._lives import ADMITTED_EVER, PRIOR_REQUESTS, STEADY, STEP, admit, share_of
-from specsim.policies._prospects import LEVELS, Seen, foresee, note_firsts, take_in
-from specsim.policies.draft_goodput import DEPTHS, KINDS, Calibrating, gains_of, tally
+from specsim.policies._joint_desk import (
+    DRAFTS,
+    DROPS,
+    HAS_CONFIDENCES,
+    HAS_FOUND,
+    HAS_SEEN_DRAFTS,
+    HAS_UNDRAFTED,
+    IDLE_STEPS,
+    IS_PROBING,
+    MAY_STOP,
+    NUM,
+    PRIOR,
+    PROBES_LEFT,
+    SEEN,
+    STEPS_SINCE_NEW,
+    STOPS,
+    VERB,
+    VERIFIES,
+    WIDTH,
+    Joining,
+)
+from specsim.policies._lives import share_of
+from specsim.policies._prospects import LEVELS, foresee, note_firsts, take_in, worth_of_next
+from specsim.policies._serving import LOSS, note_gains, settle_served
+from specsim.policies._spending import spent_time
+from specsim.policies.draft_goodput import DEPTHS, KINDS, gains_of, tally
 
-NEW, SERVED, LET_GO = range(3)
-_PRIOR_GAIN = 0.05  # share of a step that a drafter is expected to gain
-_SOON = 20.0  # for whom it serves, who are the fewer the longer it reads no prompts
 _SAMPLE = 32  # drafts of a step that are looked at for the prospects
-_EVIDENCE = 16  # drafts without which a drafter is not given up
-_WORTHWHILE = 0.01  # share of a step that a drafter has to gain
-_LOSS = 0.002  # share of all steps that may be lost by drafting what does not seem to pay
-_PROBE_DRAFTS = 8  # of a request that is drafted for though the drafter was given up
 _PROBED = 4  # sequences of which such a step verifies a token at least
 _RECENT = 0.9  # share of a request's trials that the next draft leaves
-
-HAS_SEEN_DRAFTS, IDLE_STEPS, IS_PROBING, SEEN, NOTED, PRIOR, NUM_STATES = 0, 1, 2, 3, 4, 5, 14
-"""Places of `Joining.state`: whether drafts were looked at as they were made, and what is verified
-are parts of them; steps since something was drafted that did not seem to pay; whether this is such
-a step; drafts that prospects are made of; steps that gains are means of; alpha before any draft."""
-FOR_ALL, WITH_PREFILLS, FOR_SERVED = range(6, 9)
-"""And what drafting is worth more than a server without a drafter, over what a step is worth, as
-means over steps, fading: for all; for all, with the drafter's prefills; for whom it serves."""
-IS_CLOSED, STEPS_SINCE_NEW, IS_OFF, PROBE, PROBES_LEFT = range(9, 14)
-"""And whether the drafter is not worth reading the prompts of more requests; steps since one was
-admitted, until which it may come to serve more of the batch; whether it is not worth its upkeep for
-those that it has read; a request that is drafted for nevertheless, to see whether that pays by now,
-or -1; and drafts that are to be made for it."""
-NUM, WIDTH, HAS_CONFIDENCES, HAS_FOUND, HAS_UNDRAFTED, VERB = range(6)
-"""Places of `Joining.sizes`: sequences; tokens of the longest draft; whether the drafter knows
-confidences, a lookup shows what it has found, and some are left out; what is to be done."""
-DROPS, DRAFTS, VERIFIES, LEARNS = range(4)
-"""Verbs."""
-
-
-class Joining(NamedTuple):
-    """A step, and all that `joint` remembers."""
-
-    requests: Ints
-    in_prefill: Flags
-    is_undrafted: Flags
-    draft_lens: Ints
-    accepted_lens: Ints
-    confidences: Floats
-    gains: Floats
-    tokens: Floats
-    gained: Floats
-    trade: Annotated[Any, Trade]
-    calibrating: Annotated[Any, Calibrating]
-    seen: Annotated[Any, Seen]
-    fading: Annotated[Any, Fading]
-    kinds: Ints
-    """Of each request: how its last drafts fared, in classes from poor to good. Text is easy or
-    hard to draft for a while, which confidences know nothing of."""
-    fates: FloatRows
-    """Of each request: accepted tokens and trials, which fade with every draft."""
-    begun: Floats
-    """Of each request: the step it was admitted in."""
-    states: Ints
-    """Of each request: new to the drafter, served, or let go of."""
-    len_kinds: Ints
-    """Classes of drafts by their length."""
-    let_go: Flags
-    state: Floats
-    lives: Floats
-    """See `specsim.policies._lives`."""
-    sizes: Ints
-
-
-_ROOMS = (
-    *TRADE_ROOMS,
-    "specsim.policies._estimate",
-    "specsim.policies._lives",
-    "specsim.policies._prospects",
-    "specsim.policies.draft_goodput",
-)
-
-
-# Whom the drafter serves
-
-
-@inner
-def _note_gains(desk: Joining, gains: tuple[float, float, float], idle: float) -> None:
-    """Decide whom the drafter is to serve, by what a step gains, in the order of the means.
-
-    To come back it has to gain half of what it takes while it serves too few yet (`idle`).
-    """
-    state = desk.state
-    if state[SEEN] < _EVIDENCE:  # before, gains are what the prior says
-        return
-    state[NOTED] += 1.0
-    steps = min(state[NOTED], STEADY)
-    prior = PRIOR_REQUESTS / (desk.lives[ADMITTED_EVER] + PRIOR_REQUESTS)
-    for place in range(3):
-        horizon = min(steps, _SOON) if place == 2 else steps
-        state[FOR_ALL + place] += (gains[place] - state[FOR_ALL + place]) / horizon
-    least = max(idle / 2.0, _WORTHWHILE) if state[IS_CLOSED] else _WORTHWHILE
-    state[IS_CLOSED] = _shrunk(state[WITH_PREFILLS], prior) < least
-    is_waning = state[IS_CLOSED] != 0.0 or state[STEPS_SINCE_NEW] > STEADY
-    worst = min(_shrunk(state[FOR_ALL], prior), _shrunk(state[FOR_SERVED], prior))
-    state[IS_OFF] = is_waning and worst < 0.0
-
-
-@inner
-def _shrunk(gain: float, prior: float) -> float:
-    return gain + prior * (_PRIOR_GAIN - gain)
-
-
-@inner
-def _let_go(desk: Joining) -> int:
-    """Settle whom the drafter lets go of; return whether there are any."""
-    state, states = desk.state, desk.states
-    num, num_new, last_new = desk.sizes[NUM], 0, -1
-    for row in range(num):
-        request = desk.requests[row]
-        if states[request] == NEW:
-            num_new += 1
-            last_new = request
-            desk.begun[request] = desk.lives[STEP]
-    admit(desk.lives, num_new, _reading_time(desk.trade))
-    if num_new:
-        state[STEPS_SINCE_NEW] = -1.0  # this one is counted at its end
-    if not num_new and not state[IS_OFF]:
-        return 0
-    _choose_probe(state, last_new)
-    num_let_go = 0
-    for row in range(num):
-        request = desk.requests[row]
-        before = states[request]
-        if state[IS_OFF]:
-            goes = before != LET_GO and request != state[PROBE]
-        else:
-            goes = before == NEW and state[IS_CLOSED] != 0.0
-        desk.let_go[row] = goes
-        num_let_go += goes
-        states[request] = LET_GO if goes or before == LET_GO else SERVED
-    return num_let_go
-
-
-@inner
-def _reading_time(desk: Trade) -> float:
-    """Return how long the drafter reads the prompts of a step, seconds."""
-    times = desk.times
-    if not desk.running[3]:
-        return 0.0
-    set_times(desk, 0)
-    rest = times[NEXT] - times[NEXT_PLAIN] if desk.decodes[2] else 0.0
-    time: float = times[RUNNING] - times[RUNNING_PLAIN] - rest
-    return time
-
-
-@inner
-def _choose_probe(state: Floats, newest: int) -> None:
-    """Draft for a new request, if there is one, though the drafter was given up."""
-    if state[IS_OFF] and state[PROBES_LEFT] <= 0:
-        state[PROBE] = -1.0
-        if state[IDLE_STEPS] * _LOSS >= _PROBE_DRAFTS and newest >= 0:
-            state[PROBE], state[PROBES_LEFT] = newest, _PROBE_DRAFTS
-            state[IDLE_STEPS] = 0.0
 
 
 # How much to draft
@@ -203,6 +70,7 @@ def _by_prospects(desk: Joining) -> int:
     """Return a length for all, by what survives of drafts as a rule."""
     trade, state, values = desk.trade, desk.state, desk.trade.values
     longest, num = set_prices(trade), trade.decodes[2]
+    state[MAY_STOP] = 0.0
     if not longest:
         return 0
     rate = rate_of(trade.exchange, num)
@@ -224,7 +92,7 @@ def _by_prospects(desk: Joining) -> int:
         begun += desk.begun[desk.requests[row]]
     reading = share_of(desk.lives, desk.sizes[NUM], begun, num)
     idle = trade.times[NEXT] / time - 1.0
-    _note_gains(desk, (for_all, for_all - reading / time, for_served), idle)
+    note_gains(desk, (for_all, for_all - reading / time, for_served), idle)
     state[IDLE_STEPS] += 1.0
     if not served:
         return 0
@@ -233,7 +101,10 @@ def _by_prospects(desk: Joining) -> int:
         state[IS_PROBING] = 1.0
         state[PROBES_LEFT] -= 1.0
         return least
-    return _explored(state, best, least, (values[0] - values[least]) / worth)
+    length = _explored(state, best, least, (values[0] - values[least]) / worth)
+    if best and trade.limits[BY_MODEL] and not trade.limits[ONE_COST]:
+        state[MAY_STOP], length = length, longest
+    return length
 
 
 @inner
@@ -253,11 +124,39 @@ def _weigh(desk: Joining, is_served: bool, longest: int, rate: float) -> None:
 @inner
 def _explored(state: Floats, best: int, least: int, loss: float) -> int:
     """Return the best length; now and then, so rarely that little is lost, one that seems worse."""
-    state[IS_PROBING] = best == 0 and state[IDLE_STEPS] * _LOSS >= loss
+    state[IS_PROBING] = best == 0 and state[IDLE_STEPS] * LOSS >= loss
     if state[IS_PROBING]:
         state[IDLE_STEPS] = 0.0
         return least
     return best
+
+
+@inner
+def _stop(desk: Joining) -> int:
+    """Return after how many passes the drafter stops, by what it has said until then.
+
+    One more is worth its time if what it adds to all drafts is, taken to be the last: what a
+    further one adds is less.
+    """
+    trade, num, spending = desk.trade, desk.trade.decodes[2], desk.trade.spending
+    rate, drafting = rate_of(trade.exchange, num), trade.drafting
+    if rate <= 0.0:
+        return int(desk.state[MAY_STOP])
+    price = rate * (spent_time(spending, num) - spent_time(spending, 0)) / num
+    for row in range(desk.sizes[NUM]):
+        desk.calibrating.row_kinds[row] = DEPTHS * desk.kinds[desk.requests[row]]
+    _calibrate(desk, True)
+    for place in range(1, desk.sizes[WIDTH]):
+        worth_of_next(desk.seen, place, price)
+        worth = 0.0
+        for row in range(desk.sizes[NUM]):
+            at = desk.gains[(place - 1) * desk.sizes[NUM] + row] * LEVELS
+            level = min(int(at), LEVELS - 1)
+            rest = at - level
+            worth += desk.tokens[level] * (1.0 - rest) + desk.tokens[level + 1] * rest
+        if worth <= rate * (drafting[place + 1] - drafting[place]):
+            return place
+    return int(desk.sizes[WIDTH])
 
 
 @inner
@@ -387,12 +286,14 @@ def _add_fates(desk: Joining) -> None:
         desk.kinds[request] = int(share * (KINDS - 1e-9))
 
 
-@loop_on(Joining, *_ROOMS)
+@inner
 def act(desk: Joining) -> int:
     """Do one of the verbs: what they have in common is compiled once."""
     verb = desk.sizes[VERB]
     if verb == DROPS:
-        return _let_go(desk)
+        return settle_served(desk)
     if verb == DRAFTS:
         return _propose(desk)
+    if verb == STOPS:
+        return _stop(desk)
     return _trim(desk) if verb == VERIFIES else _learn(desk)

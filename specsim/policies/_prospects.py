@@ -131,6 +131,22 @@ def take_in(desk: Seen) -> None:
             counts[desk.classes[row], size + level] += survival[at]
 
 
+@inner
+def worth_of_next(desk: Seen, place: int, price: float) -> None:
+    """Work out what a token at a place is worth above its price, by the survival before it.
+
+    Left in `tokens`, for survival 0, 1 / LEVELS, ..., 1; how sure the token will be is not known,
+    but how sure others were.
+    """
+    known, share = desk.sizes[2], desk.decline[0, place] / desk.decline[1, place]
+    for level in range(LEVELS + 1):
+        worth = 0.0
+        for index in range(known):
+            survival = min(share * desk.firsts[index], 1.0) * (level / LEVELS)
+            worth += max(survival - price, 0.0)
+        desk.tokens[level] = worth / known
+
+
 def prospects(longest: int, prior: float) -> Desk[Seen]:
     """Return how likely the first, second, ... token of a draft survives: the distribution.
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.acceptance.base import Oracle, Rates
+from specsim.core.compiled import Pointers
 from specsim.core.families import Member
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
 from specsim.proposers.base import Proposer
@@ -194,6 +195,19 @@ class Policy(Member):
             (`drafts_trees`) one shape for all of them.
         """
 
+    def stop_len(self, batch: BatchView, drafts: DraftView, memory: Any) -> int | None:
+        """Return after how many tokens the drafter stops for all of them; None: it does not.
+
+        Called after `draft_lens` of a policy that `uses_confidences`. `drafts` are those asked for;
+        whether a token is drafted must depend on those before it alone.
+        """
+        return None
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether `stop_len` can stop anything, so that it must be called."""
+        return type(self).stop_len is not Policy.stop_len
+
     @property
     def picks_prefix(self) -> bool:
         """Whether `prefix_size` is to be asked: whether the step may leave sequences out."""
@@ -220,6 +234,13 @@ class Policy(Member):
 
         It does what `goodput` does at its defaults (`specsim.engine.decide`), and nobody else is
         asked or told anything then.
+        """
+        return None
+
+    def loop_desk(self, memory: Any, most: int, num_requests: int) -> Pointers | None:
+        """Return the desk of `joint`, on which the engine does all verbs; None: it asks here.
+
+        It has room for steps of so many sequences, and of so many requests of a run.
         """
         return None
 

@@ -6,27 +6,38 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.core.desk import Desk, PerRequest
+from specsim.core.compiled import Pointers
+from specsim.core.desk import Desk, PerRequest, loop_on
 from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
 from specsim.policies._estimate import Fading
-from specsim.policies._exchange import FREE_SLOTS, put_drafts, put_loads, put_outcome, trade_desk
-from specsim.policies._joining import (
+from specsim.policies._exchange import (
+    FREE_SLOTS,
+    TIMES_GIVEN,
+    put_drafts,
+    put_loads,
+    put_outcome,
+    trade_desk,
+)
+from specsim.policies._joining import act
+from specsim.policies._joint_desk import (
     DRAFTS,
     DROPS,
     HAS_CONFIDENCES,
     HAS_FOUND,
     HAS_UNDRAFTED,
     IS_OFF,
+    JOINING_ROOMS,
     LEARNS,
+    MAY_STOP,
     NUM,
     NUM_STATES,
     PRIOR,
     PROBE,
+    STOPS,
     VERB,
     VERIFIES,
     WIDTH,
     Joining,
-    act,
 )
 from specsim.policies._lives import no_lives
 from specsim.policies._prospects import LEVELS, prospects
@@ -34,6 +45,12 @@ from specsim.policies.base import Policy, ServerView
 from specsim.policies.draft_goodput import KINDS, LEN_KINDS, bins_of, calibrating_desk
 
 _PRIOR_TRIALS = 20.0  # that the rate of all requests counts for in the rate of one
+
+
+@loop_on(Joining, *JOINING_ROOMS)
+def act_on_desk(desk: Joining) -> int:
+    """Do what `act` does."""
+    return act(desk)
 
 
 class _Memory:
@@ -53,7 +70,7 @@ class _Memory:
         self.sizes: Ints = np.zeros(6, dtype=np.int64)
         self.desk = Desk(
             Joining,
-            act,
+            act_on_desk,
             states=PerRequest(0, dtype=np.int64),
             kinds=PerRequest((KINDS - 1) // 2, dtype=np.int64),
             fates=PerRequest(0.0, 2),
@@ -81,6 +98,12 @@ class _Memory:
             desk.draft_lens[:num] = drafts.draft_lens
             desk.sizes[WIDTH] = drafts.confidences.shape[1]
         return desk
+
+    def pointers(self, most: int, num_requests: int) -> Pointers:
+        """Return the desk for steps of so many sequences of so many requests at most."""
+        self.desk.fit(most * self.longest, np.array([num_requests - 1]))
+        self.sizes[HAS_CONFIDENCES] = self.server.has_confidences
+        return self.desk.pointers
 
     def act(self, verb: int) -> int:
         """Do one of the verbs with what is on the desk."""
@@ -129,6 +152,13 @@ class Joint(Policy):
         length = memory.act(DRAFTS)
         return desk.trade.lens[:num].copy() if length < 0 else length
 
+    def stop_len(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> int | None:
+        """Return after how many passes another one is not worth its time."""
+        if not memory.state[MAY_STOP] or not drafts.draft_lens.any():
+            return None
+        memory.fit(batch.requests, drafts)
+        return memory.act(STOPS)
+
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
         """Return what is worth verifying of what was drafted."""
         server = memory.server
@@ -147,6 +177,11 @@ class Joint(Policy):
         desk = memory.fit(batch.requests)
         put_loads(desk.trade, memory.server, batch.load, batch.decode_load())
         return desk.let_go[: batch.size].copy() if memory.act(DROPS) else None
+
+    def loop_desk(self, memory: _Memory, most: int, num_requests: int) -> Pointers | None:
+        """Return the desk, if loops can tell what steps take."""
+        is_told = memory.desk.fit(1).trade.limits[TIMES_GIVEN]
+        return None if is_told else memory.pointers(most, num_requests)
 
     def drops_now(self, memory: _Memory) -> bool:
         """Return whether the drafter is not worth its upkeep for those that it has read."""

@@ -22,7 +22,7 @@ from digest_cases import (
 )
 from digests import run
 
-from specsim.core.step import Ints
+from specsim.core.step import BatchView, Ints
 from specsim.engine import order
 from specsim.engine.replica import Replica
 from specsim.engine.speculation import Speculation
@@ -32,6 +32,7 @@ from specsim.latency.tabulated import Tabulated
 from specsim.policies import Policy, _trials
 from specsim.policies._trials import settled
 from specsim.policies.goodput import Goodput
+from specsim.policies.joint import Joint
 from specsim.policies.off import Off
 from specsim.policies.schedule import Schedule
 from specsim.policies.static import Static
@@ -288,6 +289,42 @@ def test_goodput_is_decided_in_the_loop_as_in_python(
     assert verdicts == {_trials.KEPT, _trials.NOTHING, _trials.TRIED, _trials.BEGUN}
 
 
+@pytest.mark.parametrize("engine", ["synchronous", "prefill_first", "crowded"])
+def test_joint_is_decided_in_a_loop_as_in_python(
+    engine: str, profiles: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs() -> Iterator[Case]:
+        for each in weighed(engine, profiles):
+            yield replace(
+                each, name=f"{each.name}/joint", config={**each.config, "policy": "joint"}
+            )
+        yield case(f"{engine}/model", spec="draft_model:5", policy="joint", engine=ENGINES[engine],
+                   profile=profiles["tabulated"])  # fmt: skip
+        yield case(f"{engine}/lookup", spec="suffix:4", policy="joint", engine=ENGINES[engine],
+                   profile=profiles["linear"])  # fmt: skip
+
+    asked: list[bool] = []
+
+    def watched(self: Joint, batch: BatchView, memory: Any) -> Any:
+        asked.append(batch.drafts is not None)
+        return draft_lens(self, batch, memory)
+
+    def stopped(self: Joint, *given: Any) -> int | None:
+        stops.add(found := stop_len(self, *given))
+        return found
+
+    stops: set[int | None] = set()
+    draft_lens, stop_len = Joint.draft_lens, Joint.stop_len
+    monkeypatch.setattr(Joint, "draft_lens", watched)
+    monkeypatch.setattr(Joint, "stop_len", stopped)
+    in_a_loop = digests(runs())
+    assert not asked
+    monkeypatch.setattr(Joint, "loop_desk", Policy.loop_desk)
+    assert digests(runs()) == in_a_loop
+    assert set(asked) == {False, True}
+    assert {None, 1, 2, 5} <= stops
+
+
 def few(profiles: dict[str, str], folder: Path) -> Iterator[Case]:
     """Yield a handful of runs of every scheduler, short ones."""
     for name, engine in ENGINES.items():
@@ -296,6 +333,8 @@ def few(profiles: dict[str, str], folder: Path) -> Iterator[Case]:
         yield from drafted(name, profiles, workload=workload)
         yield case(f"{name}/goodput", policy="goodput", engine=engine, workload=workload,
                    profile=profiles["linear"])  # fmt: skip
+    yield case("joint", policy="joint", spec="draft_model:4", engine=ENGINES["prefill_first"],
+               workload={"num_requests": 8}, profile=profiles["linear"])  # fmt: skip
     rows = {"kind": "trace", "path": write_token_trace(folder / "few.jsonl", 1, 12)}
     yield case("suffix", spec="suffix:4", policy="goodput", profile=profiles["linear"],
                acceptance={"kind": "token_match"},
