@@ -126,10 +126,12 @@ def note_step(desk: Trade) -> None:
     num, tokens, time = desk.outcome[0], desk.outcome[1], desk.outcome[2]
     if not num or load[1] <= load[3]:
         return
+    least = 0.0
     if load[3]:
         set_times(desk, 0)
         time -= desk.times[RUNNING] - desk.times[NEXT]
-    if time <= 0.0:
+        least = desk.times[NEXT_PLAIN]  # its drafts were made before these prompts were read
+    if time <= least:
         return
     keep = exchange[KEEP]
     exchange[TOKENS] = keep * exchange[TOKENS] + tokens

@@ -169,6 +169,8 @@ class Bayes(Policy):
         desk.sizes[3], desk.limits[FREE_SLOTS] = what, batch.free_slots
         put_loads(desk, server, batch.load, load, min(batch.size * longest, batch.free_slots))
         length = memory.desk.runs[0]()
+        if length > 0 and what == _GUESSED and not server.drafts_at_one_cost:
+            return min(longest, batch.free_slots // num)  # until it is stopped
         return desk.lens[: batch.size].copy() if length < 0 else length
 
     def _guessed_desk(
@@ -190,6 +192,27 @@ class Bayes(Policy):
                 np.cumsum(falling)[at] / copies,
             )
         return desk
+
+    def stop_len(self, batch: BatchView, drafts: DraftView, memory: _Knowing) -> int | None:
+        """Return after how many passes another one is not worth its time, as `joint` does."""
+        desk, server, lens = memory.desk.fit(1), memory.server, drafts.draft_lens
+        num, width = desk.decodes[2], drafts.confidences.shape[1]
+        worth = rate_of(desk.exchange, num)
+        if not self.confidences or not worth or server.drafts_at_one_cost or not lens.any():
+            return None
+        load = batch.decode_load()
+        times = [server.step_time(load._replace(batched_tokens=n * num), 0) for n in (1, 2)]
+        price, drafting = worth * (times[1] - times[0]) / num, desk.drafting.copy()
+        gains = self._by_confidences(batch, drafts, memory)
+        rates = memory.rates.of(batch.requests)
+        for k in range(1, width):
+            next_ones = self._guessed(rates[:, k : k + 1], batch, server)[:, 0]
+            copies = len(next_ones) // batch.size
+            survival = np.repeat(gains[:, k - 1], copies) * next_ones
+            added = np.maximum(survival - price, 0.0).sum() / copies
+            if added <= worth * (drafting[k + 1] - drafting[k]):
+                return k
+        return None
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Knowing) -> Ints:
         """Return what is worth verifying by this step's confidences."""
