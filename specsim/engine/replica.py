@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from specsim.core.compiled import Pointers
 from specsim.core.step import Ints
-from specsim.engine.joined import bound_to
 from specsim.engine.order import FULL, GROW, TAKE_IN, VERBS, WAITS, advance, drop
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.schedule import begin, take_in
@@ -105,6 +104,8 @@ class Replica(VisibleReplica):
         pointers = Pointers(self.table, TABLE_TYPES)
         self._run = advance.bind(pointers)
         if self._desk is not None:
+            from specsim.engine.joined import bound_to  # noqa: PLC0415 - few runs need it
+
             self._act = bound_to(pointers, *self._desk)
         state = self.table.state
         self._place, self._until = state["place"], state["until"]

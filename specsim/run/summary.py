@@ -36,7 +36,8 @@ from specsim.results.metrics import (
 from specsim.results.records import PoolTables
 from specsim.results.steady import Trend, backlog_trend
 from specsim.results.tables import RunTables, assemble
-from specsim.run.simulate import Run
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import Run, simulate
 from specsim.workload.trace import mean_rate
 
 
@@ -356,3 +357,8 @@ class Summary:
             **own,
             **({} if self.run.offload is None else {"hits": self._hits(self.run.offload.loads)}),
         }
+
+
+def summarized(experiment: Experiment, **options: Any) -> Summary:
+    """Run an experiment, keep none of its steps, and return what it comes to; see `simulate`."""
+    return Summary(simulate(experiment, keeps_steps=False, **options))

@@ -15,8 +15,7 @@ from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.profile import load_profile
 from specsim.run.experiment import Experiment, PoolsConfig
-from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
+from specsim.run.summary import summarized
 from specsim.study.paired import replicated
 
 COLUMNS = (
@@ -145,7 +144,7 @@ def at_rate(experiment: Experiment, rate: float | None) -> Experiment:
 
 
 def _run_one(experiment: Experiment) -> dict[str, Any]:
-    return Summary(simulate(experiment, keeps_steps=False)).data
+    return summarized(experiment).data
 
 
 def _row(label: str, used: int, arm: Experiment, group: list[dict[str, Any]]) -> SplitRow:

@@ -26,8 +26,7 @@ from specsim.policies import Policy
 from specsim.results.metrics import latency, latency_statistics, limited, tpot, ttft
 from specsim.routing.simple import RoundRobin
 from specsim.run.experiment import POOLS, Experiment, PoolsConfig
-from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
+from specsim.run.summary import summarized
 from specsim.run.whole import prefill_requests
 from specsim.study.split import Split, SplitRow, at_rate, judged, row_order, simulated_rows, splits
 from specsim.workload.arrivals.synthetic import ClosedLoop
@@ -273,8 +272,7 @@ def _climb_down(
 
 def _prefills(experiment: Experiment) -> _Piece:
     requests = prefill_requests(list(TraceRequests(experiment.workload.build(experiment.seed))))
-    run = simulate(experiment.of_pool("prefill"), requests=requests, keeps_steps=False)
-    summary = Summary(run)
+    summary = summarized(experiment.of_pool("prefill"), requests=requests)
     rows = summary.tables.requests
     return _Piece({"prefill": rows["ended_at"] - rows["arrived_at"]}, summary.is_unstable)
 
@@ -285,7 +283,7 @@ def _decodes(experiment: Experiment) -> _Piece:
     idle = {"replicas": _IDLE, "profile": pools.decode.profile, "routing": RoundRobin()}
     before = pools.prefill.model_copy(update=idle)
     alone = experiment.replace("split", pools=pools.model_copy(update={"prefill": before}))
-    summary = Summary(simulate(alone, keeps_steps=False))
+    summary = summarized(alone)
     rows, moved = summary.tables.requests, summary.pools
     assert moved is not None
     columns = {

@@ -18,8 +18,7 @@ from specsim.reality.host_speed import HostSpeed
 from specsim.reality.profile_fit.grid import StepGrid
 from specsim.reality.run_writer import RequestRow, RunWriter, StepRow
 from specsim.run.experiment import Experiment
-from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
+from specsim.run.summary import summarized
 
 _PRIOR = 0.5  # of a rate that was never tried; counts for one trial
 _AT_ONCE = 1e6  # requests per second
@@ -96,8 +95,8 @@ class TorchPlan:
         """Return the requests/s of a never idle server without speculation, simulated."""
         num_requests = 20 * self.max_num_seqs  # so many that filling and emptying count for little
         case = self.profiling_case("off", num_requests)
-        run = simulate(case.experiment, requests=case.requests, profile=profile, keeps_steps=False)
-        return float(Summary(run).data["request_throughput"])
+        summary = summarized(case.experiment, requests=case.requests, profile=profile)
+        return float(summary.data["request_throughput"])
 
     def _experiment(
         self, rate: float, num_requests: int, policy: str, rates: Sequence[float], seed: int

@@ -30,8 +30,7 @@ from specsim.reality.run_writer import StepRow, add_repetition
 from specsim.reality.validation import load_run
 from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
-from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
+from specsim.run.summary import summarized
 
 if TYPE_CHECKING:
     from specsim.reality.torch_engine.engine import TorchEngine
@@ -275,5 +274,4 @@ def _notes(hardware: dict[str, Any], measured: Medians, costs: Costs) -> str:
 
 
 def _simulated(case: Case, experiment: Experiment, profile: Profile) -> Requests:
-    run = simulate(experiment, requests=case.requests, profile=profile, keeps_steps=False)
-    return Summary(run).tables.requests
+    return summarized(experiment, requests=case.requests, profile=profile).tables.requests

@@ -16,8 +16,7 @@ from specsim.reality.validation.run_folder import RunFolder, load_run
 from specsim.reality.validation.table import read_table, select_rows, with_lengths
 from specsim.reality.validation.table_replay import Prediction, Replayer, predict
 from specsim.results.metrics import Requests, latency, latency_statistics, tpot, ttft
-from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
+from specsim.run.summary import Summary, summarized
 
 __all__ = [
     "METRICS", "STATISTICS", "MeasuredLengths", "MeasuredRun", "Prediction", "Replaced", "Replay",
@@ -128,12 +127,9 @@ def validate(folder: Path, replaced: Replaced | None = None) -> Validation:
 
 def replay(run: RunFolder, composed: Replay) -> Validation:
     """Simulate a measured run and compare."""
-    simulation = simulate(
-        composed.experiment, requests=composed.requests, profile=composed.profile, keeps_steps=False
-    )
-    summary = Summary(simulation)
-    requests = summary.tables.requests
-    engine = simulation.deployment.engine
+    summary = summarized(composed.experiment, requests=composed.requests, profile=composed.profile)
+    requests, deployment = summary.tables.requests, summary.run.deployment
+    engine = deployment.engine
     return Validation(
         folder=run.path,
         measured=run.runs[0],
@@ -142,7 +138,7 @@ def replay(run: RunFolder, composed: Replay) -> Validation:
         details={
             "profile": composed.experiment.profile,
             "replicas": composed.experiment.num_engines,
-            "is_async": simulation.deployment.is_async,
+            "is_async": deployment.is_async,
             "num_gpu_blocks": engine.num_gpu_blocks,
             "block_size": engine.block_size,
             "max_num_seqs": engine.max_num_seqs,

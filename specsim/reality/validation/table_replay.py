@@ -24,8 +24,7 @@ from specsim.reality.validation.measured_run import LATENCIES, STATISTICS, Measu
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
+from specsim.run.summary import Summary, summarized
 from specsim.workload.trace import Trace
 
 DEFAULT_SPREAD = 30.0
@@ -213,7 +212,10 @@ def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
     traces = [trace for trace in (row.requests, row.warmups) if trace is not None]
     try:
         experiment = _in_blocks(row, profile)
-        summaries = [_simulated(experiment, trace, profile) for trace in traces]
+        summaries = [
+            summarized(experiment, requests=list(trace.requests()), profile=profile)
+            for trace in traces
+        ]
     except SpecsimError as error:
         raise type(error)(f"{row.place}: {error}") from error
     return _client_metrics(summaries[0]) | _counters([each.tables for each in summaries])
@@ -236,11 +238,6 @@ def _in_blocks(row: ReplayedRow, profile: Profile) -> Experiment:
     if not deployed.setup.kv.is_hybrid:
         return row.experiment
     return with_blocks(deployed.blocks_of(row.kv_tokens))
-
-
-def _simulated(experiment: Experiment, trace: Trace, profile: Profile) -> Summary:
-    requests = list(trace.requests())
-    return Summary(simulate(experiment, requests=requests, profile=profile, keeps_steps=False))
 
 
 def _client_metrics(summary: Summary) -> dict[str, float]:

@@ -8,6 +8,7 @@ from rich.table import Table
 from specsim.show.render import new_table
 
 if TYPE_CHECKING:
+    from specsim.results.metrics import Slo
     from specsim.study.capacity import Capacity, Found
     from specsim.study.capacity.findings import Ranking
     from specsim.study.plan import Plan
@@ -24,10 +25,6 @@ def capacity_tables(capacity: "Capacity", name: str) -> list[Table]:
 
 def _sustained(capacity: "Capacity", name: str) -> Table:
     goal, currency = capacity.goal, capacity.prices.currency
-    limits = ", ".join(
-        f"{metric.removesuffix('_ms').upper()} {limit:g} ms"
-        for metric, limit in goal.slo.model_dump(exclude_none=True).items()
-    )
     columns = [
         "hardware", "policy", *(["clients"] if goal.is_closed else []), "requests/s",
         "95 % interval", "what binds", "within limits", "TTFT p99, ms", "TPOT p99, ms",
@@ -35,7 +32,8 @@ def _sustained(capacity: "Capacity", name: str) -> Table:
     ]  # fmt: skip
     if goal.target_rate is not None:
         columns += [f"{capacity.unit}s", "GPUs", f"{currency} / h", f"{currency} / 1 M then"]
-    what = f"the most that one {capacity.unit} sustains with {goal.attainment:.4g} within {limits}"
+    within = f"{goal.attainment:.4g} within {_limits(goal.slo)}"
+    what = f"the most that one {capacity.unit} sustains with {within}"
     return new_table(f"{name}: {what}", columns, map(_sustained_row, capacity.found))
 
 
@@ -87,6 +85,11 @@ def binding(found: "Found") -> str:
 
 def _metric(name: str) -> str:
     return name if name == "backlog" else name.removesuffix("_ms").upper()
+
+
+def _limits(slo: "Slo") -> str:
+    limits = slo.model_dump(exclude_none=True).items()
+    return ", ".join(f"{_metric(name)} {limit:g} ms" for name, limit in limits)
 
 
 def capacity_verdict(capacity: "Capacity") -> list[str]:
@@ -192,13 +195,9 @@ _WIDTH = 24
 def plan_lines(plan: "Plan") -> list[str]:
     """Return the answer, what it rests on, and a chart of cost and latency."""
     question = plan.question
-    limits = ", ".join(
-        f"{name.removesuffix('_ms').upper()} {limit:g} ms"
-        for name, limit in question.slo.model_dump(exclude_none=True).items()
-    )
     head = (
         f"{question.rate:g} requests/s of {question.traffic.name} to {question.command.model}, "
-        f"{question.attainment:.4g} within {limits}"
+        f"{question.attainment:.4g} within {_limits(question.slo)}"
     )
     return [head, *_answers(plan), f"assumes  {'; '.join(plan.assumptions)}", *_chart(plan)]
 

@@ -17,8 +17,7 @@ from specsim.policies.off import Off
 from specsim.profile import Profile, load_profile
 from specsim.results.metrics import distributions, keeps_limits, latencies, latency_statistics
 from specsim.run.experiment import Experiment
-from specsim.run.simulate import simulate
-from specsim.run.summary import Summary, step_times
+from specsim.run.summary import Summary, step_times, summarized
 from specsim.show.report.axes import pools_of, title_of
 from specsim.study.capacity import Prices
 from specsim.study.compare import on_one_engine
@@ -196,8 +195,7 @@ class Playground:
         key = experiment.replace(slo=None).hash
         if key not in self._runs:
             profile = self._profile(experiment.profile)
-            run = simulate(experiment, profile=profile, keeps_steps=False, on_progress=on_progress)
-            self._runs[key] = Summary(run)
+            self._runs[key] = summarized(experiment, profile=profile, on_progress=on_progress)
             self._simulated += 1
             if len(self._runs) > _MOST_KEPT:
                 del self._runs[next(iter(self._runs))]

@@ -14,8 +14,7 @@ from specsim.results.records import PoolTables
 from specsim.results.steady import Trend, arrival_order, warm_up_of
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
-from specsim.run.simulate import simulate
-from specsim.run.summary import Beyond, Summary
+from specsim.run.summary import Beyond, summarized
 from specsim.study.loads import Trial, steady_window
 from specsim.study.paired import mean_and_half_width
 from specsim.workload.arrivals.synthetic import ClosedLoop
@@ -152,10 +151,7 @@ class LoadProbe:
 def measure(task: Task) -> LoadRun:
     """Run a simulation and return what is kept of it."""
     trial = task.trial
-    run = simulate(
-        trial.experiment, requests=trial.requests(), profile=task.profile, keeps_steps=False
-    )
-    summary = Summary(run)
+    summary = summarized(trial.experiment, requests=trial.requests(), profile=task.profile)
     tables, pools = summary.tables, summary.pools
     requests, arrivals = tables.requests, trial.experiment.workload.arrivals
     clients = arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None
@@ -165,7 +161,7 @@ def measure(task: Task) -> LoadRun:
     lasts_long = float(latency(requests).mean()) > _LONGEST * float(np.ptp(requests["arrived_at"]))
     reached = limited(steady, task.slo)
     missed = {name: values > limit for name, (values, limit) in reached.items()}
-    most_running, resource = _waited_for(tables, run.deployment)
+    most_running, resource = _waited_for(tables, summary.run.deployment)
     if pools is not None:
         resource = _pool_of(pools, missed, 1.0 - task.attainment)
     return LoadRun(

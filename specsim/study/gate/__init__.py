@@ -30,8 +30,7 @@ from specsim.core.settings import (
 )
 from specsim.core.version import __version__
 from specsim.run.experiment import Experiment
-from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
+from specsim.run.summary import summarized
 from specsim.study.inputs import Input, inputs_of, load_with_base
 from specsim.study.paired import replicated
 
@@ -287,7 +286,7 @@ def run_suite(
 def _run_one(task: Task) -> dict[str, float]:
     name, experiment, metrics = task
     try:
-        data = Summary(simulate(experiment, keeps_steps=False)).data
+        data = summarized(experiment).data
     except SpecsimError as error:
         raise type(error)(f"scenario '{name}': {error}") from error
     except Exception as error:  # a bug
