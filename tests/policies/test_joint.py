@@ -55,6 +55,23 @@ def test_a_draft_model_of_half_its_tokens_is_asked_for_what_pays(rate: float) ->
     assert joint < 0.8 * latency("draft_goodput", rate, 0.5)  # which drafts seven tokens always
 
 
+def test_the_drafter_stops_where_one_more_pass_is_not_worth_its_time() -> None:
+    """A pass takes a tenth of a step, so it is to add a tenth of what that emits."""
+
+    def stopped(confidences: list[float]) -> int | None:
+        policy, memory = started("joint", 5, lambda load, lens: 1.0 + 0.1 * np.max(lens),
+                                 plain_time=lambda load: 1.0)  # fmt: skip
+        policy.observe(outcome([0], [0], load=StepLoad(1, 1), target_time=1.0), memory)
+        assert policy.draft_lens(batch(0), memory) == 5
+        found: int | None = policy.stop_len(batch(0), sure_drafts(confidences), memory)
+        return found
+
+    assert stopped([0.9] * 5) == 5
+    assert stopped([0.9, 0.02, 0.9, 0.9, 0.9]) == 2
+    # What would come after is not known by then.
+    assert stopped([0.02, 0.9, 0.9, 0.9, 0.9]) == stopped([0.02] * 5) == 1
+
+
 def test_reading_prompts_is_borne_by_all_steps_that_gain_from_it() -> None:
     lives = no_lives()
     assert share_of(lives, 0, 0.0, 0) == 0.0
@@ -230,6 +247,10 @@ def test_a_second_is_worth_what_decoding_yields_in_it() -> None:
     # A prompt of 496 tokens beside them, half a millisecond each, is left out.
     mixed, time = StepLoad(0, 500, 3, 496), 0.015 + 496 * 0.5e-3
     put_outcome(desk, server, outcome([1, 1], [1, 0], target_time=time, load=mixed))
+    note_step(desk)
+    assert rate_of(desk.exchange, 2) == pytest.approx(3 / 0.015)
+    # Drafts made before its prompts were read can leave less than a step takes: that is no rate.
+    put_outcome(desk, server, outcome([1, 1], [1, 0], target_time=time - 0.014, load=mixed))
     note_step(desk)
     assert rate_of(desk.exchange, 2) == pytest.approx(3 / 0.015)
 
