@@ -160,7 +160,9 @@ class PoolSystem:
         server, draft_kv = self._servers.decode, self._servers.config.transfer.draft_kv
         wiring = replace(wiring, on_notices=self.pools.noticed, announces_ends=True)
         speculation = drafting.start(number)
-        if draft_kv != "moved" and server.proposer is not None and server.proposer.has_prefill:
+        if server.proposer is None or not server.proposer.has_prefill:
+            draft_kv = "moved"  # it has no entries that could be missing
+        if draft_kv != "moved":
             speculation.leaves_out = True
         setup = pooled_setup(server, holds_ended=False, draft_kv=draft_kv)
         return Replica(setup, server.costs, speculation, wiring, start)

@@ -236,6 +236,20 @@ def test_the_drafters_entries_are_moved_recomputed_or_missing(
         assert decode["draft_time"][0] - decode["draft_time"][1] == pytest.approx(0.039)
 
 
+@pytest.mark.parametrize("policy", ["static", "joint"])
+def test_a_lookup_has_no_entries_that_could_be_missing(
+    run: Callable[..., Run], policy: str
+) -> None:
+    result = run(
+        [(0.0, 40, 9)],
+        engine={"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+        costs={"drafts": {"ngram": {"token_us": 20}}},
+        transfer={"draft_kv": "cold"},
+        policy=policy,
+    )
+    assert Summary(result).tables.requests["drafts"][0] > 1
+
+
 def test_without_drafts_the_prefill_pool_has_no_drafter(run: Callable[..., Run]) -> None:
     latency = {"kind": "linear", "alpha_ns": 0, "gamma_us": 1000, "delta_ms": 1}
     spec = {"method": "eagle3", "num_speculative_tokens": 2}
