@@ -160,6 +160,10 @@ class Policy(Member):
                 "has a draft_threshold, so it must set uses_confidences",
             ),
             (
+                self.may_stop and not self.uses_confidences,
+                "has a stop_len, so it must set uses_confidences",
+            ),
+            (
                 self.uses_confidences and self.needs_confidences and not proposer.has_confidence,
                 f"needs the confidence of each draft token, which {method} does not know; use a "
                 "draft model or head, or another policy",
@@ -198,8 +202,9 @@ class Policy(Member):
     def stop_len(self, batch: BatchView, drafts: DraftView, memory: Any) -> int | None:
         """Return after how many tokens the drafter stops for all of them; None: it does not.
 
-        Called after `draft_lens` of a policy that `uses_confidences`. `drafts` are those asked for;
-        whether a token is drafted must depend on those before it alone.
+        Called after `draft_lens` of a policy that `uses_confidences`, if the drafter knows any and
+        is no lookup, whose drafts are there by then. `drafts` are those asked for; whether a token
+        is drafted must depend on those before it alone.
         """
         return None
 

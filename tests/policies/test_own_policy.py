@@ -1,12 +1,12 @@
 """A policy of one's own that trims: the step gets shorter by what it drops, however scheduled."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
 from specsim.api import BatchView, DraftView, Experiment, Policy, Summary, simulate
-from specsim.core.errors import ConfigError
+from specsim.core.errors import ConfigError, PluginError
 from specsim.policies import ServerView
 
 
@@ -30,9 +30,45 @@ class HalfSure(VerifyNothing):
         return 0.5
 
 
-def test_a_threshold_needs_confidences(tiny: Callable[..., Experiment]) -> None:
-    with pytest.raises(ConfigError, match="must set uses_confidences"):
-        tiny(policy=HalfSure())
+class Hasty(Policy):
+    """Stop the drafter after some tokens, whatever it says."""
+
+    kind: Literal["hasty"] = "hasty"
+    uses_confidences: ClassVar[bool] = True
+    stops_at: int | None = 1
+
+    def draft_lens(self, batch: BatchView, memory: Any) -> int:
+        return 3
+
+    def stop_len(self, batch: BatchView, drafts: DraftView, memory: Any) -> int | None:
+        assert drafts.confidences.shape == (batch.size, drafts.draft_lens.max())
+        return self.stops_at
+
+
+class Deaf(Hasty):
+    """Stop it without having asked what it says."""
+
+    uses_confidences: ClassVar[bool] = False
+
+
+def test_what_looks_at_confidences_needs_them(tiny: Callable[..., Experiment]) -> None:
+    for policy in (HalfSure(), Deaf()):
+        with pytest.raises(ConfigError, match="must set uses_confidences"):
+            tiny(policy=policy)
+
+
+@pytest.mark.parametrize(("stops_at", "longest"), [(None, 3), (7, 3), (1, 1), (0, 0)])
+def test_the_drafter_is_stopped(
+    stops_at: int | None, longest: int, tiny: Callable[..., Experiment]
+) -> None:
+    requests = Summary(simulate(tiny(policy=Hasty(stops_at=stops_at)))).tables.requests
+    assert requests["draft_tokens"].sum() == longest * requests["drafts"].sum()
+    assert (requests["drafts"].sum() > 0) == (longest > 0)
+
+
+def test_a_drafter_is_not_stopped_before_it_begins(tiny: Callable[..., Experiment]) -> None:
+    with pytest.raises(PluginError, match=r"stop_len returned -1 .* must be None, or 0 or more"):
+        simulate(tiny(policy=Hasty(stops_at=-1)))
 
 
 @pytest.mark.parametrize("is_async", [False, True])
