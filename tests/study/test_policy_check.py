@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
+from typing import Any
 
 import pytest
 from conftest import Run
 
+from specsim.core import machine_code
 from specsim.core.errors import PluginError
 from specsim.policies import POLICIES
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
+from specsim.study import policy_check
 from specsim.study.policy_check import worlds_of
 
 SOURCE = """import numpy as np
@@ -88,3 +92,16 @@ def test_a_policy_is_not_blamed_for_drafts_shorter_than_its_own() -> None:
         f"k up to 1, alpha {alpha}, {mode}" for alpha in (0, 1) for mode in ("sync", "async")
     }
     assert any(name.startswith("k up to 8") for name in names[3])
+
+
+def test_compiling_is_not_held_against_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_check, "_LONGEST", 0.02)
+    compiler: dict[str, Any] = {"__name__": machine_code.__name__, "sleep": sleep}
+    exec("def compile_all():\n    sleep(0.1)", compiler)
+    with policy_check._time_limit(POLICIES.parse("off")):
+        compiler["compile_all"]()
+    with (
+        pytest.raises(PluginError, match=r"a world was not done after 0\.02 s"),
+        policy_check._time_limit(POLICIES.parse("off")),
+    ):
+        sleep(1)
