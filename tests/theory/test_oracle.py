@@ -2,7 +2,8 @@
 
 It maximises the goodput of each step by itself. With one request at a time, or with a batch that
 nobody joins, steps do not affect each other but through what they emit, and no policy with the
-same proposer and limit beats it on the same luck. Under continuous batching they do: drafting
+same proposer and limit has a lower mean latency on the same luck. When the last answer of a batch
+comes is not what it maximises: of twenty batches joint ends one 0.9 % earlier. Under continuous batching they do: drafting
 lengthens a step that the prefills of others share, and takes token budget from them, which no
 goodput of decodes counts. There even `off` can be faster.
 """
@@ -70,12 +71,13 @@ def test_nothing_beats_the_oracle_where_steps_do_not_meet(server: str, batch: st
             "num_requests": num_requests,
         },
     }
-    for seed in SEEDS:
-        best = run("oracle", seed, **config)
-        for policy in rivals(spec):
-            other = run(policy, seed, **config)
-            assert other["duration"] > best["duration"], policy
+    bests = [run("oracle", seed, **config) for seed in SEEDS]
+    for policy in rivals(spec):
+        others = [run(policy, seed, **config) for seed in SEEDS]
+        for best, other in zip(bests, others, strict=True):
             assert other["mean_e2el_ms"] > best["mean_e2el_ms"], policy
+        durations = [fmean(each["duration"] for each in runs) for runs in (others, bests)]
+        assert durations[0] > durations[1], policy
 
 
 def test_continuous_batching_lets_even_off_beat_it() -> None:
