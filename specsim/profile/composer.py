@@ -243,13 +243,15 @@ class Composer:
     def _gathering(self, rows: Values) -> Values:
         """Return what sending logits takes: each GPU has those of a part of the vocabulary.
 
-        All-gathered by NCCL, not the engine's own kernel; left out where it was not measured.
+        All-gathered by NCCL, not the engine's own kernel; where it was not measured it is left out,
+        and the profile says so.
         """
         if self._size == 1:
             return np.zeros(len(rows))
         try:
             return self._nccl("all_gather", self._size, rows * self._shape.vocab_size)
         except ProfileError:
+            self._note("without the gathering of logits, which was not measured")
             return np.zeros(len(rows))
 
     def _nccl(self, operation: str, gpus: int, sent: Values) -> Values:

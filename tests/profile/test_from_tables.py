@@ -350,13 +350,15 @@ def test_all_reduces_are_measured_by_numbers_and_may_be_of_another_engine(tables
 
 def test_gpus_send_each_other_their_parts_of_the_logits(tables: Path) -> None:
     add_latent_attention(tables)
-    plain = TableProfile.of(options(tables, **DEEPSEEK)).profile.target
+    without = TableProfile.of(options(tables, **DEEPSEEK)).profile
+    assert "without the gathering of logits, which was not measured" in without.provenance.source
     row = {"op_name": "all_gather", "num_gpus": 8, "nccl_dtype": "half", "kernel_source": "NCCL"}
     gathers = [{**row, "message_size": size, "latency": 1e-7 * size} for size in (1, 1 << 30)]
     write(tables / "data/h200_sxm/comm/nccl/2.0.0", "nccl_perf", gathers)
-    gathering = TableProfile.of(options(tables, **DEEPSEEK)).profile.target
+    gathering = TableProfile.of(options(tables, **DEEPSEEK)).profile
+    assert "not measured" not in gathering.provenance.source
     load = StepLoad(64_000, 64, 64)
-    more = gathering.forward_time(load) - plain.forward_time(load)
+    more = gathering.target.forward_time(load) - without.target.forward_time(load)
     assert more == pytest.approx(1e-10 * 64 * 129_280, rel=0.01)
 
 

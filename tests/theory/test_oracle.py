@@ -2,10 +2,10 @@
 
 It maximises the goodput of each step by itself. With one request at a time, or with a batch that
 nobody joins, steps do not affect each other but through what they emit, and no policy with the
-same proposer and limit has a lower mean latency on the same luck. When the last answer of a batch
-comes is not what it maximises: of twenty batches joint ends one 0.9 % earlier. Under continuous batching they do: drafting
-lengthens a step that the prefills of others share, and takes token budget from them, which no
-goodput of decodes counts. There even `off` can be faster.
+same proposer and limit has a lower mean latency on the same luck. (When the last answer of a batch
+comes is not what it maximises: joint ends one of twenty batches 0.9 % earlier.) Under continuous
+batching they do: drafting lengthens a step that the prefills of others share, and takes token
+budget from them, which no goodput of decodes counts. There even `off` can be faster.
 """
 
 from statistics import fmean
