@@ -55,8 +55,8 @@ class TransferConfig(LinkConfig):
     """``layers``: layers are sent while later ones are computed, so that after the prefill only the
     last one is left, or what the link has not managed until then."""
     draft_kv: Literal["moved", "recomputed", "cold"] = "moved"
-    """The KV entries of a drafter that reads prompts: made by the prefill pool and ``moved`` with the
-    others, ``recomputed`` by the drafter of the decode replica, or missing (``cold``), so that
+    """The KV entries of a drafter that reads prompts: made by the prefill pool and ``moved`` with
+    the others, ``recomputed`` by the drafter of the decode replica, or missing (``cold``), so that
     nothing is drafted for the request."""
 
 
