@@ -64,11 +64,11 @@ def measured(wanted: Experiment, size: int) -> float:
         advance(replica, until)
         spent += process_time() - began
 
-    Replica.advance = timed  # type: ignore[method-assign]
+    Replica.advance = timed
     try:
         run = simulate(wanted, requests=requests, keeps_steps=False)
     finally:
-        Replica.advance = advance  # type: ignore[method-assign]
+        Replica.advance = advance
     return spent / int(run.replicas[0].totals["steps"][0])
 
 

@@ -70,7 +70,7 @@ def run(case: Case, root: Path) -> Row:
         cpu, memory = measured([*command, *case.options, "--out", folder], root)
         with (Path(folder) / "summary.json").open() as stream:
             start = stream.read(1 << 16)  # all of it would become part of the next case's peak
-    steps = int(re.search(r'"num_steps": (\d+)', start)[1])  # type: ignore[index]
+    steps = int(re.search(r'"num_steps": (\d+)', start)[1])
     return {"cpu_s": cpu, "peak_mib": memory, "steps": steps, "us_per_step": cpu / steps * 1e6}
 
 

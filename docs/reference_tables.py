@@ -91,10 +91,10 @@ def field_texts(model: type[BaseModel]) -> dict[str, str]:
     for each in reversed([base for base in model.__mro__ if issubclass(base, BaseModel)][:-1]):
         if each is BaseModel:
             continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0].body  # type: ignore[attr-defined]
+        body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0].body
         for field, below in pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                texts[field.target.id] = ast.literal_eval(below.value)  # type: ignore[union-attr]
+                texts[field.target.id] = ast.literal_eval(below.value)
     return texts
 
 

@@ -42,5 +42,5 @@ def step_of(*entries: dict[str, int], **step: int) -> tuple[Table, StepView]:
     everything.steps["num_requests"] = len(entries)
     for name, value in step.items():
         everything.steps[name] = value
-    look(Table(*map(as_records, table)), is_verified=False)  # type: ignore[arg-type]
+    look(Table(*map(as_records, table)), is_verified=False)
     return table, StepView(table, 0)

@@ -173,15 +173,15 @@ def _lowered(loop: Loop) -> Any:
     function = inner(loop.function)
     handle = _handle(_fields(loop.types))
 
-    def typed(context, address):  # type: ignore[no-untyped-def]
-        def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
+    def typed(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             return builder.bitcast(values[0], context.get_value_type(handle))
 
         return handle(address), generate
 
     as_handle = numba.extending.intrinsic(typed)
 
-    def entry(address):  # type: ignore[no-untyped-def]
+    def entry(address: Any) -> Any:
         return function(as_handle(address))
 
     whole = numba.types.int64
@@ -218,10 +218,10 @@ def _handle(fields: tuple[tuple[str, Any], ...]) -> Any:
     class Fields(numba.core.typing.templates.AttributeTemplate):  # type: ignore[misc, name-defined]
         key = Handle
 
-        def generic_resolve(self, value, field):  # type: ignore[no-untyped-def]
+        def generic_resolve(self, value: Any, field: str) -> Any:
             return found[field][1] if field in found else None
 
-    def load(context, builder, kind, value, field):  # type: ignore[no-untyped-def]
+    def load(context: Any, builder: Any, kind: Any, value: Any, field: str) -> Any:
         return _load(context, builder, value, *found[field])
 
     extending.infer_getattr(Fields)

@@ -103,7 +103,7 @@ def test_a_pool_that_cannot_change_is_a_fixed_one(tiny: Tiny) -> None:
         assert one.requests.tobytes() == other.requests.tobytes()
         assert one.steps.tobytes() == other.steps.tobytes()
     tables = [Summary(run).pools for run in (fixed, scaled)]
-    assert tables[0].transfers.tobytes() == tables[1].transfers.tobytes()  # type: ignore[union-attr]
+    assert tables[0].transfers.tobytes() == tables[1].transfers.tobytes()
 
 
 def scaler(kind: str = "target_concurrency", **fields: Any) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def main() -> int:
             path = file_of(args.arrays, case.name) if args.arrays else None
             if is_new:
                 if path:
-                    np.savez(path, **arrays)  # type: ignore[arg-type]
+                    np.savez(path, **arrays)
                 continue
             if case.name not in old:
                 print(f"{case.name}: not recorded")

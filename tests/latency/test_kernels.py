@@ -71,7 +71,7 @@ def test_sums_alone_give_the_time_of_equal_sequences(folder: Path) -> None:
     model = Kernels(path=folder, num_layers=4)
     load = step([1] * 10, [99] * 10)
     assert model.forward_time(load._replace(pieces=None)) == pytest.approx(model.forward_time(load))
-    times = model.forward_time(StepLoad(np.array([990, 1990]), 10, 10))  # type: ignore[arg-type]
+    times = model.forward_time(StepLoad(np.array([990, 1990]), 10, 10))
     assert np.asarray(times)[0] == pytest.approx(model.forward_time(load))
 
 

@@ -23,7 +23,7 @@ def test_each_kind_of_step_has_its_own_coefficients() -> None:
     decode, mixed = StepLoad(1000, 10, 10), StepLoad(1000, 10, 3, 8)
     assert model.forward_time(decode) == pytest.approx(2e-3)
     assert model.forward_time(mixed) == pytest.approx(5e-3)
-    both = StepLoad(1000, 10, 10, np.array([0, 8]))  # type: ignore[arg-type]
+    both = StepLoad(1000, 10, 10, np.array([0, 8]))
     assert model.forward_time(both) == pytest.approx([2e-3, 5e-3])
 
 
@@ -47,7 +47,7 @@ def test_mixed_steps_may_have_a_table_of_their_own() -> None:
     slow = {**TABLE, "times_ms": [[11.0, 21.0], [31.0, 61.0]]}
     model = Tabulated.model_validate({"decode": TABLE, "mixed": slow})
     assert model.forward_time(StepLoad(0, 1, 1, 1)) == pytest.approx(11e-3)
-    array = StepLoad(np.array([0, 1000]), 1, 1)  # type: ignore[arg-type]
+    array = StepLoad(np.array([0, 1000]), 1, 1)
     assert model.forward_time(array) == pytest.approx([10e-3, 30e-3])
 
 
@@ -69,7 +69,7 @@ def test_steps_are_padded_to_what_a_graph_was_captured_for() -> None:
     times = [model.forward_time(StepLoad(0, tokens)) for tokens in (1, 2, 4, 5, 8, 9)]
     assert times == pytest.approx([1e-3, 4e-3, 4e-3, 8e-3, 8e-3, 14e-3])
     tokens = np.array([1, 2, 4, 5, 8, 9])
-    assert model.forward_time(StepLoad(0, tokens)) == pytest.approx(times)  # type: ignore[arg-type]
+    assert model.forward_time(StepLoad(0, tokens)) == pytest.approx(times)
 
 
 def test_default_sizes_are_those_of_vllm() -> None:

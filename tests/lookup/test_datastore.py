@@ -29,7 +29,7 @@ def array(tokens: list[int]) -> np.ndarray:
 def lookup_over(texts: list[list[int]], **changes: object) -> DatastoreLookup:
     options = {"max_prefix_len": 4, "branch_len": 3, "max_continuations": 5000, "use_tree": False}
     corpus = build_corpus([array(text) for text in texts], 7)
-    return DatastoreLookup(corpus=corpus, **{**options, **changes})  # type: ignore[arg-type]
+    return DatastoreLookup(corpus=corpus, **{**options, **changes})
 
 
 def draft_after(lookup: Lookup, known: list[int], max_len: int) -> Draft:

@@ -164,5 +164,5 @@ def test_read_only_text_of_another_type_is_taken() -> None:
     token_ids = np.array([1, 2, 3, 1, 2], dtype=np.int64)
     token_ids.setflags(write=False)
     lookup = SuffixLookup(**ALWAYS)
-    lookup.start(0, Text(token_ids, 5))  # type: ignore[arg-type]
+    lookup.start(0, Text(token_ids, 5))
     assert lookup.draft(0, 1).token_ids == [3]

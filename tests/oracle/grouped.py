@@ -171,7 +171,7 @@ class GroupedKVCache:
     def _cached(self, sequence: Sequence, bucket: list[int], place: int) -> list[int] | None:
         """Return a block of each group of a bucket, if all of them have one."""
         blocks = [self.pool.find(self._key(sequence, number, place)) for number in bucket]
-        return None if None in blocks else blocks  # type: ignore[return-value]
+        return None if None in blocks else blocks
 
     def admit(
         self, sequence: Sequence, hit: list[list[int]], scheduled_len: int, *, is_busy: bool

@@ -143,7 +143,7 @@ def test_arrays_in_place_of_numbers() -> None:
         model = Roofline(model=name, gpu="h200")
         pairs = zip(context, batched, strict=True)
         singly = [model.forward_time(StepLoad(int(c), int(n), 4, 2)) for c, n in pairs]
-        together = model.forward_time(StepLoad(context, batched, 4, 2))  # type: ignore[arg-type]
+        together = model.forward_time(StepLoad(context, batched, 4, 2))
         assert together == pytest.approx(np.array(singly))
 
 

@@ -472,4 +472,4 @@ def test_an_answer_without_end_is_given_up(chunk: bytes, message: str) -> None:
         content = Endless()
 
     with pytest.raises(TooMuchError, match=message):
-        asyncio.run(_read(Response(), StreamedAnswer(0.0), 5))  # type: ignore[arg-type]
+        asyncio.run(_read(Response(), StreamedAnswer(0.0), 5))

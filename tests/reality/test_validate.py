@@ -152,7 +152,7 @@ def test_token_ids_beside_the_folder_are_found_and_hit(folder: Path) -> None:
 
 def test_data_parallel_replicas_take_the_least_loaded(folder: Path) -> None:
     slow = validate(folder)
-    change(folder, engine_kwargs={**META["engine_kwargs"], "data_parallel_size": 2})  # type: ignore[dict-item]
+    change(folder, engine_kwargs={**META["engine_kwargs"], "data_parallel_size": 2})
     found = validate(folder)
     assert found.details["replicas"] == 2
     assert latency(found.simulated).mean() < latency(slow.simulated).mean()
@@ -160,7 +160,7 @@ def test_data_parallel_replicas_take_the_least_loaded(folder: Path) -> None:
 
 def test_two_gpus_pay_for_their_all_reduces(folder: Path) -> None:
     one = validate(folder).simulated["ended_at"]
-    change(folder, engine_kwargs={**META["engine_kwargs"], "tensor_parallel_size": 2})  # type: ignore[dict-item]
+    change(folder, engine_kwargs={**META["engine_kwargs"], "tensor_parallel_size": 2})
     with pytest.raises(ProfileError, match="has no folder tp2"):
         validate(folder)
     make_kernel_folder(folder / "profile" / "tp2")
@@ -169,7 +169,7 @@ def test_two_gpus_pay_for_their_all_reduces(folder: Path) -> None:
 
 def test_options_that_change_nothing_here_are_named(folder: Path) -> None:
     assert not any("not simulated" in note for note in validate(folder).notes)
-    options = {**META["engine_kwargs"], "enable_eplb": True, "seed": 1, "quantization": None}  # type: ignore[dict-item]
+    options = {**META["engine_kwargs"], "enable_eplb": True, "seed": 1, "quantization": None}
     change(folder, engine_kwargs=options)
     notes = validate(folder).notes
     assert "options of the engine that are not simulated: enable_eplb = True" in notes

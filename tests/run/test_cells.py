@@ -39,21 +39,21 @@ BASE = {
 class InTurnLooking(RoundRobin):
     """As the other, but it might look at replicas, so that all are kept on one clock."""
 
-    kind: Literal["in_turn_looking"] = "in_turn_looking"  # type: ignore[assignment]
+    kind: Literal["in_turn_looking"] = "in_turn_looking"
     looks_at_replicas = True
 
 
 class AnyLooking(RandomRouter):
     """Likewise."""
 
-    kind: Literal["any_looking"] = "any_looking"  # type: ignore[assignment]
+    kind: Literal["any_looking"] = "any_looking"
     looks_at_replicas = True
 
 
 class Liar(RoundRobin):
     """Looks at replicas, and says that it does not."""
 
-    kind: Literal["liar"] = "liar"  # type: ignore[assignment]
+    kind: Literal["liar"] = "liar"
 
     def choose(self, prompt, replicas, memory):
         return replicas[0].num_running

@@ -270,7 +270,7 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
         command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
     )
     assert process.stdout is not None
-    port = int(re.search(r":(\d+) ", process.stdout.readline())[1])  # type: ignore[index]
+    port = int(re.search(r":(\d+) ", process.stdout.readline())[1])
     data = json.dumps({**ASKED, "stream": True, "max_tokens": 60}).encode()
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(benchmark().framed("/v1/completions", data))

@@ -50,7 +50,7 @@ def test_the_answer_is_that_of_a_comparison(ask: Ask) -> None:
     workload = base.workload.model_dump(exclude_none=True)
     workload["arrivals"]["rate"] = 30.0
     engine = base.engine.model_copy(
-        update={"speculative_config": base.engine.speculative_config.model_copy(  # type: ignore[union-attr]
+        update={"speculative_config": base.engine.speculative_config.model_copy(
             update={"num_speculative_tokens": 2})}
     )  # fmt: skip
     compared = compare(

@@ -28,7 +28,7 @@ EAGLE = """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 
 
 
 def asked(command: str = f"Qwen/Qwen3-8B {EAGLE}", **changes: object) -> Question:
-    return question_of(**{"vllm": f"vllm serve {command}", "gpus": "h100", **changes})  # type: ignore[arg-type]
+    return question_of(**{"vllm": f"vllm serve {command}", "gpus": "h100", **changes})
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_loads_of_sessions_are_requests_per_second() -> None:
     assert loads.own == pytest.approx(5.0, rel=0.01)
     (trial,) = loads.trials(Off(), 5.0, 100)
     assert trial.experiment.workload.num_requests > 300  # five times as long as a session thinks
-    assert trial.experiment.workload.arrivals.rate == pytest.approx(5.0 / loads._turns)  # type: ignore[attr-defined]
+    assert trial.experiment.workload.arrivals.rate == pytest.approx(5.0 / loads._turns)
     with pytest.raises(ConfigError, match="hold no batch at a size"):
         loads.check_batches()
     scaled = experiment.replace(autoscaling="target_queue:target=1,max_replicas=2")
